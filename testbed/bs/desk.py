@@ -1,0 +1,126 @@
+"""The BS's front desk: who a UE is, what sessions it has, and whether a window it sends can be taken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from testbed.bs.sessions import Key, Session, SessionTable
+from testbed.errors import ModelError, ProtocolError
+from testbed.protocols import PROTOCOLS, TARGET_ONLY
+from testbed.protocols.base import Window, expect_names, read_ids
+from testbed.protocols.codec import AnyArray
+from testbed.protocols.messages import (
+    VERSION, Busy, Draft, Fault, Hello, Message, Open, Opened, Ping, Pong, Resync, Welcome,
+)  # fmt: skip
+from testbed.protocols.vocabulary import check_same
+
+RETRY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What this BS serves and allows."""
+
+    model: str
+    tokenizer: str
+    """Fingerprint; empty where the model directory has none."""
+    vocab_size: int
+    hidden_size: int
+    end_ids: tuple[int, ...]
+    max_positions: int
+    max_window: int = 256
+
+
+class Desk:
+    """Checks what comes in before it may cost engine time. Methods raise ProtocolError for what is answered `Fault`."""
+
+    no_window = Window(np.zeros(0, np.int32), None)
+
+    def __init__(self, offer: Offer, sessions: SessionTable) -> None:
+        self.offer, self.sessions = offer, sessions
+
+    def hello(self, message: Hello) -> Message:
+        """Agree on version and vocabulary."""
+        if message.version != VERSION:
+            return Fault(session=-1, reason=f"wire version {message.version}; this BS speaks {VERSION}")
+        offer = self.offer
+        try:
+            check_same((message.tokenizer, message.vocab_size), (offer.tokenizer, offer.vocab_size))
+        except ModelError as exc:
+            return Fault(session=-1, reason=str(exc))
+        return Welcome(
+            version=VERSION,
+            model=offer.model,
+            hidden_size=offer.hidden_size,
+            vocab_size=offer.vocab_size,
+            end_ids=offer.end_ids,
+            protocols=(TARGET_ONLY, *PROTOCOLS),
+            max_window=offer.max_window,
+            max_positions=offer.max_positions,
+        )
+
+    def ping(self, message: Ping) -> Pong:
+        """Answer an RTT handshake."""
+        return Pong(token=message.token)
+
+    def open(self, peer: bytes, message: Open, arrays: dict[str, AnyArray]) -> tuple[Message, Session | None]:
+        """Start a session; returns the reply and the session, None where it was refused."""
+        key = (peer, message.session)
+        if self.sessions.full_for(key):
+            return Busy(session=message.session, reason="too many sessions", retry_s=RETRY_S), None
+        if message.protocol != TARGET_ONLY and message.protocol not in PROTOCOLS:
+            raise ProtocolError(f"unknown protocol {message.protocol!r}; known: {TARGET_ONLY}, {', '.join(PROTOCOLS)}")
+        if not 0 <= message.threshold <= 1:
+            raise ProtocolError(f"threshold must lie in [0, 1], not {message.threshold}")
+        expect_names(arrays, "ids")
+        ids = read_ids(arrays)
+        self._check_ids(ids)
+        wanted = len(ids) + message.max_tokens
+        if max(wanted, len(ids) + 1) > self.offer.max_positions:
+            raise ProtocolError(
+                f"{len(ids)} tokens of prefix and {message.max_tokens} to come pass the context of "
+                f"{self.offer.max_positions}"
+            )
+        if message.protocol == TARGET_ONLY and message.max_tokens < 1:
+            raise ProtocolError("target-only needs max_tokens of at least 1")
+        protocol = PROTOCOLS.get(message.protocol)
+        session = self.sessions.open(key, ids, protocol, message.threshold, message.hidden_size, wanted)
+        return Opened(session=message.session, length=len(ids)), session
+
+    def draft(
+        self, peer: bytes, message: Draft, arrays: dict[str, AnyArray]
+    ) -> Message | Session | tuple[Session, Window]:
+        """Check a window: an answer at once, a session whose last reply is due again, or a window to verify."""
+        key: Key = (peer, message.session)
+        session = self.sessions.get(key)
+        if session is None:
+            return Resync(session=message.session)
+        if session.protocol is None:
+            raise ProtocolError("a target-only session takes no drafts")
+        window = session.protocol.window(arrays, session.drafter_hidden)
+        ids = window.ids.tobytes()
+        if message.round == session.last_round:
+            if ids != session.last_ids:
+                raise ProtocolError(f"round {message.round} came before with other tokens")
+            return session
+        if session.current is not None or message.round < session.last_round:
+            raise ProtocolError(f"round {message.round} out of turn; the last one was {session.last_round}")
+        if message.base_len != session.length:
+            return Resync(session=message.session)
+        self._check_ids(window.ids)
+        if len(window.ids) > self.offer.max_window:
+            raise ProtocolError(f"window of {len(window.ids)} tokens; at most {self.offer.max_window}")
+        if session.length + len(window.ids) + 1 > self.offer.max_positions:
+            raise ProtocolError(f"the window passes the context of {self.offer.max_positions}")
+        session.last_round, session.last_ids, session.last_reply = message.round, ids, []
+        return session, window
+
+    def finished(self, session: Session) -> bool:
+        """Whether a target-only session is at its end."""
+        return session.length >= session.wanted or int(session.tokens[session.length - 1]) in self.offer.end_ids
+
+    def _check_ids(self, ids: AnyArray) -> None:
+        if ids.min() < 0 or ids.max() >= self.offer.vocab_size:
+            raise ProtocolError(f"token ids must lie in 0..{self.offer.vocab_size - 1}")

@@ -1,0 +1,120 @@
+"""What the BS remembers of a session: soft state, which a UE can always rebuild with `Open`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.bs.engine import VerifyResult
+from testbed.channel.csi import Csi
+from testbed.protocols import RoundProtocol
+from testbed.protocols.base import Window
+
+Key = tuple[bytes, int]
+"""A peer's identity and its session number: no peer can name another's session."""
+
+
+@dataclass(slots=True)
+class Round:
+    """One round under way."""
+
+    number: int
+    window: Window
+    csi: Csi | None
+    arrived_s: float
+    queue_s: float = 0.0
+    verify_s: float = 0.0
+    batch_size: int = 0
+    result: VerifyResult | None = None
+    asked_s: float | None = None
+    """When `NeedHidden` was sent; None while nothing is waited for."""
+    waited_s: float = 0.0
+    """Time between `NeedHidden` and `Hidden`."""
+
+    def candidates(self) -> list[int]:
+        """Positions whose drafted token is not the target's argmax."""
+        assert self.result is not None
+        return [int(i) for i in np.flatnonzero(self.window.ids != self.result.argmax[:-1])]
+
+
+@dataclass(slots=True)
+class Session:
+    """One decoding request of a UE."""
+
+    key: Key
+    name: str
+    """Key for the engine."""
+    tokens: NDArray[np.int32]
+    """Buffer; the first `length` are the committed prefix."""
+    length: int
+    protocol: RoundProtocol | None
+    """None: the target decodes alone."""
+    threshold: float
+    drafter_hidden: int
+    """Hidden size of the UE's drafter."""
+    wanted: int = 0
+    """Target-only: length at which to stop."""
+    computed: int = 0
+    """Leading tokens that the engine has seen."""
+    current: Round | None = None
+    last_round: int = -1
+    last_ids: bytes = b""
+    last_reply: list[bytes | memoryview] = field(default_factory=list)
+
+    @property
+    def prefix(self) -> NDArray[np.int32]:
+        """The committed prefix, a copy [length]."""
+        return self.tokens[: self.length].copy()
+
+    def append(self, ids: NDArray[np.int32]) -> None:
+        """Commit tokens."""
+        end = self.length + len(ids)
+        if end > len(self.tokens):
+            self.tokens = np.concatenate([self.tokens, np.zeros(max(256, end), np.int32)])
+        self.tokens[self.length : end] = ids
+        self.length = end
+
+
+class SessionTable:
+    """All sessions, bounded per peer and in all."""
+
+    def __init__(self, per_peer: int = 64, total: int = 1024) -> None:
+        self.per_peer, self.total = per_peer, total
+        self._sessions: dict[Key, Session] = {}
+        self._opened = 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, key: Key) -> Session | None:
+        """The session, if it is known."""
+        return self._sessions.get(key)
+
+    def full_for(self, key: Key) -> bool:
+        """Whether a new session under this key would pass a bound."""
+        if key in self._sessions:
+            return False
+        return len(self) >= self.total or sum(k[0] == key[0] for k in self._sessions) >= self.per_peer
+
+    def open(
+        self,
+        key: Key,
+        prefix: NDArray[np.int32],
+        protocol: RoundProtocol | None,
+        threshold: float,
+        drafter_hidden: int,
+        wanted: int,
+    ) -> Session:
+        """Start a session, in place of an earlier one of the same key."""
+        self._opened += 1
+        tokens = np.concatenate([prefix, np.zeros(256, np.int32)])
+        name = f"{key[0].hex()}/{key[1]}/{self._opened}"
+        session = Session(key, name, tokens, len(prefix), protocol, threshold, drafter_hidden, wanted)
+        self._sessions[key] = session
+        return session
+
+    def close(self, key: Key) -> Session | None:
+        """Forget a session and return it; None if it was not known."""
+        return self._sessions.pop(key, None)

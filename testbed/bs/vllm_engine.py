@@ -1,0 +1,170 @@
+"""Verification on vLLM: one forward pass per batch, on its paged KV and prefix cache.
+
+A round is a request whose prompt is the committed prefix and the drafted tokens; what earlier rounds computed comes
+from the prefix cache, block by block. Rejected tokens need no rollback: their blocks are never matched again. A lost
+session costs one prefill.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.bs.batches import check_batch
+from testbed.bs.engine import VerifyRequest, VerifyResult
+from testbed.bs.model_files import ModelFiles, check_files
+from testbed.bs.vllm_prompt import Prompt
+from testbed.errors import EngineError, TestbedError
+
+if TYPE_CHECKING:
+    from testbed.bs.vllm_runner import PassStats, Runner
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+"""What vLLM reads when it is imported; values that are set already stay."""
+
+
+class VllmEngine:
+    """Implements `VerifyEngine`. A process holds one at a time: vLLM's process groups are global.
+
+    `stats` counts passes, positions and redone requests.
+    """
+
+    _open: ClassVar[weakref.ref[VllmEngine] | None] = None
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        dtype: str = "float32",
+        vocab_size: int | None = None,
+        max_model_len: int | None = None,
+        max_batch: int | None = None,
+        max_batch_tokens: int | None = None,
+        tensor_parallel_size: int = 1,
+        gpu_memory_utilization: float = 0.9,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Load a target (seconds to minutes).
+
+        Args:
+            model: directory of a Hugging Face model, or the id of one in the cache.
+            dtype: float32 or bfloat16.
+            vocab_size: real tokens; rows of the head beyond them are never chosen. None: all rows.
+            max_model_len: positions of a sequence; None: what the model was made for.
+            max_batch: sequences of one pass; None: vLLM's default.
+            max_batch_tokens: new tokens of one pass; None: vLLM's default.
+            tensor_parallel_size: GPUs that share the model.
+            gpu_memory_utilization: share of a GPU's memory that vLLM may take; on a CPU the KV cache's size is fixed
+                (`extra={"kv_cache_memory_bytes": ...}`).
+            extra: further fields of vLLM's `EngineArgs`.
+
+        Raises:
+            ModelError: the model's files cannot be used: see `check_files`.
+            BadInput: arguments that do not hold together.
+            EngineError: vLLM is not installed, could not load the model, or is loaded already.
+        """
+        if self._open is not None and self._open() is not None:
+            raise EngineError("this process holds a vLLM engine already: close it first")
+        target = check_files(model, dtype=dtype, vocab_size=vocab_size, max_model_len=max_model_len)
+        options = {
+            "max_num_seqs": max_batch,
+            "max_num_batched_tokens": max_batch_tokens,
+            "tensor_parallel_size": tensor_parallel_size,
+            "gpu_memory_utilization": gpu_memory_utilization,
+        }
+        self._runner: Runner | None = _load(target, dtype, options, extra or {})
+        VllmEngine._open = weakref.ref(self)
+        self.model_name = target.name
+        self.vocab_size = target.vocab_size
+        self.hidden_size = target.hidden_size
+        self.max_positions = target.max_positions
+        self.max_batch_tokens = self._runner.max_batch_tokens
+        self.stats: PassStats = self._runner.stats
+
+    def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
+        """See `VerifyEngine.verify`."""
+        if self._runner is None:
+            raise EngineError("the engine is closed")
+        check_batch(batch, self.vocab_size, self.max_positions)
+        prompts = [Prompt.of(request) for request in batch]
+        try:
+            tails = self._complete(self._runner, prompts, self._runner.run(prompts))
+        except Exception as exc:
+            raise EngineError(f"vLLM failed in a pass of {len(batch)} requests: {_first_line(exc)}") from exc
+        return [self._unpack(prompt, tail) for prompt, tail in zip(prompts, tails, strict=True)]
+
+    def _complete(
+        self, runner: Runner, prompts: Sequence[Prompt], tails: Sequence[NDArray[np.float32]]
+    ) -> list[NDArray[np.float32]]:
+        """Compute the rows that are missing since their positions lay in blocks of the prefix cache.
+
+        That happens where the drafted tokens, too, were seen before: a repeated prompt.
+        """
+        cuts = [
+            prompt.cuts(prompt.rows - len(tail), runner.block_size) for prompt, tail in zip(prompts, tails, strict=True)
+        ]
+        flat = [cut for of_prompt in cuts for cut in of_prompt]
+        if not flat:
+            return list(tails)
+        runner.stats.redone_requests += sum(map(bool, cuts))
+        redone = iter(zip(flat, runner.run(flat), strict=True))
+        completed = []
+        for of_prompt, tail in zip(cuts, tails, strict=True):
+            pieces = [next(redone) for _ in of_prompt]
+            if any(len(rows) != cut.rows for cut, rows in pieces):
+                raise RuntimeError("the prefix cache served a block that had to be computed")
+            completed.append(np.concatenate([rows for _, rows in pieces] + [tail]))
+        return completed
+
+    def _unpack(self, prompt: Prompt, tail: NDArray[np.float32]) -> VerifyResult:
+        """Columns of `TailPooler`'s output."""
+        states = 3 + (self.hidden_size if prompt.hidden else 0)
+        return VerifyResult(
+            argmax=tail[:, 0].astype(np.int32),
+            margin=tail[:, 1].copy(),
+            draft_gap=tail[:-1, 2].copy(),
+            hidden=tail[:, 3:states].copy() if prompt.hidden else None,
+            logprobs=tail[:, states:].copy() if prompt.logprobs else None,
+        )
+
+    def release(self, session: str) -> None:
+        """Blocks of the prefix cache belong to no session; the least recently used go first."""
+
+    def close(self) -> None:
+        """Free the model; a second call does nothing."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+            VllmEngine._open = None
+
+
+def _load(target: ModelFiles, dtype: str, options: Mapping[str, Any], extra: Mapping[str, Any]) -> Runner:
+    """Import vLLM with its environment set, and load the target."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            from testbed.bs.vllm_runner import Runner, engine_args
+
+            return Runner(engine_args(target, dtype, options, extra))
+        except TestbedError:
+            raise
+        except Exception as exc:
+            raise EngineError(f"vLLM could not load {target.name}: {_first_line(exc)}") from exc
+
+
+def _first_line(exc: Exception) -> str:
+    return (str(exc) or type(exc).__name__).splitlines()[0]

@@ -1,0 +1,167 @@
+"""Target models as vLLM pooling models: a pass returns what the target says at the tail of every prompt.
+
+vLLM's pooling runner is a public way to get more than one position out of a pass. Importing this module registers the
+models, also in the worker processes of a tensor-parallel engine. Tried with vLLM 0.32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from vllm import ModelRegistry
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.pooler.abstract import Pooler
+from vllm.model_executor.models.interfaces_base import default_pooling_type
+from vllm.model_executor.models.llama import LlamaForCausalLM
+from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
+from vllm.tasks import PoolingTask
+from vllm.v1.pool.metadata import PoolingMetadata
+
+TASK: Literal["token_embed"] = "token_embed"
+"""The pooling task whose output has one row per token."""
+VOCAB_KEY = "testbed_vocab_size"
+"""Where the engine's additional configuration holds the number of real tokens."""
+WARM_UP: dict[str, Any] = {"facing": [0] * 9, "hidden": False, "logprobs": False}
+"""What vLLM's memory profiling is taken to ask of every request."""
+
+
+class TailPooler(Pooler):
+    """Turns final-layer hidden states into verdict rows at the last positions of every prompt.
+
+    A request's `extra_kwargs` hold `facing` (the drafted token at each of the last positions), `hidden` and `logprobs`
+    (what to add). Its output is float32 [n, 3 + hidden_size if hidden + vocabulary if logprobs]: argmax id (exact below
+    2**24), margin, gap to the drafted token, state, log-probabilities. n is less than the number of positions asked for
+    where the first of them lie in blocks that the prefix cache held.
+    """
+
+    def __init__(self, compute_logits: Callable[[Tensor], Tensor | None], vocab_size: int) -> None:
+        super().__init__()
+        self._compute_logits = compute_logits
+        self._vocab_size = vocab_size
+
+    def get_supported_tasks(self) -> Set[PoolingTask]:
+        """See `Pooler`."""
+        return {TASK}
+
+    def forward(self, hidden_states: Tensor, pooling_metadata: PoolingMetadata) -> list[Tensor | None]:
+        """Verdict rows of the requests whose prompts this pass has finished, None for the others.
+
+        Args:
+            hidden_states: [tokens of the pass, hidden_size].
+        """
+        asks = [params.extra_kwargs or WARM_UP for params in pooling_metadata.pooling_params]
+        finished = pooling_metadata.get_pooling_cursor().get_finished_mask()
+        tails: list[Tensor] = []
+        for state, piece, done in zip(
+            pooling_metadata.pooling_states, _tail_pieces(hidden_states, pooling_metadata, asks), finished, strict=True
+        ):
+            state.hidden_states_cache.append(piece)
+            if done:
+                tails.append(torch.cat(state.hidden_states_cache))
+                state.clean()
+        rows = iter(self._verdicts(tails, [ask for ask, done in zip(asks, finished, strict=True) if done]))
+        return [next(rows) if done else None for done in finished]
+
+    def _verdicts(self, tails: Sequence[Tensor], asks: Sequence[dict[str, Any]]) -> list[Tensor | None]:
+        """Pack the output of finished requests; logits are computed for all of them at once."""
+        logits = self._compute_logits(torch.cat(list(tails))) if tails else None
+        if logits is None:  # nothing is finished, or this is not the rank that gathers the logits
+            return [None] * len(tails)
+        logits = logits[:, : self._vocab_size]
+        facing = [token for ask, tail in zip(asks, tails, strict=True) for token in ask["facing"][-len(tail) :]]
+        best, second = logits.topk(2, dim=-1).values.float().unbind(-1)
+        faced = logits.gather(-1, _indices(facing, logits)[:, None])[:, 0].float()
+        verdicts = torch.stack([logits.argmax(-1).float(), best - second, best - faced], dim=-1)
+        counts = [len(tail) for tail in tails]
+        packed: list[Tensor | None] = []
+        for ask, tail, row_logits, row_verdicts in zip(
+            asks, tails, torch.split(logits, counts), torch.split(verdicts, counts), strict=True
+        ):
+            parts = [row_verdicts]
+            if ask["hidden"]:
+                parts.append(tail.float())
+            if ask["logprobs"]:
+                parts.append(row_logits.float().log_softmax(-1))
+            packed.append(torch.cat(parts, dim=-1))
+        return packed
+
+
+def _tail_pieces(hidden_states: Tensor, metadata: PoolingMetadata, asks: Sequence[dict[str, Any]]) -> Sequence[Tensor]:
+    """The part of every request's tail that this pass has computed: [0 or more, hidden_size] each."""
+    cursor = metadata.get_pooling_cursor()
+    positions: list[int] = []
+    counts: list[int] = []
+    offset = 0
+    for ask, prompt, end, computed in zip(
+        asks,
+        cursor.prompt_lens_cpu.tolist(),
+        cursor.seq_lens_cpu.tolist(),
+        cursor.num_scheduled_tokens_cpu.tolist(),
+        strict=True,
+    ):
+        offset += computed
+        counts.append(max(0, end - max(prompt - len(ask["facing"]), end - computed)))
+        positions.extend(range(offset - counts[-1], offset))
+    return torch.split(hidden_states[_indices(positions, hidden_states)], counts)
+
+
+def _indices(values: list[int], like: Tensor) -> Tensor:
+    """int64 [n] on the device of another tensor."""
+    return torch.tensor(values, dtype=torch.long).to(like.device, non_blocking=True)
+
+
+def _pooler(model: LlamaForCausalLM | Qwen2ForCausalLM | Qwen3ForCausalLM, config: VllmConfig) -> TailPooler:
+    additional = config.additional_config
+    if not isinstance(additional, dict):
+        raise TypeError(f"vLLM's additional configuration lacks {VOCAB_KEY}")
+    return TailPooler(model.compute_logits, additional[VOCAB_KEY])
+
+
+@default_pooling_type(tok_pooling_type="ALL")
+class LlamaVerifier(LlamaForCausalLM):
+    """Llama 2 and 3, and what else is shaped like them."""
+
+    is_pooling_model = True
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.pooler = _pooler(self, vllm_config)
+
+
+@default_pooling_type(tok_pooling_type="ALL")
+class Qwen2Verifier(Qwen2ForCausalLM):
+    """Qwen 2 and 2.5."""
+
+    is_pooling_model = True
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.pooler = _pooler(self, vllm_config)
+
+
+@default_pooling_type(tok_pooling_type="ALL")
+class Qwen3Verifier(Qwen3ForCausalLM):
+    """Qwen 3, dense."""
+
+    is_pooling_model = True
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.pooler = _pooler(self, vllm_config)
+
+
+VERIFIERS: dict[str, type[nn.Module]] = {
+    "LlamaForCausalLM": LlamaVerifier,
+    "Qwen2ForCausalLM": Qwen2Verifier,
+    "Qwen3ForCausalLM": Qwen3Verifier,
+}
+for _verifier in VERIFIERS.values():
+    ModelRegistry.register_model(_verifier.__name__, _verifier)
+
+
+class WorkerExtension:
+    """Nothing: naming it as vLLM's `worker_extension_cls` makes worker processes import this module."""

@@ -1,0 +1,142 @@
+"""The link seam: frames out, frames in, bytes counted; and its ZeroMQ implementation.
+
+The UE holds one `Link` to its BS (DEALER); the BS holds one `ServerLink` to all UEs (ROUTER), which names each peer
+by its ZeroMQ identity. Counted bytes are those of the frames; ZMTP and TCP framing is not included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from collections.abc import Sequence
+from typing import Protocol
+
+import zmq
+import zmq.asyncio
+
+from testbed.errors import BadInput, LinkError, LinkTimeout
+
+Frames = Sequence["bytes | memoryview"]
+HIGH_WATER = 1000
+MAX_MESSAGE_BYTES = 65 * 2**20
+
+
+class Link(Protocol):
+    """A UE's end of the link."""
+
+    async def send(self, frames: Frames) -> int:
+        """Send one message; returns its bytes. Raises LinkError where it cannot be taken."""
+
+    async def recv(self, timeout_s: float) -> list[bytes]:
+        """Next message. Raises LinkTimeout after `timeout_s`."""
+
+    def close(self) -> None:
+        """Drop the connection; what was not sent is discarded."""
+
+
+class ServerLink(Protocol):
+    """The BS's end."""
+
+    async def send(self, peer: bytes, frames: Frames) -> None:
+        """Send one message to a peer; to a peer that is gone it is dropped."""
+
+    async def recv(self) -> tuple[bytes, list[bytes]]:
+        """Next message and who sent it."""
+
+    def close(self) -> None:
+        """Stop listening."""
+
+
+def new_identity() -> bytes:
+    """A fresh ZeroMQ identity (one must not start with a zero byte)."""
+    return b"ue-" + uuid.uuid4().bytes
+
+
+def check_address(address: str) -> str:
+    """Return a ZeroMQ address that can be used.
+
+    Raises:
+        BadInput: not tcp://HOST:PORT or ipc://PATH.
+    """
+    match = re.fullmatch(r"tcp://([^\s:/]+|\[[0-9a-fA-F:]+\]):(\d+|\*)|ipc://(\S+)", address)
+    if not match or (match[2] and match[2] != "*" and not 0 < int(match[2]) < 65536):
+        raise BadInput(f"bad address {address!r}; use tcp://HOST:PORT, such as tcp://127.0.0.1:5555, or ipc://PATH")
+    return address
+
+
+class ZmqLink:
+    """DEALER socket to one BS; reconnects by itself."""
+
+    def __init__(self, address: str, identity: bytes) -> None:
+        self.address = check_address(address)
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        for option, value in (
+            (zmq.LINGER, 0), (zmq.ROUTING_ID, identity), (zmq.SNDHWM, HIGH_WATER), (zmq.RCVHWM, HIGH_WATER),
+            (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES), (zmq.IPV6, "[" in address),
+        ):  # fmt: skip
+            self._socket.setsockopt(option, value)
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError as exc:
+            self.close()
+            raise BadInput(f"cannot connect to {address}: {exc}") from exc
+
+    async def send(self, frames: Frames) -> int:
+        """Hand one message to the socket."""
+        try:
+            await self._socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=True)
+        except zmq.Again as exc:
+            raise LinkError(f"{self.address} takes no more messages") from exc
+        return sum(map(len, frames))
+
+    async def recv(self, timeout_s: float) -> list[bytes]:
+        """Wait for one message."""
+        try:
+            return list(await asyncio.wait_for(self._socket.recv_multipart(), timeout_s))
+        except asyncio.TimeoutError as exc:
+            raise LinkTimeout(f"{self.address} did not answer within {timeout_s:g} s") from exc
+
+    def close(self) -> None:
+        """Close socket and context."""
+        self._socket.close(0)
+        self._context.term()
+
+
+class ZmqServerLink:
+    """ROUTER socket on one or more addresses."""
+
+    def __init__(self, *addresses: str) -> None:
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        for option, value in (
+            (zmq.LINGER, 200), (zmq.ROUTER_HANDOVER, 1), (zmq.SNDHWM, HIGH_WATER), (zmq.RCVHWM, HIGH_WATER),
+            (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES), (zmq.IPV6, any("[" in a for a in addresses)),
+        ):  # fmt: skip
+            self._socket.setsockopt(option, value)
+        self.addresses: list[str] = []
+        try:
+            for address in addresses:
+                self._socket.bind(check_address(address))
+                self.addresses.append(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        except (zmq.ZMQError, BadInput) as exc:
+            self.close()
+            raise exc if isinstance(exc, BadInput) else BadInput(f"cannot bind {address}: {exc}") from exc
+
+    async def send(self, peer: bytes, frames: Frames) -> None:
+        """Send to a peer; a full or vanished peer loses the message."""
+        try:
+            await self._socket.send_multipart([peer, *frames], flags=zmq.NOBLOCK, copy=True)
+        except zmq.Again:
+            return
+
+    async def recv(self) -> tuple[bytes, list[bytes]]:
+        """Wait for one message."""
+        peer, *frames = await self._socket.recv_multipart()
+        return peer, frames
+
+    def close(self) -> None:
+        """Close socket and context."""
+        self._socket.close()
+        self._context.term()

@@ -1,0 +1,66 @@
+"""`testbed demo`."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from testbed.cli.output import note, print_json, print_rows
+from testbed.config import DemoConfig
+
+DEFAULT = DemoConfig()
+
+
+def demo(
+    prompts: Annotated[int, typer.Option(help="Prompts to decode.")] = DEFAULT.prompts,
+    window: Annotated[int, typer.Option(help="Draft window K, tokens a round.")] = DEFAULT.window,
+    methods: Annotated[
+        str, typer.Option(help="target-only, colocated, greedy, fh, sh, auto; separated by commas.")
+    ] = ",".join(DEFAULT.methods),
+    threshold: Annotated[float, typer.Option(help="Decision threshold; 0 is strict.")] = DEFAULT.threshold,
+    channel: Annotated[str, typer.Option(help="kind=none")] = DEFAULT.channel,
+    dataset: Annotated[str, typer.Option(help="bundled:test, FILE.jsonl, or hf:NAME.")] = DEFAULT.dataset,
+    max_tokens: Annotated[int, typer.Option(help="Output tokens at most.")] = DEFAULT.max_tokens,
+    seed: Annotated[int, typer.Option(help="Shuffles the order of methods.")] = DEFAULT.seed,
+    engine: Annotated[str, typer.Option(help="vllm or transformers.")] = DEFAULT.engine,
+    model: Annotated[str | None, typer.Option(help="Target; default: the bundled one.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="GGUF drafter; default: the bundled one.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = DEFAULT.dtype,
+    out: Annotated[Path | None, typer.Option(help="Run directory; default: runs/demo-TIME.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Start a BS (vLLM) and a UE (llama.cpp) as processes on loopback and decode bundled problems by every method.
+
+    Examples:
+
+        testbed demo
+
+        testbed demo --prompts 50 --window 16 --methods target-only,greedy,sh --out runs/mine
+    """
+    from testbed.experiments.demo import run_demo
+
+    config = DemoConfig(
+        prompts=prompts,
+        window=window,
+        methods=tuple(dict.fromkeys(m.strip() for m in methods.split(","))),
+        threshold=threshold,
+        channel=channel,
+        dataset=dataset,
+        max_tokens=max_tokens,
+        seed=seed,
+        engine=engine,
+        model=model,
+        drafter=drafter,
+        dtype=dtype,
+    )
+    directory = out or Path("runs") / f"demo-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    summary = run_demo(config, directory, note)
+    if as_json:
+        print_json(summary)
+        return
+    pids = summary["host"]["pids"]
+    print_rows(summary["rows"], f"{prompts} prompts, window {window}; BS pid {pids['bs']}, UE pid {pids['ue']}")
+    note(f"wrote {directory}; open {directory}/report.html")

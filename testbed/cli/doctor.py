@@ -1,0 +1,26 @@
+"""`testbed doctor`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from testbed.cli.output import console, print_json
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:
+    """What this machine has and lacks for the testbed, with the fix for each."""
+    from testbed.experiments.doctor import examine
+
+    findings = examine()
+    if as_json:
+        print_json({"findings": [vars(f) for f in findings]})
+        return
+    table = Table()
+    for header in ("", "what", "found", "to get it"):
+        table.add_column(header)
+    for finding in findings:
+        table.add_row("✓" if finding.ok else "✗", finding.name, finding.found, "" if finding.ok else finding.fix)
+    console().print(table)

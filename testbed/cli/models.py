@@ -1,0 +1,123 @@
+"""`testbed models`: the bundled pair, and GGUF files of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from testbed.cli.output import note, print_json
+from testbed.errors import TestbedError
+
+app = typer.Typer(no_args_is_help=True, help="The bundled pair, and GGUF files of your own models.")
+
+
+@app.command()
+def path(as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:
+    """Where the bundled pair's files are."""
+    from dataclasses import asdict
+
+    from testbed.models.bundle import bundled
+
+    paths = {name: None if value is None else str(value) for name, value in asdict(bundled()).items()}
+    if as_json:
+        print_json(paths)
+        return
+    for name, value in paths.items():
+        print(f"{name}: {value or '–'}")
+
+
+@app.command()
+def export(
+    model: Annotated[Path, typer.Option(help="Hugging Face directory: Llama, Qwen2 or Qwen3.")],
+    out: Annotated[Path, typer.Option(help="GGUF file to write.")],
+    dtype: Annotated[str, typer.Option(help="f32, f16 or q8_0.")] = "f16",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Turn a Hugging Face directory into GGUF for llama.cpp and prove that both compute the same.
+
+    Example:
+
+        testbed models export --model ./Qwen2.5-0.5B-Instruct --out drafter.gguf --dtype q8_0
+    """
+    import msgspec
+
+    from testbed.models.export import export_and_prove
+
+    parity = export_and_prove(model, out, dtype)
+    document = {"file": str(out), "dtype": dtype, **msgspec.to_builtins(parity)}
+    if as_json:
+        print_json(document)
+    else:
+        note(f"wrote {out}: " + ", ".join(f"{k} {v}" for k, v in document.items() if k != "file"))
+
+
+@app.command()
+def train(
+    out: Annotated[Path, typer.Option(help="Where the pair's files go.")] = Path("pair"),
+    work: Annotated[Path, typer.Option(help="Checkpoints; an interrupted run goes on from them.")] = Path("pair/work"),
+    seed: Annotated[int, typer.Option(help="Of data and weights.")] = 0,
+    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+) -> None:
+    """Train the bundled pair from a seed; run it again to resume.
+
+    Example:
+
+        testbed models train --out pair --seed 0
+    """
+    import torch
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from testbed.cli.output import console
+    from testbed.models.pair import make_pair
+
+    if threads:
+        torch.set_num_threads(threads)
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.3f}"),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    tasks: dict[str, object] = {}
+    with Progress(*columns, console=console(stderr=True), disable=not console(stderr=True).is_terminal) as bar:
+
+        def told(role: str, step: int, steps: int, loss: float) -> None:
+            if role not in tasks:
+                tasks[role] = bar.add_task(role, total=steps, loss=loss)
+            bar.update(tasks[role], completed=step, loss=loss)  # type: ignore[arg-type]
+
+        make_pair(work, out, seed, told)
+    note(f"wrote {out}; measure it with: testbed models card --pair {out}")
+
+
+@app.command()
+def card(
+    pair: Annotated[Path | None, typer.Option(help="Directory with target/ and drafter/; default: bundled.")] = None,
+    problems: Annotated[int, typer.Option(help="Test problems for the accuracies.")] = 500,
+    judged: Annotated[int, typer.Option(help="Test problems for the two judges.")] = 100,
+    out: Annotated[Path | None, typer.Option(help="Write the card here as Markdown.")] = None,
+    check: Annotated[bool, typer.Option(help="Fail unless the pair meets its requirements.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Measure the pair and write its model card.
+
+    Example:
+
+        testbed models card --out MODEL_CARD.md
+    """
+    from testbed.models.bundle import DATA
+    from testbed.models.card import measure, render, shortfalls
+
+    facts = measure(pair or DATA, problems, judged, note)
+    text = render(facts)
+    if out:
+        out.write_text(text, encoding="utf-8")
+    if as_json:
+        print_json(facts)
+    elif not out:
+        print(text)
+    short = shortfalls(facts)
+    for line in short:
+        note(f"falls short: {line}")
+    if check and short:
+        raise TestbedError(f"the pair falls short: {'; '.join(short)}")

@@ -1,0 +1,61 @@
+"""How commands speak: one JSON document on stdout with `--json`, tables and progress for people otherwise."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+COLUMNS: dict[str, tuple[str, str]] = {
+    "method": ("method", "{}"),
+    "requests": ("n", "{:d}"),
+    "accuracy": ("accuracy", "{:.3f}"),
+    "aal": ("AAL", "{:.2f}"),
+    "rounds": ("rounds", "{:.1f}"),
+    "acceptance_cond": ("α", "{:.3f}"),
+    "latency_s": ("latency s", "{:.4f}"),
+    "latency_p95_s": ("p95 s", "{:.4f}"),
+    "throughput_tps": ("tok/s", "{:.1f}"),
+    "tokens": ("tokens", "{:.1f}"),
+    "uplink_bytes": ("up B", "{:.0f}"),
+    "downlink_bytes": ("down B", "{:.0f}"),
+    "draft_s": ("draft s", "{:.4f}"),
+    "link_s": ("link s", "{:.4f}"),
+    "queue_s": ("queue s", "{:.4f}"),
+    "verify_s": ("verify s", "{:.4f}"),
+    "overhead_s": ("overhead s", "{:.4f}"),
+    "lossless": ("lossless", "{}"),
+}
+
+
+def console(stderr: bool = False) -> Console:
+    """A rich console; wide where it is not a terminal, so that tables keep their columns in files."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, width=None if stream.isatty() else 200, highlight=False)
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """One JSON document on stdout."""
+    json.dump(document, sys.stdout, allow_nan=False)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
+    """The table of a run, one method a row; columns that no row fills are left out."""
+    shown = {key: spec for key, spec in COLUMNS.items() if any(row.get(key) is not None for row in rows)}
+    table = Table(title=title, title_justify="left")
+    for key, (header, _) in shown.items():
+        table.add_column(header, justify="left" if key == "method" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(form.format(row[key]) if row.get(key) is not None else "–" for key, (_, form) in shown.items()))
+    console().print(table)
+
+
+def note(text: str) -> None:
+    """One line for people, on stderr."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,111 @@
+"""`testbed ue`: the user equipment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from testbed.cli.output import note, print_json, print_rows
+from testbed.config import RunConfig
+from testbed.errors import BadInput, GateError
+
+app = typer.Typer(no_args_is_help=True, help="The user equipment: drafts with a small model.")
+DEFAULT = RunConfig()
+
+
+@app.callback()
+def group() -> None:
+    """The user equipment: drafts with a small model."""
+
+
+@app.command()
+def run(
+    bs: Annotated[str, typer.Option(help="Address of the base station.")] = DEFAULT.bs,
+    local_bs: Annotated[str | None, typer.Option(help="Address that `colocated` uses beside the link.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="GGUF file; default: the bundled drafter.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Directory with tokenizer.json.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Decode this question.")] = None,
+    prompt_ids: Annotated[str | None, typer.Option(help="Decode this prompt of token ids: 1,2,3.")] = None,
+    dataset: Annotated[str, typer.Option(help="bundled:test, FILE.jsonl, or hf:NAME.")] = DEFAULT.dataset,
+    limit: Annotated[int | None, typer.Option(help="Prompts to take from the data set.")] = None,
+    protocol: Annotated[
+        str, typer.Option(help="greedy, fh, sh, auto, target-only or colocated; several separated by commas.")
+    ] = ",".join(DEFAULT.methods),
+    window: Annotated[int, typer.Option(help="Draft window K, tokens a round.")] = DEFAULT.window,
+    max_tokens: Annotated[int, typer.Option(help="Output tokens at most.")] = DEFAULT.max_tokens,
+    threshold: Annotated[float, typer.Option(help="Decision threshold; 0 is strict.")] = DEFAULT.threshold,
+    prompt_format: Annotated[str, typer.Option(help="auto, plain, chat, or a template with {question}.")] = "auto",
+    shots: Annotated[int, typer.Option(help="Worked examples before every question.")] = DEFAULT.shots,
+    seed: Annotated[int, typer.Option(help="Shuffles the order of methods.")] = DEFAULT.seed,
+    warmup: Annotated[int, typer.Option(help="Prompts decoded before anything is measured.")] = DEFAULT.warmup,
+    gate: Annotated[bool, typer.Option(help="Hold outputs against the target's own.")] = DEFAULT.gate,
+    tie_tolerance: Annotated[
+        float, typer.Option(help="Largest logit gap that counts as a tie (outside float32).")
+    ] = DEFAULT.tie_tolerance,
+    concurrency: Annotated[int, typer.Option(help="Requests under way at once.")] = DEFAULT.concurrency,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of the drafter.")] = None,
+    gpu_layers: Annotated[int, typer.Option(help="Layers of the drafter on a GPU; -1: all.")] = DEFAULT.gpu_layers,
+    kv_type: Annotated[str, typer.Option(help="The drafter's KV cache: f16 or f32.")] = DEFAULT.kv_type,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait for the BS.")] = DEFAULT.timeout_s,
+    out: Annotated[Path | None, typer.Option(help="Write a run directory here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Decode a prompt or a data set with a BS.
+
+    Examples:
+
+        testbed ue run --bs tcp://192.0.2.7:5555 --prompt "Ada has 12 apples. Ben gives Ada 30 apples. How many?"
+
+        testbed ue run --bs tcp://192.0.2.7:5555 --dataset bundled:test --limit 50 --protocol greedy,fh,sh --window 16
+    """
+    from testbed.experiments.uerun import run_ue
+
+    config = RunConfig(
+        bs=bs,
+        local_bs=local_bs,
+        drafter=drafter,
+        tokenizer=tokenizer,
+        methods=tuple(dict.fromkeys(m.strip() for m in protocol.split(","))),
+        window=window,
+        max_tokens=max_tokens,
+        threshold=threshold,
+        dataset=dataset,
+        limit=limit,
+        prompt_format=prompt_format,
+        shots=shots,
+        seed=seed,
+        warmup=warmup,
+        gate=gate,
+        tie_tolerance=tie_tolerance,
+        concurrency=concurrency,
+        threads=threads,
+        gpu_layers=gpu_layers,
+        kv_type=kv_type,
+        timeout_s=timeout_s,
+    )
+    result = run_ue(config, _given(prompt, prompt_ids), out)
+    if as_json:
+        print_json(result.document())
+    else:
+        if prompt is not None or prompt_ids is not None:
+            for output in result.outputs:
+                print(output["text"] or ",".join(map(str, output["token_ids"])))
+        print_rows(result.rows)
+        if out:
+            note(f"wrote {out}")
+    if result.losses:
+        raise GateError(result.losses[0])
+
+
+def _given(prompt: str | None, prompt_ids: str | None) -> list[int] | list[str] | None:
+    """The one prompt that was given, as ids or as text."""
+    if prompt is not None and prompt_ids is not None:
+        raise BadInput("give --prompt or --prompt-ids, not both")
+    if prompt_ids is not None:
+        try:
+            return [int(i) for i in prompt_ids.split(",") if i.strip()]
+        except ValueError as exc:
+            raise BadInput(f"--prompt-ids takes integers separated by commas, not {prompt_ids!r}") from exc
+    return None if prompt is None else [prompt]

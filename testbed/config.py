@@ -1,0 +1,118 @@
+"""Resolved configurations: frozen, refusing unknown keys; the CLI takes its defaults from here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from testbed.errors import ConfigError
+
+C = TypeVar("C", bound="Config")
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all configurations."""
+
+
+class ServeConfig(Config):
+    """What `testbed bs serve` does."""
+
+    engine: str = "vllm"
+    model: str | None = None
+    """Directory, or Hugging Face id; None: the bundled target."""
+    bind: str = "tcp://127.0.0.1:5555"
+    dtype: str = "float32"
+    max_model_len: int | None = None
+    """Positions of a sequence; None: what the model allows."""
+    scheduler: str = "fcfs"
+    max_batch: int = 256
+    """Requests of one pass."""
+    max_batch_tokens: int = 8192
+    """New tokens of one pass."""
+    tensor_parallel: int = 1
+    memory_share: float = 0.9
+    """Share of a GPU's memory that vLLM may take."""
+    threads: int | None = None
+    """CPU threads of the engine; None: all but one."""
+
+
+class RunConfig(Config):
+    """What `testbed ue run` does."""
+
+    bs: str = "tcp://127.0.0.1:5555"
+    local_bs: str | None = None
+    """Address that `colocated` uses beside the link; None: the same as `bs`."""
+    drafter: str | None = None
+    """GGUF file; None: the bundled drafter."""
+    tokenizer: str | None = None
+    """Directory with `tokenizer.json`; None: the bundled one, unless prompts are ids."""
+    methods: tuple[str, ...] = ("greedy",)
+    window: int = 8
+    threshold: float = 0.0
+    """θ of the decision head; 0 rejects every mismatch."""
+    max_tokens: int = 256
+    dataset: str = "bundled:test"
+    limit: int | None = None
+    """Prompts taken from the dataset; None: all."""
+    prompt_format: str = "auto"
+    """auto, plain, chat, or a template with {question}."""
+    shots: int = 0
+    """Worked examples before every question."""
+    seed: int = 0
+    warmup: int = 1
+    """Prompts decoded by every method before anything is measured."""
+    gate: bool = True
+    """Hold every output against the target's own."""
+    tie_tolerance: float = 0.0
+    """Largest logit gap that counts as a tie; use it outside float32."""
+    concurrency: int = 1
+    """Requests under way at once."""
+    kv_type: str = "f16"
+    """Type of the drafter's KV cache: f16 or f32."""
+    threads: int | None = None
+    gpu_layers: int = 0
+    """Layers of the drafter on a GPU; -1: all."""
+    timeout_s: float = 60.0
+    """How long to wait for the BS before giving up."""
+
+
+class DemoConfig(Config):
+    """What `testbed demo` does."""
+
+    prompts: int = 20
+    window: int = 8
+    methods: tuple[str, ...] = ("target-only", "colocated", "greedy", "fh", "sh")
+    threshold: float = 0.0
+    channel: str = "kind=none"
+    dataset: str = "bundled:test"
+    max_tokens: int = 256
+    seed: int = 0
+    engine: str = "vllm"
+    model: str | None = None
+    drafter: str | None = None
+    dtype: str = "float32"
+
+
+def load(kind: type[C], path: Path) -> C:
+    """Read a configuration from YAML.
+
+    Raises:
+        ConfigError: unreadable, unknown keys, or values of a wrong type.
+    """
+    try:
+        return msgspec.yaml.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError) as exc:
+        raise ConfigError(f"{path}: {exc}") from exc
+
+
+def resolved(config: Config) -> dict[str, Any]:
+    """The configuration as plain values, to be written beside results."""
+    document: dict[str, Any] = msgspec.to_builtins(config)
+    return document
+
+
+def save(config: Config, path: Path) -> None:
+    """Write a configuration as YAML that `load` reads back."""
+    path.write_bytes(msgspec.yaml.encode(config))

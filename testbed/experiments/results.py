@@ -1,0 +1,226 @@
+"""Run directories: outcomes to rows, and everything a run leaves behind."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from testbed import __version__
+from testbed.channel.csi import Csi
+from testbed.errors import BadInput
+from testbed.experiments.datasets import Example
+from testbed.models.scoring import final_number
+from testbed.ue.records import RequestRecord
+from testbed.ue.run import Outcome
+
+SCHEMA = 1
+PARTS = ("draft_s", "link_s", "queue_s", "verify_s", "judge_s", "overhead_s")
+JUDGED = ("fh", "sh", "auto")
+
+
+def rows(
+    outcomes: Sequence[Outcome],
+    examples: Sequence[Example],
+    texts: Mapping[tuple[str, int], str],
+    *,
+    window: int,
+    threshold: float,
+    channel: Csi | None = None,
+) -> list[dict[str, Any]]:
+    """One row a method, in the order in which methods first ended; see `docs/contracts.md` for the columns.
+
+    Args:
+        examples: prompts, by request index.
+        texts: output texts, by (method, request).
+    """
+    table = []
+    for method in dict.fromkeys(o.method for o in outcomes):
+        mine = [o for o in outcomes if o.method == method]
+        row: dict[str, Any] = {
+            "method": method,
+            "window": window,
+            "threshold": threshold if method in JUDGED else None,
+            **_channel(channel),
+            **_quality(mine, examples, texts),
+            **_speed([o.record for o in mine]),
+            **_gate(mine),
+        }
+        table.append(row)
+    return table
+
+
+def _channel(csi: Csi | None) -> dict[str, float | None]:
+    if csi is None:
+        return dict.fromkeys(("uplink_mbps", "downlink_mbps", "rtt_ms", "per"))
+    return {
+        "uplink_mbps": csi.uplink_mbps, "downlink_mbps": csi.downlink_mbps, "rtt_ms": csi.rtt_ms, "per": csi.per_up,
+    }  # fmt: skip
+
+
+def _quality(
+    outcomes: Sequence[Outcome], examples: Sequence[Example], texts: Mapping[tuple[str, int], str]
+) -> dict[str, Any]:
+    scored = [
+        final_number(texts.get((o.method, o.request), "")) == examples[o.request].result
+        for o in outcomes
+        if examples[o.request].result is not None
+    ]
+    return {"requests": len(outcomes), "accuracy": float(np.mean(scored)) if scored else None}
+
+
+def _speed(records: Sequence[RequestRecord]) -> dict[str, Any]:
+    rounds = [r for record in records for r in record.rounds]
+    drafted, accepted = sum(r.drafted for r in rounds), sum(r.accepted for r in rounds)
+    rejections = sum(r.accepted < r.drafted for r in rounds)
+    latencies = np.array([record.latency_s for record in records])
+    tokens = [len(record.token_ids) for record in records]
+    return {
+        "aal": sum(r.committed for r in rounds) / len(rounds),
+        "rounds": len(rounds) / len(records),
+        "acceptance": accepted / drafted if drafted else None,
+        "acceptance_cond": accepted / (accepted + rejections) if drafted else None,
+        "latency_s": float(latencies.mean()),
+        "latency_p95_s": float(np.percentile(latencies, 95)),
+        "throughput_tps": sum(tokens) / float(latencies.sum()),
+        "tokens": sum(tokens) / len(records),
+        "uplink_bytes": sum(r.uplink_bytes for r in records) / len(records),
+        "downlink_bytes": sum(r.downlink_bytes for r in records) / len(records),
+        **{part: sum(getattr(r, part) for r in rounds) / len(records) for part in PARTS},
+    }
+
+
+def _gate(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    if any(o.lossless is None for o in outcomes):
+        return {"lossless": None, "ties": 0}
+    ties = sum(o.divergence is not None and o.divergence.tie for o in outcomes)
+    return {"lossless": all(o.lossless for o in outcomes), "ties": ties}
+
+
+def summary(config: Mapping[str, Any], seed: int, host: Mapping[str, Any], table: Sequence[Any]) -> dict[str, Any]:
+    """The document of `summary.json`."""
+    return {
+        "schema": SCHEMA,
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "testbed": __version__,
+        "commit": _commit(),
+        "seed": seed,
+        "host": dict(host),
+        "config": dict(config),
+        "rows": list(table),
+    }
+
+
+def host() -> dict[str, Any]:
+    """What machine this is."""
+    return {
+        "machine": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+
+
+def _commit() -> str | None:
+    here = Path(__file__).parent
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in one step: readers see the old one or the new one, never half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def write_summary(directory: Path, document: Mapping[str, Any]) -> None:
+    """Write `summary.json`."""
+    write_text(directory / "summary.json", json.dumps(document, indent=2) + "\n")
+
+
+def read_summary(directory: Path) -> dict[str, Any]:
+    """Read `summary.json` of a run directory.
+
+    Raises:
+        BadInput: not a run directory, or a schema that this version does not know.
+    """
+    path = directory / "summary.json"
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise BadInput(f"{directory} is no run directory: summary.json cannot be read ({exc})") from exc
+    if document.get("schema") != SCHEMA:
+        raise BadInput(f"{path} has schema {document.get('schema')}; this version reads {SCHEMA}")
+    return document
+
+
+def round_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """Rows of `rounds.parquet`: one a round."""
+    table = []
+    for outcome in outcomes:
+        for record in outcome.record.rounds:
+            row: dict[str, Any] = {"method": outcome.method, "request": outcome.request}
+            row |= {name: getattr(record, name) for name in record.__struct_fields__ if name != "csi"}
+            csi = record.csi
+            row |= {f"csi_{n}": getattr(csi, n) if csi else None for n in Csi.__struct_fields__}
+            table.append(row)
+    return table
+
+
+def request_rows(outcomes: Sequence[Outcome], texts: Mapping[tuple[str, int], str]) -> list[dict[str, Any]]:
+    """Rows of `requests.parquet`: one a request and method."""
+    return [
+        {
+            "method": o.method,
+            "request": o.request,
+            "prompt_len": o.record.prompt_len,
+            "tokens": len(o.record.token_ids),
+            "rounds": len(o.record.rounds),
+            "latency_s": o.record.latency_s,
+            "uplink_bytes": o.record.uplink_bytes,
+            "downlink_bytes": o.record.downlink_bytes,
+            "finish_reason": o.record.finish_reason,
+            "lossless": o.lossless,
+            "token_ids": o.record.token_ids,
+            "text": texts.get((o.method, o.request)),
+        }
+        for o in outcomes
+    ]
+
+
+def write_parquet(path: Path, table: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows as parquet, in one step.
+
+    Raises:
+        BadInput: pyarrow is not installed.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as exc:
+        raise BadInput("parquet files need pyarrow: install the extra `lab`") from exc
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    pq.write_table(pa.Table.from_pylist(list(table)), temporary)
+    temporary.replace(path)

@@ -1,0 +1,135 @@
+"""`testbed ue run` behind its command line: run, rows, outputs, run directory."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from testbed.config import RunConfig, resolved, save
+from testbed.experiments import results
+from testbed.experiments.execute import Watch, Work, execute, prepare
+from testbed.models.bundle import bundled
+from testbed.ue.records import RoundRecord
+from testbed.ue.run import Job, Outcome
+
+
+@dataclass
+class UeResult:
+    """What a run of a UE came to."""
+
+    outputs: list[dict[str, Any]]
+    rows: list[dict[str, Any]]
+    losses: list[str]
+    """One line for every output that is not the target's own."""
+    outcomes: list[Outcome] = field(repr=False)
+    texts: dict[tuple[str, int], str] = field(repr=False)
+
+    def document(self) -> dict[str, Any]:
+        """The JSON answer of `ue run`."""
+        return {"outputs": self.outputs, "rows": self.rows}
+
+
+def run_ue(config: RunConfig, given: Sequence[int | str] | None, out: Path | None) -> UeResult:
+    """Run, and write a run directory where `out` says so.
+
+    Raises:
+        BadInput: anything in the configuration that cannot be used.
+        LinkError: the BS cannot be reached.
+    """
+    bundle = bundled()
+    work = prepare(config, (bundle.drafter, bundle.tokenizer), given)
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+    with LiveProgress(len(work.prompts) * len(config.methods)) as live:
+        outcomes = asyncio.run(execute(config, work, Watch(live.round, live.done)))
+    result = _result(config, work, outcomes)
+    if out:
+        write_run(out, config, work, result)
+    return result
+
+
+def _result(config: RunConfig, work: Work, outcomes: list[Outcome]) -> UeResult:
+    def text(outcome: Outcome) -> str:
+        return work.prompter.text(outcome.record.token_ids) if work.prompter else ""
+
+    texts = {(o.method, o.request): text(o) for o in outcomes}
+    examples = [p.example for p in work.prompts]
+    rows = results.rows(outcomes, examples, texts, window=config.window, threshold=config.threshold)
+    outputs = [
+        {
+            "method": o.method,
+            "prompt": work.prompts[o.request].example.question,
+            "token_ids": o.record.token_ids,
+            "text": texts[o.method, o.request],
+            "rounds": len(o.record.rounds),
+            "finish_reason": o.record.finish_reason,
+        }
+        for o in sorted(outcomes, key=lambda o: (o.request, o.method))
+    ]
+    losses = [_loss(work, o) for o in outcomes if o.divergence is not None and not o.divergence.tie]
+    return UeResult(outputs, rows, losses if config.threshold == 0 else [], outcomes, texts)
+
+
+def _loss(work: Work, outcome: Outcome) -> str:
+    found = outcome.divergence
+    assert found is not None
+
+    def show(ids: list[int]) -> str:
+        return f"{ids} {work.prompter.text(ids)!r}" if work.prompter else str(ids)
+
+    question = work.prompts[outcome.request].example.question
+    return (
+        f"not lossless: {outcome.method}, prompt {outcome.request} ({question[:60]!r}), output position "
+        f"{found.position}: {show(found.output)} where the target decodes {show(found.target)}; "
+        f"logit gap {found.gap:.3g}"
+    )
+
+
+def write_run(out: Path, config: RunConfig, work: Work, result: UeResult) -> None:
+    """Write config, rounds, requests and summary; the summary last, so that its presence means a whole run."""
+    save(config, out / "config.yaml")
+    results.write_parquet(out / "rounds.parquet", results.round_rows(result.outcomes))
+    results.write_parquet(out / "requests.parquet", results.request_rows(result.outcomes, result.texts))
+    document = results.summary(resolved(config), config.seed, results.host(), result.rows)
+    results.write_summary(out, document)
+
+
+class LiveProgress:
+    """A bar on a terminal (requests, tokens, AAL, round-trip time), silence elsewhere."""
+
+    def __init__(self, total: int) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+        )
+        self._bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
+        self._task = self._bar.add_task("decoding", total=total, state="")
+        self._tokens = self._rounds = 0
+
+    def __enter__(self) -> "LiveProgress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def round(self, job: Job, record: RoundRecord) -> None:
+        """One round ended."""
+        self._tokens += record.committed
+        self._rounds += 1
+        state = f"{job.method}: {self._tokens} tokens, AAL {self._tokens / self._rounds:.2f}"
+        self._bar.update(self._task, state=f"{state}, RTT {record.link_s * 1e3:.1f} ms")
+
+    def done(self, outcome: Outcome) -> None:
+        """One request ended."""
+        self._bar.advance(self._task)

@@ -1,0 +1,95 @@
+"""A Hugging Face model directory: its configuration, and its safetensors read one tensor at a time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.errors import ModelError
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+class Checkpoint:
+    """Configuration and weights of a model directory.
+
+    Attributes:
+        architecture: class name of the model, as in "LlamaForCausalLM".
+        config: transformers' configuration.
+        names: names of the tensors, in the files' order.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Open a directory; no weight is read yet.
+
+        Raises:
+            ModelError: config.json or a file of weights is missing or unreadable.
+        """
+        self.directory = directory
+        raw = self._json("config.json")
+        self.architecture = str((raw.get("architectures") or ["none"])[0])
+        self.config = self._config()
+        self._files: dict[str, Any] = {}
+        self._file_of = self._find_tensors()
+        self.names = list(self._file_of)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, without reading it."""
+        return tuple(self._read(name, "get_slice").get_shape())
+
+    def load(self, name: str) -> NDArray[np.float32]:
+        """Read one tensor as float32."""
+        array: NDArray[np.float32] = self._read(name, "get_tensor").float().numpy()
+        return array
+
+    def _read(self, name: str, method: str) -> Any:
+        from safetensors import SafetensorError
+
+        file = self._file_of[name]
+        try:
+            return getattr(self._open(file), method)(name)
+        except SafetensorError as exc:
+            raise ModelError(f"{self.directory / file}: tensor {name} cannot be read ({exc})") from exc
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = self.directory / name
+        try:
+            content: dict[str, Any] = json.loads(path.read_text())
+        except FileNotFoundError:
+            raise ModelError(f"{path}: no such file; give a Hugging Face model directory") from None
+        except (OSError, ValueError) as exc:
+            raise ModelError(f"{path}: not readable as JSON ({exc})") from exc
+        return content
+
+    def _config(self) -> Any:
+        from transformers import AutoConfig
+
+        try:
+            return AutoConfig.from_pretrained(self.directory, local_files_only=True)
+        except Exception as exc:
+            reason = " ".join(str(exc).split())
+            raise ModelError(f"{self.directory}: transformers cannot read its config.json: {reason}") from exc
+
+    def _find_tensors(self) -> dict[str, str]:
+        """File of each tensor."""
+        if (self.directory / INDEX).is_file():
+            files: dict[str, str] = self._json(INDEX)["weight_map"]
+            return files
+        return dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
+
+    def _open(self, file: str) -> Any:
+        from safetensors import SafetensorError, safe_open
+
+        if file not in self._files:
+            path = self.directory / file
+            try:
+                self._files[file] = safe_open(path, framework="pt")
+            except FileNotFoundError:
+                raise ModelError(f"{path}: no such file; the weights must be there as safetensors") from None
+            except SafetensorError as exc:
+                raise ModelError(f"{path}: not usable as safetensors ({exc})") from exc
+        return self._files[file]

@@ -1,0 +1,56 @@
+"""Making the bundled pair: tokenizer, both models, and their files as the package carries them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
+
+from testbed.models.export import export_gguf
+from testbed.models.net import Net
+from testbed.models.tokenizer import END, save_tokenizer, train_tokenizer
+from testbed.models.train import MAX_POSITIONS, RECIPES, train
+
+Progress = Callable[[str, int, int, float], None]
+"""Role, steps done, steps in all, loss."""
+
+
+def make_pair(work: Path, out: Path, seed: int, progress: Progress) -> None:
+    """Train both models (going on from what `work` holds) and write the pair's files to `out`.
+
+    Writes `target/` and `drafter/` (safetensors in bfloat16, with the tokenizer) and `drafter.gguf` (the same weights
+    in float32).
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    tokenizer = tokenizer_of(work, seed)
+    for role, recipe in RECIPES.items():
+
+        def told(step: int, loss: float, role: str = role, steps: int = recipe.steps) -> None:
+            progress(role, step, steps, loss)
+
+        net = train(recipe, tokenizer, work / f"{role}.ckpt", seed, told)
+        save_model(net, tokenizer, out / role)
+    export_gguf(out / "drafter", out / "drafter.gguf", "f32")
+
+
+def tokenizer_of(work: Path, seed: int) -> Tokenizer:
+    """The pair's tokenizer, trained once and kept in `work`."""
+    path = work / "tokenizer.json"
+    if not path.exists():
+        train_tokenizer(seed).save(str(path))
+    return Tokenizer.from_file(str(path))
+
+
+def save_model(net: Net, tokenizer: Tokenizer, directory: Path) -> None:
+    """Write a trained model as a transformers directory, weights in bfloat16."""
+    model = LlamaForCausalLM(net.config)
+    model.load_state_dict({**net.state_dict(), "lm_head.weight": net.model.embed_tokens.weight})
+    model.to(torch.bfloat16).save_pretrained(directory)
+    save_tokenizer(tokenizer, directory, MAX_POSITIONS)
+    end_id = tokenizer.token_to_id(END)
+    generation = {"eos_token_id": end_id, "pad_token_id": end_id, "do_sample": False}
+    (directory / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")

@@ -1,0 +1,115 @@
+"""Proof that a GGUF file under llama.cpp computes what its Hugging Face directory computes under transformers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.errors import ModelError
+from testbed.ue.llama import LlamaContext, LlamaOptions
+
+TOLERANCES = {"f32": 1e-3, "f16": 2e-2, "q8_0": 2e-1}
+"""Largest difference of a logit or a hidden value, as a share of the largest magnitude, by dtype of the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """How far llama.cpp and transformers are apart on the same ids."""
+
+    positions: int
+    logits_diff: float
+    """Largest absolute difference of a logit."""
+    logits_scale: float
+    """Largest magnitude of a logit under transformers."""
+    hidden_diff: float
+    """Largest absolute difference of a final-layer hidden value."""
+    hidden_scale: float
+    argmax_agreement: float
+    """Share of the positions with the same greedy token."""
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        """Are logits and hidden states within the tolerance?"""
+        return (
+            self.logits_diff <= self.tolerance * self.logits_scale
+            and self.hidden_diff <= self.tolerance * self.hidden_scale
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"logits within {self.logits_diff:.2g} of {self.logits_scale:.3g}, hidden states within "
+            f"{self.hidden_diff:.2g} of {self.hidden_scale:.3g}, same argmax at {self.argmax_agreement:.1%} of "
+            f"{self.positions} positions (tolerance {self.tolerance:g} of the scale)"
+        )
+
+
+def prove_parity(
+    model_dir: Path,
+    gguf: Path,
+    dtype: Literal["f32", "f16", "q8_0"] = "f32",
+    positions: int = 128,
+    seed: int = 0,
+) -> Parity:
+    """Compare a GGUF file under llama.cpp with its directory under transformers in float32.
+
+    Both read the same `positions` random ids, llama.cpp one at a time as a drafter does, with an f32 cache and without
+    flash attention, whose sums on a CPU are f16. Needs memory for both models.
+
+    Raises:
+        ModelError: one of the models cannot be loaded.
+    """
+    options = LlamaOptions(sequences=1, kv_type="f32", flash_attention=False)
+    llama = LlamaContext(gguf, options)
+    try:
+        ids = np.random.default_rng(seed).integers(0, llama.rows, min(positions, llama.context))
+        logits, hidden = _llama_outputs(llama, ids)
+    finally:
+        llama.close()
+    expected_logits, expected_hidden = _transformers_outputs(model_dir, ids)
+    if logits.shape != expected_logits.shape or hidden.shape != expected_hidden.shape:
+        raise ModelError(f"{gguf}: not of the shape of {model_dir}")
+    return Parity(
+        positions=len(ids),
+        logits_diff=_largest(logits - expected_logits),
+        logits_scale=_largest(expected_logits),
+        hidden_diff=_largest(hidden - expected_hidden),
+        hidden_scale=_largest(expected_hidden),
+        argmax_agreement=float((logits.argmax(1) == expected_logits.argmax(1)).mean()),
+        tolerance=TOLERANCES[dtype],
+    )
+
+
+def _largest(values: NDArray[np.float32]) -> float:
+    return float(np.abs(values).max())
+
+
+def _llama_outputs(llama: LlamaContext, ids: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Logits [positions, rows] and hidden states [positions, hidden_size]."""
+    logits, hidden = [], []
+    for position, token in enumerate(ids.tolist()):
+        llama.compute(0, position, [token], outputs=True)
+        logits.append(llama.logits().copy())
+        hidden.append(llama.hidden().copy())
+    return np.stack(logits), np.stack(hidden)
+
+
+def _transformers_outputs(
+    model_dir: Path, ids: NDArray[np.int64]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The same from transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
+    except (OSError, ValueError, RuntimeError) as exc:
+        reason = " ".join(str(exc).split())
+        raise ModelError(f"{model_dir}: transformers cannot load it: {reason}") from exc
+    with torch.inference_mode():
+        hidden = model.model(torch.from_numpy(ids)[None]).last_hidden_state
+        return model.lm_head(hidden)[0].numpy(), hidden[0].numpy()

@@ -1,0 +1,207 @@
+"""Training of the bundled pair from a seed: resumable, with a progress bar, on CPU or GPU.
+
+Every batch is a function of (seed, narrator, step), so a resumed run sees the data that an uninterrupted one sees.
+The learning rate is held and then decays linearly over the last part. Matrices are trained with Muon, the rest with
+AdamW.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+from transformers import LlamaConfig
+
+from testbed.models.net import Net
+
+from testbed.errors import BadInput
+from testbed.models import problems
+from testbed.models.tokenizer import END, PROMPT
+
+IGNORED = -100
+ROWS = 64
+CHUNK = 8
+"""Batches that are generated together and sorted by length, so that little of a batch is padding."""
+DRILL_SHARE = 0.25
+DRILLS_PER_ROW = 12
+MAX_POSITIONS = 4096
+SAVE_EVERY = 100
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is trained: shape, narrator, and for how long."""
+
+    narrator: str
+    hidden: int
+    layers: int
+    heads: int
+    ffn: int
+    steps: int
+    warmup: int = 60
+    decay_share: float = 0.25
+    muon_lr: float = 0.02
+    adam_lr: float = 0.003
+
+    def config(self, vocab: int, end_id: int) -> LlamaConfig:
+        """The transformers configuration of this shape."""
+        return LlamaConfig(
+            vocab_size=vocab,
+            hidden_size=self.hidden,
+            intermediate_size=self.ffn,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.heads,
+            max_position_embeddings=MAX_POSITIONS,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=end_id,
+            pad_token_id=end_id,
+        )
+
+    def rate(self, step: int) -> float:
+        """Learning-rate factor at a step: warm-up, plateau, linear decay to zero."""
+        decay_from = self.steps * (1 - self.decay_share)
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        if step < decay_from:
+            return 1.0
+        return max(0.0, (self.steps - step) / (self.steps - decay_from))
+
+
+RECIPES = {
+    "target": Recipe("target", hidden=192, layers=6, heads=6, ffn=512, steps=3000),
+    "drafter": Recipe("drafter", hidden=96, layers=3, heads=3, ffn=256, steps=2000),
+}
+
+
+def _segments(tokenizer: Tokenizer, texts: list[tuple[str, bool]]) -> tuple[list[int], list[int]]:
+    """Token ids and labels of (text, is it learned) pieces."""
+    ids: list[int] = []
+    labels: list[int] = []
+    for (_, learned), encoding in zip(texts, tokenizer.encode_batch([t for t, _ in texts]), strict=True):
+        ids += encoding.ids
+        labels += encoding.ids if learned else [IGNORED] * len(encoding.ids)
+    return ids, labels
+
+
+def _row(tokenizer: Tokenizer, rng: random.Random, source: Iterator[problems.Problem]) -> tuple[list[int], list[int]]:
+    if rng.random() < DRILL_SHARE:
+        facts = list(itertools.islice(problems.drills(rng), DRILLS_PER_ROW))
+        return _segments(tokenizer, [piece for ask, reply in facts for piece in ((ask, False), (reply, True))])
+    problem = next(source)
+    ids, labels = _segments(
+        tokenizer, [(PROMPT.format(question=problem.question), False), (f" {problem.answer}", True), (END, True)]
+    )
+    return ids, labels
+
+
+def batches(
+    tokenizer: Tokenizer, narrator: str, seed: int, first_step: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches from `first_step` on: ids and labels, int64 [ROWS, length], length a multiple of 32."""
+    end_id = tokenizer.token_to_id(END)
+    for chunk in itertools.count(first_step // CHUNK):
+        rng = random.Random(f"rows/{narrator}/{seed}/{chunk}")
+        source = problems.generate("train", seed * 1_000_003 + chunk, narrator)
+        rows = sorted((_row(tokenizer, rng, source) for _ in range(ROWS * CHUNK)), key=lambda row: len(row[0]))
+        order = list(range(CHUNK))
+        rng.shuffle(order)
+        for place, index in enumerate(order):
+            if chunk * CHUNK + place < first_step:
+                continue
+            group = rows[index * ROWS : (index + 1) * ROWS]
+            length = -(-max(len(ids) for ids, _ in group) // 32) * 32
+            ids = torch.full((ROWS, length), end_id)
+            labels = torch.full((ROWS, length), IGNORED)
+            for i, (row_ids, row_labels) in enumerate(group):
+                ids[i, : len(row_ids)] = torch.tensor(row_ids)
+                labels[i, : len(row_labels)] = torch.tensor(row_labels)
+            yield ids, labels
+
+
+def _optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    return [
+        torch.optim.Muon(matrices, lr=recipe.muon_lr, weight_decay=0.01, adjust_lr_fn="original"),
+        torch.optim.AdamW(others, lr=recipe.adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def _loss(net: Net, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy over the learned tokens; the head is applied at those positions alone."""
+    wanted = labels[:, 1:]
+    learned = wanted != IGNORED
+    logits = net.logits(net.hidden(ids[:, :-1])[learned])
+    return nn.functional.cross_entropy(logits.float(), wanted[learned])
+
+
+def train(
+    recipe: Recipe, tokenizer: Tokenizer, checkpoint: Path, seed: int, progress: Callable[[int, float], None]
+) -> Net:
+    """Train one model of the pair, going on from `checkpoint` where it exists, saving there every `SAVE_EVERY` steps.
+
+    Args:
+        progress: called after every step with the steps done and the loss in nats per token.
+
+    Raises:
+        BadInput: the checkpoint is of another recipe or seed.
+    """
+    torch.manual_seed(seed)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    net = Net(recipe.config(tokenizer.get_vocab_size(), tokenizer.token_to_id(END))).to(device)
+    optimizers = _optimizers(net, recipe)
+    base = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+    step = _resume(checkpoint, _identity(recipe, seed), net, optimizers)
+    for ids, labels in batches(tokenizer, recipe.narrator, seed, step):
+        if step >= recipe.steps:
+            break
+        for optimizer, lr in zip(optimizers, base, strict=True):
+            optimizer.param_groups[0]["lr"] = lr * recipe.rate(step)
+        with torch.autocast(device, dtype=torch.bfloat16):
+            loss = _loss(net, ids.to(device), labels.to(device))
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        step += 1
+        progress(step, loss.item())
+        if step % SAVE_EVERY == 0 or step == recipe.steps:
+            _save(checkpoint, _identity(recipe, seed), net, optimizers, step)
+    return net
+
+
+def _identity(recipe: Recipe, seed: int) -> dict[str, Any]:
+    """What must be equal for a checkpoint to be gone on from."""
+    return {**asdict(recipe), "seed": seed}
+
+
+def _resume(checkpoint: Path, identity: dict[str, Any], net: Net, optimizers: list[torch.optim.Optimizer]) -> int:
+    if not checkpoint.exists():
+        return 0
+    state = torch.load(checkpoint, weights_only=True, map_location="cpu")
+    if state["identity"] != identity:
+        raise BadInput(f"{checkpoint} belongs to another recipe or seed; remove it or choose another directory")
+    net.load_state_dict(state["net"])
+    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
+    return int(state["step"])
+
+
+def _save(
+    checkpoint: Path, identity: dict[str, Any], net: Net, optimizers: list[torch.optim.Optimizer], step: int
+) -> None:
+    state = {
+        "identity": identity, "net": net.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "step": step,
+    }  # fmt: skip
+    temporary = checkpoint.with_suffix(".tmp")
+    torch.save(state, temporary)
+    temporary.replace(checkpoint)

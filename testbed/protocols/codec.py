@@ -1,0 +1,124 @@
+"""Wire codec: a message and its arrays to ZeroMQ frames and back; everything that comes in is bounded and checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.errors import BadInput, ProtocolError
+from testbed.protocols.messages import Array, Downlink, Message, Uplink
+
+AnyArray = NDArray[Any]
+Frames = Sequence[bytes | memoryview]
+
+DTYPES = {name: np.dtype(f"<{name}") for name in ("i4", "f2", "f4", "u1")}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+MAX_HEADER_BYTES = 4096
+MAX_ARRAY_BYTES = 64 * 2**20
+MAX_ARRAYS = 4
+
+M = TypeVar("M", bound=Message)
+
+
+class Packet(NamedTuple, Generic[M]):
+    """A decoded message, its arrays by name, and its size on the wire."""
+
+    message: M
+    arrays: dict[str, AnyArray]
+    size_bytes: int
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODERS = {
+    "uplink": msgspec.msgpack.Decoder(Uplink, strict=True),
+    "downlink": msgspec.msgpack.Decoder(Downlink, strict=True),
+}
+
+
+def encode(message: Message, arrays: Mapping[str, AnyArray] | None = None) -> list[bytes | memoryview]:
+    """Frames of a message: the header, then one frame an array (C order, little-endian).
+
+    Raises:
+        ValueError: an array whose dtype does not travel.
+    """
+    if not arrays:
+        return [_ENCODER.encode(message)]
+    specs, frames = [], []
+    for name, array in arrays.items():
+        if array.dtype not in _NAMES:
+            raise ValueError(f"array {name!r}: dtype {array.dtype} does not travel; use one of {', '.join(DTYPES)}")
+        specs.append(Array(name, _NAMES[array.dtype], array.shape))
+        frames.append(np.ascontiguousarray(array).tobytes())
+    return [_ENCODER.encode(msgspec.structs.replace(message, arrays=tuple(specs))), *frames]
+
+
+def decode_uplink(frames: Frames) -> Packet[Any]:
+    """Decode what a UE sent. Raises ProtocolError on anything that is not a well-formed uplink message."""
+    return _decode(frames, "uplink")
+
+
+def decode_downlink(frames: Frames) -> Packet[Any]:
+    """Decode what a BS sent. Raises ProtocolError on anything that is not a well-formed downlink message."""
+    return _decode(frames, "downlink")
+
+
+def _decode(frames: Frames, direction: str) -> Packet[Any]:
+    if not 1 <= len(frames) <= 1 + MAX_ARRAYS:
+        raise ProtocolError(f"a message has 1 to {1 + MAX_ARRAYS} frames, not {len(frames)}")
+    if len(frames[0]) > MAX_HEADER_BYTES:
+        raise ProtocolError(f"header of {len(frames[0])} bytes; at most {MAX_HEADER_BYTES}")
+    try:
+        message = _DECODERS[direction].decode(frames[0])
+    except (msgspec.DecodeError, BadInput) as exc:
+        raise ProtocolError(f"unreadable {direction} header: {exc}") from exc
+    if len(message.arrays) != len(frames) - 1:
+        raise ProtocolError(f"header names {len(message.arrays)} arrays, {len(frames) - 1} came")
+    arrays = {spec.name: _array(spec, frame) for spec, frame in zip(message.arrays, frames[1:], strict=True)}
+    if len(arrays) != len(message.arrays):
+        raise ProtocolError("two arrays of one name")
+    return Packet(message, arrays, sum(map(len, frames)))
+
+
+def _array(spec: Array, frame: bytes | memoryview) -> AnyArray:
+    dtype = DTYPES.get(spec.dtype)
+    if dtype is None:
+        raise ProtocolError(f"array {spec.name!r}: unknown dtype {spec.dtype!r}")
+    if len(spec.shape) > 2 or any(n < 0 for n in spec.shape):
+        raise ProtocolError(f"array {spec.name!r}: bad shape {spec.shape}")
+    size = math.prod(spec.shape) * dtype.itemsize
+    if size != len(frame) or size > MAX_ARRAY_BYTES:
+        raise ProtocolError(f"array {spec.name!r}: shape {spec.shape} does not fit {len(frame)} bytes")
+    return np.frombuffer(frame, dtype).reshape(spec.shape)
+
+
+def pack_positions(positions: Sequence[int], window: int) -> NDArray[np.uint8]:
+    """Positions in a window of K tokens at ceil(log2(K+1)) bits each, padded with zeros to whole bytes (WISV eq. 8)."""
+    width = position_bits(window)
+    bits = (np.asarray(positions, np.int64)[:, None] >> np.arange(width - 1, -1, -1)) & 1
+    return np.packbits(bits.astype(np.uint8).ravel())
+
+
+def unpack_positions(packed: AnyArray, count: int, window: int) -> list[int]:
+    """Inverse of `pack_positions`.
+
+    Raises:
+        ProtocolError: the array does not hold `count` increasing positions below `window`.
+    """
+    width = position_bits(window)
+    if packed.dtype != np.uint8 or packed.shape != (-(-count * width // 8),):
+        raise ProtocolError(f"{count} positions of {width} bits do not fit an array of shape {packed.shape}")
+    bits = np.unpackbits(packed, count=count * width).reshape(count, width)
+    positions = (bits.astype(np.int64) << np.arange(width - 1, -1, -1)).sum(axis=1).tolist()
+    if any(p >= window for p in positions) or any(a >= b for a, b in zip(positions, positions[1:], strict=False)):
+        raise ProtocolError("positions must increase and lie inside the window")
+    return [int(p) for p in positions]
+
+
+def position_bits(window: int) -> int:
+    """ceil(log2(K+1)): bits of one position in a window of K tokens (WISV, below eq. 3)."""
+    return max(1, math.ceil(math.log2(window + 1)))

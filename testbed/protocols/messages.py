@@ -1,0 +1,176 @@
+"""The messages between UE and BS: frame 0 of every ZeroMQ message, one msgpack array a message.
+
+Arrays (ids, hidden states, positions) follow as raw frames; `arrays` in the header names each one and states its
+dtype and shape. Integers count from 0; times are durations in seconds on the sender's own monotonic clock.
+"""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+
+from testbed.channel.csi import Csi
+
+VERSION = 1
+"""Of this wire format; `Hello` and `Welcome` must agree on it."""
+
+
+class Array(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What one raw frame holds."""
+
+    name: str
+    dtype: str
+    """Little-endian: i4, f2, f4 or u1."""
+    shape: tuple[int, ...]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True, forbid_unknown_fields=True):
+    """Base of all messages."""
+
+    arrays: tuple[Array, ...] = ()
+
+
+# ---------------------------------------------------------------- UE → BS
+
+
+class Hello(Message):
+    """First words of a UE; answered by `Welcome` or `Fault`."""
+
+    version: int
+    tokenizer: str
+    """Fingerprint of the tokenizer (`protocols.vocabulary`); empty where there is none."""
+    vocab_size: int
+    """Ids that the drafter may draft."""
+
+
+class Open(Message):
+    """Start a session, or start it anew after a loss; frame `ids`: committed prefix, prompt included, i4 [n]."""
+
+    session: int
+    protocol: str
+    threshold: float
+    """The decision head's θ in [0, 1]; 0 rejects every mismatch."""
+    hidden_size: int
+    """Of the drafter."""
+    max_tokens: int = 0
+    """For `target-only` alone: tokens to decode."""
+
+
+class Draft(Message):
+    """One drafted window; frames: `ids` i4 [K] and what the protocol adds."""
+
+    session: int
+    round: int
+    base_len: int
+    """Length of the committed prefix that the window continues."""
+    csi: Csi | None = None
+
+
+class Hidden(Message):
+    """Answer to `NeedHidden`; frame `hidden`: f2 [m, hidden_size], rows in the order of the positions asked for."""
+
+    session: int
+    round: int
+
+
+class Close(Message):
+    """End of a session; not answered."""
+
+    session: int
+
+
+class Ping(Message):
+    """RTT handshake; answered by `Pong` at once."""
+
+    token: int
+
+
+# ---------------------------------------------------------------- BS → UE
+
+
+class Welcome(Message):
+    """Answer to `Hello`: what this BS serves and allows."""
+
+    version: int
+    model: str
+    hidden_size: int
+    """Of the target."""
+    vocab_size: int
+    """Ids that the target may choose."""
+    end_ids: tuple[int, ...]
+    """Ids that end an output, by the target's generation config."""
+    protocols: tuple[str, ...]
+    max_window: int
+    max_positions: int
+    """Prefix + window + 1 may not be more."""
+
+
+class Opened(Message):
+    """The session stands; `length` committed tokens are known."""
+
+    session: int
+    length: int
+
+
+class NeedHidden(Message):
+    """Hidden states wanted; frame `positions`: u1, positions in the window packed at ceil(log2(K+1)) bits each."""
+
+    session: int
+    round: int
+    count: int
+    """Number of positions asked for."""
+
+
+class Verdict(Message):
+    """Outcome of a round: the first `accepted` drafted tokens are committed, then `token` (correction or bonus)."""
+
+    session: int
+    round: int
+    accepted: int
+    token: int
+    candidates: int
+    """Positions whose drafted token was not the target's argmax."""
+    queried: int
+    """Positions whose hidden states were asked for."""
+    gap: float
+    """Logit of `token` minus logit of the drafted token that it replaces; of a token that replaces none (a bonus,
+    target-only) minus the next best logit."""
+    batch_size: int
+    """Requests in the pass that verified the round."""
+    queue_s: float
+    verify_s: float
+    judge_s: float
+    bs_s: float
+    """From receipt to reply, waiting for `Hidden` left out."""
+
+
+class Resync(Message):
+    """The session is unknown here: open it again with the committed prefix."""
+
+    session: int
+
+
+class Busy(Message):
+    """Refused for now."""
+
+    session: int
+    reason: str
+    retry_s: float
+
+
+class Fault(Message):
+    """The message could not be taken; `session` is -1 where none is meant."""
+
+    session: int
+    reason: str
+
+
+class Pong(Message):
+    """Answer to `Ping`."""
+
+    token: int
+
+
+Uplink = Union[Hello, Open, Draft, Hidden, Close, Ping]  # noqa: UP007 (msgspec reads it at run time, on 3.10 too)
+Downlink = Union[Welcome, Opened, NeedHidden, Verdict, Resync, Busy, Fault, Pong]  # noqa: UP007

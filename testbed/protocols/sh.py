@@ -1,0 +1,38 @@
+"""Selective-hidden upload (WISV Section III-B, option 2): ids first; hidden states of the mismatches on request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from testbed.protocols.base import Drafted, Payload, RoundProtocol, Sizes, feedback_bits
+from testbed.protocols.codec import AnyArray, position_bits
+
+
+class SelectiveHidden(RoundProtocol):
+    """The smallest uplink, and a second round trip wherever something mismatches."""
+
+    kind = "sh"
+    judged = True
+
+    # ------------------------------------------------------------ UE side
+
+    def reveal(self, drafted: Drafted, positions: Sequence[int]) -> dict[str, AnyArray]:
+        """`hidden` f2 [m, d]: the rows of the positions asked for, in their order."""
+        return {"hidden": np.asarray(drafted.hidden[list(positions)], np.float16)}
+
+    # ------------------------------------------------------------ BS side
+
+    def asks_for(self, candidates: Sequence[int]) -> Sequence[int]:
+        """All candidates: each may be judged, since those before it may be kept."""
+        return candidates
+
+    # ------------------------------------------------------------ payload
+
+    def payload(self, window: int, queried: int, sizes: Sizes) -> Payload:
+        """K·b_id and m·B_h up (WISV eqs. 7, 9), m·b_pos and B_fb down (eqs. 8, 4); one exchange where m = 0."""
+        exchanges = 2 if queried else 1
+        up = window * sizes.id_bits + queried * sizes.hidden_size * sizes.hidden_bits
+        down = queried * position_bits(window) + feedback_bits(window, sizes)
+        return Payload(up, down, exchanges, exchanges)

@@ -1,0 +1,51 @@
+"""Tokenizers and when two of them are the same.
+
+Vocabularies are compared by tokenizer, not by the number of embedding rows: models pad theirs differently.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import ModelError
+
+
+def fingerprint(directory: Path) -> str:
+    """Fingerprint of the tokenizer in a model directory: its tokens, their ids and its merges; chat template, padding
+    and post-processing do not count.
+
+    Raises:
+        ModelError: no readable `tokenizer.json`.
+    """
+    path = directory / "tokenizer.json"
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        model = document["model"]
+        vocab = model["vocab"]
+        tokens = vocab.items() if isinstance(vocab, dict) else ((t[0], i) for i, t in enumerate(vocab))
+        added = ((t["content"], t["id"]) for t in document.get("added_tokens", ()))
+        ids: list[Any] = sorted({*tokens, *added}, key=lambda pair: (pair[1], pair[0]))
+        merges = [m if isinstance(m, str) else " ".join(m) for m in model.get("merges", ())]
+    except FileNotFoundError as exc:
+        raise ModelError(f"no tokenizer in {directory}: tokenizer.json is missing") from exc
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise ModelError(f"{path} cannot be read as a tokenizer: {exc}") from exc
+    return hashlib.sha256(json.dumps([ids, merges], ensure_ascii=False).encode()).hexdigest()[:16]
+
+
+def check_same(ue: tuple[str, int], bs: tuple[str, int]) -> None:
+    """Refuse a drafter and a target that do not share a vocabulary; each side is (fingerprint or "", ids).
+
+    Where one side has no tokenizer, the numbers of ids must be equal.
+
+    Raises:
+        ModelError: they differ.
+    """
+    if ue[0] and bs[0]:
+        if ue[0] != bs[0]:
+            raise ModelError(f"tokenizer mismatch: the UE's is {ue[0]}, the BS's is {bs[0]}; use a pair that shares one")
+    elif ue[1] != bs[1]:
+        raise ModelError(f"vocabulary mismatch: the UE drafts {ue[1]} ids, the BS knows {bs[1]}")

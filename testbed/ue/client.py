@@ -1,0 +1,123 @@
+"""A UE's connection to one BS: the greeting, RTT handshakes, and a mailbox for every session."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from typing import Any
+
+from testbed.channel.link import Link
+from testbed.clock import Clock
+from testbed.errors import LinkError, LinkTimeout, ModelError, ProtocolError
+from testbed.protocols.codec import AnyArray, Packet, decode_downlink, encode
+from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pong, Welcome
+
+RESEND_S = 2.0
+"""First wait before a message that was not answered is sent again; doubled each time."""
+
+
+class Client:
+    """Sends for all sessions and hands each what is meant for it.
+
+    Session numbers start at a random one, so that a UE that comes back under the same identity does not meet its own
+    old sessions.
+    """
+
+    def __init__(self, link: Link, clock: Clock, first_session: int, timeout_s: float = 60.0) -> None:
+        self._link, self.clock, self.timeout_s = link, clock, timeout_s
+        self._mail: dict[int, asyncio.Queue[Packet[Any]]] = {-1: asyncio.Queue()}
+        self._numbers = itertools.count(first_session)
+        self._reader: asyncio.Task[None] | None = None
+        self.welcome: Welcome | None = None
+
+    async def connect(self, tokenizer: str, vocab_size: int) -> Welcome:
+        """Greet the BS.
+
+        Raises:
+            LinkTimeout: nobody answers.
+            ModelError: the BS refuses this drafter's vocabulary.
+        """
+        self._reader = asyncio.create_task(self._read())
+        hello = Hello(version=VERSION, tokenizer=tokenizer, vocab_size=vocab_size)
+        packet = await self.ask(-1, hello)
+        if isinstance(packet.message, Fault):
+            raise ModelError(f"the BS refuses: {packet.message.reason}")
+        if not isinstance(packet.message, Welcome):
+            raise ProtocolError(f"expected Welcome, got {type(packet.message).__name__}")
+        self.welcome = packet.message
+        return packet.message
+
+    async def rtt_s(self, count: int = 5) -> list[float]:
+        """Round-trip times of `count` handshakes, one after another."""
+        times = []
+        for token in range(count):
+            start_s = self.clock.time()
+            packet = await self.ask(-1, Ping(token=token))
+            if not isinstance(packet.message, Pong):
+                raise ProtocolError(f"expected Pong, got {type(packet.message).__name__}")
+            times.append(self.clock.time() - start_s)
+        return times
+
+    def new_session(self) -> int:
+        """A session number with a mailbox."""
+        number = next(self._numbers)
+        self._mail[number] = asyncio.Queue()
+        return number
+
+    def end_session(self, number: int) -> None:
+        """Drop a session's mailbox; what still comes for it is discarded."""
+        self._mail.pop(number, None)
+
+    async def send(self, message: Message, arrays: dict[str, AnyArray] | None = None) -> int:
+        """Send one message; returns its bytes."""
+        return await self._link.send(encode(message, arrays))
+
+    async def receive(self, session: int, timeout_s: float) -> Packet[Any]:
+        """Next message for a session (-1: for none).
+
+        Raises:
+            LinkTimeout: nothing came in time.
+        """
+        if self._reader is None or self._reader.done():
+            error = self._reader.exception() if self._reader and not self._reader.cancelled() else None
+            raise LinkError("the connection is closed") from error
+        try:
+            return await asyncio.wait_for(self._mail[session].get(), timeout_s)
+        except asyncio.TimeoutError as exc:
+            raise LinkTimeout(f"the BS did not answer within {timeout_s:g} s") from exc
+
+    async def ask(self, session: int, message: Message) -> Packet[Any]:
+        """Send, and send again while nothing comes, until the timeout."""
+        for wait_s in self.waits():
+            await self.send(message)
+            with contextlib.suppress(LinkTimeout):
+                return await self.receive(session, wait_s)
+        raise LinkTimeout(f"the BS did not answer within {self.timeout_s:g} s; is it running, and is the address right?")
+
+    def waits(self) -> list[float]:
+        """How long to wait for an answer before each sending again; they add up to the timeout."""
+        waits, wait_s = [], min(RESEND_S, self.timeout_s)
+        while sum(waits) + wait_s < self.timeout_s:
+            waits.append(wait_s)
+            wait_s *= 2
+        return [*waits, self.timeout_s - sum(waits)]
+
+    async def close(self) -> None:
+        """Stop reading and drop the link."""
+        if self._reader is not None:
+            self._reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reader
+        self._link.close()
+
+    async def _read(self) -> None:
+        while True:
+            try:
+                frames = await self._link.recv(self.timeout_s)
+            except LinkTimeout:
+                continue
+            packet = decode_downlink(frames)
+            mailbox = self._mail.get(getattr(packet.message, "session", -1))
+            if mailbox is not None:
+                mailbox.put_nowait(packet)

@@ -1,0 +1,89 @@
+"""The losslessness gate: is an output the target's own, token for token?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from testbed.errors import ProtocolError
+from testbed.protocols.messages import Close, Draft, Fault, Open, Verdict
+from testbed.ue.client import Client
+
+SHOWN = 8
+"""Tokens of each continuation that a report shows."""
+
+
+class Divergence(msgspec.Struct, frozen=True):
+    """First difference between an output and the target's own."""
+
+    request: int
+    position: int
+    """In the output."""
+    output: list[int]
+    """The output from there on."""
+    target: list[int]
+    """The target's own from there on."""
+    gap: float
+    """Logit of the target's token minus logit of the output's, by the serving engine."""
+    tie: bool
+    """Whether the gap is within the tolerance, and so no loss."""
+
+
+def first_difference(output: Sequence[int], target: Sequence[int]) -> int | None:
+    """Index of the first token that differs (an end that comes too early differs too), or None."""
+    for i, (a, b) in enumerate(zip(output, target, strict=False)):
+        if a != b:
+            return i
+    return None if len(output) == len(target) else min(len(output), len(target))
+
+
+async def compare(
+    client: Client, request: int, prompt: Sequence[int], output: Sequence[int], target: Sequence[int], tolerance: float
+) -> Divergence | None:
+    """Hold an output against the target's own; where they part, ask the engine by how much.
+
+    `tolerance` is the largest logit gap that counts as a tie; 0 in float32.
+    """
+    position = first_difference(output, target)
+    if position is None:
+        return None
+    gap = float("inf")
+    if position < min(len(output), len(target)):
+        gap = await _gap(client, [*prompt, *target[:position]], output[position], target[position])
+    tie = abs(gap) <= tolerance
+    return Divergence(
+        request, position, list(output[position:][:SHOWN]), list(target[position:][:SHOWN]), gap, tie
+    )
+
+
+async def _gap(client: Client, prefix: list[int], output: int, target: int) -> float:
+    """Logit of the argmax after `prefix` minus logit of the token that differs from it."""
+    session = client.new_session()
+    ids = np.asarray(prefix, np.int32)
+    await client.send(Open(session=session, protocol="greedy", threshold=0.0, hidden_size=1), {"ids": ids})
+    gap = 0.0
+    try:
+        for number, token in enumerate((output, target)):
+            if number:
+                await client.send(Close(session=session))
+                await client.send(Open(session=session, protocol="greedy", threshold=0.0, hidden_size=1), {"ids": ids})
+            draft = Draft(session=session, round=0, base_len=len(prefix))
+            await client.send(draft, {"ids": np.array([token], np.int32)})
+            verdict = await _verdict(client, session)
+            if verdict.accepted == 0:
+                gap = max(gap, verdict.gap)
+    finally:
+        client.end_session(session)
+        await client.send(Close(session=session))
+    return gap
+
+
+async def _verdict(client: Client, session: int) -> Verdict:
+    while True:
+        message = (await client.receive(session, client.timeout_s)).message
+        if isinstance(message, Verdict):
+            return message
+        if isinstance(message, Fault):
+            raise ProtocolError(f"the BS refuses: {message.reason}")

@@ -1,0 +1,123 @@
+"""From a question to prompt ids: plain templates, worked examples before the question, chat templates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from testbed.errors import BadInput, ModelError
+from testbed.protocols.vocabulary import fingerprint
+
+PLAIN = "Question: {question}\nAnswer:"
+
+
+class Prompter:
+    """Formats and tokenizes questions for one model family.
+
+    Args:
+        directory: holds `tokenizer.json` and, for chat models, `tokenizer_config.json` or `chat_template.jinja`.
+        style: `plain`; `chat` (the tokenizer's own template); `auto` (chat where there is a template); or a template
+            of one's own that contains {question}.
+        shots: worked examples (question, answer) that stand before every question.
+
+    Raises:
+        BadInput: an unknown style, or chat without a template.
+        ModelError: no readable tokenizer.
+    """
+
+    def __init__(self, directory: Path, style: str = "auto", shots: Sequence[tuple[str, str]] = ()) -> None:
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise ModelError(f"no tokenizer in {directory}: tokenizer.json is missing")
+        try:
+            self.tokenizer = Tokenizer.from_file(str(path))
+        except Exception as exc:  # the library raises bare Exception
+            raise ModelError(f"{path} cannot be read as a tokenizer: {exc}") from exc
+        self.fingerprint = fingerprint(directory)
+        self.shots = tuple(shots)
+        self._settings = _settings(directory)
+        self._chat = self._settings.get("chat_template")
+        if style == "chat" and not self._chat:
+            raise BadInput(f"{directory} has no chat template; use --prompt-format plain")
+        if style not in ("auto", "chat", "plain") and "{question}" not in style:
+            raise BadInput(f"unknown prompt format {style!r}; use auto, plain, chat, or a template with {{question}}")
+        self._template = PLAIN if style in ("auto", "chat", "plain") else style
+        self.is_chat = bool(self._chat) and style in ("auto", "chat")
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids: the largest plus one."""
+        return 1 + max(self.tokenizer.get_vocab().values())
+
+    def ids(self, question: str) -> list[int]:
+        """Prompt ids of a question.
+
+        Raises:
+            BadInput: an empty question.
+        """
+        if not question.strip():
+            raise BadInput("the prompt is empty")
+        text = self._render_chat(question) if self.is_chat else self._render_plain(question)
+        # a chat template writes its own special tokens; a plain prompt gets those the tokenizer adds
+        return list(self.tokenizer.encode(text, add_special_tokens=not self.is_chat).ids)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Text of output ids, special tokens left out."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def _render_plain(self, question: str) -> str:
+        examples = "".join(f"{self._template.replace('{question}', q)} {a}\n\n" for q, a in self.shots)
+        return examples + self._template.replace("{question}", question)
+
+    def _render_chat(self, question: str) -> str:
+        import jinja2
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+        turns = [
+            {"role": role, "content": content}
+            for pair in self.shots
+            for role, content in zip(("user", "assistant"), pair, strict=True)
+        ]
+        try:
+            return environment.from_string(str(self._chat)).render(
+                messages=[*turns, {"role": "user", "content": question}],
+                add_generation_prompt=True,
+                bos_token=_token(self._settings.get("bos_token")),
+                eos_token=_token(self._settings.get("eos_token")),
+            )
+        except jinja2.TemplateError as exc:
+            raise BadInput(f"the tokenizer's chat template fails: {exc}") from exc
+
+
+def _refuse(message: str) -> None:
+    import jinja2
+
+    raise jinja2.TemplateError(message)
+
+
+def _token(value: Any) -> str:
+    return str(value.get("content", "")) if isinstance(value, dict) else str(value or "")
+
+
+def _settings(directory: Path) -> dict[str, Any]:
+    path = directory / "tokenizer_config.json"
+    try:
+        settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError as exc:
+        raise ModelError(f"{path} is not JSON: {exc}") from exc
+    template = directory / "chat_template.jinja"
+    if template.exists():
+        settings["chat_template"] = template.read_text(encoding="utf-8")
+    chat = settings.get("chat_template")
+    if isinstance(chat, list):  # several named templates: the default one
+        settings["chat_template"] = next((t["template"] for t in chat if t.get("name") == "default"), None)
+    return settings

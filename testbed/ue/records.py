@@ -1,0 +1,50 @@
+"""What a UE writes down: one record a round, one a request."""
+
+from __future__ import annotations
+
+import msgspec
+
+from testbed.channel.csi import Csi
+
+
+class RoundRecord(msgspec.Struct, frozen=True):
+    """One round of one request; durations in seconds. Their sum is the round's share of the latency."""
+
+    round: int
+    protocol: str
+    base_len: int
+    """Committed prefix before the round, prompt included."""
+    drafted: int
+    accepted: int
+    committed: int
+    """Tokens that the round added to the output, correction or bonus included, cut at the end of the output."""
+    candidates: int
+    queried: int
+    batch_size: int
+    draft_s: float
+    link_s: float
+    """Time between send and verdict that the BS does not account for: the link and both ends' sockets."""
+    queue_s: float
+    verify_s: float
+    judge_s: float
+    overhead_s: float
+    """The rest: software on both sides."""
+    uplink_bytes: int
+    downlink_bytes: int
+    gap: float
+    """Logit gap of the token that the target added (see `Verdict.gap`)."""
+    csi: Csi | None = None
+
+
+class RequestRecord(msgspec.Struct, frozen=True):
+    """One decoded prompt."""
+
+    prompt_len: int
+    token_ids: list[int]
+    finish_reason: str
+    """`stop` or `length`."""
+    latency_s: float
+    uplink_bytes: int
+    """All rounds, and the opening of the session."""
+    downlink_bytes: int
+    rounds: list[RoundRecord]

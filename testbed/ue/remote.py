@@ -1,0 +1,84 @@
+"""Decoding by the target alone: the prompt goes up once, the tokens are streamed back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from testbed.errors import LinkTimeout, ProtocolError
+from testbed.protocols import TARGET_ONLY
+from testbed.protocols.messages import Close, Fault, Open, Opened, Verdict
+from testbed.ue.client import Client
+from testbed.ue.records import RequestRecord, RoundRecord
+from testbed.ue.session import Progress
+
+
+async def decode_remotely(
+    client: Client, prompt: Sequence[int], max_tokens: int, end_ids: Sequence[int], progress: Progress | None = None
+) -> RequestRecord:
+    """Have the BS decode a prompt; one record per streamed token, the link's time in the first of them.
+
+    Raises:
+        LinkTimeout: the stream stopped.
+        ProtocolError: the BS refuses, or a token is missing.
+    """
+    session = client.new_session()
+    start_s = client.clock.time()
+    ask = Open(session=session, protocol=TARGET_ONLY, threshold=0.0, hidden_size=1, max_tokens=max_tokens)
+    up = await client.send(ask, {"ids": np.asarray(prompt, np.int32)})
+    down = 0
+    verdicts: list[tuple[Verdict, int]] = []
+    finished = False
+    try:
+        while not finished:
+            packet = await client.receive(session, client.timeout_s)
+            down += packet.size_bytes
+            message = packet.message
+            if isinstance(message, Verdict):
+                if message.round != len(verdicts):
+                    raise ProtocolError(f"token {len(verdicts)} of the stream is missing")
+                verdicts.append((message, packet.size_bytes))
+                finished = message.token in end_ids or len(verdicts) == max_tokens
+                if progress:
+                    progress(_record(verdicts[-1], len(prompt) + len(verdicts) - 1, 0.0, 0))
+            elif not isinstance(message, Opened):
+                reason = message.reason if isinstance(message, Fault) else type(message).__name__
+                raise ProtocolError(f"the BS refuses: {reason}")
+    except LinkTimeout as exc:
+        raise LinkTimeout(f"{exc}, {len(verdicts)} tokens into a target-only request") from exc
+    finally:
+        client.end_session(session)
+        await client.send(Close(session=session))
+    latency_s = client.clock.time() - start_s
+    link_s = max(0.0, latency_s - sum(v.bs_s for v, _ in verdicts))
+    rounds = [
+        _record(pair, len(prompt) + i, 0.0 if i else link_s, 0 if i else up) for i, pair in enumerate(verdicts)
+    ]
+    token_ids = [v.token for v, _ in verdicts]
+    reason = "stop" if token_ids[-1] in end_ids else "length"
+    return RequestRecord(len(prompt), token_ids, reason, latency_s, up, down, rounds)
+
+
+def _record(pair: tuple[Verdict, int], base_len: int, link_s: float, uplink_bytes: int) -> RoundRecord:
+    verdict, size_bytes = pair
+    return RoundRecord(
+        round=verdict.round,
+        protocol=TARGET_ONLY,
+        base_len=base_len,
+        drafted=0,
+        accepted=0,
+        committed=1,
+        candidates=0,
+        queried=0,
+        batch_size=verdict.batch_size,
+        draft_s=0.0,
+        link_s=link_s,
+        queue_s=verdict.queue_s,
+        verify_s=verdict.verify_s,
+        judge_s=verdict.judge_s,
+        overhead_s=max(0.0, verdict.bs_s - verdict.queue_s - verdict.verify_s - verdict.judge_s),
+        uplink_bytes=uplink_bytes,
+        downlink_bytes=size_bytes,
+        gap=verdict.gap,
+    )
