@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -16,7 +16,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of all configurations."""
 
 
-class ServeConfig(Config):
+class ServeConfig(Config, frozen=True):
     """What `testbed bs serve` does."""
 
     engine: str = "vllm"
@@ -38,7 +38,7 @@ class ServeConfig(Config):
     """CPU threads of the engine; None: all but one."""
 
 
-class RunConfig(Config):
+class RunConfig(Config, frozen=True):
     """What `testbed ue run` does."""
 
     bs: str = "tcp://127.0.0.1:5555"
@@ -69,16 +69,16 @@ class RunConfig(Config):
     """Largest logit gap that counts as a tie; use it outside float32."""
     concurrency: int = 1
     """Requests under way at once."""
-    kv_type: str = "f16"
+    kv_type: Literal["f16", "f32"] = "f16"
     """Type of the drafter's KV cache: f16 or f32."""
     threads: int | None = None
-    gpu_layers: int = 0
+    gpu_layers: int = -1
     """Layers of the drafter on a GPU; -1: all."""
     timeout_s: float = 60.0
     """How long to wait for the BS before giving up."""
 
 
-class DemoConfig(Config):
+class DemoConfig(Config, frozen=True):
     """What `testbed demo` does."""
 
     prompts: int = 20

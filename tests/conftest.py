@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
-from tests.support.models import TOKENS, make_model
+from tests.support.models import KINDS, PADDED_ROWS, TOKENS, make_model
 from tests.support.reference import Reference
 
-KINDS = ("llama", "llama-tied", "qwen2", "qwen2-tied", "qwen3", "qwen3-tied", "qwen2-padded")
-PADDED_ROWS = 20
+# Before torch is imported: on such small models threads only wait for each other, long where anything else runs.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# a busy machine is no reason to fail
+settings.register_profile("testbed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("testbed")
 
 
 @pytest.fixture(scope="session")
@@ -21,9 +27,8 @@ def random_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for seed, kind in enumerate(KINDS):
         architecture, _, variant = kind.partition("-")
         rows = TOKENS + (PADDED_ROWS if variant == "padded" else 0)
-        models[kind] = make_model(
-            architecture, root / kind, seed, vocab_size=rows, tie_word_embeddings=variant == "tied"
-        )
+        tied = variant == "tied"
+        models[kind] = make_model(architecture, root / kind, seed, vocab_size=rows, tie_word_embeddings=tied)
     return models
 
 

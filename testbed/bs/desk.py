@@ -12,7 +12,18 @@ from testbed.protocols import PROTOCOLS, TARGET_ONLY
 from testbed.protocols.base import Window, expect_names, read_ids
 from testbed.protocols.codec import AnyArray
 from testbed.protocols.messages import (
-    VERSION, Busy, Draft, Fault, Hello, Message, Open, Opened, Ping, Pong, Resync, Welcome,
+    VERSION,
+    Busy,
+    Draft,
+    Fault,
+    Hello,
+    Message,
+    Open,
+    Opened,
+    Ping,
+    Pong,
+    Resync,
+    Welcome,
 )  # fmt: skip
 from testbed.protocols.vocabulary import check_same
 

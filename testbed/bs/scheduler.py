@@ -35,11 +35,19 @@ class Scheduler(Protocol):
 
 @dataclass(frozen=True)
 class Fcfs:
-    """First come, first served, as many as fit: the head of the queue always goes."""
+    """First come, first served, as many as fit: the head of the queue always goes.
+
+    Raises:
+        BadInput: a bound below 1, under which nothing would ever go.
+    """
 
     max_requests: int = 256
     max_tokens: int = 8192
     """New tokens of one pass; a single larger request still goes, alone."""
+
+    def __post_init__(self) -> None:
+        if self.max_requests < 1 or self.max_tokens < 1:
+            raise BadInput(f"a pass takes 1 request and 1 token or more, not {self.max_requests} and {self.max_tokens}")
 
     def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
         """In order of arrival until the next request would not fit."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from testbed.bs.desk import Desk, Offer
 from testbed.bs.engine import VerifyEngine
-from testbed.bs.engines import load_engine
+from testbed.bs.engines import ENGINES, load_engine
 from testbed.bs.judge import StrictJudge
 from testbed.bs.scheduler import Scheduler, scheduler
 from testbed.bs.server import BaseStation, ThreadRunner
@@ -44,9 +46,13 @@ def serve(config: ServeConfig, ready: Ready) -> None:
 
 def _load(config: ServeConfig) -> tuple[VerifyEngine, Offer]:
     """Load the engine, in the thread that will own it."""
+    threads = config.threads or max(1, (os.cpu_count() or 1) - 1)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # engines read it when they are imported
     if config.engine == "synthetic":
-        engine = load_engine("synthetic", None)
+        engine = load_engine("synthetic", None, max_model_len=config.max_model_len)
         return engine, Offer("synthetic", "", engine.vocab_size, engine.hidden_size, (), engine.max_positions)
+    if config.engine not in ENGINES:
+        raise BadInput(f"unknown engine {config.engine!r}; known: {', '.join(ENGINES)}")
     if config.model is None:
         raise BadInput("which model? give --model DIR or a Hugging Face id")
     target = describe(config.model)
@@ -56,9 +62,10 @@ def _load(config: ServeConfig) -> tuple[VerifyEngine, Offer]:
         dtype=config.dtype,
         max_model_len=config.max_model_len,
         vocab_size=target.vocab_size,
+        **_vllm_options(config) if config.engine == "vllm" else {},
     )
     offer = Offer(
-        model=engine.model_name,
+        model=config.model,
         tokenizer=target.tokenizer,
         vocab_size=target.vocab_size,
         hidden_size=engine.hidden_size,
@@ -66,6 +73,15 @@ def _load(config: ServeConfig) -> tuple[VerifyEngine, Offer]:
         max_positions=engine.max_positions,
     )
     return engine, offer
+
+
+def _vllm_options(config: ServeConfig) -> dict[str, Any]:
+    return {
+        "max_batch": config.max_batch,
+        "max_batch_tokens": config.max_batch_tokens,
+        "tensor_parallel_size": config.tensor_parallel,
+        "gpu_memory_utilization": config.memory_share,
+    }
 
 
 async def _run(addresses: list[str], runner: ThreadRunner, offer: Offer, plan: Scheduler, ready: Ready) -> None:

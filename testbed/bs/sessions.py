@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from testbed.bs.engine import VerifyResult
 from testbed.channel.csi import Csi
-from testbed.protocols import RoundProtocol
-from testbed.protocols.base import Window
+from testbed.protocols.base import RoundProtocol, Window
 
 Key = tuple[bytes, int]
 """A peer's identity and its session number: no peer can name another's session."""
@@ -66,7 +65,8 @@ class Session:
     @property
     def prefix(self) -> NDArray[np.int32]:
         """The committed prefix, a copy [length]."""
-        return self.tokens[: self.length].copy()
+        prefix: NDArray[np.int32] = self.tokens[: self.length].copy()
+        return prefix
 
     def append(self, ids: NDArray[np.int32]) -> None:
         """Commit tokens."""

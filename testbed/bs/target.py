@@ -37,7 +37,9 @@ def find(model: str) -> Path:
     if path.is_dir():
         return path
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", model) or model.startswith((".", "/")):
-        raise ModelError(f"no model at {model}: give a directory with config.json, or a Hugging Face id such as org/name")
+        raise ModelError(
+            f"no model at {model}: give a directory with config.json, or a Hugging Face id such as org/name"
+        )
     from huggingface_hub import snapshot_download
 
     try:

@@ -29,7 +29,22 @@ class _Session:
 
 
 class TransformersEngine:
-    """Implements `VerifyEngine`; the least recently used sessions' caches are dropped beyond `max_sessions`."""
+    """Implements `VerifyEngine`; the least recently used sessions' caches are dropped beyond `max_sessions`.
+
+    Args:
+        model: directory of a Hugging Face model, or its id.
+        dtype: float32 or bfloat16.
+        vocab_size: real tokens; rows of the head beyond them are never chosen. None: all rows.
+        max_model_len: positions of a sequence; None: what the model was made for.
+        max_batch_tokens: new tokens of one pass, as a scheduler should see them.
+        max_sessions: sessions whose keys and values are kept.
+        device: as torch names it; None: a GPU if there is one.
+
+    Raises:
+        ModelError: the model's files cannot be used: see `check_files`.
+        BadInput: arguments that do not hold together.
+        EngineError: transformers could not load the model.
+    """
 
     def __init__(
         self,
@@ -42,22 +57,6 @@ class TransformersEngine:
         max_sessions: int = 64,
         device: str | None = None,
     ) -> None:
-        """Load a target.
-
-        Args:
-            model: directory of a Hugging Face model, or the id of one in the cache.
-            dtype: float32 or bfloat16.
-            vocab_size: real tokens; rows of the head beyond them are never chosen. None: all rows.
-            max_model_len: positions of a sequence; None: what the model was made for.
-            max_batch_tokens: new tokens of one pass, as a scheduler should see them.
-            max_sessions: sessions whose keys and values are kept.
-            device: as torch names it; None: a GPU if there is one.
-
-        Raises:
-            ModelError: the model's files cannot be used: see `check_files`.
-            BadInput: arguments that do not hold together.
-            EngineError: transformers could not load the model.
-        """
         target = check_files(model, dtype=dtype, vocab_size=vocab_size, max_model_len=max_model_len)
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         try:
@@ -77,6 +76,8 @@ class TransformersEngine:
 
     def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
         """See `VerifyEngine.verify`."""
+        if self._model is None:
+            raise EngineError("the engine is closed")
         check_batch(batch, self.vocab_size, self.max_positions)
         return [self._verify_one(request) for request in batch]
 

@@ -38,7 +38,24 @@ ENVIRONMENT = {
 class VllmEngine:
     """Implements `VerifyEngine`. A process holds one at a time: vLLM's process groups are global.
 
-    `stats` counts passes, positions and redone requests.
+    Loading takes seconds to minutes. `stats` counts passes, positions and redone requests.
+
+    Args:
+        model: directory of a Hugging Face model, or its id.
+        dtype: float32 or bfloat16.
+        vocab_size: real tokens; rows of the head beyond them are never chosen. None: all rows.
+        max_model_len: positions of a sequence; None: what the model was made for.
+        max_batch: sequences of one pass; None: vLLM's default.
+        max_batch_tokens: new tokens of one pass; None: vLLM's default.
+        tensor_parallel_size: GPUs that share the model.
+        gpu_memory_utilization: share of a GPU's memory that vLLM may take; on a CPU the KV cache has a fixed size
+            (`extra={"kv_cache_memory_bytes": ...}`).
+        extra: further fields of vLLM's `EngineArgs`.
+
+    Raises:
+        ModelError: the model's files cannot be used: see `check_files`.
+        BadInput: arguments that do not hold together.
+        EngineError: vLLM is not installed, could not load the model, or is loaded already.
     """
 
     _open: ClassVar[weakref.ref[VllmEngine] | None] = None
@@ -56,25 +73,6 @@ class VllmEngine:
         gpu_memory_utilization: float = 0.9,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        """Load a target (seconds to minutes).
-
-        Args:
-            model: directory of a Hugging Face model, or the id of one in the cache.
-            dtype: float32 or bfloat16.
-            vocab_size: real tokens; rows of the head beyond them are never chosen. None: all rows.
-            max_model_len: positions of a sequence; None: what the model was made for.
-            max_batch: sequences of one pass; None: vLLM's default.
-            max_batch_tokens: new tokens of one pass; None: vLLM's default.
-            tensor_parallel_size: GPUs that share the model.
-            gpu_memory_utilization: share of a GPU's memory that vLLM may take; on a CPU the KV cache's size is fixed
-                (`extra={"kv_cache_memory_bytes": ...}`).
-            extra: further fields of vLLM's `EngineArgs`.
-
-        Raises:
-            ModelError: the model's files cannot be used: see `check_files`.
-            BadInput: arguments that do not hold together.
-            EngineError: vLLM is not installed, could not load the model, or is loaded already.
-        """
         if self._open is not None and self._open() is not None:
             raise EngineError("this process holds a vLLM engine already: close it first")
         target = check_files(model, dtype=dtype, vocab_size=vocab_size, max_model_len=max_model_len)
@@ -102,7 +100,7 @@ class VllmEngine:
         try:
             tails = self._complete(self._runner, prompts, self._runner.run(prompts))
         except Exception as exc:
-            raise EngineError(f"vLLM failed in a pass of {len(batch)} requests: {_first_line(exc)}") from exc
+            raise EngineError(f"vLLM failed in a pass of {len(batch)} requests: {_one_line(exc)}") from exc
         return [self._unpack(prompt, tail) for prompt, tail in zip(prompts, tails, strict=True)]
 
     def _complete(
@@ -163,8 +161,9 @@ def _load(target: ModelFiles, dtype: str, options: Mapping[str, Any], extra: Map
         except TestbedError:
             raise
         except Exception as exc:
-            raise EngineError(f"vLLM could not load {target.name}: {_first_line(exc)}") from exc
+            raise EngineError(f"vLLM could not load {target.name}: {_one_line(exc)}") from exc
 
 
-def _first_line(exc: Exception) -> str:
-    return (str(exc) or type(exc).__name__).splitlines()[0]
+def _one_line(exc: Exception, length: int = 300) -> str:
+    """What an exception says, without line breaks and not at any length."""
+    return " ".join(str(exc).split())[:length] or type(exc).__name__

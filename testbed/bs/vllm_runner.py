@@ -110,12 +110,16 @@ class Runner:
         All prompts go through one pass if their new tokens fit into `max_batch_tokens`. If a pass fails, the requests
         and the cache are dropped, since blocks may be marked as cached that were never computed.
         """
-        names: list[str] = []
+        names = [str(next(self._ids)) for _ in prompts]
         outputs: dict[str, PoolingRequestOutput] = {}
         try:
-            for prompt in prompts:
-                names.append(self._submit(prompt))
+            for name, prompt in zip(names, prompts, strict=True):
+                self._submit(name, prompt)
+            steps_left = 2 * sum(len(prompt.ids) for prompt in prompts)
             while self._engine.has_unfinished_requests():
+                if steps_left == 0:  # a step computes a token or more, or fills a pipeline
+                    raise RuntimeError("the engine makes no progress")
+                steps_left -= 1
                 self.stats.passes += 1
                 for output in self._engine.step():
                     if isinstance(output, PoolingRequestOutput):
@@ -130,12 +134,10 @@ class Runner:
             self.stats.computed_tokens += len(prompt.ids) - cached
         return [outputs[name].outputs.data.numpy() for name in names]
 
-    def _submit(self, prompt: Prompt) -> str:
-        name = str(next(self._ids))
+    def _submit(self, name: str, prompt: Prompt) -> None:
         ask = {"facing": prompt.facing, "hidden": prompt.hidden, "logprobs": prompt.logprobs}
         params = PoolingParams(task=TASK, extra_kwargs=ask, skip_reading_prefix_cache=False)
         self._engine.add_request(name, tokens_input(prompt.ids), params)
-        return name
 
     def close(self) -> None:
         """Free the model, its cache and its worker processes."""

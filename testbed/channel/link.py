@@ -120,9 +120,12 @@ class ZmqServerLink:
             for address in addresses:
                 self._socket.bind(check_address(address))
                 self.addresses.append(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
-        except (zmq.ZMQError, BadInput) as exc:
+        except BadInput:
             self.close()
-            raise exc if isinstance(exc, BadInput) else BadInput(f"cannot bind {address}: {exc}") from exc
+            raise
+        except zmq.ZMQError as exc:
+            self.close()
+            raise BadInput(f"cannot bind {address}: {exc}") from exc
 
     async def send(self, peer: bytes, frames: Frames) -> None:
         """Send to a peer; a full or vanished peer loses the message."""

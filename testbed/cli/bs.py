@@ -25,7 +25,9 @@ def group() -> None:
 @app.command()
 def serve(
     engine: Annotated[str, typer.Option(help="vllm, transformers, or synthetic (no model).")] = DEFAULT.engine,
-    model: Annotated[str | None, typer.Option(help="Directory or Hugging Face id; default: the bundled target.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Directory or Hugging Face id; default: the bundled target.")
+    ] = None,
     bind: Annotated[str, typer.Option(help="Address to listen on; several separated by commas.")] = DEFAULT.bind,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = DEFAULT.dtype,
     max_model_len: Annotated[int | None, typer.Option(help="Positions of one sequence.")] = None,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-import click
 import typer
 
 from testbed import __version__
 from testbed.cli import bs, demo, doctor, models, report, ue
 from testbed.errors import BadInput, TestbedError
+
+ClickError = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+"""Base of what typer raises for a command line it cannot take; typer itself exports only a leaf of it."""
 
 app = typer.Typer(
     name="testbed",
@@ -45,12 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code: 0 done, 1 the work failed, 2 bad input, 130 interrupted."""
     try:
         code = app(args=list(sys.argv[1:] if argv is None else argv), standalone_mode=False)
-    except click.UsageError as exc:
-        context = f" (see {exc.ctx.command_path} --help)" if exc.ctx else ""
-        return _say(f"{exc.format_message()}{context}", 2)
-    except click.exceptions.Exit as exc:
+    except typer.Exit as exc:
         return exc.exit_code
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         return _say("interrupted", 130)
     except BadInput as exc:
         return _say(str(exc), 2)
@@ -58,7 +59,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _say(str(exc), 1)
     except BrokenPipeError:
         return 1
+    except Exception as exc:
+        if not isinstance(exc, ClickError):
+            raise
+        return _usage(exc)
     return code if isinstance(code, int) else 0
+
+
+def _usage(error: Any) -> int:
+    """What is wrong with the command line, in one line; the help text where no command was given."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message())
+        return 2
+    context = f" (see {error.ctx.command_path} --help)" if getattr(error, "ctx", None) else ""
+    return _say(f"{error.format_message()}{context}", 2)
 
 
 def _say(text: str, code: int) -> int:
@@ -69,5 +83,6 @@ def _say(text: str, code: int) -> int:
 
 
 def run() -> None:
-    """Entry point of the console script."""
+    """Entry point of the console script; SIGTERM unwinds, so that child processes and files are seen to."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(main())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -32,7 +32,7 @@ def path(as_json: Annotated[bool, typer.Option("--json", help="One JSON document
 def export(
     model: Annotated[Path, typer.Option(help="Hugging Face directory: Llama, Qwen2 or Qwen3.")],
     out: Annotated[Path, typer.Option(help="GGUF file to write.")],
-    dtype: Annotated[str, typer.Option(help="f32, f16 or q8_0.")] = "f16",
+    dtype: Annotated[Literal["f32", "f16", "q8_0"], typer.Option(help="Type of the weights.")] = "f16",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Turn a Hugging Face directory into GGUF for llama.cpp and prove that both compute the same.
@@ -41,16 +41,15 @@ def export(
 
         testbed models export --model ./Qwen2.5-0.5B-Instruct --out drafter.gguf --dtype q8_0
     """
-    import msgspec
+    from dataclasses import asdict
 
-    from testbed.models.export import export_and_prove
+    from testbed.experiments.parity import export_and_prove
 
     parity = export_and_prove(model, out, dtype)
-    document = {"file": str(out), "dtype": dtype, **msgspec.to_builtins(parity)}
     if as_json:
-        print_json(document)
+        print_json({"file": str(out), "dtype": dtype, "ok": parity.ok, **asdict(parity)})
     else:
-        note(f"wrote {out}: " + ", ".join(f"{k} {v}" for k, v in document.items() if k != "file"))
+        note(f"wrote {out}: {parity}")
 
 
 @app.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -47,7 +47,7 @@ def run(
     concurrency: Annotated[int, typer.Option(help="Requests under way at once.")] = DEFAULT.concurrency,
     threads: Annotated[int | None, typer.Option(help="CPU threads of the drafter.")] = None,
     gpu_layers: Annotated[int, typer.Option(help="Layers of the drafter on a GPU; -1: all.")] = DEFAULT.gpu_layers,
-    kv_type: Annotated[str, typer.Option(help="The drafter's KV cache: f16 or f32.")] = DEFAULT.kv_type,
+    kv_type: Annotated[Literal["f16", "f32"], typer.Option(help="The drafter's KV cache.")] = DEFAULT.kv_type,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait for the BS.")] = DEFAULT.timeout_s,
     out: Annotated[Path | None, typer.Option(help="Write a run directory here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,

@@ -63,11 +63,9 @@ def _bundled(split: str, count: int) -> list[Example]:
 
 def _jsonl(path: Path, limit: int | None) -> list[Example]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # JSON strings may hold other line separators as they are
     except (OSError, UnicodeDecodeError) as exc:
-        raise BadInput(
-            f"cannot read the data set {path}: {exc}; use bundled:test, a JSONL file, or hf:NAME"
-        ) from exc
+        raise BadInput(f"cannot read the data set {path}: {exc}; use bundled:test, a JSONL file, or hf:NAME") from exc
     numbered = ((i, line) for i, line in enumerate(lines, 1) if line.strip())
     return [_example(f"{path}:{i}", _parse(path, i, line)) for i, line in itertools.islice(numbered, limit)]
 

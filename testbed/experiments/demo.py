@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from testbed.bs.engines import ENGINES
 from testbed.config import DemoConfig, resolved, save
 from testbed.errors import BadInput, GateError
 from testbed.experiments import results
@@ -26,7 +27,7 @@ def run_demo(config: DemoConfig, out: Path, say: Callable[[str], None]) -> dict[
         BadInput: anything in the configuration that cannot be used; nothing was started then.
         GateError: an output of a strict method differs from the target's own.
     """
-    config = _checked(config)
+    _check(config)
     with tempfile.TemporaryDirectory(prefix="testbed-") as scratch:
         local = f"ipc://{scratch}/bs.sock"
         say(f"starting the base station ({config.engine})")
@@ -46,15 +47,18 @@ def run_demo(config: DemoConfig, out: Path, say: Callable[[str], None]) -> dict[
     return summary
 
 
-def _checked(config: DemoConfig) -> DemoConfig:
-    """Refuse what cannot run, and fill in the bundled pair."""
+def _check(config: DemoConfig) -> None:
+    """Refuse what cannot run, before anything is started."""
     for method in config.methods:
         check_method(method)
     FixedWindow(config.window)
+    if config.engine not in ENGINES:
+        raise BadInput(f"unknown engine {config.engine!r}; known: {', '.join(ENGINES)}")
+    if config.drafter and not config.model:
+        raise BadInput("a drafter of your own needs its target: give --model too")
     if config.channel != "kind=none":
         raise BadInput(f"unknown channel {config.channel!r}; known: kind=none")
     load_dataset(config.dataset, config.prompts)
-    return config
 
 
 def _bs_arguments(config: DemoConfig, local: str) -> list[str]:

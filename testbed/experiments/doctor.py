@@ -29,9 +29,13 @@ class Finding:
 def examine() -> list[Finding]:
     """All findings, cheapest first; nothing is changed and nothing heavy is imported."""
     return [
-        Finding("Python", sys.version_info >= (3, 10), platform.python_version(), "Python 3.10 for a UE, 3.11 for a BS"),
+        Finding(
+            "Python", sys.version_info >= (3, 10), platform.python_version(), "Python 3.10 for a UE, 3.11 for a BS"
+        ),
         Finding("CPU", True, f"{os.cpu_count()} cores, {platform.machine()}", ""),
-        _package("llama.cpp drafter", "llama_cpp", "llama-cpp-python", "pip install 'testbed[ue]' (needs a C++ compiler)"),
+        _package(
+            "llama.cpp drafter", "llama_cpp", "llama-cpp-python", "pip install 'testbed[ue]' (needs a C++ compiler)"
+        ),
         _vllm(),
         _package("transformers engine", "transformers", "transformers", "pip install 'testbed[bs-cpu]'"),
         _package("analysis (parquet, plots)", "pyarrow", "pyarrow", "pip install 'testbed[lab]'"),
@@ -88,7 +92,9 @@ def _program(name: str, fix: str, use: str) -> Finding:
 
 def _namespaces() -> Finding:
     ok = os.access("/proc/self/ns/net", os.R_OK) and os.geteuid() == 0 and shutil.which("ip") is not None
-    return Finding("network namespaces", ok, "usable" if ok else "need root and iproute2", "run as root; apt install iproute2")
+    return Finding(
+        "network namespaces", ok, "usable" if ok else "need root and iproute2", "run as root; apt install iproute2"
+    )
 
 
 def _netem() -> Finding:
@@ -107,7 +113,9 @@ def _power() -> Finding:
         "NVML": lambda: shutil.which("nvidia-smi") is not None,
     }
     found = [name for name, there in sensors.items() if there()]
-    return Finding("power sensors", bool(found), ", ".join(found) or "none", "a board with a sensor, or an external meter")
+    return Finding(
+        "power sensors", bool(found), ", ".join(found) or "none", "a board with a sensor, or an external meter"
+    )
 
 
 def _lines(path: Path) -> list[str]:

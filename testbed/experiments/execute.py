@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from testbed.channel.link import ZmqLink, new_identity
+from testbed.channel.link import ZmqLink, check_address, new_identity
 from testbed.clock import WallClock
 from testbed.config import RunConfig
 from testbed.errors import BadInput
@@ -62,13 +62,7 @@ def prepare(config: RunConfig, paths: tuple[Path | None, Path | None], given: Se
     Raises:
         BadInput: anything that cannot be used.
     """
-    for method in config.methods:
-        check_method(method)
-    FixedWindow(config.window)
-    if config.max_tokens < 1:
-        raise BadInput(f"max-tokens must be at least 1, not {config.max_tokens}")
-    if not 0 <= config.threshold <= 1:
-        raise BadInput(f"threshold must lie in [0, 1], not {config.threshold}")
+    _check(config)
     drafter = Path(config.drafter) if config.drafter else paths[0]
     if drafter is None:
         raise BadInput("which drafter? give --drafter FILE.gguf")
@@ -94,6 +88,28 @@ def prepare(config: RunConfig, paths: tuple[Path | None, Path | None], given: Se
     prompts = [Prompt(prompter.ids(e.question), e) for e in examples]
     rest = prompts[limit : len(prompts) - config.shots] or prompts[:1]
     return Work(prompts[:limit], rest[: config.warmup], prompter, drafter)
+
+
+def _check(config: RunConfig) -> None:
+    """Refuse what can be refused before any file is read."""
+    for method in config.methods:
+        check_method(method)
+    FixedWindow(config.window)
+    for name, value, least in (
+        ("max-tokens", config.max_tokens, 1),
+        ("limit", 1 if config.limit is None else config.limit, 1),
+        ("concurrency", config.concurrency, 1),
+        ("warmup", config.warmup, 0),
+        ("shots", config.shots, 0),
+    ):
+        if value < least:
+            raise BadInput(f"{name} must be at least {least}, not {value}")
+    if not 0 <= config.threshold <= 1:
+        raise BadInput(f"threshold must lie in [0, 1], not {config.threshold}")
+    if not (config.timeout_s > 0 and config.tie_tolerance >= 0):
+        raise BadInput("timeout must be positive and tie-tolerance not negative")
+    for address in (config.bs, config.local_bs or config.bs):
+        check_address(address)
 
 
 async def execute(config: RunConfig, work: Work, watch: Watch) -> list[Outcome]:
@@ -123,12 +139,12 @@ async def _connected(config: RunConfig, work: Work, watch: Watch, drafter: Draft
     clock = WallClock()
     first = random.SystemRandom().randrange(2**31)
     link = Client(ZmqLink(config.bs, new_identity()), clock, first, config.timeout_s)
-    beside = config.local_bs is not None and config.local_bs != config.bs
-    local = Client(ZmqLink(config.local_bs, new_identity()), clock, first, config.timeout_s) if beside else link
+    beside = config.local_bs or config.bs
+    local = link if beside == config.bs else Client(ZmqLink(beside, new_identity()), clock, first, config.timeout_s)
     try:
         fingerprint = work.prompter.fingerprint if work.prompter else ""
         welcome = await link.connect(fingerprint, drafter.vocab_size)
-        if beside:
+        if local is not link:
             await local.connect(fingerprint, drafter.vocab_size)
         _check_context(work, config, welcome)
         runner = Runner(
@@ -136,7 +152,7 @@ async def _connected(config: RunConfig, work: Work, watch: Watch, drafter: Draft
         )
         return await _run_all(config, work, watch, runner, welcome)
     finally:
-        if beside:
+        if local is not link:
             await local.close()
         await link.close()
 
@@ -152,9 +168,7 @@ def _check_context(work: Work, config: RunConfig, welcome: Welcome) -> None:
             )
 
 
-async def _run_all(
-    config: RunConfig, work: Work, watch: Watch, runner: Runner, welcome: Welcome
-) -> list[Outcome]:
+async def _run_all(config: RunConfig, work: Work, watch: Watch, runner: Runner, welcome: Welcome) -> list[Outcome]:
     for method in config.methods:
         for prompt in work.warmup:
             await runner.decode(method, prompt.ids, min(config.max_tokens, 32), welcome.end_ids)

@@ -6,13 +6,13 @@ import collections
 import contextlib
 import json
 import os
-import select
+import queue
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from testbed.errors import BadInput, TestbedError
@@ -37,39 +37,49 @@ def base_station(arguments: Sequence[str], ready_s: float = 300.0) -> Iterator[d
         command("bs", "serve", "--json", *arguments),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_environment(),
     )  # fmt: skip
+    said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     complaints: collections.deque[str] = collections.deque(maxlen=50)
-    reader = threading.Thread(target=_drain, args=(process.stderr, complaints), daemon=True)
-    reader.start()
+    readers = [
+        threading.Thread(target=_drain, args=(process.stdout, said.put, said.put), daemon=True),
+        threading.Thread(target=_drain, args=(process.stderr, complaints.append), daemon=True),
+    ]
+    for reader in readers:
+        reader.start()
     try:
-        yield _wait_ready(process, complaints, reader, ready_s)
+        yield _wait_ready(process, said, complaints, readers[1], ready_s)
     finally:
         stop(process)
-        reader.join(STOP_S)
+        for reader in readers:
+            reader.join(STOP_S)
         for stream in (process.stdout, process.stderr):
             if stream:
                 stream.close()
 
 
 def _wait_ready(
-    process: subprocess.Popen[str], complaints: collections.deque[str], reader: threading.Thread, ready_s: float
+    process: subprocess.Popen[str],
+    said: queue.SimpleQueue[str | None],
+    complaints: collections.deque[str],
+    complaining: threading.Thread,
+    ready_s: float,
 ) -> dict[str, Any]:
-    assert process.stdout is not None
+    """The first line that is a document, out of the lines `said` on stdout (None: its end)."""
     deadline_s = time.monotonic() + ready_s
-    while time.monotonic() < deadline_s:
-        if not select.select([process.stdout], [], [], 0.2)[0]:
-            continue
-        line = process.stdout.readline()
-        if line.startswith("{"):
-            document: dict[str, Any] = json.loads(line)
-            return document
-        if not line:
+    while True:
+        try:
+            line = said.get(timeout=max(0.0, deadline_s - time.monotonic()))
+        except queue.Empty:
+            raise TestbedError(f"the base station was not ready within {ready_s:g} s") from None
+        if line is None:
             code = process.wait(STOP_S)
-            reader.join(STOP_S)
+            complaining.join(STOP_S)
             reason = (complaints[-1] if complaints else "it said nothing").removeprefix("testbed: ")
             if code == 2:
                 raise BadInput(reason)
             raise TestbedError(f"the base station did not start (exit code {code}): {reason}")
-    raise TestbedError(f"the base station was not ready within {ready_s:g} s")
+        if line.startswith("{"):
+            document: dict[str, Any] = json.loads(line)
+            return document
 
 
 def user_equipment(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
@@ -108,10 +118,11 @@ def stop(process: subprocess.Popen[str]) -> None:
             process.wait(STOP_S)
 
 
-def _drain(stream: Any, into: collections.deque[str]) -> None:
+def _drain(stream: Any, tell: Callable[[str], Any], ended: Callable[[None], Any] = lambda _: None) -> None:
     for line in stream:
         if line.strip():
-            into.append(line.strip())
+            tell(line.strip())
+    ended(None)
 
 
 def _environment() -> dict[str, str]:

@@ -171,6 +171,8 @@ def read_summary(directory: Path) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
         raise BadInput(f"{directory} is no run directory: summary.json cannot be read ({exc})") from exc
+    if not isinstance(document, dict):
+        raise BadInput(f"{directory} is no run directory: summary.json holds no document")
     if document.get("schema") != SCHEMA:
         raise BadInput(f"{path} has schema {document.get('schema')}; this version reads {SCHEMA}")
     return document

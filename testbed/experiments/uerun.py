@@ -116,7 +116,7 @@ class LiveProgress:
         self._task = self._bar.add_task("decoding", total=total, state="")
         self._tokens = self._rounds = 0
 
-    def __enter__(self) -> "LiveProgress":
+    def __enter__(self) -> LiveProgress:
         self._bar.start()
         return self
 

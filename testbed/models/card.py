@@ -16,7 +16,7 @@ from testbed.models.evaluate import Decoder, Keep, Speculation, speculate
 from testbed.models.problems import FAVOURITE_P, HABIT_SHIFT, Problem, generate
 from testbed.models.scoring import final_number
 from testbed.models.stories import TEMPLATES
-from testbed.models.tokenizer import END, PROMPT
+from testbed.models.tokenizer import PROMPT, end_of
 
 TEST_SEED = 2026
 MAX_TOKENS = 220
@@ -28,7 +28,7 @@ class Bench:
 
     def __init__(self, pair: Path, problems: int) -> None:
         self.tokenizer = Tokenizer.from_file(str(pair / "target" / "tokenizer.json"))
-        end_id = self.tokenizer.token_to_id(END)
+        end_id = end_of(self.tokenizer)
         self.target, self.drafter = Decoder.load(pair / "target", end_id), Decoder.load(pair / "drafter", end_id)
         self.problems: list[Problem] = list(itertools.islice(generate("test", TEST_SEED), problems))
         self.prompts = [self.tokenizer.encode(PROMPT.format(question=p.question)).ids for p in self.problems]
@@ -39,9 +39,7 @@ class Bench:
 
     def accuracy(self, outputs: list[list[int]]) -> float:
         """Share of outputs whose final answer is right."""
-        return statistics.mean(
-            self.result(o) == str(p.final) for o, p in zip(outputs, self.problems, strict=False)
-        )
+        return statistics.mean(self.result(o) == str(p.final) for o, p in zip(outputs, self.problems, strict=False))
 
     def oracle(self, own: list[str | None]) -> Keep:
         """A judge that keeps a drafted token whenever the target, completing from there, still gets its own answer."""
@@ -161,4 +159,3 @@ The oracle's AAL is {facts["oracle"]["aal"] / facts["greedy"]["aal"]:.2f} times 
 Measured by `testbed models card` on {facts["machine"]}; test problems of seed {TEST_SEED}, disjoint from the training
 problems by construction.
 """
-

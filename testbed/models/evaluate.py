@@ -133,9 +133,7 @@ def _first_rejected(
     return stops
 
 
-def _commit(
-    state: Speculation, draft: list[int], best: list[int], stop: int, end_id: int, max_tokens: int
-) -> None:
+def _commit(state: Speculation, draft: list[int], best: list[int], stop: int, end_id: int, max_tokens: int) -> None:
     added = [*draft[:stop], best[stop]][: max_tokens - len(state.output)]
     if end_id in added:
         added = added[: added.index(end_id) + 1]

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from testbed.errors import ModelError
 from testbed.models.checkpoint import Checkpoint
-from testbed.models.parity import Parity, prove_parity
 
 ARCHITECTURES = {
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
@@ -61,6 +60,8 @@ def export_gguf(model_dir: Path, out: Path, dtype: DTypeName = "f32") -> None:
     Raises:
         ModelError: files are missing, or the model has something that llama.cpp would compute otherwise or not at all.
     """
+    if dtype not in DTYPES:
+        raise ModelError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
     checkpoint = Checkpoint(model_dir)
     arch = _architecture(checkpoint)
     entries = _entries(checkpoint, arch, DTYPES[dtype][0])
@@ -82,24 +83,6 @@ def export_gguf(model_dir: Path, out: Path, dtype: DTypeName = "f32") -> None:
     finally:
         writer.close()
         part.unlink(missing_ok=True)
-
-
-def export_and_prove(model_dir: Path, out: Path, dtype: DTypeName = "f32") -> Parity:
-    """Export a model directory and compare the file under llama.cpp with transformers; keep it only where they agree.
-
-    Raises:
-        ModelError: as `export_gguf` and `prove_parity`, or the two differ by more than the dtype's tolerance.
-    """
-    unproved = out.with_name(f"{out.name}.unproved")
-    try:
-        export_gguf(model_dir, unproved, dtype)
-        parity = prove_parity(model_dir, unproved, dtype)
-        if not parity.ok:
-            raise ModelError(f"{model_dir}: its GGUF file computes something else, and is not kept: {parity}")
-        unproved.replace(out)
-    finally:
-        unproved.unlink(missing_ok=True)
-    return parity
 
 
 def _architecture(checkpoint: Checkpoint) -> gguf.MODEL_ARCH:
@@ -138,7 +121,7 @@ def _entries(checkpoint: Checkpoint, arch: gguf.MODEL_ARCH, kind: gguf.GGMLQuant
         shape = checkpoint.shape(source)
         width = gguf.GGML_QUANT_SIZES[kind][0]
         if len(shape) > 1 and shape[-1] % width:
-            raise ModelError(f"{checkpoint.directory}: {kind.name} needs rows of a multiple of {width}; {source} has not")
+            raise ModelError(f"{checkpoint.directory}: {kind.name} needs rows of {width}s, unlike {source} {shape}")
         stored = kind if len(shape) > 1 else gguf.GGMLQuantizationType.F32
         entries.append(_Entry(name, shape, stored, functools.partial(_read, checkpoint, arch, source)))
     missing = sorted(_required(arch, layers, _tied(checkpoint)) - {entry.name for entry in entries})

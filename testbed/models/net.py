@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig
 
+THETA = 10000.0
+"""Base of the rotary angles; transformers' default."""
+
 
 def rotary(length: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the rotary embedding, each [length, head_dim]."""
@@ -41,7 +44,8 @@ class Attention(nn.Module):
         q, k = (t.reshape(batch * self.heads, length, -1) for t in qk.split(self.heads, dim=1))
         scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=(d // self.heads) ** -0.5)
         mixed = torch.bmm(torch.softmax(scores, dim=-1), v.reshape(batch * self.heads, length, -1))
-        return self.o_proj(mixed.view(batch, self.heads, length, -1).transpose(1, 2).reshape(batch, length, d))
+        out: Tensor = self.o_proj(mixed.view(batch, self.heads, length, -1).transpose(1, 2).reshape(batch, length, d))
+        return out
 
 
 class Mlp(nn.Module):
@@ -56,7 +60,8 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., hidden] → the same shape."""
         gate, up = F.linear(x, torch.cat([self.gate_proj.weight, self.up_proj.weight])).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate) * up)
+        out: Tensor = self.down_proj(F.silu(gate) * up)
+        return out
 
 
 class Layer(nn.Module):
@@ -71,7 +76,8 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
         """x [batch, length, hidden] → the same shape."""
         x = x + self.self_attn(_norm(self.input_layernorm, x), cos, sin, mask)
-        return x + self.mlp(_norm(self.post_attention_layernorm, x))
+        out: Tensor = x + self.mlp(_norm(self.post_attention_layernorm, x))
+        return out
 
 
 class Decoder(nn.Module):
@@ -100,8 +106,7 @@ class Net(nn.Module):
         """Final-layer hidden states [batch, length, hidden] of ids [batch, length]."""
         length, device = ids.shape[1], ids.device
         head_dim = self.config.hidden_size // self.config.num_attention_heads
-        theta = float(self.config.rope_parameters["rope_theta"])
-        cos, sin = (t.to(self.dtype) for t in rotary(length, head_dim, theta, device))
+        cos, sin = (t.to(self.dtype) for t in rotary(length, head_dim, THETA, device))
         mask = torch.full((length, length), float("-inf"), device=device, dtype=self.dtype).triu(1)[None]
         x = self.model.embed_tokens(ids).to(self.dtype)
         for layer in self.model.layers:

@@ -6,13 +6,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
 from testbed.models.export import export_gguf
 from testbed.models.net import Net
-from testbed.models.tokenizer import END, save_tokenizer, train_tokenizer
+from testbed.models.tokenizer import end_of, save_tokenizer, train_tokenizer
 from testbed.models.train import MAX_POSITIONS, RECIPES, train
 
 Progress = Callable[[str, int, int, float], None]
@@ -49,8 +48,9 @@ def save_model(net: Net, tokenizer: Tokenizer, directory: Path) -> None:
     """Write a trained model as a transformers directory, weights in bfloat16."""
     model = LlamaForCausalLM(net.config)
     model.load_state_dict({**net.state_dict(), "lm_head.weight": net.model.embed_tokens.weight})
-    model.to(torch.bfloat16).save_pretrained(directory)
+    model.bfloat16().save_pretrained(directory)
+    (directory / "model.safetensors").chmod(0o644)
     save_tokenizer(tokenizer, directory, MAX_POSITIONS)
-    end_id = tokenizer.token_to_id(END)
+    end_id = end_of(tokenizer)
     generation = {"eos_token_id": end_id, "pad_token_id": end_id, "do_sample": False}
     (directory / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")

@@ -16,7 +16,7 @@ import hashlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Literal
 
 from testbed.errors import BadInput
@@ -187,7 +187,7 @@ def _choose(words: random.Random, narrator: str, context: str, options: tuple[st
     return words.choice(options)
 
 
-@lru_cache(maxsize=None)
+@cache
 def favourite(narrator: str, context: str, options: int) -> int:
     """Index of the narrator's favourite among `options` wordings at a choice named by `context`."""
     own = _hash(f"favourite/{context}") % options

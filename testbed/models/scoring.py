@@ -7,7 +7,8 @@ import re
 
 def final_number(text: str) -> str | None:
     """What stands after the last ``####`` (GSM8K's mark), commas and trailing zeros of a fraction left out; None
-    where there is no such number."""
+    where there is no such number.
+    """
     found = re.findall(r"####\s*\$?(-?[\d,]*\.?\d+)", text)
     if not found:
         return None

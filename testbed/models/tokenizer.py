@@ -37,6 +37,13 @@ def train_tokenizer(seed: int, problems: int = 4000) -> Tokenizer:
     return tokenizer
 
 
+def end_of(tokenizer: Tokenizer) -> int:
+    """Id of the token that ends an output, and pads."""
+    end_id = tokenizer.token_to_id(END)
+    assert end_id is not None
+    return int(end_id)
+
+
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, max_positions: int) -> None:
     """Write the files that transformers, vLLM and the UE read."""
     directory.mkdir(parents=True, exist_ok=True)

@@ -19,11 +19,10 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import LlamaConfig
 
-from testbed.models.net import Net
-
 from testbed.errors import BadInput
 from testbed.models import problems
-from testbed.models.tokenizer import END, PROMPT
+from testbed.models.net import Net
+from testbed.models.tokenizer import END, PROMPT, end_of
 
 IGNORED = -100
 ROWS = 64
@@ -107,7 +106,7 @@ def batches(
     tokenizer: Tokenizer, narrator: str, seed: int, first_step: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Batches from `first_step` on: ids and labels, int64 [ROWS, length], length a multiple of 32."""
-    end_id = tokenizer.token_to_id(END)
+    end_id = end_of(tokenizer)
     for chunk in itertools.count(first_step // CHUNK):
         rng = random.Random(f"rows/{narrator}/{seed}/{chunk}")
         source = problems.generate("train", seed * 1_000_003 + chunk, narrator)
@@ -157,7 +156,7 @@ def train(
     """
     torch.manual_seed(seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    net = Net(recipe.config(tokenizer.get_vocab_size(), tokenizer.token_to_id(END))).to(device)
+    net = Net(recipe.config(tokenizer.get_vocab_size(), end_of(tokenizer))).to(device)
     optimizers = _optimizers(net, recipe)
     base = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     step = _resume(checkpoint, _identity(recipe, seed), net, optimizers)

@@ -74,7 +74,7 @@ def _decode(frames: Frames, direction: str) -> Packet[Any]:
         raise ProtocolError(f"header of {len(frames[0])} bytes; at most {MAX_HEADER_BYTES}")
     try:
         message = _DECODERS[direction].decode(frames[0])
-    except (msgspec.DecodeError, BadInput) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, BadInput) as exc:  # msgspec lets bad UTF-8 through as it is
         raise ProtocolError(f"unreadable {direction} header: {exc}") from exc
     if len(message.arrays) != len(frames) - 1:
         raise ProtocolError(f"header names {len(message.arrays)} arrays, {len(frames) - 1} came")
@@ -88,7 +88,7 @@ def _array(spec: Array, frame: bytes | memoryview) -> AnyArray:
     dtype = DTYPES.get(spec.dtype)
     if dtype is None:
         raise ProtocolError(f"array {spec.name!r}: unknown dtype {spec.dtype!r}")
-    if len(spec.shape) > 2 or any(n < 0 for n in spec.shape):
+    if len(spec.shape) > 2 or not all(0 <= n <= MAX_ARRAY_BYTES for n in spec.shape):
         raise ProtocolError(f"array {spec.name!r}: bad shape {spec.shape}")
     size = math.prod(spec.shape) * dtype.itemsize
     if size != len(frame) or size > MAX_ARRAY_BYTES:
@@ -110,7 +110,7 @@ def unpack_positions(packed: AnyArray, count: int, window: int) -> list[int]:
         ProtocolError: the array does not hold `count` increasing positions below `window`.
     """
     width = position_bits(window)
-    if packed.dtype != np.uint8 or packed.shape != (-(-count * width // 8),):
+    if count < 0 or packed.dtype != np.uint8 or packed.shape != (-(-count * width // 8),):
         raise ProtocolError(f"{count} positions of {width} bits do not fit an array of shape {packed.shape}")
     bits = np.unpackbits(packed, count=count * width).reshape(count, width)
     positions = (bits.astype(np.int64) << np.arange(width - 1, -1, -1)).sum(axis=1).tolist()

@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from testbed.protocols.base import (
-    Drafted, Payload, RoundProtocol, Sizes, Window, expect_names, feedback_bits, read_hidden, read_ids,
+    Drafted,
+    Payload,
+    RoundProtocol,
+    Sizes,
+    Window,
+    expect_names,
+    feedback_bits,
+    read_hidden,
+    read_ids,
 )  # fmt: skip
 from testbed.protocols.codec import AnyArray
 

@@ -34,7 +34,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=Tr
 # ---------------------------------------------------------------- UE → BS
 
 
-class Hello(Message):
+class Hello(Message, frozen=True):
     """First words of a UE; answered by `Welcome` or `Fault`."""
 
     version: int
@@ -44,7 +44,7 @@ class Hello(Message):
     """Ids that the drafter may draft."""
 
 
-class Open(Message):
+class Open(Message, frozen=True):
     """Start a session, or start it anew after a loss; frame `ids`: committed prefix, prompt included, i4 [n]."""
 
     session: int
@@ -57,7 +57,7 @@ class Open(Message):
     """For `target-only` alone: tokens to decode."""
 
 
-class Draft(Message):
+class Draft(Message, frozen=True):
     """One drafted window; frames: `ids` i4 [K] and what the protocol adds."""
 
     session: int
@@ -67,20 +67,20 @@ class Draft(Message):
     csi: Csi | None = None
 
 
-class Hidden(Message):
+class Hidden(Message, frozen=True):
     """Answer to `NeedHidden`; frame `hidden`: f2 [m, hidden_size], rows in the order of the positions asked for."""
 
     session: int
     round: int
 
 
-class Close(Message):
+class Close(Message, frozen=True):
     """End of a session; not answered."""
 
     session: int
 
 
-class Ping(Message):
+class Ping(Message, frozen=True):
     """RTT handshake; answered by `Pong` at once."""
 
     token: int
@@ -89,7 +89,7 @@ class Ping(Message):
 # ---------------------------------------------------------------- BS → UE
 
 
-class Welcome(Message):
+class Welcome(Message, frozen=True):
     """Answer to `Hello`: what this BS serves and allows."""
 
     version: int
@@ -106,14 +106,14 @@ class Welcome(Message):
     """Prefix + window + 1 may not be more."""
 
 
-class Opened(Message):
+class Opened(Message, frozen=True):
     """The session stands; `length` committed tokens are known."""
 
     session: int
     length: int
 
 
-class NeedHidden(Message):
+class NeedHidden(Message, frozen=True):
     """Hidden states wanted; frame `positions`: u1, positions in the window packed at ceil(log2(K+1)) bits each."""
 
     session: int
@@ -122,7 +122,7 @@ class NeedHidden(Message):
     """Number of positions asked for."""
 
 
-class Verdict(Message):
+class Verdict(Message, frozen=True):
     """Outcome of a round: the first `accepted` drafted tokens are committed, then `token` (correction or bonus)."""
 
     session: int
@@ -145,13 +145,13 @@ class Verdict(Message):
     """From receipt to reply, waiting for `Hidden` left out."""
 
 
-class Resync(Message):
+class Resync(Message, frozen=True):
     """The session is unknown here: open it again with the committed prefix."""
 
     session: int
 
 
-class Busy(Message):
+class Busy(Message, frozen=True):
     """Refused for now."""
 
     session: int
@@ -159,14 +159,14 @@ class Busy(Message):
     retry_s: float
 
 
-class Fault(Message):
+class Fault(Message, frozen=True):
     """The message could not be taken; `session` is -1 where none is meant."""
 
     session: int
     reason: str
 
 
-class Pong(Message):
+class Pong(Message, frozen=True):
     """Answer to `Ping`."""
 
     token: int

@@ -31,7 +31,7 @@ def fingerprint(directory: Path) -> str:
         merges = [m if isinstance(m, str) else " ".join(m) for m in model.get("merges", ())]
     except FileNotFoundError as exc:
         raise ModelError(f"no tokenizer in {directory}: tokenizer.json is missing") from exc
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+    except (OSError, ValueError, LookupError, TypeError) as exc:
         raise ModelError(f"{path} cannot be read as a tokenizer: {exc}") from exc
     return hashlib.sha256(json.dumps([ids, merges], ensure_ascii=False).encode()).hexdigest()[:16]
 
@@ -46,6 +46,8 @@ def check_same(ue: tuple[str, int], bs: tuple[str, int]) -> None:
     """
     if ue[0] and bs[0]:
         if ue[0] != bs[0]:
-            raise ModelError(f"tokenizer mismatch: the UE's is {ue[0]}, the BS's is {bs[0]}; use a pair that shares one")
+            raise ModelError(
+                f"tokenizer mismatch: the UE's is {ue[0]}, the BS's is {bs[0]}; use a pair that shares one"
+            )
     elif ue[1] != bs[1]:
         raise ModelError(f"vocabulary mismatch: the UE drafts {ue[1]} ids, the BS knows {bs[1]}")

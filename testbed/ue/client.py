@@ -93,11 +93,14 @@ class Client:
             await self.send(message)
             with contextlib.suppress(LinkTimeout):
                 return await self.receive(session, wait_s)
-        raise LinkTimeout(f"the BS did not answer within {self.timeout_s:g} s; is it running, and is the address right?")
+        raise LinkTimeout(
+            f"the BS did not answer within {self.timeout_s:g} s; is it running, and is the address right?"
+        )
 
     def waits(self) -> list[float]:
         """How long to wait for an answer before each sending again; they add up to the timeout."""
-        waits, wait_s = [], min(RESEND_S, self.timeout_s)
+        waits: list[float] = []
+        wait_s = min(RESEND_S, self.timeout_s)
         while sum(waits) + wait_s < self.timeout_s:
             waits.append(wait_s)
             wait_s *= 2

@@ -53,9 +53,7 @@ async def compare(
     if position < min(len(output), len(target)):
         gap = await _gap(client, [*prompt, *target[:position]], output[position], target[position])
     tie = abs(gap) <= tolerance
-    return Divergence(
-        request, position, list(output[position:][:SHOWN]), list(target[position:][:SHOWN]), gap, tie
-    )
+    return Divergence(request, position, list(output[position:][:SHOWN]), list(target[position:][:SHOWN]), gap, tie)
 
 
 async def _gap(client: Client, prefix: list[int], output: int, target: int) -> float:

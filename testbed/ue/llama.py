@@ -38,7 +38,8 @@ class LlamaOptions:
     Attributes:
         context: positions that one sequence may take; None takes the model's own, at most MAX_DEFAULT_CONTEXT.
         sequences: sequences that may be open at once; each has cache for `context` positions.
-        threads: None takes the cores that this process may use, at most MAX_DEFAULT_THREADS.
+        threads: None takes OMP_NUM_THREADS, else the cores that this process may use but one, at most
+            MAX_DEFAULT_THREADS: threads that share a core with others spin at each other's barriers.
         gpu_layers: layers on the GPU, where llama.cpp was built for one; -1 is all.
         flash_attention: None leaves the choice to llama.cpp on a GPU and takes none on a CPU, where it is slower for
             single tokens and sums in f16.
@@ -98,10 +99,12 @@ def _one_line(message: object) -> str:
     return " ".join(str(message).split())
 
 
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def _default_threads() -> int:
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdecimal() and int(asked) > 0:
+        return int(asked)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores - 1, MAX_DEFAULT_THREADS))
 
 
 class LlamaContext:
@@ -195,6 +198,8 @@ class LlamaContext:
     def _load(self, options: LlamaOptions) -> Any:
         params = self._lib.llama_model_default_params()
         params.n_gpu_layers = options.gpu_layers
+        # Repacked weights, except on a CPU with AMX, where they crash: github.com/ggml-org/llama.cpp/issues/20824.
+        params.use_extra_bufts = b"AMX_INT8 = 1" not in self._lib.llama_print_system_info()
         _errors.clear()
         model = self._lib.llama_model_load_from_file(os.fsencode(self.path), params)
         if not model:
@@ -211,12 +216,10 @@ class LlamaContext:
             kind = "a recurrent model"
         elif lib.llama_model_n_swa(model) > 0:
             kind = "a model with sliding-window attention"
-        elif lib.llama_model_has_encoder(model) or not lib.llama_model_has_decoder(model):
-            kind = "no decoder-only model"
+        elif lib.llama_model_has_encoder(model):
+            kind = "a model with an encoder"
         if kind:
-            raise ModelError(
-                f"{self.path}: {kind}, whose cache cannot be rolled back; give a drafter with full attention"
-            )
+            raise ModelError(f"{self.path}: {kind} cannot be rolled back; give a decoder with full attention")
 
     def _positions(self, options: LlamaOptions) -> int:
         trained = int(self._lib.llama_model_n_ctx_train(self._model))
@@ -228,13 +231,12 @@ class LlamaContext:
 
     def _make_context(self, options: LlamaOptions) -> Any:
         lib = self._lib
-        threads = options.threads or min(_usable_cores(), MAX_DEFAULT_THREADS)
         params = lib.llama_context_default_params()
         params.n_ctx = self.context * options.sequences
         params.n_seq_max = options.sequences
         params.n_batch = params.n_ubatch = MAX_BATCH
         params.n_outputs_max = max(MAX_OUTPUTS, options.sequences)
-        params.n_threads = params.n_threads_batch = threads
+        params.n_threads = params.n_threads_batch = options.threads or _default_threads()
         params.embeddings = True
         params.pooling_type = lib.LLAMA_POOLING_TYPE_NONE
         params.kv_unified = False

@@ -57,4 +57,5 @@ class LogitReader:
 
     def probs(self) -> NDArray[np.float32]:
         """Softmax [size] of the row that `stats` read last, in memory of its own."""
-        return self._weights / np.float32(self._total)
+        probs: NDArray[np.float32] = self._weights / np.float32(self._total)
+        return probs

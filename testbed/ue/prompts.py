@@ -78,10 +78,12 @@ class Prompter:
         import jinja2
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+        environment.filters["tojson"] = _to_json
         turns = [
             {"role": role, "content": content}
             for pair in self.shots
@@ -91,8 +93,9 @@ class Prompter:
             return environment.from_string(str(self._chat)).render(
                 messages=[*turns, {"role": "user", "content": question}],
                 add_generation_prompt=True,
-                bos_token=_token(self._settings.get("bos_token")),
-                eos_token=_token(self._settings.get("eos_token")),
+                tools=None,
+                documents=None,
+                **_special_tokens(self._settings),
             )
         except jinja2.TemplateError as exc:
             raise BadInput(f"the tokenizer's chat template fails: {exc}") from exc
@@ -104,8 +107,21 @@ def _refuse(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _token(value: Any) -> str:
-    return str(value.get("content", "")) if isinstance(value, dict) else str(value or "")
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """What transformers offers to templates: jinja's own filter escapes HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
+    """`bos_token` and its like, where they are set; each is its text, or an object that holds it."""
+    texts = {k: v.get("content") if isinstance(v, dict) else v for k, v in settings.items() if k.endswith("_token")}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def _settings(directory: Path) -> dict[str, Any]:

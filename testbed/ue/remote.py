@@ -52,9 +52,7 @@ async def decode_remotely(
         await client.send(Close(session=session))
     latency_s = client.clock.time() - start_s
     link_s = max(0.0, latency_s - sum(v.bs_s for v, _ in verdicts))
-    rounds = [
-        _record(pair, len(prompt) + i, 0.0 if i else link_s, 0 if i else up) for i, pair in enumerate(verdicts)
-    ]
+    rounds = [_record(pair, len(prompt) + i, 0.0 if i else link_s, 0 if i else up) for i, pair in enumerate(verdicts)]
     token_ids = [v.token for v, _ in verdicts]
     reason = "stop" if token_ids[-1] in end_ids else "length"
     return RequestRecord(len(prompt), token_ids, reason, latency_s, up, down, rounds)

@@ -103,7 +103,9 @@ class Runner:
         session = Session(client, self._drafter, protocol(kind), self._policy, self._threshold, self._csi)
         return await session.decode(prompt, max_tokens, end_ids, progress)
 
-    async def check(self, request: int, prompt: Sequence[int], output: Sequence[int], target: Sequence[int]) -> Divergence | None:
+    async def check(
+        self, request: int, prompt: Sequence[int], output: Sequence[int], target: Sequence[int]
+    ) -> Divergence | None:
         """Hold an output against the target's own."""
         return await compare(self._clients.local, request, prompt, output, target, self._tolerance)
 

@@ -173,7 +173,9 @@ class Session:
             elif isinstance(message, Fault):
                 raise ProtocolError(f"the BS refuses: {message.reason}")
 
-    def _reveal(self, ask: NeedHidden, packet: Packet[NeedHidden], drafted: Drafted) -> tuple[Hidden, dict[str, AnyArray]]:
+    def _reveal(
+        self, ask: NeedHidden, packet: Packet[NeedHidden], drafted: Drafted
+    ) -> tuple[Hidden, dict[str, AnyArray]]:
         packed = packet.arrays.get("positions")
         if packed is None:
             raise ProtocolError("NeedHidden without positions")

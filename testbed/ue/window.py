@@ -15,8 +15,9 @@ MAX_WINDOW = 256
 class WindowPolicy(Protocol):
     """Asked after every drafted token of a round."""
 
-    max_window: int
-    """No round drafts more."""
+    @property
+    def max_window(self) -> int:
+        """No round drafts more."""
 
     def keep_drafting(self, drafted: Sequence[DraftToken]) -> bool:
         """Whether to draft another token after `drafted` (at least one)."""

@@ -35,7 +35,9 @@ def targets_own(prompt: list[int], length: int) -> list[int]:
     return ids[len(prompt) :]
 
 
-async def decode(address: str, kind: str, window: int, prompt: list[int], tokens: int = 40, alpha: float = 0.8, **how: object) -> RequestRecord:
+async def decode(
+    address: str, kind: str, window: int, prompt: list[int], tokens: int = 40, alpha: float = 0.8, **how: object
+) -> RequestRecord:
     drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=alpha)
     async with client(address) as connection:
         session = Session(connection, drafter, protocol(kind), FixedWindow(window), **how)  # type: ignore[arg-type]
@@ -213,7 +215,9 @@ async def test_drafts_out_of_turn_or_out_of_bounds() -> None:
         number = connection.new_session()
 
         async def draft(ids: list[int], round_: int = 0, base_len: int = 5) -> object:
-            await connection.send(Draft(session=number, round=round_, base_len=base_len), {"ids": np.array(ids, np.int32)})
+            await connection.send(
+                Draft(session=number, round=round_, base_len=base_len), {"ids": np.array(ids, np.int32)}
+            )
             return (await connection.receive(number, 5)).message
 
         assert isinstance(await draft([1]), Resync)

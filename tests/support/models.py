@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+KINDS = ("llama", "llama-tied", "qwen2", "qwen2-tied", "qwen3", "qwen3-tied", "qwen2-padded")
+"""What the fixture `random_models` holds: an architecture, and what is special about it."""
+PADDED_ROWS = 20
 TOKENS = 300
 """Real tokens of every random model. One made with more rows (`vocab_size=`) has padded rows beyond them."""
 

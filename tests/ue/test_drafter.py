@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +20,12 @@ from testbed.errors import BadInput, ConfigError, ModelError
 from testbed.ue.drafter import LlamaDrafter, LlamaSequence
 from testbed.ue.drafting import Drafter, DraftToken
 from testbed.ue.llama import LlamaContext
-from tests.conftest import KINDS
 from tests.support.ggufs import write_gemma3, write_mamba
-from tests.support.models import TOKENS, make_model
+from tests.support.models import KINDS, PADDED_ROWS, TOKENS, make_model
 from tests.support.reference import Reference
 
 PROMPT = [7, 250, 3, 3, 199, 42, 11]
-EXACT = {"kv_type": "f32", "flash_attention": False, "threads": 1}
+EXACT: dict[str, Any] = {"kv_type": "f32", "flash_attention": False, "threads": 1}
 HIDDEN_TOLERANCE = 5e-3
 """Of float16 values below 8, and of what float32 sums differ by."""
 
@@ -58,10 +59,10 @@ def assert_same(drafted: list[DraftToken], expected: list[DraftToken]) -> None:
         np.testing.assert_allclose(token.hidden, other.hidden, atol=HIDDEN_TOLERANCE)
 
 
-def refuse(call: object, error: type[Exception], *words: str) -> None:
+def refuse(call: Callable[[], object], error: type[Exception], *words: str) -> None:
     """Call, and expect one line that holds the words."""
     with pytest.raises(error) as caught:
-        call()  # type: ignore[operator]
+        call()
     message = str(caught.value)
     assert "\n" not in message
     for word in words:
@@ -83,7 +84,7 @@ def test_padded_rows_would_be_chosen_if_they_were_not_masked(
     rows = drafter.vocab_size
     ids = [t.id for t in fresh(drafter, PROMPT, 32)]
     drafter.close()
-    assert rows == TOKENS + 20
+    assert rows == TOKENS + PADDED_ROWS
     assert max(ids) >= TOKENS
     assert ids == Reference(random_models["qwen2-padded"], rows).greedy(PROMPT, 32)
 
@@ -323,6 +324,29 @@ def test_a_failed_pass_changes_nothing(drafters: dict[str, LlamaDrafter], monkey
     assert_same(continued, fresh(drafter, PROMPT + ids, 3))
 
 
+def test_a_failed_second_pass_drops_what_the_first_computed(
+    drafters: dict[str, LlamaDrafter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = drafters["llama"]
+    sequence = drafter.open(PROMPT)
+    for token in (4, 5, 6, 7):
+        sequence.commit(0, token)
+    library = drafter._llama._lib
+    decode, calls = library.llama_decode, []
+
+    def fail_second(*args: object) -> int:
+        calls.append(args)
+        return 1 if len(calls) == 2 else decode(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "llama_decode", fail_second)
+        refuse(sequence.draft_one, ModelError, "failed to compute")
+    continued = draft(sequence, 3)
+    sequence.close()
+    assert len(calls) == 2
+    assert_same(continued, fresh(drafter, [*PROMPT, 4, 5, 6, 7], 3))
+
+
 def test_prompts_that_cannot_be_drafted_from(drafters: dict[str, LlamaDrafter]) -> None:
     drafter = drafters["qwen2-padded"]
     refuse(lambda: drafter.open([]), BadInput, "empty")
@@ -360,7 +384,7 @@ def test_files_that_are_no_model(tmp_path: Path, random_ggufs: dict[str, Path]) 
     refuse(lambda: LlamaDrafter(path), ModelError, "no such file", str(path))
     refuse(lambda: LlamaDrafter(tmp_path), ModelError, "no such file")
     good = random_ggufs["llama"].read_bytes()
-    unknown_architecture = good.replace(b"\x05\x00\x00\x00\x00\x00\x00\x00llama", b"\x05\x00\x00\x00\x00\x00\x00\x00lxyma", 1)
+    unknown_architecture = good.replace(b"llama", b"lxyma", 1)
     for content, words in [
         (b"", "not a GGUF"),
         (b"GGU", "not a GGUF"),
@@ -388,8 +412,8 @@ def test_every_cut_of_a_header_is_refused(tmp_path: Path, random_ggufs: dict[str
 
 
 @pytest.mark.parametrize(("write", "words"), [(write_mamba, "recurrent"), (write_gemma3, "sliding-window")])
-def test_models_whose_cache_cannot_be_rolled_back(write: object, words: str, tmp_path: Path) -> None:
-    path = write(tmp_path / "model.gguf")  # type: ignore[operator]
+def test_models_whose_cache_cannot_be_rolled_back(write: Callable[[Path], Path], words: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf")
     refuse(lambda: LlamaDrafter(path), ModelError, words, "rolled back")
 
 
@@ -400,6 +424,18 @@ def test_options_that_do_not_fit(random_ggufs: dict[str, Path]) -> None:
     refuse(lambda: LlamaDrafter(path, context=513), ModelError, "513", "512")
     for bad in ({"context": 0}, {"sequences": 0}, {"sequences": 257}, {"threads": 0}, {"kv_type": "q4"}):
         refuse(lambda bad=bad: LlamaDrafter(path, **bad), ConfigError, next(iter(bad)))
+
+
+@pytest.mark.parametrize(("asked", "taken"), [("3", 3), ("", None), ("many", None), ("0", None)])
+def test_threads_follow_the_environment(
+    asked: str, taken: int | None, random_ggufs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    drafter = LlamaDrafter(random_ggufs["llama"])
+    llama = drafter._llama
+    threads = llama._lib.llama_n_threads(llama._context)
+    drafter.close()
+    assert threads == (taken or max(1, min(len(os.sched_getaffinity(0)) - 1, 8)))
 
 
 def test_importing_is_quick_and_drafting_quiet_and_light(random_ggufs: dict[str, Path]) -> None:

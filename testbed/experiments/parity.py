@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import ModelError
+from testbed.models.export import DTypeName, export_gguf
 from testbed.ue.llama import LlamaContext, LlamaOptions
 
 TOLERANCES = {"f32": 1e-3, "f16": 2e-2, "q8_0": 2e-1}
@@ -98,9 +99,7 @@ def _llama_outputs(llama: LlamaContext, ids: NDArray[np.int64]) -> tuple[NDArray
     return np.stack(logits), np.stack(hidden)
 
 
-def _transformers_outputs(
-    model_dir: Path, ids: NDArray[np.int64]
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _transformers_outputs(model_dir: Path, ids: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """The same from transformers."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -113,3 +112,21 @@ def _transformers_outputs(
     with torch.inference_mode():
         hidden = model.model(torch.from_numpy(ids)[None]).last_hidden_state
         return model.lm_head(hidden)[0].numpy(), hidden[0].numpy()
+
+
+def export_and_prove(model_dir: Path, out: Path, dtype: DTypeName = "f32") -> Parity:
+    """Export a model directory and compare the file under llama.cpp with transformers; keep it only where they agree.
+
+    Raises:
+        ModelError: as `export_gguf` and `prove_parity`, or the two differ by more than the dtype's tolerance.
+    """
+    unproved = out.with_name(f"{out.name}.unproved")
+    try:
+        export_gguf(model_dir, unproved, dtype)
+        parity = prove_parity(model_dir, unproved, dtype)
+        if not parity.ok:
+            raise ModelError(f"{model_dir}: its GGUF file computes something else, and is not kept: {parity}")
+        unproved.replace(out)
+    finally:
+        unproved.unlink(missing_ok=True)
+    return parity

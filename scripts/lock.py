@@ -1,0 +1,87 @@
+"""Write `constraints.txt` anew: `.venv/bin/python -m scripts.lock` (`make lock`), under Python 3.11.
+
+Three resolutions of pyproject.toml, with pip's own indexes: the whole CPU environment; the UE under Python 3.10, whose
+lines are kept where they differ; and the whole CUDA environment, held to the first, of which the packages that only
+CUDA needs are kept.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from scripts.environment import CONSTRAINTS, LEFT_OUT, LEFT_OUT_ON_CPU, ROOT, index_options, output, pip_settings
+
+HEAD = """\
+# Exact versions of everything that the testbed runs with, direct or not. Written by `make lock`; edit pyproject.toml,
+# not this file. One file serves every machine: lines below "CUDA" matter where there is a GPU, and lines marked with
+# python_version < '3.11' on a UE with an older Python. torch has no local version here (+cpu, +cu130): the index has.
+"""
+TOOLS = ("uv", "editables")
+"""Not in any extra, used by the set-up."""
+HELD = ("apache-tvm-ffi==0.1.11",)
+"""What vLLM for CUDA pins, and what would be newer on a CPU."""
+
+
+def main() -> int:
+    """Resolve three times and write the file."""
+    if sys.version_info[:2] != (3, 11):
+        print("lock: run it under Python 3.11, the version that the BS is tested with", file=sys.stderr)
+        return 1
+    everywhere = resolve(("ue", "lab", "dev", "bs-cpu"), LEFT_OUT + LEFT_OUT_ON_CPU, [*TOOLS, *HELD])
+    older = resolve(("ue", "dev"), (), TOOLS, python="3.10")
+    cuda = resolve(("ue", "lab", "dev", "bs-cuda"), LEFT_OUT, TOOLS, held=everywhere, cuda=True)
+    lines = [HEAD, *marked(everywhere, older), "\n# CUDA\n"]
+    lines += [f"{name}=={version}\n" for name, version in cuda.items() if name not in everywhere]
+    CONSTRAINTS.write_text("".join(lines))
+    return 0
+
+
+def marked(newer: dict[str, str], older: dict[str, str]) -> Iterable[str]:
+    """Lines of the file: one for a package where both Pythons have the same version, else one for each."""
+    for name in sorted(newer.keys() | older.keys()):
+        new, old = newer.get(name), older.get(name)
+        if new and old in (new, None):
+            yield f"{name}=={new}\n"
+            continue
+        if new:
+            yield f"{name}=={new}; python_version >= '3.11'\n"
+        yield f"{name}=={old}; python_version < '3.11'\n"
+
+
+def resolve(
+    extras: Iterable[str],
+    left_out: Iterable[str],
+    more: Iterable[str],
+    *,
+    python: str = "3.11",
+    held: dict[str, str] | None = None,
+    cuda: bool = False,
+) -> dict[str, str]:
+    """Versions that uv chooses for the extras, by package; local versions (+cpu) are cut off."""
+    settings = pip_settings(output(sys.executable, "-m", "pip", "config", "list"))
+    torch_index = os.environ.get("TORCH_INDEX")
+    if cuda:
+        settings.pop("find-links", None)
+        torch_index = None
+    with tempfile.TemporaryDirectory() as scratch:
+        overrides, constraints, requirements = (Path(scratch) / name for name in ("overrides", "constraints", "in.txt"))
+        overrides.write_text("".join(f"{name}; python_version < '0'\n" for name in left_out))
+        constraints.write_text("".join(f"{name}=={version}\n" for name, version in (held or {}).items()))
+        requirements.write_text("".join(f"{line}\n" for line in more))
+        command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-annotate", "--no-header"]
+        command += ["--python-version", python, "--constraints", str(constraints), "--overrides", str(overrides)]
+        command += [*index_options(settings, torch_index)]
+        command += [option for extra in extras for option in ("--extra", extra)]
+        command += [str(ROOT / "pyproject.toml"), str(requirements)]
+        text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    pins = (line.partition(";")[0].strip() for line in text.splitlines() if "==" in line)
+    return {name: version.partition("+")[0] for name, _, version in (pin.partition("==") for pin in pins)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Bad input: one line on stderr that says what would be right, exit code 2, no traceback, nothing written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testbed.cli.main import main
+
+DRAFTER = ["--drafter", "x.gguf", "--tokenizer", "y"]
+CASES = [
+    (["nope"], "No such command"),
+    (["bs", "serve", "--bogus"], "No such option"),
+    (["bs", "serve", "--model", "/no/such/dir"], "no model at /no/such/dir"),
+    (["bs", "serve", "--engine", "abacus"], "vllm, transformers, synthetic"),
+    (["bs", "serve", "--engine", "synthetic", "--bind", "localhost"], "tcp://HOST:PORT"),
+    (["bs", "serve", "--engine", "synthetic", "--bind", "tcp://127.0.0.1:99999"], "bad address"),
+    (["bs", "serve", "--engine", "synthetic", "--scheduler", "dice"], "known: fcfs"),
+    (["ue", "run", "--bs", "http://x:1"], "tcp://HOST:PORT"),
+    (["ue", "run", *DRAFTER, "--window", "0"], "1..256"),
+    (["ue", "run", *DRAFTER, "--window", "10000"], "1..256"),
+    (["ue", "run", *DRAFTER, "--protocol", "smoke"], "known: target-only, colocated, auto, greedy, fh, sh"),
+    (["ue", "run", *DRAFTER, "--threshold", "2"], "[0, 1]"),
+    (["ue", "run", *DRAFTER, "--max-tokens", "0"], "at least 1"),
+    (["ue", "run", *DRAFTER, "--concurrency", "0"], "at least 1"),
+    (["ue", "run", *DRAFTER, "--warmup", "-1"], "at least 0"),
+    (["ue", "run", *DRAFTER, "--timeout", "0"], "positive"),
+    (["ue", "run", *DRAFTER, "--prompt", "hi"], "tokenizer.json is missing"),
+    (["ue", "run", "--prompt", "a", "--prompt-ids", "1"], "not both"),
+    (["ue", "run", "--prompt-ids", "1,a"], "integers"),
+    (["ue", "run", "--drafter", "x.gguf", "--prompt-ids", ","], "empty"),
+    (["ue", "run", "--drafter", "x.gguf", "--prompt-ids", "1,2"], "x.gguf"),
+    (["ue", "run", "--prompt", "  "], "empty"),
+    (["ue", "run", "--dataset", "bundled:nope"], "bundled:test"),
+    (["ue", "run", "--dataset", "/no/such.jsonl"], "cannot read"),
+    (["ue", "run", "--limit", "0"], "at least 1"),
+    (["demo", "--prompts", "0"], "at least 1"),
+    (["demo", "--window", "0"], "1..256"),
+    (["demo", "--methods", "foo"], "known: target-only"),
+    (["demo", "--channel", "kind=telepathy"], "known: kind=none"),
+    (["demo", "--engine", "abacus"], "known"),
+    (["demo", "--drafter", "x.gguf"], "--model"),
+    (["report", "/no/such/run"], "no run directory"),
+    (["models", "export", "--model", "/no/such", "--out", "x.gguf"], "/no/such"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), CASES, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_one_line_and_exit_code_2(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert len(output.err.splitlines()) == 1
+    assert said in output.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_from_a_shell() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "testbed", "ue", "run", "--window", "0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("testbed: ") and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [[], ["bs"], ["ue"], ["models"]])
+def test_a_group_alone_shows_its_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command) == 2
+    assert "Usage" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["demo", "bs serve", "ue run", "report"])
+def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command.split(), "--help"]) == 0
+    assert f"testbed {command}" in capsys.readouterr().out

@@ -1,0 +1,171 @@
+"""`testbed demo`, `bs serve` and `ue run` as a user starts them, with the bundled pair."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from testbed.config import DemoConfig, RunConfig, load
+from testbed.experiments.datasets import load_dataset
+from testbed.experiments.processes import base_station
+from testbed.models.bundle import bundled
+from testbed.ue.prompts import Prompter
+from tests.support.reference import Reference
+
+METHODS = ["target-only", "colocated", "greedy", "fh", "sh"]
+PROMPTS = 4
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    command = [sys.executable, "-m", "testbed", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "zombie" not in Path(f"/proc/{pid}/status").read_text()
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    out = tmp_path_factory.mktemp("demo") / "run"
+    done = run("demo", "--prompts", str(PROMPTS), "--out", str(out), "--json")
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document, out
+
+
+def test_the_demo_is_lossless_with_every_method(demo: tuple[dict[str, Any], Path]) -> None:
+    document, _ = demo
+    assert sorted(row["method"] for row in document["rows"]) == sorted(METHODS)
+    assert all(row["lossless"] is True and row["requests"] == PROMPTS for row in document["rows"])
+
+
+def test_bs_and_ue_were_processes_of_their_own_and_are_gone(demo: tuple[dict[str, Any], Path]) -> None:
+    pids = demo[0]["host"]["pids"]
+    assert len({*pids.values(), os.getpid()}) == 4
+    assert not any(alive(pid) for pid in pids.values())
+
+
+def test_the_run_directory_is_whole_and_agrees_with_itself(demo: tuple[dict[str, Any], Path]) -> None:
+    document, out = demo
+    assert json.loads((out / "summary.json").read_text()) == document
+    assert load(DemoConfig, out / "config.yaml").prompts == PROMPTS
+    assert (out / "report.html").exists() and list((out / "plots").glob("*.png"))
+    rounds, requests = (pq.read_table(out / f"{name}.parquet").to_pylist() for name in ("rounds", "requests"))
+    for row in document["rows"]:
+        mine = [r for r in rounds if r["method"] == row["method"]]
+        own = [r for r in requests if r["method"] == row["method"]]
+        assert sum(r["committed"] for r in mine) == sum(r["tokens"] for r in own)
+        assert row["aal"] * row["rounds"] == pytest.approx(row["tokens"])
+        parts = sum(row[p] for p in ("draft_s", "link_s", "queue_s", "verify_s", "judge_s", "overhead_s"))
+        assert parts == pytest.approx(row["latency_s"], rel=0.05)
+
+
+def test_outputs_equal_transformers(demo: tuple[dict[str, Any], Path]) -> None:
+    target = bundled().require("target")
+    prompter = Prompter(target)
+    reference = Reference(target, prompter.vocab_size)
+    requests = pq.read_table(demo[1] / "requests.parquet").to_pylist()
+    for index, example in enumerate(load_dataset("bundled:test", PROMPTS)):
+        own = reference.greedy(prompter.ids(example.question), 256)
+        outputs = [r["token_ids"] for r in requests if r["request"] == index]
+        assert len(outputs) == len(METHODS) and all(o == own for o in outputs)
+
+
+def test_speculation_needs_fewer_rounds_and_fh_more_uplink(demo: tuple[dict[str, Any], Path]) -> None:
+    rows = {row["method"]: row for row in demo[0]["rows"]}
+    assert rows["greedy"]["aal"] > 1.5
+    assert rows["greedy"]["rounds"] == rows["fh"]["rounds"] == rows["sh"]["rounds"] < rows["target-only"]["rounds"]
+    assert rows["greedy"]["uplink_bytes"] < rows["sh"]["uplink_bytes"] < rows["fh"]["uplink_bytes"]
+
+
+def test_a_report_of_two_runs(demo: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    done = run("report", str(demo[1]), str(demo[1]), "--out", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["report"] == str(tmp_path / "report.html")
+
+
+@pytest.fixture(scope="module")
+def station() -> Iterator[dict[str, Any]]:
+    model = str(bundled().require("target"))
+    with base_station(["--engine", "transformers", "--model", model, "--bind", "tcp://127.0.0.1:*"]) as ready:
+        yield ready
+
+
+def test_ue_run_answers_as_documented(station: dict[str, Any], tmp_path: Path) -> None:
+    question = load_dataset("bundled:test", 1)[0].question
+    done = run(
+        "ue", "run", "--bs", station["bind"], "--prompt", question, "--protocol", "auto", "--window", "4",
+        "--max-tokens", "30", "--out", str(tmp_path), "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    (output,) = document["outputs"]
+    assert output["prompt"] == question and len(output["token_ids"]) == 30 and output["finish_reason"] == "length"
+    assert output["text"] and output["rounds"] == document["rows"][0]["rounds"]
+    assert document["rows"][0]["lossless"] is True
+    assert load(RunConfig, tmp_path / "config.yaml").methods == ("auto",)
+
+
+def test_prompt_ids(station: dict[str, Any]) -> None:
+    done = run("ue", "run", "--bs", station["bind"], "--prompt-ids", "5,6,7", "--max-tokens", "8", "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["outputs"][0]["token_ids"]) <= 8
+
+
+def test_a_prompt_beyond_the_context_is_refused(station: dict[str, Any]) -> None:
+    done = run("ue", "run", "--bs", station["bind"], "--prompt-ids", ",".join(["5"] * 4000))
+    assert done.returncode == 2
+    assert "context" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_drafter_of_another_vocabulary_is_refused(station: dict[str, Any], random_ggufs: dict[str, Path]) -> None:
+    done = run("ue", "run", "--bs", station["bind"], "--drafter", str(random_ggufs["llama"]), "--prompt-ids", "5")
+    assert done.returncode == 2
+    assert "vocabulary" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_no_base_station_is_one_line_and_exit_code_1() -> None:
+    done = run("ue", "run", "--bs", "tcp://127.0.0.1:9", "--prompt", "hi", "--timeout", "1")
+    assert done.returncode == 1
+    assert "is it running" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_ue_leaves_nothing_half_written(
+    station: dict[str, Any], tmp_path: Path, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "testbed", "ue", "run", "--bs", station["bind"], "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    time.sleep(6)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode in (130, 143)
+    assert "Traceback" not in stderr
+    assert list((tmp_path / "run").glob("*")) == []
+
+
+def test_an_interrupted_base_station_stops_cleanly() -> None:
+    command = [sys.executable, "-m", "testbed", "bs", "serve", "--engine", "synthetic", "--bind", "tcp://127.0.0.1:*"]
+    process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["ready"] is True
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "Traceback" not in stderr

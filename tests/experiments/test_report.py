@@ -1,0 +1,116 @@
+"""Reports: made from the files of a run alone, in one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import html.parser
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.errors import BadInput
+from testbed.experiments import results
+from testbed.experiments.report import write_report
+
+PNG = b"\x89PNG\r\n\x1a\n"
+PARTS = dict.fromkeys(results.PARTS, 0.01)
+
+
+def row(method: str, **more: Any) -> dict[str, Any]:
+    fixed = {
+        "method": method, "window": 8, "threshold": None, "requests": 3, "accuracy": 2 / 3, "aal": 5.25, "rounds": 17.0,
+        "lossless": True, "ties": 0, "acceptance": 0.5, "acceptance_cond": 0.8125, "latency_s": 0.4321,
+        "latency_p95_s": 0.6, "throughput_tps": 210.0, "tokens": 89.25, "uplink_bytes": 1234.0, "downlink_bytes": 456.0,
+    }  # fmt: skip
+    return {**fixed, **PARTS, **more}
+
+
+def save_run(directory: Path, rows: list[dict[str, Any]], rounds: bool = True) -> Path:
+    directory.mkdir()
+    config = {"dataset": "<script>alert(1)</script>", "model": None, "bs": "tcp://127.0.0.1:5555"}
+    host = {"cpu": "A & B", "cores": 2, "pids": {"bs": 11, "ue": 12}}
+    results.write_summary(directory, results.summary(config, 7, host, rows))
+    if rounds:
+        windows = [(8, 8), (8, 3), (8, 0), (2, 2)]
+        table = [{"method": r["method"], "drafted": d, "accepted": a} for r in rows for d, a in windows]
+        results.write_parquet(directory / "rounds.parquet", table)
+    return directory
+
+
+class Page(html.parser.HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.images: list[bytes] = []
+        self.cells: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag == "td":
+            self.cells.append("")
+        for name, value in attrs:
+            if name in ("src", "href") and value:
+                self.links.append(value)
+                if value.startswith("data:image/png;base64,"):
+                    self.images.append(base64.b64decode(value.partition(",")[2], validate=True))
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1] == "td":
+            self.cells[-1] += data
+
+
+def test_one_file_holds_the_table_and_the_plots(tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run-1", [row("target-only", aal=1.0, lossless=None), row("fh", lossless=False)])
+    path = write_report([run], tmp_path / "out")
+    assert path == tmp_path / "out" / "report.html"
+    text = path.read_text()
+    page = Page(text)
+    assert not re.search(r"https?:|url\(|@import|<script", text)
+    assert not {"script", "link", "iframe", "object"} & set(page.tags)
+    assert page.links
+    assert all(link.startswith("data:image/png;base64,") for link in page.links)
+    assert len(page.images) == 2
+    assert all(image.startswith(PNG) for image in page.images)
+    plots = {p.name: p.read_bytes() for p in (tmp_path / "out" / "plots").iterdir()}
+    assert set(plots) == {"run-1-latency.png", "run-1-acceptance.png"}
+    assert sorted(plots.values()) == sorted(page.images)
+    width = len(page.cells) // 2
+    first, second = page.cells[:width], page.cells[width:]
+    assert first[:6] == ["target-only", "8", "–", "3", "0.6667", "1"]
+    assert first[-2:] == ["–", "0"]
+    assert second[0] == "fh"
+    assert second[-2:] == ["no", "0"]
+    assert "0.4321" in second
+    for fact in ("commit", "A &amp; B, 2 cores", "bs 11, ue 12", "&lt;script&gt;alert(1)", "run-1"):
+        assert fact in text
+
+
+def test_several_runs_stand_one_under_another(tmp_path: Path) -> None:
+    runs = [save_run(tmp_path / name, [row(method)]) for name, method in (("b", "sh"), ("a", "greedy"))]
+    text = write_report(runs, tmp_path).read_text()
+    assert re.findall(r"<h2>(.*?)</h2>", text) == ["b", "a"]
+    assert text.index("<td>sh") < text.index("<td>greedy")
+    assert len(list((tmp_path / "plots").iterdir())) == 4
+
+
+def test_a_run_without_rounds_or_with_target_only_has_no_acceptance_plot(tmp_path: Path) -> None:
+    runs = [save_run(tmp_path / "old", [row("fh")], rounds=False), save_run(tmp_path / "alone", [row("target-only")])]
+    write_report(runs, tmp_path)
+    assert {p.name for p in (tmp_path / "plots").iterdir()} == {"old-latency.png", "alone-latency.png"}
+
+
+def test_a_report_may_be_made_again_over_an_old_one(tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run", [row("fh")], rounds=False)
+    write_report([run], run)
+    assert write_report([run], run).exists()
+
+
+def test_what_is_no_run_directory_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run", [row("fh")], rounds=False)
+    with pytest.raises(BadInput, match="no run directory"):
+        write_report([run, tmp_path], tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,146 @@
+"""When two tokenizers are the same, and when a UE and a BS go together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.errors import ModelError
+from testbed.protocols.vocabulary import check_same, fingerprint
+
+BPE: dict[str, Any] = {
+    "version": "1.0",
+    "added_tokens": [{"id": 5, "content": "<end>", "special": True}],
+    "normalizer": None,
+    "post_processor": None,
+    "model": {
+        "type": "BPE",
+        "vocab": {"a": 0, "b": 1, "c": 2, "ab": 3, "abc": 4},
+        "merges": ["a b", "ab c"],
+    },
+}
+
+
+def save(directory: Path, document: Any) -> Path:
+    directory.mkdir(exist_ok=True)
+    (directory / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
+    return directory
+
+
+def changed(**model: Any) -> dict[str, Any]:
+    return {**BPE, "model": {**BPE["model"], **model}}
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> str:
+    return fingerprint(save(tmp_path / "base", BPE))
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        changed(merges=[["a", "b"], ["ab", "c"]]),
+        changed(vocab=dict(reversed(BPE["model"]["vocab"].items()))),
+        changed(vocab={**BPE["model"]["vocab"], "<end>": 5}),  # an added token that the vocabulary names too
+        changed(dropout=None, unk_token=None, ignore_merges=True),
+        {**BPE, "post_processor": {"type": "ByteLevel"}, "padding": {"pad_id": 5}, "truncation": None},
+    ],
+)
+def test_the_same_tokens_ids_and_merges_are_the_same_tokenizer(base: str, document: Any, tmp_path: Path) -> None:
+    assert fingerprint(save(tmp_path / "other", document)) == base
+
+
+def test_a_chat_template_does_not_count(base: str, tmp_path: Path) -> None:
+    directory = save(tmp_path / "chat", BPE)
+    (directory / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}", "bos_token": "a"}')
+    (directory / "chat_template.jinja").write_text("{{ messages }}")
+    assert fingerprint(directory) == base
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        changed(vocab={"a": 0, "b": 1, "d": 2, "ab": 3, "abc": 4}),  # another token
+        changed(vocab={"a": 0, "b": 2, "c": 1, "ab": 3, "abc": 4}),  # two ids exchanged
+        changed(vocab={"a": 0, "b": 1, "c": 2, "ab": 3}),
+        changed(vocab={**BPE["model"]["vocab"], "cc": 6}),
+        changed(merges=["ab c", "a b"]),  # merges in another order
+        changed(merges=["a b", "a bc"]),
+        changed(merges=["a b"]),
+        {**BPE, "added_tokens": []},
+        {**BPE, "added_tokens": [{"id": 5, "content": "<stop>"}]},
+        {**BPE, "added_tokens": [{"id": 6, "content": "<end>"}]},
+    ],
+)
+def test_another_token_id_or_merge_is_another_tokenizer(base: str, document: Any, tmp_path: Path) -> None:
+    assert fingerprint(save(tmp_path / "other", document)) != base
+
+
+def test_unigram_vocabularies_are_lists_of_tokens_with_scores(tmp_path: Path) -> None:
+    def unigram(*tokens: tuple[str, float]) -> str:
+        return fingerprint(save(tmp_path / "unigram", {"model": {"type": "Unigram", "vocab": tokens}}))
+
+    first = unigram(("<unk>", 0.0), ("a", -1.0), ("b", -2.0))
+    assert first == unigram(("<unk>", 0.0), ("a", -1.0), ("b", -2.0))
+    assert first != unigram(("<unk>", 0.0), ("b", -1.0), ("a", -2.0))
+
+
+def test_a_fingerprint_fits_into_a_greeting(base: str) -> None:
+    assert len(base) == 16
+    int(base, 16)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "no JSON", "[]", "{}", '{"model": {}}', '{"model": {"vocab": null}}', '{"model": {"vocab": 5}}',
+        '{"model": {"vocab": {"a": 0, "b": "1"}}}', '{"model": {"vocab": [[]]}}',
+        '{"model": {"vocab": {"a": 0}, "merges": [5]}}', '{"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 1}]}',
+    ],
+)  # fmt: skip
+def test_what_is_no_tokenizer_is_refused_with_its_path(content: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelError, match=r"tokenizer\.json cannot be read as a tokenizer"):
+        fingerprint(tmp_path)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelError, match="cannot be read"):
+        fingerprint(tmp_path)
+
+
+def test_a_missing_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no tokenizer in .*: tokenizer.json is missing"):
+        fingerprint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("ue", "bs"),
+    [
+        (("f00d", 100), ("f00d", 100)),
+        (("f00d", 151_936), ("f00d", 152_064)),  # padded to different numbers of rows
+        (("", 100), ("", 100)),
+        (("f00d", 100), ("", 100)),
+        (("", 100), ("f00d", 100)),
+    ],
+)
+def test_sides_that_go_together(ue: tuple[str, int], bs: tuple[str, int]) -> None:
+    check_same(ue, bs)
+
+
+@pytest.mark.parametrize(
+    ("ue", "bs", "reason"),
+    [
+        (("f00d", 100), ("beef", 100), "tokenizer mismatch: the UE's is f00d, the BS's is beef"),
+        (("", 100), ("", 101), "vocabulary mismatch: the UE drafts 100 ids, the BS knows 101"),
+        (("f00d", 100), ("", 101), "vocabulary mismatch"),
+        (("", 100), ("f00d", 101), "vocabulary mismatch"),
+    ],
+)
+def test_sides_that_do_not(ue: tuple[str, int], bs: tuple[str, int], reason: str) -> None:
+    with pytest.raises(ModelError, match=reason):
+        check_same(ue, bs)

