@@ -93,6 +93,12 @@ class DemoConfig(Config, frozen=True):
     model: str | None = None
     drafter: str | None = None
     dtype: str = "float32"
+    tie_tolerance: float | None = None
+    """Largest logit gap that counts as a tie; None: 0 in float32, `BFLOAT16_TIE` outside it."""
+
+
+BFLOAT16_TIE = 0.25
+"""Four steps of a bfloat16 number between 8 and 16, where logits usually lie."""
 
 
 def load(kind: type[C], path: Path) -> C:

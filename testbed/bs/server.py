@@ -32,6 +32,9 @@ class EngineRunner(Protocol):
     async def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
         """Results of one pass, in order."""
 
+    def release(self, session: str) -> None:
+        """Let the engine forget a session, soon."""
+
 
 class ThreadRunner:
     """Runs passes in the one thread that owns the engine."""
@@ -42,6 +45,10 @@ class ThreadRunner:
     async def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
         """Results of one pass, in order."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.verify, batch)
+
+    def release(self, session: str) -> None:
+        """Let the engine forget a session, after the pass that is under way."""
+        self._thread.submit(self._engine.release, session)
 
 
 class BaseStation:
@@ -100,6 +107,7 @@ class BaseStation:
             closed = self._desk.sessions.close((peer, message.session))
             if closed is not None:
                 self._pending.pop(closed.name, None)
+                self._runner.release(closed.name)
             return None
         if isinstance(message, Hello):
             return self._desk.hello(message)
@@ -173,7 +181,8 @@ class BaseStation:
         round_.asked_s = self._clock.time()
         packed = pack_positions(positions, len(round_.window.ids))
         ask = NeedHidden(session=session.key[1], round=round_.number, count=len(positions))
-        await self._link.send(session.key[0], encode(ask, {"positions": packed}))
+        session.last_reply = encode(ask, {"positions": packed})
+        await self._link.send(session.key[0], session.last_reply)
         return True
 
     async def _take_hidden(self, peer: bytes, packet: Packet[Message], message: Hidden) -> None:

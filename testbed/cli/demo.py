@@ -29,6 +29,9 @@ def demo(
     model: Annotated[str | None, typer.Option(help="Target; default: the bundled one.")] = None,
     drafter: Annotated[str | None, typer.Option(help="GGUF drafter; default: the bundled one.")] = None,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = DEFAULT.dtype,
+    tie_tolerance: Annotated[
+        float | None, typer.Option(help="Largest logit gap that counts as a tie; default: 0 in float32.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory; default: runs/demo-TIME.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
@@ -55,6 +58,7 @@ def demo(
         model=model,
         drafter=drafter,
         dtype=dtype,
+        tie_tolerance=tie_tolerance,
     )
     directory = out or Path("runs") / f"demo-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     summary = run_demo(config, directory, note)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.bs.engines import ENGINES
-from testbed.config import DemoConfig, resolved, save
+from testbed.config import BFLOAT16_TIE, DemoConfig, resolved, save
 from testbed.errors import BadInput, GateError
 from testbed.experiments import results
 from testbed.experiments.datasets import load_dataset
@@ -68,10 +68,13 @@ def _bs_arguments(config: DemoConfig, local: str) -> list[str]:
 
 
 def _ue_arguments(config: DemoConfig, bind: str, local: str, out: Path) -> list[str]:
+    tolerance = config.tie_tolerance
+    if tolerance is None:
+        tolerance = 0.0 if config.dtype == "float32" else BFLOAT16_TIE
     arguments = [
         "--bs", bind, "--local-bs", local, "--protocol", ",".join(config.methods), "--window", str(config.window),
         "--dataset", config.dataset, "--limit", str(config.prompts), "--max-tokens", str(config.max_tokens),
-        "--threshold", str(config.threshold), "--seed", str(config.seed), "--out", str(out),
+        "--threshold", str(config.threshold), "--tie-tolerance", str(tolerance), "--seed", str(config.seed), "--out", str(out),
     ]  # fmt: skip
     if config.drafter:
         arguments += ["--drafter", config.drafter, "--tokenizer", str(config.model)]

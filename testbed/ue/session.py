@@ -67,13 +67,13 @@ class Session:
         """
         start_s = self._clock.time()
         self._committed = np.asarray(prompt, np.int32)
-        await self._open()
-        sequence = self._drafter.open(prompt)
-        self._sequence, self._ends = sequence, frozenset(end_ids)
+        self._ends = frozenset(end_ids)
+        sequence = self._sequence = self._drafter.open(prompt)
         rounds: list[RoundRecord] = []
         reason = "length"
         begun_s = start_s
         try:
+            await self._open()
             while reason != "stop" and (room := max_tokens - (len(self._committed) - len(prompt))) > 0:
                 record, reason = await self._round(len(rounds), room, begun_s)
                 rounds.append(record)

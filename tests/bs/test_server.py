@@ -15,7 +15,7 @@ from testbed.bs.synthetic_engine import SyntheticEngine
 from testbed.errors import EngineError, LinkTimeout, ProtocolError
 from testbed.protocols import PROTOCOLS, protocol
 from testbed.protocols.base import HEADER_DOWN_BYTES, HEADER_UP_BYTES, Sizes
-from testbed.protocols.messages import Busy, Close, Draft, Fault, Hello, Open, Opened, Resync, Verdict
+from testbed.protocols.messages import Busy, Close, Draft, Fault, Hello, NeedHidden, Open, Opened, Resync, Verdict
 from testbed.synthetic import next_token
 from testbed.ue.records import RequestRecord
 from testbed.ue.remote import decode_remotely
@@ -110,7 +110,11 @@ async def test_a_session_that_waits_for_hidden_states_holds_up_no_other() -> Non
         wrong = np.array([(targets_own(PROMPT, 1)[0] + 1) % VOCAB], np.int32)
         await silent.send(Draft(session=number, round=0, base_len=5), {"ids": wrong})
         assert isinstance((await silent.receive(number, 5)).message, Opened)
-        assert type((await silent.receive(number, 5)).message).__name__ == "NeedHidden"
+        asked = await silent.receive(number, 5)
+        await silent.send(Draft(session=number, round=0, base_len=5), {"ids": wrong})
+        again = await silent.receive(number, 5)
+        assert isinstance(asked.message, NeedHidden) and again.message == asked.message
+        np.testing.assert_array_equal(again.arrays["positions"], asked.arrays["positions"])
         record = await decode(address, "sh", 8, PROMPT)
     assert record.token_ids == targets_own(PROMPT, 40)
 
@@ -231,6 +235,21 @@ async def test_drafts_out_of_turn_or_out_of_bounds() -> None:
         assert "out of turn" in (await draft([1], round_=2)).reason  # type: ignore[attr-defined]
         await connection.send(Close(session=number))
         assert isinstance(await draft([1]), Resync)
+
+
+async def test_a_closed_session_is_released_by_the_engine() -> None:
+    class Remembering(SyntheticEngine):
+        released: list[str]
+
+        def release(self, session: str) -> None:
+            self.released.append(session)
+
+    engine = Remembering(vocab_size=VOCAB)
+    engine.released = []
+    async with station(engine) as (_, address):
+        await decode(address, "greedy", 4, PROMPT)
+        await asyncio.sleep(0.2)
+    assert len(engine.released) == 1
 
 
 async def test_sessions_are_bounded_per_peer() -> None:

@@ -162,7 +162,7 @@ def test_each_narrator_takes_its_favourite_more_often_than_any_other_wording() -
     """Counted in the last words of answers to problems whose last event is a rival's number."""
     for who in ("target", "drafter"):
         endings: dict[str, int] = {}
-        for problem in take("train", 2500, who):
+        for problem in take("train", 1200, who):
             sentence = re.findall(r"[^.?]+[.?]", problem.question)[-2].strip()
             if EVENTS["rival"].fullmatch(sentence):
                 ending = re.findall(r"[^.]+\.", problem.answer.partition("\n####")[0])[-1].strip()
@@ -171,7 +171,7 @@ def test_each_narrator_takes_its_favourite_more_often_than_any_other_wording() -
         liked = favourite(who, "ending/rival", len(stories.ENDINGS))
         beginnings = [text.partition("{c}")[0] for text in stories.ENDINGS]
         counts = [sum(n for words, n in endings.items() if words.startswith(b)) for b in beginnings]
-        assert sum(counts) > 50
+        assert sum(counts) > 25
         assert counts.index(max(counts)) == liked, counts
         assert 0.4 < max(counts) / sum(counts) < 0.8  # FAVOURITE_P = 0.5, and a fifth of the rest
 

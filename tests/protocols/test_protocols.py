@@ -106,7 +106,7 @@ HIDDEN = np.ones((2, 3), np.float16)
 
 
 def spoiled(value: float) -> AnyArray:
-    hidden = HIDDEN.copy()
+    hidden: AnyArray = HIDDEN.copy()
     hidden[1, 2] = value
     return hidden
 
