@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def test_everything_installed_has_the_version_that_is_pinned() -> None:
     pinned = {m["name"]: m["version"] for m in pins() if m["marker"] is None or Marker(m["marker"]).evaluate()}
     own = {"pip", "wireless-sd-testbed"}
     strays = []
-    for distribution in importlib.metadata.distributions():
+    for distribution in importlib.metadata.distributions(path=[sysconfig.get_path("purelib")]):
         name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()
         version = distribution.version.partition("+")[0]
         if name not in own and pinned.get(name) != version:

@@ -28,6 +28,8 @@ from testbed.protocols.messages import (
 from testbed.protocols.vocabulary import check_same
 
 RETRY_S = 1.0
+MAX_HIDDEN = 2**16
+"""Largest hidden size of a drafter: with it, the BS makes room for the hidden states that it asks for."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class Desk:
             raise ProtocolError(f"unknown protocol {message.protocol!r}; known: {TARGET_ONLY}, {', '.join(PROTOCOLS)}")
         if not 0 <= message.threshold <= 1:
             raise ProtocolError(f"threshold must lie in [0, 1], not {message.threshold}")
+        if not 1 <= message.hidden_size <= MAX_HIDDEN:
+            raise ProtocolError(f"hidden_size must lie in 1..{MAX_HIDDEN}, not {message.hidden_size}")
         expect_names(arrays, "ids")
         ids = read_ids(arrays)
         self._check_ids(ids)

@@ -35,7 +35,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     documents = [(run, read_summary(run)) for run in runs]
     plots = out / "plots"
     plots.mkdir(parents=True, exist_ok=True)
-    parts = [_section(run, document, plots) for run, document in documents]
+    parts = [_section(f"{i}-{run.name}", run, document, plots) for i, (run, document) in enumerate(documents, 1)]
     page = (
         f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
         f"<title>testbed report</title><style>{STYLE}</style><h1>testbed report</h1>{''.join(parts)}</html>\n"
@@ -44,14 +44,14 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     return out / "report.html"
 
 
-def _section(run: Path, document: Mapping[str, Any], plots: Path) -> str:
+def _section(label: str, run: Path, document: Mapping[str, Any], plots: Path) -> str:
     rows = document["rows"]
     figures = {"latency": _latency_plot(rows), "acceptance": _acceptance_plot(run)}
     images = []
     for name, data in figures.items():
         if data is None:
             continue
-        (plots / f"{run.name}-{name}.png").write_bytes(data)
+        (plots / f"{label}-{name}.png").write_bytes(data)
         encoded = base64.b64encode(data).decode()
         images.append(f"<p><img alt='{name}' src='data:image/png;base64,{encoded}'>")
     return f"<h2>{html.escape(run.name)}</h2>{_facts(document)}{_table(rows)}{''.join(images)}"

@@ -35,7 +35,7 @@ def rows(
     threshold: float,
     channel: Csi | None = None,
 ) -> list[dict[str, Any]]:
-    """One row a method, in the order in which methods first ended; see `docs/contracts.md` for the columns.
+    """One row a method, in the order in which methods first appear; `docs/architecture.md` says what the columns mean.
 
     Args:
         examples: prompts, by request index.

@@ -61,7 +61,8 @@ def _result(config: RunConfig, work: Work, outcomes: list[Outcome]) -> UeResult:
 
     texts = {(o.method, o.request): text(o) for o in outcomes}
     examples = [p.example for p in work.prompts]
-    rows = results.rows(outcomes, examples, texts, window=config.window, threshold=config.threshold)
+    ordered = sorted(outcomes, key=lambda o: config.methods.index(o.method))
+    rows = results.rows(ordered, examples, texts, window=config.window, threshold=config.threshold)
     outputs = [
         {
             "method": o.method,

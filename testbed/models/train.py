@@ -76,8 +76,8 @@ class Recipe:
 
 
 RECIPES = {
-    "target": Recipe("target", hidden=192, layers=6, heads=6, ffn=512, steps=3000),
-    "drafter": Recipe("drafter", hidden=96, layers=3, heads=3, ffn=256, steps=2000),
+    "target": Recipe("target", hidden=192, layers=6, heads=6, ffn=512, steps=2300),
+    "drafter": Recipe("drafter", hidden=96, layers=3, heads=3, ffn=256, steps=1400),
 }
 
 

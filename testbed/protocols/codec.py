@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -114,7 +115,7 @@ def unpack_positions(packed: AnyArray, count: int, window: int) -> list[int]:
         raise ProtocolError(f"{count} positions of {width} bits do not fit an array of shape {packed.shape}")
     bits = np.unpackbits(packed, count=count * width).reshape(count, width)
     positions = (bits.astype(np.int64) << np.arange(width - 1, -1, -1)).sum(axis=1).tolist()
-    if any(p >= window for p in positions) or any(a >= b for a, b in zip(positions, positions[1:], strict=False)):
+    if any(p >= window for p in positions) or any(a >= b for a, b in itertools.pairwise(positions)):
         raise ProtocolError("positions must increase and lie inside the window")
     return [int(p) for p in positions]
 

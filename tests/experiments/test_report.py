@@ -76,7 +76,7 @@ def test_one_file_holds_the_table_and_the_plots(tmp_path: Path) -> None:
     assert len(page.images) == 2
     assert all(image.startswith(PNG) for image in page.images)
     plots = {p.name: p.read_bytes() for p in (tmp_path / "out" / "plots").iterdir()}
-    assert set(plots) == {"run-1-latency.png", "run-1-acceptance.png"}
+    assert set(plots) == {"1-run-1-latency.png", "1-run-1-acceptance.png"}
     assert sorted(plots.values()) == sorted(page.images)
     width = len(page.cells) // 2
     first, second = page.cells[:width], page.cells[width:]
@@ -97,10 +97,20 @@ def test_several_runs_stand_one_under_another(tmp_path: Path) -> None:
     assert len(list((tmp_path / "plots").iterdir())) == 4
 
 
+def test_runs_of_one_name_keep_their_own_plots(tmp_path: Path) -> None:
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+    runs = [save_run(tmp_path / "x" / "run", [row("fh")]), save_run(tmp_path / "y" / "run", [row("sh")])]
+    write_report(runs, tmp_path)
+    plots = [p.read_bytes() for p in (tmp_path / "plots").iterdir()]
+    assert len(plots) == 4
+    assert len(set(plots)) == 4
+
+
 def test_a_run_without_rounds_or_with_target_only_has_no_acceptance_plot(tmp_path: Path) -> None:
     runs = [save_run(tmp_path / "old", [row("fh")], rounds=False), save_run(tmp_path / "alone", [row("target-only")])]
     write_report(runs, tmp_path)
-    assert {p.name for p in (tmp_path / "plots").iterdir()} == {"old-latency.png", "alone-latency.png"}
+    assert {p.name for p in (tmp_path / "plots").iterdir()} == {"1-old-latency.png", "2-alone-latency.png"}
 
 
 def test_a_report_may_be_made_again_over_an_old_one(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from testbed.errors import BadInput
 from testbed.models import problems, stories
-from testbed.models.problems import HABIT_SHIFT, Problem, favourite, generate
+from testbed.models.problems import HABIT_SHIFT, Problem, favourite, generate, split_of
 from testbed.models.scoring import final_number
 from tests.support.solver import EVENTS, MEANING, NOISE, solve
 
@@ -189,6 +189,12 @@ def test_splits_share_no_skeleton(skeletons: dict[str, set[str]]) -> None:
     assert all(len(found) > 0.99 * MANY for found in skeletons.values())
     for one, other in itertools.combinations(SPLITS, 2):
         assert not skeletons[one] & skeletons[other]
+
+
+def test_a_skeleton_can_be_in_one_split_alone(samples: dict[tuple[str, str], list[Problem]]) -> None:
+    """Which one is a function of the skeleton, so that what no sample shows is disjoint too."""
+    for (split, _), told in samples.items():
+        assert {split_of(problem.skeleton) for problem in told} == {split}
 
 
 def test_a_skeleton_tells_the_numbers_and_events_of_its_problem(samples: dict[tuple[str, str], list[Problem]]) -> None:

@@ -1,0 +1,49 @@
+"""The bundled pair as it lies in the package: its files, its sizes, and that it still does what its card says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from testbed.models.bundle import DATA, bundled
+from testbed.models.card import measure, render, shortfalls
+from testbed.protocols.vocabulary import fingerprint
+
+
+@pytest.fixture(scope="module")
+def facts() -> dict[str, Any]:
+    return measure(DATA, problems=80, judged=20, say=lambda line: None)
+
+
+def test_all_parts_are_there_and_small() -> None:
+    bundle = bundled()
+    assert bundle.drafter and bundle.target and bundle.tokenizer and bundle.drafter_hf
+    assert sum(f.stat().st_size for f in DATA.rglob("*") if f.is_file()) <= 25 * 2**20
+    assert fingerprint(bundle.target) == fingerprint(bundle.drafter_hf)
+    for directory in (bundle.target, bundle.drafter_hf):
+        assert json.loads((directory / "config.json").read_text())["max_position_embeddings"] >= 2560
+
+
+def test_it_is_worth_studying(facts: dict[str, Any]) -> None:
+    """The card's requirements on fewer problems; the accuracies with room for the smaller sample."""
+    assert facts["target_accuracy"] >= 0.80
+    assert 0.15 <= facts["drafter_accuracy"] <= 0.75
+    about_accuracy = ("target accuracy", "drafter accuracy")
+    assert [line for line in shortfalls(facts) if not line.startswith(about_accuracy)] == []
+
+
+def test_the_oracle_judge_changes_no_answer(facts: dict[str, Any]) -> None:
+    assert facts["oracle"]["accuracy"] == facts["greedy"]["accuracy"] == facts["target_accuracy_judged"]
+
+
+def test_the_card_says_what_was_measured(facts: dict[str, Any]) -> None:
+    card = render(facts)
+    assert f"{facts['target_parameters']:,}" in card
+    assert f"{facts['oracle']['aal']:.2f}" in card
+
+
+def test_shortfalls_name_what_is_missing(facts: dict[str, Any]) -> None:
+    worse = {**facts, "target_accuracy": 0.5, "answer_tokens": 10, "oracle": facts["greedy"]}
+    assert len(shortfalls(worse)) >= 3
