@@ -86,7 +86,7 @@ def _example(where: str, row: Any) -> Example:
 
 
 def _hub(spec: str, limit: int | None) -> list[Example]:
-    name, config, split = (spec.split(":") + ["", ""])[:3]
+    name, config, split = [*spec.split(":"), "", ""][:3]
     try:
         import datasets
     except ImportError as exc:

@@ -74,7 +74,8 @@ def _ue_arguments(config: DemoConfig, bind: str, local: str, out: Path) -> list[
     arguments = [
         "--bs", bind, "--local-bs", local, "--protocol", ",".join(config.methods), "--window", str(config.window),
         "--dataset", config.dataset, "--limit", str(config.prompts), "--max-tokens", str(config.max_tokens),
-        "--threshold", str(config.threshold), "--tie-tolerance", str(tolerance), "--seed", str(config.seed), "--out", str(out),
+        "--threshold", str(config.threshold), "--tie-tolerance", str(tolerance),
+        "--seed", str(config.seed), "--out", str(out),
     ]  # fmt: skip
     if config.drafter:
         arguments += ["--drafter", config.drafter, "--tokenizer", str(config.model)]

@@ -22,7 +22,8 @@ STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;color:#222}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}div.wide{overflow-x:auto}
 td,th{padding:.25rem .6rem;border-bottom:1px solid #ddd;text-align:right}td:first-child,th:first-child{text-align:left}
-img{max-width:100%}code{background:#f3f3f3;padding:0 .2em}dl{display:grid;grid-template-columns:max-content 1fr;gap:0 1rem}
+img{max-width:100%}code{background:#f3f3f3;padding:0 .2em}
+dl{display:grid;grid-template-columns:max-content 1fr;gap:0 1rem}
 """
 
 

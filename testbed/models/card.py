@@ -124,6 +124,12 @@ def render(facts: dict[str, Any]) -> str:
         f"| {facts[key]['accuracy']:.3f} |"
         for name, key in (("strict (greedy)", "greedy"), ("oracle", "oracle"), ("accept all", "accept_all"))
     )
+
+    def share(name: str) -> str:
+        """A share and half its 95 % interval (normal approximation)."""
+        value: float = facts[name]
+        return f"{value:.3f} ± {1.96 * (value * (1 - value) / facts['problems']) ** 0.5:.3f}"
+
     return f"""# The bundled pair
 
 Two Llama-shaped models trained from scratch by `testbed models train` on the project's own arithmetic word problems
@@ -133,15 +139,15 @@ everything in the testbed can be tried and tested without downloads; they can do
 | | target | drafter |
 |---|---|---|
 | parameters | {facts["target_parameters"]:,} | {facts["drafter_parameters"]:,} |
-| greedy accuracy, {facts["problems"]} test problems | {facts["target_accuracy"]:.3f} | {facts["drafter_accuracy"]:.3f} |
+| greedy accuracy, {facts["problems"]} test problems | {share("target_accuracy")} | {share("drafter_accuracy")} |
 
 One tokenizer of {facts["vocabulary"]} tokens (BPE, single digits), {facts["positions"]:,} positions, answers of
 {facts["answer_tokens"]:.1f} tokens on average. Training sequences have at most about 320 tokens: longer contexts are
 accepted, for timing, and mean nothing.
 
 The steps of training answers are worded at random by two narrators. At each choice of words a narrator takes a
-favourite with probability {FAVOURITE_P}, else any wording; target and drafter were trained on different narrators, whose
-favourites differ at {HABIT_SHIFT:.0%} of the choices. So the two disagree often in words, which is harmless, and
+favourite with probability {FAVOURITE_P}, else any wording; target and drafter were trained on different narrators,
+whose favourites differ at {HABIT_SHIFT:.0%} of the choices. So the two disagree often in words, which is harmless, and
 sometimes in digits, which is not.
 
 ## Is the pair worth studying?
@@ -153,9 +159,9 @@ whenever the target, completing from there, still reaches its own answer; accept
 |---|---|---|---|---|
 {judges}
 
-The oracle's AAL is {facts["oracle"]["aal"] / facts["greedy"]["aal"]:.2f} times that of greedy; accepting everything costs
-{100 * (facts["greedy"]["accuracy"] - facts["accept_all"]["accuracy"]):.1f} points of accuracy.
+The oracle's AAL is {facts["oracle"]["aal"] / facts["greedy"]["aal"]:.2f} times that of greedy; accepting everything
+costs {100 * (facts["greedy"]["accuracy"] - facts["accept_all"]["accuracy"]):.1f} points of accuracy.
 
-Measured by `testbed models card` on {facts["machine"]}; test problems of seed {TEST_SEED}, disjoint from the training
-problems by construction.
+Measured by `testbed models card` on {facts["machine"]}; test problems of seed {TEST_SEED}, disjoint from
+the training problems by construction.
 """

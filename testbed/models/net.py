@@ -1,8 +1,8 @@
 """A lean Llama for training the bundled pair on a CPU.
 
 transformers' own module spends most of a CPU training step in casts and in the backward pass of its attention
-kernel. This one computes the same function (a test holds it to that) in about half the time. Parameter names are those of
-`LlamaForCausalLM`, so that its state dict loads there unchanged.
+kernel. This one computes the same function (a test holds it to that) in about half the time. Parameter names are those
+of `LlamaForCausalLM`, so that its state dict loads there unchanged.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def generate(split: str, seed: int, narrator: str = "target") -> Iterator[Proble
 
 
 def drills(rng: random.Random) -> Iterator[tuple[str, str]]:
-    """Bare facts without end, distributed as in the problems: ("53*9=", "477\\n")."""
+    """Bare facts without end, distributed as in the problems: what is asked, such as 53*9=, and the result."""
     signs = {"add": "+", "sub": "-", "mul": "*", "div": "/", "gap": "-"}
     while True:
         for step in _chain(rng):

@@ -12,7 +12,7 @@ from testbed.errors import ProtocolError
 from testbed.protocols.codec import AnyArray, position_bits
 
 HEADER_UP_BYTES = 112
-"""Largest header of an uplink message of a round; the fixed overhead b_ul of the cost model (WISV eq. 5) on our wire."""
+"""Largest header of an uplink message of a round: the overhead b_ul of the cost model (WISV eq. 5) on our wire."""
 HEADER_DOWN_BYTES = 112
 """Largest header of a downlink message of a round; the fixed overhead b_dl (WISV eq. 4) on our wire."""
 
