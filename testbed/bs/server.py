@@ -25,6 +25,9 @@ from testbed.protocols.base import expect_names, read_hidden
 from testbed.protocols.codec import Packet, decode_uplink, encode, pack_positions
 from testbed.protocols.messages import Close, Draft, Fault, Hello, Hidden, Message, NeedHidden, Open, Ping, Verdict
 
+MAX_REASON = 500
+"""Characters of a `Fault`'s reason."""
+
 
 class EngineRunner(Protocol):
     """How a pass is run without holding up the event loop."""
@@ -85,7 +88,7 @@ class BaseStation:
                 session = getattr(packet.message, "session", -1)
                 reply = await self._take(peer, packet)
             except (ProtocolError, BadInput) as exc:
-                reply = Fault(session=session, reason=str(exc))
+                reply = Fault(session=session, reason=str(exc)[:MAX_REASON])
             if reply is not None:
                 await self._link.send(peer, encode(reply))
 
@@ -154,7 +157,9 @@ class BaseStation:
         except (EngineError, BadInput) as exc:
             for session, _ in batch:
                 session.current = None
-                await self._reply(session, Fault(session=session.key[1], reason=f"verification failed: {exc}"))
+                await self._reply(
+                    session, Fault(session=session.key[1], reason=f"verification failed: {exc}"[:MAX_REASON])
+                )
             return
         verify_s = self._clock.time() - start_s
         self.passes += 1

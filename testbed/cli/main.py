@@ -83,6 +83,10 @@ def _say(text: str, code: int) -> int:
 
 
 def run() -> None:
-    """Entry point of the console script; SIGTERM unwinds, so that child processes and files are seen to."""
+    """Entry point of the console script; SIGTERM unwinds, so that child processes and files are seen to.
+
+    SIGINT interrupts even where a shell started us in the background with it ignored.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(main())

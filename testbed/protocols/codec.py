@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,7 +27,8 @@ MAX_ARRAYS = 4
 M = TypeVar("M", bound=Message)
 
 
-class Packet(NamedTuple, Generic[M]):
+@dataclass(frozen=True)
+class Packet(Generic[M]):
     """A decoded message, its arrays by name, and its size on the wire."""
 
     message: M

@@ -117,10 +117,9 @@ class Client:
     async def _read(self) -> None:
         while True:
             try:
-                frames = await self._link.recv(self.timeout_s)
-            except LinkTimeout:
+                packet = decode_downlink(await self._link.recv(self.timeout_s))
+            except (LinkTimeout, ProtocolError):  # what cannot be read is dropped; asking again brings it
                 continue
-            packet = decode_downlink(frames)
             mailbox = self._mail.get(getattr(packet.message, "session", -1))
             if mailbox is not None:
                 mailbox.put_nowait(packet)

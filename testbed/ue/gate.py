@@ -52,7 +52,7 @@ async def compare(
     gap = float("inf")
     if position < min(len(output), len(target)):
         gap = await _gap(client, [*prompt, *target[:position]], output[position], target[position])
-    tie = abs(gap) <= tolerance
+    tie = tolerance > 0 and abs(gap) <= tolerance
     return Divergence(request, position, list(output[position:][:SHOWN]), list(target[position:][:SHOWN]), gap, tie)
 
 
