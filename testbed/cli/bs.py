@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from testbed.cli.output import note, print_json
+from testbed.cli.output import claim_stdout, note, print_json
 from testbed.config import ServeConfig
 
 if TYPE_CHECKING:
@@ -66,9 +67,12 @@ def serve(
         threads=threads,
     )
 
+    stdout = claim_stdout() if as_json else sys.stdout
+
     def ready(addresses: list[str], offer: Offer) -> None:
         if as_json:
-            print_json({"ready": True, "bind": ",".join(addresses), "pid": os.getpid(), "model": offer.model})
+            document = {"ready": True, "bind": ",".join(addresses), "pid": os.getpid(), "model": offer.model}
+            print_json(document, stdout)
         note(f"serving {offer.model} on {', '.join(addresses)} (pid {os.getpid()}); Ctrl-C stops it")
 
     run(config, ready)

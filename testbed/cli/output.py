@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -38,11 +39,20 @@ def console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, width=None if stream.isatty() else 200, highlight=False)
 
 
-def print_json(document: Mapping[str, Any]) -> None:
-    """One JSON document on stdout."""
-    json.dump(document, sys.stdout, allow_nan=False)
-    sys.stdout.write("\n")
+def claim_stdout() -> TextIO:
+    """Keep stdout for documents alone: what libraries print there from now on goes to stderr."""
     sys.stdout.flush()
+    kept = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return kept
+
+
+def print_json(document: Mapping[str, Any], stream: TextIO | None = None) -> None:
+    """One JSON document on a stream; None: stdout."""
+    stream = stream or sys.stdout
+    json.dump(document, stream, allow_nan=False)
+    stream.write("\n")
+    stream.flush()
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:

@@ -73,7 +73,8 @@ def prepare(config: RunConfig, paths: tuple[Path | None, Path | None], given: Se
     if directory is None and not by_ids:
         raise BadInput("which tokenizer? give --tokenizer DIR, the directory of tokenizer.json")
     if given is not None and by_ids:
-        prompter = Prompter(directory) if directory else None
+        readable = directory is not None and (directory / "tokenizer.json").exists()
+        prompter = Prompter(directory) if directory is not None and readable else None
         prompt = Prompt([int(i) for i in given], Example(""))
         return Work([prompt], [prompt][: config.warmup], prompter, drafter)
     assert directory is not None
@@ -123,7 +124,7 @@ async def execute(config: RunConfig, work: Work, watch: Watch) -> list[Outcome]:
     drafter = LlamaDrafter(
         work.drafter_path,
         vocab_size=work.prompter.vocab_size if work.prompter else None,
-        context=longest + config.max_tokens + config.window + 2,
+        context=longest + config.max_tokens + 1,
         sequences=config.concurrency,
         threads=config.threads,
         gpu_layers=config.gpu_layers,
@@ -161,10 +162,10 @@ def _check_context(work: Work, config: RunConfig, welcome: Welcome) -> None:
     if config.window > welcome.max_window:
         raise BadInput(f"window {config.window}: the BS takes at most {welcome.max_window}")
     for prompt in work.prompts:
-        if len(prompt.ids) + config.max_tokens + config.window + 1 > welcome.max_positions:
+        if len(prompt.ids) + config.max_tokens + 1 > welcome.max_positions:
             raise BadInput(
-                f"a prompt of {len(prompt.ids)} tokens, {config.max_tokens} to come and a window of {config.window} "
-                f"pass the target's context of {welcome.max_positions}; shorten it or lower --max-tokens"
+                f"a prompt of {len(prompt.ids)} tokens and {config.max_tokens} to come pass the target's context of "
+                f"{welcome.max_positions}; shorten it or lower --max-tokens"
             )
 
 

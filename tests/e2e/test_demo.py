@@ -160,12 +160,16 @@ def test_an_interrupted_ue_leaves_nothing_half_written(
     assert list((tmp_path / "run").glob("*")) == []
 
 
-def test_an_interrupted_base_station_stops_cleanly() -> None:
-    command = [sys.executable, "-m", "testbed", "bs", "serve", "--engine", "synthetic", "--bind", "tcp://127.0.0.1:*"]
+@pytest.mark.parametrize("engine", ["synthetic", "vllm"])
+def test_a_base_station_says_one_line_and_stops_cleanly(engine: str) -> None:
+    command = [sys.executable, "-m", "testbed", "bs", "serve", "--engine", engine, "--bind", "tcp://127.0.0.1:*"]
     process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    assert json.loads(process.stdout.readline())["ready"] is True
+    ready = json.loads(process.stdout.readline())
+    assert ready["ready"] is True
+    assert ready["pid"] == process.pid
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
+    rest, stderr = process.communicate(timeout=60)
     assert process.returncode == 0
+    assert rest == ""
     assert "Traceback" not in stderr
