@@ -13,6 +13,7 @@ from testbed import __version__
 from testbed.cli import bs, demo, doctor, models, report, ue
 from testbed.errors import BadInput, TestbedError
 
+INTERRUPTED = 130
 ClickError = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 """Base of what typer raises for a command line it cannot take; typer itself exports only a leaf of it."""
 
@@ -50,9 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = app(args=list(sys.argv[1:] if argv is None else argv), standalone_mode=False)
     except typer.Exit as exc:
-        return exc.exit_code
+        return _say("interrupted", INTERRUPTED) if exc.exit_code == INTERRUPTED else exc.exit_code
     except (typer.Abort, KeyboardInterrupt):
-        return _say("interrupted", 130)
+        return _say("interrupted", INTERRUPTED)
     except BadInput as exc:
         return _say(str(exc), 2)
     except TestbedError as exc:
