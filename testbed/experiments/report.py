@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ def _acceptance_plot(run: Path) -> bytes | None:
         return None
     plt = _pyplot()
     figure, axes = plt.subplots(figsize=(8, 3.2))
-    for method, colour, marker in zip(methods, COLOURS, "osd^vx", strict=False):
+    for method, colour, marker in zip(methods, itertools.cycle(COLOURS), itertools.cycle("osd^vxP"), strict=False):
         mine = [r for r in rounds if r["method"] == method]
         positions = range(1, max(r["drafted"] for r in mine) + 1)
         reached = [[r for r in mine if r["drafted"] >= p] for p in positions]

@@ -152,7 +152,10 @@ def test_an_interrupted_ue_leaves_nothing_half_written(
 ) -> None:
     command = [sys.executable, "-m", "testbed", "ue", "run", "--bs", station["bind"], "--out", str(tmp_path / "run")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    time.sleep(6)
+    deadline_s = time.monotonic() + 120
+    while not (tmp_path / "run").exists() and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    time.sleep(1)
     process.send_signal(number)
     _, stderr = process.communicate(timeout=30)
     assert process.returncode in (130, 143)
