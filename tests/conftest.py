@@ -14,9 +14,10 @@ from tests.support.reference import Reference
 # Before torch is imported: on such small models threads only wait for each other, long where anything else runs.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# a busy machine is no reason to fail
-settings.register_profile("testbed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("testbed")
+# A busy machine is no reason to fail, and the same commit always sees the same examples; `explore` looks for new ones.
+settings.register_profile("testbed", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.register_profile("explore", settings.get_profile("testbed"), derandomize=False, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "testbed"))
 
 
 @pytest.fixture(scope="session")

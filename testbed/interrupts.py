@@ -1,0 +1,29 @@
+"""SIGINT and SIGTERM, held back where what their handlers raise would be lost or would leave half of something."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Let the first SIGINT or SIGTERM wait until the end of the block. Outside the main thread, where no handler runs,
+    this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: came.append(n)) for number in NUMBERS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        if came:
+            signal.raise_signal(came[0])

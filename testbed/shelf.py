@@ -1,0 +1,37 @@
+"""Files that come with the testbed and are found by name: link traces, device profiles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from testbed.errors import BadInput
+
+PACKAGE = Path(__file__).parent
+CHECKOUT = PACKAGE.parent
+KINDS = {"traces": ("traces", ".csv"), "profiles": ("hardware/profiles", ".yaml")}
+"""Kind: folder in a checkout, and how its files end; an installed package has the folder under `shelf/`."""
+
+
+def names(kind: str) -> list[str]:
+    """Names of what there is of a kind, sorted."""
+    return sorted(path.stem for path in _folder(kind).glob(f"*{KINDS[kind][1]}"))
+
+
+def find(kind: str, name: str) -> Path:
+    """A user's file, or one of ours by name.
+
+    Raises:
+        BadInput: neither; the message lists ours.
+    """
+    ours = _folder(kind) / f"{name}{KINDS[kind][1]}"
+    if ours.parent == _folder(kind) and ours.is_file():
+        return ours
+    if Path(name).is_file():
+        return Path(name)
+    raise BadInput(f"no {kind.removesuffix('s')} {name!r}: neither a file nor one of {', '.join(names(kind))}")
+
+
+def _folder(kind: str) -> Path:
+    folder = KINDS[kind][0]
+    inside = PACKAGE / "shelf" / folder
+    return inside if inside.is_dir() else CHECKOUT / folder

@@ -1,0 +1,74 @@
+"""Virtual time: waiting costs nothing, order is that of time, and standing still is an error."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from testbed.errors import TestbedError
+from testbed.virtual_time import VirtualClock, run_virtually
+
+CLOCK = VirtualClock()
+
+
+def test_a_day_takes_no_time_and_counts_exactly() -> None:
+    async def day() -> float:
+        for _ in range(24):
+            await CLOCK.sleep(3600.0)
+        return CLOCK.time()
+
+    start_s = time.perf_counter()
+    assert run_virtually(day()) == 86400.0
+    assert time.perf_counter() - start_s < 5
+
+
+def test_things_happen_in_the_order_of_their_time() -> None:
+    seen: list[tuple[float, int]] = []
+
+    async def wait(number: int, seconds: float) -> None:
+        await CLOCK.sleep(seconds)
+        seen.append((CLOCK.time(), number))
+
+    async def all_of_them() -> None:
+        await asyncio.gather(wait(0, 0.3), wait(1, 0.1), wait(2, 0.2), wait(3, 0.0))
+
+    run_virtually(all_of_them())
+    assert [n for _, n in seen] == [3, 1, 2, 0]
+    assert [t for t, _ in seen] == pytest.approx([0.0, 0.1, 0.2, 0.3])
+
+
+def test_timeouts_are_those_of_virtual_time() -> None:
+    async def late() -> float:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.sleep(100), 7)
+        return CLOCK.time()
+
+    assert run_virtually(late()) == 7.0
+
+
+def test_waiting_for_what_never_comes_is_an_error() -> None:
+    async def stand_still() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(TestbedError, match="stands still"):
+        run_virtually(stand_still())
+
+
+def test_what_is_left_running_is_ended() -> None:
+    ended: list[str] = []
+
+    async def linger() -> None:
+        try:
+            await CLOCK.sleep(1e9)
+        finally:
+            ended.append("yes")
+
+    async def main() -> str:
+        task = asyncio.create_task(linger())
+        await CLOCK.sleep(1)
+        return "done" if not task.done() else "early"
+
+    assert run_virtually(main()) == "done"
+    assert ended == ["yes"]
