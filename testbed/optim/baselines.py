@@ -1,0 +1,184 @@
+"""What the paper compares its batches with (edge SD batching, Section IV-A, IV-B).
+
+Batches of one size take tasks in the order of their arrival, which is that of the list: sorting by input length is what
+the proposed scheme adds. Where the paper is silent, the reading is in the docstring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from testbed.errors import BadInput
+from testbed.optim.inference_cost import (
+    Array,
+    IntArray,
+    Serving,
+    forward_flops,
+    inference_s,
+    most_tasks,
+)  # fmt: skip
+from testbed.optim.planner import Batching, ascending, plan_batches, windows
+from testbed.optim.solvers import SOLVERS
+from testbed.optim.stages import Stages
+
+FIXED_WINDOW = 7
+"""l of the paper's FSL."""
+STATIC_SIZE = 8
+"""Ours: the paper says "a small fixed batch size"."""
+
+Runs = list[list[int]]
+
+
+def without_pipeline(serving: Serving, inputs: IntArray, window: int | None = None) -> Batching:
+    """SD w/o pipeline: the batches and the window of the proposed scheme (Algorithm 1), one node at a time."""
+    proposed = plan_batches(serving, inputs, "dp", window)
+    return _timed(serving, inputs, proposed.window, [list(batch) for batch in proposed.batches], pipeline=False)
+
+
+def no_batching(serving: Serving, inputs: IntArray, window: int | None = None) -> Batching:
+    """No batching: one task at a time, through the pipeline."""
+    most_tasks(serving, inputs)
+    return _best_window(serving, inputs, window, lambda _: _of_size(len(inputs), 1))
+
+
+def fixed_window(serving: Serving, inputs: IntArray, window: int | None = None) -> Batching:
+    """FSL: Algorithm 1 at l = 7.
+
+    Raises:
+        BadInput: another window is asked for, or `max_window` is less.
+    """
+    if window not in (None, FIXED_WINDOW):
+        raise BadInput(f"fixed-window drafts {FIXED_WINDOW} tokens; leave the window out, or plan by dp with {window}")
+    return plan_batches(serving, inputs, "dp", FIXED_WINDOW)
+
+
+def static(serving: Serving, inputs: IntArray, window: int | None = None) -> Batching:
+    """Static batching: a small fixed size (8, or less where the memory asks for it)."""
+    size = min(STATIC_SIZE, _largest(serving, inputs))
+    return _best_window(serving, inputs, window, lambda _: _of_size(len(inputs), size))
+
+
+def maximal(serving: Serving, inputs: IntArray, window: int | None = None) -> Batching:
+    """Max batching: the largest size that fits, whichever tasks meet."""
+    size = _largest(serving, inputs)
+    return _best_window(serving, inputs, window, lambda _: _of_size(len(inputs), size))
+
+
+def heuristic(serving: Serving, inputs: IntArray, window: int | None = None) -> Batching:
+    """Heuristic batching: sizes from 2 up, until the latency rises; never above what fits."""
+    largest = _largest(serving, inputs)
+    return _best_window(serving, inputs, window, lambda seconds: _grow(len(inputs), largest, seconds))
+
+
+def autoregressive(serving: Serving, inputs: IntArray, window: int | None = None) -> Batching:
+    """ADS: the verify model alone, a token a pass, heuristic batching; its memory is not limited. The window is 0.
+
+    A pass over the prompt gives the first token, O_max − 1 passes of one token the others; batches take turns.
+
+    Raises:
+        BadInput: a window is asked for.
+    """
+    if window is not None:
+        raise BadInput("autoregressive serving drafts nothing; leave the window out")
+
+    def seconds(runs: Runs) -> float:
+        sizes, longest = _shapes(runs, inputs)
+        return float(autoregressive_s(serving, sizes, longest).sum())
+
+    runs = _grow(len(inputs), len(inputs), seconds)
+    return Batching(0, tuple(map(tuple, runs)), seconds(runs))
+
+
+def autoregressive_s(serving: Serving, sizes: IntArray, inputs: IntArray) -> Array:
+    """[M] time of decoding batches with the verify model alone (eqs. 11, 12, 17)."""
+    model, cost, tokens = serving.verify_model, serving.cost, serving.max_output_tokens
+    prompt = np.asarray(forward_flops(model.layers, model.hidden, model.ffn, inputs, 0))
+    cached = inputs + (tokens - 2) / 2  # of the later passes on average; their FLOPs are linear in it
+    later = np.asarray(forward_flops(model.layers, model.hidden, model.ffn, 1, cached)) * (tokens - 1)
+    seconds: Array = cost.c1_verify * (prompt + later) * sizes + cost.c2_verify * tokens
+    return seconds
+
+
+BASELINES: dict[str, Callable[[Serving, IntArray, int | None], Batching]] = {
+    "no-pipeline": without_pipeline,
+    "no-batching": no_batching,
+    "fixed-window": fixed_window,
+    "static": static,
+    "max": maximal,
+    "heuristic": heuristic,
+    "autoregressive": autoregressive,
+}
+"""From models, inputs [K] and a window (None: the best of all) to batches."""
+ALGORITHMS = (*SOLVERS, *BASELINES)
+
+
+def batch_by(algorithm: str, serving: Serving, inputs: IntArray, window: int | None = None) -> Batching:
+    """Batches by one of `ALGORITHMS`.
+
+    Raises:
+        BadInput: an unknown algorithm, a window out of range, a task that does not fit.
+    """
+    if algorithm not in ALGORITHMS:
+        raise BadInput(f"no planner {algorithm!r}; known: {', '.join(ALGORITHMS)}")
+    if algorithm in BASELINES:
+        return BASELINES[algorithm](serving, inputs, window)
+    return plan_batches(serving, inputs, algorithm, window)
+
+
+# ---------------------------------------------------------------- their parts
+
+
+def _largest(serving: Serving, inputs: IntArray) -> int:
+    """Tasks that fit into any batch."""
+    return min(len(inputs), int(most_tasks(serving, inputs).min()))
+
+
+def _of_size(tasks: int, size: int) -> Runs:
+    return [list(range(k, min(k + size, tasks))) for k in range(0, tasks, size)]
+
+
+def _grow(tasks: int, largest: int, seconds: Callable[[Runs], float]) -> Runs:
+    """Batches of a size, which grows by one from 2 as long as the latency does not rise."""
+    size = min(2, largest)
+    runs = _of_size(tasks, size)
+    best_s = seconds(runs)
+    while size < largest:
+        candidate = _of_size(tasks, size + 1)
+        if (candidate_s := seconds(candidate)) > best_s:
+            break
+        size, runs, best_s = size + 1, candidate, candidate_s
+    return runs
+
+
+def _shapes(runs: Runs, inputs: IntArray) -> tuple[IntArray, IntArray]:
+    """[M] sizes and [M] longest inputs."""
+    return np.array([len(run) for run in runs]), np.array([inputs[run].max() for run in runs])
+
+
+def _timed(serving: Serving, inputs: IntArray, window: int, runs: Runs, pipeline: bool = True) -> Batching:
+    seconds = inference_s(serving, window, *_shapes(runs, inputs), pipeline=pipeline)
+    return Batching(window, tuple(map(tuple, runs)), seconds)
+
+
+def _best_window(
+    serving: Serving, inputs: IntArray, window: int | None, batches: Callable[[Callable[[Runs], float]], Runs]
+) -> Batching:
+    """The window of the least latency, each with its batches, which may depend on what any would take."""
+    _, ordered = ascending(inputs)
+    found = []
+    for tokens in windows(serving, window):
+        seconds = partial(_pipeline_s, Stages(serving, ordered, tokens), ordered, inputs)
+        runs = batches(seconds)
+        found.append((seconds(runs), tokens, runs))
+    _, tokens, runs = min(found, key=lambda one: one[:2])
+    return _timed(serving, inputs, tokens, runs)
+
+
+def _pipeline_s(stages: Stages, ordered: IntArray, inputs: IntArray, runs: Runs) -> float:
+    """T_inf of batches of tasks that need not lie side by side in the order of their inputs."""
+    sizes, longest = _shapes(runs, inputs)
+    ends = np.searchsorted(ordered, longest, "right")
+    return stages.latency_s(ends - sizes, ends)

@@ -1,0 +1,138 @@
+"""The reductions that the paper quotes for its Figs. 7–9, over many draws (edge SD batching, Section IV, Tables I, II).
+
+A draw places users evenly over a cell of 400 m, with gains g0·ρ·d^−2, and gives each an input length. Every task is
+planned and timed with O_max, as Algorithm 1 assumes. g0 is read as 10⁻⁶ (the paper prints −30 dBm).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from testbed.optim.bandwidth import allocate, bits_per_token, communication_s, spectral_efficiency
+from testbed.optim.baselines import batch_by
+from testbed.optim.inference_cost import Array, Cost, IntArray, Model, Serving
+
+MODELS = {
+    "LLaMA-68M": Model(layers=2, hidden=768, ffn=3072),
+    "LLaMA-1.1B": Model(layers=22, hidden=2048, ffn=5632),
+    "LLaMA-7B": Model(layers=32, hidden=4096, ffn=11008),
+    "LLaMA-13B": Model(layers=40, hidden=5120, ffn=13824),
+}
+"""Table I"""
+COST = Cost(c1_draft=4.11e-13, c2_draft=5.6e-4, c1_verify=2.08e-14, c2_verify=1.28e-2)
+"""Table II prints them once; they stand for all pairs."""
+POWER_W, NOISE_W, RADIUS_M, GAIN_1M = 0.2, 10 ** (-106 / 10) / 1e3, 400.0, 1e-6
+MEMORY_BYTES, MAX_WINDOW = 16e9, 10
+SYSTEMS = ("no-pipeline", "fixed-window", "no-batching")
+"""What Fig. 7 compares with."""
+BATCHINGS = ("static", "max", "heuristic")
+"""What Fig. 8 compares with."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a figure that the text quotes."""
+
+    figure: str
+    paper_percent: float
+    against: tuple[str, ...]
+    """Baselines, of which the best counts; none: uniform bandwidth."""
+    tasks: int = 100
+    longest_input: int = 512
+    longest_output: int = 2048
+    bandwidth_hz: float = 20e6
+    draft: str = "LLaMA-1.1B"
+    verify: str = "LLaMA-7B"
+    alpha: float = 0.8
+
+    @property
+    def serving(self) -> Serving:
+        """Models and hardware."""
+        return Serving(
+            draft_model=MODELS[self.draft], verify_model=MODELS[self.verify], cost=COST, memory_bytes=MEMORY_BYTES,
+            max_output_tokens=self.longest_output, alpha=self.alpha, max_window=MAX_WINDOW,
+        )  # fmt: skip
+
+
+POINTS = (
+    Point("7a", 31.3, SYSTEMS),
+    Point("7b", 31.6, SYSTEMS),
+    Point("7c", 30.7, SYSTEMS, longest_output=1792),
+    Point("8a", 21.4, BATCHINGS, tasks=90),
+    Point("8b", 19.6, BATCHINGS, longest_input=1792),
+    Point("8c", 20.5, BATCHINGS, longest_output=1024),
+    Point("9a", 44.9, (), bandwidth_hz=25e6, draft="LLaMA-68M"),
+    Point("9b", 29.3, (), bandwidth_hz=25e6),
+    Point("9c", 25.2, (), bandwidth_hz=25e6, verify="LLaMA-13B"),
+)
+"""Figs. 7a and 7b are the same point, drawn twice."""
+
+
+class Users(NamedTuple):
+    """A draw."""
+
+    inputs: IntArray
+    """[K]"""
+    efficiency: Array
+    """[K] bit/s/Hz"""
+
+
+class Reduction(NamedTuple):
+    """How much lower the total latency is than that of the best baseline, over draws."""
+
+    median_percent: float
+    low_percent: float
+    """5 % of the draws are below."""
+    high_percent: float
+    """5 % of the draws are above."""
+    best: dict[str, int]
+    """In how many draws each baseline was the best."""
+    against_percent: dict[str, float]
+    """The median against each baseline by itself."""
+    window: float
+    """Of the planner, in the median."""
+
+
+def draw(point: Point, seed: int) -> Users:
+    """Users of a cell, and their input lengths."""
+    rng = np.random.default_rng(seed)
+    metres = RADIUS_M * np.sqrt(rng.uniform(size=point.tasks))
+    gains = GAIN_1M * rng.exponential(size=point.tasks) * metres**-2
+    inputs = rng.integers(1, point.longest_input + 1, point.tasks)
+    return Users(inputs, spectral_efficiency(np.full(point.tasks, POWER_W), gains, NOISE_W))
+
+
+def reduction(point: Point, seeds: Sequence[int], algorithm: str = "dp") -> Reduction:
+    """The reduction at a point: median and 5–95 % interval over draws."""
+    names = point.against or ("uniform",)
+    percents, windows = np.zeros((len(seeds), len(names))), []
+    for k, seed in enumerate(seeds):
+        ours_s, others_s, window = latencies_s(point, draw(point, seed), algorithm)
+        percents[k] = [100 * (1 - ours_s / others_s[name]) for name in names]
+        windows.append(window)
+    low, median, high = np.percentile(percents.min(axis=1), [5, 50, 95]).tolist()
+    best = np.bincount(percents.argmin(axis=1), minlength=len(names)).tolist()
+    medians = np.median(percents, axis=0).tolist()
+    return Reduction(
+        median, low, high, dict(zip(names, best, strict=True)), dict(zip(names, medians, strict=True)),
+        float(np.median(windows)),
+    )  # fmt: skip
+
+
+def latencies_s(point: Point, users: Users, algorithm: str) -> tuple[float, dict[str, float], int]:
+    """Total latency T (eq. 23) of a planner and of each baseline, and the planner's window."""
+    serving = point.serving
+    bits = users.inputs * bits_per_token(serving.draft_model.hidden, serving.verify_model.hidden)
+    sent_s = {
+        policy: communication_s(bits, allocate(policy, bits, users.efficiency), point.bandwidth_hz, users.efficiency)
+        for policy in ("optimal", "uniform")
+    }
+    ours = batch_by(algorithm, serving, users.inputs)
+    others = {name: batch_by(name, serving, users.inputs).inference_s + sent_s["optimal"] for name in point.against}
+    if not others:
+        others = {"uniform": ours.inference_s + sent_s["uniform"]}
+    return ours.inference_s + sent_s["optimal"], others, ours.window

@@ -1,0 +1,267 @@
+"""Memory, FLOPs and time of batched speculative decoding on two edge nodes (edge SD batching, Sections II-B to II-D).
+
+The draft model runs on the small base station, the verify model on the macro base station. J layers, h1 hidden and h2
+feed-forward dimension; a batch of b tasks is padded to I input tokens and may put out O tokens each; l is the window,
+L the tokens of a decoding step, n ≥ 1 the step, i ≥ 1 the draft pass within it. Array arguments broadcast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from testbed.config import Config
+from testbed.errors import BadInput
+
+Array = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+Numbers = float | npt.NDArray[np.floating[Any]] | IntArray
+
+
+class Model(Config, frozen=True):
+    """Dimensions of a decoder-only model (Table I).
+
+    Raises:
+        BadInput: a dimension below 1.
+    """
+
+    layers: int
+    """J"""
+    hidden: int
+    """h1"""
+    ffn: int
+    """h2"""
+
+    def __post_init__(self) -> None:
+        if min(self.layers, self.hidden, self.ffn) < 1:
+            raise BadInput(
+                f"layers, hidden and ffn of a model must be 1 or more, not {self.layers}, {self.hidden}, {self.ffn}"
+            )
+
+
+class Cost(Config, frozen=True):
+    """Coefficients of eq. 17 on both nodes: seconds a FLOP, seconds a pass (Table II).
+
+    Raises:
+        BadInput: a negative or infinite coefficient, or a node that takes no time at all.
+    """
+
+    c1_draft: float
+    c2_draft: float
+    c1_verify: float
+    c2_verify: float
+
+    def __post_init__(self) -> None:
+        values = (self.c1_draft, self.c2_draft, self.c1_verify, self.c2_verify)
+        if not all(0 <= value < math.inf for value in values):
+            raise BadInput(
+                f"cost coefficients must be finite and not negative, not {', '.join(f'{v:g}' for v in values)}"
+            )
+        if max(values[:2]) == 0 or max(values[2:]) == 0:
+            raise BadInput("drafting and verifying take time: one of c1 and c2 of each must be positive")
+
+
+class Serving(Config, frozen=True):
+    """A pair of models, the hardware under it, and how far it decodes.
+
+    Raises:
+        BadInput: a value out of its range.
+    """
+
+    draft_model: Model
+    verify_model: Model
+    cost: Cost
+    memory_bytes: float
+    """Γs, of the node that drafts; the other's is not limited."""
+    max_output_tokens: int
+    """O_max, planned for every task."""
+    alpha: float
+    """α, acceptance rate of a drafted token."""
+    max_window: int = 10
+    """l_max"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise BadInput(f"alpha must lie in [0, 1], not {self.alpha:g}")
+        if not 0 < self.memory_bytes < math.inf:
+            raise BadInput(f"memory_bytes must be positive and finite, not {self.memory_bytes:g}")
+        if self.max_output_tokens < 1 or self.max_window < 1:
+            raise BadInput(
+                f"max_output_tokens and max_window must be 1 or more, not {self.max_output_tokens}, {self.max_window}"
+            )
+
+
+# ---------------------------------------------------------------- steps
+
+
+def tokens_per_step(alpha: float, window: int) -> float:
+    """L = (1 − α^(l+1)) / (1 − α), output tokens of a decoding step on average (eq. 7); l + 1 at α = 1."""
+    return math.fsum(alpha**i for i in range(window + 1))
+
+
+def steps_needed(output_tokens: int, alpha: float, window: int) -> int:
+    """⌈O / L⌉ decoding steps (eq. 8); a rounding error above a whole number adds none."""
+    return max(1, math.ceil(output_tokens / tokens_per_step(alpha, window) - 1e-9))
+
+
+# ---------------------------------------------------------------- memory
+
+
+def parameter_bytes(model: Model) -> int:
+    """Γ_p: weights in half precision (eq. 9)."""
+    return model.layers * (8 * model.hidden**2 + 4 * model.hidden * model.ffn)
+
+
+def cache_bytes(model: Model, size: Numbers, inputs: Numbers, outputs: Numbers) -> Numbers:
+    """Γ_kv: KV cache of a batch at its peak (eq. 10)."""
+    return 4 * model.layers * model.hidden * (inputs + outputs) * size
+
+
+def most_tasks(serving: Serving, inputs: IntArray) -> IntArray:
+    """[K] tasks that fit into a batch whose longest input is `inputs` (eq. 24b).
+
+    Raises:
+        BadInput: a task that does not fit alone.
+    """
+    weights, left = parameter_bytes(serving.draft_model), serving.memory_bytes
+    each = np.asarray(cache_bytes(serving.draft_model, 1, inputs, serving.max_output_tokens), np.float64)
+    most = np.floor((left - weights) / each)
+    most -= weights + most * each > left
+    if np.any(most < 1):
+        k = int(np.argmax(each))
+        raise BadInput(
+            f"a task of {int(inputs[k])} input and {serving.max_output_tokens} output tokens needs "
+            f"{weights + each[k]:.4g} bytes with the draft model, memory_bytes is {left:.4g}"
+        )
+    return most.astype(np.int64)
+
+
+# ---------------------------------------------------------------- FLOPs
+
+
+@overload
+def forward_flops(layers: int, hidden: int, ffn: int, new: float, cached: float) -> float: ...
+@overload
+def forward_flops(layers: int, hidden: int, ffn: int, new: Numbers, cached: Numbers) -> Numbers: ...
+def forward_flops(layers: int, hidden: int, ffn: int, new: Numbers, cached: Numbers) -> Numbers:
+    """FLOPs of a forward pass of `new` tokens after `cached` ones: 4·J·h1·n·(2·h1 + (cached + n) + h2).
+
+    Eqs. 11–14 are of this form; so is WISV's eq. 13.
+    """
+    return 4.0 * layers * hidden * new * (2 * hidden + cached + new + ffn)
+
+
+def draft_flops(model: Model, inputs: Numbers, step: Numbers, i: Numbers, per_step: float) -> Array:
+    """F^d: FLOPs of draft pass i of a step, for one task (eq. 13); `per_step` is L."""
+    prefill = np.equal(step, 1) & np.equal(i, 1)
+    cached = inputs + ((step - 1) * per_step - 1) + (i - 1)
+    new = np.where(prefill, inputs, 1.0)
+    return np.asarray(forward_flops(model.layers, model.hidden, model.ffn, new, np.where(prefill, 0.0, cached)))
+
+
+def verify_flops(model: Model, inputs: Numbers, step: Numbers, window: int, per_step: float) -> Array:
+    """F^v: FLOPs of a step's verification, for one task (eq. 14); `per_step` is L."""
+    prefill = np.equal(step, 1)
+    new = np.where(prefill, inputs + window, 1.0 + window)
+    cached = np.where(prefill, 0.0, inputs + ((step - 1) * per_step - 1))
+    return np.asarray(forward_flops(model.layers, model.hidden, model.ffn, new, cached))
+
+
+# ---------------------------------------------------------------- time
+
+
+def draft_s(serving: Serving, size: Numbers, inputs: Numbers, step: Numbers, window: int) -> Array:
+    """T^d: time of drafting `window` tokens for a batch (eqs. 17, 19)."""
+    per_step, cost = tokens_per_step(serving.alpha, window), serving.cost
+    flops = sum(draft_flops(serving.draft_model, inputs, step, i, per_step) for i in range(1, window + 1))
+    return np.asarray(cost.c1_draft * flops * size + window * cost.c2_draft, np.float64)
+
+
+def verify_s(serving: Serving, size: Numbers, inputs: Numbers, step: Numbers, window: int) -> Array:
+    """T^v: time of verifying them (eqs. 17, 18)."""
+    flops = verify_flops(serving.verify_model, inputs, step, window, tokens_per_step(serving.alpha, window))
+    return np.asarray(serving.cost.c1_verify * flops * size + serving.cost.c2_verify, np.float64)
+
+
+def completion_s(batches: Iterable[tuple[Array, Array]], pipeline: bool = True) -> Array:
+    """[N] time of every step (eqs. 20, 21).
+
+    Args:
+        batches: [N] draft and [N] verify times of one batch after the other, in the order of the pipeline; zeros in the
+            steps that a batch does not need any more: it then holds up nobody.
+        pipeline: False: no batch is drafted while another is verified.
+    """
+    drafted = done = np.zeros(1)
+    for drafting, verifying in batches:
+        drafted = drafted + drafting
+        done = (np.maximum(drafted, done) if pipeline else done + drafting) + verifying
+    return done
+
+
+def inference_s(
+    serving: Serving,
+    window: int,
+    sizes: IntArray,
+    inputs: IntArray,
+    outputs: IntArray | None = None,
+    *,
+    pipeline: bool = True,
+) -> float:
+    """T_inf: all steps of all batches (eq. 22).
+
+    Args:
+        sizes: [M] tasks of each batch, in the order of the pipeline.
+        inputs: [M] longest input of each.
+        outputs: [M] longest output of each, which ends it early; None: O_max for all.
+        pipeline: False: no batch is drafted while another is verified.
+    """
+    longest = np.full(len(sizes), serving.max_output_tokens) if outputs is None else outputs
+    steps = [steps_needed(int(tokens), serving.alpha, window) for tokens in longest]
+    step: IntArray = np.arange(1, max(steps) + 1)
+    batches = (
+        (
+            np.where(step <= last, draft_s(serving, size, length, step, window), 0.0),
+            np.where(step <= last, verify_s(serving, size, length, step, window), 0.0),
+        )
+        for size, length, last in zip(sizes.tolist(), inputs.tolist(), steps, strict=True)
+    )
+    return float(completion_s(batches, pipeline).sum())
+
+
+class Fit(NamedTuple):
+    """Coefficients of eq. 17, and how much of the measured times they explain."""
+
+    c1: float
+    """Seconds a FLOP."""
+    c2: float
+    """Seconds a pass."""
+    r2: float
+
+
+def fit_runtime(batch: npt.ArrayLike, flops: npt.ArrayLike, seconds: npt.ArrayLike) -> Fit:
+    """Least squares for T(b, F) = c1·F·b + c2 (eq. 17).
+
+    Args:
+        batch: [n] tasks of every measured pass.
+        flops: [n] FLOPs of the pass for one task.
+        seconds: [n] how long it took.
+
+    Raises:
+        BadInput: lengths that differ, numbers that are not finite, fewer than two different amounts of work.
+    """
+    columns = [np.asarray(column, np.float64).ravel() for column in (batch, flops, seconds)]
+    if len({column.size for column in columns}) != 1 or not all(np.all(np.isfinite(column)) for column in columns):
+        raise BadInput("batch, flops and seconds must be finite numbers, as many of each")
+    work, time = columns[0] * columns[1], columns[2]
+    if work.size < 2 or np.ptp(work) == 0:
+        raise BadInput("a fit of c1 and c2 needs passes of at least two different amounts of work (batch x FLOPs)")
+    off, spread = work - work.mean(), time - time.mean()
+    c1 = float(off @ spread / (off @ off))
+    residual = spread - c1 * off
+    total = float(spread @ spread)
+    r2 = 1 - float(residual @ residual) / total if total > 0 else 1.0
+    return Fit(c1, float(time.mean() - c1 * work.mean()), r2)

@@ -1,0 +1,86 @@
+"""The window, the batches and their order for the least inference latency (edge SD batching, problems P2 and P3)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from testbed.errors import BadInput
+from testbed.optim.inference_cost import IntArray, Serving, inference_s
+from testbed.optim.search import Found
+from testbed.optim.solvers import SAFE, SOLVERS
+from testbed.optim.stages import Stages
+
+
+class Batching(NamedTuple):
+    """A window, and batches in the order of the pipeline."""
+
+    window: int
+    batches: tuple[tuple[int, ...], ...]
+    """Tasks, by their places in the list that was given."""
+    inference_s: float
+    """T_inf by eqs. 20–22."""
+
+
+def plan_batches(serving: Serving, inputs: IntArray, algorithm: str = "best", window: int | None = None) -> Batching:
+    """Batches and window of the least inference latency that an algorithm finds.
+
+    Args:
+        serving: Models, hardware, O_max and α.
+        inputs: [K] input tokens of the tasks.
+        algorithm: One of `SOLVERS`: dp, the paper's Algorithm 1; best, ours, never worse.
+        window: l; None: all from 1 to the largest, but for those that a bound proves to be slower.
+
+    Raises:
+        BadInput: no task, empty inputs, an unknown algorithm, a window out of range, a task that does not fit.
+    """
+    if algorithm not in SOLVERS:
+        raise BadInput(f"no planner {algorithm!r}; known: {', '.join(SOLVERS)}")
+    order, ordered = ascending(inputs)
+    stages = [Stages(serving, ordered, tokens) for tokens in windows(serving, window)]
+    bounds = np.array([each.bound_s() for each in stages])
+    best: tuple[float, int, Found] | None = None
+    for k in bounds.argsort(kind="stable"):
+        limit_s = np.inf if best is None else best[0]
+        if bounds[k] * SAFE > limit_s:
+            break
+        found = SOLVERS[algorithm](stages[k], limit_s)
+        if found is not None and (best is None or (found.latency_s, stages[k].window) < best[:2]):
+            best = found.latency_s, stages[k].window, found
+    assert best is not None
+    return _batching(serving, order, ordered, best[1], best[2])
+
+
+def ascending(inputs: IntArray) -> tuple[IntArray, IntArray]:
+    """The order of the tasks by their inputs, and those inputs.
+
+    Raises:
+        BadInput: no task, or one without input.
+    """
+    lengths = np.asarray(inputs, np.int64)
+    if lengths.size == 0:
+        raise BadInput("no tasks; give at least one")
+    if lengths.min() < 1:
+        raise BadInput(f"a task has 1 input token or more, not {lengths.min()}")
+    order = np.argsort(lengths, kind="stable")
+    return order, lengths[order]
+
+
+def windows(serving: Serving, window: int | None) -> range:
+    """The windows to try.
+
+    Raises:
+        BadInput: the one that is asked for is out of range.
+    """
+    if window is None:
+        return range(1, serving.max_window + 1)
+    if not 1 <= window <= serving.max_window:
+        raise BadInput(f"window {window} is out of range: 1 to max_window, which is {serving.max_window}")
+    return range(window, window + 1)
+
+
+def _batching(serving: Serving, order: IntArray, ordered: IntArray, window: int, found: Found) -> Batching:
+    batches = tuple(tuple(order[a:b].tolist()) for a, b in zip(found.starts, found.ends, strict=True))
+    seconds = inference_s(serving, window, found.ends - found.starts, ordered[found.ends - 1])
+    return Batching(window, batches, seconds)

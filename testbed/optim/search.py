@@ -1,0 +1,167 @@
+"""Local search over boundaries and order of batches."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from testbed.optim.inference_cost import IntArray
+from testbed.optim.stages import Stages
+
+CELLS = 500_000
+"""Neighbours times batches that are weighed at once, and at most a tenth of all; where there are more neighbours, some
+are drawn at random."""
+WORK_PER_TASK, WORK = 3_000, 30_000_000
+"""Plans times batches altogether: so many for each task, and never more than that."""
+LEAST_TASKS = 120
+"""Fewer are searched like so many."""
+TRIES = 8
+"""Neighbours of the least lower bounds that are evaluated exactly, at most."""
+PERMUTED = 5
+"""Batches up to which all orders are weighed."""
+GAIN = 1e-9
+"""Relative gain below which the search ends."""
+
+
+class Found:
+    """Batches in the order of the pipeline, and how long they take."""
+
+    def __init__(self, stages: Stages, starts: IntArray, ends: IntArray) -> None:
+        self.starts = starts
+        self.ends = ends
+        self.latency_s = stages.latency_s(starts, ends)
+
+    @property
+    def boundaries(self) -> IntArray:
+        """[M + 1] ascending, from 0 to K."""
+        return np.append(np.sort(self.starts), self.ends.max())
+
+
+def johnson(stages: Stages, starts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray]:
+    """Batches [R, M] in the orders that are best for two stages in the first step, in the later ones, and in all.
+
+    Johnson's rule: those that draft faster than they verify come first, fastest drafts ahead; then the others, slowest
+    verification ahead. Each step has its own such order, but the batches keep one. Returns [3·R, M].
+    """
+    orders = []
+    lines = stages.times(starts, ends)
+    for part in (1.0, [1.0, 0.0, 0.0], [0.0, 1.0, 1.0]):
+        drafting, verifying = (np.tensordot(stages.weights * part, each, 1) for each in lines)
+        far = 1 + max(drafting.max(), verifying.max())
+        key = np.where(drafting < verifying, drafting - far, far - verifying)
+        orders.append(key.argsort(axis=-1, kind="stable"))
+    order = np.concatenate(orders)
+    return np.take_along_axis(np.tile(starts, (3, 1)), order, -1), np.take_along_axis(np.tile(ends, (3, 1)), order, -1)
+
+
+def best_arranged(stages: Stages, boundaries: IntArray, latency_s: float = np.inf) -> Found | None:
+    """The best of some boundaries [R, M + 1], batches ordered by Johnson's rule, if it beats a latency."""
+    return _best(stages, *johnson(stages, boundaries[:, :-1], boundaries[:, 1:]), latency_s)
+
+
+def every_run(stages: Stages) -> IntArray:
+    """[R, K + 1] all boundaries that the memory allows, for a few tasks; two equal ones hold no task."""
+    k = stages.tasks
+    cuts = (np.arange(2 ** (k - 1))[:, None] >> np.arange(k - 1)) & 1
+    inner = np.where(cuts == 1, np.arange(1, k), k)
+    rows = np.concatenate([np.zeros((len(inner), 1), np.int64), inner, np.full((len(inner), 1), k)], axis=1)
+    rows.sort(axis=1)
+    return _fitting(rows, stages.most)
+
+
+def best_ordered(stages: Stages, boundaries: IntArray) -> list[Found]:
+    """The best in any order for each number of batches up to `PERMUTED`, of some boundaries [R, M + 1]."""
+    batches = (np.diff(boundaries, axis=1) > 0).sum(axis=1)
+    found = []
+    for m in range(1, min(PERMUTED, stages.tasks) + 1):
+        rows = boundaries[batches == m, : m + 1]
+        orders = np.array(list(itertools.permutations(range(m))))
+        starts, ends = (each[:, orders].reshape(-1, m) for each in (rows[:, :-1], rows[:, 1:]))
+        if len(starts) and (best := _best(stages, starts, ends, np.inf)) is not None:
+            found.append(best)
+    return found
+
+
+def improve(stages: Stages, found: Found, seed: int = 0) -> Found:
+    """Move boundaries, merge and split batches, and reorder them, as long as it helps."""
+    rng = np.random.default_rng(seed)
+    work, most = 0, min(WORK_PER_TASK * max(stages.tasks, LEAST_TASKS), WORK)
+    cells = min(CELLS, most // 10)
+    while work < most:
+        rows = _moved(found.boundaries, stages.most, cells, rng)
+        better = None
+        if len(rows):
+            work += 3 * rows.size
+            better = best_arranged(stages, rows, found.latency_s)
+        if better is None:
+            starts, ends = _reordered(found, cells, rng)
+            work += starts.size
+            better = _best(stages, starts, ends, found.latency_s)
+        if better is None:
+            break
+        found = better
+    return found
+
+
+def _best(stages: Stages, starts: IntArray, ends: IntArray, latency_s: float) -> Found | None:
+    """The best of the rows [R, M] that look best, if it beats a latency."""
+    least = stages.least_s(*stages.times(starts, ends))
+    target = latency_s * (1 - GAIN)
+    best: Found | None = None
+    for row in least.argsort(kind="stable")[:TRIES]:
+        if least[row] >= target:
+            break
+        used = ends[row] > starts[row]
+        candidate = Found(stages, starts[row, used], ends[row, used])
+        if candidate.latency_s < target:
+            best, target = candidate, candidate.latency_s
+    return best
+
+
+def _moved(boundaries: IntArray, most: IntArray, cells: int, rng: np.random.Generator) -> IntArray:
+    """[R, M + 2] ascending boundaries one move away: one shifted, removed, or one more; two equal ones hold no task."""
+    inner, sizes = boundaries[1:-1], np.diff(boundaries)
+    steps = {1, 2, 3, 5, 8, *(round(int(sizes.max()) * part) for part in (0.125, 0.25, 0.5, 1.0))} - {0}
+    places = np.arange(1, len(inner) + 1)
+    shifted = [
+        np.clip(inner + step, boundaries[:-2], boundaries[2:]) for size in sorted(steps) for step in (-size, size)
+    ]
+    parts = [np.full(len(sizes), count) for count in (1, 2, 4)] + [sizes * part // 4 for part in (1, 2, 3)]
+    parts += [sizes - 2, sizes - 1]
+    cuts = [boundaries[:-1] + np.clip(part, 0, sizes) for part in parts]
+    extra = np.full(len(sizes), len(boundaries))
+    moves = [np.stack([places, value], axis=1) for value in shifted]
+    moves += [np.stack([extra, cut], axis=1) for cut in cuts]
+    move = np.unique(np.concatenate(moves), axis=0)
+    limit = max(32, cells // (len(boundaries) + 1))
+    if len(move) > limit:
+        move = move[rng.choice(len(move), limit, replace=False)]
+    rows = np.tile(np.append(boundaries, boundaries[-1]), (len(move), 1))
+    rows[np.arange(len(move)), move[:, 0]] = move[:, 1]
+    rows.sort(axis=1)
+    return _fitting(rows, most)
+
+
+def _fitting(rows: IntArray, most: IntArray) -> IntArray:
+    """The rows whose batches fit into the memory."""
+    fits: IntArray = rows[np.all(np.diff(rows, axis=1) <= most[np.maximum(rows[:, 1:] - 1, 0)], axis=1)]
+    return fits
+
+
+def _reordered(found: Found, cells: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+    """[R, M] the same batches with one of them put elsewhere."""
+    m = len(found.starts)
+    if m <= PERMUTED:
+        order = np.array(list(itertools.permutations(range(m))))
+        return found.starts[order], found.ends[order]
+    source, target = (grid.ravel() for grid in np.meshgrid(np.arange(m), np.arange(m), indexing="ij"))
+    limit = max(32, cells // m)
+    if len(source) > limit:
+        some = rng.choice(len(source), limit, replace=False)
+        source, target = source[some], target[some]
+    place = np.arange(m)[None, :]
+    s, t = source[:, None], target[:, None]
+    order = np.where(place == t, s, np.where((place >= s) & (place < t), place + 1, place))
+    order = np.where((place > t) & (place <= s), place - 1, order)
+    return found.starts[order], found.ends[order]

@@ -1,0 +1,158 @@
+"""The JSON document that describes tasks, link, models and hardware, and the documents that answer it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from testbed.config import Config
+from testbed.errors import BadInput
+from testbed.optim.bandwidth import allocate, bits_per_token, communication_s, spectral_efficiency
+from testbed.optim.baselines import batch_by
+from testbed.optim.inference_cost import Array, Cost, IntArray, Model, Serving
+
+T = TypeVar("T")
+
+
+class Task(Config, frozen=True):
+    """A task of a user.
+
+    Raises:
+        BadInput: no input, or a power or gain that is not positive.
+    """
+
+    input_tokens: int
+    """I_k"""
+    power_w: float
+    """p_k"""
+    gain: float
+    """g_k, of the uplink; a ratio of powers."""
+
+    def __post_init__(self) -> None:
+        if self.input_tokens < 1:
+            raise BadInput(f"input_tokens of a task must be 1 or more, not {self.input_tokens}")
+        for name in ("power_w", "gain"):
+            if not 0 < (value := getattr(self, name)) < float("inf"):
+                raise BadInput(f"{name} of a task must be positive and finite, not {value:g}")
+
+
+class Problem(Config, frozen=True):
+    """Tasks, the link they share and, for plans, what serves them; units are in the names.
+
+    Raises:
+        BadInput: no task, or a bandwidth, noise or λ that is not positive.
+    """
+
+    bandwidth_hz: float
+    noise_w: float
+    """σ², whatever the share of the bandwidth."""
+    tasks: tuple[Task, ...]
+    bits_per_token: float | None = None
+    """λ; None: 16 bits for each element of both models' embeddings."""
+    draft_model: Model | None = None
+    verify_model: Model | None = None
+    cost: Cost | None = None
+    memory_bytes: float | None = None
+    max_output_tokens: int | None = None
+    alpha: float | None = None
+    max_window: int = 10
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            raise BadInput("tasks is empty; give at least one")
+        for name in ("bandwidth_hz", "noise_w", "bits_per_token"):
+            if (value := getattr(self, name)) is not None and not 0 < value < float("inf"):
+                raise BadInput(f"{name} must be positive and finite, not {value:g}")
+
+    @property
+    def inputs(self) -> IntArray:
+        """[K] input tokens."""
+        return np.array([task.input_tokens for task in self.tasks])
+
+    @property
+    def bits(self) -> Array:
+        """[K] uploads D_k = λ·I_k.
+
+        Raises:
+            BadInput: neither λ nor the models are given.
+        """
+        each = self.bits_per_token
+        if each is None:
+            draft, verify = _given("draft_model", self.draft_model), _given("verify_model", self.verify_model)
+            each = bits_per_token(draft.hidden, verify.hidden)
+        bits: Array = self.inputs * np.float64(each)
+        return bits
+
+    @property
+    def efficiency(self) -> Array:
+        """[K] spectral efficiencies, bit/s/Hz."""
+        powers, gains = zip(*((task.power_w, task.gain) for task in self.tasks), strict=True)
+        return spectral_efficiency(powers, gains, self.noise_w)
+
+    @property
+    def serving(self) -> Serving:
+        """What serves the tasks.
+
+        Raises:
+            BadInput: a part that a plan needs is missing.
+        """
+        return Serving(
+            draft_model=_given("draft_model", self.draft_model),
+            verify_model=_given("verify_model", self.verify_model),
+            cost=_given("cost", self.cost),
+            memory_bytes=_given("memory_bytes", self.memory_bytes),
+            max_output_tokens=_given("max_output_tokens", self.max_output_tokens),
+            alpha=_given("alpha", self.alpha),
+            max_window=self.max_window,
+        )
+
+
+def load_problem(path: Path) -> Problem:
+    """Read a problem from JSON.
+
+    Raises:
+        BadInput: unreadable, unknown or missing keys, values of a wrong type or out of range.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Problem)
+    except (OSError, msgspec.DecodeError) as exc:
+        raise BadInput(f"{path}: {exc}") from exc
+    except BadInput as exc:
+        raise BadInput(f"{path}: {exc}") from exc
+
+
+def allocation(problem: Problem, policy: str = "optimal") -> dict[str, Any]:
+    """Shares of the bandwidth and T_com, as `testbed optim bandwidth --json` answers."""
+    bits, efficiency = problem.bits, problem.efficiency
+    shares = allocate(policy, bits, efficiency)
+    seconds = communication_s(bits, shares, problem.bandwidth_hz, efficiency)
+    return {"bandwidth": shares.tolist(), "communication_s": seconds}
+
+
+def plan(
+    problem: Problem, algorithm: str = "best", window: int | None = None, policy: str = "optimal"
+) -> dict[str, Any]:
+    """A whole plan, as `testbed optim plan --json` answers: T = T_inf + T_com (eq. 23).
+
+    Raises:
+        BadInput: as `allocate` and `batch_by` raise it, or a part of the problem is missing.
+    """
+    shared = allocation(problem, policy)
+    found = batch_by(algorithm, problem.serving, problem.inputs, window)
+    return {
+        "window": found.window,
+        "batches": [list(batch) for batch in found.batches],
+        "bandwidth": shared["bandwidth"],
+        "latency_s": found.inference_s + shared["communication_s"],
+        "communication_s": shared["communication_s"],
+        "inference_s": found.inference_s,
+    }
+
+
+def _given(name: str, value: T | None) -> T:
+    if value is None:
+        raise BadInput(f"{name} is missing")
+    return value
