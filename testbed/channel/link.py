@@ -10,16 +10,25 @@ import asyncio
 import re
 import uuid
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import zmq
 import zmq.asyncio
 
+from testbed.clock import within
 from testbed.errors import BadInput, LinkError, LinkTimeout
 
 Frames = Sequence["bytes | memoryview"]
 HIGH_WATER = 1000
 MAX_MESSAGE_BYTES = 65 * 2**20
+
+
+class Received(NamedTuple):
+    """A message that came."""
+
+    frames: list[bytes]
+    size_bytes: int
+    """What it took on the link."""
 
 
 class Link(Protocol):
@@ -28,7 +37,7 @@ class Link(Protocol):
     async def send(self, frames: Frames) -> int:
         """Send one message; returns its bytes. Raises LinkError where it cannot be taken."""
 
-    async def recv(self, timeout_s: float) -> list[bytes]:
+    async def recv(self, timeout_s: float) -> Received:
         """Next message. Raises LinkTimeout after `timeout_s`."""
 
     def close(self) -> None:
@@ -91,10 +100,11 @@ class ZmqLink:
             raise LinkError(f"{self.address} takes no more messages") from exc
         return sum(map(len, frames))
 
-    async def recv(self, timeout_s: float) -> list[bytes]:
+    async def recv(self, timeout_s: float) -> Received:
         """Wait for one message."""
         try:
-            return list(await asyncio.wait_for(self._socket.recv_multipart(), timeout_s))
+            frames = list(await within(timeout_s, self._socket.recv_multipart()))
+            return Received(frames, sum(map(len, frames)))
         except asyncio.TimeoutError as exc:
             raise LinkTimeout(f"{self.address} did not answer within {timeout_s:g} s") from exc
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.channel.csi import Csi
+from testbed.channel.csi import FEATURES, Csi
 from testbed.errors import BadInput
 
 GOOD = {"uplink_mbps": 20.0, "downlink_mbps": 40.0, "rtt_ms": 50.0, "per_up": 0.01, "per_down": 0.0}
@@ -19,11 +19,48 @@ def test_packet_errors_default_to_none() -> None:
     assert (csi.uplink_mbps, csi.downlink_mbps, csi.rtt_ms, csi.per_up, csi.per_down) == (20.0, 40.0, 50.0, 0.0, 0.0)
 
 
-@pytest.mark.parametrize("name", ["uplink_mbps", "downlink_mbps", "rtt_ms"])
+@pytest.mark.parametrize("name", ["uplink_mbps", "downlink_mbps"])
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, -math.inf, math.nan])
-def test_rates_and_rtt_are_positive_and_finite(name: str, value: float) -> None:
+def test_rates_are_positive_and_finite(name: str, value: float) -> None:
     with pytest.raises(BadInput, match=f"{name} must be positive and finite"):
         Csi(**{**GOOD, name: value})
+
+
+@pytest.mark.parametrize("value", [-1.0, math.inf, -math.inf, math.nan])
+def test_an_rtt_is_finite_and_not_negative(value: float) -> None:
+    with pytest.raises(BadInput, match="rtt_ms must be finite and not negative"):
+        Csi(**{**GOOD, "rtt_ms": value})
+
+
+@pytest.mark.parametrize("name", ["snr_db", "rssi_dbm", "time_s"])
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_powers_and_time_are_finite(name: str, value: float) -> None:
+    with pytest.raises(BadInput, match=f"{name} must be finite"):
+        Csi(**GOOD, **{name: value})
+
+
+def test_a_source_is_one_that_is_known() -> None:
+    with pytest.raises(BadInput, match="unknown source 'guess'; known: assumed, probe, passive, emulated, trace"):
+        Csi(**GOOD, source="guess")
+
+
+def test_features_are_logs_and_shares_in_their_stated_order() -> None:
+    features = Csi(100.0, 1000.0, 10.0, 0.25, 0.5).features
+    assert dict(zip(FEATURES, features.tolist(), strict=True)) == {
+        "log10_uplink_mbps": 2.0, "log10_downlink_mbps": 3.0, "log10_rtt_ms": 1.0, "per_up": 0.25, "per_down": 0.5,
+    }  # fmt: skip
+    assert Csi(1.0, 1.0, 0.0).features[2] == -1.0
+
+
+def test_quality_is_one_where_a_round_costs_nothing_and_zero_where_nothing_passes() -> None:
+    assert Csi(1000.0, 1000.0, 0.5).quality == 1.0
+    assert Csi(0.5, 1000.0, 800.0).quality == 0.0
+
+
+@given(st.floats(0.01, 1e4), st.floats(0.01, 1e4), st.floats(0, 2e3), st.floats(0, 2e3), st.floats(0, 0.99))
+def test_quality_never_falls_as_a_link_gets_better(a: float, b: float, c: float, d: float, per: float) -> None:
+    worse, better = Csi(min(a, b), 1.0, max(c, d), per_up=per), Csi(max(a, b), 1.0, min(c, d), per_up=per / 2)
+    assert 0 <= worse.quality <= better.quality <= 1
 
 
 @pytest.mark.parametrize("name", ["per_up", "per_down"])

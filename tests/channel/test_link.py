@@ -102,7 +102,7 @@ async def test_frames_arrive_as_they_were_sent_and_their_bytes_are_counted(addre
         peer, frames = await asyncio.wait_for(bs.recv(), WAIT_S)
         assert (peer, frames) == (b"ue-one", [b"header", big, b""])
         await bs.send(peer, [b"", memoryview(b"answer")])
-        assert await one.recv(WAIT_S) == [b"", b"answer"]
+        assert (await one.recv(WAIT_S)).frames == [b"", b"answer"]
 
 
 async def test_peers_are_told_apart_and_order_is_kept(address: str) -> None:
@@ -116,8 +116,8 @@ async def test_peers_are_told_apart_and_order_is_kept(address: str) -> None:
             got[peer] += frames
             await bs.send(peer, [b"to " + frames[0]])
         assert got == {b"ue-a": [b"a%d" % i for i in range(20)], b"ue-b": [b"b%d" % i for i in range(20)]}
-        assert [await a.recv(WAIT_S) for _ in range(20)] == [[b"to a%d" % i] for i in range(20)]
-        assert [await b.recv(WAIT_S) for _ in range(20)] == [[b"to b%d" % i] for i in range(20)]
+        assert [(await a.recv(WAIT_S)).frames for _ in range(20)] == [[b"to a%d" % i] for i in range(20)]
+        assert [(await b.recv(WAIT_S)).frames for _ in range(20)] == [[b"to b%d" % i] for i in range(20)]
 
 
 async def test_one_base_station_on_two_addresses(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ async def test_silence_is_a_timeout_that_says_who_and_how_long() -> None:
         await link.send([b"still there?"])
         peer, _ = await asyncio.wait_for(bs.recv(), WAIT_S)
         await bs.send(peer, [b"yes"])
-        assert await link.recv(WAIT_S) == [b"yes"]
+        assert (await link.recv(WAIT_S)).frames == [b"yes"]
 
 
 async def test_a_ue_may_be_there_before_its_base_station(tmp_path: Path) -> None:
@@ -181,4 +181,4 @@ async def test_a_ue_that_comes_back_under_its_identity_gets_what_is_sent_to_it()
             await after.send([b"2"])
             peer, _ = await asyncio.wait_for(bs.recv(), WAIT_S)
             await bs.send(peer, [b"for the new one"])
-            assert await after.recv(WAIT_S) == [b"for the new one"]
+            assert (await after.recv(WAIT_S)).frames == [b"for the new one"]

@@ -1,0 +1,151 @@
+"""What the relay itself costs: an echo through it beside the same echo without it, and how much it carries.
+
+1. p50 of an echo of 64 bytes on loopback, bare and through a relay that is asked for nothing; the difference is what
+   the relay adds. Turn by turn in one run, so that both see the same machine.
+2. Throughput of a bulk sender through the relay: asked for nothing, and asked for 500 Mbit/s. Sender, relay and sink
+   are processes of their own.
+
+Run: python benchmarks/proxy.py [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import socket
+import statistics
+import time
+from typing import Any
+
+from testbed.channel.emulate import relay
+from testbed.channel.spec import parse_channel
+from testbed.experiments import results
+
+ECHOES = 2000
+TURNS = 5
+SECONDS = 4.0
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    report = {"host": results.host(), "echo": added(), "bulk": [bulk("kind=proxy"), bulk("kind=proxy,uplink_mbps=500")]}
+    if arguments.json:
+        print(json.dumps(report))
+        return
+    found = report["echo"]
+    print(f"{report['host']['cpu']}, {report['host']['cores']} cores")
+    print(
+        f"echo p50: bare {found['bare_ms']:.3f} ms, relayed {found['relayed_ms']:.3f} ms, "
+        f"added {found['added_ms']:.3f} ms (turns {found['added_range_ms'][0]:.3f} to {found['added_range_ms'][1]:.3f})"
+    )
+    for row in report["bulk"]:
+        print(f"{row['channel']:30} {row['mbps']:8.0f} Mbit/s")
+
+
+class Served:
+    """A function of (port announcer) in a process of its own."""
+
+    def __init__(self, target: Any, *args: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        said: Any = context.SimpleQueue()
+        self._process = context.Process(target=target, args=(said, *args), daemon=True)
+        self._process.start()
+        self.port: int = said.get()
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.join(5)
+
+
+def _echo(said: Any) -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    said.put(server.getsockname()[1])
+    while True:
+        connection, _ = server.accept()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while data := connection.recv(65536):
+            connection.sendall(data)
+
+
+def _sink(said: Any) -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    said.put(server.getsockname()[1])
+    connection, _ = server.accept()
+    total, buffer = 0, bytearray(2**20)
+    first_s = time.perf_counter()
+    while got := connection.recv_into(buffer):
+        total += got
+        if time.perf_counter() - first_s > SECONDS:
+            break
+    connection.sendall(int(8 * total / (time.perf_counter() - first_s)).to_bytes(8, "little"))
+    time.sleep(1)
+
+
+def _relay(said: Any, channel: str, port: int) -> None:
+    def ready(document: dict[str, Any]) -> None:
+        said.put(int(document["listen"].rsplit(":", 1)[1]))
+
+    relay(parse_channel(channel), "tcp://127.0.0.1:*", f"tcp://127.0.0.1:{port}", ready)
+
+
+def added() -> dict[str, Any]:
+    """p50 of an echo without and with the relay."""
+    server = Served(_echo)
+    relayed = Served(_relay, "kind=proxy", server.port)
+    try:
+        turns = [(_echo_p50_s(server.port), _echo_p50_s(relayed.port)) for _ in range(TURNS)]
+    finally:
+        relayed.stop()
+        server.stop()
+    bare_ms, through_ms = (statistics.median(column) * 1e3 for column in zip(*turns, strict=True))
+    differences = [(b - a) * 1e3 for a, b in turns]
+    return {
+        "bare_ms": bare_ms, "relayed_ms": through_ms, "added_ms": statistics.median(differences),
+        "added_range_ms": [min(differences), max(differences)],
+    }  # fmt: skip
+
+
+def _echo_p50_s(port: int) -> float:
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        times = []
+        for _ in range(ECHOES):
+            start_s = time.perf_counter()
+            connection.sendall(bytes(64))
+            connection.recv(64)
+            times.append(time.perf_counter() - start_s)
+    return statistics.median(times)
+
+
+def bulk(channel: str) -> dict[str, Any]:
+    """Throughput of one sender."""
+    sink = Served(_sink)
+    relayed = Served(_relay, channel, sink.port)
+    try:
+        with socket.create_connection(("127.0.0.1", relayed.port)) as connection:
+            connection.settimeout(0.2)
+            chunk, deadline_s = bytes(2**18), time.perf_counter() + 3 * SECONDS
+            while time.perf_counter() < deadline_s:
+                with contextlib.suppress(TimeoutError, ConnectionError):
+                    connection.sendall(chunk)
+                connection.setblocking(False)
+                try:
+                    said = connection.recv(8)
+                    break
+                except BlockingIOError:
+                    connection.settimeout(0.2)
+            else:
+                raise RuntimeError("the sink said nothing")
+    finally:
+        relayed.stop()
+        sink.stop()
+    return {"channel": channel, "mbps": int.from_bytes(said, "little") / 1e6}
+
+
+if __name__ == "__main__":
+    main()

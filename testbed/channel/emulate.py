@@ -1,0 +1,75 @@
+"""The proxy as a process: listens, relays over the links of a specification, and stops cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from testbed.channel.proxy import Proxy, precise_loop
+from testbed.channel.spec import ChannelSpec
+from testbed.errors import BadInput
+
+Ready = Callable[[dict[str, Any]], None]
+"""Told once, when UEs may connect: `listen`, `target`, `pid`, and `origin_s`, when the links began (monotonic)."""
+
+
+def endpoint(address: str, free_port: bool = False) -> tuple[str, int]:
+    """Host and port of tcp://HOST:PORT; port * (0) where `free_port` allows it.
+
+    Raises:
+        BadInput: another address.
+    """
+    match = re.fullmatch(r"tcp://(\[[0-9a-fA-F:]+\]|[^\s:/]+):(\d+|\*)", address)
+    port = -1 if not match else 0 if match[2] == "*" else int(match[2])
+    if not match or not 0 <= port < 65536 or (port == 0 and not (free_port and match[2] == "*")):
+        raise BadInput(f"bad address {address!r}; use tcp://HOST:PORT, such as tcp://127.0.0.1:5556")
+    return match[1].strip("[]"), port
+
+
+def relay(spec: ChannelSpec, listen: str, target: str, ready: Ready, seconds: float | None = None) -> dict[str, int]:
+    """Relay until SIGINT or SIGTERM, or for `seconds`; returns what passed: connections, refused, bytes up and down.
+
+    Raises:
+        BadInput: an address that cannot be used, or a link that is no proxy's.
+    """
+    if not spec.is_proxied and spec.kind != "none":
+        raise BadInput(f"a proxy emulates kind=proxy or kind=trace,via=proxy, not kind={spec.kind}")
+    here, there = endpoint(listen, free_port=True), endpoint(target)
+    spec.path(0)  # a trace that cannot be read shows now
+    loop = precise_loop()
+    try:
+        return loop.run_until_complete(_relay(spec, here, there, ready, seconds))
+    finally:
+        loop.close()
+
+
+async def _relay(
+    spec: ChannelSpec, here: tuple[str, int], there: tuple[str, int], ready: Ready, seconds: float | None
+) -> dict[str, int]:
+    loop = asyncio.get_running_loop()
+    origin_s = loop.time()
+    proxy = Proxy(there, lambda index: spec.path(index, origin_s))
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    port = await proxy.start(*here)
+    try:
+        ready({
+            "ready": True, "listen": f"tcp://{_host(here[0])}:{port}", "target": f"tcp://{_host(there[0])}:{there[1]}",
+            "pid": os.getpid(), "origin_s": origin_s,
+        })  # fmt: skip
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(stop.wait(), seconds)
+    finally:
+        await proxy.close()
+    up, down = proxy.moved_bytes()
+    return {"connections": proxy.connections, "refused": proxy.refused, "uplink_bytes": up, "downlink_bytes": down}
+
+
+def _host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,217 @@
+"""What a radio channel does to a signal: path loss, shadowing, small-scale fading, blockage, bursts of loss.
+
+The model is that of the edge-SD paper, Section IV: g = g0·ρ·d^−2 with ρ ~ Exp(1) (Rayleigh), and the rate of its
+eq. 15, r = w·B·log2(1 + p·g/σ²). What makes gains alike from one moment to the next is ours: the paper draws once.
+Every function that draws takes the generator it draws from.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.channel.trace import Array
+from testbed.errors import BadInput
+
+Kind = Literal["none", "rayleigh", "rician"]
+LIGHT_MPS = 299_792_458.0
+STILL_COHERENCE_S = 1.0
+"""Coherence time where the UE stands still: what moves is what is around it. An assumption of ours."""
+DRAWS_PER_COHERENCE = 2
+MOST_DRAWS_PER_STEP = 64
+
+
+def require(good: bool, text: str) -> None:
+    """Raise BadInput with `text` unless `good`."""
+    if not good:
+        raise BadInput(text)
+
+
+def shannon_mbps(bandwidth_hz: float, share: Array | float, snr: Array | float) -> Array:
+    """Rate of a share of the bandwidth [Mbit/s], w·B·log2(1 + p·g/σ²) (edge-SD, before eq. 15); snr is linear."""
+    rate: Array = np.asarray(share * bandwidth_hz * np.log2(1 + np.asarray(snr)) / 1e6)
+    return rate
+
+
+def coherence_time_s(speed_mps: float, carrier_hz: float) -> float:
+    """How long a moving UE's channel stays alike: 9/(16π·f_D), f_D = v·f_c/c (Rappaport, Wireless Communications)."""
+    return 9 * LIGHT_MPS / (16 * math.pi * speed_mps * carrier_hz)
+
+
+def gauss_markov(white: NDArray[np.inexact], correlation: Array | float) -> NDArray[np.inexact]:
+    """[n] x[0] = w[0], x[i] = a[i]·x[i−1] + sqrt(1 − a[i]²)·w[i]: as strong as the white noise w [n], but correlated.
+
+    `correlation` is a, one number or [n], within [0, 1]. Real or complex, as `white` is.
+    """
+    keep = np.broadcast_to(np.asarray(correlation, np.float64), white.shape)
+    fresh = (np.sqrt(1 - keep**2) * white).tolist()
+    values = [white[0].item()]
+    for a, w in zip(keep[1:].tolist(), fresh[1:], strict=True):
+        values.append(a * values[-1] + w)
+    return np.array(values, white.dtype)
+
+
+def two_state(rng: np.random.Generator, n: int, enter: float, leave: float) -> NDArray[np.bool_]:
+    """[n] a Markov chain that is on or off: the chances of entering and leaving in a step; it starts stationary."""
+    on = bool(rng.random() < (enter / (enter + leave) if enter else 0.0))
+    states = []
+    for draw in rng.random(n).tolist():
+        states.append(on)
+        on = draw >= leave if on else draw < enter
+    return np.array(states, bool)
+
+
+@dataclass(frozen=True)
+class PathLoss:
+    """Mean gain over distance, g0·d^−exponent.
+
+    Raises:
+        BadInput: a gain that is not positive, or an exponent out of range.
+    """
+
+    reference_gain: float = 1e-6
+    """g0, the gain at 1 m: the −30 dBm of edge-SD, Section IV, read as 10⁻⁶."""
+    exponent: float = 2.0
+
+    def __post_init__(self) -> None:
+        require(0 < self.reference_gain < math.inf, f"gain at 1 m must be positive, not {self.reference_gain:g}")
+        require(0 < self.exponent <= 10, f"path loss exponent must lie in (0, 10], not {self.exponent:g}")
+
+    def gains(self, distance_m: Array) -> Array:
+        """[n] linear power gains at distances [m] > 0."""
+        gains: Array = self.reference_gain * distance_m**-self.exponent
+        return gains
+
+
+@dataclass(frozen=True)
+class SmallScale:
+    """Fading from many paths: ρ = |h|² of mean 1, h a Gauss–Markov process around the direct path's share.
+
+    The diffuse part's correlation falls by one half in each coherence time.
+
+    Raises:
+        BadInput: unknown kind, a K-factor that is not finite, a time or a carrier that is not positive.
+    """
+
+    kind: Kind = "rayleigh"
+    k_db: float = 6.0
+    """Rician K-factor: power of the direct path over that of all others."""
+    coherence_s: float | None = None
+    """None: from speed and carrier; `STILL_COHERENCE_S` at rest."""
+    carrier_hz: float = 3.5e9
+
+    def __post_init__(self) -> None:
+        kinds = get_args(Kind)
+        require(self.kind in kinds, f"unknown fading {self.kind!r}; known: {', '.join(kinds)}")
+        require(abs(self.k_db) <= 100, f"K-factor must lie between -100 and 100 dB, not {self.k_db:g} dB")
+        given = self.coherence_s
+        require(given is None or 0 < given < math.inf, f"coherence time must be positive, not {given} s")
+        require(0 < self.carrier_hz < math.inf, f"carrier must be positive, not {self.carrier_hz:g} Hz")
+
+    def powers(self, rng: np.random.Generator, n: int, step_s: float, speed_mps: float = 0.0) -> Array:
+        """[n, m] ρ during n steps, m draws in each: enough to see it change, but `MOST_DRAWS_PER_STEP` at most."""
+        if self.kind == "none":
+            return np.ones((n, 1))
+        coherence_s = self.coherence_s
+        if coherence_s is None:
+            coherence_s = coherence_time_s(speed_mps, self.carrier_hz) if speed_mps else STILL_COHERENCE_S
+        m = max(1, min(MOST_DRAWS_PER_STEP, math.ceil(DRAWS_PER_COHERENCE * step_s / coherence_s)))
+        parts = rng.standard_normal((2, n * m)) / math.sqrt(2)
+        diffuse = gauss_markov(parts[0] + 1j * parts[1], 0.5 ** (step_s / m / coherence_s))
+        k = 10 ** (self.k_db / 10) if self.kind == "rician" else 0.0
+        amplitude = np.abs(math.sqrt(k / (k + 1)) + diffuse / math.sqrt(k + 1))
+        return np.asarray(amplitude**2, np.float64).reshape(n, m)
+
+
+@dataclass(frozen=True)
+class Shadowing:
+    """Log-normal shadowing of median 1, correlated over the way moved: e^(−Δd/decorrelation) (Gudmundson 1991).
+
+    Raises:
+        BadInput: a negative spread, or a distance that is not positive.
+    """
+
+    sigma_db: float = 0.0
+    decorrelation_m: float = 20.0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.sigma_db <= 30, f"shadowing must lie between 0 and 30 dB, not {self.sigma_db:g} dB")
+        good = 0 < self.decorrelation_m < math.inf
+        require(good, f"decorrelation distance must be positive, not {self.decorrelation_m:g} m")
+
+    def gains(self, rng: np.random.Generator, moved_m: Array) -> Array:
+        """[n] linear gains, given the way moved [m] since the sample before; the same throughout at rest."""
+        white = rng.standard_normal(moved_m.size)
+        spread = gauss_markov(white, np.exp(-moved_m / self.decorrelation_m))
+        return np.asarray(10 ** (self.sigma_db / 10 * spread), np.float64)
+
+
+@dataclass(frozen=True)
+class GilbertElliott:
+    """Packet loss in bursts: a link in a good or a bad state, each with an error rate of its own.
+
+    Raises:
+        BadInput: rates outside [0, 1), a mean that lies not between the two, a burst that is not positive.
+    """
+
+    mean: float = 0.0
+    """Packet error rate over all time."""
+    burst_s: float = 1.0
+    """Mean time in the bad state."""
+    good: float = 0.0
+    bad: float = 0.5
+
+    def __post_init__(self) -> None:
+        text = f"loss needs 0 <= good <= mean < bad < 1, not good {self.good:g}, mean {self.mean:g}, bad {self.bad:g}"
+        require(0 <= self.good <= self.mean < self.bad < 1, text)
+        require(0 < self.burst_s < math.inf, f"a burst of loss must last for more than 0 s, not {self.burst_s:g}")
+
+    def rates(self, rng: np.random.Generator, n: int, step_s: float) -> Array:
+        """[n] packet error rates of steps of `step_s`.
+
+        Raises:
+            BadInput: steps too long for bursts this short or this frequent.
+        """
+        if self.mean == self.good:
+            return np.full(n, self.good)
+        share = (self.mean - self.good) / (self.bad - self.good)
+        leave = step_s / self.burst_s
+        enter = leave * share / (1 - share)
+        require(max(enter, leave) <= 1, f"a step of {step_s:g} s is too long for bursts of loss of {self.burst_s:g} s")
+        return np.where(two_state(rng, n, enter, leave), self.bad, self.good)
+
+
+@dataclass(frozen=True)
+class Blockage:
+    """Something in the way now and then, for times that are geometric.
+
+    Raises:
+        BadInput: times that are not positive, or a negative loss.
+    """
+
+    every_s: float | None = None
+    """Mean time between the end of one and the next; None: never."""
+    for_s: float = 3.0
+    loss_db: float = 60.0
+
+    def __post_init__(self) -> None:
+        good = (self.every_s is None or 0 < self.every_s < math.inf) and 0 < self.for_s < math.inf
+        require(good, f"blockage needs positive times, not every {self.every_s} s for {self.for_s:g} s")
+        require(0 <= self.loss_db <= 300, f"blockage must cost between 0 and 300 dB, not {self.loss_db:g} dB")
+
+    def gains(self, rng: np.random.Generator, n: int, step_s: float) -> Array:
+        """[n] linear gains of steps of `step_s`.
+
+        Raises:
+            BadInput: steps longer than a blockage lasts, or than it is away.
+        """
+        if self.every_s is None:
+            return np.ones(n)
+        fits = step_s <= min(self.every_s, self.for_s)
+        require(fits, f"a step of {step_s:g} s is too long for blockage every {self.every_s:g} s for {self.for_s:g} s")
+        blocked = two_state(rng, n, step_s / self.every_s, step_s / self.for_s)
+        return np.where(blocked, 10 ** (-self.loss_db / 10), 1.0)

@@ -1,0 +1,134 @@
+"""One direction of a link as a fluid: bytes go in at a time, and come out at a later one.
+
+The proxy and the virtual link both ask this model when something arrives, so that an emulated run and a virtual one
+see the same link. A link serves bytes in order at its rate (a token bucket without a burst), repeats lost packets,
+and then delays: departure = when the last byte is served, arrival = departure + delay (+ jitter), never out of order.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from testbed.errors import BadInput
+
+PACKET_BYTES = 1500
+"""What is lost and repeated as one, and what a retransmission costs."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """State of one direction over time: piecewise constant, from the start of the emulation on.
+
+    Args:
+        t_s: when each piece begins, increasing from 0.
+        rate_mbps: of each piece; infinity is no limit, 0 an outage.
+        delay_s: propagation, one way.
+        per: packet error rate in [0, 1).
+        duration_s: after this the pieces begin anew; None: the last one lasts.
+
+    Raises:
+        BadInput: pieces of different numbers, times that do not increase from 0, negative or undefined values, or no
+            piece in which anything can pass.
+    """
+
+    t_s: Sequence[float]
+    rate_mbps: Sequence[float]
+    delay_s: Sequence[float]
+    per: Sequence[float]
+    duration_s: float | None = None
+
+    def __post_init__(self) -> None:
+        count = len(self.t_s)
+        if not count or {len(self.rate_mbps), len(self.delay_s), len(self.per)} != {count}:
+            raise BadInput("a schedule needs one rate, delay and packet error rate for each of its times")
+        if self.t_s[0] != 0 or any(b <= a for a, b in zip(self.t_s, self.t_s[1:], strict=False)):
+            raise BadInput("the times of a schedule must increase from 0")
+        if self.duration_s is not None and not self.t_s[-1] < self.duration_s < math.inf:
+            raise BadInput(f"a schedule of {self.t_s[-1]:g} s cannot begin anew after {self.duration_s:g} s")
+        for name, values in (("rate_mbps", self.rate_mbps), ("delay_s", self.delay_s)):
+            if any(not value >= 0 for value in values):
+                raise BadInput(f"{name} must not be negative")
+        if any(not 0 <= p < 1 for p in self.per) or math.inf in self.delay_s:
+            raise BadInput("packet error rates must lie in [0, 1), and delays be finite")
+        if not any(self.rate_mbps) or (self.duration_s is None and not self.rate_mbps[-1]):
+            raise BadInput("nothing ever passes a link whose rate ends at 0")
+
+    @property
+    def free(self) -> bool:
+        """Whether it neither limits nor delays nor loses anything."""
+        return set(self.rate_mbps) == {math.inf} and not any(self.delay_s) and not any(self.per)
+
+    def piece(self, t_s: float) -> tuple[int, float]:
+        """Index of the piece in force at a time, and when it ends (infinity: never)."""
+        lap_s = 0.0
+        if self.duration_s is not None:
+            lap_s = t_s // self.duration_s * self.duration_s
+        index = bisect.bisect_right(self.t_s, t_s - lap_s) - 1
+        if index + 1 < len(self.t_s):
+            return index, lap_s + self.t_s[index + 1]
+        return index, math.inf if self.duration_s is None else lap_s + self.duration_s
+
+    def served_s(self, start_s: float, bits: float) -> float:
+        """When `bits` are through that begin at `start_s`: the rate's integral reaches them."""
+        index, end_s = self.piece(start_s)
+        while True:
+            rate = self.rate_mbps[index] * 1e6
+            room = rate * (end_s - start_s) if rate else 0.0
+            if rate and room >= bits:
+                return start_s + bits / rate
+            bits -= room
+            start_s = end_s
+            index = (index + 1) % len(self.t_s)
+            step = self.t_s[index + 1] if index + 1 < len(self.t_s) else self.duration_s
+            end_s = math.inf if step is None else start_s + step - self.t_s[index]
+
+
+def constant(rate_mbps: float = math.inf, delay_s: float = 0.0, per: float = 0.0) -> Schedule:
+    """A link that never changes."""
+    return Schedule([0.0], [rate_mbps], [delay_s], [per])
+
+
+class Direction:
+    """One direction of one link, with what is still on its way.
+
+    Packet errors are link-layer retransmissions: each packet is sent until it passes, geometric with the PER in force
+    when it starts, so that B bits take B / (R·(1 − p)) on average (WISV eqs. 6, 10).
+
+    Args:
+        jitter_s: standard deviation of a half-normal delay on top; order is kept.
+        seed: of errors and jitter.
+        origin_s: the caller's time at which the schedule begins.
+    """
+
+    def __init__(self, schedule: Schedule, jitter_s: float = 0.0, seed: Sequence[int] = (0,), origin_s: float = 0.0):
+        if not 0 <= jitter_s < math.inf:
+            raise BadInput(f"jitter must be finite and not negative, not {jitter_s}")
+        self.schedule, self.jitter_s, self.origin_s = schedule, jitter_s, origin_s
+        self.free = schedule.free and not jitter_s
+        self._rng = np.random.default_rng(list(seed))
+        self._served_s = self._arrived_s = -math.inf
+
+    def admit(self, now_s: float, size_bytes: float) -> float:
+        """Take bytes in at `now_s` (never earlier than before) and return when the last of them arrives."""
+        start_s = max(now_s - self.origin_s, self._served_s)
+        index, _ = self.schedule.piece(start_s)
+        self._served_s = self.schedule.served_s(start_s, self._sent_bits(size_bytes, self.schedule.per[index]))
+        index, _ = self.schedule.piece(self._served_s)
+        delay_s = self.schedule.delay_s[index]
+        if self.jitter_s:
+            delay_s += abs(self._rng.normal(0.0, self.jitter_s))
+        self._arrived_s = max(self._arrived_s, self._served_s + delay_s)
+        return self._arrived_s + self.origin_s
+
+    def _sent_bits(self, size_bytes: float, per: float) -> float:
+        bits = 8 * size_bytes
+        if not per or not bits:
+            return bits
+        packets = math.ceil(size_bytes / PACKET_BYTES)
+        repeats = self._rng.negative_binomial(packets, 1 - per)
+        return bits * (packets + repeats) / packets

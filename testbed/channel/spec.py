@@ -1,0 +1,194 @@
+"""What a run's link is: `kind=proxy,uplink_mbps=20,rtt_ms=50` as text, and the paths and state it stands for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import msgspec
+
+from testbed.channel.csi import Csi
+from testbed.channel.path import Direction, Schedule, constant
+from testbed.channel.tc_session import TcConfig
+from testbed.channel.trace import Trace, read_trace
+from testbed.errors import BadInput
+from testbed.shelf import find
+
+Kind = Literal["none", "proxy", "virtual", "tc", "trace"]
+KINDS = ("none", "proxy", "virtual", "tc", "trace")
+UNLIMITED_MBPS = 10_000.0
+"""What the channel state says of a rate without a limit."""
+
+
+class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A link, constant or following a trace.
+
+    Raises:
+        BadInput: keys that do not go with the kind, or values out of their range.
+    """
+
+    kind: Kind = "none"
+    uplink_mbps: float | None = None
+    """None: no limit."""
+    downlink_mbps: float | None = None
+    rtt_ms: float = 0.0
+    """Half of it each way."""
+    jitter_ms: float = 0.0
+    """Standard deviation of a half-normal delay on top, each way."""
+    per: float = 0.0
+    """Packet error rate of both directions, unless `per_up` or `per_down` say otherwise."""
+    per_up: float | None = None
+    per_down: float | None = None
+    outage_every_s: float = 0.0
+    """Period of outages of `outage_s`, at the end of each period; 0: none."""
+    outage_s: float = 0.0
+    file: str | None = None
+    """Trace: a canonical CSV, or a bundled one by name."""
+    via: Literal["proxy", "virtual"] = "proxy"
+    """What replays the trace."""
+    profile: str | None = None
+    """Virtual: device profile, by name or file; None: measured on this machine."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("uplink_mbps", "downlink_mbps"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise BadInput(f"{name} must be positive and finite, not {value}; leave it out for no limit")
+        for name in ("rtt_ms", "jitter_ms", "outage_every_s", "outage_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise BadInput(f"{name} must be finite and not negative, not {getattr(self, name)}")
+        for name in ("per", "per_up", "per_down"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1:
+                raise BadInput(f"{name} must lie in [0, 1), not {value}")
+        if (self.outage_s > 0) != (self.outage_every_s > 0) or (self.outage_s and self.outage_s >= self.outage_every_s):
+            raise BadInput("outages need outage_every_s and a shorter outage_s")
+        if (self.kind == "trace") != (self.file is not None):
+            raise BadInput("kind=trace needs file=NAME|FILE.csv, and no other kind takes one")
+        if self.profile is not None and not self.is_virtual:
+            raise BadInput("a profile needs virtual time: kind=virtual, or kind=trace with via=virtual")
+        if self.kind in ("none", "trace") and (given := self._given()):
+            raise BadInput(f"kind={self.kind} takes no {', '.join(given)}")
+
+    def _given(self) -> list[str]:
+        """Link parameters that differ from their defaults."""
+        link = ("uplink_mbps", "downlink_mbps", "rtt_ms", "per", "per_up", "per_down", "outage_every_s")
+        return [n for n in link if getattr(self, n) not in (None, 0.0)]
+
+    @property
+    def is_virtual(self) -> bool:
+        """Whether it runs in virtual time."""
+        return self.kind == "virtual" or (self.kind == "trace" and self.via == "virtual")
+
+    @property
+    def is_proxied(self) -> bool:
+        """Whether it needs a proxy between UE and BS."""
+        return self.kind == "proxy" or (self.kind == "trace" and self.via == "proxy")
+
+    def trace(self) -> Trace | None:
+        """The trace that it follows; None: it is constant."""
+        return None if self.file is None else read_trace(find("traces", self.file))
+
+    def csi(self) -> Csi | None:
+        """Channel state of a constant link; None where nothing is emulated, or where it follows a trace."""
+        if self.kind in ("none", "trace"):
+            return None
+        return Csi(
+            self.uplink_mbps or UNLIMITED_MBPS,
+            self.downlink_mbps or UNLIMITED_MBPS,
+            self.rtt_ms,
+            self.per if self.per_up is None else self.per_up,
+            self.per if self.per_down is None else self.per_down,
+            source="emulated",
+        )
+
+    def path(self, index: int, origin_s: float = 0.0, stack_s: float = 0.0) -> tuple[Direction, Direction]:
+        """Uplink and downlink of the `index`-th UE, each with its own errors and jitter.
+
+        Args:
+            origin_s: when the link begins, on the caller's clock.
+            stack_s: added to the delay of both directions: what software takes that is not there.
+        """
+        up, down = schedules(self, stack_s)
+        jitter_s = self.jitter_ms / 1e3
+        return (
+            Direction(up, jitter_s, (self.seed, index, 0), origin_s),
+            Direction(down, jitter_s, (self.seed, index, 1), origin_s),
+        )
+
+
+def schedules(spec: ChannelSpec, stack_s: float = 0.0) -> tuple[Schedule, Schedule]:
+    """State of the uplink and of the downlink over time."""
+    trace = spec.trace()
+    if trace is not None:
+        delay_s = (trace.rtt_ms / 2e3 + stack_s).tolist()
+        times = trace.t_s.tolist()
+        up = Schedule(times, trace.uplink_mbps.tolist(), delay_s, trace.per_up.tolist(), trace.duration_s)
+        down = Schedule(times, trace.downlink_mbps.tolist(), delay_s, trace.per_down.tolist(), trace.duration_s)
+        return up, down
+    csi = spec.csi()
+    one_way_s = spec.rtt_ms / 2e3 + stack_s
+    rates = (spec.uplink_mbps or math.inf, spec.downlink_mbps or math.inf)
+    pers = (csi.per_up, csi.per_down) if csi else (0.0, 0.0)
+    if not spec.outage_s:
+        return constant(rates[0], one_way_s, pers[0]), constant(rates[1], one_way_s, pers[1])
+    times = [0.0, spec.outage_every_s - spec.outage_s]
+    up, down = (
+        Schedule(times, [rate, 0.0], [one_way_s] * 2, [per] * 2, spec.outage_every_s)
+        for rate, per in zip(rates, pers, strict=True)
+    )
+    return up, down
+
+
+def parse_channel(text: str) -> ChannelSpec:
+    """Read `key=value,key=value`.
+
+    Raises:
+        BadInput: unknown keys or kinds (the message lists the known ones), values of a wrong type or out of range.
+    """
+    values: dict[str, Any] = {}
+    known = ChannelSpec.__struct_fields__
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        key, sep, value = (x.strip() for x in part.partition("="))
+        if not sep or key not in known:
+            raise BadInput(f"bad channel {part!r}; use key=value with the keys {', '.join(known)}")
+        if key in values:
+            raise BadInput(f"channel {key} is given twice")
+        values[key] = value
+    if values.get("kind", "none") not in KINDS:
+        raise BadInput(f"unknown channel kind {values['kind']!r}; known: {', '.join(KINDS)}")
+    try:
+        return msgspec.convert(values, ChannelSpec, strict=False)
+    except msgspec.ValidationError as exc:
+        cause = exc.__cause__
+        raise BadInput(str(cause) if isinstance(cause, BadInput) else f"bad channel {text!r}: {exc}") from exc
+
+
+def channel_text(spec: ChannelSpec) -> str:
+    """The text that `parse_channel` reads back; defaults are left out."""
+    default = ChannelSpec(kind=spec.kind, file=spec.file)
+    given = {name: getattr(spec, name) for name in spec.__struct_fields__}
+    kept = {n: v for n, v in given.items() if v is not None and (v != getattr(default, n) or n in ("kind", "file"))}
+    return ",".join(f"{name}={value}" for name, value in kept.items())
+
+
+def tc_config(spec: ChannelSpec, **where: Any) -> TcConfig:
+    """What `tc` is to do for a link; `where` says on what.
+
+    Raises:
+        BadInput: what it does not do.
+    """
+    if spec.outage_s:
+        raise BadInput("outages are the proxy's; for tc, use a trace")
+    csi = spec.csi()
+    assert csi is not None
+    return TcConfig(
+        uplink_mbps=spec.uplink_mbps,
+        downlink_mbps=spec.downlink_mbps,
+        rtt_ms=spec.rtt_ms,
+        jitter_ms=spec.jitter_ms,
+        per_up=csi.per_up,
+        per_down=csi.per_down,
+        **where,
+    )

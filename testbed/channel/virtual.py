@@ -1,0 +1,107 @@
+"""The virtual link: `Link` and `ServerLink` inside one process, whose messages take the time that a path says.
+
+Both ends count the bytes that the message would have on the link; a sizer may state other ones than the frames have,
+so that a small pair can stand for a large one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable
+
+from testbed.channel.link import Frames, Received
+from testbed.channel.path import Direction
+from testbed.clock import within
+from testbed.errors import LinkError, LinkTimeout
+
+Sizer = Callable[[Frames], int]
+"""Bytes that a message takes on the link."""
+
+
+def frame_bytes(frames: Frames) -> int:
+    """Bytes of the frames themselves."""
+    return sum(map(len, frames))
+
+
+class _Pipe:
+    """Hands messages over when they arrive, in the order in which they were sent."""
+
+    def __init__(self, direction: Direction, sizer: Sizer, deliver: Callable[[list[bytes], int], None]) -> None:
+        self._direction, self._sizer, self._deliver = direction, sizer, deliver
+        self._waiting: deque[tuple[float, list[bytes], int]] = deque()
+
+    def send(self, frames: Frames) -> int:
+        loop = asyncio.get_running_loop()
+        size_bytes = self._sizer(frames)
+        arrival_s = self._direction.admit(loop.time(), size_bytes)
+        self._waiting.append((arrival_s, [bytes(f) for f in frames], size_bytes))
+        loop.call_at(arrival_s, self._arrive)
+        return size_bytes
+
+    def _arrive(self) -> None:
+        _, frames, size_bytes = self._waiting.popleft()
+        self._deliver(frames, size_bytes)
+
+
+class VirtualServerLink:
+    """The BS's end; `attach` makes a UE's."""
+
+    def __init__(self) -> None:
+        self._mail: asyncio.Queue[tuple[bytes, list[bytes]]] = asyncio.Queue()
+        self._down: dict[bytes, _Pipe] = {}
+
+    def attach(
+        self, peer: bytes, up: Direction, down: Direction, sizers: tuple[Sizer, Sizer] = (frame_bytes, frame_bytes)
+    ) -> VirtualLink:
+        """A UE's link to this BS; `sizers` state the bytes of a message up and down.
+
+        Raises:
+            LinkError: the identity is taken.
+        """
+        if peer in self._down:
+            raise LinkError(f"the identity {peer!r} is taken")
+        link = VirtualLink(_Pipe(up, sizers[0], lambda frames, _: self._mail.put_nowait((peer, frames))))
+        self._down[peer] = _Pipe(down, sizers[1], link.deliver)
+        return link
+
+    async def send(self, peer: bytes, frames: Frames) -> None:
+        """Send one message to a peer; to an unknown one it is dropped."""
+        pipe = self._down.get(peer)
+        if pipe is not None:
+            pipe.send(frames)
+
+    async def recv(self) -> tuple[bytes, list[bytes]]:
+        """Wait for one message."""
+        return await self._mail.get()
+
+    def close(self) -> None:
+        """Forget all peers."""
+        self._down.clear()
+
+
+class VirtualLink:
+    """A UE's end."""
+
+    def __init__(self, up: _Pipe) -> None:
+        self._up = up
+        self._mail: asyncio.Queue[Received] = asyncio.Queue()
+
+    def deliver(self, frames: list[bytes], size_bytes: int) -> None:
+        """Put what arrived into the mailbox."""
+        self._mail.put_nowait(Received(frames, size_bytes))
+
+    async def send(self, frames: Frames) -> int:
+        """Send one message; returns the bytes that it takes on the link."""
+        return self._up.send(frames)
+
+    async def recv(self, timeout_s: float = math.inf) -> Received:
+        """Wait for one message."""
+        try:
+            return await within(timeout_s, self._mail.get())
+        except asyncio.TimeoutError as exc:
+            raise LinkTimeout(f"the BS did not answer within {timeout_s:g} s") from exc
+
+    def close(self) -> None:
+        """Nothing to free."""

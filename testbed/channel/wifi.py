@@ -1,0 +1,249 @@
+"""What a Wi-Fi interface says of its link, out of `iw` and `/proc/net/wireless`; where there is none, None."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import msgspec
+
+PROC = Path("/proc/net/wireless")
+INTERFACES = Path("/sys/class/net")
+TIMEOUT_S = 3.0
+INVALID_DBM = -256
+"""What drivers put into `/proc/net/wireless` for a level that they do not know."""
+_ADDRESS = r"([0-9a-fA-F]{2}(?::[0-9a-fA-F]{2}){5})"
+
+
+class Bitrate(msgspec.Struct, frozen=True):
+    """A PHY rate: what the radio modulates at, before contention, headers and retries; TCP sees about half."""
+
+    mbps: float
+    standard: str | None = None
+    """HT, VHT, HE or EHT (802.11n, ac, ax, be); None for older rates."""
+    mcs: int | None = None
+    """Modulation and coding scheme; HT counts its streams in (8 is MCS 0 on two)."""
+    streams: int | None = None
+    width_mhz: int | None = None
+
+
+class Station(msgspec.Struct, frozen=True, kw_only=True):
+    """The other end of a Wi-Fi link, and this end's counters for it since they associated.
+
+    `tx` is what this end sends: of a UE, the uplink.
+    """
+
+    address: str
+    rssi_dbm: float | None = None
+    tx: Bitrate | None = None
+    rx: Bitrate | None = None
+    tx_packets: int | None = None
+    tx_retries: int | None = None
+    tx_failed: int | None = None
+    """Packets that were given up after all their retries."""
+
+    @property
+    def counters(self) -> tuple[int, int, int] | None:
+        """Packets, retries and failures; None where one of them is not told."""
+        if self.tx_packets is None or self.tx_retries is None or self.tx_failed is None:
+            return None
+        return self.tx_packets, self.tx_retries, self.tx_failed
+
+
+class Wireless(msgspec.Struct, frozen=True):
+    """One interface in `/proc/net/wireless`."""
+
+    interface: str
+    rssi_dbm: float | None
+    noise_dbm: float | None
+
+
+class WifiState(msgspec.Struct, frozen=True, kw_only=True):
+    """An interface's link as it is now."""
+
+    interface: str
+    station: Station
+    noise_dbm: float | None = None
+
+    @property
+    def snr_db(self) -> float | None:
+        """Signal over noise, where both are known."""
+        if self.station.rssi_dbm is None or self.noise_dbm is None:
+            return None
+        return self.station.rssi_dbm - self.noise_dbm
+
+
+def frame_error_rate(now: Station, before: Station | None = None) -> float | None:
+    """Share of transmissions in the air that were not acknowledged, in [0, 1]: the link layer's packet error rate.
+
+    Of n packets with r retries, f given up: n + r transmissions, r + f of them lost. This is the p of WISV eqs. 6 and
+    10, which repair losses by retransmission. Drivers that leave retries to their firmware report none of them.
+
+    Args:
+        before: an earlier reading, to count from; None: since they associated.
+
+    Returns:
+        None where counters are missing, nothing was sent, or they began anew in between.
+    """
+    end = now.counters
+    start = (0, 0, 0) if before is None else before.counters if before.address == now.address else None
+    if end is None or start is None:
+        return None
+    packets, retries, failed = (a - b for a, b in zip(end, start, strict=True))
+    if packets <= 0 or retries < 0 or failed < 0:
+        return None
+    return min(1.0, (retries + failed) / (packets + retries))
+
+
+# ---------------------------------------------------------------- what the tools print
+
+
+def parse_link(text: str) -> Station | None:
+    """What `iw dev IF link` prints; None where it is not connected."""
+    match = re.search(rf"^Connected to {_ADDRESS}", text, re.MULTILINE)
+    return _station(match[1], text[match.end() :]) if match else None
+
+
+def parse_station_dump(text: str) -> list[Station]:
+    """What `iw dev IF station dump` prints: the AP where the interface is a client, every client where it is an AP."""
+    parts = re.split(rf"^Station {_ADDRESS}.*$", text, flags=re.MULTILINE)
+    return [_station(address, body) for address, body in zip(parts[1::2], parts[2::2], strict=True)]
+
+
+def parse_survey_noise(text: str) -> float | None:
+    """Noise floor in dBm of the channel in use, out of `iw dev IF survey dump`; None where it is not told."""
+    for block in text.split("Survey data from")[1:]:
+        if "[in use]" in block:
+            return _dbm(_fields(block).get("noise", ""))
+    return None
+
+
+def parse_proc(text: str) -> list[Wireless]:
+    """What `/proc/net/wireless` holds; levels that a driver does not know are None."""
+    found = []
+    for line in text.splitlines():
+        match = re.match(r"\s*([^\s:]+):\s+[0-9a-fA-F]{4}\s+\S+\s+(-?\d{1,4})\.?\s+(-?\d{1,4})\.?\s", line)
+        if match:
+            found.append(Wireless(match[1], _level(int(match[2])), _level(int(match[3]))))
+    return found
+
+
+def parse_bitrate(text: str) -> Bitrate | None:
+    """The value of a `tx bitrate` or `rx bitrate` line, such as `866.7 MBit/s VHT-MCS 9 80MHz short GI VHT-NSS 2`."""
+    match = re.match(r"(\d{1,6}(?:\.\d{1,3})?) MBit/s\b", text)
+    if not match:
+        return None
+    mcs = re.search(r"(?:\b(VHT|HE|EHT)-)?\bMCS (\d{1,2})\b", text)
+    streams, width = re.search(r"-NSS (\d{1,2})\b", text), re.search(r"\b(\d{1,3})MHz\b", text)
+    return Bitrate(
+        mbps=float(match[1]),
+        standard=(mcs[1] or "HT") if mcs else None,
+        mcs=int(mcs[2]) if mcs else None,
+        streams=int(streams[1]) if streams else None,
+        width_mhz=int(width[1]) if width else None,
+    )
+
+
+def _station(address: str, body: str) -> Station:
+    fields = _fields(body)
+    return Station(
+        address=address.lower(),
+        rssi_dbm=_dbm(fields.get("signal", "")),
+        tx=parse_bitrate(fields.get("tx bitrate", "")),
+        rx=parse_bitrate(fields.get("rx bitrate", "")),
+        tx_packets=_count(fields.get("tx packets", "")),
+        tx_retries=_count(fields.get("tx retries", "")),
+        tx_failed=_count(fields.get("tx failed", "")),
+    )
+
+
+def _fields(body: str) -> dict[str, str]:
+    """Indented `name: value` lines; the first of a name, as links of a multi-link station repeat them below it."""
+    fields: dict[str, str] = {}
+    for line in body.splitlines():
+        name, colon, value = line.partition(":")
+        if colon and name[:1].isspace():
+            fields.setdefault(name.strip(), value.strip())
+    return fields
+
+
+def _dbm(text: str) -> float | None:
+    match = re.match(r"(-?\d{1,3}(?:\.\d{1,2})?)\b.*\bdBm", text)
+    return float(match[1]) if match else None
+
+
+def _count(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
+def _level(value: int) -> float | None:
+    """A level in dBm; old drivers give it as an unsigned byte."""
+    dbm = value - 256 if 64 < value < 256 else value
+    return float(dbm) if INVALID_DBM < dbm < 0 else None
+
+
+# ---------------------------------------------------------------- this machine
+
+
+def wifi_interfaces(interfaces: Path = INTERFACES) -> list[str]:
+    """Names of this machine's Wi-Fi interfaces, those that are up first."""
+    found = [i for i in interfaces.glob("*") if (i / "wireless").exists() or (i / "phy80211").exists()]
+    return [i.name for i in sorted(found, key=lambda i: (_first_line(i / "operstate") != "up", i.name))]
+
+
+def wifi_interface(interfaces: Path = INTERFACES) -> str | None:
+    """The Wi-Fi interface to look at; None where there is none."""
+    return next(iter(wifi_interfaces(interfaces)), None)
+
+
+def read_wifi(interface: str | None = None, timeout_s: float = TIMEOUT_S, proc: Path = PROC) -> WifiState | None:
+    """The link of a Wi-Fi interface, by default the machine's own; None where there is none, or no link.
+
+    Without `iw` only the signal is known. No command takes longer than `timeout_s`.
+    """
+    name = interface or wifi_interface()
+    if name is None:
+        return None
+    old = next((w for w in parse_proc(_read(proc)) if w.interface == name), None)
+    link = parse_link(_iw(name, "link", timeout_s))
+    stations = parse_station_dump(_iw(name, "station dump", timeout_s))
+    station = next((s for s in stations if link and s.address == link.address), link)
+    if station is None and old and old.rssi_dbm is not None and not _has_iw():
+        station = Station(address="", rssi_dbm=old.rssi_dbm)
+    if station is None:
+        return None
+    noise_dbm = parse_survey_noise(_iw(name, "survey dump", timeout_s))
+    if noise_dbm is None and old:
+        noise_dbm = old.noise_dbm
+    return WifiState(interface=name, station=station, noise_dbm=noise_dbm)
+
+
+def _has_iw() -> bool:
+    return shutil.which("iw") is not None
+
+
+def _iw(interface: str, what: str, timeout_s: float) -> str:
+    """What `iw dev IF WHAT` prints; nothing where it fails, hangs or is not there."""
+    try:
+        done = subprocess.run(
+            ["iw", "dev", interface, *what.split()],
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False,
+            env={**os.environ, "LC_ALL": "C"},
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode(errors="replace")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _first_line(path: Path) -> str:
+    return _read(path).partition("\n")[0]

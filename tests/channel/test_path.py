@@ -1,0 +1,120 @@
+"""The fluid link: arrivals by hand, against a brute-force integration, and in distribution."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.channel.path import PACKET_BYTES, Direction, Schedule, constant
+from testbed.errors import BadInput
+
+
+def test_a_free_link_takes_no_time_and_says_so() -> None:
+    direction = Direction(constant())
+    assert direction.free
+    assert [direction.admit(t, 10**6) for t in (0.0, 0.5, 0.5)] == [0.0, 0.5, 0.5]
+
+
+def test_bytes_queue_behind_each_other_and_then_fly() -> None:
+    direction = Direction(constant(rate_mbps=8.0, delay_s=0.1))  # a byte takes 1 µs
+    assert not direction.free
+    assert direction.admit(0.0, 1000) == pytest.approx(0.101)
+    assert direction.admit(0.0, 1000) == pytest.approx(0.102)
+    assert direction.admit(0.5, 500) == pytest.approx(0.6005)
+
+
+def test_an_outage_holds_what_is_being_served() -> None:
+    schedule = Schedule([0.0, 1.0], [8.0, 0.0], [0.0, 0.0], [0.0, 0.0], duration_s=1.5)
+    direction = Direction(schedule, origin_s=100.0)
+    assert direction.admit(100.9, 200_000) == pytest.approx(101.6)  # 0.1 s, an outage of 0.5 s, 0.1 s
+    assert direction.admit(101.2, 100_000) == pytest.approx(101.7)
+    assert direction.admit(102.6, 1000) == pytest.approx(103.001)  # in the second outage
+
+
+pieces = st.lists(
+    st.tuples(st.floats(0.05, 2.0), st.one_of(st.just(0.0), st.floats(0.5, 50.0))), min_size=1, max_size=6
+)
+
+
+def passed_bits(pieces: list[tuple[float, float]], loop: bool, begin_s: float, end_s: float) -> float:
+    """What a link lets pass between two times: the overlap of every piece of every lap with them, at its rate."""
+    lap_s = sum(length for length, _ in pieces)
+    bits, start_s = 0.0, 0.0
+    for lap in range(int(end_s // lap_s) + 2 if loop else 1):
+        start_s = lap * lap_s
+        for i, (length, rate) in enumerate(pieces):
+            stop_s = start_s + length if loop or i + 1 < len(pieces) else math.inf
+            bits += rate * 1e6 * max(0.0, min(end_s, stop_s) - max(begin_s, start_s))
+            start_s = stop_s
+    return bits
+
+
+@given(pieces, st.booleans(), st.lists(st.tuples(st.floats(0, 1.5), st.integers(1, 300_000)), min_size=1, max_size=12))
+def test_between_start_and_arrival_exactly_what_was_sent_passes(
+    given_pieces: list[tuple[float, float]], loop: bool, sends: list[tuple[float, int]]
+) -> None:
+    if not any(rate for _, rate in given_pieces) or (not loop and not given_pieces[-1][1]):
+        given_pieces[-1] = (given_pieces[-1][0], 10.0)
+    lengths, rates = ([*column] for column in zip(*given_pieces, strict=True))
+    starts = [0.0, *np.cumsum(lengths)[:-1].tolist()]
+    zeros = [0.0] * len(rates)
+    direction = Direction(Schedule(starts, rates, zeros, zeros, float(sum(lengths)) if loop else None))
+    now_s = arrived_s = 0.0
+    for wait_s, size in sends:
+        now_s += wait_s
+        begin_s = max(now_s, arrived_s)
+        arrived_s = direction.admit(now_s, size)
+        assert passed_bits(given_pieces, loop, begin_s, arrived_s) == pytest.approx(8 * size, rel=1e-6, abs=1e-2)
+        assert passed_bits(given_pieces, loop, begin_s, arrived_s - 1e-4) < 8 * size
+
+
+def test_order_is_kept_when_the_delay_falls() -> None:
+    direction = Direction(Schedule([0.0, 1.0], [math.inf] * 2, [0.5, 0.0], [0.0, 0.0]))
+    assert direction.admit(0.9, 10) == pytest.approx(1.4)
+    assert direction.admit(1.1, 10) == pytest.approx(1.4)
+    assert direction.admit(2.0, 10) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("per", [0.01, 0.3, 0.9])
+def test_packet_errors_cost_what_geometric_retransmission_costs_on_average(per: float) -> None:
+    packets, sends = 20, 4000
+    direction = Direction(constant(rate_mbps=12.0, per=per), seed=(3,))  # a packet takes 1 ms
+    ends = np.array([direction.admit(0.0, packets * PACKET_BYTES) for _ in range(sends)])
+    each_s = np.diff(ends, prepend=0.0)
+    assert each_s.mean() == pytest.approx(packets * 1e-3 / (1 - per), rel=5 * math.sqrt(per / packets / sends))
+    # variance of a geometric number of transmissions: p / (1 - p)²
+    assert each_s.var() == pytest.approx(packets * 1e-6 * per / (1 - per) ** 2, rel=0.15)
+
+
+def test_seeds_repeat_and_differ() -> None:
+    def ends(seed: tuple[int, ...]) -> list[float]:
+        direction = Direction(constant(1.0, 0.01, 0.2), jitter_s=0.002, seed=seed)
+        return [direction.admit(i * 0.1, 3000) for i in range(50)]
+
+    assert ends((1, 2)) == ends((1, 2)) != ends((1, 3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (([], [], [], []), "one rate"),
+        (([0.0], [1.0, 2.0], [0.0], [0.0]), "one rate"),
+        (([1.0], [1.0], [0.0], [0.0]), "increase from 0"),
+        (([0.0, 0.0], [1.0] * 2, [0.0] * 2, [0.0] * 2), "increase from 0"),
+        (([0.0], [-1.0], [0.0], [0.0]), "rate_mbps must not be negative"),
+        (([0.0], [math.nan], [0.0], [0.0]), "rate_mbps must not be negative"),
+        (([0.0], [1.0], [math.inf], [0.0]), "finite"),
+        (([0.0], [1.0], [0.0], [1.0]), r"\[0, 1\)"),
+        (([0.0], [0.0], [0.0], [0.0]), "nothing ever passes"),
+        (([0.0, 1.0], [1.0, 0.0], [0.0] * 2, [0.0] * 2), "nothing ever passes"),
+        (([0.0, 1.0], [1.0, 1.0], [0.0] * 2, [0.0] * 2, 1.0), "begin anew"),
+    ],
+)
+def test_schedules_that_cannot_be(arguments: tuple[Any, ...], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        Schedule(*arguments)

@@ -1,0 +1,208 @@
+"""The relay on real sockets: what it asks of time, and that no byte is lost, changed or out of order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import random
+import statistics
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from testbed.channel.path import Direction, constant
+from testbed.channel.proxy import Proxy, precise_loop
+from testbed.channel.spec import ChannelSpec
+from testbed.errors import BadInput
+
+FREE = ChannelSpec(kind="proxy")
+SLOW = ChannelSpec(kind="proxy", uplink_mbps=80, downlink_mbps=40, rtt_ms=4, jitter_ms=1)
+WAIT_S = 30
+
+
+def precisely(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test on the loop that the relay runs on."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        loop = precise_loop()
+        try:
+            loop.run_until_complete(asyncio.wait_for(test(*args, **kwargs), 2 * WAIT_S))
+            loop.run_until_complete(asyncio.sleep(0.02))
+        finally:
+            loop.close()
+
+    return run
+
+
+@contextlib.asynccontextmanager
+async def relayed(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], object], spec: ChannelSpec
+) -> AsyncIterator[tuple[Proxy, int]]:
+    """A server behind a relay; yields the relay and its port."""
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)  # type: ignore[arg-type]
+    origin_s = asyncio.get_running_loop().time()
+    proxy = Proxy(server.sockets[0].getsockname()[:2], lambda index: spec.path(index, origin_s))
+    try:
+        yield proxy, await proxy.start("127.0.0.1", 0)
+    finally:
+        await proxy.close()
+        server.close()
+        await asyncio.sleep(0.02)
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(2**16):
+        writer.write(data)
+        await writer.drain()
+    writer.write_eof()
+    writer.close()
+
+
+async def round_trips(port: int, count: int, size: int = 64) -> list[float]:
+    """Seconds of echoes, one after another."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    clock = asyncio.get_running_loop().time
+    times = []
+    for _ in range(count):
+        start_s = clock()
+        writer.write(bytes(size))
+        await reader.readexactly(size)
+        times.append(clock() - start_s)
+    writer.close()
+    await writer.wait_closed()
+    return times
+
+
+@pytest.mark.parametrize(
+    "spec", [FREE, ChannelSpec(kind="proxy", uplink_mbps=80, downlink_mbps=40, rtt_ms=4, jitter_ms=1)]
+)
+@precisely
+async def test_bytes_arrive_as_they_were_sent_and_so_does_the_end(spec: ChannelSpec) -> None:
+    sent = os.urandom(2_000_003)
+    cuts = sorted(random.Random(0).sample(range(len(sent)), 200))
+    async with relayed(echo, spec) as (proxy, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+        async def send() -> None:
+            for a, b in zip([0, *cuts], [*cuts, len(sent)], strict=True):
+                writer.write(sent[a:b])
+                await writer.drain()
+            writer.write_eof()
+
+        sending = asyncio.create_task(send())
+        assert await asyncio.wait_for(reader.read(-1), WAIT_S) == sent
+        await sending
+        writer.close()
+        assert proxy.moved_bytes() == (len(sent), len(sent))
+
+
+@pytest.mark.parametrize("rtt_ms", [1.0, 10.0, 50.0])
+@precisely
+async def test_a_round_trip_takes_what_was_asked(rtt_ms: float) -> None:
+    async with relayed(echo, FREE) as (_, port):
+        bare_s = statistics.median(await round_trips(port, 20))
+    async with relayed(echo, ChannelSpec(kind="proxy", rtt_ms=rtt_ms)) as (_, port):
+        found_s = statistics.median(await round_trips(port, 20))
+    assert found_s - bare_s == pytest.approx(rtt_ms / 1e3, abs=1e-3)
+
+
+@precisely
+async def test_thousands_of_small_messages_and_large_ones_take_their_time_at_the_rate() -> None:
+    spec = ChannelSpec(kind="proxy", uplink_mbps=40)
+    async with relayed(echo, spec) as (_, port):
+        clock = asyncio.get_running_loop().time
+        for count, size in ((4000, 64), (1, 2_000_000)):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            start_s = clock()
+            for _ in range(count):
+                writer.write(bytes(size))
+            await asyncio.wait_for(reader.readexactly(count * size), WAIT_S)
+            assert clock() - start_s == pytest.approx(8 * count * size / 40e6, rel=0.1, abs=0.01)
+            writer.close()
+
+
+@precisely
+async def test_every_connection_is_a_link_of_its_own() -> None:
+    async with relayed(echo, ChannelSpec(kind="proxy", uplink_mbps=8)) as (proxy, port):
+        start_s = asyncio.get_running_loop().time()
+        times = await asyncio.gather(*(round_trips(port, 1, 100_000) for _ in range(10)))
+        assert asyncio.get_running_loop().time() - start_s < 0.6  # ten times 0.1 s, side by side
+        assert all(t[0] >= 0.0999 for t in times)
+        assert proxy.connections == 10
+
+
+@precisely
+async def test_a_sender_feels_a_slow_link_and_a_slow_reader() -> None:
+    """What is written to a slow link must not all vanish into the relay's memory."""
+    taken = asyncio.Event()
+
+    async def never_reads(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await taken.wait()
+        writer.close()
+
+    for spec in (ChannelSpec(kind="proxy", uplink_mbps=1), FREE):
+        taken.clear()
+        async with relayed(never_reads, spec) as (_, port):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(bytes(100_000_000))
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(writer.drain(), 1.0)
+            taken.set()
+            writer.transport.abort()
+
+
+@precisely
+async def test_a_target_that_is_not_there_closes_the_connection() -> None:
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    target = server.sockets[0].getsockname()[:2]
+    server.close()
+    await server.wait_closed()
+    proxy = Proxy(target, lambda _: (Direction(constant()), Direction(constant())))
+    reader, writer = await asyncio.open_connection("127.0.0.1", await proxy.start("127.0.0.1", 0))
+    assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
+    assert proxy.refused == 1
+    writer.close()
+    await proxy.close()
+
+
+@precisely
+async def test_either_end_that_goes_takes_the_other_with_it() -> None:
+    served = asyncio.Event()
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.transport.abort()
+
+    async def watch(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        served.set()
+        writer.close()
+
+    async with relayed(hang_up, ChannelSpec(kind="proxy", rtt_ms=2)) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"x")
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
+        writer.close()
+    async with relayed(watch, ChannelSpec(kind="proxy", rtt_ms=2)) as (_, port):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"x")
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.transport.abort()
+        await asyncio.wait_for(served.wait(), WAIT_S)
+
+
+@precisely
+async def test_an_address_in_use_is_refused() -> None:
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+    proxy = Proxy((host, port), lambda _: (Direction(constant()), Direction(constant())))
+    with pytest.raises(BadInput, match="cannot listen on"):
+        await proxy.start(host, port)
+    server.close()
