@@ -1,7 +1,8 @@
 """What a round costs in software, and what speculation over loopback is worth; figures are ratios of one run.
 
 1. The overhead of a round (everything but drafting, engine pass and emulated link) for 1, 4 and 16 UEs on loopback,
-   beside a bare ZeroMQ echo of the same payload between the same number of peers.
+   beside a bare ZeroMQ echo of the same payload between the same number of peers; for SH, whose rounds exchange
+   messages twice, beside two echoes of half the payload each.
 2. Tokens/s of greedy speculation over loopback beside target-only on the same base station and beside transformers'
    co-located assisted generation (`assistant_model`), same pair, same prompts.
 
@@ -38,7 +39,10 @@ from testbed.ue.synthetic import SyntheticDrafter
 from testbed.ue.window import FixedWindow
 
 WINDOW = 8
-TOKENS = 400
+TOKENS = 1600
+"""Of all UEs together, but at least 400 each."""
+EXCHANGES = {"greedy": 1, "fh": 1, "sh": 2}
+"""Round trips of a round."""
 ALPHA = 0.8
 VOCAB = 512
 
@@ -78,7 +82,9 @@ def overhead(ues: int, kind: str) -> dict[str, Any]:
         rounds = asyncio.run(_decode(ready["bind"], ues, kind))
     seconds = [r.link_s + r.queue_s + r.judge_s + r.overhead_s for r in rounds]
     up, down = (int(statistics.median(getattr(r, f"{way}_bytes") for r in rounds)) for way in ("uplink", "downlink"))
-    echo_s = echo(ues, up, down, len(rounds) // ues)
+    trips = EXCHANGES[kind]
+    single_s = echo(ues, up // trips, down // trips, len(rounds) // ues * trips)
+    echo_s = [sum(single_s[i : i + trips]) for i in range(0, len(single_s) - trips + 1, trips)]
     overhead_ms, echo_ms = statistics.median(seconds) * 1e3, statistics.median(echo_s) * 1e3
     return {
         "protocol": kind,
@@ -97,7 +103,7 @@ async def _decode(address: str, ues: int, kind: str) -> list[RoundRecord]:
         try:
             await client.connect("", VOCAB)
             session = Session(client, drafter, protocol(kind), FixedWindow(WINDOW))
-            record = await session.decode([number + 1] * 50, TOKENS, ())
+            record = await session.decode([number + 1] * 50, max(400, TOKENS // ues), ())
         finally:
             await client.close()
         return record.rounds[5:]

@@ -76,6 +76,17 @@ class RunConfig(Config, frozen=True):
     """Layers of the drafter on a GPU; -1: all."""
     timeout_s: float = 60.0
     """How long to wait for the BS before giving up."""
+    csi: str = "passive"
+    """Where the channel state comes from: none, passive, FILE.json, trace=…, or key=value,…"""
+    auto_rule: str = "rtt"
+    """How `auto` chooses: rtt or latency."""
+    temperature: float | None = None
+    """Of rejection, split and target-only; the other methods are greedy. None: 1 where rejection or split is among the
+    methods, else 0."""
+    top_k: int = 0
+    """Most likely tokens that these draw from; 0: all."""
+    top_p: float = 1.0
+    """Probability that the most likely tokens they draw from must reach."""
 
 
 class DemoConfig(Config, frozen=True):
@@ -93,8 +104,14 @@ class DemoConfig(Config, frozen=True):
     model: str | None = None
     drafter: str | None = None
     dtype: str = "float32"
+    auto_rule: str = "rtt"
+    """How `auto` chooses: rtt or latency."""
     tie_tolerance: float | None = None
     """Largest logit gap that counts as a tie; None: 0 in float32, `BFLOAT16_TIE` outside it."""
+    temperature: float | None = None
+    """As `RunConfig` has it, and so the next two."""
+    top_k: int = 0
+    top_p: float = 1.0
 
 
 BFLOAT16_TIE = 0.25

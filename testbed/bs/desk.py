@@ -25,6 +25,7 @@ from testbed.protocols.messages import (
     Resync,
     Welcome,
 )  # fmt: skip
+from testbed.protocols.sampling import Sampling
 from testbed.protocols.vocabulary import check_same
 
 RETRY_S = 1.0
@@ -89,6 +90,9 @@ class Desk:
             raise ProtocolError(f"threshold must lie in [0, 1], not {message.threshold}")
         if not 1 <= message.hidden_size <= MAX_HIDDEN:
             raise ProtocolError(f"hidden_size must lie in 1..{MAX_HIDDEN}, not {message.hidden_size}")
+        if not 0 <= message.seed < 2**64:
+            raise ProtocolError(f"seed must lie in 0..2^64 - 1, not {message.seed}")
+        sampling = Sampling(message.temperature, message.top_k, message.top_p)
         expect_names(arrays, "ids")
         ids = read_ids(arrays)
         self._check_ids(ids)
@@ -101,7 +105,9 @@ class Desk:
         if message.protocol == TARGET_ONLY and message.max_tokens < 1:
             raise ProtocolError("target-only needs max_tokens of at least 1")
         protocol = PROTOCOLS.get(message.protocol)
-        session = self.sessions.open(key, ids, protocol, message.threshold, message.hidden_size, wanted)
+        session = self.sessions.open(
+            key, ids, protocol, message.threshold, message.hidden_size, wanted, sampling, message.seed
+        )
         return Opened(session=message.session, length=len(ids)), session
 
     def draft(
@@ -122,15 +128,30 @@ class Desk:
             return session
         if session.current is not None or message.round < session.last_round:
             raise ProtocolError(f"round {message.round} out of turn; the last one was {session.last_round}")
-        if message.base_len != session.length:
+        if message.base_len != session.length + session.owed:
             return Resync(session=message.session)
         self._check_ids(window.ids)
         if len(window.ids) > self.offer.max_window:
             raise ProtocolError(f"window of {len(window.ids)} tokens; at most {self.offer.max_window}")
-        if session.length + len(window.ids) + 1 > self.offer.max_positions:
+        if window.q is not None and window.q.ndim == 2 and window.q.shape[1] != self.offer.vocab_size:
+            raise ProtocolError(f"distributions over {window.q.shape[1]} ids; the BS knows {self.offer.vocab_size}")
+        if message.base_len + len(window.ids) + 1 > self.offer.max_positions:
             raise ProtocolError(f"the window passes the context of {self.offer.max_positions}")
+        self._learn(session, window.token)
         session.last_round, session.last_ids, session.last_reply = message.round, ids, []
         return session, window
+
+    def _learn(self, session: Session, token: int | None) -> None:
+        """Commit the token that the UE drew after the last window; after a new `Open` it is known already."""
+        if session.owed:
+            if token is None:
+                raise ProtocolError("the token that the UE drew after the last window is missing")
+            learnt = np.array([token], np.int64)
+            self._check_ids(learnt)
+            session.append(learnt.astype(np.int32))
+            session.owed = False
+        elif token is not None and token != session.tokens[session.length - 1]:
+            raise ProtocolError(f"token {token} is not the last one of the committed prefix")
 
     def finished(self, session: Session) -> bool:
         """Whether a target-only session is at its end."""

@@ -19,6 +19,22 @@ class Pending:
     """On the server's clock."""
     computed: int
     """Leading tokens of the prefix that the engine has seen before in this session."""
+    speed_tps: float | None = None
+    """Tokens a second promised to its UE, its service class; None: nothing is promised."""
+    draft_s: float = 0.0
+    """Time that its UE spent on drafting since the last verdict."""
+    network_s: float = 0.0
+    """Time that the round's messages spend on the link, there and back."""
+    ahead_s: float = 0.0
+    """How far the session's output was ahead of its promise when the round began, tokens / speed − time; below 0: it
+    was behind."""
+    acceptance: float | None = None
+    """Share of drafted tokens that is accepted in this session; None: not measured yet."""
+
+    @property
+    def cached_tokens(self) -> int:
+        """Leading tokens of the prefix that the pass need not compute, as far as the session's own history tells."""
+        return min(self.computed, len(self.request.prefix) - 1)
 
     @property
     def new_tokens(self) -> int:

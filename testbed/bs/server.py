@@ -16,14 +16,16 @@ import numpy as np
 from testbed.bs.desk import Desk
 from testbed.bs.engine import VerifyEngine, VerifyRequest, VerifyResult
 from testbed.bs.judge import Candidates, Judge
+from testbed.bs.sampled import check_distributions, drawn
 from testbed.bs.scheduler import Pending, Scheduler
 from testbed.bs.sessions import Round, Session
 from testbed.channel.link import ServerLink
 from testbed.clock import Clock
 from testbed.errors import BadInput, EngineError, ProtocolError
 from testbed.protocols.base import expect_names, read_hidden
-from testbed.protocols.codec import Packet, decode_uplink, encode, pack_positions
+from testbed.protocols.codec import AnyArray, Packet, decode_uplink, encode, pack_positions
 from testbed.protocols.messages import Close, Draft, Fault, Hello, Hidden, Message, NeedHidden, Open, Ping, Verdict
+from testbed.protocols.sampling import Kept
 
 MAX_REASON = 500
 """Characters of a `Fault`'s reason."""
@@ -134,7 +136,8 @@ class BaseStation:
     def _enqueue(self, session: Session, round_: Round) -> None:
         session.current = round_
         hidden = self._judge.needs_hidden and session.protocol is not None and session.protocol.judged
-        request = VerifyRequest(session.name, session.prefix, round_.window.ids, hidden=hidden)
+        logprobs = session.drawn and not session.sampling.greedy
+        request = VerifyRequest(session.name, session.prefix, round_.window.ids, hidden=hidden, logprobs=logprobs)
         self._pending[session.name] = (session, Pending(request, round_.arrived_s, session.computed))
         self._wake.set()
 
@@ -154,6 +157,7 @@ class BaseStation:
         start_s = self._clock.time()
         try:
             results = await self._runner.verify([p.request for _, p in batch])
+            check_distributions(results)
         except (EngineError, BadInput) as exc:
             for session, _ in batch:
                 session.current = None
@@ -208,44 +212,49 @@ class BaseStation:
     async def _settle(self, ready: list[tuple[Session, Round]]) -> None:
         """Judge the candidates of all rounds that are ready, commit, and answer."""
         start_s = self._clock.time()
-        kept = self._keep(ready)
+        all_kept = self._keep(ready)
         judge_s = self._clock.time() - start_s
-        for (session, round_), rejected in zip(ready, kept, strict=True):
+        for (session, round_), kept in zip(ready, all_kept, strict=True):
             assert round_.result is not None
-            accepted = int(rejected) if rejected is not None else len(round_.window.ids)
-            token = int(round_.result.argmax[accepted])
-            session.append(np.append(round_.window.ids[:accepted], np.int32(token)))
-            session.current = None
+            session.append(round_.window.ids[: kept.accepted])
+            if kept.token is not None:
+                session.append(np.array([kept.token], np.int32))
+            session.owed, session.current = kept.token is None, None
             candidates = round_.candidates()
             verdict = Verdict(
                 session=session.key[1],
                 round=round_.number,
-                accepted=accepted,
-                token=token,
+                accepted=kept.accepted,
+                token=-1 if kept.token is None else kept.token,
                 candidates=len(candidates),
-                queried=len(candidates) if round_.asked_s is not None else 0,
-                gap=round_.result.gap(accepted),
+                queried=len(candidates) if round_.asked_s is not None else int(kept.target is not None),
+                gap=round_.result.gap(kept.accepted),
                 batch_size=round_.batch_size,
                 queue_s=round_.queue_s,
                 verify_s=round_.verify_s,
                 judge_s=judge_s,
                 bs_s=self._clock.time() - round_.arrived_s - round_.waited_s,
             )
-            await self._reply(session, verdict)
+            await self._reply(session, verdict, {} if kept.target is None else {"target": kept.target})
             if session.protocol is None and not self._desk.finished(session):
                 self._enqueue(session, Round(round_.number + 1, self._desk.no_window, None, self._clock.time()))
 
-    def _keep(self, ready: list[tuple[Session, Round]]) -> list[int | None]:
-        """First rejected position of each round, None where everything drafted stays."""
+    def _keep(self, ready: list[tuple[Session, Round]]) -> list[Kept]:
+        """What stays of each round, and the token that follows."""
         judged = [i for i, (s, r) in enumerate(ready) if s.protocol and s.protocol.judged and r.candidates()]
         asked = [self._candidates(*ready[i]) for i in judged]
         keeps = dict(zip(judged, self._judge.judge(asked), strict=True)) if asked else {}
-        rejected: list[int | None] = []
-        for i, (_, round_) in enumerate(ready):
+        found = []
+        for i, (session, round_) in enumerate(ready):
+            if session.drawn:
+                found.append(drawn(session, round_, self._desk.offer.vocab_size))
+                continue
+            assert round_.result is not None
             positions = round_.candidates()
             keep = keeps.get(i, np.zeros(len(positions), np.bool_))
-            rejected.append(next((p for p, kept in zip(positions, keep, strict=True) if not kept), None))
-        return rejected
+            stays = next((p for p, kept in zip(positions, keep, strict=True) if not kept), len(round_.window.ids))
+            found.append(Kept(stays, int(round_.result.argmax[stays])))
+        return found
 
     def _candidates(self, session: Session, round_: Round) -> Candidates:
         rows = round_.candidates()
@@ -260,8 +269,8 @@ class BaseStation:
             threshold=session.threshold,
         )
 
-    async def _reply(self, session: Session, message: Message) -> None:
-        frames = encode(message)
+    async def _reply(self, session: Session, message: Message, arrays: dict[str, AnyArray] | None = None) -> None:
+        frames = encode(message, arrays)
         if isinstance(message, Verdict):
             session.last_reply = frames
         await self._link.send(session.key[0], frames)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from testbed.bs.engine import VerifyResult
 from testbed.channel.csi import Csi
 from testbed.protocols.base import RoundProtocol, Window
+from testbed.protocols.sampling import GREEDY, Sampling
 
 Key = tuple[bytes, int]
 """A peer's identity and its session number: no peer can name another's session."""
@@ -55,12 +56,22 @@ class Session:
     """Hidden size of the UE's drafter."""
     wanted: int = 0
     """Target-only: length at which to stop."""
+    sampling: Sampling = GREEDY
+    seed: int = 0
+    """Of its random numbers."""
+    owed: bool = False
+    """Whether the UE drew a token after the committed prefix, which its next window brings."""
     computed: int = 0
     """Leading tokens that the engine has seen."""
     current: Round | None = None
     last_round: int = -1
     last_ids: bytes = b""
     last_reply: list[bytes | memoryview] = field(default_factory=list)
+
+    @property
+    def drawn(self) -> bool:
+        """Whether its tokens are drawn rather than the target's argmax."""
+        return not self.sampling.greedy if self.protocol is None else self.protocol.sampled
 
     @property
     def prefix(self) -> NDArray[np.int32]:
@@ -106,12 +117,14 @@ class SessionTable:
         threshold: float,
         drafter_hidden: int,
         wanted: int,
+        sampling: Sampling = GREEDY,
+        seed: int = 0,
     ) -> Session:
         """Start a session, in place of an earlier one of the same key."""
         self._opened += 1
         tokens = np.concatenate([prefix, np.zeros(256, np.int32)])
         name = f"{key[0].hex()}/{key[1]}/{self._opened}"
-        session = Session(key, name, tokens, len(prefix), protocol, threshold, drafter_hidden, wanted)
+        session = Session(key, name, tokens, len(prefix), protocol, threshold, drafter_hidden, wanted, sampling, seed)
         self._sessions[key] = session
         return session
 

@@ -18,10 +18,16 @@ def demo(
     prompts: Annotated[int, typer.Option(help="Prompts to decode.")] = DEFAULT.prompts,
     window: Annotated[int, typer.Option(help="Draft window K, tokens a round.")] = DEFAULT.window,
     methods: Annotated[
-        str, typer.Option(help="target-only, colocated, greedy, fh, sh, auto; separated by commas.")
+        str, typer.Option(help="target-only, colocated, greedy, rejection, split, fh, sh, auto; separated by commas.")
     ] = ",".join(DEFAULT.methods),
     threshold: Annotated[float, typer.Option(help="Decision threshold; 0 is strict.")] = DEFAULT.threshold,
-    channel: Annotated[str, typer.Option(help="kind=none")] = DEFAULT.channel,
+    channel: Annotated[
+        str,
+        typer.Option(
+            help="kind=none; kind=proxy|virtual|tc,uplink_mbps=20,downlink_mbps=20,rtt_ms=50,per=0[,profile=NAME]; "
+            "or kind=trace,file=NAME,via=proxy|virtual."
+        ),
+    ] = DEFAULT.channel,
     dataset: Annotated[str, typer.Option(help="bundled:test, FILE.jsonl, or hf:NAME.")] = DEFAULT.dataset,
     max_tokens: Annotated[int, typer.Option(help="Output tokens at most.")] = DEFAULT.max_tokens,
     seed: Annotated[int, typer.Option(help="Shuffles the order of methods.")] = DEFAULT.seed,
@@ -29,9 +35,18 @@ def demo(
     model: Annotated[str | None, typer.Option(help="Target; default: the bundled one.")] = None,
     drafter: Annotated[str | None, typer.Option(help="GGUF drafter; default: the bundled one.")] = None,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = DEFAULT.dtype,
+    auto_rule: Annotated[str, typer.Option(help="How `auto` chooses: rtt or latency.")] = DEFAULT.auto_rule,
     tie_tolerance: Annotated[
         float | None, typer.Option(help="Largest logit gap that counts as a tie; default: 0 in float32.")
     ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="Of rejection, split and target-only; 0: greedy; default: 1 where one of the first two runs."
+        ),
+    ] = None,
+    top_k: Annotated[int, typer.Option(help="Most likely tokens that these draw from; 0: all.")] = DEFAULT.top_k,
+    top_p: Annotated[float, typer.Option(help="Probability that those must reach.")] = DEFAULT.top_p,
     out: Annotated[Path | None, typer.Option(help="Run directory; default: runs/demo-TIME.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
@@ -42,6 +57,10 @@ def demo(
         testbed demo
 
         testbed demo --prompts 50 --window 16 --methods target-only,greedy,sh --out runs/mine
+
+        testbed demo --channel kind=proxy,uplink_mbps=20,downlink_mbps=20,rtt_ms=50
+
+        testbed demo --channel kind=virtual,uplink_mbps=20,downlink_mbps=20,rtt_ms=50,profile=wisv
     """
     from testbed.experiments.demo import run_demo
 
@@ -58,7 +77,11 @@ def demo(
         model=model,
         drafter=drafter,
         dtype=dtype,
+        auto_rule=auto_rule,
         tie_tolerance=tie_tolerance,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
     )
     directory = out or Path("runs") / f"demo-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     summary = run_demo(config, directory, note)
@@ -66,5 +89,6 @@ def demo(
         print_json(summary)
         return
     pids = summary["host"]["pids"]
-    print_rows(summary["rows"], f"{prompts} prompts, window {window}; BS pid {pids['bs']}, UE pid {pids['ue']}")
+    where = f"BS pid {pids['bs']}, UE pid {pids['ue']}" if "bs" in pids else "virtual time"
+    print_rows(summary["rows"], f"{prompts} prompts, window {window}; {where}")
     note(f"wrote {directory}; open {directory}/report.html")

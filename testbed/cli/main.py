@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -10,10 +12,11 @@ from typing import Any
 import typer
 
 from testbed import __version__
-from testbed.cli import bs, demo, doctor, models, report, ue
+from testbed.cli import bs, channel, demo, doctor, estimator, latency, models, optim, report, sweep, ue
 from testbed.errors import BadInput, TestbedError
 
 INTERRUPTED = 130
+PR_SET_PDEATHSIG = 1
 ClickError = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 """Base of what typer raises for a command line it cannot take; typer itself exports only a leaf of it."""
 
@@ -28,8 +31,13 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("report")(report.report)
+app.command("sweep")(sweep.sweep)
 app.add_typer(bs.app, name="bs")
+app.add_typer(channel.app, name="channel")
+app.add_typer(optim.app, name="optim")
 app.add_typer(ue.app, name="ue")
+app.add_typer(estimator.app, name="estimator")
+app.add_typer(latency.app, name="latency")
 app.add_typer(models.app, name="models")
 
 
@@ -51,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = app(args=list(sys.argv[1:] if argv is None else argv), standalone_mode=False)
     except typer.Exit as exc:
-        return _say("interrupted", INTERRUPTED) if exc.exit_code == INTERRUPTED else exc.exit_code
+        return exc.exit_code
     except (typer.Abort, KeyboardInterrupt):
         return _say("interrupted", INTERRUPTED)
     except BadInput as exc:
@@ -64,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not isinstance(exc, ClickError):
             raise
         return _usage(exc)
+    if code == INTERRUPTED:  # typer's answer to Ctrl-C
+        return _say("interrupted", INTERRUPTED)
     return code if isinstance(code, int) else 0
 
 
@@ -83,11 +93,22 @@ def _say(text: str, code: int) -> int:
     return code
 
 
+def end_with_parent() -> None:
+    """Where a run has started us as its child (`TESTBED_PARENT`), have Linux send SIGTERM when it is gone."""
+    parent = os.environ.pop("TESTBED_PARENT", None)
+    if parent is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if str(os.getppid()) != parent:  # it was quicker
+        sys.exit(128 + signal.SIGTERM)
+
+
 def run() -> None:
     """Entry point of the console script; SIGTERM unwinds, so that child processes and files are seen to.
 
     SIGINT interrupts even where a shell started us in the background with it ignored.
     """
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(main())

@@ -32,6 +32,20 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "lossless": ("lossless", "{}"),
 }
 
+GRID_COLUMNS: dict[str, tuple[str, str]] = {
+    "method": COLUMNS["method"],
+    "payload": ("payload", "{}"),
+    "window": ("K", "{:d}"),
+    "threshold": ("θ", "{:.2f}"),
+    "uplink_mbps": ("up Mbit/s", "{:.4g}"),
+    "downlink_mbps": ("down Mbit/s", "{:.4g}"),
+    "rtt_ms": ("RTT ms", "{:.4g}"),
+    "per": ("PER", "{:.3g}"),
+    **{key: COLUMNS[key] for key in ("requests", "accuracy", "aal", "rounds", "latency_s", "latency_p95_s")},
+    **{key: COLUMNS[key] for key in ("throughput_tps", "draft_s", "link_s", "verify_s", "lossless")},
+}
+"""Of a sweep's rows: what differs from point to point first."""
+
 
 def console(stderr: bool = False) -> Console:
     """A rich console; wide where it is not a terminal, so that tables keep their columns in files."""
@@ -55,9 +69,11 @@ def print_json(document: Mapping[str, Any], stream: TextIO | None = None) -> Non
     stream.flush()
 
 
-def print_rows(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
+def print_rows(
+    rows: Sequence[Mapping[str, Any]], title: str | None = None, columns: Mapping[str, tuple[str, str]] = COLUMNS
+) -> None:
     """The table of a run, one method a row; columns that no row fills are left out."""
-    shown = {key: spec for key, spec in COLUMNS.items() if any(row.get(key) is not None for row in rows)}
+    shown = {key: spec for key, spec in columns.items() if any(row.get(key) is not None for row in rows)}
     table = Table(title=title, title_justify="left")
     for key, (header, _) in shown.items():
         table.add_column(header, justify="left" if key == "method" else "right", no_wrap=True)

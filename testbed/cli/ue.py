@@ -31,7 +31,7 @@ def run(
     dataset: Annotated[str, typer.Option(help="bundled:test, FILE.jsonl, or hf:NAME.")] = DEFAULT.dataset,
     limit: Annotated[int | None, typer.Option(help="Prompts to take from the data set.")] = None,
     protocol: Annotated[
-        str, typer.Option(help="greedy, fh, sh, auto, target-only or colocated; several separated by commas.")
+        str, typer.Option(help="greedy, rejection, split, fh, sh, auto, target-only or colocated; several: commas.")
     ] = ",".join(DEFAULT.methods),
     window: Annotated[int, typer.Option(help="Draft window K, tokens a round.")] = DEFAULT.window,
     max_tokens: Annotated[int, typer.Option(help="Output tokens at most.")] = DEFAULT.max_tokens,
@@ -49,6 +49,22 @@ def run(
     gpu_layers: Annotated[int, typer.Option(help="Layers of the drafter on a GPU; -1: all.")] = DEFAULT.gpu_layers,
     kv_type: Annotated[Literal["f16", "f32"], typer.Option(help="The drafter's KV cache.")] = DEFAULT.kv_type,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait for the BS.")] = DEFAULT.timeout_s,
+    csi: Annotated[
+        str,
+        typer.Option(
+            help="Channel state: none, passive (from the rounds), FILE.json of `channel measure`, trace=NAME, "
+            "or uplink_mbps=20,downlink_mbps=20,rtt_ms=50."
+        ),
+    ] = DEFAULT.csi,
+    auto_rule: Annotated[str, typer.Option(help="How `auto` chooses: rtt or latency.")] = DEFAULT.auto_rule,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="Of rejection, split and target-only; 0: greedy; default: 1 where one of the first two runs."
+        ),
+    ] = None,
+    top_k: Annotated[int, typer.Option(help="Most likely tokens that these draw from; 0: all.")] = DEFAULT.top_k,
+    top_p: Annotated[float, typer.Option(help="Probability that those must reach.")] = DEFAULT.top_p,
     out: Annotated[Path | None, typer.Option(help="Write a run directory here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
@@ -84,6 +100,11 @@ def run(
         gpu_layers=gpu_layers,
         kv_type=kv_type,
         timeout_s=timeout_s,
+        csi=csi,
+        auto_rule=auto_rule,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
     )
     result = run_ue(config, _given(prompt, prompt_ids), out)
     if as_json:

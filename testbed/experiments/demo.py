@@ -1,44 +1,54 @@
-"""`testbed demo`: a BS and a UE as processes on this machine, every method, one table, one run directory."""
+"""`testbed demo`: a BS and a UE on this machine, every method over one link, one table, one run directory.
+
+Where the link is real or emulated, BS, UE and proxy are processes; where it is virtual, both ends run in this one.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from testbed.bs.engines import ENGINES
-from testbed.config import BFLOAT16_TIE, DemoConfig, resolved, save
+from testbed.channel.spec import ChannelSpec, parse_channel, tc_config
+from testbed.channel.tc_links import Namespaces
+from testbed.config import BFLOAT16_TIE, DemoConfig, RunConfig, resolved, save
 from testbed.errors import BadInput, GateError
 from testbed.experiments import results
+from testbed.experiments.calibrate import calibrate
 from testbed.experiments.datasets import load_dataset
-from testbed.experiments.processes import base_station, user_equipment
+from testbed.experiments.execute import Watch
+from testbed.experiments.prepare import prepare
+from testbed.experiments.processes import base_station, proxy, user_equipment
+from testbed.experiments.profile import load_profile
 from testbed.experiments.report import write_report
+from testbed.experiments.uerun import LiveProgress, result_of, write_run
+from testbed.experiments.virtual import csi_text, load_models, run_virtual
 from testbed.models.bundle import bundled
-from testbed.ue.run import check_method
+from testbed.protocols.adaptive import RULES
+from testbed.ue.run import check_method, sampling_for
 from testbed.ue.window import FixedWindow
 
+Say = Callable[[str], None]
 
-def run_demo(config: DemoConfig, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+
+def run_demo(config: DemoConfig, out: Path, say: Say) -> dict[str, Any]:
     """Run the demo and write its run directory; returns the document of `summary.json`.
 
     Raises:
         BadInput: anything in the configuration that cannot be used; nothing was started then.
         GateError: an output of a strict method differs from the target's own.
     """
-    _check(config)
-    with tempfile.TemporaryDirectory(prefix="testbed-") as scratch:
-        local = f"ipc://{scratch}/bs.sock"
-        say(f"starting the base station ({config.engine})")
-        with base_station(_bs_arguments(config, local)) as ready:
-            bind = ready["bind"].split(",")[0]
-            say(f"base station ready on {bind} (pid {ready['pid']}); starting the user equipment")
-            document, ue_pid = user_equipment(_ue_arguments(config, bind, local, out))
-    pids = {"bs": ready["pid"], "ue": ue_pid, "demo": os.getpid()}
-    host = {**results.host(), "pids": pids}
+    channel = check_demo(config)
+    run = _virtual if channel.is_virtual else _real
+    rows, pids = run(config, channel, out, say)
     save(config, out / "config.yaml")
-    summary = results.summary(resolved(config), config.seed, host, document["rows"])
+    summary = results.summary(resolved(config), config.seed, {**results.host(), "pids": pids}, rows)
     results.write_summary(out, summary)
     write_report([out], out)
     lossy = [row["method"] for row in summary["rows"] if row["lossless"] is False]
@@ -47,8 +57,8 @@ def run_demo(config: DemoConfig, out: Path, say: Callable[[str], None]) -> dict[
     return summary
 
 
-def _check(config: DemoConfig) -> None:
-    """Refuse what cannot run, before anything is started."""
+def check_demo(config: DemoConfig) -> ChannelSpec:
+    """Refuse what cannot run, before anything is started; returns the channel."""
     for method in config.methods:
         check_method(method)
     FixedWindow(config.window)
@@ -56,27 +66,131 @@ def _check(config: DemoConfig) -> None:
         raise BadInput(f"unknown engine {config.engine!r}; known: {', '.join(ENGINES)}")
     if config.drafter and not config.model:
         raise BadInput("a drafter of your own needs its target: give --model too")
-    if config.channel != "kind=none":
-        raise BadInput(f"unknown channel {config.channel!r}; known: kind=none")
+    if config.auto_rule not in RULES:
+        raise BadInput(f"unknown auto-rule {config.auto_rule!r}; known: {', '.join(RULES)}")
+    sampling_for(config.methods, config.temperature, config.top_k, config.top_p)
+    channel = parse_channel(config.channel)
+    if channel.file is not None:
+        channel.trace()
+    if channel.profile is not None:
+        load_profile(channel.profile)
+    if channel.kind == "tc":
+        tc_config(channel, namespaces=1)
+    if channel.is_virtual and config.engine == "synthetic":
+        raise BadInput("a virtual demo needs a real target: --engine vllm or transformers")
     load_dataset(config.dataset, config.prompts)
+    return channel
 
 
-def _bs_arguments(config: DemoConfig, local: str) -> list[str]:
-    model = config.model or str(bundled().require("target"))
-    arguments = ["--engine", config.engine, "--bind", f"tcp://127.0.0.1:*,{local}", "--dtype", config.dtype]
-    return arguments if config.engine == "synthetic" else [*arguments, "--model", model]
+# ---------------------------------------------------------------- processes
 
 
-def _ue_arguments(config: DemoConfig, bind: str, local: str, out: Path) -> list[str]:
-    tolerance = config.tie_tolerance
-    if tolerance is None:
-        tolerance = 0.0 if config.dtype == "float32" else BFLOAT16_TIE
+def _real(config: DemoConfig, channel: ChannelSpec, out: Path, say: Say) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """BS and UE as processes; the link between them is loopback, the proxy's, or tc's."""
+    with tempfile.TemporaryDirectory(prefix="testbed-") as scratch, contextlib.ExitStack() as held:
+        local = f"ipc://{scratch}/bs.sock"
+        host, prefix = held.enter_context(_place(channel))
+        say(f"starting the base station ({config.engine})")
+        ready = held.enter_context(base_station(_bs_arguments(config, f"tcp://{host}:*,{local}")))
+        bind = ready["bind"].split(",")[0]
+        say(f"base station ready on {bind} (pid {ready['pid']}); starting the user equipment")
+        pids, origin_s = {"bs": ready["pid"], "demo": os.getpid()}, 0.0
+        if channel.is_proxied:
+            relay = held.enter_context(proxy(channel, bind))
+            bind, origin_s, pids["proxy"] = relay["listen"], relay["origin_s"], relay["pid"]
+        arguments = ["--bs", bind, "--local-bs", local, "--protocol", ",".join(config.methods)]
+        arguments += ["--csi", csi_text(channel, origin_s), *_ue_arguments(config), "--out", str(out)]
+        document, pids["ue"] = user_equipment(arguments, prefix)
+    return document["rows"], pids
+
+
+@contextlib.contextmanager
+def _place(channel: ChannelSpec) -> Iterator[tuple[str, list[str]]]:
+    """Where the BS listens, and what starts a process where the UE is: under tc, a namespace of its own."""
+    if channel.kind != "tc":
+        yield "127.0.0.1", []
+        return
+    with Namespaces([tc_config(channel, namespaces=1).link]) as spaces:
+        yield spaces.host_address(0), spaces.prefix(0)
+
+
+def _bs_arguments(config: DemoConfig, bind: str) -> list[str]:
+    arguments = ["--engine", config.engine, "--bind", bind, "--dtype", config.dtype]
+    return arguments if config.engine == "synthetic" else [*arguments, "--model", str(_model(config))]
+
+
+def _ue_arguments(config: DemoConfig) -> list[str]:
     arguments = [
-        "--bs", bind, "--local-bs", local, "--protocol", ",".join(config.methods), "--window", str(config.window),
-        "--dataset", config.dataset, "--limit", str(config.prompts), "--max-tokens", str(config.max_tokens),
-        "--threshold", str(config.threshold), "--tie-tolerance", str(tolerance),
-        "--seed", str(config.seed), "--out", str(out),
+        "--window", str(config.window), "--dataset", config.dataset, "--limit", str(config.prompts),
+        "--max-tokens", str(config.max_tokens), "--threshold", str(config.threshold),
+        "--tie-tolerance", str(_tolerance(config)), "--seed", str(config.seed), "--auto-rule", config.auto_rule,
+        "--top-k", str(config.top_k), "--top-p", str(config.top_p),
     ]  # fmt: skip
+    if config.temperature is not None:
+        arguments += ["--temperature", str(config.temperature)]
     if config.drafter:
         arguments += ["--drafter", config.drafter, "--tokenizer", str(config.model)]
     return arguments
+
+
+def _model(config: DemoConfig) -> Path:
+    return Path(config.model) if config.model else bundled().require("target")
+
+
+def _tolerance(config: DemoConfig) -> float:
+    if config.tie_tolerance is not None:
+        return config.tie_tolerance
+    return 0.0 if config.dtype == "float32" else BFLOAT16_TIE
+
+
+# ---------------------------------------------------------------- virtual time
+
+
+def virtual_config(config: DemoConfig) -> RunConfig:
+    """What the UE of a virtual demo does."""
+    return RunConfig(
+        methods=config.methods,
+        window=config.window,
+        threshold=config.threshold,
+        max_tokens=config.max_tokens,
+        dataset=config.dataset,
+        limit=config.prompts,
+        seed=config.seed,
+        drafter=config.drafter,
+        tokenizer=config.model if config.drafter else None,
+        tie_tolerance=_tolerance(config),
+        auto_rule=config.auto_rule,
+        temperature=config.temperature,
+        top_k=config.top_k,
+        top_p=config.top_p,
+    )
+
+
+def _virtual(
+    config: DemoConfig, channel: ChannelSpec, out: Path, say: Say
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Both ends in this process and virtual time; compute times from a profile, or measured first."""
+    run = virtual_config(config)
+    bundle = bundled()
+    work = prepare(run, (bundle.drafter, bundle.tokenizer), None)
+    if channel.profile is not None:
+        profile = load_profile(channel.profile)
+    else:
+        ue_arguments = ["--dataset", config.dataset, "--max-tokens", str(config.max_tokens)]
+        if config.drafter:
+            ue_arguments += ["--drafter", config.drafter, "--tokenizer", str(config.model)]
+        windows = (max(1, config.window // 2), config.window, min(2 * config.window, 64))
+        rtt_ms = float(np.mean(trace.rtt_ms)) if (trace := channel.trace()) else channel.rtt_ms
+        profile = calibrate(_bs_arguments(config, "tcp://127.0.0.1:*"), ue_arguments, windows, rtt_ms, say)
+    say(f"virtual run with profile {profile.name} ({profile.about})")
+    models = load_models(_model(config), config.engine, config.dtype, run, work)
+    try:
+        with LiveProgress(len(work.prompts) * len(run.methods)) as live:
+            outcomes = run_virtual(run, work, Watch(live.round, live.done), channel, profile, models)
+    finally:
+        models.close()
+    result = result_of(run, work, outcomes)
+    out.mkdir(parents=True, exist_ok=True)
+    save(profile, out / "profile.yaml")
+    write_run(out, run, work, result)
+    return result.rows, {"demo": os.getpid()}

@@ -15,9 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from testbed.channel.spec import ChannelSpec, channel_text
 from testbed.errors import BadInput, TestbedError
 
+PARENT = "TESTBED_PARENT"
+"""Environment variable by which a child knows whose end, even by SIGKILL, is its own."""
 STOP_S = 10.0
+PROXY_READY_S = 30.0
 
 
 def command(*arguments: str) -> list[str]:
@@ -33,8 +37,28 @@ def base_station(arguments: Sequence[str], ready_s: float = 300.0) -> Iterator[d
         BadInput: it refused its arguments.
         TestbedError: it died, or was not ready in time.
     """
+    with _serving("base station", command("bs", "serve", "--json", *arguments), ready_s) as ready:
+        yield ready
+
+
+@contextlib.contextmanager
+def proxy(channel: ChannelSpec, target: str, listen: str = "tcp://127.0.0.1:*") -> Iterator[dict[str, Any]]:
+    """A `testbed channel emulate` process before a BS; yields its ready line (`listen`, `pid`, `origin_s`).
+
+    Raises:
+        BadInput: it refused its arguments.
+        TestbedError: it died, or was not ready in time.
+    """
+    arguments = ["--channel", channel_text(channel), "--listen", listen, "--to", target]
+    with _serving("proxy", command("channel", "emulate", "--json", *arguments), PROXY_READY_S) as ready:
+        yield ready
+
+
+@contextlib.contextmanager
+def _serving(name: str, arguments: Sequence[str], ready_s: float) -> Iterator[dict[str, Any]]:
+    """A process that says one line when it is ready and then serves until it is stopped."""
     process = subprocess.Popen(
-        command("bs", "serve", "--json", *arguments),
+        arguments,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_environment(),
     )  # fmt: skip
     said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -46,7 +70,7 @@ def base_station(arguments: Sequence[str], ready_s: float = 300.0) -> Iterator[d
     for reader in readers:
         reader.start()
     try:
-        yield _wait_ready(process, said, complaints, readers[1], ready_s)
+        yield _wait_ready(name, process, said, complaints, readers[1], ready_s)
     finally:
         stop(process)
         for reader in readers:
@@ -57,6 +81,7 @@ def base_station(arguments: Sequence[str], ready_s: float = 300.0) -> Iterator[d
 
 
 def _wait_ready(
+    name: str,
     process: subprocess.Popen[str],
     said: queue.SimpleQueue[str | None],
     complaints: collections.deque[str],
@@ -69,29 +94,32 @@ def _wait_ready(
         try:
             line = said.get(timeout=max(0.0, deadline_s - time.monotonic()))
         except queue.Empty:
-            raise TestbedError(f"the base station was not ready within {ready_s:g} s") from None
+            raise TestbedError(f"the {name} was not ready within {ready_s:g} s") from None
         if line is None:
             code = process.wait(STOP_S)
             complaining.join(STOP_S)
             reason = (complaints[-1] if complaints else "it said nothing").removeprefix("testbed: ")
             if code == 2:
                 raise BadInput(reason)
-            raise TestbedError(f"the base station did not start (exit code {code}): {reason}")
+            raise TestbedError(f"the {name} did not start (exit code {code}): {reason}")
         if line.startswith("{"):
             document: dict[str, Any] = json.loads(line)
             return document
 
 
-def user_equipment(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
+def user_equipment(arguments: Sequence[str], prefix: Sequence[str] = ()) -> tuple[dict[str, Any], int]:
     """Run `testbed ue run … --json` to its end, its progress on our stderr; returns its document and pid.
+
+    `prefix` goes before the command line: what starts a process in a UE's namespace. The run has no limit in time; it
+    ends by itself where the BS falls silent.
 
     Raises:
         BadInput: it refused its arguments (it has said why).
         TestbedError: it failed.
     """
     process = subprocess.Popen(
-        command("ue", "run", "--json", *arguments), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
-        env=_environment(),
+        [*prefix, *command("ue", "run", "--json", *arguments)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=_environment(),
     )  # fmt: skip
     try:
         output, _ = process.communicate()
@@ -126,4 +154,4 @@ def _drain(stream: Any, tell: Callable[[str], Any], ended: Callable[[None], Any]
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, "PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())}

@@ -14,18 +14,25 @@ from testbed.errors import BadInput
 from testbed.experiments.results import PARTS, read_summary, write_text
 
 TABLE = (
-    "method", "window", "threshold", "requests", "accuracy", "aal", "rounds", "acceptance", "acceptance_cond",
-    "latency_s", "latency_p95_s", "throughput_tps", "tokens", "uplink_bytes", "downlink_bytes", "lossless", "ties",
+    "method", "payload", "window", "threshold", "uplink_mbps", "downlink_mbps", "rtt_ms", "per", "requests", "accuracy",
+    "aal", "rounds", "acceptance", "acceptance_cond", "latency_s", "latency_p95_s", "throughput_tps", "tokens",
+    "uplink_bytes", "downlink_bytes", "lossless", "ties",
 )  # fmt: skip
 COLOURS = ("#0072b2", "#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#999999")
 HATCHES = ("", "//", "..", "xx", "\\\\", "--")
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;color:#222}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}div.wide{overflow-x:auto}
-td,th{padding:.25rem .6rem;border-bottom:1px solid #ddd;text-align:right}td:first-child,th:first-child{text-align:left}
+td,th{padding:.25rem .6rem;border-bottom:1px solid #ddd;text-align:right}
+td:first-child,th:first-child{text-align:left;white-space:nowrap}
 img{max-width:100%}code{background:#f3f3f3;padding:0 .2em}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:0 1rem}
 """
+
+
+GRID = ("payload", "window", "threshold", "uplink_mbps", "downlink_mbps", "rtt_ms", "per")
+"""What rows of one method may differ in, besides results."""
+SHORT = {"window": "K", "threshold": "θ", "uplink_mbps": "up", "downlink_mbps": "down", "rtt_ms": "RTT", "per": "PER"}
 
 
 def write_report(runs: Sequence[Path], out: Path) -> Path:
@@ -73,8 +80,9 @@ def _facts(document: Mapping[str, Any]) -> str:
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    head = "".join(f"<th>{name}" for name in TABLE)
-    body = "".join("<tr>" + "".join(f"<td>{_cell(row.get(name))}" for name in TABLE) for row in rows)
+    shown = [name for name in TABLE if any(row.get(name) is not None for row in rows)]
+    head = "".join(f"<th>{name}" for name in shown)
+    body = "".join("<tr>" + "".join(f"<td>{_cell(row.get(name))}" for name in shown) for row in rows)
     return f"<div class=wide><table><tr>{head}{body}</table></div>"
 
 
@@ -90,7 +98,7 @@ def _latency_plot(rows: Sequence[Mapping[str, Any]]) -> bytes:
     """Mean latency of a request by method, its parts stacked."""
     plt = _pyplot()
     figure, axes = plt.subplots(figsize=(8, 1.2 + 0.5 * len(rows)))
-    names = [row["method"] for row in rows]
+    names = row_names(rows)
     left = [0.0] * len(rows)
     for part, colour, hatch in zip(PARTS, COLOURS, HATCHES, strict=True):
         values = [row[part] * 1e3 for row in rows]
@@ -101,6 +109,14 @@ def _latency_plot(rows: Sequence[Mapping[str, Any]]) -> bytes:
     axes.set_xlabel("mean latency of a request [ms]")
     axes.legend(ncols=6, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     return _png(figure)
+
+
+def row_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A name for each row: its method, and whatever else tells it from the others (a sweep's grid)."""
+    differing = [key for key in GRID if len({str(row.get(key)) for row in rows}) > 1]
+    if len({row["method"] for row in rows}) == len(rows):
+        differing = []
+    return [", ".join([row["method"], *(f"{SHORT.get(k, k)} {_cell(row.get(k))}" for k in differing)]) for row in rows]
 
 
 def _acceptance_plot(run: Path) -> bytes | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import os
 import platform
 import subprocess
@@ -33,7 +34,6 @@ def rows(
     *,
     window: int,
     threshold: float,
-    channel: Csi | None = None,
 ) -> list[dict[str, Any]]:
     """One row a method, in the order in which methods first appear; `docs/architecture.md` says what the columns mean.
 
@@ -42,13 +42,14 @@ def rows(
         texts: output texts, by (method, request).
     """
     table = []
+    channel = _channel(outcomes)
     for method in dict.fromkeys(o.method for o in outcomes):
         mine = [o for o in outcomes if o.method == method]
         row: dict[str, Any] = {
             "method": method,
             "window": window,
             "threshold": threshold if method in JUDGED else None,
-            **_channel(channel),
+            **channel,
             **_quality(mine, examples, texts),
             **_speed([o.record for o in mine]),
             **_gate(mine),
@@ -57,12 +58,22 @@ def rows(
     return table
 
 
-def _channel(csi: Csi | None) -> dict[str, float | None]:
-    if csi is None:
-        return dict.fromkeys(("uplink_mbps", "downlink_mbps", "rtt_ms", "per"))
+def _channel(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
+    """Means of the channel state that rode with the rounds. Rates that were only inferred from the rounds are left out:
+    small uploads cannot show them.
+    """
+    seen = [r.csi for o in outcomes for r in o.record.rounds if r.csi is not None]
+    sure = [csi for csi in seen if csi.source != "passive"]
+
+    def mean(values: list[float]) -> float | None:
+        return math.fsum(values) / len(values) if values else None
+
     return {
-        "uplink_mbps": csi.uplink_mbps, "downlink_mbps": csi.downlink_mbps, "rtt_ms": csi.rtt_ms, "per": csi.per_up,
-    }  # fmt: skip
+        "uplink_mbps": mean([csi.uplink_mbps for csi in sure]),
+        "downlink_mbps": mean([csi.downlink_mbps for csi in sure]),
+        "rtt_ms": mean([csi.rtt_ms for csi in seen]),
+        "per": mean([csi.per_up for csi in sure]),
+    }
 
 
 def _quality(

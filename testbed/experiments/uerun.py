@@ -14,7 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from testbed.config import RunConfig, resolved, save
 from testbed.experiments import results
-from testbed.experiments.execute import Watch, Work, execute, prepare
+from testbed.experiments.execute import Watch, execute
+from testbed.experiments.prepare import Work, prepare
 from testbed.models.bundle import bundled
 from testbed.ue.records import RoundRecord
 from testbed.ue.run import Job, Outcome
@@ -49,13 +50,13 @@ def run_ue(config: RunConfig, given: Sequence[int | str] | None, out: Path | Non
         out.mkdir(parents=True, exist_ok=True)
     with LiveProgress(len(work.prompts) * len(config.methods)) as live:
         outcomes = asyncio.run(execute(config, work, Watch(live.round, live.done)))
-    result = _result(config, work, outcomes)
+    result = result_of(config, work, outcomes)
     if out:
         write_run(out, config, work, result)
     return result
 
 
-def _result(config: RunConfig, work: Work, outcomes: list[Outcome]) -> UeResult:
+def result_of(config: RunConfig, work: Work, outcomes: list[Outcome]) -> UeResult:
     def text(outcome: Outcome) -> str:
         return work.prompter.text(outcome.record.token_ids) if work.prompter else ""
 

@@ -9,8 +9,9 @@ def final_number(text: str) -> str | None:
     """What stands after the last ``####`` (GSM8K's mark), commas and trailing zeros of a fraction left out; None
     where there is no such number.
     """
-    found = re.findall(r"####\s*\$?(-?[\d,]*\.?\d+)", text)
-    if not found:
+    found = re.findall(r"####\s*(-?)\$?(-?)([\d,]*)(\.\d+)?", text)
+    numbers = [(before or after, whole.replace(",", ""), part) for before, after, whole, part in found if whole or part]
+    if not numbers:
         return None
-    number = str(found[-1]).replace(",", "")
-    return number.rstrip("0").rstrip(".") if "." in number else number
+    sign, whole, part = numbers[-1]
+    return f"{sign}{whole or 0}{part.rstrip('0').rstrip('.')}"

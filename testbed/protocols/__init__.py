@@ -6,9 +6,12 @@ from testbed.errors import BadInput
 from testbed.protocols.base import RoundProtocol
 from testbed.protocols.fh import FullHidden
 from testbed.protocols.greedy import Greedy
+from testbed.protocols.rejection_sampling import RejectionSampling, SplitSampling
 from testbed.protocols.sh import SelectiveHidden
 
-PROTOCOLS: dict[str, RoundProtocol] = {p.kind: p for p in (Greedy(), FullHidden(), SelectiveHidden())}
+PROTOCOLS: dict[str, RoundProtocol] = {
+    p.kind: p for p in (Greedy(), FullHidden(), SelectiveHidden(), RejectionSampling(), SplitSampling())
+}
 
 TARGET_ONLY = "target-only"
 """Kind of a session in which the BS decodes alone and streams its tokens."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.channel.cost import PAYLOADS, Payload, Sizes
 from testbed.errors import ProtocolError
-from testbed.protocols.codec import AnyArray, position_bits
+from testbed.protocols.codec import AnyArray
+from testbed.protocols.sampling import Counts, Draws, Kept, Probs
 
-HEADER_UP_BYTES = 112
+HEADER_UP_BYTES = 176
 """Largest header of an uplink message of a round: the overhead b_ul of the cost model (WISV eq. 5) on our wire."""
 HEADER_DOWN_BYTES = 112
 """Largest header of a downlink message of a round; the fixed overhead b_dl (WISV eq. 4) on our wire."""
@@ -24,6 +26,10 @@ class Drafted(NamedTuple):
     """[K]"""
     hidden: NDArray[np.float16]
     """[K, hidden_size] states that predicted the ids."""
+    q: Counts | None = None
+    """[K, V] what each token was drawn from, under a protocol that samples: see `protocols.sampling`."""
+    replaced: int | None = None
+    """The last committed token where this side drew it and the BS does not know it yet."""
 
 
 class Window(NamedTuple):
@@ -33,29 +39,10 @@ class Window(NamedTuple):
     """[K]"""
     hidden: NDArray[np.float16] | None
     """[K, hidden_size] where the protocol uploads all of them."""
-
-
-class Sizes(NamedTuple):
-    """Widths that a payload depends on, in bits (WISV eqs. 3–9)."""
-
-    hidden_size: int
-    """d_d, of the drafter."""
-    id_bits: int = 32
-    hidden_bits: int = 16
-
-
-class Payload(NamedTuple):
-    """Bits of one round without the fixed overheads, and the messages that carry those."""
-
-    uplink_bits: int
-    downlink_bits: int
-    uplink_messages: int
-    downlink_messages: int
-
-    @property
-    def round_trips(self) -> int:
-        """Exchanges that each cost one T_rtt (WISV eqs. 6, 10)."""
-        return self.uplink_messages
+    q: Counts | None = None
+    """[K, V] what the tokens were drawn from, or [K] the counts of the tokens alone."""
+    token: int | None = None
+    """The token before the window, where the UE drew it."""
 
 
 class RoundProtocol:
@@ -64,6 +51,8 @@ class RoundProtocol:
     kind: ClassVar[str]
     judged: ClassVar[bool] = False
     """Whether mismatches go to the judge; if not, the first one ends the window."""
+    sampled: ClassVar[bool] = False
+    """Whether tokens are drawn, by rejection sampling; then `keep` decides what stays."""
 
     # ------------------------------------------------------------ UE side
 
@@ -78,6 +67,14 @@ class RoundProtocol:
             ProtocolError: this protocol never asks.
         """
         raise ProtocolError(f"protocol {self.kind} asks for no hidden states")
+
+    def replace(self, drafted: Drafted, accepted: int, arrays: dict[str, AnyArray], draws: Draws) -> int:
+        """The token after the first `accepted` ones, where a `Verdict` leaves it to the UE; its `arrays` say from what.
+
+        Raises:
+            ProtocolError: this protocol never does, or the arrays are not what they should be.
+        """
+        raise ProtocolError(f"protocol {self.kind} draws no tokens at the UE")
 
     # ------------------------------------------------------------ BS side
 
@@ -94,16 +91,15 @@ class RoundProtocol:
         """Positions whose hidden states the BS must request before it can judge."""
         return ()
 
+    def keep(self, window: Window, target: Callable[[int], Probs], draws: Draws) -> Kept:
+        """What stays of a window and what follows, where tokens are drawn; `target` gives p at a position, 0 to K."""
+        raise ProtocolError(f"protocol {self.kind} draws no tokens")
+
     # ------------------------------------------------------------ payload
 
     def payload(self, window: int, queried: int, sizes: Sizes) -> Payload:
         """Bits of a round with `window` = K drafted tokens and `queried` = m requested positions."""
-        return Payload(window * sizes.id_bits, feedback_bits(window, sizes), 1, 1)
-
-
-def feedback_bits(window: int, sizes: Sizes) -> int:
-    """B_fb without its overhead: the first rejected position and the corrected token (WISV eq. 4)."""
-    return position_bits(window) + sizes.id_bits
+        return PAYLOADS[self.kind](window, queried, sizes)
 
 
 def expect_names(arrays: dict[str, AnyArray], *names: str) -> None:

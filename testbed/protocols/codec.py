@@ -12,13 +12,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.channel.cost import position_bits
 from testbed.errors import BadInput, ProtocolError
 from testbed.protocols.messages import Array, Downlink, Message, Uplink
 
 AnyArray = NDArray[Any]
 Frames = Sequence[bytes | memoryview]
 
-DTYPES = {name: np.dtype(f"<{name}") for name in ("i4", "f2", "f4", "u1")}
+DTYPES = {name: np.dtype(f"<{name}") for name in ("i4", "f2", "f4", "u1", "u2")}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_HEADER_BYTES = 4096
 MAX_ARRAY_BYTES = 64 * 2**20
@@ -29,7 +30,7 @@ M = TypeVar("M", bound=Message)
 
 @dataclass(frozen=True)
 class Packet(Generic[M]):
-    """A decoded message, its arrays by name, and its size on the wire."""
+    """A decoded message, its arrays by name, and its size on the link."""
 
     message: M
     arrays: dict[str, AnyArray]
@@ -65,12 +66,16 @@ def decode_uplink(frames: Frames) -> Packet[Any]:
     return _decode(frames, "uplink")
 
 
-def decode_downlink(frames: Frames) -> Packet[Any]:
-    """Decode what a BS sent. Raises ProtocolError on anything that is not a well-formed downlink message."""
-    return _decode(frames, "downlink")
+def decode_downlink(frames: Frames, size_bytes: int | None = None) -> Packet[Any]:
+    """Decode what a BS sent; `size_bytes` is what it took on the link, None: as much as its frames.
+
+    Raises:
+        ProtocolError: it is not a well-formed downlink message.
+    """
+    return _decode(frames, "downlink", size_bytes)
 
 
-def _decode(frames: Frames, direction: str) -> Packet[Any]:
+def _decode(frames: Frames, direction: str, size_bytes: int | None = None) -> Packet[Any]:
     if not 1 <= len(frames) <= 1 + MAX_ARRAYS:
         raise ProtocolError(f"a message has 1 to {1 + MAX_ARRAYS} frames, not {len(frames)}")
     if len(frames[0]) > MAX_HEADER_BYTES:
@@ -84,7 +89,7 @@ def _decode(frames: Frames, direction: str) -> Packet[Any]:
     arrays = {spec.name: _array(spec, frame) for spec, frame in zip(message.arrays, frames[1:], strict=True)}
     if len(arrays) != len(message.arrays):
         raise ProtocolError("two arrays of one name")
-    return Packet(message, arrays, sum(map(len, frames)))
+    return Packet(message, arrays, sum(map(len, frames)) if size_bytes is None else size_bytes)
 
 
 def _array(spec: Array, frame: bytes | memoryview) -> AnyArray:
@@ -120,8 +125,3 @@ def unpack_positions(packed: AnyArray, count: int, window: int) -> list[int]:
     if any(p >= window for p in positions) or any(a >= b for a, b in itertools.pairwise(positions)):
         raise ProtocolError("positions must increase and lie inside the window")
     return [int(p) for p in positions]
-
-
-def position_bits(window: int) -> int:
-    """ceil(log2(K+1)): bits of one position in a window of K tokens (WISV, below eq. 3)."""
-    return max(1, math.ceil(math.log2(window + 1)))

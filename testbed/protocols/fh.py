@@ -6,12 +6,9 @@ import numpy as np
 
 from testbed.protocols.base import (
     Drafted,
-    Payload,
     RoundProtocol,
-    Sizes,
     Window,
     expect_names,
-    feedback_bits,
     read_hidden,
     read_ids,
 )  # fmt: skip
@@ -37,10 +34,3 @@ class FullHidden(RoundProtocol):
         expect_names(arrays, "ids", "hidden")
         ids = read_ids(arrays)
         return Window(ids, read_hidden(arrays, len(ids), hidden_size))
-
-    # ------------------------------------------------------------ payload
-
-    def payload(self, window: int, queried: int, sizes: Sizes) -> Payload:
-        """K·(b_id + B_h) up (WISV eqs. 3, 5), B_fb down (eq. 4)."""
-        up = window * (sizes.id_bits + sizes.hidden_size * sizes.hidden_bits)
-        return Payload(up, feedback_bits(window, sizes), 1, 1)

@@ -12,7 +12,7 @@ import msgspec
 
 from testbed.channel.csi import Csi
 
-VERSION = 1
+VERSION = 2
 """Of this wire format; `Hello` and `Welcome` must agree on it."""
 
 
@@ -21,7 +21,7 @@ class Array(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
     name: str
     dtype: str
-    """Little-endian: i4, f2, f4 or u1."""
+    """Little-endian: i4, f2, f4, u1 or u2."""
     shape: tuple[int, ...]
 
 
@@ -55,6 +55,12 @@ class Open(Message, frozen=True):
     """Of the drafter."""
     max_tokens: int = 0
     """For `target-only` alone: tokens to decode."""
+    temperature: float = 0.0
+    """Of protocols that sample, and of `target-only`; 0: greedy. See `protocols.sampling.Sampling`."""
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    """Of the request's random numbers, in [0, 2⁶⁴)."""
 
 
 class Draft(Message, frozen=True):
@@ -123,19 +129,22 @@ class NeedHidden(Message, frozen=True):
 
 
 class Verdict(Message, frozen=True):
-    """Outcome of a round: the first `accepted` drafted tokens are committed, then `token` (correction or bonus)."""
+    """Outcome of a round: the first `accepted` drafted tokens are committed, then `token` (correction or bonus). Where
+    `split` leaves `token` to the UE, frame `target` f2 [V] has the target's distribution there.
+    """
 
     session: int
     round: int
     accepted: int
     token: int
+    """-1: the UE draws it."""
     candidates: int
     """Positions whose drafted token was not the target's argmax."""
     queried: int
-    """Positions whose hidden states were asked for."""
+    """Positions whose hidden states were asked for; of `split`, 1 where the target's distribution comes down."""
     gap: float
     """Logit of `token` minus logit of the drafted token that it replaces; of a token that replaces none (a bonus,
-    target-only) minus the next best logit."""
+    target-only) minus the next best logit. Where `token` was drawn: the argmax's in place of its own."""
     batch_size: int
     """Requests in the pass that verified the round."""
     queue_s: float

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from testbed.protocols.base import Drafted, Payload, RoundProtocol, Sizes, feedback_bits
-from testbed.protocols.codec import AnyArray, position_bits
+from testbed.protocols.base import Drafted, RoundProtocol
+from testbed.protocols.codec import AnyArray
 
 
 class SelectiveHidden(RoundProtocol):
@@ -27,12 +27,3 @@ class SelectiveHidden(RoundProtocol):
     def asks_for(self, candidates: Sequence[int]) -> Sequence[int]:
         """All candidates: each may be judged, since those before it may be kept."""
         return candidates
-
-    # ------------------------------------------------------------ payload
-
-    def payload(self, window: int, queried: int, sizes: Sizes) -> Payload:
-        """K·b_id and m·B_h up (WISV eqs. 7, 9), m·b_pos and B_fb down (eqs. 8, 4); one exchange where m = 0."""
-        exchanges = 2 if queried else 1
-        up = window * sizes.id_bits + queried * sizes.hidden_size * sizes.hidden_bits
-        down = queried * position_bits(window) + feedback_bits(window, sizes)
-        return Payload(up, down, exchanges, exchanges)

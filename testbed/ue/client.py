@@ -8,7 +8,7 @@ import itertools
 from typing import Any
 
 from testbed.channel.link import Link
-from testbed.clock import Clock
+from testbed.clock import Clock, within
 from testbed.errors import LinkError, LinkTimeout, ModelError, ProtocolError
 from testbed.protocols.codec import AnyArray, Packet, decode_downlink, encode
 from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pong, Welcome
@@ -28,6 +28,7 @@ class Client:
         self._link, self.clock, self.timeout_s = link, clock, timeout_s
         self._mail: dict[int, asyncio.Queue[Packet[Any]]] = {-1: asyncio.Queue()}
         self._numbers = itertools.count(first_session)
+        self._pings = itertools.count()
         self._reader: asyncio.Task[None] | None = None
         self.welcome: Welcome | None = None
 
@@ -51,9 +52,11 @@ class Client:
     async def rtt_s(self, count: int = 5) -> list[float]:
         """Round-trip times of `count` handshakes, one after another."""
         times = []
-        for token in range(count):
+        for token in itertools.islice(self._pings, count):
             start_s = self.clock.time()
             packet = await self.ask(-1, Ping(token=token))
+            while isinstance(packet.message, Pong) and packet.message.token != token:  # the late answer to another one
+                packet = await self.receive(-1, self.timeout_s)
             if not isinstance(packet.message, Pong):
                 raise ProtocolError(f"expected Pong, got {type(packet.message).__name__}")
             times.append(self.clock.time() - start_s)
@@ -83,7 +86,7 @@ class Client:
             error = self._reader.exception() if self._reader and not self._reader.cancelled() else None
             raise LinkError("the connection is closed") from error
         try:
-            return await asyncio.wait_for(self._mail[session].get(), timeout_s)
+            return await within(timeout_s, self._mail[session].get())
         except asyncio.TimeoutError as exc:
             raise LinkTimeout(f"the BS did not answer within {timeout_s:g} s") from exc
 
@@ -110,14 +113,14 @@ class Client:
         """Stop reading and drop the link."""
         if self._reader is not None:
             self._reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reader
+            await asyncio.gather(self._reader, return_exceptions=True)
         self._link.close()
 
     async def _read(self) -> None:
         while True:
             try:
-                packet = decode_downlink(await self._link.recv(self.timeout_s))
+                received = await self._link.recv(self.timeout_s)
+                packet = decode_downlink(received.frames, received.size_bytes)
             except (LinkTimeout, ProtocolError):  # what cannot be read is dropped; asking again brings it
                 continue
             mailbox = self._mail.get(getattr(packet.message, "session", -1))

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from testbed.errors import BadInput, ModelError
-from testbed.ue.drafting import DraftToken
+from testbed.ue.drafting import Choose, DraftToken
 from testbed.ue.llama import LlamaContext, LlamaOptions
 from testbed.ue.logits import LogitReader
 
@@ -59,7 +59,9 @@ class LlamaDrafter:
         self._closed = False
         self._lock = threading.Lock()
 
-    def open(self, prompt: Sequence[int], *, distributions: bool = False) -> LlamaSequence:
+    def open(
+        self, prompt: Sequence[int], *, distributions: bool = False, choose: Choose | None = None
+    ) -> LlamaSequence:
         """Prefill all of a prompt but its last token, which the first draft computes; see `Drafter.open`."""
         ids = [int(i) for i in prompt]
         if not ids:
@@ -78,7 +80,7 @@ class LlamaDrafter:
             except ModelError:
                 self._free.append(place)
                 raise
-        return LlamaSequence(self, place, ids, distributions)
+        return LlamaSequence(self, place, ids, distributions, choose)
 
     def close(self) -> None:
         """Free the model; its sequences can no longer draft. A second call does nothing."""
@@ -90,7 +92,9 @@ class LlamaDrafter:
         if self._closed:
             raise ModelError("the drafter is closed")
 
-    def _next(self, place: int, start: int, ids: Sequence[int], distribution: bool) -> DraftToken:
+    def _next(
+        self, place: int, start: int, ids: Sequence[int], distribution: bool, choose: Choose | None
+    ) -> DraftToken:
         """Compute ids from position `start` on and say what follows the last one."""
         with self._lock:
             self._check_open()
@@ -100,14 +104,15 @@ class LlamaDrafter:
             except ValueError as exc:
                 self._llama.forget(place, start)
                 raise ModelError(f"{self._llama.path}: the drafter's {exc}") from exc
+            probs = self._reader.probs() if distribution or choose else None
             return DraftToken(
-                id=stats.argmax,
+                id=stats.argmax if choose is None or probs is None else choose(probs),
                 top1=stats.top1,
                 entropy=stats.entropy,
                 margin=stats.margin,
                 logit_std=stats.std,
                 hidden=self._llama.hidden().astype(np.float16),
-                probs=self._reader.probs() if distribution else None,
+                probs=probs if distribution else None,
             )
 
     def _rollback(self, place: int, length: int) -> None:
@@ -129,9 +134,11 @@ class LlamaSequence:
     rest (the last draft if it was accepted, and the token committed after it) are computed together by the next draft.
     """
 
-    def __init__(self, drafter: LlamaDrafter, place: int, prompt: list[int], distributions: bool) -> None:
+    def __init__(
+        self, drafter: LlamaDrafter, place: int, prompt: list[int], distributions: bool, choose: Choose | None
+    ) -> None:
         """Made by `LlamaDrafter.open`, with all of the prompt but its last token in the cache."""
-        self._drafter, self._place, self._distributions = drafter, place, distributions
+        self._drafter, self._place, self._distributions, self._choose = drafter, place, distributions, choose
         self._ids = prompt
         self._length = len(prompt)
         self._cached = len(prompt) - 1
@@ -147,7 +154,8 @@ class LlamaSequence:
         self._check_open()
         if len(self._ids) > self._drafter.context:
             raise ModelError(f"the drafter's context of {self._drafter.context} positions is full")
-        token = self._drafter._next(self._place, self._cached, self._ids[self._cached :], self._distributions)
+        new = self._ids[self._cached :]
+        token = self._drafter._next(self._place, self._cached, new, self._distributions, self._choose)
         self._cached = len(self._ids)
         self._ids.append(token.id)
         return token

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+Choose = Callable[[NDArray[np.float32]], int]
+"""Takes the next token from the probabilities [vocab_size] of all of them, at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,8 @@ class DraftSequence(Protocol):
         """Number of committed tokens, the prompt included."""
 
     def draft_one(self) -> DraftToken:
-        """Draft the next token (argmax) after the committed prefix and the tokens drafted since.
+        """Draft the next token (the argmax, or what the sequence's `choose` takes) after the committed prefix and the
+        tokens drafted since.
 
         Raises:
             ModelError: the context is full.
@@ -70,8 +74,14 @@ class Drafter(Protocol):
     context: int
     """Positions that one sequence may take."""
 
-    def open(self, prompt: Sequence[int], *, distributions: bool = False) -> DraftSequence:
+    def open(
+        self, prompt: Sequence[int], *, distributions: bool = False, choose: Choose | None = None
+    ) -> DraftSequence:
         """Prefill a prompt (ids, at least one) and return its sequence.
+
+        Args:
+            distributions: whether drafted tokens come with the probabilities of all tokens.
+            choose: what takes each drafted token, called once for it; None: the most likely one.
 
         Raises:
             BadInput: the prompt is empty, beyond the context, or has ids outside the vocabulary.

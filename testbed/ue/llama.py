@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import ConfigError, ModelError
+from testbed.interrupts import held_back
 from testbed.ue.gguf import check_gguf
 
 MAX_BATCH = 512
@@ -126,13 +127,15 @@ class LlamaContext:
         self._context: Any = None
         check_gguf(path)
         self._lib = _library()
-        self._model = self._load(options)
+        with held_back():  # an interrupt inside the log callback would be lost
+            self._model = self._load(options)
         try:
             self._refuse_unrollable()
             self.rows = int(self._lib.llama_vocab_n_tokens(self._lib.llama_model_get_vocab(self._model)))
             self.hidden_size = int(self._lib.llama_model_n_embd(self._model))
             self.context = self._positions(options)
-            self._context = self._make_context(options)
+            with held_back():
+                self._context = self._make_context(options)
         except BaseException:
             self.close()
             raise

@@ -130,6 +130,8 @@ def _settings(directory: Path) -> dict[str, Any]:
         settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError as exc:
         raise ModelError(f"{path} is not JSON: {exc}") from exc
+    if not isinstance(settings, dict):
+        raise ModelError(f"{path} holds no JSON object")
     template = directory / "chat_template.jinja"
     if template.exists():
         settings["chat_template"] = template.read_text(encoding="utf-8")

@@ -34,6 +34,8 @@ class RoundRecord(msgspec.Struct, frozen=True):
     gap: float
     """Logit gap of the token that the target added (see `Verdict.gap`)."""
     csi: Csi | None = None
+    choice: str = ""
+    """Why `auto` took this protocol."""
 
 
 class RequestRecord(msgspec.Struct, frozen=True):

@@ -9,15 +9,26 @@ import numpy as np
 from testbed.errors import LinkTimeout, ProtocolError
 from testbed.protocols import TARGET_ONLY
 from testbed.protocols.messages import Close, Fault, Open, Opened, Verdict
+from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import Client
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.session import Progress
 
 
 async def decode_remotely(
-    client: Client, prompt: Sequence[int], max_tokens: int, end_ids: Sequence[int], progress: Progress | None = None
+    client: Client,
+    prompt: Sequence[int],
+    max_tokens: int,
+    end_ids: Sequence[int],
+    progress: Progress | None = None,
+    sampling: Sampling = GREEDY,
+    seed: int = 0,
 ) -> RequestRecord:
     """Have the BS decode a prompt; one record per streamed token, the link's time in the first of them.
+
+    Args:
+        sampling: how the target's tokens are drawn; the default takes the most likely ones.
+        seed: of the request's random numbers.
 
     Raises:
         LinkTimeout: the stream stopped.
@@ -25,7 +36,7 @@ async def decode_remotely(
     """
     session = client.new_session()
     start_s = client.clock.time()
-    ask = Open(session=session, protocol=TARGET_ONLY, threshold=0.0, hidden_size=1, max_tokens=max_tokens)
+    ask = _ask(session, max_tokens, sampling, seed)
     up = await client.send(ask, {"ids": np.asarray(prompt, np.int32)})
     down = 0
     verdicts: list[tuple[Verdict, int]] = []
@@ -56,6 +67,20 @@ async def decode_remotely(
     token_ids = [v.token for v, _ in verdicts]
     reason = "stop" if token_ids[-1] in end_ids else "length"
     return RequestRecord(len(prompt), token_ids, reason, latency_s, up, down, rounds)
+
+
+def _ask(session: int, max_tokens: int, sampling: Sampling, seed: int) -> Open:
+    return Open(
+        session=session,
+        protocol=TARGET_ONLY,
+        threshold=0.0,
+        hidden_size=1,
+        max_tokens=max_tokens,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        seed=seed,
+    )
 
 
 def _record(pair: tuple[Verdict, int], base_len: int, link_s: float, uplink_bytes: int) -> RoundRecord:

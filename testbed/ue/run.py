@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
 
-from testbed.channel.csi import Csi
+from testbed.channel.cost import Sizes
 from testbed.errors import BadInput
 from testbed.protocols import PROTOCOLS, TARGET_ONLY, protocol
+from testbed.protocols.adaptive import ByLatency, Choice, by_rtt
+from testbed.protocols.sampling import GREEDY, Sampling, request_seed
+from testbed.ue.channel_state import ChannelState, Unknown
 from testbed.ue.client import Client
 from testbed.ue.drafting import Drafter
 from testbed.ue.gate import Divergence, compare
+from testbed.ue.pace import Pace
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.remote import decode_remotely
-from testbed.ue.session import Session
+from testbed.ue.session import REAL_TIME, Progress, Session
 from testbed.ue.window import WindowPolicy
 
 COLOCATED = "colocated"
-"""Greedy speculation with both models on the BS: the drafter talks to it over `Links.local`."""
+"""Greedy speculation with both models on the BS: the drafter talks to it over `Clients.local`."""
 AUTO = "auto"
-FULL_HIDDEN_RTT_S = 0.010
-"""`auto` takes FH above this RTT and SH below it (WISV Section VII-B)."""
+HANDSHAKES = 3
+"""RTT handshakes before a request under `auto`; the shortest counts."""
 
 
 def check_method(method: str) -> str:
@@ -36,6 +41,17 @@ def check_method(method: str) -> str:
     if method not in known:
         raise BadInput(f"unknown protocol {method!r}; known: {', '.join(known)}")
     return method
+
+
+def sampling_for(methods: Sequence[str], temperature: float | None, top_k: int, top_p: float) -> Sampling:
+    """How the methods that sample draw tokens; without a temperature, at 1 where there are such, else greedily.
+
+    Raises:
+        BadInput: a value out of its range.
+    """
+    if temperature is None:
+        temperature = 1.0 if any(m in PROTOCOLS and PROTOCOLS[m].sampled for m in methods) else 0.0
+    return Sampling(temperature, top_k, top_p)
 
 
 class Clients(NamedTuple):
@@ -64,25 +80,35 @@ class Outcome(msgspec.Struct, frozen=True):
     divergence: Divergence | None = None
 
 
-class Runner:
-    """Runs jobs one after another and keeps what the gate needs.
+@dataclass(frozen=True)
+class Setting:
+    """What all requests of a run share.
 
-    Args:
+    Attributes:
         tolerance: largest logit gap that counts as a tie (0 in float32).
-        csi: the current channel state, or None where it is not known.
+        rule: how `auto` chooses, one of `adaptive.RULES`.
+        sampling: how rejection, split and target-only draw tokens; the other methods are greedy.
+        seed: of what they draw.
     """
 
-    def __init__(
-        self,
-        clients: Clients,
-        drafter: Drafter,
-        policy: WindowPolicy,
-        threshold: float = 0.0,
-        tolerance: float = 0.0,
-        csi: Callable[[], Csi | None] = lambda: None,
-    ) -> None:
-        self._clients, self._drafter, self._policy = clients, drafter, policy
-        self._threshold, self._tolerance, self._csi = threshold, tolerance, csi
+    clients: Clients
+    drafter: Drafter
+    policy: WindowPolicy
+    threshold: float = 0.0
+    tolerance: float = 0.0
+    state: ChannelState = field(default_factory=Unknown)
+    pace: Pace = REAL_TIME
+    rule: str = "rtt"
+    sampling: Sampling = GREEDY
+    seed: int = 0
+
+
+class Runner:
+    """Runs jobs one after another and keeps what the gate and `auto` need."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._by_latency = ByLatency(setting.policy.max_window, Sizes(setting.drafter.hidden_size))
 
     async def decode(
         self,
@@ -90,24 +116,77 @@ class Runner:
         prompt: Sequence[int],
         max_tokens: int,
         end_ids: Sequence[int],
-        progress: Callable[[RoundRecord], None] | None = None,
+        progress: Progress | None = None,
+        request: int = 0,
     ) -> RequestRecord:
-        """Decode one prompt by one method."""
+        """Decode one prompt by one method; what is drawn depends on `request`, the prompt's index."""
+        link = self._setting.clients.link
+        seed = request_seed(self._setting.seed, method, request)
         if method == TARGET_ONLY:
-            return await decode_remotely(self._clients.link, prompt, max_tokens, end_ids, progress)
-        kind, client = method, self._clients.link
+            return await decode_remotely(link, prompt, max_tokens, end_ids, progress, self._setting.sampling, seed)
         if method == COLOCATED:
-            kind, client = "greedy", self._clients.local
-        elif method == AUTO:
-            kind = "fh" if min(await client.rtt_s(3)) > FULL_HIDDEN_RTT_S else "sh"
-        session = Session(client, self._drafter, protocol(kind), self._policy, self._threshold, self._csi)
-        return await session.decode(prompt, max_tokens, end_ids, progress)
+            return await self._colocated(prompt, max_tokens, end_ids, progress)
+        choice = await self._choose() if method == AUTO else Choice(method, "")
+
+        def ended(record: RoundRecord) -> None:
+            self._setting.state.observe(record)
+            if not PROTOCOLS[record.protocol].sampled:
+                self._by_latency.observe(record.candidates)
+            if progress:
+                progress(record)
+
+        return await self._session(link, choice, seed).decode(prompt, max_tokens, end_ids, ended)
+
+    def draws(self, method: str) -> bool:
+        """Whether a method's output is left to chance, so that there is nothing to hold it against token by token."""
+        sampled = method == TARGET_ONLY or (method in PROTOCOLS and PROTOCOLS[method].sampled)
+        return sampled and not self._setting.sampling.greedy
+
+    async def own(self, prompt: Sequence[int], max_tokens: int, end_ids: Sequence[int]) -> RequestRecord:
+        """The target's own greedy output."""
+        return await decode_remotely(self._setting.clients.link, prompt, max_tokens, end_ids)
+
+    def _session(self, client: Client, choice: Choice, seed: int = 0) -> Session:
+        setting = self._setting
+        return Session(
+            client,
+            setting.drafter,
+            protocol(choice.kind),
+            setting.policy,
+            setting.threshold,
+            csi=setting.state.now if client is setting.clients.link else lambda: None,
+            pace=setting.pace,
+            choice=choice.reason,
+            sampling=setting.sampling,
+            seed=seed,
+        )
+
+    async def _choose(self) -> Choice:
+        """Which protocol `auto` takes for the next request."""
+        rtt_s = min(await self._setting.clients.link.rtt_s(HANDSHAKES))
+        state = self._setting.state.now()
+        if self._setting.rule == "latency" and state is not None:
+            return self._by_latency.choose(msgspec.structs.replace(state, rtt_ms=rtt_s * 1e3))
+        return by_rtt(rtt_s * 1e3)
+
+    async def _colocated(
+        self, prompt: Sequence[int], max_tokens: int, end_ids: Sequence[int], progress: Progress | None
+    ) -> RequestRecord:
+        """Both models on the BS: the rounds cross no link, the request and its answer do, once."""
+        clients = self._setting.clients
+        link_s = 0.0 if clients.local is clients.link else (await clients.link.rtt_s(1))[0]
+        session = self._session(clients.local, Choice("greedy", ""))
+        record = await session.decode(prompt, max_tokens, end_ids, progress)
+        first = msgspec.structs.replace(record.rounds[0], link_s=record.rounds[0].link_s + link_s)
+        rounds = [first, *record.rounds[1:]]
+        return msgspec.structs.replace(record, latency_s=record.latency_s + link_s, rounds=rounds)
 
     async def check(
         self, request: int, prompt: Sequence[int], output: Sequence[int], target: Sequence[int]
     ) -> Divergence | None:
         """Hold an output against the target's own."""
-        return await compare(self._clients.local, request, prompt, output, target, self._tolerance)
+        setting = self._setting
+        return await compare(setting.clients.local, request, prompt, output, target, setting.tolerance)
 
 
 def schedule(methods: Sequence[str], prompts: int, seed: int) -> list[Job]:

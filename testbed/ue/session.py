@@ -14,18 +14,26 @@ from testbed.errors import LinkTimeout, ProtocolError
 from testbed.protocols.base import Drafted, RoundProtocol
 from testbed.protocols.codec import AnyArray, Packet, unpack_positions
 from testbed.protocols.messages import Busy, Close, Draft, Fault, Hidden, NeedHidden, Open, Opened, Resync, Verdict
+from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import RESEND_S, Client
-from testbed.ue.drafting import Drafter, DraftToken
+from testbed.ue.drafting import Drafter, DraftSequence, DraftToken
+from testbed.ue.pace import Pace, RealTime
 from testbed.ue.records import RequestRecord, RoundRecord
+from testbed.ue.sampler import DraftSampler
 from testbed.ue.window import WindowPolicy
 
 Progress = Callable[[RoundRecord], None]
+REAL_TIME = RealTime()
+SLOWEST_BPS = 1e6
+"""Uplink rate that a message is given time for, before it is sent again."""
 
 
 class Exchange(NamedTuple):
     """What came of sending a window."""
 
     verdict: Verdict
+    arrays: dict[str, AnyArray]
+    """The verdict's."""
     seconds: float
     """From sending the window to the verdict."""
     reveal_s: float
@@ -39,6 +47,10 @@ class Session:
 
     Args:
         csi: called at every round; the channel state that rides with it, or None where it is not known.
+        pace: how long drafting takes.
+        choice: why the protocol was chosen, for the record.
+        sampling: how protocols that sample draw tokens, of drafter and target alike.
+        seed: of the request's random numbers.
     """
 
     def __init__(
@@ -49,9 +61,17 @@ class Session:
         policy: WindowPolicy,
         threshold: float = 0.0,
         csi: Callable[[], Csi | None] = lambda: None,
+        pace: Pace = REAL_TIME,
+        choice: str = "",
+        sampling: Sampling = GREEDY,
+        seed: int = 0,
     ) -> None:
         self._client, self._drafter, self._protocol, self._policy = client, drafter, protocol, policy
-        self._threshold, self._csi, self._clock = threshold, csi, client.clock
+        self._threshold, self._csi, self._pace, self._clock = threshold, csi, pace, client.clock
+        self._choice = choice
+        self._sampling, self._seed = sampling, seed
+        self._sampler = DraftSampler(sampling, seed) if protocol.sampled else None
+        self._replaced: int | None = None
         self._number = client.new_session()
         self._opened_bytes = [0, 0]
 
@@ -68,11 +88,12 @@ class Session:
         start_s = self._clock.time()
         self._committed = np.asarray(prompt, np.int32)
         self._ends = frozenset(end_ids)
-        sequence = self._sequence = self._drafter.open(prompt)
+        sequence = self._sequence = self._begin(prompt)
         rounds: list[RoundRecord] = []
         reason = "length"
         begun_s = start_s
         try:
+            await self._pace.opened(len(prompt))
             await self._open()
             while reason != "stop" and (room := max_tokens - (len(self._committed) - len(prompt))) > 0:
                 record, reason = await self._round(len(rounds), room, begun_s)
@@ -93,16 +114,21 @@ class Session:
             rounds=rounds,
         )
 
+    def _begin(self, prompt: Sequence[int]) -> DraftSequence:
+        if self._sampler is None:
+            return self._drafter.open(prompt)
+        return self._drafter.open(prompt, choose=self._sampler)
+
     async def _round(self, number: int, room: int, begun_s: float) -> tuple[RoundRecord, str]:
         """One round; `begun_s` is when the one before ended."""
         csi = self._csi()
-        tokens = self._draft(room)  # 1 draft
-        drafted = Drafted(np.array([t.id for t in tokens], np.int32), np.stack([t.hidden for t in tokens]))
+        drafted = self._draft(number, room)  # 1 draft
+        await self._pace.drafted(len(drafted.ids), len(self._committed))
         drafted_s = self._clock.time()
         arrays = self._protocol.uplink(drafted)  # 2 encode
         draft = Draft(session=self._number, round=number, base_len=len(self._committed), csi=csi)
         exchange = await self._exchange(draft, arrays, drafted)  # 3 send, and wait for the verdict
-        committed, reason = self._commit(drafted, exchange.verdict, room)  # 8 commit
+        committed, reason = self._commit(drafted, exchange, room)  # 8 commit
         verdict = exchange.verdict
         parts_s = {
             "draft_s": drafted_s - begun_s,
@@ -115,7 +141,7 @@ class Session:
             round=number,
             protocol=self._protocol.kind,
             base_len=draft.base_len,
-            drafted=len(tokens),
+            drafted=len(drafted.ids),
             accepted=verdict.accepted,
             committed=committed,
             candidates=verdict.candidates,
@@ -126,12 +152,20 @@ class Session:
             downlink_bytes=exchange.downlink_bytes,
             gap=verdict.gap,
             csi=csi,
+            choice=self._choice,
             **parts_s,
         )
         return record, reason
 
-    def _draft(self, room: int) -> list[DraftToken]:
+    def _draft(self, number: int, room: int) -> Drafted:
         """Draft a window: until the policy says so, an end id, or the room left for the output."""
+        if self._sampler:
+            self._sampler.begin(number)
+        tokens = self._draft_tokens(room)
+        ids, hidden = np.array([t.id for t in tokens], np.int32), np.stack([t.hidden for t in tokens])
+        return Drafted(ids, hidden, self._sampler.window() if self._sampler else None, self._replaced)
+
+    def _draft_tokens(self, room: int) -> list[DraftToken]:
         limit = min(self._policy.max_window, room)
         tokens = [self._sequence.draft_one()]
         while len(tokens) < limit and tokens[-1].id not in self._ends and self._policy.keep_drafting(tokens):
@@ -145,7 +179,9 @@ class Session:
         wait_s, send = RESEND_S, True
         while True:
             if send:
-                up += await self._client.send(*answer)
+                sent = await self._client.send(*answer)
+                up += sent
+                wait_s = max(wait_s, 8 * sent / SLOWEST_BPS)
             left_s = self._client.timeout_s - (self._clock.time() - start_s)
             try:
                 packet = await self._client.receive(self._number, min(wait_s, max(left_s, 0.0)))
@@ -160,7 +196,7 @@ class Session:
                 continue
             down += packet.size_bytes
             if isinstance(message, Verdict) and message.round == draft.round:
-                return Exchange(message, self._clock.time() - start_s, reveal_s, up, down)
+                return Exchange(message, packet.arrays, self._clock.time() - start_s, reveal_s, up, down)
             if isinstance(message, NeedHidden) and message.round == draft.round:
                 asked_s = self._clock.time()
                 answer, send = self._reveal(message, packet, drafted), True
@@ -182,17 +218,24 @@ class Session:
         positions = unpack_positions(packed, ask.count, len(drafted.ids))
         return Hidden(session=self._number, round=ask.round), self._protocol.reveal(drafted, positions)
 
-    def _commit(self, drafted: Drafted, verdict: Verdict, room: int) -> tuple[int, str]:
+    def _commit(self, drafted: Drafted, exchange: Exchange, room: int) -> tuple[int, str]:
         """Append what was committed and roll the drafter back to it; returns tokens added and why to stop, if so."""
+        verdict = exchange.verdict
         if not 0 <= verdict.accepted <= len(drafted.ids):
             raise ProtocolError(f"verdict accepts {verdict.accepted} of {len(drafted.ids)} tokens")
-        added: NDArray[np.int32] = np.append(drafted.ids[: verdict.accepted], np.int32(verdict.token))[:room]
+        token, self._replaced = verdict.token, None
+        if exchange.arrays and self._sampler:
+            token = self._protocol.replace(drafted, verdict.accepted, exchange.arrays, self._sampler.draws)
+            self._replaced = token
+        if not 0 <= token < self._drafter.vocab_size:
+            raise ProtocolError(f"verdict adds token {token}, outside the vocabulary")
+        added: NDArray[np.int32] = np.append(drafted.ids[: verdict.accepted], np.int32(token))[:room]
         ends = [i for i, token in enumerate(added.tolist()) if token in self._ends]
         if ends:
             added = added[: ends[0] + 1]
         self._committed = np.concatenate([self._committed, added])
         if not ends and len(added) < room:
-            self._sequence.commit(verdict.accepted, verdict.token)
+            self._sequence.commit(verdict.accepted, token)
         return len(added), "stop" if ends else "length"
 
     async def _open(self) -> None:
@@ -201,6 +244,10 @@ class Session:
             protocol=self._protocol.kind,
             threshold=self._threshold,
             hidden_size=self._drafter.hidden_size,
+            temperature=self._sampling.temperature if self._sampler else 0.0,
+            top_k=self._sampling.top_k,
+            top_p=self._sampling.top_p,
+            seed=self._seed,
         )
         self._opened_bytes[0] += await self._client.send(message, {"ids": self._committed})
 

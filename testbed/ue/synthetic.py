@@ -6,12 +6,13 @@ Everything it drafts is a pure function of (seeds, prefix), so that a replay dra
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from testbed.errors import BadInput, ModelError
 from testbed.synthetic import MIN_VOCAB, Peaked, next_token, noise, runner_up, uniform
-from testbed.ue.drafting import DraftToken
+from testbed.ue.drafting import Choose, DraftToken
 
 
 class SyntheticDrafter:
@@ -53,7 +54,9 @@ class SyntheticDrafter:
         self.target_seed = target_seed
         self._open: set[SyntheticSequence] = set()
 
-    def open(self, prompt: Sequence[int], *, distributions: bool = False) -> SyntheticSequence:
+    def open(
+        self, prompt: Sequence[int], *, distributions: bool = False, choose: Choose | None = None
+    ) -> SyntheticSequence:
         """See `Drafter.open`."""
         ids = [int(token) for token in prompt]
         if not ids:
@@ -64,7 +67,7 @@ class SyntheticDrafter:
             raise BadInput(f"the prompt has ids outside the vocabulary of {self.vocab_size}")
         if len(self._open) >= self.max_sequences:
             raise ModelError(f"all {self.max_sequences} sequences of the drafter are taken: close one first")
-        sequence = SyntheticSequence(self, ids, distributions)
+        sequence = SyntheticSequence(self, ids, distributions, choose)
         self._open.add(sequence)
         return sequence
 
@@ -99,11 +102,13 @@ class SyntheticDrafter:
 class SyntheticSequence:
     """Implements `DraftSequence`."""
 
-    def __init__(self, drafter: SyntheticDrafter, prompt: list[int], distributions: bool) -> None:
+    def __init__(
+        self, drafter: SyntheticDrafter, prompt: list[int], distributions: bool, choose: Choose | None = None
+    ) -> None:
         self._drafter = drafter
         self._ids = prompt
         self._committed = len(prompt)
-        self._distributions = distributions
+        self._distributions, self._choose = distributions, choose
 
     @property
     def length(self) -> int:
@@ -114,7 +119,9 @@ class SyntheticSequence:
         """See `DraftSequence.draft_one`."""
         if len(self._ids) >= self._drafter.context:
             raise ModelError(f"the drafter's context of {self._drafter.context} tokens is full")
-        token = self._drafter.predict(self._ids, self._distributions)
+        token = self._drafter.predict(self._ids, self._distributions or self._choose is not None)
+        if self._choose is not None and token.probs is not None:
+            token = replace(token, id=self._choose(token.probs), probs=token.probs if self._distributions else None)
         self._ids.append(token.id)
         return token
 

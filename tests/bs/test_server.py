@@ -12,10 +12,23 @@ from testbed.bs.engine import VerifyRequest, VerifyResult
 from testbed.bs.judge import Candidates
 from testbed.bs.sessions import SessionTable
 from testbed.bs.synthetic_engine import SyntheticEngine
+from testbed.channel.cost import Sizes
 from testbed.errors import EngineError, LinkTimeout, ProtocolError
 from testbed.protocols import PROTOCOLS, protocol
-from testbed.protocols.base import HEADER_DOWN_BYTES, HEADER_UP_BYTES, Sizes
-from testbed.protocols.messages import Busy, Close, Draft, Fault, Hello, NeedHidden, Open, Opened, Resync, Verdict
+from testbed.protocols.base import HEADER_DOWN_BYTES, HEADER_UP_BYTES
+from testbed.protocols.messages import (
+    VERSION,
+    Busy,
+    Close,
+    Draft,
+    Fault,
+    Hello,
+    NeedHidden,
+    Open,
+    Opened,
+    Resync,
+    Verdict,
+)  # fmt: skip
 from testbed.synthetic import next_token
 from testbed.ue.records import RequestRecord
 from testbed.ue.remote import decode_remotely
@@ -78,9 +91,9 @@ async def test_target_only_streams_the_targets_own() -> None:
 async def test_bytes_at_the_socket_are_the_stated_payload_and_bounded_headers(kind: str) -> None:
     async with station() as (_, address):
         record = await decode(address, kind, 13, PROMPT, tokens=120, alpha=0.6)
-    assert any(r.queried for r in record.rounds) == (kind == "sh")
+    assert any(r.queried for r in record.rounds) == (kind in ("sh", "split"))
     for r in record.rounds:
-        bits = protocol(kind).payload(r.drafted, r.queried, Sizes(hidden_size=64))
+        bits = protocol(kind).payload(r.drafted, r.queried, Sizes(hidden_size=64, vocab_size=VOCAB))
         up = r.uplink_bytes - bits.uplink_bits / 8
         down = r.downlink_bytes - bits.downlink_bits / 8
         assert 0 < up <= HEADER_UP_BYTES * bits.uplink_messages
@@ -267,7 +280,7 @@ async def test_sessions_are_bounded_per_peer() -> None:
     ("hello", "reason"),
     [
         (Hello(version=99, tokenizer="", vocab_size=VOCAB), "wire version"),
-        (Hello(version=1, tokenizer="", vocab_size=VOCAB + 1), "vocabulary mismatch"),
+        (Hello(version=VERSION, tokenizer="", vocab_size=VOCAB + 1), "vocabulary mismatch"),
     ],
 )
 async def test_a_greeting_that_does_not_fit_is_refused(hello: Hello, reason: str) -> None:

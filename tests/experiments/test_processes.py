@@ -164,3 +164,23 @@ def test_a_command_runs_under_this_interpreter() -> None:
     assert processes.command("doctor", "--json") == [sys.executable, "-m", "testbed", "doctor", "--json"]
     done = subprocess.run([*processes.command("bs", "--help")], capture_output=True, text=True, timeout=120, check=True)
     assert "serve" in done.stdout
+
+
+def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    """A real base station and a real relay, whose starter gets no chance to stop them."""
+    pids = tmp_path / "pids"
+    starter = f"""
+    from testbed.channel.spec import parse_channel
+    from testbed.experiments.processes import base_station, proxy
+    import os, signal
+    with base_station(["--engine", "synthetic", "--bind", "tcp://127.0.0.1:*"]) as bs:
+        with proxy(parse_channel("kind=proxy,rtt_ms=5"), bs["bind"]) as relay:
+            open({str(pids)!r}, "w").write(f"{{bs['pid']}} {{relay['pid']}}")
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(starter)], timeout=60, check=False)
+    children = [int(pid) for pid in pids.read_text().split()]
+    deadline_s = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in children) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []

@@ -12,7 +12,7 @@ import pytest
 
 from testbed.errors import BadInput
 from testbed.experiments import results
-from testbed.experiments.report import write_report
+from testbed.experiments.report import row_names, write_report
 
 PNG = b"\x89PNG\r\n\x1a\n"
 PARTS = dict.fromkeys(results.PARTS, 0.01)
@@ -80,7 +80,7 @@ def test_one_file_holds_the_table_and_the_plots(tmp_path: Path) -> None:
     assert sorted(plots.values()) == sorted(page.images)
     width = len(page.cells) // 2
     first, second = page.cells[:width], page.cells[width:]
-    assert first[:6] == ["target-only", "8", "–", "3", "0.6667", "1"]
+    assert first[:5] == ["target-only", "8", "3", "0.6667", "1"]  # columns that no row fills are left out
     assert first[-2:] == ["–", "0"]
     assert second[0] == "fh"
     assert second[-2:] == ["no", "0"]
@@ -124,3 +124,9 @@ def test_what_is_no_run_directory_is_refused_before_anything_is_written(tmp_path
     with pytest.raises(BadInput, match="no run directory"):
         write_report([run, tmp_path], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_rows_of_a_sweep_are_told_apart_by_what_differs() -> None:
+    rows = [{"method": "fh", "window": k, "uplink_mbps": r, "rtt_ms": 50.0} for k in (8, 16) for r in (20.0, 500.0)]
+    assert row_names(rows) == ["fh, K 8, up 20", "fh, K 8, up 500", "fh, K 16, up 20", "fh, K 16, up 500"]
+    assert row_names([{"method": "fh", "window": 8}, {"method": "sh", "window": 8}]) == ["fh", "sh"]

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 
@@ -52,7 +53,7 @@ TEXTS = {("fh", 0): "so it is\n#### 2", ("fh", 1): "#### 31", ("target-only", 0)
 
 @pytest.fixture
 def table() -> dict[str, dict[str, Any]]:
-    rows = results.rows(OUTCOMES, EXAMPLES, TEXTS, window=4, threshold=0.5, channel=CSI)
+    rows = results.rows(OUTCOMES, EXAMPLES, TEXTS, window=4, threshold=0.5)
     assert [row["method"] for row in rows] == ["fh", "target-only"]
     return {row["method"]: row for row in rows}
 
@@ -105,12 +106,19 @@ def test_tokens_are_rounds_times_aal(table: dict[str, dict[str, Any]]) -> None:
 
 
 def test_what_is_not_known_is_null() -> None:
-    outcomes = [Outcome("greedy", 2, FIRST)]
+    outcomes = [Outcome("greedy", 2, request(0.5, 1, 1, [round_(4, 4, 5)]))]
     row = results.rows(outcomes, EXAMPLES, {}, window=4, threshold=0.5)[0]
     assert [row[name] for name in ("uplink_mbps", "downlink_mbps", "rtt_ms", "per")] == [None] * 4
     assert row["threshold"] is None  # greedy has no judge
     assert row["accuracy"] is None  # the prompt has no reference
     assert (row["lossless"], row["ties"]) == (None, 0)
+
+
+def test_rates_that_were_only_inferred_are_left_out() -> None:
+    guessed = msgspec.structs.replace(CSI, source="passive", rtt_ms=30.0)
+    rounds = [round_(4, 4, 5, csi=guessed), round_(4, 4, 5, csi=CSI)]
+    row = results.rows([Outcome("fh", 2, request(0.5, 1, 1, rounds))], EXAMPLES, {}, window=4, threshold=0.0)[0]
+    assert [row[name] for name in ("uplink_mbps", "downlink_mbps", "rtt_ms", "per")] == [20.0, 40.0, 40.0, 0.01]
 
 
 def test_a_missing_or_markless_output_counts_as_wrong() -> None:

@@ -47,7 +47,17 @@ BY_TYPE: dict[type, Any] = {int: NUMBER, float: REAL, str: TEXT, tuple[int, ...]
 
 UPLINK: dict[type[Message], dict[str, Any]] = {
     Hello: {"version": NUMBER, "tokenizer": TEXT, "vocab_size": NUMBER},
-    Open: {"session": NUMBER, "protocol": TEXT, "threshold": REAL, "hidden_size": NUMBER, "max_tokens": NUMBER},
+    Open: {
+        "session": NUMBER,
+        "protocol": TEXT,
+        "threshold": REAL,
+        "hidden_size": NUMBER,
+        "max_tokens": NUMBER,
+        "temperature": REAL,
+        "top_k": NUMBER,
+        "top_p": REAL,
+        "seed": NUMBER,
+    },
     Draft: {**ROUND, "base_len": NUMBER, "csi": st.none() | CSI},
     Hidden: ROUND,
     Close: {"session": NUMBER},
@@ -69,7 +79,7 @@ DOWNLINK: dict[type[Message], dict[str, Any]] = {
     Fault: {"session": NUMBER, "reason": TEXT},
     Pong: {"token": NUMBER},
 }  # fmt: skip
-ARRAY = st.sampled_from(["<i4", "<f2", "<f4", "|u1"]).flatmap(
+ARRAY = st.sampled_from(["<i4", "<f2", "<f4", "|u1", "<u2"]).flatmap(
     lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=5))
 )
 ARRAYS = st.dictionaries(st.text(max_size=12), ARRAY, max_size=4)
@@ -237,7 +247,8 @@ def test_frames_that_do_not_hold_together_are_refused(frames: list[bytes], reaso
         [1, float("inf"), 1],
         [1, 1, -1.0],
         [1, 1, 1, 1.0],
-        [1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0, None, None, 0, "probe", 0],
+        [1, 1, 1, 0, 0, None, None, 0, "guess"],
         [1, 1],
         {"rtt_ms": 1},
     ],

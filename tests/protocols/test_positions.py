@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testbed.channel.cost import position_bits
 from testbed.errors import ProtocolError
-from testbed.protocols.codec import AnyArray, pack_positions, position_bits, unpack_positions
+from testbed.protocols.codec import AnyArray, pack_positions, unpack_positions
 
 POSITION_BITS = {1: 1, 2: 2, 3: 2, 4: 3, 7: 3, 8: 4, 15: 4, 16: 5, 31: 5, 32: 6, 64: 7, 127: 7, 128: 8, 255: 8, 256: 9}
 

@@ -171,7 +171,7 @@ def test_answers_for_hidden_states_are_held_to_the_same() -> None:
 # ---------------------------------------------------------------- on the wire
 
 LARGE = 2**32 - 1
-STATE = Csi(uplink_mbps=1 / 3, downlink_mbps=1 / 7, rtt_ms=0.1, per_up=1e-9, per_down=1e-9)
+STATE = Csi(1 / 3, 1 / 7, 0.1, 1e-9, 1e-9, snr_db=1 / 3, rssi_dbm=-1 / 3, time_s=1 / 3, source="emulated")
 
 
 @pytest.mark.parametrize(

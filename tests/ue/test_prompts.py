@@ -215,7 +215,10 @@ def test_a_tokenizer_that_cannot_be_read_is_refused(content: str, tmp_path: Path
         Prompter(tmp_path)
 
 
-def test_settings_that_are_not_json_are_refused(plain: Path) -> None:
-    (plain / "tokenizer_config.json").write_text("{'single': 'quotes'}")
-    with pytest.raises(ModelError, match=r"tokenizer_config\.json is not JSON"):
+@pytest.mark.parametrize(
+    ("content", "words"), [("{'single': 'quotes'}", "is not JSON"), ("[]", "holds no JSON object")]
+)
+def test_settings_that_are_no_json_object_are_refused(content: str, words: str, plain: Path) -> None:
+    (plain / "tokenizer_config.json").write_text(content)
+    with pytest.raises(ModelError, match=rf"tokenizer_config\.json {words}"):
         Prompter(plain)

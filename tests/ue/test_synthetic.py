@@ -164,3 +164,24 @@ def test_settings_it_refuses() -> None:
         drafter(1.5)
     with pytest.raises(BadInput, match="4 tokens"):
         drafter(vocab_size=3)
+
+
+def test_a_sequence_drafts_what_is_chosen_for_it() -> None:
+    seen: list[np.ndarray] = []
+
+    def least(probs: np.ndarray) -> int:
+        seen.append(probs)
+        return int(probs.argmin())
+
+    source = drafter()
+    chosen = source.open([1, 2, 3], choose=least)
+    tokens = [chosen.draft_one() for _ in range(3)]
+    ids = [1, 2, 3]
+    for token, probs in zip(tokens, seen, strict=True):
+        expected = source.predict(ids, True)
+        assert expected.probs is not None and token.probs is None
+        np.testing.assert_array_equal(probs, expected.probs)
+        assert token.id == int(expected.probs.argmin()) != expected.id
+        assert (token.top1, token.entropy) == (expected.top1, expected.entropy)
+        ids.append(token.id)
+    assert source.open([1, 2, 3], distributions=True, choose=least).draft_one().probs is not None

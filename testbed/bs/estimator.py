@@ -1,0 +1,107 @@
+"""How long a verification pass takes, from what is in it: WISP's eqs. 18 and 19."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.errors import BadInput
+
+
+class Work(NamedTuple):
+    """One request's share of a pass."""
+
+    new: int
+    """L_new: tokens that the pass computes, the drafted ones and those of the prefix that are in no cache."""
+    cached: int
+    """L_cached: tokens of the prefix whose keys and values are read from the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """T̂ = a·Σ L_new + b_compute·Σ (L_cached + L_new)·L_new + b_read·Σ L_cached + c, over the requests of a batch.
+
+    The sums run over requests, so that one more request adds `share_s`, whatever else is in the batch.
+
+    Raises:
+        BadInput: a coefficient that is negative or not finite, or all of them 0.
+    """
+
+    a: float
+    """Seconds a new token."""
+    b_compute: float
+    """Seconds a query-key interaction."""
+    b_read: float
+    """Seconds a cached token."""
+    c: float
+    """Seconds a pass."""
+
+    def __post_init__(self) -> None:
+        for name, value in zip(NAMES, self.values, strict=True):
+            if not (math.isfinite(value) and value >= 0):
+                raise BadInput(f"{name} must be a number of seconds, 0 or more, not {value:g}")
+        if not any(self.values):
+            raise BadInput("the coefficients are all 0: no pass takes no time")
+
+    @property
+    def values(self) -> tuple[float, float, float, float]:
+        """The four, in the order of `NAMES`."""
+        return self.a, self.b_compute, self.b_read, self.c
+
+    def share_s(self, new: int, cached: int) -> float:
+        """T̂(B ∪ {i}) − T̂(B) for a request i and any batch B that is not empty: what the utility weighs."""
+        return (self.a + self.b_compute * (cached + new)) * new + self.b_read * cached
+
+    def alone_s(self, new: int, cached: int) -> float:
+        """T̂({i}): what the latest start time leaves room for."""
+        return self.c + self.share_s(new, cached)
+
+    def batch_s(self, batch: Iterable[Work]) -> float:
+        """T̂(B); 0 for an empty batch, which is no pass."""
+        shares = [self.share_s(*work) for work in batch]
+        return self.c + sum(shares) if shares else 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        """By name, as files have them."""
+        return dict(zip(NAMES, self.values, strict=True))
+
+
+NAMES = tuple(field.name for field in fields(Coefficients))
+"""a, b_compute, b_read, c."""
+
+
+def features(batch: Iterable[Work]) -> NDArray[np.float64]:
+    """[4] what a, b_compute, b_read and c are multiplied with: N_linear, N_interactions, N_cached (eq. 18), and 1."""
+    new = interactions = cached = 0
+    for work in batch:
+        new += work.new
+        interactions += (work.cached + work.new) * work.new
+        cached += work.cached
+    return np.array([new, interactions, cached, 1.0])
+
+
+def coefficients_of(document: Mapping[str, Any], source: str) -> Coefficients:
+    """Coefficients from a document that has them by name, among whatever else.
+
+    Args:
+        source: where the document comes from, for the message.
+
+    Raises:
+        BadInput: one is missing, is no number, or cannot be a coefficient.
+    """
+    missing = [name for name in NAMES if name not in document]
+    if missing:
+        raise BadInput(f"{source} has no {', '.join(missing)}; it needs {', '.join(NAMES)}, each in seconds")
+    given = [document[name] for name in NAMES]
+    wrong = [name for name, value in zip(NAMES, given, strict=True) if type(value) not in (int, float)]
+    if wrong:
+        raise BadInput(f"{source}: {', '.join(wrong)} must be a number")
+    try:
+        return Coefficients(*(float(value) for value in given))
+    except BadInput as exc:
+        raise BadInput(f"{source}: {exc}") from exc

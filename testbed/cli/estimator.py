@@ -1,0 +1,209 @@
+"""`testbed estimator`: how long verification passes take, fitted and judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from testbed.cli.output import claim_stdout, console, note, print_json
+from testbed.config import ServeConfig
+from testbed.errors import BadInput
+
+app = typer.Typer(no_args_is_help=True, help="How long verification passes take.")
+
+FitCsv = Annotated[
+    Path,
+    typer.Option("--csv", metavar="FILE", help="Columns batch,new_tokens,cached_tokens,latency_s; a row a request."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+UNITS = {"a": "s/new token", "b_compute": "s/interaction", "b_read": "s/cached token", "c": "s"}
+SCORES = {
+    "r2": ("R²", "{:.4f}"), "adjusted_r2": ("adjusted R²", "{:.4f}"), "rmse_s": ("RMSE s", "{:.3g}"),
+    "mae_s": ("MAE s", "{:.3g}"), "mape": ("MAPE", "{:.2%}"), "bias": ("bias", "{:+.2%}"),
+    "max_error_s": ("max error s", "{:.3g}"), "batches": ("batches", "{:d}"),
+}  # fmt: skip
+
+
+@app.command("fit")
+def fit(
+    csv: FitCsv,
+    seed: Annotated[int, typer.Option(help="Of the resamples; the same seed gives the same intervals.")] = 0,
+    resamples: Annotated[int, typer.Option(help="Bootstrap resamples for the intervals.")] = 1000,
+    as_json: AsJson = False,
+) -> None:
+    """Fit T = a·new + b_compute·Σ(cached + new)·new + b_read·cached + c to measured passes, with 95 % intervals.
+
+    Examples:
+
+        testbed estimator fit --csv passes.csv
+
+        testbed estimator fit --csv passes.csv --json > coefficients.json
+    """
+    from testbed.bs.estimator_csv import read_samples
+    from testbed.bs.estimator_fit import fit as run
+
+    found = run(read_samples(csv), seed, resamples)
+    if found.clamped:
+        below = [f"{name} {value:.3g}" for name, value in found.ols.items() if value < 0]
+        note(f"least squares alone gives {', '.join(below)}; no coefficient may be below 0: {_are_zero(found.clamped)}")
+    document = found.document()
+    if as_json:
+        print_json(document)
+    else:
+        _show_fit(document)
+
+
+@app.command("eval")
+def evaluate(
+    csv: FitCsv,
+    coefficients: Annotated[Path, typer.Option(metavar="FILE", help="JSON, as fit --json writes it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Hold coefficients against passes that they were not fitted to: all of them, and by regime.
+
+    Examples:
+
+        testbed estimator eval --csv unseen.csv --coefficients coefficients.json
+
+        testbed estimator eval --csv unseen.csv --coefficients coefficients.json --json
+    """
+    from testbed.bs.estimator_csv import read_samples
+    from testbed.bs.estimator_fit import regime, score
+
+    samples, held = read_samples(csv), _read(coefficients)
+    kinds = [kind for kind in ("compute", "memory", "mixed") if any(regime(sample) == kind for sample in samples)]
+    document = {
+        **vars(score(held, samples)),
+        "regimes": {kind: vars(score(held, [s for s in samples if regime(s) == kind])) for kind in kinds},
+    }
+    if as_json:
+        print_json(document)
+    else:
+        _show_scores(
+            {
+                "all": document,
+                **{f"{kind}-bound" if kind != "mixed" else kind: document["regimes"][kind] for kind in kinds},
+            }
+        )
+
+
+@app.command("profile")
+def profile(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="CSV to write: what fit and eval read, and more columns.")],
+    engine: Annotated[str, typer.Option(help="vllm, transformers or synthetic.")] = ServeConfig().engine,
+    model: Annotated[
+        str | None, typer.Option(help="Directory or Hugging Face id; default: the bundled target.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = ServeConfig().dtype,
+    largest: Annotated[int, typer.Option(help="Tokens of the largest batches and longest sequences.")] = 2000,
+    repeats: Annotated[int, typer.Option(help="Measured passes of a configuration; their median counts.")] = 3,
+    warmups: Annotated[int, typer.Option(help="Passes before them that are dropped.")] = 2,
+    thin: Annotated[int, typer.Option(help="Take every so-manieth configuration of a category.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of prompts, order and random configurations.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure an engine by the plan of WISP's Appendix C: 123 configurations to fit, 50 unseen ones to judge by.
+
+    The bundled target on two CPU cores takes minutes. The document has the fit, how it does on unseen configurations,
+    and what each of a few further terms would bring there.
+
+    Examples:
+
+        testbed estimator profile --engine transformers --out passes.csv
+
+        testbed estimator profile --engine vllm --model ./target --largest 1000 --out passes.csv --json > fit.json
+    """
+    stdout = claim_stdout() if as_json else None
+    if not out.parent.is_dir():
+        raise BadInput(f"cannot write {out}: {out.parent} is no directory")
+    from testbed.channel.trace import write_lines
+    from testbed.experiments.estimator_profile import csv_lines, plan, report
+
+    planned = plan(largest, seed, thin)
+    measured = _measure(engine, model, dtype, planned, repeats=repeats, warmups=warmups, seed=seed)
+    write_lines(out, csv_lines(measured))
+    note(f"wrote {out}")
+    document = report(measured, seed)
+    if as_json:
+        print_json(document, stdout)
+        return
+    _show_fit(document)
+    _show_scores({"unseen": document["unseen"], **document["unseen"]["regimes"]})
+    for row in document["missing_terms"]:
+        r2 = "–" if row["r2"] is None else f"{row['r2']:.4f}"
+        print(f"unseen, with a term for {row['term']}: R² {r2}, MAPE {row['mape']:.2%}")
+
+
+def _measure(engine: str, model: str | None, dtype: str, planned: Any, **options: int) -> Any:
+    """Load the engine, and run the plan with a progress bar on a terminal."""
+    from rich.progress import Progress
+
+    from testbed.bs.engines import load_engine
+    from testbed.bs.target import describe
+    from testbed.experiments.estimator_profile import measure
+    from testbed.models.bundle import bundled
+
+    if engine == "synthetic":
+        loaded = load_engine(engine, None)
+    else:
+        target = describe(model or str(bundled().require("target")))
+        loaded = load_engine(engine, target.directory, dtype=dtype, vocab_size=target.vocab_size)
+    err = console(stderr=True)
+    try:
+        with Progress(console=err, disable=not err.is_terminal, transient=True) as bar:
+            task = bar.add_task(engine, total=len(planned))
+            return measure(
+                loaded,
+                planned,
+                told=lambda done, total, text: bar.update(task, completed=done, total=total, description=text),
+                **options,
+            )
+    finally:
+        loaded.close()
+
+
+def _read(path: Path) -> Any:
+    """Coefficients from a JSON file."""
+    import json
+
+    from testbed.bs.estimator import coefficients_of
+    from testbed.channel.trace import read_text
+
+    try:
+        document = json.loads(read_text(path))
+    except json.JSONDecodeError as exc:
+        raise BadInput(f"{path.name}, line {exc.lineno}: no JSON ({exc.msg}); give what fit --json writes") from exc
+    if not isinstance(document, dict):
+        raise BadInput(f"{path.name} is no JSON object; give what fit --json writes")
+    return coefficients_of(document, path.name)
+
+
+def _are_zero(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} 0"
+
+
+def _show_fit(document: Mapping[str, Any]) -> None:
+    table = Table()
+    for header in ("", "value", "95 % interval", "unit"):
+        table.add_column(header, justify="left" if header in ("", "unit") else "right", no_wrap=True)
+    for name, unit in UNITS.items():
+        low, high = document["intervals"][name]
+        table.add_row(name, f"{document[name]:.4g}", f"{low:.4g} … {high:.4g}", unit)
+    console().print(table)
+    if document["cv_r2"] is not None:
+        print(f"5-fold cross-validation: R² {document['cv_r2']:.4f} ± {document['cv_r2_std']:.4f}")
+    _show_scores({"these passes": document})
+
+
+def _show_scores(rows: Mapping[str, Mapping[str, Any]]) -> None:
+    table = Table()
+    table.add_column("", no_wrap=True)
+    for header, _ in SCORES.values():
+        table.add_column(header, justify="right", no_wrap=True)
+    for name, row in rows.items():
+        table.add_row(name, *("–" if row[key] is None else form.format(row[key]) for key, (_, form) in SCORES.items()))
+    console().print(table)

@@ -1,0 +1,276 @@
+"""Measuring verification passes on a real engine, by the plan of WISP's Appendix C scaled to the machine.
+
+Every prompt is new: a repeated one would come from the prefix cache. What a request has cached is put there by a pass
+of its own, which is not measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.bs.engine import VerifyEngine, VerifyRequest
+from testbed.bs.estimator import NAMES, Work, features
+from testbed.bs.estimator_fit import Sample, fit, regime, score
+from testbed.errors import BadInput, TestbedError
+
+CATEGORIES = ("compute", "memory", "compute-random", "memory-random", "mixed")
+DRAFTED = 5
+"""Tokens that a new prompt comes with."""
+NEW = (1, 5, 10, 20, 50, 100)
+"""New tokens of a follow-up."""
+LARGEST = 2000
+"""Tokens of a batch's or sequence's largest extent in the paper; everything is scaled from there."""
+LEAST = 100
+BLOCK = 32
+"""Tokens of a block of vLLM's prefix cache on a CPU."""
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A batch to measure."""
+
+    category: str
+    works: tuple[Work, ...]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A batch and how long it took, repeats in order."""
+
+    configuration: Configuration
+    held_out: bool
+    times_s: tuple[float, ...] = ()
+
+    @property
+    def sample(self) -> Sample:
+        """With the median."""
+        return Sample(self.configuration.works, statistics.median(self.times_s))
+
+    @property
+    def variation(self) -> float:
+        """Standard deviation over mean."""
+        return statistics.pstdev(self.times_s) / statistics.fmean(self.times_s)
+
+
+def plan(largest: int = LARGEST, seed: int = 0, thin: int = 1) -> list[Measured]:
+    """Appendix C's 123 configurations to fit and 50 others to judge by, with nothing measured yet.
+
+    Args:
+        largest: tokens, in place of the paper's 2000.
+        thin: take every so-manieth of each category; 1: all.
+
+    Raises:
+        BadInput: values that leave no plan.
+    """
+    if largest < LEAST or thin < 1:
+        raise BadInput(f"a plan needs {LEAST} tokens or more and every 1st configuration or fewer")
+    rng, unseen = np.random.default_rng([seed, 0]), np.random.default_rng([seed, 1])
+    train = [
+        *(Configuration("compute", works) for works in _compute(largest, rng)),
+        *(Configuration("memory", works) for works in _memory(largest)),
+        *_random(largest, rng, 15, 15, 20),
+    ]
+    test = _random(largest, unseen, 15, 15, 20)
+    seen = {configuration.works for configuration in train}
+    fresh = [configuration for configuration in test if configuration.works not in seen]
+    chosen = [Measured(c, held_out=False) for c in _thinned(train, thin)]
+    return chosen + [Measured(c, held_out=True) for c in _thinned(fresh, thin)]
+
+
+def _thinned(configurations: Sequence[Configuration], thin: int) -> Iterator[Configuration]:
+    for category in CATEGORIES:
+        yield from [c for c in configurations if c.category == category][::thin]
+
+
+def _compute(largest: int, rng: np.random.Generator) -> Iterator[tuple[Work, ...]]:
+    """Nothing cached, 0.6 to 1 of the largest in one to four prompts."""
+    for share in (0.6, 0.7, 0.8, 0.9, 1.0):
+        total = round(share * largest)
+        for parts in (1, 2, 4):
+            yield tuple(Work(total // parts, 0) for _ in range(parts))
+        for _ in range(2):
+            cuts = np.sort(rng.choice(np.arange(20, total - 20), 3, replace=False))
+            sizes = np.diff([0, *cuts.tolist(), total])
+            yield tuple(Work(max(DRAFTED + 1, int(size)), 0) for size in sizes)
+
+
+def _memory(largest: int) -> Iterator[tuple[Work, ...]]:
+    for new, share, size in itertools.product(NEW, (0.25, 0.5, 0.75, 1.0), (1, 4)):
+        yield (Work(new, max(1, round(share * largest) - new)),) * size
+
+
+def _random(largest: int, rng: np.random.Generator, compute: int, memory: int, mixed: int) -> list[Configuration]:
+    def prompt(parts: int) -> Work:
+        return Work(int(rng.integers(round(0.6 * largest), largest + 1)) // parts, 0)
+
+    def follow_up() -> Work:
+        new = int(rng.integers(1, 30))
+        return Work(new, int(rng.integers(largest // 4, largest)) - new)
+
+    def split() -> tuple[Work, ...]:
+        parts = int(rng.integers(1, 5))
+        return tuple(prompt(parts) for _ in range(parts))
+
+    def some(most: int) -> tuple[Work, ...]:
+        return tuple(follow_up() for _ in range(int(rng.integers(1, most + 1))))
+
+    def both() -> tuple[Work, ...]:
+        cold = tuple(prompt(int(rng.integers(1, 5))) for _ in range(int(rng.integers(1, 3))))
+        return cold + some(6)
+
+    return [
+        *(Configuration("compute-random", split()) for _ in range(compute)),
+        *(Configuration("memory-random", some(8)) for _ in range(memory)),
+        *(Configuration("mixed", both()) for _ in range(mixed)),
+    ]
+
+
+class Bench:
+    """Runs batches of prompts that nobody has seen.
+
+    Raises (all methods):
+        EngineError: a pass failed.
+    """
+
+    def __init__(self, engine: VerifyEngine, seed: int) -> None:
+        self._engine, self._rng = engine, np.random.default_rng([seed, 2])
+        self._seen: set[bytes] = set()
+        self._names = itertools.count()
+
+    def time_s(self, works: Sequence[Work]) -> float:
+        """Seconds of one pass."""
+        batch = [self._request(work) for work in works]
+        primed = [
+            replace(request, prefix=request.prefix[: work.cached], draft=request.draft[:0])
+            for request, work in zip(batch, works, strict=True)
+            if work.cached
+        ]
+        try:
+            if primed:
+                self._engine.verify(primed)
+            start_s = time.perf_counter()
+            self._engine.verify(batch)
+            return time.perf_counter() - start_s
+        finally:
+            for request in batch:
+                self._engine.release(request.session)
+
+    def _request(self, work: Work) -> VerifyRequest:
+        ids = self._unique(work.cached + work.new)
+        drafted = work.new - 1 if work.cached else min(DRAFTED, work.new - 1)
+        end = len(ids) - drafted
+        return VerifyRequest(f"profile/{next(self._names)}", ids[:end], ids[end:])
+
+    def _unique(self, count: int) -> NDArray[np.int32]:
+        """Random ids; no two prompts may begin alike where that could be found in a cache."""
+        ids: NDArray[np.int32] = self._rng.integers(0, self._engine.vocab_size, count).astype(np.int32)
+        key = ids[:16].tobytes()
+        if key in self._seen:
+            raise TestbedError("a prompt came twice, so that a cache could answer for it; profile with another seed")
+        self._seen.add(key)
+        return ids
+
+
+def measure(
+    engine: VerifyEngine, planned: Sequence[Measured], *, repeats: int, warmups: int, seed: int, told: Progress
+) -> list[Measured]:
+    """Time every configuration, in an order drawn by the seed, each after passes of its own that are dropped.
+
+    Raises:
+        BadInput: nothing to repeat, or sequences that the engine does not take.
+        TestbedError: a prompt came twice.
+    """
+    if repeats < 1 or warmups < 0:
+        raise BadInput(f"a configuration is measured once or more after 0 passes or more, not {repeats} and {warmups}")
+    longest = max(work.cached + work.new for one in planned for work in one.configuration.works)
+    if longest + 1 > engine.max_positions:
+        raise BadInput(
+            f"sequences of {longest} tokens, but the target takes {engine.max_positions - 1}; give --largest"
+        )
+    bench, done = Bench(engine, seed), {}
+    order = np.random.default_rng([seed, 3]).permutation(len(planned)).tolist()
+    for count, index in enumerate(order):
+        told(count, len(planned), planned[index].configuration.category)
+        works = planned[index].configuration.works
+        times = [bench.time_s(works) for _ in range(warmups + repeats)]
+        done[index] = replace(planned[index], times_s=tuple(times[warmups:]))
+    told(len(planned), len(planned), "done")
+    return [done[index] for index in range(len(planned))]
+
+
+def report(measured: Sequence[Measured], seed: int = 0) -> dict[str, Any]:
+    """The fit to the passes meant for it, how it does on the others, and what one more term would bring there.
+
+    Raises:
+        BadInput: too few passes for a fit.
+    """
+    train = [one.sample for one in measured if not one.held_out]
+    test = [one.sample for one in measured if one.held_out]
+    found = fit(train, seed)
+    kinds = sorted({regime(sample) for sample in test})
+    return {
+        **found.document(),
+        "unseen": {
+            **vars(score(found.coefficients, test)),
+            "regimes": {
+                kind: vars(score(found.coefficients, [s for s in test if regime(s) == kind])) for kind in kinds
+            },
+        },
+        "missing_terms": [_with_term(name, term, train, test) for name, term in TERMS.items()],
+        "variation_p50": statistics.median(one.variation for one in measured),
+        "variation_max": max(one.variation for one in measured),
+    }
+
+
+TERMS: dict[str, Callable[[Sequence[Work]], float]] = {
+    "none": lambda batch: 0.0,
+    "requests": len,
+    "followup_requests": lambda batch: sum(work.cached > 0 for work in batch),
+    "judged_rows": lambda batch: sum(work.new if work.cached else min(DRAFTED, work.new - 1) + 1 for work in batch),
+    "block_rest": lambda batch: sum(work.cached % BLOCK for work in batch),
+    "cold_interactions": lambda batch: sum(work.new**2 for work in batch if not work.cached),
+    "longest_sequence": lambda batch: max(work.cached + work.new for work in batch),
+}
+"""What eq. 19 leaves out and a pass may take time for: a request as such, the head's rows, cached tokens beyond the
+last full block (which are computed again), a prompt's attention without a cache, padding."""
+
+
+def _with_term(
+    name: str, term: Callable[[Sequence[Work]], float], train: Sequence[Sample], test: Sequence[Sample]
+) -> dict[str, Any]:
+    """R² and MAPE on unseen passes of least squares with one term more."""
+
+    def table(samples: Sequence[Sample]) -> NDArray[np.float64]:
+        return np.array([[*features(sample.batch), term(sample.batch)] for sample in samples])
+
+    x, y = table(train), np.array([sample.latency_s for sample in train])
+    scale = np.maximum(x.max(axis=0), 1e-12)
+    found = np.linalg.lstsq(x / scale, y, rcond=None)[0] / scale
+    truth = np.array([sample.latency_s for sample in test])
+    error = table(test) @ found - truth
+    total = float(((truth - truth.mean()) ** 2).sum())
+    return {
+        "term": name,
+        "r2": 1 - float((error**2).sum()) / total if total else None,
+        "mape": float((np.abs(error) / truth).mean()),
+        "seconds": float(found[len(NAMES)]) if name != "none" else 0.0,
+    }
+
+
+def csv_lines(measured: Sequence[Measured]) -> list[str]:
+    """The contract's columns, and the plan's, a row a request."""
+    lines = ["batch,new_tokens,cached_tokens,latency_s,category,held_out,variation"]
+    for number, one in enumerate(measured):
+        tail = f"{one.sample.latency_s:.9f},{one.configuration.category},{int(one.held_out)},{one.variation:.4f}"
+        lines += [f"{number},{work.new},{work.cached},{tail}" for work in one.configuration.works]
+    return lines

@@ -1,0 +1,82 @@
+"""Measured latencies from CSV: a header, then one operating point of a server a row."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from testbed.errors import BadInput
+from testbed.optim.serving_model import Array
+from testbed.optim.serving_points import NEEDED, SETTING, Points
+
+RULES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "rps": (lambda v: v >= 0, "0 or more, in requests a second"),
+    "alpha": (lambda v: 0 <= v <= 1, "in [0, 1]"),
+    "k": (lambda v: v >= 0 and v == int(v), "a whole number, 0 or more"),
+    "prefill": (lambda v: v >= 0, "0 or more, in tokens"),
+    "decode": (lambda v: v > 0, "positive, in tokens"),
+}
+POSITIVE: tuple[Callable[[float], bool], str] = (lambda v: v > 0, "positive, in seconds")
+
+
+def read_points(path: Path, column: str = "latency_s") -> tuple[Points, Array]:
+    """Points, and [n] the latencies of a column. Columns: rps and that one; alpha, k, prefill and decode where they
+    are there; others are not looked at. A byte order mark, CRLF and empty lines are taken.
+
+    Raises:
+        BadInput: a file that cannot be read or is no CSV, a column that is missing or there twice, a cell that is
+            missing, no number, or out of range; with the line.
+    """
+    lines = _lines(path)
+    if not lines:
+        raise BadInput(f"{path.name} is empty; its first line must name the columns: rps,{column}")
+    header = [name.strip().lower() for name in lines[0][1]]
+    wanted = ["rps", column.strip().lower()]
+    lacking = [name for name in wanted if name not in header]
+    if lacking:
+        raise BadInput(f"{path.name} has no column {lacking[0]}; its first line is {','.join(lines[0][1])!r:.120}")
+    wanted += [name for name in SETTING if name in header and name not in wanted]
+    twice = [name for name in wanted if header.count(name) > 1]
+    if twice:
+        raise BadInput(f"{path.name} has the column {twice[0]} more than once")
+    lacking = [name for name in NEEDED if name not in header]
+    if "alpha" in header and lacking:
+        raise BadInput(f"{path.name} has alpha but no {', '.join(lacking)}, which the speculation-aware form needs")
+    if len(lines) == 1:
+        raise BadInput(f"{path.name} has a header and no rows")
+    columns = {name: np.array([_cell(path, header, line, row, name) for line, row in lines[1:]]) for name in wanted}
+    latency_s = columns.pop(wanted[1])
+    return Points(**columns), latency_s
+
+
+def _lines(path: Path) -> list[tuple[int, list[str]]]:
+    """Rows that hold something, each with the number of its (last) line."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise BadInput(f"cannot read {path}: {getattr(exc, 'strerror', None) or exc}") from exc
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        return [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
+    except csv.Error as exc:
+        raise BadInput(f"{path.name} line {reader.line_num} is not CSV: {exc}") from exc
+
+
+def _cell(path: Path, header: Sequence[str], line: int, row: Sequence[str], name: str) -> float:
+    """A number that is in range."""
+    if len(row) != len(header):
+        raise BadInput(f"{path.name} line {line} has {len(row)} cells, the first line {len(header)}")
+    text = row[header.index(name)].strip()
+    holds, right = RULES.get(name, POSITIVE)
+    try:
+        value = float(text)
+    except ValueError as exc:
+        raise BadInput(f"{path.name} line {line}: {name} must be a number, not {text!r:.40}") from exc
+    if not (math.isfinite(value) and holds(value)):
+        raise BadInput(f"{path.name} line {line}: {name} must be {right}, not {text!r:.40}")
+    return value

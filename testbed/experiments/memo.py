@@ -1,0 +1,187 @@
+"""Models whose passes are kept: runs that see the same tokens share them, whatever their link, window or protocol.
+
+Both are greedy and so pure functions of the prefix; what they said after a prefix once, they say again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.bs.engine import VerifyEngine, VerifyRequest, VerifyResult
+from testbed.errors import ModelError
+from testbed.ue.drafting import Choose, Drafter, DraftSequence, DraftToken
+
+Key = bytes
+"""Digest of a prefix."""
+
+
+def _hasher(ids: NDArray[np.int32]) -> hashlib.blake2b:
+    return hashlib.blake2b(np.ascontiguousarray(ids, np.int32).tobytes(), digest_size=16)
+
+
+def _keys(prefix: NDArray[np.int32], draft: NDArray[np.int32]) -> list[Key]:
+    """Digests of prefix + draft[:i], i = 0..K."""
+    hasher = _hasher(prefix)
+    keys = [hasher.digest()]
+    for token in draft:
+        hasher.update(np.int32(token).tobytes())
+        keys.append(hasher.digest())
+    return keys
+
+
+class _Row(NamedTuple):
+    """What the target said after a prefix."""
+
+    argmax: int
+    margin: float
+
+
+class MemoEngine:
+    """Implements `VerifyEngine`: answers from memory where it can, and asks the engine else.
+
+    Hidden states and distributions are not kept: a request for them always goes to the engine.
+    """
+
+    def __init__(self, engine: VerifyEngine) -> None:
+        self._engine = engine
+        self.model_name, self.vocab_size = engine.model_name, engine.vocab_size
+        self.hidden_size, self.max_positions = engine.hidden_size, engine.max_positions
+        self.max_batch_tokens = engine.max_batch_tokens
+        self._rows: dict[Key, _Row] = {}
+        self._gaps: dict[tuple[Key, int], float] = {}
+        self.asked = self.passed = 0
+        """Requests in all, and those that the engine had to compute."""
+
+    def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
+        """See `VerifyEngine.verify`."""
+        keys = [_keys(r.prefix, r.draft) for r in batch]
+        known = [None if r.hidden or r.logprobs else self._known(r, k) for r, k in zip(batch, keys, strict=True)]
+        new = [i for i, result in enumerate(known) if result is None]
+        self.asked += len(batch)
+        self.passed += len(new)
+        results = dict(zip(new, self._engine.verify([batch[i] for i in new]) if new else [], strict=True))
+        for i, result in results.items():
+            self._keep(batch[i], keys[i], result)
+        return [result if result is not None else results[i] for i, result in enumerate(known)]
+
+    def _known(self, request: VerifyRequest, keys: list[Key]) -> VerifyResult | None:
+        rows = [self._rows.get(key) for key in keys]
+        gaps = []
+        for row, key, token in zip(rows, keys, request.draft.tolist(), strict=False):
+            gap = 0.0 if row is not None and row.argmax == token else self._gaps.get((key, token))
+            if row is None or gap is None:
+                return None
+            gaps.append(gap)
+        if rows[-1] is None:
+            return None
+        said = [row for row in rows if row is not None]
+        return VerifyResult(
+            argmax=np.array([row.argmax for row in said], np.int32),
+            margin=np.array([row.margin for row in said], np.float32),
+            draft_gap=np.array(gaps, np.float32),
+        )
+
+    def _keep(self, request: VerifyRequest, keys: list[Key], result: VerifyResult) -> None:
+        for key, argmax, margin in zip(keys, result.argmax.tolist(), result.margin.tolist(), strict=True):
+            self._rows.setdefault(key, _Row(argmax, margin))
+        for key, token, gap in zip(keys, request.draft.tolist(), result.draft_gap.tolist(), strict=False):
+            self._gaps.setdefault((key, token), gap)
+
+    def release(self, session: str) -> None:
+        """See `VerifyEngine.release`."""
+        self._engine.release(session)
+
+    def close(self) -> None:
+        """Free the model and what was kept."""
+        self._rows.clear()
+        self._gaps.clear()
+        self._engine.close()
+
+
+class MemoDrafter:
+    """Implements `Drafter`: a sequence of the drafter is opened only where something new must be drafted."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.vocab_size, self.hidden_size, self.context = drafter.vocab_size, drafter.hidden_size, drafter.context
+        self.tokens: dict[Key, DraftToken] = {}
+        self.asked = self.drafted = 0
+        """Tokens in all, and those that the drafter had to compute."""
+
+    def open(
+        self, prompt: Sequence[int], *, distributions: bool = False, choose: Choose | None = None
+    ) -> DraftSequence:
+        """See `Drafter.open`; distributions are not kept, so a sequence that needs them is the drafter's own."""
+        if distributions or choose is not None:
+            return self.drafter.open(prompt, distributions=distributions, choose=choose)
+        if not 0 < len(prompt) < self.context:
+            return self.drafter.open(prompt)  # it says what is wrong
+        return _MemoSequence(self, prompt)
+
+    def close(self) -> None:
+        """Free the model and what was kept."""
+        self.tokens.clear()
+        self.drafter.close()
+
+
+class _MemoSequence:
+    """Implements `DraftSequence`."""
+
+    def __init__(self, memo: MemoDrafter, prompt: Sequence[int]) -> None:
+        self._memo = memo
+        self._ids = [int(i) for i in prompt]
+        self._committed = len(self._ids)
+        self._hasher = _hasher(np.array(self._ids, np.int32))
+        self._live: DraftSequence | None = None
+        """A sequence of the drafter whose drafted tokens end where ours do."""
+
+    @property
+    def length(self) -> int:
+        """Number of committed tokens, the prompt included."""
+        return self._committed
+
+    def draft_one(self) -> DraftToken:
+        """See `DraftSequence.draft_one`."""
+        if len(self._ids) >= self._memo.context:
+            raise ModelError(f"the drafter's context of {self._memo.context} tokens is full")
+        key = self._hasher.digest()
+        token = self._memo.tokens.get(key)
+        self._memo.asked += 1
+        if token is None:
+            if self._live is None:
+                self._live = self._memo.drafter.open(self._ids)
+            token = self._live.draft_one()
+            self._memo.tokens[key] = token
+            self._memo.drafted += 1
+        elif self._live is not None:  # it would fall behind
+            self._drop()
+        self._ids.append(token.id)
+        self._hasher.update(np.int32(token.id).tobytes())
+        return token
+
+    def commit(self, accepted: int, token: int) -> None:
+        """See `DraftSequence.commit`."""
+        drafted = len(self._ids) - self._committed
+        if not 0 <= accepted <= drafted:
+            raise ValueError(f"{accepted} tokens accepted of {drafted} drafted")
+        if not 0 <= token < self._memo.vocab_size:
+            raise ValueError(f"token {token} is outside the vocabulary of {self._memo.vocab_size}")
+        self._drop()
+        del self._ids[self._committed + accepted :]
+        self._ids.append(token)
+        self._committed = len(self._ids)
+        self._hasher = _hasher(np.array(self._ids, np.int32))
+
+    def close(self) -> None:
+        """Free the place of the drafter's sequence."""
+        self._drop()
+
+    def _drop(self) -> None:
+        if self._live is not None:
+            self._live.close()
+            self._live = None

@@ -1,0 +1,233 @@
+"""Device profiles: how long drafting and verifying take on hardware that is not here, and how large its payloads are.
+
+A profile is a YAML file (`hardware/profiles/`); virtual runs take their compute times from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from testbed.channel.cost import Overheads, Sizes, id_bits
+from testbed.config import Config, load
+from testbed.errors import BadInput
+from testbed.optim.inference_cost import forward_flops
+from testbed.shelf import find
+
+
+class Work(NamedTuple):
+    """One request's share of a verification pass."""
+
+    drafted: int
+    """K"""
+    new: int
+    """Tokens that the pass computes: K and those of the prefix that are in no cache."""
+    cached: int
+
+
+# ---------------------------------------------------------------- drafting
+
+
+class LinearDraft(Config, frozen=True, tag="linear", tag_field="kind"):
+    """The same time for every token."""
+
+    per_token_s: float
+    base_s: float = 0.0
+    """Once a window."""
+    prefill_per_token_s: float = 0.0
+
+    def window_s(self, count: int, base_len: int) -> float:
+        """Drafting `count` tokens after `base_len`."""
+        return self.base_s + self.per_token_s * count
+
+    def prefill_s(self, prompt_len: int) -> float:
+        """Computing a prompt."""
+        return self.prefill_per_token_s * prompt_len
+
+
+class FlopsDraft(Config, frozen=True, tag="flops", tag_field="kind"):
+    """c1·F + c2 for every forward pass of one task (edge SD batching, eqs. 13, 17, 19)."""
+
+    layers: int
+    hidden: int
+    ffn: int
+    c1_s: float
+    """Seconds a FLOP."""
+    c2_s: float
+
+    def window_s(self, count: int, base_len: int) -> float:
+        """Drafting `count` tokens after `base_len`."""
+        flops = sum(forward_flops(self.layers, self.hidden, self.ffn, 1, base_len - 1 + i) for i in range(count))
+        return self.c1_s * flops + self.c2_s * count
+
+    def prefill_s(self, prompt_len: int) -> float:
+        """Computing a prompt (eq. 11)."""
+        return self.c1_s * forward_flops(self.layers, self.hidden, self.ffn, prompt_len, 0) + self.c2_s
+
+
+class RooflineDraft(Config, frozen=True, tag="utilisation", tag_field="kind"):
+    """FLOPs over the effective throughput η·F_peak (WISV eqs. 11–14)."""
+
+    layers: int
+    hidden: int
+    ffn: int
+    peak_flops: float
+    """FLOPs a second."""
+    utilisation: float
+
+    def window_s(self, count: int, base_len: int) -> float:
+        """Drafting `count` tokens after `base_len` (eqs. 12, 14)."""
+        flops = sum(forward_flops(self.layers, self.hidden, self.ffn, 1, base_len - 1 + i) for i in range(count))
+        return flops / (self.peak_flops * self.utilisation)
+
+    def prefill_s(self, prompt_len: int) -> float:
+        """Computing a prompt."""
+        return forward_flops(self.layers, self.hidden, self.ffn, prompt_len, 0) / (self.peak_flops * self.utilisation)
+
+
+DraftCost = LinearDraft | FlopsDraft | RooflineDraft
+
+# ---------------------------------------------------------------- verifying
+
+
+class LinearVerify(Config, frozen=True, tag="linear", tag_field="kind"):
+    """a + b·tokens."""
+
+    base_s: float
+    per_drafted_s: float = 0.0
+    per_new_s: float = 0.0
+    undrafted_s: float = 0.0
+    """For a request without a draft: the target decodes alone."""
+
+    def pass_s(self, batch: Sequence[Work]) -> float:
+        """One pass over a batch."""
+        drafted_s = sum(self.per_drafted_s * w.drafted + self.per_new_s * w.new for w in batch)
+        return self.base_s + drafted_s + self.undrafted_s * sum(not w.drafted for w in batch)
+
+
+class FlopsVerify(Config, frozen=True, tag="flops", tag_field="kind"):
+    """c1·ΣF + c2 (edge SD batching, eqs. 14, 17, 18; F of each task by itself, as its requests differ)."""
+
+    layers: int
+    hidden: int
+    ffn: int
+    c1_s: float
+    """Seconds a FLOP."""
+    c2_s: float
+
+    def pass_s(self, batch: Sequence[Work]) -> float:
+        """One pass over a batch."""
+        flops = sum(forward_flops(self.layers, self.hidden, self.ffn, w.new, w.cached) for w in batch)
+        return self.c1_s * flops + self.c2_s
+
+
+class RooflineVerify(Config, frozen=True, tag="utilisation", tag_field="kind"):
+    """FLOPs over the effective throughput η·F_peak (WISV eqs. 11, 15, 16)."""
+
+    layers: int
+    hidden: int
+    ffn: int
+    peak_flops: float
+    """FLOPs a second."""
+    utilisation: float
+
+    def pass_s(self, batch: Sequence[Work]) -> float:
+        """One pass over a batch."""
+        flops = sum(forward_flops(self.layers, self.hidden, self.ffn, w.new, w.cached) for w in batch)
+        return flops / (self.peak_flops * self.utilisation)
+
+
+class InteractionVerify(Config, frozen=True, tag="interactions", tag_field="kind"):
+    """a·N_linear + b_compute·N_interactions + b_read·N_cached + c (WISP eqs. 18, 19)."""
+
+    a_s: float
+    """Seconds a new token."""
+    b_compute_s: float
+    """Seconds a query-key interaction."""
+    b_read_s: float
+    """Seconds a cached token."""
+    c_s: float
+
+    def pass_s(self, batch: Sequence[Work]) -> float:
+        """One pass over a batch."""
+        new = sum(w.new for w in batch)
+        interactions = sum((w.cached + w.new) * w.new for w in batch)
+        cached = sum(w.cached for w in batch)
+        return self.a_s * new + self.b_compute_s * interactions + self.b_read_s * cached + self.c_s
+
+
+VerifyCost = LinearVerify | FlopsVerify | RooflineVerify | InteractionVerify
+
+# ---------------------------------------------------------------- the whole
+
+
+class Hot(Config, frozen=True, kw_only=True):
+    """Times right after the same work: caches are full, clocks are up. Measured profiles of small models need them."""
+
+    within_s: float
+    """How short the pause before must have been."""
+    draft: LinearDraft
+    verify: LinearVerify
+    stack_s: float
+    """Software's share of a message's way between processes of one host."""
+
+
+class Profile(Config, frozen=True, kw_only=True):
+    """A UE and a BS.
+
+    Raises:
+        BadInput: negative times.
+    """
+
+    name: str
+    about: str
+    source: str
+    """Where the numbers come from."""
+    assumptions: tuple[str, ...] = ()
+    """What the source does not say."""
+    draft: DraftCost
+    verify: VerifyCost
+    hot: Hot | None = None
+    """None: it makes no difference."""
+    stack_s: float = 0.0
+    """Software's share of every message's way, on top of the link."""
+    vocab_size: int | None = None
+    """Sizes for payload accounting; None: those of the models that run."""
+    hidden_size: int | None = None
+    hidden_bits: int = 16
+    overhead_up_bits: int = 0
+    overhead_down_bits: int = 0
+
+    def __post_init__(self) -> None:
+        if (
+            min(self.draft.window_s(1, 1), self.draft.prefill_s(1), self.verify.pass_s([Work(1, 1, 1)]), self.stack_s)
+            < 0
+        ):
+            raise BadInput(f"profile {self.name}: times must not be negative")
+
+    @property
+    def sizes(self) -> Sizes | None:
+        """Widths of the payloads it stands for; None: those of the models that run."""
+        if self.vocab_size is None or self.hidden_size is None:
+            return None
+        return Sizes(self.hidden_size, id_bits(self.vocab_size), self.hidden_bits, self.vocab_size)
+
+    @property
+    def overheads(self) -> Overheads:
+        """b_ul and b_dl."""
+        return Overheads(self.overhead_up_bits, self.overhead_down_bits)
+
+
+def load_profile(name: str) -> Profile:
+    """A profile by name, or from a YAML file.
+
+    Raises:
+        BadInput: there is none of that name; ConfigError: it cannot be read.
+    """
+    path = find("profiles", name)
+    try:
+        return load(Profile, path)
+    except msgspec.ValidationError as exc:
+        raise BadInput(f"{path}: {exc}") from exc

@@ -1,0 +1,114 @@
+"""`testbed channel record`: the channel state that a run saw, as a link trace."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.channel.trace import COLUMNS, Trace
+from testbed.errors import BadInput
+
+Reals = NDArray[np.float64]
+MAX_SAMPLES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A trace out of a run, and what it rests on."""
+
+    trace: Trace
+    interval_s: float
+    rounds: int
+    """Rounds that knew the channel's state."""
+    without: int
+    """Rounds that did not; they are left out."""
+    sources: tuple[str, ...]
+    """Where the state came from: probe, passive, emulated, trace, assumed."""
+    gaps: tuple[tuple[float, float], ...]
+    """From, to in trace time [s]: no round began, and the sample before is held."""
+
+    @property
+    def header(self) -> list[str]:
+        """Comment lines for the trace's file."""
+        held = f"{len(self.gaps)} gaps held, {sum(b - a for a, b in self.gaps):g} s together"
+        return [
+            f"recorded from {self.rounds} rounds, median of each {self.interval_s:g} s; {held}",
+            f"source of the channel state: {', '.join(self.sources)}",
+        ]
+
+
+def record(run_dir: Path, interval_s: float = 1.0) -> Recording:
+    """Resample what `rounds.parquet` says of the channel to one sample an interval: the median of its rounds.
+
+    An interval without rounds repeats the sample before it. Time starts at the first round that knew the state;
+    rounds of all methods and requests are taken together, in the order of their times. `snr_db` is nan where no round
+    of an interval knew it.
+
+    Raises:
+        BadInput: no run directory, no channel state in it, an interval that is not positive or far too short, or no
+            pyarrow.
+    """
+    if not 0 < interval_s < math.inf:
+        raise BadInput(f"the interval must be positive and finite, not {interval_s:g}")
+    columns, sources, without = _read(run_dir)
+    order = np.argsort(columns["t_s"], kind="stable")
+    times_s = columns["t_s"][order] - columns["t_s"][order[0]]
+    # a time on the edge belongs to the interval that begins there, in spite of rounding (0.3 / 0.1 = 2.999…)
+    bins = np.floor(times_s / interval_s + 1e-9).astype(np.int64)
+    n = int(bins[-1]) + 1
+    if n > MAX_SAMPLES:
+        raise BadInput(f"{times_s[-1]:g} s in steps of {interval_s:g} s make {n} samples; at most {MAX_SAMPLES}")
+    filled, starts = np.unique(bins, return_index=True)
+    held = np.repeat(np.arange(len(filled)), np.diff(filled, append=n))
+    samples = {
+        name: np.array([_median(part) for part in np.split(columns[name][order], starts[1:])])[held]
+        for name in COLUMNS[1:]
+    }
+    trace = Trace(t_s=np.arange(n, dtype=np.float64) * interval_s, **samples)
+    return Recording(trace, interval_s, len(times_s), without, sources, _gaps(filled, interval_s))
+
+
+def _gaps(filled: NDArray[np.int64], interval_s: float) -> tuple[tuple[float, float], ...]:
+    ends = np.flatnonzero(np.diff(filled) > 1)
+    return tuple((float(filled[i] + 1) * interval_s, float(filled[i + 1]) * interval_s) for i in ends)
+
+
+def _median(values: Reals) -> float:
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if known.size else math.nan
+
+
+def _read(run_dir: Path) -> tuple[dict[str, Reals], tuple[str, ...], int]:
+    """Columns of a trace by name [n], the sources, and how many rounds knew no state."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as exc:
+        raise BadInput("parquet files need pyarrow: install the extra `lab`") from exc
+    path = run_dir / "rounds.parquet"
+    names = {name: "csi_time_s" if name == "t_s" else f"csi_{name}" for name in COLUMNS}
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowException) as exc:
+        raise BadInput(f"{run_dir} is no run directory: rounds.parquet cannot be read ({exc})") from exc
+    missing = sorted({*names.values(), "csi_source"} - set(table.column_names))
+    if missing:
+        raise BadInput(f"{path} lacks {', '.join(missing)}; a run of this version has them")
+    known = table.filter(table["csi_uplink_mbps"].is_valid())
+    if not known.num_rows:
+        raise BadInput(f"{run_dir} knew nothing of its channel; run it with --csi")
+    try:
+        columns = {
+            name: np.array([math.nan if v is None else v for v in known[column].to_pylist()], np.float64)
+            for name, column in names.items()
+        }
+    except (TypeError, ValueError) as exc:
+        raise BadInput(f"{path}: the channel's state is not in numbers ({exc})") from exc
+    if not np.isfinite(columns["t_s"]).all():
+        raise BadInput(f"{path}: csi_time_s must be finite in every round that knows its channel")
+    sources = tuple(sorted({str(s) for s in known["csi_source"].to_pylist()}))
+    return columns, sources, table.num_rows - known.num_rows

@@ -1,0 +1,107 @@
+"""The `--csi` option: from text to where a run's channel state comes from."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import msgspec
+
+from testbed.channel.csi import Csi
+from testbed.channel.trace import read_trace
+from testbed.clock import Clock
+from testbed.errors import BadInput
+from testbed.shelf import find
+from testbed.ue.channel_state import ChannelState, Given, Measured, Replayed, Unknown
+from testbed.ue.client import Client
+
+NONE, PASSIVE = "none", "passive"
+ASSUMED_MBPS = 100.0
+"""Rates before anything was measured; the rounds correct them where they carry enough bytes."""
+FORMS = (
+    "none, passive, FILE.json, trace=NAME|FILE[,origin_s=S], or uplink_mbps=..,downlink_mbps=..,rtt_ms=..[,per_up=..]"
+)
+
+
+async def channel_state(text: str, client: Client, clock: Clock) -> ChannelState:
+    """Channel state of a run over a connected client.
+
+    `none`: not known. `passive`: measured from the rounds, after an RTT handshake. A JSON file (as `channel measure`
+    writes it): the same, starting from what it says. `key=value,…`: given. `trace=…`: as a trace says that is replayed,
+    since `origin_s` on the host's monotonic clock (default: now).
+
+    Raises:
+        BadInput: another text, or values that cannot be.
+    """
+    check_csi(text)
+    if text == NONE:
+        return Unknown()
+    if text == PASSIVE:
+        rtt_s = statistics.median(await client.rtt_s())
+        return Measured(Csi(ASSUMED_MBPS, ASSUMED_MBPS, rtt_s * 1e3, source="passive"), clock)
+    if "=" not in text:
+        return Measured(_prior(Path(text)), clock)
+    values = _pairs(text)
+    if "trace" in values:
+        origin_s = float(values["origin_s"]) if "origin_s" in values else clock.time()
+        return Replayed(read_trace(find("traces", values["trace"])), clock, origin_s)
+    return Given(_given(values), clock)
+
+
+def check_csi(text: str) -> None:
+    """Refuse what `channel_state` could not read.
+
+    Raises:
+        BadInput: see there.
+    """
+    if text in (NONE, PASSIVE):
+        return
+    if "=" not in text:
+        _prior(Path(text))
+        return
+    values = _pairs(text)
+    if "trace" not in values:
+        if set(values) - set(_defaults()):
+            raise BadInput(f"bad channel state {text!r}; use {FORMS}")
+        _given(values)
+        return
+    if set(values) - {"trace", "origin_s"}:
+        raise BadInput(f"bad channel state {text!r}; use {FORMS}")
+    read_trace(find("traces", values["trace"]))
+
+
+def _pairs(text: str) -> dict[str, str]:
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    if any(not sep for _, sep, _ in pairs):
+        raise BadInput(f"bad channel state {text!r}; use {FORMS}")
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _given(values: dict[str, str]) -> Csi:
+    try:
+        numbers = {key: float(value) for key, value in values.items() if key != "source"}
+        return msgspec.convert([{**values, **numbers}.get(name, default) for name, default in _defaults().items()], Csi)
+    except (ValueError, msgspec.ValidationError) as exc:
+        given = ",".join(f"{k}={v}" for k, v in values.items())
+        raise BadInput(f"bad channel state {given!r}; use {FORMS}") from exc
+
+
+def _prior(path: Path) -> Csi:
+    """The `csi` of a document that `channel measure` wrote; what it lacks is assumed."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        measured = dict(document["csi"])
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise BadInput(f"bad channel state {str(path)!r}: no file of `channel measure`; use {FORMS}") from exc
+    assumed = {"uplink_mbps": ASSUMED_MBPS, "downlink_mbps": ASSUMED_MBPS}
+    try:
+        return msgspec.convert([{**assumed, **measured}.get(name, field) for name, field in _defaults().items()], Csi)
+    except msgspec.ValidationError as exc:
+        raise BadInput(f"{path}: {exc}") from exc
+
+
+def _defaults() -> dict[str, object]:
+    """Fields of a `Csi` and what stands there where nothing is given; None where something must be."""
+    fields = msgspec.structs.fields(Csi)
+    return {f.name: None if f.default is msgspec.NODEFAULT else f.default for f in fields}

@@ -1,0 +1,153 @@
+"""Speculative decoding by rejection sampling: with whole draft distributions uploaded, or split between UE and BS.
+
+Both keep the target's distribution at any temperature, top-k and top-p. `protocols/sampling.py` says how; WISP Eq. 3
+prints p where a rejected token is replaced, which would not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from testbed.errors import BadInput, ProtocolError
+from testbed.protocols.base import Drafted, RoundProtocol, Window, expect_names, read_ids
+from testbed.protocols.codec import MAX_ARRAY_BYTES, AnyArray
+from testbed.protocols.sampling import (
+    ONE,
+    Counts,
+    Draws,
+    Kept,
+    Probs,
+    accept,
+    draw,
+    pack_target,
+    probabilities,
+    read_target,
+    residual,
+)  # fmt: skip
+
+
+class RejectionSampling(RoundProtocol):
+    """The baseline "SD reject" of WISV Table I: all of q goes up, and the BS replaces a rejected token itself."""
+
+    kind = "rejection"
+    sampled = True
+
+    # ------------------------------------------------------------ UE side
+
+    def uplink(self, drafted: Drafted) -> dict[str, AnyArray]:
+        """`ids` i4 [K], `q` u2 [K, V]: counts of 1/65535.
+
+        Raises:
+            BadInput: the distributions of the window are larger than an array may be.
+        """
+        q = _of(drafted)
+        if q.nbytes > MAX_ARRAY_BYTES:
+            most = MAX_ARRAY_BYTES // q[0].nbytes
+            raise BadInput(f"distributions of {len(q)} tokens over {q.shape[1]} ids: use --window {most} or less")
+        return {"ids": drafted.ids, "q": q}
+
+    # ------------------------------------------------------------ BS side
+
+    def window(self, arrays: dict[str, AnyArray], hidden_size: int) -> Window:
+        """Ids, and distributions that each add up to 1 and could have drawn their token."""
+        expect_names(arrays, "ids", "q")
+        ids, q = read_ids(arrays), arrays["q"]
+        if q.dtype != np.uint16 or q.ndim != 2 or len(q) != len(ids):
+            raise ProtocolError(f"q must be u2 [{len(ids)}, V], not {q.dtype} {list(q.shape)}")
+        if ids.min() < 0 or ids.max() >= q.shape[1]:
+            raise ProtocolError(f"token ids must lie in 0..{q.shape[1] - 1}")
+        if (q.sum(axis=1, dtype=np.int64) != ONE).any():
+            raise ProtocolError(f"every row of q must add up to {ONE}")
+        if not q[np.arange(len(ids)), ids].all():
+            raise ProtocolError("every drafted token must have a probability in q")
+        return Window(ids, None, q)
+
+    def keep(self, window: Window, target: Callable[[int], Probs], draws: Draws) -> Kept:
+        """See `RoundProtocol.keep`; a rejected token is replaced from the residual here."""
+        assert window.q is not None
+        rows = probabilities(window.q)
+        stays = first_rejected(window, rows[np.arange(len(rows)), window.ids], target, draws)
+        p = target(stays)
+        left = residual(p, rows[stays]) if stays < len(rows) else p
+        return Kept(stays, draw(left, draws.replace(stays)))
+
+
+class SplitSampling(RoundProtocol):
+    """DSSD's split: q(x) of each drafted token goes up; only on a rejection p comes down, and the UE, which has q,
+    draws the token that replaces it. The BS learns that token with the next window.
+    """
+
+    kind = "split"
+    sampled = True
+
+    # ------------------------------------------------------------ UE side
+
+    def uplink(self, drafted: Drafted) -> dict[str, AnyArray]:
+        """`ids` i4 [K], `q` u2 [K]: counts of 1/65535; `token` i4 [1] where the round before ended in a rejection."""
+        q = _of(drafted)[np.arange(len(drafted.ids)), drafted.ids]
+        arrays: dict[str, AnyArray] = {"ids": drafted.ids, "q": q}
+        return arrays if drafted.replaced is None else {**arrays, "token": np.array([drafted.replaced], np.int32)}
+
+    def replace(self, drafted: Drafted, accepted: int, arrays: dict[str, AnyArray], draws: Draws) -> int:
+        """See `RoundProtocol.replace`: drawn from the residual of the target's distribution and this side's q."""
+        expect_names(arrays, "target")
+        q = _of(drafted)
+        if accepted >= len(q):
+            raise ProtocolError("the target's distribution came though nothing was rejected")
+        left = residual(read_target(arrays["target"], q.shape[1]), probabilities(q[accepted]))
+        return draw(left, draws.replace(accepted))
+
+    # ------------------------------------------------------------ BS side
+
+    def window(self, arrays: dict[str, AnyArray], hidden_size: int) -> Window:
+        """Ids, their probabilities, and the token that the BS does not know yet."""
+        token = None
+        if "token" in arrays:
+            arrays = dict(arrays)
+            owed = arrays.pop("token")
+            if owed.dtype != np.int32 or owed.shape != (1,):
+                raise ProtocolError(f"token must be i4 [1], not {owed.dtype} {list(owed.shape)}")
+            token = int(owed[0])
+        expect_names(arrays, "ids", "q")
+        ids, q = read_ids(arrays), arrays["q"]
+        if q.dtype != np.uint16 or q.shape != ids.shape:
+            raise ProtocolError(f"q must be u2 [{len(ids)}], not {q.dtype} {list(q.shape)}")
+        if not q.all():
+            raise ProtocolError("every drafted token must have a probability in q")
+        return Window(ids, None, q, token)
+
+    def keep(self, window: Window, target: Callable[[int], Probs], draws: Draws) -> Kept:
+        """See `RoundProtocol.keep`; what comes down after a rejection is also what the window is judged by."""
+        assert window.q is not None
+        packed = _Packed(target)
+        stays = first_rejected(window, probabilities(window.q), packed.probs, draws)
+        if stays < len(window.ids):
+            return Kept(stays, None, pack_target(target(stays)))
+        return Kept(stays, draw(packed.probs(stays), draws.replace(stays)))
+
+
+class _Packed:
+    """The target's distributions as they would arrive at the UE."""
+
+    def __init__(self, target: Callable[[int], Probs]) -> None:
+        self._target = target
+
+    def probs(self, position: int) -> Probs:
+        p = self._target(position)
+        return read_target(pack_target(p), len(p))
+
+
+def first_rejected(window: Window, q: Sequence[float] | Probs, target: Callable[[int], Probs], draws: Draws) -> int:
+    """The first position whose token does not stay, K if all do; `q` [K] is what each was drawn with."""
+    for position, token in enumerate(window.ids.tolist()):
+        if not accept(float(target(position)[token]), float(q[position]), draws.accept(position)):
+            return position
+    return len(window.ids)
+
+
+def _of(drafted: Drafted) -> Counts:
+    if drafted.q is None:
+        raise ProtocolError("rejection sampling needs the drafter's distributions")
+    return drafted.q

@@ -1,0 +1,210 @@
+"""Sampling from a model's distribution, and what speculative decoding by rejection sampling needs beside it.
+
+Of Leviathan et al. (2023): a token x drawn from q is kept with probability min(1, p(x) / q(x)); where it is not,
+another one is drawn from the residual, norm(max(0, p − q)). The output is then distributed as p, *whatever q is*, as
+long as q is what x was drawn from. Hence what travels:
+
+- **q** travels as 16-bit counts of 1/65535 that add up to 65535 (`quantise`). The drafter draws from the counts, not
+  from what they were rounded from, so that both sides hold the same q to the last bit; rounding costs acceptance, never
+  losslessness.
+- **p** cannot be so coarse, for its rounding reaches the output. It travels as half-precision numbers, scaled so that
+  small probabilities keep their precision (`pack_target`), and what judges a window is the rounded p, so that the
+  output is distributed as exactly that: within `TARGET_TV` of p in total variation.
+"""
+
+from __future__ import annotations
+
+import math
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.errors import BadInput, ProtocolError
+
+Probs = NDArray[np.float64]
+"""[V], not negative, adding up to 1."""
+Counts = NDArray[np.uint16]
+
+ONE = 2**16 - 1
+"""Counts of a quantised distribution: the largest 16-bit number, so that a certain token has a count too."""
+TARGET_SCALE = 2.0**15
+"""By it, half precision is exact to a relative 2⁻¹¹ from 1 down to 2⁻²⁹."""
+TARGET_TV = 2.0**-11 + 2.0**-20
+"""Bound on the total variation between p and what `read_target` makes of it: each entry moves by at most 2⁻¹¹ of
+itself, or by 2⁻⁴⁰ below 2⁻²⁹, which 2²⁰ entries add up to 2⁻²⁰; renormalising at most doubles the half of their sum."""
+_SUM_TOLERANCE = 2.0**-10
+_DRAFT, _ACCEPT, _REPLACE = range(3)
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How a token is taken from a distribution: temperature first, then the `top_k` most likely, then `top_p`."""
+
+    temperature: float = 1.0
+    """0 takes the most likely token."""
+    top_k: int = 0
+    """Tokens kept; 0: all."""
+    top_p: float = 1.0
+    """The fewest most likely tokens that reach this probability are kept."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be sampled with.
+
+        Raises:
+            BadInput: a value out of its range.
+        """
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise BadInput(f"temperature must be 0 (greedy) or a positive number, not {self.temperature:g}")
+        if self.top_k < 0:
+            raise BadInput(f"top-k must be 1 or more, or 0 for all tokens, not {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise BadInput(f"top-p must lie above 0 and be at most 1, not {self.top_p:g}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether nothing is left to chance."""
+        return self.temperature == 0
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+class Draws:
+    """The random numbers of one round: pure functions of (seed, round, position), so that whatever is sent or computed
+    again comes out the same. UE and BS share the seed; each number is used once.
+    """
+
+    def __init__(self, seed: int, round_: int) -> None:
+        """`seed` of the request, in [0, 2⁶⁴)."""
+        self._seed, self._round = seed, round_
+
+    def draft(self, position: int) -> float:
+        """In [0, 1): draws the drafted token at a position."""
+        return self._uniform(_DRAFT, position)
+
+    def accept(self, position: int) -> float:
+        """In [0, 1): decides whether the drafted token at a position stays."""
+        return self._uniform(_ACCEPT, position)
+
+    def replace(self, position: int) -> float:
+        """In [0, 1): draws the token that replaces the drafted one at a position, or that follows the window."""
+        return self._uniform(_REPLACE, position)
+
+    def _uniform(self, purpose: int, position: int) -> float:
+        return float(np.random.default_rng((self._seed, purpose, self._round, position)).random())
+
+
+class Kept(NamedTuple):
+    """Outcome of a window."""
+
+    accepted: int
+    """Drafted tokens that stay."""
+    token: int | None
+    """What follows them; None where the UE draws it."""
+    target: NDArray[np.float16] | None = None
+    """[V] what the UE draws it with: see `pack_target`."""
+
+
+def request_seed(seed: int, method: str, request: int) -> int:
+    """Seed of one request of a run, in [0, 2⁶³): it depends on no session number, and methods do not share it."""
+    text = f"{seed}/{method}/{request}"
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def warp(logits: NDArray[Any], sampling: Sampling) -> Probs:
+    """Logits or log-probabilities [V] to the probabilities that are sampled from; equal ones rank by id.
+
+    Raises:
+        ValueError: a logit is NaN, or none is finite.
+    """
+    values = np.asarray(logits, np.float64)
+    best = int(values.argmax())
+    if not math.isfinite(values[best]):
+        raise ValueError("logits are not numbers")
+    if sampling.greedy:
+        return one_hot(best, len(values))
+    with np.errstate(over="ignore"):  # at a tiny temperature all but the best are infinitely far away
+        weights = np.exp((values - values[best]) / sampling.temperature)
+    if 0 < sampling.top_k < len(weights):
+        weights[~_largest(weights, sampling.top_k)] = 0.0
+    probs: Probs = weights / weights.sum()
+    if sampling.top_p < 1:
+        some = np.flatnonzero(probs)
+        order = some[np.argsort(-probs[some], kind="stable")]
+        before = np.concatenate([[0.0], np.cumsum(probs[order])[:-1]])
+        probs[order[before >= sampling.top_p]] = 0.0
+        probs /= probs.sum()
+    return probs
+
+
+def _largest(values: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
+    """Where the `count` largest values are; equal ones rank by index."""
+    least = np.partition(values, len(values) - count)[len(values) - count]
+    found: NDArray[np.bool_] = values > least
+    found[np.flatnonzero(values == least)[: count - int(found.sum())]] = True
+    return found
+
+
+def one_hot(token: int, size: int) -> Probs:
+    """[size] all of it on one token."""
+    probs = np.zeros(size)
+    probs[token] = 1.0
+    return probs
+
+
+def draw(weights: NDArray[Any], u: float) -> int:
+    """The token where the running sum of `weights` [V] passes `u` in [0, 1) of their total; its weight is never 0."""
+    running = np.cumsum(weights, dtype=np.float64)
+    last = int(np.searchsorted(running, running[-1]))  # u · total may round up to the total itself
+    return min(int(np.searchsorted(running, u * running[-1], side="right")), last)
+
+
+def accept(p: float, q: float, u: float) -> bool:
+    """Whether a token drawn with probability q and wanted with p stays, at `u` in [0, 1): with min(1, p / q)."""
+    return u * q < p
+
+
+def residual(p: Probs, q: Probs) -> Probs:
+    """norm(max(0, p − q)): what a token that replaces a rejected one is drawn from; p where nothing is left of it."""
+    left: Probs = np.maximum(p - q, 0.0)
+    total = left.sum()
+    return left / total if total > 0 else p
+
+
+def quantise(probs: Probs) -> Counts:
+    """Probabilities [V] to counts that add up to `ONE`, by largest remainder (equal ones by id); 0 stays 0."""
+    scaled = probs * (ONE / probs.sum())
+    counts = np.floor(scaled)
+    short = ONE - int(counts.sum())
+    if short > 0:
+        counts[_largest(scaled - counts, short)] += 1
+    rounded: Counts = counts.astype(np.uint16)
+    return rounded
+
+
+def probabilities(counts: Counts) -> Probs:
+    """What counts stand for; of one row, of all rows, or of single entries."""
+    probs: Probs = counts / np.float64(ONE)
+    return probs
+
+
+def pack_target(p: Probs) -> NDArray[np.float16]:
+    """The target's probabilities [V] for the wire: half precision, times `TARGET_SCALE`."""
+    return (p * TARGET_SCALE).astype(np.float16)
+
+
+def read_target(packed: NDArray[Any], vocab_size: int) -> Probs:
+    """What `pack_target` packed, normalised. Sums of scaled halves are exact, so both sides get the same.
+
+    Raises:
+        ProtocolError: not f2 [vocab_size], not finite, negative, or its sum is not near 1.
+    """
+    if packed.dtype != np.float16 or packed.shape != (vocab_size,):
+        raise ProtocolError(f"target must be f2 [{vocab_size}], not {packed.dtype} {list(packed.shape)}")
+    values = packed.astype(np.float64)
+    total = float(values.sum())
+    if not (np.isfinite(values).all() and values.min() >= 0 and abs(total / TARGET_SCALE - 1) <= _SUM_TOLERANCE):
+        raise ProtocolError("the target's probabilities must be finite, not negative, and add up to 1")
+    return values / total

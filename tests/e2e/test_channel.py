@@ -1,0 +1,144 @@
+"""Emulated and virtual links as a user starts them: real processes, a replayed trace, and the demo over both."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from testbed.channel.trace import Trace, write_trace
+from testbed.experiments.processes import base_station
+from testbed.models.bundle import bundled
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "testbed", *arguments]
+
+
+def run(*arguments: str) -> dict[str, Any]:
+    """Run a command with --json to its end."""
+    done = subprocess.run(command(*arguments, "--json"), capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+@contextlib.contextmanager
+def emulating(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """A relay process, and its ready line."""
+    process = subprocess.Popen(
+        command("channel", *arguments, "--listen", "tcp://127.0.0.1:*", "--json"),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        yield process, json.loads(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def station() -> Iterator[str]:
+    model = str(bundled().require("target"))
+    with base_station(["--engine", "transformers", "--model", model, "--bind", "tcp://127.0.0.1:*"]) as ready:
+        yield ready["bind"]
+
+
+def test_a_ue_behind_a_relay_sees_its_link(station: str, tmp_path: Path) -> None:
+    link = "kind=proxy,uplink_mbps=10,downlink_mbps=10,rtt_ms=20"
+    with emulating("emulate", "--channel", link, "--to", station) as (_, ready):
+        arguments = ["--limit", "2", "--protocol", "fh", "--max-tokens", "30", "--out", str(tmp_path)]
+        document = run("ue", "run", "--bs", ready["listen"], *arguments)
+    (row,) = document["rows"]
+    assert row["lossless"] is True
+    assert row["rtt_ms"] == pytest.approx(20, rel=0.3)  # measured by the handshake and the rounds
+    rounds = pq.read_table(tmp_path / "rounds.parquet").to_pylist()
+    for r in rounds:
+        assert r["link_s"] >= 0.020 + 8 * (r["uplink_bytes"] + r["downlink_bytes"]) / 10e6 - 1e-4
+    assert {r["csi_source"] for r in rounds} == {"passive"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_relay_stops_cleanly_and_says_what_passed(station: str, number: signal.Signals) -> None:
+    with emulating("emulate", "--to", station) as (process, ready):
+        assert ready["ready"] is True
+        assert ready["pid"] == process.pid
+        with socket.create_connection(("127.0.0.1", int(ready["listen"].rsplit(":", 1)[1]))):
+            time.sleep(0.3)
+            process.send_signal(number)
+            rest, stderr = process.communicate(timeout=20)
+        assert (process.returncode, rest) == (0, "")
+        assert stderr.startswith("1 connections (0 refused)")
+
+
+def test_throughput_follows_a_replayed_trace(tmp_path: Path) -> None:
+    rates = np.array([40.0, 5.0, 20.0, 0.0, 30.0, 10.0, 50.0, 15.0])
+    flat = np.zeros(len(rates))
+    trace = Trace(np.arange(len(rates)) * 1.0, rates, rates, flat + 10, flat, flat, flat * np.nan)
+    write_trace(tmp_path / "steps.csv", trace)
+    with socket.create_server(("127.0.0.1", 0)) as sink:
+        target = f"tcp://127.0.0.1:{sink.getsockname()[1]}"
+        with emulating("replay", str(tmp_path / "steps.csv"), "--to", target) as (_, ready):
+            sender = socket.create_connection(("127.0.0.1", int(ready["listen"].rsplit(":", 1)[1])))
+            stop = threading.Event()
+
+            def send() -> None:
+                with contextlib.suppress(OSError):
+                    while not stop.is_set():
+                        sender.sendall(bytes(65536))
+
+            thread = threading.Thread(target=send, daemon=True)
+            thread.start()
+            taken, _ = sink.accept()
+            got = np.zeros(2 * len(rates))
+            while (age_s := time.monotonic() - ready["origin_s"]) < len(got):
+                got[int(age_s)] += len(taken.recv(65536)) * 8 / 1e6
+            stop.set()
+            taken.close()
+            sender.close()
+            thread.join(5)
+    asked = np.tile(rates, 2)[1:]  # the first second begins before the sender is there
+    assert np.corrcoef(asked, got[1:])[0, 1] >= 0.95
+    assert got[1:].sum() == pytest.approx(asked.sum(), rel=0.1)
+
+
+def test_the_demo_over_a_relay_and_in_virtual_time(tmp_path: Path) -> None:
+    """The same tokens in the same rounds; the virtual latency is what its own profile makes of them."""
+    link = "uplink_mbps=20,downlink_mbps=20,rtt_ms=50"
+    shared = ["--prompts", "2", "--methods", "greedy,fh,target-only", "--engine", "transformers", "--max-tokens", "60"]
+    real = run("demo", *shared, "--channel", f"kind=proxy,{link}", "--out", str(tmp_path / "real"))
+    virtual = run("demo", *shared, "--channel", f"kind=virtual,{link}", "--out", str(tmp_path / "virtual"))
+    assert {"bs", "ue", "proxy"} <= set(real["host"]["pids"])
+    assert not {"bs", "ue", "proxy"} & set(virtual["host"]["pids"])
+    for mine, other in zip(real["rows"], virtual["rows"], strict=True):
+        assert mine["lossless"] and other["lossless"]
+        assert {k: mine[k] for k in ("method", "tokens", "rounds", "aal", "uplink_mbps", "rtt_ms")} == {
+            k: other[k] for k in ("method", "tokens", "rounds", "aal", "uplink_mbps", "rtt_ms")
+        }
+        assert mine["uplink_bytes"] == pytest.approx(other["uplink_bytes"], rel=0.1)
+        assert mine["latency_s"] == pytest.approx(other["latency_s"], rel=0.3)  # measured to 5 % on a quiet machine
+    assert (tmp_path / "virtual" / "profile.yaml").exists()
+    tables = [pq.read_table(tmp_path / way / "requests.parquet").to_pylist() for way in ("real", "virtual")]
+    outputs = [{(r["method"], r["request"]): r["token_ids"] for r in table} for table in tables]
+    assert outputs[0] == outputs[1]
+
+
+def test_a_virtual_demo_with_a_profile_repeats_to_the_byte(tmp_path: Path) -> None:
+    shared = ["--prompts", "2", "--methods", "greedy,sh", "--engine", "transformers"]
+    channel = ["--channel", "kind=trace,file=drive,via=virtual,profile=wisv"]
+    first, second = (run("demo", *shared, *channel, "--out", str(tmp_path / name)) for name in "ab")
+    assert first["rows"] == second["rows"]
+    assert len({r["csi_uplink_mbps"] for r in pq.read_table(tmp_path / "a" / "rounds.parquet").to_pylist()}) > 5

@@ -1,0 +1,41 @@
+"""A synthetic pair in virtual time, through the same code as a run's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from testbed.bs.desk import Offer
+from testbed.bs.synthetic_engine import SyntheticEngine
+from testbed.channel.spec import ChannelSpec
+from testbed.config import RunConfig
+from testbed.experiments.datasets import Example
+from testbed.experiments.execute import Watch
+from testbed.experiments.payloads import OWN
+from testbed.experiments.prepare import Prompt, Work
+from testbed.experiments.profile import Profile
+from testbed.experiments.virtual import Models, run_virtual
+from testbed.ue.run import Outcome
+from testbed.ue.synthetic import SyntheticDrafter
+
+VOCAB = 512
+QUIET = Watch(lambda *_: None, lambda _: None)
+
+
+def synthetic_models(alpha: float = 0.8) -> Models:
+    """A pair without a model; a drafted token is the target's with probability `alpha`."""
+    engine = SyntheticEngine(vocab_size=VOCAB)
+    offer = Offer("synthetic", "", VOCAB, engine.hidden_size, (), engine.max_positions)
+    return Models(engine, SyntheticDrafter(vocab_size=VOCAB, alpha=alpha), offer)
+
+
+def work(prompts: int = 3, length: int = 20) -> Work:
+    """Prompts of ids, without warm-up."""
+    ids = [[(7 * n + i) % VOCAB for i in range(length)] for n in range(prompts)]
+    return Work([Prompt(i, Example("")) for i in ids], [], None, Path())
+
+
+def decode(channel: ChannelSpec, profile: Profile, models: Models, payload: str = OWN, **config: Any) -> list[Outcome]:
+    """Run prompts by the methods of the configuration."""
+    run = RunConfig(**{"methods": ("greedy",), "window": 8, "max_tokens": 60, **config})
+    return run_virtual(run, work(), QUIET, channel, profile, models, payload)
