@@ -28,11 +28,13 @@ class Sizes(NamedTuple):
     """b_h, bits of one element of a hidden state."""
     vocab_size: int = 0
     """V; rejection sampling alone moves something for every entry."""
+    scale_bits: int = 0
+    """Of what a quantised hidden state takes along besides its elements; the papers have none."""
 
     @property
     def vector_bits(self) -> int:
-        """B_h = d_d·b_h, one hidden state (eq. 3)."""
-        return self.hidden_size * self.hidden_bits
+        """B_h = d_d·b_h, one hidden state (eq. 3), and its scale."""
+        return self.hidden_size * self.hidden_bits + self.scale_bits
 
 
 class Payload(NamedTuple):

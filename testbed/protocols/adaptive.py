@@ -37,6 +37,9 @@ class ByLatency:
     def __init__(self, window: int, sizes: Sizes, overheads: Overheads = NO_OVERHEADS) -> None:
         """Set up.
 
+        Args:
+            sizes: `quantised` where hidden states travel below 16 bits.
+
         Raises:
             BadInput: a window below 1.
         """

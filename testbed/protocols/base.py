@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from testbed.channel.cost import PAYLOADS, Payload, Sizes
 from testbed.errors import ProtocolError
 from testbed.protocols.codec import AnyArray
+from testbed.protocols.quantise import FULL_BITS, dequantise, quantise
 from testbed.protocols.sampling import Counts, Draws, Kept, Probs
 
 HEADER_UP_BYTES = 176
@@ -30,6 +31,8 @@ class Drafted(NamedTuple):
     """[K, V] what each token was drawn from, under a protocol that samples: see `protocols.sampling`."""
     replaced: int | None = None
     """The last committed token where this side drew it and the BS does not know it yet."""
+    hidden_bits: int = FULL_BITS
+    """Bits of an element at which the states go up: see `protocols.quantise`."""
 
 
 class Window(NamedTuple):
@@ -37,8 +40,8 @@ class Window(NamedTuple):
 
     ids: NDArray[np.int32]
     """[K]"""
-    hidden: NDArray[np.float16] | None
-    """[K, hidden_size] where the protocol uploads all of them."""
+    hidden: NDArray[np.float16] | NDArray[np.float32] | None
+    """[K, hidden_size] as they arrived, where the protocol uploads all of them."""
     q: Counts | None = None
     """[K, V] what the tokens were drawn from, or [K] the counts of the tokens alone."""
     token: int | None = None
@@ -78,7 +81,7 @@ class RoundProtocol:
 
     # ------------------------------------------------------------ BS side
 
-    def window(self, arrays: dict[str, AnyArray], hidden_size: int) -> Window:
+    def window(self, arrays: dict[str, AnyArray], hidden_size: int, hidden_bits: int = FULL_BITS) -> Window:
         """Read the arrays of a `Draft`.
 
         Raises:
@@ -116,9 +119,24 @@ def read_ids(arrays: dict[str, AnyArray]) -> NDArray[np.int32]:
     return ids
 
 
-def read_hidden(arrays: dict[str, AnyArray], rows: int, hidden_size: int) -> NDArray[np.float16]:
-    """The hidden-state array, f2 [rows, hidden_size], finite."""
+def hidden_names(bits: int) -> tuple[str, ...]:
+    """Names of the arrays that hidden states travel in."""
+    return ("hidden",) if bits == FULL_BITS else ("hidden", "scale")
+
+
+def hidden_arrays(hidden: NDArray[np.float16], bits: int) -> dict[str, AnyArray]:
+    """Hidden states [n, d] for the way up: `hidden` f2 [n, d], or `hidden` u1 and `scale` f2 [n] below 16 bits."""
+    arrays = (np.asarray(hidden, np.float16),) if bits == FULL_BITS else quantise(hidden, bits)
+    return dict(zip(hidden_names(bits), arrays, strict=True))
+
+
+def read_hidden(
+    arrays: dict[str, AnyArray], rows: int, hidden_size: int, bits: int = FULL_BITS
+) -> NDArray[np.float16] | NDArray[np.float32]:
+    """Hidden states [rows, hidden_size] as they arrived, finite: f2, or f4 where they were quantised."""
     hidden = arrays["hidden"]
+    if bits != FULL_BITS:
+        return dequantise(hidden, arrays["scale"], (rows, hidden_size), bits)
     if hidden.dtype != np.float16 or hidden.shape != (rows, hidden_size):
         raise ProtocolError(f"hidden must be f2 [{rows}, {hidden_size}], not {hidden.dtype} {list(hidden.shape)}")
     if not np.isfinite(hidden).all():

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from testbed.protocols.base import (
     Drafted,
     RoundProtocol,
     Window,
     expect_names,
+    hidden_arrays,
+    hidden_names,
     read_hidden,
     read_ids,
 )  # fmt: skip
 from testbed.protocols.codec import AnyArray
+from testbed.protocols.quantise import FULL_BITS
 
 
 class FullHidden(RoundProtocol):
@@ -24,13 +25,13 @@ class FullHidden(RoundProtocol):
     # ------------------------------------------------------------ UE side
 
     def uplink(self, drafted: Drafted) -> dict[str, AnyArray]:
-        """`ids` i4 [K], `hidden` f2 [K, d]."""
-        return {"ids": drafted.ids, "hidden": np.asarray(drafted.hidden, np.float16)}
+        """`ids` i4 [K] and K hidden states: see `hidden_arrays`."""
+        return {"ids": drafted.ids, **hidden_arrays(drafted.hidden, drafted.hidden_bits)}
 
     # ------------------------------------------------------------ BS side
 
-    def window(self, arrays: dict[str, AnyArray], hidden_size: int) -> Window:
+    def window(self, arrays: dict[str, AnyArray], hidden_size: int, hidden_bits: int = FULL_BITS) -> Window:
         """Ids and the hidden states of all of them."""
-        expect_names(arrays, "ids", "hidden")
+        expect_names(arrays, "ids", *hidden_names(hidden_bits))
         ids = read_ids(arrays)
-        return Window(ids, read_hidden(arrays, len(ids), hidden_size))
+        return Window(ids, read_hidden(arrays, len(ids), hidden_size, hidden_bits))

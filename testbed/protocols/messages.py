@@ -12,7 +12,7 @@ import msgspec
 
 from testbed.channel.csi import Csi
 
-VERSION = 2
+VERSION = 3
 """Of this wire format; `Hello` and `Welcome` must agree on it."""
 
 
@@ -61,6 +61,12 @@ class Open(Message, frozen=True):
     top_p: float = 1.0
     seed: int = 0
     """Of the request's random numbers, in [0, 2⁶⁴)."""
+    drafter: str = ""
+    """Fingerprint of the drafter's weights (`testbed.fingerprints`): judges that know one drafter refuse others."""
+    speed_tps: float | None = None
+    """Tokens a second that the UE wants to be promised, its service class; None: no promise."""
+    hidden_bits: int = 16
+    """Bits of an element of the hidden states that come up: 16, 8 or 4 (`protocols.quantise`)."""
 
 
 class Draft(Message, frozen=True):
@@ -71,10 +77,16 @@ class Draft(Message, frozen=True):
     base_len: int
     """Length of the committed prefix that the window continues."""
     csi: Csi | None = None
+    draft_s: float = 0.0
+    """Time since the last verdict; in a first round, since the request began."""
+    network_s: float = 0.0
+    """Time that the last round's messages spent on the link, as far as the UE can tell (WISP eq. 6); 0: not known."""
 
 
 class Hidden(Message, frozen=True):
-    """Answer to `NeedHidden`; frame `hidden`: f2 [m, hidden_size], rows in the order of the positions asked for."""
+    """Answer to `NeedHidden`: m hidden states, in the order of the positions asked for; frame `hidden`: f2
+    [m, hidden_size], or packed u1 and a frame `scale`: f2 [m] where `Open.hidden_bits` is below 16.
+    """
 
     session: int
     round: int
@@ -166,6 +178,8 @@ class Busy(Message, frozen=True):
     session: int
     reason: str
     retry_s: float
+    speed_tps: float | None = None
+    """The speed asked for cannot be promised: the fastest class that can, 0: none. None: that is not the reason."""
 
 
 class Fault(Message, frozen=True):

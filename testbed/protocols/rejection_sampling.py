@@ -13,6 +13,7 @@ import numpy as np
 from testbed.errors import BadInput, ProtocolError
 from testbed.protocols.base import Drafted, RoundProtocol, Window, expect_names, read_ids
 from testbed.protocols.codec import MAX_ARRAY_BYTES, AnyArray
+from testbed.protocols.quantise import FULL_BITS
 from testbed.protocols.sampling import (
     ONE,
     Counts,
@@ -50,7 +51,7 @@ class RejectionSampling(RoundProtocol):
 
     # ------------------------------------------------------------ BS side
 
-    def window(self, arrays: dict[str, AnyArray], hidden_size: int) -> Window:
+    def window(self, arrays: dict[str, AnyArray], hidden_size: int, hidden_bits: int = FULL_BITS) -> Window:
         """Ids, and distributions that each add up to 1 and could have drawn their token."""
         expect_names(arrays, "ids", "q")
         ids, q = read_ids(arrays), arrays["q"]
@@ -101,7 +102,7 @@ class SplitSampling(RoundProtocol):
 
     # ------------------------------------------------------------ BS side
 
-    def window(self, arrays: dict[str, AnyArray], hidden_size: int) -> Window:
+    def window(self, arrays: dict[str, AnyArray], hidden_size: int, hidden_bits: int = FULL_BITS) -> Window:
         """Ids, their probabilities, and the token that the BS does not know yet."""
         token = None
         if "token" in arrays:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from testbed.protocols.base import Drafted, RoundProtocol
+from testbed.protocols.base import Drafted, RoundProtocol, hidden_arrays
 from testbed.protocols.codec import AnyArray
 
 
@@ -19,8 +17,8 @@ class SelectiveHidden(RoundProtocol):
     # ------------------------------------------------------------ UE side
 
     def reveal(self, drafted: Drafted, positions: Sequence[int]) -> dict[str, AnyArray]:
-        """`hidden` f2 [m, d]: the rows of the positions asked for, in their order."""
-        return {"hidden": np.asarray(drafted.hidden[list(positions)], np.float16)}
+        """The hidden states of the positions asked for, in their order: see `hidden_arrays`."""
+        return hidden_arrays(drafted.hidden[list(positions)], drafted.hidden_bits)
 
     # ------------------------------------------------------------ BS side
 

@@ -70,6 +70,14 @@ def test_the_command_line_agrees(
     assert said["latency_s"] == pytest.approx(seconds)
 
 
+def test_quantised_states_take_their_bits_and_what_is_said_of_their_scale() -> None:
+    common = ["cost", "--protocol", "fh", "--window", "10", "--hidden", "2048", "--hidden-bits", "8", "--json"]
+    bare = json.loads(CliRunner().invoke(app, common).stdout)
+    scaled = json.loads(CliRunner().invoke(app, [*common, "--scale-bits", "16"]).stdout)
+    assert bare["uplink_bits"] == 10 * (17 + 2048 * 8)
+    assert scaled["uplink_bits"] == 10 * (17 + 2048 * 8 + 16)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -77,6 +85,7 @@ def test_the_command_line_agrees(
         (("greedy", 0, 0, LLAMA), "1 token or more"),
         (("sh", 4, 5, LLAMA), "0 to K queried"),
         (("fh", 4, 0, Sizes(-1)), "not be negative"),
+        (("fh", 4, 0, Sizes(1, scale_bits=-1)), "not be negative"),
         (("greedy", 4, 0, Sizes(1, 0)), "1 bit or more"),
     ],
 )

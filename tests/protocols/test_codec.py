@@ -57,8 +57,11 @@ UPLINK: dict[type[Message], dict[str, Any]] = {
         "top_k": NUMBER,
         "top_p": REAL,
         "seed": NUMBER,
+        "drafter": TEXT,
+        "speed_tps": st.none() | REAL,
+        "hidden_bits": NUMBER,
     },
-    Draft: {**ROUND, "base_len": NUMBER, "csi": st.none() | CSI},
+    Draft: {**ROUND, "base_len": NUMBER, "csi": st.none() | CSI, "draft_s": REAL, "network_s": REAL},
     Hidden: ROUND,
     Close: {"session": NUMBER},
     Ping: {"token": NUMBER},
@@ -75,7 +78,7 @@ DOWNLINK: dict[type[Message], dict[str, Any]] = {
         "batch_size": NUMBER, "queue_s": REAL, "verify_s": REAL, "judge_s": REAL, "bs_s": REAL,
     },
     Resync: {"session": NUMBER},
-    Busy: {"session": NUMBER, "reason": TEXT, "retry_s": REAL},
+    Busy: {"session": NUMBER, "reason": TEXT, "retry_s": REAL, "speed_tps": st.none() | REAL},
     Fault: {"session": NUMBER, "reason": TEXT},
     Pong: {"token": NUMBER},
 }  # fmt: skip
@@ -128,7 +131,7 @@ def test_downlink_messages_come_back_as_they_went(message: Message, arrays: dict
 def test_the_frames_of_a_draft_byte_by_byte() -> None:
     ids = np.array([[1, 9, -2], [7, 7, 7]], np.int32).T[:, 0]  # not contiguous
     header, frame = encode(Draft(session=3, round=4, base_len=5, csi=None), {"ids": ids})
-    assert msgspec.msgpack.decode(header) == ["Draft", 3, 4, 5, None, [["ids", "i4", [3]]]]
+    assert msgspec.msgpack.decode(header) == ["Draft", 3, 4, 5, None, 0.0, 0.0, [["ids", "i4", [3]]]]
     assert frame == struct.pack("<iii", 1, 9, -2)
 
 
@@ -190,7 +193,7 @@ def test_fields_of_any_other_type_raise_nothing_but_protocol_errors(
 
 
 def header(*arrays: Any, kind: str = "Draft", more: tuple[Any, ...] = ()) -> bytes:
-    return msgspec.msgpack.encode([kind, 1, 0, 5, None, list(arrays), *more])
+    return msgspec.msgpack.encode([kind, 1, 0, 5, None, 0.0, 0.0, list(arrays), *more])
 
 
 def test_the_header_that_the_refusals_below_vary_is_itself_good() -> None:
@@ -255,7 +258,7 @@ def test_frames_that_do_not_hold_together_are_refused(frames: list[bytes], reaso
 )
 def test_a_channel_state_that_cannot_be_is_refused(csi: Any) -> None:
     with pytest.raises(ProtocolError):
-        decode_uplink([msgspec.msgpack.encode(["Draft", 1, 0, 5, csi, []])])
+        decode_uplink([msgspec.msgpack.encode(["Draft", 1, 0, 5, csi, 0.0, 0.0, []])])
 
 
 def test_an_array_of_more_than_its_bound_is_refused() -> None:

@@ -1,0 +1,115 @@
+"""Hidden states at 8 and 4 bits: symmetric levels and one float16 scale a vector, on the wire and for training.
+
+A level q in -L…L, L = 2^(b-1) - 1, stands for q·scale. The scale is the smallest float16 that clips nothing, subnormal
+ones left out: so the largest element always lies at level L, or the scale is `SMALLEST_SCALE`, and what arrived and is
+sent again arrives unchanged. Levels travel as q + 2^(b-1), at 4 bits two in a byte, the first in the upper half.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.channel.cost import Sizes
+from testbed.errors import BadInput, ProtocolError
+
+FULL_BITS = 16
+"""Hidden states as they are: float16, without a scale."""
+HIDDEN_BITS = (FULL_BITS, 8, 4)
+SCALE_BITS = 16
+"""Of the scale that each vector takes along below 16 bits."""
+SMALLEST_SCALE = np.finfo(np.float16).smallest_normal
+"""2⁻¹⁴"""
+
+
+def check_bits(bits: int) -> int:
+    """Return the bits of an element that a hidden state can travel at.
+
+    Raises:
+        BadInput: it cannot.
+    """
+    if bits not in HIDDEN_BITS:
+        raise BadInput(f"hidden states travel at {', '.join(map(str, HIDDEN_BITS))} bits an element, not {bits}")
+    return bits
+
+
+def packed_bytes(size: int, bits: int) -> int:
+    """Bytes of the levels of one vector of `size` elements."""
+    return -(-size * bits // 8)
+
+
+def quantised(sizes: Sizes, bits: int) -> Sizes:
+    """Sizes of payloads whose hidden states travel at so many bits; at 16 nothing changes. Padding to whole bytes,
+    which an odd size needs at 4 bits, is counted with the scale.
+    """
+    if bits == FULL_BITS:
+        return sizes
+    padding = 8 * packed_bytes(sizes.hidden_size, bits) - sizes.hidden_size * bits
+    return sizes._replace(hidden_bits=bits, scale_bits=SCALE_BITS + padding)
+
+
+def quantise(hidden: NDArray[np.floating[Any]], bits: int) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
+    """Levels u1 [n, ceil(d·bits/8)] and scales f2 [n] of vectors [n, d], at 8 or 4 bits.
+
+    Raises:
+        ProtocolError: elements that are not finite, or so large that no float16 scale reaches them.
+    """
+    most = 2 ** (bits - 1) - 1
+    vectors = hidden.astype(np.float32)
+    scale = _scale(vectors, most)
+    levels = np.rint(vectors / scale[:, None].astype(np.float32))
+    codes = (levels + (most + 1)).astype(np.uint8)
+    if bits == 8:
+        return codes, scale
+    codes = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2)))
+    return codes[:, 0::2] << 4 | codes[:, 1::2], scale
+
+
+def dequantise(packed: NDArray[Any], scale: NDArray[Any], shape: tuple[int, int], bits: int) -> NDArray[np.float32]:
+    """Vectors f4 of this shape, [n, d], from what `quantise` gave; q·scale is exact: 7 bits times 11.
+
+    Raises:
+        ProtocolError: arrays that `quantise` never gives.
+    """
+    rows, size = shape
+    columns = packed_bytes(size, bits)
+    if packed.dtype != np.uint8 or packed.shape != (rows, columns):
+        raise ProtocolError(
+            f"hidden at {bits} bits must be u1 [{rows}, {columns}], not {packed.dtype} {list(packed.shape)}"
+        )
+    if scale.dtype != np.float16 or scale.shape != (rows,):
+        raise ProtocolError(f"scale must be f2 [{rows}], not {scale.dtype} {list(scale.shape)}")
+    if not (np.isfinite(scale) & (scale >= SMALLEST_SCALE)).all():
+        raise ProtocolError(f"scales of hidden states must be finite and {SMALLEST_SCALE:.3g} or more")
+    codes = packed if bits == 8 else np.stack([packed >> 4, packed & 15], axis=-1).reshape(rows, 2 * columns)
+    if codes[:, size:].any() or not codes[:, :size].all():
+        raise ProtocolError(f"levels of hidden states must lie in 1..{2**bits - 1}, and padding must be 0")
+    levels = codes[:, :size].astype(np.float32) - np.float32(2 ** (bits - 1))
+    vectors: NDArray[np.float32] = levels * scale[:, None].astype(np.float32)
+    return vectors
+
+
+def degrade(hidden: NDArray[np.floating[Any]], bits: int) -> NDArray[np.float32]:
+    """Vectors f4 [n, d] as they arrive at the BS when they travel at so many bits.
+
+    Raises:
+        BadInput: they cannot travel at so many bits.
+        ProtocolError: as `quantise`.
+    """
+    if check_bits(bits) == FULL_BITS:
+        return hidden.astype(np.float16).astype(np.float32)
+    rows, size = hidden.shape
+    return dequantise(*quantise(hidden, bits), (rows, size), bits)
+
+
+def _scale(vectors: NDArray[np.float32], most: int) -> NDArray[np.float16]:
+    """The smallest normal float16 s of each vector with most·s ≥ its largest magnitude."""
+    peak = np.abs(vectors).max(axis=1, initial=0.0).astype(np.float64)
+    if not (peak <= most * float(np.finfo(np.float16).max)).all():
+        raise ProtocolError("hidden states must be finite, and a float16 scale must reach them")
+    nearest = (peak / most).astype(np.float16)
+    short = nearest.astype(np.float64) * most < peak
+    scale: NDArray[np.float16] = np.where(short, np.nextafter(nearest, np.float16(np.inf)), nearest)
+    return np.maximum(scale, SMALLEST_SCALE)
