@@ -1,0 +1,238 @@
+"""The decision head: how likely a mismatched draft token is to need repair, from both hidden states and the channel.
+
+p_rej = σ(w2·ReLU(W1·x + b1) + b2) with x = [h_d; h_t; c], each entry standardised (WISV eqs. 23–25). Inference needs
+numpy alone. On disk a head is a directory with `head.json` and `head.safetensors`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from testbed.channel.csi import FEATURES
+from testbed.errors import BadInput, ModelError
+from testbed.protocols.quantise import FULL_BITS, check_bits
+
+SCHEMA = 1
+INFO, WEIGHTS = "head.json", "head.safetensors"
+
+
+class HeadInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a head is for: `head.json`.
+
+    Raises:
+        BadInput: a schema, size, feature, number of bits or threshold that no head has.
+    """
+
+    schema: int = SCHEMA
+    drafter_hidden: int
+    """d_d"""
+    target_hidden: int
+    """d_t"""
+    width: int
+    """Of the hidden layer."""
+    features: tuple[str, ...]
+    """Of the channel, out of `channel.csi.FEATURES`; () for a head that does not see it."""
+    drafter_fingerprint: str
+    target_fingerprint: str
+    drafter_quantisation: str
+    hidden_bits: int = FULL_BITS
+    """Bits an element that drafter states were degraded to in training."""
+    thresholds: tuple[tuple[float, float], ...] = ()
+    """(channel quality q, θ), q increasing, chosen on calibration data; one pair: the same θ everywhere."""
+    calibration: tuple[float, float] = (1.0, 0.0)
+    """Slope and intercept of the Platt scaling; for the record, the last layer has them already."""
+    about: str = ""
+    metrics: dict[str, float] = {}
+    """On the calibration prompts held out of training."""
+
+    def __post_init__(self) -> None:
+        if self.schema != SCHEMA:
+            raise BadInput(f"schema must be {SCHEMA}, not {self.schema}")
+        for name in ("drafter_hidden", "target_hidden", "width"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name} must be at least 1, not {getattr(self, name)}")
+        unknown = [name for name in self.features if name not in FEATURES]
+        if unknown or len(set(self.features)) < len(self.features):
+            raise BadInput(f"features must be some of {', '.join(FEATURES)}, each once, not {self.features}")
+        check_bits(self.hidden_bits)
+        places = [q for q, _ in self.thresholds]
+        if places != sorted(set(places)) or any(not 0 <= value <= 1 for pair in self.thresholds for value in pair):
+            raise BadInput(f"thresholds must be pairs (q, θ) in [0, 1] with increasing q, not {self.thresholds}")
+
+    @property
+    def inputs(self) -> int:
+        """Entries of x."""
+        return self.drafter_hidden + self.target_hidden + len(self.features)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Arrays of such a head."""
+        flat = {"b1": (self.width,), "w2": (self.width,), "b2": (1,), "mean": (self.inputs,), "scale": (self.inputs,)}
+        return {"w1": (self.width, self.inputs), **flat}
+
+
+@dataclass(frozen=True, eq=False)
+class DecisionHead:
+    """A head ready to judge.
+
+    Raises:
+        BadInput: arrays of other shapes than `info` says, or with entries that are not finite; scales not positive.
+    """
+
+    info: HeadInfo
+    w1: NDArray[np.float32]
+    """[width, inputs]"""
+    b1: NDArray[np.float32]
+    """[width]"""
+    w2: NDArray[np.float32]
+    """[width]"""
+    b2: NDArray[np.float32]
+    """[1]"""
+    mean: NDArray[np.float32]
+    """[inputs] of x on the training data."""
+    scale: NDArray[np.float32]
+    """[inputs] its standard deviation there."""
+
+    def __post_init__(self) -> None:
+        for name, shape in self.info.shapes.items():
+            array = getattr(self, name)
+            if array.dtype != np.float32 or array.shape != shape:
+                raise BadInput(f"{name} must be float32 {list(shape)}, not {array.dtype} {list(array.shape)}")
+            if not np.isfinite(array).all():
+                raise BadInput(f"{name} has entries that are not finite")
+        if not (self.scale > 0).all():
+            raise BadInput("scale must be positive")
+
+    @cached_property
+    def _folded(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The first layer with the standardisation in it, transposed [inputs, width], and its bias [width]."""
+        layer = self.w1 / self.scale.astype(np.float64)
+        return np.ascontiguousarray(layer.T, np.float32), (self.b1 - layer @ self.mean).astype(np.float32)
+
+    def reject_probability(
+        self, drafter_hidden: NDArray[Any], target_hidden: NDArray[Any], channel: NDArray[Any]
+    ) -> NDArray[np.float32]:
+        """p_rej [m] of m mismatches, with one matrix product for all; 1 where an input is not finite.
+
+        Args:
+            drafter_hidden: [m, d_d], h_d.
+            target_hidden: [m, d_t], h_t.
+            channel: [m, F], c; its columns as in `info.features`.
+
+        Raises:
+            ValueError: other shapes.
+        """
+        z = self.logits(drafter_hidden, target_hidden, channel)
+        p: NDArray[np.float32] = np.exp(-np.logaddexp(np.float32(0), -z))
+        return p
+
+    def logits(
+        self, drafter_hidden: NDArray[Any], target_hidden: NDArray[Any], channel: NDArray[Any]
+    ) -> NDArray[np.float32]:
+        """z [m] with p_rej = σ(z); arguments as for `reject_probability`."""
+        x = self._inputs(drafter_hidden, target_hidden, channel)
+        sound = np.isfinite(x).all(axis=1)
+        x[~sound] = 0
+        layer, bias = self._folded
+        z: NDArray[np.float32] = np.maximum(x @ layer + bias, 0) @ self.w2 + self.b2
+        z[~sound] = np.inf
+        return z
+
+    def threshold(self, quality: float) -> float:
+        """θ at a channel quality, interpolated linearly between those of `info.thresholds`.
+
+        Raises:
+            BadInput: the head has none.
+        """
+        if not self.info.thresholds:
+            raise BadInput("this head has no thresholds of its own; give one with --threshold")
+        qualities, values = zip(*self.info.thresholds, strict=True)
+        return float(np.interp(quality, qualities, values))
+
+    def _inputs(self, *parts: NDArray[Any]) -> NDArray[np.float32]:
+        """x [m, inputs]"""
+        rows, info = len(parts[0]), self.info
+        x = np.empty((rows, info.inputs), np.float32)
+        start = 0
+        for part, size in zip(parts, (info.drafter_hidden, info.target_hidden, len(info.features)), strict=True):
+            if part.shape != (rows, size):
+                raise ValueError(f"a head's input must be [{rows}, {size}], not {list(part.shape)}")
+            x[:, start : start + size] = part
+            start += size
+        return x
+
+
+def save_head(head: DecisionHead, directory: Path) -> None:
+    """Write a head to a directory, which is made.
+
+    Raises:
+        BadInput: it cannot be written.
+    """
+    arrays = {name: np.ascontiguousarray(getattr(head, name)) for name in head.info.shapes}
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in ((WEIGHTS, save(arrays)), (INFO, _json(head.info))):
+            part = directory / f"{name}.part"
+            part.write_bytes(content)
+            part.replace(directory / name)
+    except OSError as exc:
+        raise BadInput(f"no head can be written to {directory}: {exc.strerror or exc}") from exc
+
+
+def load_head(directory: Path) -> DecisionHead:
+    """Read a head.
+
+    Raises:
+        ModelError: there is none, or one of its files is malformed.
+    """
+    path = directory / INFO
+    try:
+        info = msgspec.json.decode(path.read_bytes(), type=HeadInfo)
+        path = directory / WEIGHTS
+        arrays: dict[str, NDArray[Any]] = load(path.read_bytes())
+        if arrays.keys() != info.shapes.keys():
+            raise BadInput(f"it must hold {', '.join(info.shapes)}, not {', '.join(sorted(arrays)) or 'nothing'}")
+        return DecisionHead(info, **arrays)
+    except OSError as exc:
+        raise ModelError(f"no decision head in {directory}: {path.name}: {exc.strerror or exc}") from exc
+    except (msgspec.DecodeError, SafetensorError, BadInput) as exc:
+        raise ModelError(f"{path} is no decision head's: {exc}") from exc
+
+
+def check_fits(
+    info: HeadInfo,
+    *,
+    target_fingerprint: str | None = None,
+    drafter_fingerprint: str | None = None,
+    target_hidden: int | None = None,
+    drafter_hidden: int | None = None,
+) -> None:
+    """Refuse models that a head was not trained for; None: not known, not checked.
+
+    Raises:
+        ModelError: another model, or hidden states of another size.
+    """
+    quantisation = f" ({info.drafter_quantisation})" if info.drafter_quantisation else ""
+    for side, note, fingerprint, hidden in (
+        ("target", "", target_fingerprint, target_hidden),
+        ("drafter", quantisation, drafter_fingerprint, drafter_hidden),
+    ):
+        trained, size = getattr(info, f"{side}_fingerprint"), getattr(info, f"{side}_hidden")
+        if fingerprint is not None and fingerprint != trained:
+            given = fingerprint or "unknown"
+            raise ModelError(f"this head was trained for {side} {trained}{note}, not for {side} {given}")
+        if hidden is not None and hidden != size:
+            raise ModelError(f"this head takes {side} states of size {size}, and this {side}'s have {hidden}")
+
+
+def _json(info: HeadInfo) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n"

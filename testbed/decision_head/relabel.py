@@ -1,0 +1,101 @@
+"""Relabelling under a channel-dependent budget of repairs (WISV Section V-B, eqs. 28–31, with the errata).
+
+In an episode with base labels y and a channel of quality q, only B = share(q)·Σy critical mismatches are repaired on
+average: those of small smoothed importance are let pass first. The budget is each episode's own, as in the paper, so
+that no answer pays for another.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import expit, logit
+
+from testbed.channel.csi import Csi
+from testbed.decision_head.episodes import Mismatches
+from testbed.decision_head.instances import Instances
+from testbed.decision_head.settings import Relabelling
+
+Reals = NDArray[np.float64]
+
+
+def smoothed_importance(critical: NDArray[np.bool_], order: NDArray[Any], tau: float) -> Reals:
+    """s_i = Σ_j y_j·exp(−|i − j|/τ_s) [k] of an episode (eq. 28, errata); i and j are its mismatches' numbers [k]."""
+    distance = np.abs(np.subtract.outer(order.astype(np.float64), order[critical]))
+    importance: Reals = np.exp(-distance / tau).sum(axis=1)
+    return importance
+
+
+def rule(importance: Reals, critical: NDArray[np.bool_], multiplier: float) -> NDArray[np.bool_]:
+    """a [k]: repair a critical mismatch whose importance exceeds λ (eq. 30)."""
+    return critical & (importance > multiplier)
+
+
+def policy(importance: Reals, critical: NDArray[np.bool_], multiplier: float, temperature: float) -> Reals:
+    """π [k], chance of a repair: y_i·σ((s_i − λ)/T) (eq. 31)."""
+    chance: Reals = critical * expit((importance - multiplier) / temperature)
+    return chance
+
+
+def multiplier_for(importance: Reals, critical: NDArray[np.bool_], repairs: float, temperature: float) -> float:
+    """λ with Σπ = `repairs`; −∞ for all critical mismatches or more, ∞ for none.
+
+    It may be below 0, where the budget has room for more repairs than importance against entropy asks for.
+    """
+    counted = importance[critical]
+    if repairs >= len(counted):
+        return -math.inf
+    if repairs <= 0:
+        return math.inf
+    # Where all were of the same importance s, λ = s − T·logit(share) would be exact.
+    even = temperature * float(logit(repairs / len(counted)))
+    low, high = float(counted.min()) - even, float(counted.max()) - even
+
+    def excess(multiplier: float) -> float:
+        return float(expit((counted - multiplier) / temperature).sum()) - repairs
+
+    if high - low < 1e-12:
+        return low
+    margin = 1e-9 * temperature  # rounding must not spoil the bracket
+    return float(brentq(excess, low - margin, high + margin, xtol=1e-12))
+
+
+def episodes(found: Mismatches) -> Iterator[slice]:
+    """Rows of each episode, in order."""
+    begins = (np.diff(found.prompt) != 0) | (np.diff(found.order) <= 0)
+    edges = [0, *(np.flatnonzero(begins) + 1).tolist(), len(found)]
+    return (slice(a, b) for a, b in itertools.pairwise(edges) if a < b)
+
+
+def relabel(found: Mismatches, critical: NDArray[np.bool_], config: Relabelling) -> Instances:
+    """Instances of every mismatch under `config.draws` channel states of its episode, base labels [n] given."""
+    rng = np.random.default_rng(config.seed)
+    parts = []
+    for rows in episodes(found):
+        labels = critical[rows]
+        importance = smoothed_importance(labels, found.order[rows], config.tau)
+        for _ in range(config.draws):
+            csi = config.draw(rng)
+            repairs = config.share(csi.quality) * int(labels.sum())
+            multiplier = multiplier_for(importance, labels, repairs, config.temperature)
+            chance = policy(importance, labels, multiplier, config.temperature)
+            parts.append(_under(csi, rows, chance, rng.random(len(chance)) < chance))
+    return Instances(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+def _under(csi: Csi, rows: slice, chance: Reals, action: NDArray[np.bool_]) -> tuple[NDArray[Any], ...]:
+    """Columns of an episode's instances under one channel state."""
+    count = len(chance)
+    return (
+        np.arange(rows.start, rows.stop, dtype=np.int32),
+        np.tile(csi.features, (count, 1)),
+        np.full(count, csi.quality, np.float32),
+        chance.astype(np.float32),
+        action,
+    )

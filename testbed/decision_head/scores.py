@@ -1,0 +1,74 @@
+"""How good probabilities are: AUC, Brier score, log loss, and their reliability."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+from sklearn.metrics import brier_score_loss, log_loss
+
+BINS = 10
+RESAMPLES = 200
+
+
+def scores(labels: NDArray[np.bool_], p: NDArray[Any]) -> dict[str, float | None]:
+    """`auc`, `brier` and `log_loss` of probabilities [m]; the AUC is None where there is only one class."""
+    return {
+        "auc": auc(labels, p),
+        "brier": float(brier_score_loss(labels, p)),
+        "log_loss": float(log_loss(labels, p.astype(np.float64), labels=[False, True])),
+    }
+
+
+def auc(labels: NDArray[np.bool_], score: NDArray[Any]) -> float | None:
+    """Area under the ROC curve, as the rank sum gives it; None where there is only one class."""
+    ones = int(labels.sum())
+    pairs = ones * (len(labels) - ones)
+    return float(rankdata(score)[labels].sum() - ones * (ones + 1) / 2) / pairs if pairs else None
+
+
+def auc_interval(
+    labels: NDArray[np.bool_], score: NDArray[Any], groups: NDArray[Any], seed: int
+) -> tuple[float, float] | None:
+    """95 % by bootstrap over groups (prompts: mismatches of one answer are not independent); None with one class."""
+    rng = np.random.default_rng(seed)
+    _, group = np.unique(groups, return_inverse=True)
+    rows = np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1])
+    found = []
+    for _ in range(RESAMPLES):
+        chosen = np.concatenate([rows[i] for i in rng.integers(len(rows), size=len(rows))])
+        found.append(auc(labels[chosen], score[chosen]))
+    known = [value for value in found if value is not None]
+    if not known:
+        return None
+    low, high = np.quantile(known, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def reliability(labels: NDArray[np.bool_], p: NDArray[Any]) -> list[dict[str, float]]:
+    """Per tenth of [0, 1] that any p lies in: how many, mean p, and the share of positive labels."""
+    place = np.minimum((p * BINS).astype(int), BINS - 1)
+    rows = []
+    for number in np.unique(place).tolist():
+        mine = place == number
+        rows.append(
+            {
+                "from": number / BINS,
+                "to": (number + 1) / BINS,
+                "count": int(mine.sum()),
+                "predicted": float(p[mine].mean()),
+                "observed": float(labels[mine].mean()),
+            }
+        )
+    return rows
+
+
+def accepted(labels: NDArray[np.bool_], p: NDArray[Any], threshold: float) -> dict[str, float | None]:
+    """Shares of harmless and of critical mismatches that p < θ lets pass; None of what there is none of."""
+    kept = p < threshold
+    return {
+        "harmless_accepted": float(kept[~labels].mean()) if (~labels).any() else None,
+        "critical_accepted": float(kept[labels].mean()) if labels.any() else None,
+    }

@@ -1,0 +1,144 @@
+"""Steps from labelled episodes to a decision head, as the command line takes them."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.bs.token_rule import digit_free
+from testbed.decision_head.episodes import EpisodeStore, Meta, Mismatches
+from testbed.decision_head.evaluate import BANDS, Evaluation, evaluate
+from testbed.decision_head.head import check_fits, load_head, save_head
+from testbed.decision_head.instances import Instances, base_instances, load_instances, origin, save_instances
+from testbed.decision_head.relabel import relabel
+from testbed.decision_head.settings import Relabelling, Training
+from testbed.decision_head.train import Told, train_head
+from testbed.errors import BadInput
+from testbed.fingerprints import model_fingerprint
+from testbed.models.bundle import bundled
+
+
+class Labelled(NamedTuple):
+    """Labelled mismatches of a directory."""
+
+    meta: Meta
+    found: Mismatches
+    """n mismatches."""
+    critical: NDArray[np.bool_]
+    """[n]"""
+
+    @property
+    def origin(self) -> str:
+        """Names them in files of instances."""
+        return origin(self.meta, self.found)
+
+
+def labelled(directory: Path) -> Labelled:
+    """Read what is labelled.
+
+    Raises:
+        BadInput: no episodes, or nothing labelled.
+    """
+    store = EpisodeStore(directory)
+    meta = store.open()
+    found, critical = store.load()
+    if not len(found):
+        raise BadInput(f"the labelled chunks of {directory} hold no mismatches: collect more prompts")
+    return Labelled(meta, found, critical)
+
+
+def relabel_to(directory: Path, out: Path, config: Relabelling) -> dict[str, Any]:
+    """Relabel episodes into a file; returns what `testbed head relabel --json` prints."""
+    if not out.parent.is_dir():
+        raise BadInput(f"cannot write {out}: {out.parent} is no directory")
+    data = labelled(directory)
+    instances = relabel(data.found, data.critical, config)
+    save_instances(instances, out, data.origin)
+    return {
+        "file": str(out),
+        "mismatches": len(data.found),
+        "critical": int(data.critical.sum()),
+        "instances": len(instances),
+        "bands": _repairs(instances, data.critical),
+    }
+
+
+def train_to(
+    directory: Path, out: Path, config: Training, source: Path | Relabelling, told: Told, about: str = ""
+) -> dict[str, Any]:
+    """Train a head and save it; returns what `testbed head train --json` prints.
+
+    Args:
+        directory: labelled episodes.
+        out: directory of the head.
+        config: without features of the channel, base labels are learned and `source` does not matter.
+        source: instances as `relabel_to` wrote them, or how to make them.
+        told: hears of every epoch.
+        about: a line for the head.
+    """
+    data = labelled(directory)
+    if not config.features:
+        instances = base_instances(data.critical)
+    elif isinstance(source, Relabelling):
+        instances = relabel(data.found, data.critical, source)
+    else:
+        instances = load_instances(source, data.origin)
+    trained = train_head(data.found, instances, data.meta, config, told, about)
+    save_head(trained.head, out)
+    return {
+        "head": str(out),
+        **trained.head.info.metrics,
+        "mismatches": len(data.found),
+        "instances": len(instances),
+        "held_out_mismatches": int(trained.held_out.sum()),
+        "best_epoch": trained.best,
+        "calibration": list(trained.head.info.calibration),
+        "history": [epoch._asdict() for epoch in trained.history],
+    }
+
+
+def evaluate_on(head: Path, directory: Path, config: Relabelling, tokenizer: Path | None) -> Evaluation:
+    """Hold a head against labelled episodes of its own models.
+
+    Args:
+        head: directory of the head.
+        directory: labelled episodes.
+        config: relabels them, to see how the head follows the channel.
+        tokenizer: directory of tokenizer.json, for the digit rule; None: the bundled one, if its target it is.
+
+    Raises:
+        BadInput: also where the episodes are another pair's.
+    """
+    loaded, data = load_head(head), labelled(directory)
+    check_fits(
+        loaded.info,
+        target_fingerprint=data.meta.target_fingerprint,
+        drafter_fingerprint=data.meta.drafter_fingerprint,
+        target_hidden=data.meta.target_hidden,
+        drafter_hidden=data.meta.drafter_hidden,
+    )
+    target = bundled().target
+    if tokenizer is None and target is not None and model_fingerprint(target) == data.meta.target_fingerprint:
+        tokenizer = target
+    harmless = None if tokenizer is None else digit_free(tokenizer)
+    return evaluate(loaded, data.found, data.critical, config, harmless)
+
+
+def _repairs(instances: Instances, critical: NDArray[np.bool_]) -> list[dict[str, Any]]:
+    """Share of critical mismatches that are repaired, by channel quality: on average, and as drawn."""
+    was = critical[instances.row]
+    place = np.digitize(instances.quality, BANDS[1:-1])
+    rows = []
+    for number, (low, high) in enumerate(itertools.pairwise(BANDS)):
+        mine = was & (place == number)
+        if mine.any():
+            means = {
+                "p_repair": float(instances.p_repair[mine].mean()),
+                "repaired": float(instances.action[mine].mean()),
+            }
+            rows.append({"from": low, "to": high, "critical": int(mine.sum()), **means})
+    return rows

@@ -1,0 +1,49 @@
+"""What a directory of episodes holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.bs.token_rule import digit_free
+from testbed.decision_head.episodes import EpisodeStore
+
+
+def summary(store: EpisodeStore, tokenizer: Path) -> dict[str, Any]:
+    """Counts of a collection, and which shares of its mismatches are critical: of all, of those with a digit in one of
+    both tokens, of the others; null where there are none.
+
+    Args:
+        tokenizer: directory of the target's tokenizer; tells tokens with a digit from others.
+    """
+    harmless = digit_free(tokenizer)
+    labelled = set(store.labelled())
+    critical, words = [np.empty(0, np.bool_)], [np.empty(0, np.bool_)]
+    mismatches = completions = 0
+    for number in store.chunks():
+        found = store.read(number)
+        mismatches += len(found)
+        if number in labelled:
+            labels, spent = store.read_labels(number)
+            completions += spent
+            critical.append(labels)
+            words.append(harmless[found.draft_id] & harmless[found.target_id])
+    every, wordy = np.concatenate(critical), np.concatenate(words)
+    return {
+        "out": str(store.directory),
+        "prompts": store.meta.prompts,
+        "chunks": len(store.chunks()),
+        "mismatches": mismatches,
+        "labelled": len(every),
+        "completions": completions,
+        "critical": _share(every),
+        "critical_digits": _share(every[~wordy]),
+        "critical_words": _share(every[wordy]),
+    }
+
+
+def _share(critical: NDArray[np.bool_]) -> float | None:
+    return float(critical.mean()) if len(critical) else None

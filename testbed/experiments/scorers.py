@@ -1,0 +1,68 @@
+"""What reads a final answer out of an output, so that two outputs can be told to agree in what counts."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import BadInput
+from testbed.models.scoring import final_number
+
+Scorer = Callable[[str], Hashable]
+"""Text of an output → its answer; None: it has none."""
+
+
+def _whole(text: str) -> str:
+    return text
+
+
+SCORERS: dict[str, Scorer] = {"number": final_number, "exact": _whole}
+"""`number`: what stands after the last ####. `exact`: the whole text."""
+
+
+def scorer(name: str) -> Scorer:
+    """A scorer by name, or a user's own function as `package.module:function` or `file.py:function`.
+
+    The function takes a text and returns anything hashable; BadInput is raised where it fails or returns else.
+
+    Raises:
+        BadInput: no such scorer, module, file or function.
+    """
+    if name in SCORERS:
+        return SCORERS[name]
+    where, colon, function = name.rpartition(":")
+    if not (colon and where and function):
+        known = ", ".join(SCORERS)
+        raise BadInput(f"unknown scorer {name!r}: known are {known}, package.module:function and file.py:function")
+    found = getattr(_module(where, name), function, None)
+    if not callable(found):
+        raise BadInput(f"scorer {name}: there is no function {function} in {where}")
+    return _checked(name, found)
+
+
+def _module(where: str, name: str) -> Any:
+    try:
+        if not where.endswith(".py"):
+            return importlib.import_module(where)
+        spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except Exception as exc:  # whatever the user's module does
+        raise BadInput(f"scorer {name}: {where} cannot be imported: {type(exc).__name__}: {exc}") from exc
+    return module
+
+
+def _checked(name: str, function: Callable[[str], Any]) -> Scorer:
+    def score(text: str) -> Hashable:
+        try:
+            answer = function(text)
+            hash(answer)
+        except Exception as exc:
+            raise BadInput(f"scorer {name} failed on an output: {type(exc).__name__}: {exc}") from exc
+        return answer  # type: ignore[no-any-return]
+
+    return score
