@@ -1,0 +1,113 @@
+"""Trained models as the plain arrays that `testbed.ue.predictor` computes with."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays: TypeAlias = dict[str, NDArray[Any]]
+
+
+class Node(NamedTuple):
+    """A node of a tree: `value` where `feature` is -1, else left where x[feature] <= threshold."""
+
+    feature: int
+    threshold: float = 0.0
+    left: Node | None = None
+    right: Node | None = None
+    value: float = 0.0
+
+
+def lightgbm_arrays(booster: Any) -> Arrays:
+    """Trees of a LightGBM `Booster` for two classes; the score is its raw score."""
+
+    def node(of: dict[str, Any]) -> Node:
+        if "leaf_value" in of:
+            return Node(-1, value=of["leaf_value"])
+        return Node(of["split_feature"], of["threshold"], node(of["left_child"]), node(of["right_child"]))
+
+    return _flat([node(tree["tree_structure"]) for tree in booster.dump_model()["tree_info"]])
+
+
+def xgboost_arrays(booster: Any, rounds: int) -> Arrays:
+    """The first `rounds` trees of an XGBoost `Booster` for two classes with base score 0.5; the score is its margin.
+
+    XGBoost goes left where x < t, in 32-bit numbers: that is x <= the number before t.
+    """
+
+    def node(of: dict[str, Any]) -> Node:
+        if "leaf" in of:
+            return Node(-1, value=float(np.float32(of["leaf"])))
+        child = {c["nodeid"]: c for c in of["children"]}
+        below = np.nextafter(np.float32(of["split_condition"]), np.float32(-np.inf))
+        return Node(int(of["split"].removeprefix("f")), float(below), node(child[of["yes"]]), node(child[of["no"]]))
+
+    return _flat([node(json.loads(text)) for text in booster.get_dump(dump_format="json")[:rounds]])
+
+
+def forest_arrays(forest: Any) -> Arrays:
+    """Trees of a scikit-learn `RandomForestClassifier` for two classes; the score is its probability of class 1."""
+    count = len(forest.estimators_)
+
+    def node(tree: Any, i: int) -> Node:
+        if tree.children_left[i] < 0:
+            of_class = tree.value[i, 0]
+            return Node(-1, value=float(of_class[1] / of_class.sum()) / count)
+        left, right = node(tree, tree.children_left[i]), node(tree, tree.children_right[i])
+        return Node(int(tree.feature[i]), float(tree.threshold[i]), left, right)
+
+    return _flat([node(one.tree_, 0) for one in forest.estimators_])
+
+
+def _flat(trees: list[Node]) -> Arrays:
+    """Nodes in the order of a walk, parents before children, left before right."""
+    rows: list[list[float]] = []
+
+    def add(node: Node) -> int:
+        place = len(rows)
+        rows.append([node.feature, node.threshold, 0, 0, node.value])
+        if node.left is not None and node.right is not None:
+            rows[place][2] = add(node.left)
+            rows[place][3] = add(node.right)
+        return place
+
+    roots = [add(tree) for tree in trees]
+    table = np.array(rows, np.float64)
+    return {
+        "feature": table[:, 0].astype(np.int8),
+        "threshold": table[:, 1],
+        "left": table[:, 2].astype(np.int32),
+        "right": table[:, 3].astype(np.int32),
+        "value": table[:, 4],
+        "roots": np.array(roots, np.int32),
+        "base": np.zeros(1),
+    }
+
+
+def mlp_arrays(net: Any, mean: NDArray[np.float64], std: NDArray[np.float64]) -> Arrays:
+    """Layers of a torch `Sequential` in evaluation mode: Linear, BatchNorm1d, ReLU, Dropout, in this order in a block.
+
+    Args:
+        mean, std: [5] what its inputs were scaled by.
+    """
+    from torch import nn
+
+    layers: list[list[NDArray[np.float64]]] = []
+    for module in net:
+        if isinstance(module, nn.Linear):
+            layers.append([_numbers(module.weight).T, _numbers(module.bias)])
+        elif isinstance(module, nn.BatchNorm1d):
+            scale = _numbers(module.weight) / np.sqrt(_numbers(module.running_var) + module.eps)
+            w, b = layers[-1]
+            layers[-1] = [w * scale, (b - _numbers(module.running_mean)) * scale + _numbers(module.bias)]
+    w, b = layers[0]
+    layers[0] = [w / std[:, None], b - (mean / std) @ w]
+    return {f"{name}{i}": array for i, pair in enumerate(layers) for name, array in zip("wb", pair, strict=True)}
+
+
+def _numbers(tensor: Any) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = tensor.detach().double().numpy()
+    return found

@@ -1,0 +1,157 @@
+"""Drafting traces: what the drafter thought of every token it drafted, and what the verifier made of it, on disk.
+
+A chunk holds the rounds of whole prompts. Every file is written under another name first, so that what is there is
+whole.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.errors import BadInput
+from testbed.ue.predictor import FEATURES
+
+META = "meta.json"
+
+
+class TraceMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where traces come from; two collections mix only if it is the same."""
+
+    schema: int = 1
+    dataset: str
+    first: int
+    """Index of the first prompt taken."""
+    prompts: int
+    window: int
+    max_tokens: int
+    engine: str
+    dtype: str
+    drafter: str
+    drafter_fingerprint: str
+    target: str
+    target_fingerprint: str
+
+
+@dataclass(frozen=True)
+class Traces:
+    """n labelled tokens: those up to and including the first rejection of each round, in the order of drafting; and the
+    m tokens after it (`later_…`), which have no label and are not trained with.
+    """
+
+    prompt: NDArray[np.int32]
+    """[n] index of the prompt."""
+    round: NDArray[np.int32]
+    """[n] number of the round within its prompt, from 0."""
+    features: NDArray[np.float32]
+    """[n, 5], see `testbed.ue.predictor.FEATURES`."""
+    accepted: NDArray[np.uint8]
+    """[n] 1: the verifier kept it; 0: it was the round's first rejection."""
+    later_prompt: NDArray[np.int32]
+    later_round: NDArray[np.int32]
+    later_features: NDArray[np.float32]
+    """[m, 5]"""
+
+    def __len__(self) -> int:
+        return len(self.prompt)
+
+    def of(self, rows: NDArray[np.bool_], prompts: NDArray[np.int32]) -> Traces:
+        """The labelled tokens `rows` [n], and later ones of `prompts`."""
+        later = np.isin(self.later_prompt, prompts)
+        return Traces(*(getattr(self, f.name)[later if f.name.startswith("later_") else rows] for f in fields(Traces)))
+
+
+def joined(parts: list[Traces]) -> Traces:
+    """Several traces as one."""
+    return Traces(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Traces)))
+
+
+def split(traces: Traces, share: float, seed: int) -> tuple[Traces, Traces]:
+    """Traces in two, by prompt: the rest, and about `share` of the prompts.
+
+    Raises:
+        BadInput: a share outside (0, 1), or too few prompts for one on each side.
+    """
+    known = np.unique(traces.prompt)
+    if not 0 < share < 1 or len(known) < 2:
+        raise BadInput(f"a share in (0, 1) of at least 2 prompts can be held out, not {share:g} of {len(known)}")
+    count = min(max(1, round(share * len(known))), len(known) - 1)
+    held = np.sort(np.random.default_rng([seed, 1]).permutation(known)[:count])
+    rows = np.isin(traces.prompt, held)
+    return traces.of(~rows, np.setdiff1d(known, held)), traces.of(rows, held)
+
+
+class TraceStore:
+    """A directory of traces.
+
+    Raises:
+        BadInput: a file that is missing or cannot be read, or another collection's directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def create(self, meta: TraceMeta) -> None:
+        """Begin a collection, or go on with one of the same `meta`."""
+        path = self.directory / META
+        if path.exists():
+            if self.meta() != meta:
+                raise BadInput(f"{self.directory} holds another collection; give another --out")
+            return
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            part = path.with_suffix(".part")
+            part.write_bytes(msgspec.json.format(msgspec.json.encode(meta), indent=2))
+            part.replace(path)
+        except OSError as exc:
+            raise BadInput(f"cannot write traces into {self.directory}: {exc.strerror or exc}") from exc
+
+    def meta(self) -> TraceMeta:
+        """Where the traces come from."""
+        try:
+            return msgspec.json.decode((self.directory / META).read_bytes(), type=TraceMeta)
+        except (OSError, msgspec.DecodeError) as exc:
+            raise BadInput(f"no traces in {self.directory} ({exc}); `testbed predictor collect` makes them") from exc
+
+    def chunks(self) -> list[int]:
+        """Numbers of the chunks that are there."""
+        names = (path.stem.removeprefix("chunk-") for path in self.directory.glob("chunk-*.npz"))
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def write(self, number: int, traces: Traces) -> None:
+        """Write one chunk."""
+        path = self._path(number)
+        part = path.with_suffix(".part")
+        with part.open("wb") as stream:
+            np.savez_compressed(stream, **{f.name: getattr(traces, f.name) for f in fields(Traces)})
+        part.replace(path)
+
+    def load(self) -> Traces:
+        """All that is there.
+
+        Raises:
+            BadInput: nothing is there, or it cannot be read.
+        """
+        self.meta()
+        if not (numbers := self.chunks()):
+            raise BadInput(f"no traces in {self.directory} yet; `testbed predictor collect` makes them")
+        return joined([self._read(number) for number in numbers])
+
+    def _read(self, number: int) -> Traces:
+        path = self._path(number)
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                traces = Traces(**{f.name: arrays[f.name] for f in fields(Traces)})
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as exc:
+            raise BadInput(f"{path} is no chunk of traces: {exc}") from exc
+        if traces.features.shape != (len(traces), len(FEATURES)) or len(traces.accepted) != len(traces):
+            raise BadInput(f"{path} is no chunk of traces: its arrays do not go together")
+        return traces
+
+    def _path(self, number: int) -> Path:
+        return self.directory / f"chunk-{number:05d}.npz"
