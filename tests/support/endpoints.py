@@ -1,0 +1,132 @@
+"""An endpoint in this process, on real sockets, over the synthetic pair; its tokenizer knows the words w0, w1, …"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import uvicorn
+from openai import AsyncOpenAI
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from testbed.bs.server import BaseStation
+from testbed.bs.sessions import SessionTable
+from testbed.bs.synthetic_engine import SyntheticEngine
+from testbed.clock import Clock
+from testbed.config import EndpointConfig
+from testbed.ue.api import Service, make_app
+from testbed.ue.api_schema import Limits
+from testbed.ue.backend import Backend
+from testbed.ue.channel_state import ChannelState, Unknown
+from testbed.ue.client import Client
+from testbed.ue.drafting import Choose
+from testbed.ue.prompts import Prompter
+from testbed.ue.serving import connected
+from testbed.ue.synthetic import SyntheticDrafter, SyntheticSequence
+from tests.support.stations import station
+
+WORDS = 64
+CONTEXT = 4096
+MODEL = "words"
+
+
+class HeldDrafter(SyntheticDrafter):
+    """Opens no sequence while it is held."""
+
+    def __init__(self) -> None:
+        super().__init__(vocab_size=WORDS, alpha=0.8, hidden_size=8, context=CONTEXT)
+        self.free, self.opening = threading.Event(), threading.Event()
+        self.free.set()
+
+    def open(
+        self, prompt: Sequence[int], *, distributions: bool = False, choose: Choose | None = None
+    ) -> SyntheticSequence:
+        self.opening.set()
+        assert self.free.wait(30)
+        return super().open(prompt, distributions=distributions, choose=choose)
+
+    @property
+    def places_taken(self) -> int:
+        return len(self._open)
+
+
+class Site(NamedTuple):
+    """A running endpoint."""
+
+    url: str
+    client: AsyncOpenAI
+    backend: Backend
+    drafter: HeldDrafter
+    bs: BaseStation
+    bs_address: str
+    bs_sessions: SessionTable
+    stop_bs: Callable[[], object]
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing is held for anybody: no place, no sequence, no session."""
+        return not (self.backend.busy or self.drafter.places_taken or len(self.bs_sessions))
+
+
+def words(directory: Path) -> Path:
+    """A tokenizer's directory."""
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(WORDS)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Return as soon as something holds."""
+    for _ in range(int(seconds / 0.01)):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came to hold")
+
+
+async def unknown(client: Client, clock: Clock) -> ChannelState:
+    """No channel state."""
+    return Unknown()
+
+
+@contextlib.asynccontextmanager
+async def endpoint(
+    directory: Path, config: EndpointConfig, *, end_ids: tuple[int, ...] = (), token: str | None = None
+) -> AsyncIterator[Site]:
+    """An endpoint over a base station of its own; the configuration's `bs` does not count."""
+    prompter, drafter, sessions = Prompter(words(directory), config.prompt_format), HeldDrafter(), SessionTable()
+    async with contextlib.AsyncExitStack() as stack:
+        stations = await stack.enter_async_context(contextlib.AsyncExitStack())
+        engine = SyntheticEngine(vocab_size=WORDS, max_model_len=CONTEXT)
+        bs, address = await stations.enter_async_context(station(engine, end_ids=end_ids, sessions=sessions))
+        pair = connected(msgspec.structs.replace(config, bs=address), drafter, prompter, unknown)
+        backend, _ = await asyncio.to_thread(pair.__enter__)
+        stack.push_async_callback(asyncio.to_thread, pair.__exit__, None, None, None)
+        limits = Limits(config.max_tokens, config.temperature, backend.pair.context)
+        service = Service(backend, prompter, limits, MODEL, 0, token)
+        url = await stack.enter_async_context(_web(service))
+        client = AsyncOpenAI(base_url=f"{url}/v1", api_key=token or "none", max_retries=0, timeout=30)
+        await stack.enter_async_context(client)
+        yield Site(url, client, backend, drafter, bs, address, sessions, stations.aclose)
+        drafter.free.set()
+        await backend.close()
+
+
+@contextlib.asynccontextmanager
+async def _web(service: Service) -> AsyncIterator[str]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    settings = uvicorn.Config(make_app(service), log_config=None, lifespan="off", ws="none")
+    server = uvicorn.Server(settings)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving
