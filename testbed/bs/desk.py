@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,10 +27,13 @@ from testbed.protocols.messages import (
     Resync,
     Welcome,
 )  # fmt: skip
+from testbed.protocols.quantise import HIDDEN_BITS
 from testbed.protocols.sampling import Sampling
 from testbed.protocols.vocabulary import check_same
 
 RETRY_S = 1.0
+Admit = Callable[[Key, Open], "Busy | None"]
+"""Whether what an `Open` asks for can be promised; the answer where it cannot."""
 MAX_HIDDEN = 2**16
 """Largest hidden size of a drafter: with it, the BS makes room for the hidden states that it asks for."""
 
@@ -79,7 +84,9 @@ class Desk:
         """Answer an RTT handshake."""
         return Pong(token=message.token)
 
-    def open(self, peer: bytes, message: Open, arrays: dict[str, AnyArray]) -> tuple[Message, Session | None]:
+    def open(
+        self, peer: bytes, message: Open, arrays: dict[str, AnyArray], admit: Admit = lambda key, message: None
+    ) -> tuple[Message, Session | None]:
         """Start a session; returns the reply and the session, None where it was refused."""
         key = (peer, message.session)
         if self.sessions.full_for(key):
@@ -90,8 +97,12 @@ class Desk:
             raise ProtocolError(f"threshold must lie in [0, 1], not {message.threshold}")
         if not 1 <= message.hidden_size <= MAX_HIDDEN:
             raise ProtocolError(f"hidden_size must lie in 1..{MAX_HIDDEN}, not {message.hidden_size}")
+        if message.hidden_bits not in HIDDEN_BITS:
+            raise ProtocolError(f"hidden_bits must be one of {HIDDEN_BITS}, not {message.hidden_bits}")
         if not 0 <= message.seed < 2**64:
             raise ProtocolError(f"seed must lie in 0..2^64 - 1, not {message.seed}")
+        if message.speed_tps is not None and not 0 < message.speed_tps < math.inf:
+            raise ProtocolError(f"a speed is a positive number of tokens a second, not {message.speed_tps}")
         sampling = Sampling(message.temperature, message.top_k, message.top_p)
         expect_names(arrays, "ids")
         ids = read_ids(arrays)
@@ -104,10 +115,13 @@ class Desk:
             )
         if message.protocol == TARGET_ONLY and message.max_tokens < 1:
             raise ProtocolError("target-only needs max_tokens of at least 1")
+        if (refusal := admit(key, message)) is not None:
+            return refusal, None
         protocol = PROTOCOLS.get(message.protocol)
         session = self.sessions.open(
-            key, ids, protocol, message.threshold, message.hidden_size, wanted, sampling, message.seed
-        )
+            key, ids, protocol, message.threshold, message.hidden_size, wanted, sampling, message.seed,
+            message.speed_tps, message.hidden_bits,
+        )  # fmt: skip
         return Opened(session=message.session, length=len(ids)), session
 
     def draft(
@@ -120,7 +134,9 @@ class Desk:
             return Resync(session=message.session)
         if session.protocol is None:
             raise ProtocolError("a target-only session takes no drafts")
-        window = session.protocol.window(arrays, session.drafter_hidden)
+        if not (0 <= message.draft_s < math.inf and 0 <= message.network_s < math.inf):
+            raise ProtocolError("times of a round are 0 s or more")
+        window = session.protocol.window(arrays, session.drafter_hidden, session.hidden_bits)
         ids = window.ids.tobytes()
         if message.round == session.last_round:
             if ids != session.last_ids:

@@ -43,6 +43,8 @@ class VerifyResult:
     """[K+1, hidden_size] final-layer, normalised states, where asked."""
     logprobs: NDArray[np.float32] | None = None
     """[K+1, vocab_size] natural log-probabilities, where asked."""
+    cached: int | None = None
+    """Leading positions that came from the prefix cache; None: the engine does not know."""
 
     def gap(self, row: int) -> float:
         """How clearly row `row`'s argmax beats the drafted token there, or the next best one at the bonus position."""
@@ -60,6 +62,10 @@ class VerifyEngine(Protocol):
     """Prefix + draft + 1 may not be more."""
     max_batch_tokens: int
     """New tokens that one pass should take; more are verified, in more than one internal step."""
+    block_size: int
+    """Tokens of a block of the prefix cache, which holds whole blocks alone."""
+    kv_tokens: int | None
+    """Tokens whose keys and values there is room for; None: no fixed number."""
 
     def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
         """Verify a batch, results in its order; first-time prompts and follow-ups may be mixed.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,13 @@ ENGINES = {
     "synthetic": ("testbed.bs.synthetic_engine", "SyntheticEngine"),
 }
 """Module and class of each kind."""
+
+
+def leave_a_core(threads: int | None = None) -> None:
+    """Limit what engines compute with to `threads`, or to all cores but one: the rest of the process needs it, and on
+    cores that others use too, threads of one pass wait for each other. Engines read it when they are imported.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads or max(1, (os.cpu_count() or 1) - 1)))
 
 
 def load_engine(

@@ -4,58 +4,110 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from testbed.bs.admission import Admission
 from testbed.bs.desk import Desk, Offer
 from testbed.bs.engine import VerifyEngine
-from testbed.bs.engines import ENGINES, load_engine
-from testbed.bs.judge import StrictJudge
-from testbed.bs.scheduler import Scheduler, scheduler
-from testbed.bs.server import BaseStation, ThreadRunner
+from testbed.bs.engines import ENGINES, leave_a_core, load_engine
+from testbed.bs.estimator import Coefficients
+from testbed.bs.estimator_online import OnlineConfig, OnlineEstimator
+from testbed.bs.judge import Judge
+from testbed.bs.judges import judge_kind, make_judge
+from testbed.bs.metrics import MetricsFile
+from testbed.bs.runner import EngineRunner, ThreadRunner
+from testbed.bs.scheduler import PIECE
+from testbed.bs.schedulers import scheduler
+from testbed.bs.self_profile import self_profile
+from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
 from testbed.bs.target import describe
-from testbed.channel.link import ZmqServerLink, check_address
+from testbed.channel.link import ServerLink, ZmqServerLink, check_address
 from testbed.clock import WallClock
 from testbed.config import ServeConfig
 from testbed.errors import BadInput
 
 Ready = Callable[[list[str], Offer], None]
 """Called once the BS answers: the addresses it listens on, and what it serves."""
+ANY = Coefficients(0.0, 0.0, 0.0, 1.0)
+"""Stand in for coefficients that are not known yet, to check the other options before an engine is loaded."""
+MARGIN = 0.02
+"""By which sessions are scheduled faster than promised: see `Promises`."""
+NORMAL = 1.25
+"""Standard deviation of a normal error over its mean size, √(π/2)."""
+ROUGH = 3.0
+"""Standard deviations by which passes may differ for good from what a dozen of them foretold: that is no drift."""
 
 
-def serve(config: ServeConfig, ready: Ready) -> None:
+class Loaded(NamedTuple):
+    """What a process serves with."""
+
+    engine: VerifyEngine
+    offer: Offer
+    judge: Judge
+    estimator: OnlineEstimator | None
+    """Of scheduler slo alone."""
+
+
+def serve(config: ServeConfig, ready: Ready, coefficients: Coefficients | None = None) -> None:
     """Serve until SIGINT or SIGTERM.
 
+    Args:
+        coefficients: that scheduler slo begins with; None: the engine measures a few passes first.
+
     Raises:
-        BadInput: a model, address or option that cannot be used.
+        BadInput: a model, head, address, file or option that cannot be used.
         EngineError: the engine does not start.
     """
-    plan = scheduler(config.scheduler, config.max_batch, config.max_batch_tokens)
+    scheduler(config.scheduler, config.max_batch, config.max_batch_tokens, ANY, chunk_tokens=config.chunk_tokens)
     addresses = [check_address(address) for address in config.bind.split(",")]
-    with ThreadPoolExecutor(1, thread_name_prefix="engine") as thread:
-        engine, offer = thread.submit(_load, config).result()
-        try:
-            asyncio.run(_run(addresses, ThreadRunner(engine, thread), offer, plan, ready))
-        finally:
-            thread.submit(engine.close).result()
+    metrics = MetricsFile(Path(config.metrics), config.metrics_interval_s) if config.metrics else None
+    with contextlib.ExitStack() as stack:
+        if metrics is not None:
+            stack.callback(metrics.close)
+        thread = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="engine"))
+        loaded = thread.submit(_load_all, config, coefficients).result()
+        stack.callback(lambda: thread.submit(loaded.engine.close).result())
+        asyncio.run(_run(config, addresses, ThreadRunner(loaded.engine, thread), loaded, ready, metrics))
 
 
-def _load(config: ServeConfig) -> tuple[VerifyEngine, Offer]:
-    """Load the engine, in the thread that will own it."""
-    threads = config.threads or max(1, (os.cpu_count() or 1) - 1)
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # engines read it when they are imported
+def _load_all(config: ServeConfig, coefficients: Coefficients | None) -> Loaded:
+    """Load judge and engine, in the thread that will own the engine, and learn how long its passes take."""
+    engine, offer, judge = _load(config)
+    try:
+        return Loaded(engine, offer, judge, _estimator(config, engine, coefficients))
+    except BaseException:
+        engine.close()
+        raise
+
+
+def _estimator(config: ServeConfig, engine: VerifyEngine, coefficients: Coefficients | None) -> OnlineEstimator | None:
+    if config.scheduler != "slo":
+        return None
+    if coefficients is not None:
+        return OnlineEstimator(coefficients)
+    found, error = self_profile(engine)
+    return OnlineEstimator(found, OnlineConfig(spread=max(OnlineConfig().spread, NORMAL * error), allowance=ROUGH))
+
+
+def _load(config: ServeConfig) -> tuple[VerifyEngine, Offer, Judge]:
+    """Load judge and engine, in the thread that will own the engine."""
+    kind = judge_kind(config.judge, config.head, config.quality_budget)
+    leave_a_core(config.threads)
     if config.engine == "synthetic":
+        judge = make_judge(kind, config.head, config.quality_budget, None)
         engine = load_engine("synthetic", None, max_model_len=config.max_model_len)
-        return engine, Offer("synthetic", "", engine.vocab_size, engine.hidden_size, (), engine.max_positions)
+        return engine, Offer("synthetic", "", engine.vocab_size, engine.hidden_size, (), engine.max_positions), judge
     if config.engine not in ENGINES:
         raise BadInput(f"unknown engine {config.engine!r}; known: {', '.join(ENGINES)}")
     if config.model is None:
         raise BadInput("which model? give --model DIR or a Hugging Face id")
     target = describe(config.model)
+    judge = make_judge(kind, config.head, config.quality_budget, target.directory)
     engine = load_engine(
         config.engine,
         target.directory,
@@ -72,7 +124,7 @@ def _load(config: ServeConfig) -> tuple[VerifyEngine, Offer]:
         end_ids=target.end_ids,
         max_positions=engine.max_positions,
     )
-    return engine, offer
+    return engine, offer, judge
 
 
 def _vllm_options(config: ServeConfig) -> dict[str, Any]:
@@ -84,16 +136,45 @@ def _vllm_options(config: ServeConfig) -> dict[str, Any]:
     }
 
 
-async def _run(addresses: list[str], runner: ThreadRunner, offer: Offer, plan: Scheduler, ready: Ready) -> None:
+def _station(config: ServeConfig, link: ServerLink, runner: EngineRunner, loaded: Loaded) -> BaseStation:
+    engine, offer, judge, estimator = loaded
+    known = None if estimator is None else estimator.coefficients
+    whole_blocks = PIECE % engine.block_size == 0
+    if config.chunk_tokens is not None and not whole_blocks:
+        raise BadInput(f"this engine's cache keeps blocks of {engine.block_size} tokens: leave chunk-tokens out")
+    bounds = (config.max_batch, config.max_batch_tokens)
+    plan = scheduler(config.scheduler, *bounds, known, kv_tokens=engine.kv_tokens, chunk_tokens=config.chunk_tokens)
+    admission = None
+    if known is not None and config.admission:
+        admission = Admission(coefficients=known, max_requests=config.max_batch, kv_tokens=engine.kv_tokens)
+    return BaseStation(
+        link, runner, Desk(offer, SessionTable()), plan, judge, WallClock(),
+        estimator=estimator, admission=admission, block_size=engine.block_size, margin=MARGIN,
+        cuts=known is not None and whole_blocks,
+    )  # fmt: skip
+
+
+async def _run(
+    config: ServeConfig,
+    addresses: list[str],
+    runner: EngineRunner,
+    loaded: Loaded,
+    ready: Ready,
+    metrics: MetricsFile | None,
+) -> None:
     link = ZmqServerLink(*addresses)
     try:
-        station = BaseStation(link, runner, Desk(offer, SessionTable()), plan, StrictJudge(), WallClock())
+        station = _station(config, link, runner, loaded)
         serving = asyncio.create_task(station.serve())
+        counting = asyncio.create_task(metrics.keep(station.metrics, WallClock())) if metrics else None
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, serving.cancel)
-        ready(link.addresses, offer)
+        ready(link.addresses, loaded.offer)
         with contextlib.suppress(asyncio.CancelledError):
             await serving
+        if counting is not None:
+            counting.cancel()
+            await asyncio.gather(counting, return_exceptions=True)
     finally:
         link.close()

@@ -7,67 +7,72 @@ pending whenever the engine is free. The engine itself runs in a thread of its o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
+from testbed.bs.admission import Admission
 from testbed.bs.desk import Desk
-from testbed.bs.engine import VerifyEngine, VerifyRequest, VerifyResult
-from testbed.bs.judge import Candidates, Judge
-from testbed.bs.sampled import check_distributions, drawn
-from testbed.bs.scheduler import Pending, Scheduler
+from testbed.bs.engine import VerifyRequest
+from testbed.bs.estimator_online import OnlineEstimator
+from testbed.bs.judge import Judge
+from testbed.bs.keeper import Keeper
+from testbed.bs.promises import Promises
+from testbed.bs.queue import Queue, Taken
+from testbed.bs.runner import EngineRunner
+from testbed.bs.sampled import check_distributions
+from testbed.bs.scheduler import Scheduler
 from testbed.bs.sessions import Round, Session
 from testbed.channel.link import ServerLink
 from testbed.clock import Clock
 from testbed.errors import BadInput, EngineError, ProtocolError
-from testbed.protocols.base import expect_names, read_hidden
+from testbed.protocols import PROTOCOLS
+from testbed.protocols.base import expect_names, hidden_names, read_hidden
 from testbed.protocols.codec import AnyArray, Packet, decode_uplink, encode, pack_positions
 from testbed.protocols.messages import Close, Draft, Fault, Hello, Hidden, Message, NeedHidden, Open, Ping, Verdict
-from testbed.protocols.sampling import Kept
 
 MAX_REASON = 500
 """Characters of a `Fault`'s reason."""
 
 
-class EngineRunner(Protocol):
-    """How a pass is run without holding up the event loop."""
-
-    async def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
-        """Results of one pass, in order."""
-
-    def release(self, session: str) -> None:
-        """Let the engine forget a session, soon."""
-
-
-class ThreadRunner:
-    """Runs passes in the one thread that owns the engine."""
-
-    def __init__(self, engine: VerifyEngine, thread: ThreadPoolExecutor) -> None:
-        self._engine, self._thread = engine, thread
-
-    async def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
-        """Results of one pass, in order."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.verify, batch)
-
-    def release(self, session: str) -> None:
-        """Let the engine forget a session, after the pass that is under way."""
-        self._thread.submit(self._engine.release, session)
-
-
 class BaseStation:
-    """Serves rounds until cancelled."""
+    """Serves rounds until cancelled. What the keyword arguments are for: see `Promises`."""
 
     def __init__(
-        self, link: ServerLink, runner: EngineRunner, desk: Desk, scheduler: Scheduler, judge: Judge, clock: Clock
+        self,
+        link: ServerLink,
+        runner: EngineRunner,
+        desk: Desk,
+        scheduler: Scheduler,
+        judge: Judge,
+        clock: Clock,
+        *,
+        estimator: OnlineEstimator | None = None,
+        admission: Admission | None = None,
+        block_size: int = 1,
+        cuts: bool = False,
+        margin: float = 0.0,
     ) -> None:
         self._link, self._runner, self._desk = link, runner, desk
-        self._scheduler, self._judge, self._clock = scheduler, judge, clock
-        self._pending: dict[str, tuple[Session, Pending]] = {}
+        self._judge, self._clock = judge, clock
+        self._keeper = Keeper(judge, desk.offer.vocab_size)
+        self._promises = Promises(desk.sessions, scheduler, estimator, admission, block_size, cuts, margin)
+        self._queue = Queue()
         self._wake = asyncio.Event()
-        self.passes = 0
-        self.rounds = 0
+
+    @property
+    def passes(self) -> int:
+        """Passes so far."""
+        return self._promises.metrics.passes
+
+    @property
+    def rounds(self) -> int:
+        """Rounds verified so far."""
+        return self._promises.metrics.rounds
+
+    def metrics(self) -> dict[str, Any]:
+        """What it has counted, and how it stands now."""
+        return self._promises.snapshot()
 
     async def serve(self) -> None:
         """Serve until cancelled; raises what either task raises."""
@@ -104,15 +109,19 @@ class BaseStation:
             await self._take_hidden(peer, packet, message)
             return None
         if isinstance(message, Open):
-            reply, session = self._desk.open(peer, message, packet.arrays)
+            if message.threshold > 0 and (known := PROTOCOLS.get(message.protocol)) and known.judged:
+                self._judge.check(message.drafter, message.hidden_size)
+            before = self._desk.sessions.get((peer, message.session))
+            reply, session = self._desk.open(peer, message, packet.arrays, self._promises.admit)
+            if session is not None and before is not None:
+                self._forget(before)
             if session is not None and session.protocol is None:
                 self._enqueue(session, Round(0, self._desk.no_window, None, self._clock.time()))
             return reply
         if isinstance(message, Close):
             closed = self._desk.sessions.close((peer, message.session))
             if closed is not None:
-                self._pending.pop(closed.name, None)
-                self._runner.release(closed.name)
+                self._forget(closed)
             return None
         if isinstance(message, Hello):
             return self._desk.hello(message)
@@ -129,56 +138,71 @@ class BaseStation:
                 await self._link.send(peer, taken.last_reply)
         else:
             session, window = taken
-            self._enqueue(session, Round(message.round, window, message.csi, arrived_s))
+            round_ = Round(message.round, window, message.csi, arrived_s)
+            round_.draft_s, round_.network_s = message.draft_s, message.network_s
+            self._enqueue(session, round_)
+
+    def _forget(self, session: Session) -> None:
+        self._queue.drop(session)
+        self._runner.release(session.name)
 
     # ------------------------------------------------------------ 4 queue
 
     def _enqueue(self, session: Session, round_: Round) -> None:
         session.current = round_
-        hidden = self._judge.needs_hidden and session.protocol is not None and session.protocol.judged
         logprobs = session.drawn and not session.sampling.greedy
-        request = VerifyRequest(session.name, session.prefix, round_.window.ids, hidden=hidden, logprobs=logprobs)
-        self._pending[session.name] = (session, Pending(request, round_.arrived_s, session.computed))
+        request = VerifyRequest(
+            session.name, session.prefix, round_.window.ids, hidden=self._keeper.by_hidden(session), logprobs=logprobs
+        )
+        round_.pending = self._promises.pending(session, round_, request)
+        self._queue.put(session, round_.pending)
         self._wake.set()
 
     async def _run_engine(self) -> None:
         while True:
             await self._wake.wait()
-            planned = self._scheduler.plan([p for _, p in self._pending.values()], self._clock.time())
-            batch = [(self._pending.pop(p.request.session)[0], p) for p in planned]
-            if not self._pending:
-                self._wake.clear()
+            batch = self._queue.take(self._promises.plan(self._queue.pending(), self._clock.time()))
             if batch:
                 await self._run_pass(batch)
+            if not self._queue:
+                self._wake.clear()
 
     # ------------------------------------------------------------ 5 verify
 
-    async def _run_pass(self, batch: list[tuple[Session, Pending]]) -> None:
+    async def _run_pass(self, batch: list[Taken]) -> None:
         start_s = self._clock.time()
         try:
-            results = await self._runner.verify([p.request for _, p in batch])
+            results = await self._runner.verify([taken.pending.request for taken in batch])
             check_distributions(results)
         except (EngineError, BadInput) as exc:
-            for session, _ in batch:
-                session.current = None
-                await self._reply(
-                    session, Fault(session=session.key[1], reason=f"verification failed: {exc}"[:MAX_REASON])
-                )
+            await self._fail(batch, exc)
             return
         verify_s = self._clock.time() - start_s
-        self.passes += 1
-        self.rounds += len(batch)
+        self._promises.passed(batch, results, verify_s)
         ready = []
-        for (session, pending), result in zip(batch, results, strict=True):
+        for (session, pending, whole), result in zip(batch, results, strict=True):
             round_ = session.current
             if round_ is None or self._desk.sessions.get(session.key) is not session:
                 continue
-            round_.result, round_.verify_s, round_.batch_size = result, verify_s, len(batch)
-            round_.queue_s = start_s - pending.arrived_s
-            session.computed = session.length
+            if not whole:
+                round_.pieces_s += verify_s
+                self._queue.learn(session)
+                continue
+            round_.result, round_.batch_size = result, len(batch)
+            round_.queue_s = start_s - pending.arrived_s - round_.pieces_s
+            round_.verify_s = verify_s + round_.pieces_s
             if not await self._asked(session, round_):
                 ready.append((session, round_))
         await self._settle(ready)
+
+    async def _fail(self, batch: list[Taken], exc: Exception) -> None:
+        """Give up the rounds of a pass that failed."""
+        self._promises.metrics.failed_passes += 1
+        for session, _, _ in batch:
+            session.current = None
+            self._queue.drop(session)
+            reason = f"verification failed: {exc}"[:MAX_REASON]
+            await self._reply(session, Fault(session=session.key[1], reason=reason))
 
     async def _asked(self, session: Session, round_: Round) -> bool:
         """Ask the UE for hidden states where the protocol needs them for judging."""
@@ -199,10 +223,11 @@ class BaseStation:
         round_ = session.current if session else None
         if not session or not round_ or round_.number != message.round or round_.asked_s is None:
             return
-        expect_names(packet.arrays, "hidden")
+        expect_names(packet.arrays, *hidden_names(session.hidden_bits))
         rows = round_.candidates()
-        hidden = np.zeros((len(round_.window.ids), session.drafter_hidden), np.float16)
-        hidden[rows] = read_hidden(packet.arrays, len(rows), hidden.shape[1])
+        shown = read_hidden(packet.arrays, len(rows), session.drafter_hidden, session.hidden_bits)
+        hidden = np.zeros((len(round_.window.ids), session.drafter_hidden), shown.dtype)
+        hidden[rows] = shown
         round_.waited_s = self._clock.time() - round_.asked_s
         round_.window = round_.window._replace(hidden=hidden)
         await self._settle([(session, round_)])
@@ -212,10 +237,12 @@ class BaseStation:
     async def _settle(self, ready: list[tuple[Session, Round]]) -> None:
         """Judge the candidates of all rounds that are ready, commit, and answer."""
         start_s = self._clock.time()
-        all_kept = self._keep(ready)
+        all_kept = self._keeper.keep(ready)
+        await self._runner.judged(sum(len(r.candidates()) for s, r in ready if self._keeper.by_hidden(s)))
         judge_s = self._clock.time() - start_s
         for (session, round_), kept in zip(ready, all_kept, strict=True):
             assert round_.result is not None
+            self._promises.settled(session, round_, kept, self._clock.time())
             session.append(round_.window.ids[: kept.accepted])
             if kept.token is not None:
                 session.append(np.array([kept.token], np.int32))
@@ -238,36 +265,6 @@ class BaseStation:
             await self._reply(session, verdict, {} if kept.target is None else {"target": kept.target})
             if session.protocol is None and not self._desk.finished(session):
                 self._enqueue(session, Round(round_.number + 1, self._desk.no_window, None, self._clock.time()))
-
-    def _keep(self, ready: list[tuple[Session, Round]]) -> list[Kept]:
-        """What stays of each round, and the token that follows."""
-        judged = [i for i, (s, r) in enumerate(ready) if s.protocol and s.protocol.judged and r.candidates()]
-        asked = [self._candidates(*ready[i]) for i in judged]
-        keeps = dict(zip(judged, self._judge.judge(asked), strict=True)) if asked else {}
-        found = []
-        for i, (session, round_) in enumerate(ready):
-            if session.drawn:
-                found.append(drawn(session, round_, self._desk.offer.vocab_size))
-                continue
-            assert round_.result is not None
-            positions = round_.candidates()
-            keep = keeps.get(i, np.zeros(len(positions), np.bool_))
-            stays = next((p for p, kept in zip(positions, keep, strict=True) if not kept), len(round_.window.ids))
-            found.append(Kept(stays, int(round_.result.argmax[stays])))
-        return found
-
-    def _candidates(self, session: Session, round_: Round) -> Candidates:
-        rows = round_.candidates()
-        result, hidden = round_.result, round_.window.hidden
-        assert result is not None and hidden is not None
-        return Candidates(
-            draft_ids=round_.window.ids[rows],
-            target_ids=result.argmax[rows],
-            drafter_hidden=hidden[rows],
-            target_hidden=None if result.hidden is None else result.hidden[rows],
-            csi=round_.csi,
-            threshold=session.threshold,
-        )
 
     async def _reply(self, session: Session, message: Message, arrays: dict[str, AnyArray] | None = None) -> None:
         frames = encode(message, arrays)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from testbed.bs.engine import VerifyResult
+from testbed.bs.scheduler import Pending
 from testbed.channel.csi import Csi
 from testbed.protocols.base import RoundProtocol, Window
 from testbed.protocols.sampling import GREEDY, Sampling
@@ -32,6 +34,17 @@ class Round:
     """When `NeedHidden` was sent; None while nothing is waited for."""
     waited_s: float = 0.0
     """Time between `NeedHidden` and `Hidden`."""
+    draft_s: float = 0.0
+    """As the UE measured them: its part of the round, and the link's part of the last one."""
+    network_s: float = 0.0
+    pending: Pending | None = None
+    """What the scheduler was shown."""
+    pieces_s: float = 0.0
+    """Time in passes that computed pieces of its prefix."""
+    new: int = 0
+    """Tokens that passes computed for it, pieces of its prefix included."""
+    cached: int = 0
+    """Tokens of its prefix that the last of them found in the prefix cache."""
 
     def candidates(self) -> list[int]:
         """Positions whose drafted token is not the target's argmax."""
@@ -67,6 +80,18 @@ class Session:
     last_round: int = -1
     last_ids: bytes = b""
     last_reply: list[bytes | memoryview] = field(default_factory=list)
+    speed_tps: float | None = None
+    """Tokens a second promised to it, its service class; None: nothing is promised."""
+    begun_s: float | None = None
+    """When its first round began, on the server's clock: what a promise is counted from."""
+    got: int = 0
+    """Tokens committed since then."""
+    accepted: int = 0
+    """Drafted tokens that stayed."""
+    rejected: int = 0
+    """Drafted tokens that were the first of their window not to stay."""
+    hidden_bits: int = 16
+    """Bits of an element at which its hidden states come up."""
 
     @property
     def drawn(self) -> bool:
@@ -85,6 +110,7 @@ class Session:
         if end > len(self.tokens):
             self.tokens = np.concatenate([self.tokens, np.zeros(max(256, end), np.int32)])
         self.tokens[self.length : end] = ids
+        self.got += len(ids)
         self.length = end
 
 
@@ -94,6 +120,7 @@ class SessionTable:
     def __init__(self, per_peer: int = 64, total: int = 1024) -> None:
         self.per_peer, self.total = per_peer, total
         self._sessions: dict[Key, Session] = {}
+        self._promised: Counter[float] = Counter()
         self._opened = 0
 
     def __len__(self) -> int:
@@ -119,15 +146,31 @@ class SessionTable:
         wanted: int,
         sampling: Sampling = GREEDY,
         seed: int = 0,
+        speed_tps: float | None = None,
+        hidden_bits: int = 16,
     ) -> Session:
         """Start a session, in place of an earlier one of the same key."""
         self._opened += 1
         tokens = np.concatenate([prefix, np.zeros(256, np.int32)])
         name = f"{key[0].hex()}/{key[1]}/{self._opened}"
         session = Session(key, name, tokens, len(prefix), protocol, threshold, drafter_hidden, wanted, sampling, seed)
+        session.speed_tps, session.hidden_bits = speed_tps, hidden_bits
+        self.close(key)
         self._sessions[key] = session
+        if speed_tps is not None:
+            self._promised[speed_tps] += 1
         return session
 
     def close(self, key: Key) -> Session | None:
         """Forget a session and return it; None if it was not known."""
-        return self._sessions.pop(key, None)
+        session = self._sessions.pop(key, None)
+        if session is not None and session.speed_tps is not None:
+            self._promised[session.speed_tps] -= 1
+        return session
+
+    def promised(self, apart: Key | None = None) -> dict[float, int]:
+        """Sessions that are promised something by speed, one of them left out."""
+        but = None if apart is None else self._sessions.get(apart)
+        left_out = None if but is None else but.speed_tps
+        counts = {speed: count - (speed == left_out) for speed, count in self._promised.items()}
+        return {speed: count for speed, count in counts.items() if count > 0}

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from testbed.bs.estimator import Coefficients
-from testbed.bs.scheduler import Pending
+from testbed.bs.scheduler import PIECE, Pending
 from testbed.errors import BadInput
 
 
@@ -73,6 +73,7 @@ class Entry(NamedTuple):
     share_s: float
     """T̂(B ∪ {i}) − T̂(B)."""
     new: int
+    """Tokens that the pass computes for it."""
     kv: int
     """Tokens whose keys and values it needs."""
 
@@ -114,6 +115,9 @@ class Slo:
     """Share of what an output is ahead of its promise that one round may lose."""
     patience_s: float = 1.0
     """τ of a request that nothing is promised to."""
+    hold_s: float | None = None
+    """How long a pass may become for the sake of a prompt that is not cached: what would make it longer goes in pieces,
+    so that requests that come during the pass need not wait for all of it. None: prompts go whole."""
 
     def __post_init__(self) -> None:
         if self.max_requests < 1 or self.max_tokens < 1:
@@ -129,6 +133,8 @@ class Slo:
             raise BadInput(f"a guard time is 0 s or more, not {self.guard_s:g}")
         if not 0 <= self.patience_s < math.inf:
             raise BadInput(f"patience is 0 s or more, not {self.patience_s:g}")
+        if self.hold_s is not None and not self.hold_s >= 0:
+            raise BadInput(f"a pass may last 0 s or more, not {self.hold_s:g}")
 
     def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
         """The next batch, never empty while something is pending; the same for any order of the same requests."""
@@ -147,21 +153,27 @@ class Slo:
         others.sort(key=_by_utility)
         return Queues(tuple(urgent), tuple(others))
 
-    def with_coefficients(self, coefficients: Coefficients) -> Slo:
+    def with_coefficients(self, coefficients: Coefficients, hold_s: float | None = None) -> Slo:
         """The same with other times: what an estimator has learnt since."""
-        return replace(self, coefficients=coefficients)
+        return replace(self, coefficients=coefficients, hold_s=hold_s)
+
+    def expected(self, item: Pending) -> float:
+        """Tokens that a request's round commits."""
+        acceptance = self.acceptance if item.acceptance is None else item.acceptance
+        return COMMITTED[self.committed](acceptance, len(item.request.draft))
+
+    def deadline_s(self, item: Pending, tokens: float) -> float:
+        """d: when a request of so many expected tokens is due (eq. 12)."""
+        if item.speed_tps is None:
+            return item.arrived_s + self.patience_s
+        return item.arrived_s + budget_s(tokens, item.speed_tps, item.draft_s, item.network_s, item.ahead_s, self.spend)
 
     def _entry(self, item: Pending, now_s: float) -> Entry:
         request, times = item.request, self.coefficients
-        drafted, new, cached = len(request.draft), item.new_tokens, item.cached_tokens
-        acceptance = self.acceptance if item.acceptance is None else item.acceptance
-        tokens = COMMITTED[self.committed](acceptance, drafted)
+        new, cached = item.new_tokens, item.cached_tokens
+        tokens = self.expected(item)
         share_s = times.share_s(new, cached)
-        if item.speed_tps is None:
-            deadline_s = item.arrived_s + self.patience_s
-        else:
-            budget = budget_s(tokens, item.speed_tps, item.draft_s, item.network_s, item.ahead_s, self.spend)
-            deadline_s = item.arrived_s + budget
+        deadline_s = self.deadline_s(item, tokens)
         alone_s = times.c + share_s
         return Entry(
             item,
@@ -192,13 +204,42 @@ class Slo:
         for entry in line:
             tightest_s = due_s if entry.late else min(due_s, entry.deadline_s)
             fits = tokens + entry.new <= self.max_tokens and kv + entry.kv <= room
-            if batch and not (fits and now_s + (took_s + entry.share_s) <= tightest_s):
+            fits = fits and now_s + (took_s + entry.share_s) <= tightest_s
+            if self.hold_s is not None and entry.new - len(entry.pending.request.draft) > PIECE:
+                if not (fits and took_s + entry.share_s <= self.hold_s):
+                    spare_s = min(self.hold_s, due_s - now_s) - took_s
+                    most = min(self._tokens(entry, spare_s), self.max_tokens - tokens, room - kv - entry.kv + entry.new)
+                    cut = _piece(entry, most if batch else max(most, PIECE), self.coefficients)
+                    if cut is None:
+                        continue
+                    entry, tightest_s = cut, due_s
+            elif batch and not fits:
                 continue
             batch.append(entry.pending)
             tokens, kv, took_s, due_s = tokens + entry.new, kv + entry.kv, took_s + entry.share_s, tightest_s
             if len(batch) == self.max_requests:
                 break
         return batch
+
+    def _tokens(self, entry: Entry, spare_s: float) -> float:
+        """New tokens of a prefix that a pass computes in so much more time: the root of `share_s`."""
+        times, cached = self.coefficients, entry.pending.cached_tokens
+        linear, left_s = times.a + times.b_compute * cached, spare_s - times.b_read * cached
+        if left_s <= 0:
+            return 0.0
+        if times.b_compute == 0:
+            return left_s / linear if linear > 0 else math.inf
+        return 2 * left_s / (linear + math.sqrt(linear**2 + 4 * times.b_compute * left_s))
+
+
+def _piece(entry: Entry, most: float, times: Coefficients) -> Entry | None:
+    """The entry with a piece of its prefix in its place; None where none ends within so many tokens."""
+    item, cached = entry.pending, entry.pending.cached_tokens
+    end = item.ends(int(min(most, entry.new)))
+    if not end:
+        return None
+    new = end - cached
+    return entry._replace(pending=item.piece(end), share_s=times.share_s(new, cached), new=new, kv=end)
 
 
 def _by_deadline(entry: Entry) -> tuple[float, float, str]:

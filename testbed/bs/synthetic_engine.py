@@ -47,6 +47,7 @@ class SyntheticEngine:
         self.hidden_size = hidden_size
         self.max_positions = max_model_len
         self.max_batch_tokens = max_batch_tokens
+        self.block_size, self.kv_tokens = 1, None
         self.seed = seed
 
     def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:

@@ -73,6 +73,7 @@ class TransformersEngine:
         self.hidden_size = target.hidden_size
         self.max_positions = target.max_positions
         self.max_batch_tokens = max_batch_tokens
+        self.block_size, self.kv_tokens = 1, None
 
     def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
         """See `VerifyEngine.verify`."""
@@ -86,8 +87,8 @@ class TransformersEngine:
         session = self._sessions.pop(request.session, None) or _Session(prompt[:0], DynamicCache())
         try:
             with torch.inference_mode():
-                hidden = self._forward(session, prompt, len(request.prefix) - 1)
-                result = self._judge(hidden, request)
+                hidden, cached = self._forward(session, prompt, len(request.prefix) - 1)
+                result = self._judge(hidden, request, cached)
         except Exception as exc:
             raise EngineError(f"transformers failed on session {request.session}: {exc}") from exc
         self._sessions[request.session] = _Session(prompt, session.cache)
@@ -95,8 +96,9 @@ class TransformersEngine:
             self._sessions.popitem(last=False)
         return result
 
-    def _forward(self, session: _Session, prompt: NDArray[np.int32], first: int) -> Tensor:
-        """Final-layer states [K+1, hidden_size] at the positions from `first` on; extends the session's cache.
+    def _forward(self, session: _Session, prompt: NDArray[np.int32], first: int) -> tuple[Tensor, int]:
+        """Final-layer states [K+1, hidden_size] at the positions from `first` on, and how many leading positions the
+        session's cache had; extends it.
 
         The cache is rolled back to what it shares with the prompt, and at least to before `first`.
         """
@@ -107,9 +109,9 @@ class TransformersEngine:
             session.cache.crop(kept - len(session.ids))
         ids = torch.from_numpy(prompt[kept:].astype(np.int64))[None].to(self._device)
         states: Tensor = self._model.base_model(ids, past_key_values=session.cache, use_cache=True).last_hidden_state
-        return states[0, first - kept :]
+        return states[0, first - kept :], kept
 
-    def _judge(self, hidden: Tensor, request: VerifyRequest) -> VerifyResult:
+    def _judge(self, hidden: Tensor, request: VerifyRequest, cached: int) -> VerifyResult:
         logits: Tensor = self._model.get_output_embeddings()(hidden)[:, : self.vocab_size].float()
         best, second = logits.topk(2, dim=-1).values.unbind(-1)
         drafted = torch.from_numpy(request.draft.astype(np.int64)).to(logits.device)
@@ -120,6 +122,7 @@ class TransformersEngine:
             draft_gap=(best[:-1] - faced).cpu().numpy(),
             hidden=hidden.float().cpu().numpy() if request.hidden else None,
             logprobs=logits.log_softmax(-1).cpu().numpy() if request.logprobs else None,
+            cached=cached,
         )
 
     def release(self, session: str) -> None:

@@ -89,6 +89,7 @@ class VllmEngine:
         self.hidden_size = target.hidden_size
         self.max_positions = target.max_positions
         self.max_batch_tokens = self._runner.max_batch_tokens
+        self.block_size, self.kv_tokens = self._runner.block_size, self._runner.kv_tokens
         self.stats: PassStats = self._runner.stats
 
     def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
@@ -98,10 +99,11 @@ class VllmEngine:
         check_batch(batch, self.vocab_size, self.max_positions)
         prompts = [Prompt.of(request) for request in batch]
         try:
-            tails = self._complete(self._runner, prompts, self._runner.run(prompts))
+            tails, cached = self._runner.run(prompts)
+            tails = self._complete(self._runner, prompts, tails)
         except Exception as exc:
             raise EngineError(f"vLLM failed in a pass of {len(batch)} requests: {_one_line(exc)}") from exc
-        return [self._unpack(prompt, tail) for prompt, tail in zip(prompts, tails, strict=True)]
+        return [self._unpack(*parts) for parts in zip(prompts, tails, cached, strict=True)]
 
     def _complete(
         self, runner: Runner, prompts: Sequence[Prompt], tails: Sequence[NDArray[np.float32]]
@@ -117,7 +119,7 @@ class VllmEngine:
         if not flat:
             return list(tails)
         runner.stats.redone_requests += sum(map(bool, cuts))
-        redone = iter(zip(flat, runner.run(flat), strict=True))
+        redone = iter(zip(flat, runner.run(flat)[0], strict=True))
         completed = []
         for of_prompt, tail in zip(cuts, tails, strict=True):
             pieces = [next(redone) for _ in of_prompt]
@@ -126,7 +128,7 @@ class VllmEngine:
             completed.append(np.concatenate([rows for _, rows in pieces] + [tail]))
         return completed
 
-    def _unpack(self, prompt: Prompt, tail: NDArray[np.float32]) -> VerifyResult:
+    def _unpack(self, prompt: Prompt, tail: NDArray[np.float32], cached: int) -> VerifyResult:
         """Columns of `TailPooler`'s output."""
         states = 3 + (self.hidden_size if prompt.hidden else 0)
         return VerifyResult(
@@ -135,6 +137,7 @@ class VllmEngine:
             draft_gap=tail[:-1, 2].copy(),
             hidden=tail[:, 3:states].copy() if prompt.hidden else None,
             logprobs=tail[:, states:].copy() if prompt.logprobs else None,
+            cached=cached,
         )
 
     def release(self, session: str) -> None:

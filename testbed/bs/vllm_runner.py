@@ -101,11 +101,14 @@ class Runner:
         self._ids = itertools.count()
         config = self._engine.vllm_config
         self.block_size: int = config.cache_config.block_size
+        blocks = self.block_size * (config.cache_config.num_gpu_blocks or 0)
+        self.kv_tokens: int | None = config.cache_config.kv_cache_size_tokens or blocks or None
         self.max_batch_tokens: int = config.scheduler_config.max_num_batched_tokens
         self.stats = PassStats()
 
-    def run(self, prompts: Sequence[Prompt]) -> list[NDArray[np.float32]]:
-        """Verdict rows of every prompt, [n, columns], n <= rows asked for: see `TailPooler`.
+    def run(self, prompts: Sequence[Prompt]) -> tuple[list[NDArray[np.float32]], list[int]]:
+        """Verdict rows of every prompt, [n, columns], n <= rows asked for: see `TailPooler`; and how many of its
+        positions came from the prefix cache.
 
         All prompts go through one pass if their new tokens fit into `max_batch_tokens`. If a pass fails, the requests
         and the cache are dropped, since blocks may be marked as cached that were never computed.
@@ -128,11 +131,10 @@ class Runner:
             self._engine.abort_request(names)
             self._engine.reset_prefix_cache()
             raise
-        for prompt, name in zip(prompts, names, strict=True):
-            cached = outputs[name].num_cached_tokens
-            self.stats.cached_tokens += cached
-            self.stats.computed_tokens += len(prompt.ids) - cached
-        return [outputs[name].outputs.data.numpy() for name in names]
+        cached = [outputs[name].num_cached_tokens for name in names]
+        self.stats.cached_tokens += sum(cached)
+        self.stats.computed_tokens += sum(len(prompt.ids) for prompt in prompts) - sum(cached)
+        return [outputs[name].outputs.data.numpy() for name in names], cached
 
     def _submit(self, name: str, prompt: Prompt) -> None:
         ask = {"facing": prompt.facing, "hidden": prompt.hidden, "logprobs": prompt.logprobs}

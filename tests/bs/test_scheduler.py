@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.bs.engine import VerifyRequest
-from testbed.bs.scheduler import Fcfs, Pending, scheduler
+from testbed.bs.scheduler import Fcfs, Pending
 from testbed.errors import BadInput
 
 
@@ -89,13 +90,60 @@ def test_a_request_beyond_the_bound_goes_alone() -> None:
     assert [p.request.session for p in Fcfs(8, 4096).plan(queue[::-1], 2.0)] == ["large"]
 
 
-def test_the_registry() -> None:
-    assert scheduler("fcfs", 3, 70) == Fcfs(3, 70)
-    with pytest.raises(BadInput, match="unknown scheduler 'lifo'; known: fcfs"):
-        scheduler("lifo", 3, 70)
-
-
 @pytest.mark.parametrize(("requests", "tokens"), [(0, 70), (-1, 70), (3, 0)])
 def test_bounds_under_which_nothing_would_ever_go_are_refused(requests: int, tokens: int) -> None:
     with pytest.raises(BadInput, match="1 request and 1 token or more"):
-        scheduler("fcfs", requests, tokens)
+        Fcfs(requests, tokens)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "computed", "most", "end"),
+    [
+        (200, 0, 100, 64),  # pieces end at multiples of 64
+        (200, 0, 63, 0),
+        (200, 64, 64, 128),
+        (200, 70, 64, 128),  # what is cached need not end at one
+        (200, 128, 64, 192),
+        (193, 128, 64, 192),
+        (192, 128, 64, 0),  # the last token belongs to the round
+        (65, 0, 500, 64),
+        (64, 0, 500, 0),
+        (1000, 0, 500, 448),
+    ],
+)
+def test_where_pieces_end_by_hand(prefix: int, computed: int, most: int, end: int) -> None:
+    item = waiting("x", 0.0, prefix, 5, computed)
+    assert item.ends(most) == end
+    if end:
+        piece = item.piece(end)
+        assert (piece.cached_tokens, piece.new_tokens) == (computed, end - computed)
+        assert piece.arrived_s == item.arrived_s and piece.request.session == "x"
+
+
+@given(queue=QUEUES, chunk=st.integers(64, 400), requests=st.integers(1, 12))
+def test_in_pieces_nobody_waits_for_more_than_a_chunk_of_anothers_prompt(
+    queue: list[Pending], chunk: int, requests: int
+) -> None:
+    """Served to its end: every request goes whole once, after pieces that each bring it further."""
+    plan, computed, whole = Fcfs(requests, 900, chunk), {}, []
+    while queue:
+        batch = plan.plan(queue, 0.0)
+        assert 0 < len(batch) <= requests
+        for item in batch:
+            name, prefix = item.request.session, len(item.request.prefix)
+            (asked,) = [p for p in queue if p.request.session == name]
+            assert prefix - item.cached_tokens <= chunk
+            if item is asked:
+                whole.append(name)
+                queue = [p for p in queue if p is not asked]
+            else:
+                assert prefix > item.computed and prefix % 64 == 0 and prefix < len(asked.request.prefix)
+                assert computed.get(name, -1) < prefix
+                computed[name] = prefix
+                queue = [replace(p, computed=prefix) if p is asked else p for p in queue]
+    assert len(whole) == len(set(whole))
+
+
+def test_pieces_of_nothing_are_refused() -> None:
+    with pytest.raises(BadInput, match="64 tokens or more, not 63"):
+        Fcfs(chunk_tokens=63)

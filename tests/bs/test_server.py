@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -29,7 +30,9 @@ from testbed.protocols.messages import (
     Resync,
     Verdict,
 )  # fmt: skip
+from testbed.protocols.quantise import degrade, quantised
 from testbed.synthetic import next_token
+from testbed.ue.drafting import DraftToken
 from testbed.ue.records import RequestRecord
 from testbed.ue.remote import decode_remotely
 from testbed.ue.session import Session
@@ -100,6 +103,46 @@ async def test_bytes_at_the_socket_are_the_stated_payload_and_bounded_headers(ki
         assert 0 < down <= HEADER_DOWN_BYTES * bits.downlink_messages
 
 
+@pytest.mark.parametrize("size", [64, 97])
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("kind", ["fh", "sh"])
+async def test_quantised_states_take_the_stated_bytes_and_change_no_strict_output(
+    kind: str, bits: int, size: int
+) -> None:
+    sizes = quantised(Sizes(size), bits)
+    async with station() as (_, address), client(address) as connection:
+        drafter = SyntheticDrafter(vocab_size=VOCAB, hidden_size=size, alpha=0.6)
+        session = Session(connection, drafter, protocol(kind), FixedWindow(13), hidden_bits=bits)
+        record = await session.decode(PROMPT, 120, ())
+    assert record.token_ids == targets_own(PROMPT, 120)
+    for r in record.rounds:
+        payload = protocol(kind).payload(r.drafted, r.queried, sizes)
+        assert 0 < r.uplink_bytes - payload.uplink_bits / 8 <= HEADER_UP_BYTES * payload.uplink_messages
+        assert 0 < r.downlink_bytes - payload.downlink_bits / 8 <= HEADER_DOWN_BYTES * payload.downlink_messages
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("kind", ["fh", "sh"])
+async def test_the_judge_sees_the_states_as_they_travelled(kind: str, bits: int) -> None:
+    drawn: list[np.ndarray] = []
+
+    class Noted(SyntheticDrafter):
+        def predict(self, prefix: Sequence[int], distributions: bool) -> DraftToken:
+            token = super().predict(prefix, distributions)
+            drawn.append(token.hidden)
+            return token
+
+    judge = KeepAll()
+    async with station(judge=judge) as (_, address), client(address) as connection:
+        drafter = Noted(vocab_size=VOCAB, alpha=0.5)
+        session = Session(connection, drafter, protocol(kind), FixedWindow(8), threshold=1.0, hidden_bits=bits)
+        await session.decode(PROMPT, 60, ())
+    seen = np.concatenate([c.drafter_hidden for c in judge.seen]).astype(np.float32)
+    arrived = {row.tobytes() for row in degrade(np.stack(drawn), bits)}
+    assert len(seen) > 10
+    assert all(row.tobytes() in arrived for row in seen)
+
+
 async def test_sixteen_ues_share_passes() -> None:
     class Slow(SyntheticEngine):
         def verify(self, batch: list[VerifyRequest]) -> list[VerifyResult]:  # type: ignore[override]
@@ -135,10 +178,14 @@ async def test_a_session_that_waits_for_hidden_states_holds_up_no_other() -> Non
 class KeepAll:
     """A judge that keeps every mismatch, to see that the seam is wired."""
 
-    needs_hidden = True
-
     def __init__(self) -> None:
         self.seen: list[Candidates] = []
+
+    def check(self, drafter: str, hidden_size: int) -> None:
+        pass
+
+    def needs_hidden(self, threshold: float) -> bool:
+        return True
 
     def judge(self, batch: list[Candidates]) -> list[np.ndarray]:
         self.seen += batch

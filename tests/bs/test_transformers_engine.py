@@ -134,3 +134,12 @@ def test_closing(random_models: dict[str, Path]) -> None:
     engine.close()
     with pytest.raises(EngineError, match="closed"):
         engine.verify([ask("a", [1])])
+
+
+def test_a_prefix_in_pieces_says_the_same(pair: Pair, rng: np.random.Generator) -> None:
+    """Pieces are computed for the cache; the round that follows computes the rest."""
+    prefix, draft = tokens(rng, 200), tokens(rng, 6)
+    for end in (64, 128, 192):
+        verify_and_check(*pair, ask("pieces", prefix[:end], []))
+    (result,) = verify_and_check(*pair, ask("pieces", prefix, draft))
+    assert result.cached == 192

@@ -298,3 +298,17 @@ def test_a_second_engine_is_refused(engine: VllmEngine, reference: Reference, ra
         VllmEngine(random_models["llama"])
     request = ask("a", [1, 2, 3], [4])
     check(engine.verify([request])[0], request, reference)
+
+
+def test_a_prefix_in_pieces_says_the_same(engine: VllmEngine, reference: Reference, rng: np.random.Generator) -> None:
+    """Pieces are computed for the cache; the round that follows computes the rest, beside another's follow-up."""
+    assert (engine.block_size, engine.kv_tokens) == (BLOCK, engine.kv_tokens) and (engine.kv_tokens or 0) > 512
+    other, prefix = tokens(rng, 70).tolist(), tokens(rng, 200)
+    verify_and_check(engine, reference, ask("other", other, tokens(rng, 4)))
+    for end in (64, 128, 192):
+        results = verify_and_check(
+            engine, reference, ask("pieces", prefix[:end], []), ask("other", other, tokens(rng, 4))
+        )
+        assert [result.cached for result in results] == [end - 64, 64]
+    (result,) = verify_and_check(engine, reference, ask("pieces", prefix, tokens(rng, 6)))
+    assert result.cached == 192

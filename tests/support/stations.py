@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from testbed.bs.desk import Desk, Offer
 from testbed.bs.engine import VerifyEngine
 from testbed.bs.judge import Judge, StrictJudge
-from testbed.bs.scheduler import Fcfs
-from testbed.bs.server import BaseStation, ThreadRunner
+from testbed.bs.runner import ThreadRunner
+from testbed.bs.scheduler import Fcfs, Scheduler
+from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
 from testbed.bs.synthetic_engine import SyntheticEngine
 from testbed.channel.link import ZmqLink, ZmqServerLink, new_identity
@@ -27,15 +29,17 @@ async def station(
     judge: Judge | None = None,
     end_ids: tuple[int, ...] = (),
     sessions: SessionTable | None = None,
+    scheduler: Scheduler | None = None,
+    **options: Any,
 ) -> AsyncIterator[tuple[BaseStation, str]]:
-    """A running base station and its address."""
+    """A running base station and its address; `options` go to `BaseStation`."""
     engine = engine or SyntheticEngine(vocab_size=VOCAB)
     offer = Offer("synthetic", "", engine.vocab_size, engine.hidden_size, end_ids, engine.max_positions)
     link = ZmqServerLink("tcp://127.0.0.1:*")
     with ThreadPoolExecutor(1) as thread:
         bs = BaseStation(
-            link, ThreadRunner(engine, thread), Desk(offer, SessionTable() if sessions is None else sessions), Fcfs(),
-            judge or StrictJudge(), WallClock(),
+            link, ThreadRunner(engine, thread), Desk(offer, SessionTable() if sessions is None else sessions),
+            scheduler or Fcfs(), judge or StrictJudge(), WallClock(), **options,
         )  # fmt: skip
         serving = asyncio.create_task(bs.serve())
         try:

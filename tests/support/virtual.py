@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.bs.desk import Offer
+from testbed.bs.judge import Judge
 from testbed.bs.synthetic_engine import SyntheticEngine
 from testbed.channel.spec import ChannelSpec
 from testbed.config import RunConfig
@@ -35,7 +36,14 @@ def work(prompts: int = 3, length: int = 20) -> Work:
     return Work([Prompt(i, Example("")) for i in ids], [], None, Path())
 
 
-def decode(channel: ChannelSpec, profile: Profile, models: Models, payload: str = OWN, **config: Any) -> list[Outcome]:
+def decode(
+    channel: ChannelSpec,
+    profile: Profile,
+    models: Models,
+    payload: str = OWN,
+    judge: Judge | None = None,
+    **config: Any,
+) -> list[Outcome]:
     """Run prompts by the methods of the configuration."""
     run = RunConfig(**{"methods": ("greedy",), "window": 8, "max_tokens": 60, **config})
-    return run_virtual(run, work(), QUIET, channel, profile, models, payload)
+    return run_virtual(run, work(), QUIET, channel, profile, models, payload, judge)

@@ -1,0 +1,50 @@
+"""What rounds are like on average: the last thousand or so, and a guess until there are any."""
+
+from __future__ import annotations
+
+import math
+
+from testbed.bs.admission import RoundShape
+
+MEMORY = 1000
+"""A round this many rounds ago counts 1/e of a fresh one."""
+GUESS = RoundShape(new=6, cached=300, committed=3, draft_s=0.1, network_s=0.05)
+"""Before anything is measured: a window of five, three tokens of it and its correction kept."""
+GUESS_ROUNDS = 20
+"""Measured rounds that weigh as much as the guess."""
+OWN_TOKENS = 10
+"""A session's own tokens that say as much of its acceptance as all sessions' together."""
+
+
+class Averages:
+    """Exponentially weighted means over all sessions' rounds, and the share of drafted tokens that is accepted."""
+
+    def __init__(self) -> None:
+        self._keep = math.exp(-1 / MEMORY)
+        self._weight = float(GUESS_ROUNDS)
+        self._sums = [GUESS_ROUNDS * value for value in vars(GUESS).values()]
+        self._accepted = self._tried = 0.0
+
+    def add(self, shape: tuple[float, float, float, float, float], accepted: int, rejected: int) -> None:
+        """A round: the fields of its `RoundShape`, the drafted tokens that stayed, and how many were the first that did
+        not (0 or 1).
+        """
+        keep = self._keep
+        self._weight = keep * self._weight + 1
+        self._sums = [keep * total + value for total, value in zip(self._sums, shape, strict=True)]
+        self._accepted = keep * self._accepted + accepted
+        self._tried = keep * self._tried + accepted + rejected
+
+    def shape(self) -> RoundShape:
+        """The mean round."""
+        new, cached, committed, draft_s, network_s = (total / self._weight for total in self._sums)
+        return RoundShape(new=new, cached=cached, committed=committed, draft_s=draft_s, network_s=network_s)
+
+    def acceptance(self, accepted: int, rejected: int) -> float | None:
+        """α of a session with so many accepted tokens and first rejections, drawn towards that of all sessions; None
+        while nothing is known of any.
+        """
+        if self._tried == 0:
+            return None
+        prior = self._accepted / self._tried
+        return (accepted + OWN_TOKENS * prior) / (accepted + rejected + OWN_TOKENS)

@@ -1,0 +1,128 @@
+"""What a base station counts, and the file that it writes it to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from testbed.bs.estimator import Work
+from testbed.clock import Clock
+from testbed.errors import BadInput
+
+ERROR_MEMORY = 0.98
+"""A pass before counts so much of a fresh one in the estimator's running error."""
+
+
+class Metrics:
+    """Counters since the start; all are read by `snapshot`."""
+
+    def __init__(self) -> None:
+        self.passes = self.rounds = self.pieces = 0
+        self.failed_passes = 0
+        self.sizes: Counter[int] = Counter()
+        """Passes by number of requests."""
+        self.busy_s = 0.0
+        """Time in passes."""
+        self.computed_tokens = self.cached_tokens = self.evicted_tokens = 0
+        """Positions that passes computed, that they found in the prefix cache, and that they did not find there any
+        more."""
+        self.promised: Counter[float] = Counter()
+        self.missed: Counter[float] = Counter()
+        """Rounds with a promise, and those of them that were verified after their deadline, by speed."""
+        self.refused: Counter[float] = Counter()
+        """Sessions that were not promised what they asked for, by speed."""
+        self.waiting = 0
+        """Requests at the last plan."""
+        self.error: float | None = None
+        """Running mean of |T̂ − T| / T; None without an estimator."""
+
+    def add_pass(self, works: Sequence[Work], rounds: int, evicted: int, seconds: float) -> None:
+        """A pass: what it computed, how many rounds it verified (the others are pieces), and how long it took."""
+        self.passes += 1
+        self.rounds += rounds
+        self.pieces += len(works) - rounds
+        self.sizes[len(works)] += 1
+        self.busy_s += seconds
+        for work in works:
+            self.computed_tokens += work.new
+            self.cached_tokens += work.cached
+        self.evicted_tokens += evicted
+
+    def add_error(self, expected_s: float, seconds: float) -> None:
+        """How far an estimate was from the pass that it was for."""
+        error = abs(expected_s - seconds) / seconds
+        self.error = error if self.error is None else ERROR_MEMORY * self.error + (1 - ERROR_MEMORY) * error
+
+    def add_promised(self, speed_tps: float, late: bool) -> None:
+        """A round with a promise was verified."""
+        self.promised[speed_tps] += 1
+        self.missed[speed_tps] += late
+
+    def snapshot(self) -> dict[str, Any]:
+        """All counters, as JSON has them."""
+        return {
+            "passes": self.passes,
+            "failed_passes": self.failed_passes,
+            "rounds": self.rounds,
+            "pieces": self.pieces,
+            "batch_sizes": {str(size): count for size, count in sorted(self.sizes.items())},
+            "busy_s": self.busy_s,
+            "computed_tokens": self.computed_tokens,
+            "cached_tokens": self.cached_tokens,
+            "evicted_tokens": self.evicted_tokens,
+            "waiting": self.waiting,
+            "promised_rounds": _by_speed(self.promised),
+            "missed_deadlines": _by_speed(self.missed),
+            "refused_sessions": _by_speed(self.refused),
+            "estimate_mape": self.error,
+        }
+
+
+def _by_speed(counts: Counter[float]) -> dict[str, int]:
+    return {f"{speed:g}": count for speed, count in sorted(counts.items())}
+
+
+class MetricsFile:
+    """Appends a line of JSON at a time, each whole.
+
+    Raises:
+        BadInput: the file cannot be written, or the interval is not positive.
+    """
+
+    def __init__(self, path: Path, interval_s: float = 1.0) -> None:
+        if not 0.01 <= interval_s <= 86_400:
+            raise BadInput(f"metrics are written every 0.01 s to 86400 s, not {interval_s:g}")
+        self._interval_s = interval_s
+        try:
+            self._file: TextIO = path.open("w", encoding="utf-8")
+        except OSError as exc:
+            raise BadInput(f"cannot write {path}: {exc.strerror}") from exc
+
+    async def keep(self, snapshot: Callable[[], dict[str, Any]], clock: Clock) -> None:
+        """Write a line every interval until cancelled, and a last one then; busy_share is that of the interval."""
+        start_s = before_s = clock.time()
+        busy_s = 0.0
+        try:
+            while True:
+                await clock.sleep(self._interval_s)
+                before_s, busy_s = self._write(snapshot(), clock.time(), start_s, before_s, busy_s)
+        except asyncio.CancelledError:
+            self._write(snapshot(), clock.time(), start_s, before_s, busy_s)
+            raise
+
+    def _write(
+        self, found: dict[str, Any], now_s: float, start_s: float, before_s: float, busy_s: float
+    ) -> tuple[float, float]:
+        past_s = now_s - before_s
+        share = min(1.0, (found["busy_s"] - busy_s) / past_s) if past_s > 0 else 0.0
+        self._file.write(json.dumps({"t_s": now_s - start_s, "busy_share": share, **found}) + "\n")
+        self._file.flush()
+        return now_s, found["busy_s"]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

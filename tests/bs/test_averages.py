@@ -1,0 +1,36 @@
+"""Averages of rounds: the guess first, then what is measured, then what was measured lately."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from testbed.bs.averages import GUESS, Averages
+
+
+def test_nothing_measured_is_the_guess() -> None:
+    averages = Averages()
+    assert averages.shape() == GUESS
+    assert averages.acceptance(0, 0) is None
+
+
+def test_many_rounds_outweigh_the_guess() -> None:
+    averages = Averages()
+    rng = np.random.default_rng(0)
+    rounds = rng.uniform([1, 50, 1, 0.01, 0.01], [20, 600, 6, 0.3, 0.1], (6000, 5))
+    for row in rounds:
+        averages.add(tuple(row), 0, 0)
+    weights = np.exp(-np.arange(6000)[::-1] / 1000)
+    expected = (rounds * weights[:, None]).sum(axis=0) / weights.sum()
+    shape = averages.shape()
+    found = [shape.new, shape.cached, shape.committed, shape.draft_s, shape.network_s]
+    assert found == pytest.approx(expected.tolist(), rel=2e-3)
+
+
+def test_acceptance_of_a_session_with_a_record_of_its_own() -> None:
+    averages = Averages()
+    for _ in range(200):
+        averages.add((6, 300, 3, 0.1, 0.05), 3, 1)
+    assert averages.acceptance(0, 0) == pytest.approx(0.75)
+    assert averages.acceptance(10, 0) == pytest.approx((10 + 7.5) / 20)
+    assert averages.acceptance(0, 1000) == pytest.approx(0, abs=0.01)

@@ -1,0 +1,56 @@
+"""Requests in and out of the queue, whole and in pieces."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from testbed.bs.engine import VerifyRequest
+from testbed.bs.queue import Queue
+from testbed.bs.scheduler import Pending
+from testbed.bs.sessions import Session, SessionTable
+
+
+def waiting(queue: Queue, *numbers: int) -> list[Session]:
+    table = SessionTable()
+    sessions = []
+    for number in numbers:
+        session = table.open((b"ue", number), np.arange(200, dtype=np.int32), None, 0.0, 1, 300)
+        request = VerifyRequest(session.name, session.prefix, np.zeros(3, np.int32))
+        queue.put(session, Pending(request, float(number), 0))
+        sessions.append(session)
+    return sessions
+
+
+def test_what_is_taken_is_gone_and_the_rest_waits_in_order() -> None:
+    queue = Queue()
+    sessions = waiting(queue, 0, 1, 2, 3)
+    items = queue.pending()
+    taken = queue.take([items[2], items[0]])
+    assert [t.session for t in taken] == [sessions[2], sessions[0]] and all(t.whole for t in taken)
+    assert [p.request.session for p in queue.pending()] == [sessions[1].name, sessions[3].name]
+    assert len(queue) == 2
+
+
+def test_a_piece_leaves_its_request_waiting_for_the_rest() -> None:
+    queue = Queue()
+    session, other = waiting(queue, 0, 1)
+    item, behind = queue.pending()
+    taken = queue.take([item.piece(64), behind])
+    assert [t.whole for t in taken] == [False, True]
+    np.testing.assert_array_equal(taken[0].pending.request.prefix, np.arange(64))
+    assert len(taken[0].pending.request.draft) == 0
+    session.computed = 64
+    queue.learn(session)
+    (rest,) = queue.pending()
+    assert rest.request is item.request and (rest.computed, rest.arrived_s) == (64, 0.0)
+    assert queue.take([rest])[0].whole and not len(queue)
+    queue.learn(other)  # it waits for nothing: no error
+    assert not len(queue)
+
+
+def test_dropping() -> None:
+    queue = Queue()
+    sessions = waiting(queue, 0, 1)
+    queue.drop(sessions[0])
+    queue.drop(sessions[0])
+    assert [p.request.session for p in queue.pending()] == [sessions[1].name]

@@ -1,0 +1,124 @@
+"""Prompts in pieces under `Slo`: how large, beside whom, and that everybody's turn still comes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.bs.engine import VerifyRequest
+from testbed.bs.estimator import Coefficients, Work
+from testbed.bs.scheduler import PIECE, Pending
+from testbed.bs.slo import Slo
+from testbed.errors import BadInput
+
+NOW_S = 50.0
+TIMES = Coefficients(a=1e-3, b_compute=2e-7, b_read=5e-6, c=1e-2)
+
+
+def waiting(
+    name: str, prefix: int, computed: int = 0, draft: int = 4, speed_tps: float | None = 4.0, arrived_s: float = NOW_S
+) -> Pending:
+    request = VerifyRequest(name, np.zeros(prefix, np.int32), np.zeros(draft, np.int32))
+    return Pending(request, arrived_s, computed, speed_tps)
+
+
+def took_s(batch: Sequence[Pending]) -> float:
+    return TIMES.batch_s(Work(p.new_tokens, p.cached_tokens) for p in batch)
+
+
+def cut(batch: Sequence[Pending], queue: Sequence[Pending]) -> list[Pending]:
+    """What of a batch is a piece."""
+    return [item for item in batch if not any(item is waiting for waiting in queue)]
+
+
+def test_a_piece_is_the_largest_that_keeps_the_pass_short() -> None:
+    plan = Slo(coefficients=TIMES, hold_s=0.25)
+    follow_ups = [waiting(f"f{i}", 300, 299) for i in range(3)]
+    queue = [waiting("new", 900), *follow_ups]
+    batch = plan.plan(queue, NOW_S)
+    (piece,) = cut(batch, queue)
+    assert len(batch) == 4 and piece.request.session == "new"
+    end = len(piece.request.prefix)
+    assert end % PIECE == 0 and len(piece.request.draft) == 0
+    assert took_s(batch) <= 0.25 < took_s([*follow_ups, queue[0].piece(end + PIECE)])
+
+
+def test_a_prompt_that_fits_goes_whole_and_so_does_every_one_without_a_bound() -> None:
+    short, long = waiting("s", 150), waiting("l", 900)
+    assert Slo(coefficients=TIMES, hold_s=0.25).plan([short], NOW_S) == [short]
+    assert Slo(coefficients=TIMES).plan([long], NOW_S) == [long]
+    assert Slo(coefficients=TIMES, hold_s=math.inf).plan([long], NOW_S) == [long]
+
+
+def test_a_piece_leaves_deadlines_in_its_pass_as_they_are() -> None:
+    """The follow-up is due in 120 ms; a prompt in pieces takes what is left of that, not all that a pass may last."""
+    plan = Slo(coefficients=TIMES, hold_s=1.0)
+    due = replace(waiting("f", 300, 299, speed_tps=8.0), acceptance=0.0, draft_s=0.005)
+    batch = plan.plan([waiting("new", 900, arrived_s=NOW_S - 0.1), due], NOW_S)
+    assert batch[0] is due and len(batch) == 2
+    assert took_s(batch) <= 0.12 < took_s([due, waiting("new", 900).piece(len(batch[1].request.prefix) + PIECE)])
+
+
+def test_the_head_of_the_line_makes_a_step_even_where_nothing_fits() -> None:
+    plan = Slo(coefficients=TIMES, hold_s=0.0)
+    late = waiting("late", 900, arrived_s=NOW_S - 100)
+    (piece,) = plan.plan([late], NOW_S)
+    assert len(piece.request.prefix) == PIECE
+
+
+def test_bounds_of_a_pass_bound_pieces() -> None:
+    long = waiting("l", 900)
+    (piece,) = Slo(coefficients=TIMES, hold_s=9.0, max_tokens=300).plan([long], NOW_S)
+    assert len(piece.request.prefix) == 256
+    (piece,) = Slo(coefficients=TIMES, hold_s=9.0, kv_tokens=500).plan([replace(long, computed=200)], NOW_S)
+    assert len(piece.request.prefix) == 448
+    with pytest.raises(BadInput, match="a pass may last"):
+        Slo(coefficients=TIMES, hold_s=-1.0)
+
+
+ENTRIES = st.tuples(
+    st.integers(1, 1200), st.integers(0, 1200), st.integers(0, 8), st.sampled_from([None, 2.0, 8.0]), st.floats(0, 2)
+)
+QUEUES = st.lists(ENTRIES, min_size=1, max_size=10).map(
+    lambda rows: [waiting(str(i), n, c, k, s, NOW_S - age) for i, (n, c, k, s, age) in enumerate(rows)]
+)
+
+
+@given(queue=QUEUES, hold_s=st.floats(0, 0.5), size=st.integers(1, 10))
+def test_served_to_its_end_everybody_goes_whole_once_and_no_prompt_makes_a_pass_long(
+    queue: list[Pending], hold_s: float, size: int
+) -> None:
+    plan = Slo(coefficients=TIMES, hold_s=hold_s, max_requests=size)
+    now_s, left, steps = NOW_S, list(queue), 0
+    while left:
+        batch = plan.plan(left, now_s)
+        assert 0 < len(batch) <= size
+        assert len({item.request.session for item in batch}) == len(batch)
+        pieces = cut(batch, left)
+        prompts = [*pieces, *(p for p in batch if p.new_tokens - len(p.request.draft) > PIECE)]
+        if prompts and batch != prompts[:1]:
+            last = max(i for i, item in enumerate(batch) if any(item is p for p in prompts))
+            assert last == 0 or took_s(batch[: last + 1]) <= hold_s + 1e-9
+        for item in pieces:
+            (asked,) = [p for p in left if p.request.session == item.request.session]
+            assert item.computed < len(item.request.prefix) < len(asked.request.prefix)
+            left = [replace(p, computed=len(item.request.prefix)) if p is asked else p for p in left]
+        left = [p for p in left if not any(p is item for item in batch)]
+        now_s += took_s(batch)
+        steps += 1
+    assert steps <= len(queue) + sum(-(-len(p.request.prefix) // PIECE) for p in queue)
+
+
+@given(queue=QUEUES, seed=st.randoms(use_true_random=False))
+def test_the_order_in_which_requests_are_given_does_not_matter(queue: list[Pending], seed: object) -> None:
+    plan = Slo(coefficients=TIMES, hold_s=0.2)
+    shuffled = list(queue)
+    seed.shuffle(shuffled)  # type: ignore[attr-defined]
+    taken = [[(p.request.session, len(p.request.prefix)) for p in plan.plan(q, NOW_S)] for q in (queue, shuffled)]
+    assert taken[0] == taken[1]

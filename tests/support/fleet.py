@@ -1,0 +1,139 @@
+"""Many UEs and one base station in virtual time, on the synthetic pair: the code that serves, a profile's times."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from testbed.bs.desk import Desk, Offer
+from testbed.bs.judge import StrictJudge
+from testbed.bs.scheduler import Scheduler
+from testbed.bs.server import BaseStation
+from testbed.bs.sessions import SessionTable
+from testbed.bs.synthetic_engine import SyntheticEngine
+from testbed.channel.path import Direction, constant
+from testbed.channel.virtual import VirtualServerLink
+from testbed.experiments.profile import InteractionVerify, LinearDraft, Profile
+from testbed.experiments.virtual import ProfilePace, ProfileRunner
+from testbed.protocols import protocol
+from testbed.ue.client import Client
+from testbed.ue.records import RequestRecord
+from testbed.ue.session import Session
+from testbed.ue.synthetic import SyntheticDrafter
+from testbed.ue.window import FixedWindow
+from testbed.virtual_time import VirtualClock, run_virtually
+
+VOCAB = 512
+A100 = InteractionVerify(a_s=3.314e-5, b_compute_s=3.450e-8, b_read_s=4.620e-6, c_s=1.486e-2)
+"""WISP, Table 12."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """What all UEs share, and what they decode.
+
+    `prompt` and `output` are bounds of uniform draws; UEs begin within `spread_s` and decode one response after the
+    other until `until_s`.
+    """
+
+    verify: InteractionVerify = A100
+    draft_s: float = 0.02
+    network_s: float = 0.04
+    window: int = 5
+    alpha: float = 0.758
+    prompt: tuple[int, int] = (50, 250)
+    output: tuple[int, int] = (20, 580)
+    spread_s: float = 5.0
+    until_s: float = 30.0
+    seed: int = 0
+    accept_slower: bool = False
+
+
+class Response(NamedTuple):
+    """One decoded prompt."""
+
+    ue: int
+    speed_tps: float | None
+    prompt: list[int]
+    record: RequestRecord
+    ended_s: float
+
+    @property
+    def slow(self) -> bool:
+        """Whether it came slower than its class."""
+        return self.speed_tps is not None and len(self.record.token_ids) / self.record.latency_s < self.speed_tps
+
+
+@dataclass
+class Served:
+    """What came of it."""
+
+    responses: list[Response] = field(default_factory=list)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    failures: list[tuple[int, Exception]] = field(default_factory=list)
+
+    def violations(self) -> dict[float | None, float]:
+        """Share of responses that came too slowly, by class."""
+        seen: dict[float | None, list[bool]] = {}
+        for response in self.responses:
+            seen.setdefault(response.speed_tps, []).append(response.slow)
+        return {speed: float(np.mean(slow)) for speed, slow in seen.items()}
+
+
+def serve_fleet(fleet: Fleet, speeds: Sequence[float | None], scheduler: Scheduler, **station: Any) -> Served:
+    """One UE for every speed; `station` goes to `BaseStation`."""
+    return run_virtually(_serve(fleet, speeds, scheduler, station))
+
+
+async def _serve(fleet: Fleet, speeds: Sequence[float | None], scheduler: Scheduler, station: dict[str, Any]) -> Served:
+    clock, link = VirtualClock(), VirtualServerLink()
+    engine = SyntheticEngine(vocab_size=VOCAB)
+    profile = Profile(
+        name="fleet", about="", source="", draft=LinearDraft(per_token_s=fleet.draft_s), verify=fleet.verify
+    )
+    desk = Desk(Offer("synthetic", "", VOCAB, engine.hidden_size, (), engine.max_positions), SessionTable())
+    bs = BaseStation(link, ProfileRunner(engine, profile, clock), desk, scheduler, StrictJudge(), clock, **station)
+    serving = asyncio.create_task(bs.serve())
+    served = Served()
+    ues = [asyncio.create_task(_ue(fleet, i, speed, link, profile, clock, served)) for i, speed in enumerate(speeds)]
+    try:
+        await asyncio.gather(*ues)
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+    served.metrics = bs.metrics()
+    return served
+
+
+async def _ue(
+    fleet: Fleet,
+    number: int,
+    speed_tps: float | None,
+    server: VirtualServerLink,
+    profile: Profile,
+    clock: VirtualClock,
+    served: Served,
+) -> None:
+    rng = np.random.default_rng([fleet.seed, number])
+    drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=fleet.alpha, seed=number)
+    ways = [Direction(constant(delay_s=fleet.network_s / 2)) for _ in range(2)]
+    client = Client(server.attach(f"ue{number}".encode(), *ways), clock, 0, 3600.0)
+    await clock.sleep(float(rng.uniform(0, fleet.spread_s)))
+    await client.connect("", VOCAB)
+    try:
+        while clock.time() < fleet.until_s:
+            prompt = rng.integers(0, VOCAB, int(rng.integers(*fleet.prompt, endpoint=True))).tolist()
+            session = Session(
+                client, drafter, protocol("greedy"), FixedWindow(fleet.window), pace=ProfilePace(profile, clock),
+                speed_tps=speed_tps, accept_slower=fleet.accept_slower,
+            )  # fmt: skip
+            record = await session.decode(prompt, int(rng.integers(*fleet.output, endpoint=True)), ())
+            served.responses.append(Response(number, speed_tps, prompt, record, clock.time()))
+    except Exception as exc:
+        served.failures.append((number, exc))
+    finally:
+        await client.close()
