@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import typer
 
+from testbed.cli import openloop
 from testbed.cli.output import note, print_json, print_rows
 from testbed.errors import BadInput
 from testbed.optim.serving_model import Costs, CycleCosts, compare
@@ -20,6 +21,9 @@ app = typer.Typer(no_args_is_help=True, help="Mean latency of a server under loa
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 CONFIDENCE = "95 % interval"
 NUMBER = "{:.6g}"
+
+
+app.command("measure")(openloop.measure)
 
 
 @app.callback()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
+
+from testbed.clock import Clock
 
 
 class Pace(Protocol):
@@ -23,3 +26,18 @@ class RealTime:
 
     async def drafted(self, count: int, base_len: int) -> None:
         """Nothing to wait for."""
+
+
+@dataclass(frozen=True)
+class Steady:
+    """The same time for every drafted token, whatever drafts them: a device that is not there."""
+
+    clock: Clock
+    per_token_s: float
+
+    async def opened(self, prompt_len: int) -> None:
+        """Prompts cost nothing."""
+
+    async def drafted(self, count: int, base_len: int) -> None:
+        """`count` tokens at that pace."""
+        await self.clock.sleep(count * self.per_token_s)
