@@ -36,6 +36,21 @@ class ServeConfig(Config, frozen=True):
     """Share of a GPU's memory that vLLM may take."""
     threads: int | None = None
     """CPU threads of the engine; None: all but one."""
+    judge: str | None = None
+    """One of `bs.judges.JUDGES`; None: head where there is one, else strict."""
+    head: str | None = None
+    """Directory of a decision head."""
+    quality_budget: float | None = None
+    """Share of answers that judge `budget` may let change."""
+    coefficients: str | None = None
+    """What scheduler slo expects of passes: a profile, a file of `estimator fit --json`, or probe; None: probe."""
+    admission: bool = True
+    """Whether scheduler slo refuses sessions whose speed it cannot promise."""
+    chunk_tokens: int | None = None
+    """New tokens of a prompt that one pass of scheduler fcfs takes; None: all. slo goes by deadlines."""
+    metrics: str | None = None
+    """File for counters, a line of JSON every interval; None: none."""
+    metrics_interval_s: float = 1.0
 
 
 class RunConfig(Config, frozen=True):
@@ -87,6 +102,16 @@ class RunConfig(Config, frozen=True):
     """Most likely tokens that these draw from; 0: all."""
     top_p: float = 1.0
     """Probability that the most likely tokens they draw from must reach."""
+    hidden_bits: int = 16
+    """Bits of an element at which fh and sh upload hidden states: 16, 8 or 4."""
+    speed_tps: float | None = None
+    """Tokens a second that the BS is to promise every request, its service class; None: no promise."""
+    accept_slower: bool = False
+    """Take the class that the BS offers where it cannot promise that one."""
+    window_rule: str = "fixed"
+    """When to stop drafting, one of `ue.window.RULES`; with any but fixed, `window` is the most tokens of a round."""
+    predictor: str | None = None
+    """Directory of a rejection predictor; None: the bundled one, where the rule needs one."""
 
 
 class DemoConfig(Config, frozen=True):
@@ -112,6 +137,96 @@ class DemoConfig(Config, frozen=True):
     """As `RunConfig` has it, and so the next two."""
     top_k: int = 0
     top_p: float = 1.0
+    judge: str | None = None
+    """As `ServeConfig` has it; None: head where the threshold is above 0 and something is judged, else strict."""
+    head: str | None = None
+    """Directory of a decision head, or one of the bundled pair's: `bundled`, `bundled:NAME`; None: the bundled one,
+    where one is needed."""
+    quality_budget: float | None = None
+    """As `ServeConfig` has it."""
+    hidden_bits: int = 16
+    """As `RunConfig` has it."""
+    window_rule: str = "fixed"
+    """As `RunConfig` has it."""
+    predictor: str | None = None
+    """As `RunConfig` has it."""
+
+
+class CollectConfig(Config, frozen=True):
+    """What `testbed head collect` does, and of it `testbed head label` what names an engine."""
+
+    dataset: str = "bundled:calibration"
+    prompts: int = 500
+    first: int = 0
+    """Prompts of the data set that are passed over."""
+    window: int = 32
+    max_tokens: int = 256
+    policy: str = "oracle"
+    """One of `head_walk.POLICIES`."""
+    explore: float = 0.7
+    """Chance that policy `explore` keeps a mismatch: windows then have several, and most are rejected in the end."""
+    scorer: str = "number"
+    """Reads the final answer: number, exact, package.module:function or file.py:function."""
+    engine: str = "vllm"
+    model: str | None = None
+    """Directory, or Hugging Face id; None: the bundled target."""
+    drafter: str | None = None
+    """GGUF file; None: the bundled drafter."""
+    dtype: str = "float32"
+    seed: int = 0
+    concurrency: int = 32
+    """Prompts under way at once."""
+    threads: int | None = None
+    """CPU threads of either model; None: all cores but one."""
+    gpu_layers: int = -1
+    """Layers of the drafter on a GPU; -1: all."""
+    kv_type: Literal["f16", "f32"] = "f16"
+    """Type of the drafter's KV cache: f16 or f32."""
+    memory_share: float = 0.8
+    """Share of a GPU's memory that vLLM may take; the drafter lies on it too."""
+
+
+class EndpointConfig(Config, frozen=True):
+    """What `testbed ue serve` does."""
+
+    bs: str = "tcp://127.0.0.1:5555"
+    drafter: str | None = None
+    """GGUF file; None: the bundled drafter."""
+    tokenizer: str | None = None
+    """Directory with `tokenizer.json`; None: the bundled one."""
+    protocols: tuple[str, ...] = ("greedy", "rejection")
+    """One for temperature 0 (greedy, fh, sh, auto), one for those above (rejection, split); default of what is not
+    among them: these two. A lone rejection or split serves both."""
+    window: int = 8
+    threshold: float = 0.0
+    """θ of the decision head; 0 rejects every mismatch."""
+    host: str = "127.0.0.1"
+    port: int = 8001
+    """0: any that is free."""
+    token_file: str | None = None
+    """Holds the API key that clients must give; needed beyond loopback."""
+    name: str | None = None
+    """Of the model; None: what the BS calls its target."""
+    max_tokens: int = 256
+    """Output tokens of a request that gives no number."""
+    temperature: float = 1.0
+    """Of a request that gives none."""
+    context: int | None = None
+    """Positions of prompt and output together; None: what the drafter has, at most 2048."""
+    sequences: int = 4
+    """Requests decoded at once."""
+    queue: int = 16
+    """Requests that may wait beside them."""
+    prompt_format: str = "auto"
+    """auto, plain, chat, or a template with {question}: of conversations."""
+    csi: str = "passive"
+    """As `RunConfig` has it, and so the rest."""
+    auto_rule: str = "rtt"
+    hidden_bits: int = 16
+    kv_type: Literal["f16", "f32"] = "f16"
+    threads: int | None = None
+    gpu_layers: int = -1
+    timeout_s: float = 60.0
 
 
 BFLOAT16_TIE = 0.25

@@ -7,6 +7,7 @@ TestbedError
 ├── ProtocolError     a peer broke the wire protocol
 ├── LinkError         the other side cannot be reached, or went silent
 │   └── LinkTimeout   no answer within the time allowed
+├── AdmissionError    the BS cannot promise the token speed that was asked for
 ├── EngineError       a verification pass failed
 └── GateError         an output differs from the target's own: the losslessness gate
 """
@@ -42,6 +43,10 @@ class LinkError(TestbedError):
 
 class LinkTimeout(LinkError):
     """No answer within the time allowed."""
+
+
+class AdmissionError(TestbedError):
+    """The BS cannot promise the token speed that was asked for."""
 
 
 class EngineError(TestbedError):

@@ -10,6 +10,7 @@ import typer
 
 from testbed.cli.output import claim_stdout, note, print_json
 from testbed.config import ServeConfig
+from testbed.errors import BadInput
 
 if TYPE_CHECKING:
     from testbed.bs.desk import Offer
@@ -32,12 +33,38 @@ def serve(
     bind: Annotated[str, typer.Option(help="Address to listen on; several separated by commas.")] = DEFAULT.bind,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = DEFAULT.dtype,
     max_model_len: Annotated[int | None, typer.Option(help="Positions of one sequence.")] = None,
-    scheduler: Annotated[str, typer.Option(help="fcfs")] = DEFAULT.scheduler,
+    scheduler: Annotated[
+        str, typer.Option(help="fcfs (first come, first served) or slo (keeps token-speed promises).")
+    ] = DEFAULT.scheduler,
     max_batch: Annotated[int, typer.Option(help="Requests of one engine pass.")] = DEFAULT.max_batch,
     max_batch_tokens: Annotated[int, typer.Option(help="New tokens of one engine pass.")] = DEFAULT.max_batch_tokens,
     tensor_parallel: Annotated[int, typer.Option(help="GPUs that share the model (vLLM).")] = DEFAULT.tensor_parallel,
     memory_share: Annotated[float, typer.Option(help="Share of GPU memory for vLLM.")] = DEFAULT.memory_share,
     threads: Annotated[int | None, typer.Option(help="CPU threads of the engine.")] = None,
+    head: Annotated[
+        str | None, typer.Option(help="Decision head: its directory, or bundled; default: the bundled one, if needed.")
+    ] = None,
+    judge: Annotated[
+        str | None,
+        typer.Option(help="strict, digits, head, table or budget; default: head where one is given, else strict."),
+    ] = None,
+    quality_budget: Annotated[
+        float | None, typer.Option(help="Share of answers that judge `budget` may let change: 0.01.")
+    ] = None,
+    coefficients: Annotated[
+        str | None,
+        typer.Option(
+            help="What slo expects of passes: a profile, FILE.json of `estimator fit`, or probe: measure some."
+        ),
+    ] = None,
+    admission: Annotated[
+        bool, typer.Option(help="Whether slo refuses sessions whose speed it cannot promise.")
+    ] = DEFAULT.admission,
+    chunk_tokens: Annotated[
+        int | None, typer.Option(help="New tokens of a prompt that a pass of fcfs takes; slo goes by deadlines.")
+    ] = None,
+    metrics: Annotated[str | None, typer.Option(metavar="FILE", help="Write counters here, as JSON lines.")] = None,
+    metrics_interval_s: Annotated[float, typer.Option(help="Seconds between them.")] = DEFAULT.metrics_interval_s,
     as_json: Annotated[bool, typer.Option("--json", help="Say that it is ready as one JSON line.")] = False,
 ) -> None:
     """Serve verification until Ctrl-C.
@@ -47,12 +74,21 @@ def serve(
         testbed bs serve
 
         testbed bs serve --engine vllm --model Qwen/Qwen2.5-7B-Instruct --dtype bfloat16 --bind tcp://0.0.0.0:5555
+
+        testbed bs serve --head runs/head
+
+        testbed bs serve --judge budget --quality-budget 0.01
+
+        testbed bs serve --scheduler slo --metrics bs.jsonl
     """
+    from testbed.bs.judges import WITH_HEAD, judge_kind
     from testbed.bs.serve import serve as run
-    from testbed.models.bundle import bundled
+    from testbed.experiments.coefficients import coefficients as named
+    from testbed.models.bundle import bundled, head_directory
 
     if engine != "synthetic" and model is None:
         model = str(bundled().require("target"))
+    kind = judge_kind(judge, head, quality_budget)
     config = ServeConfig(
         engine=engine,
         model=model,
@@ -65,8 +101,18 @@ def serve(
         tensor_parallel=tensor_parallel,
         memory_share=memory_share,
         threads=threads,
+        judge=kind,
+        head=str(head_directory(head)) if kind in WITH_HEAD else None,
+        quality_budget=quality_budget,
+        coefficients=coefficients,
+        admission=admission,
+        chunk_tokens=chunk_tokens,
+        metrics=metrics,
+        metrics_interval_s=metrics_interval_s,
     )
 
+    _check(config)
+    known = named(config.coefficients) if config.coefficients else None
     stdout = claim_stdout() if as_json else sys.stdout
 
     def ready(addresses: list[str], offer: Offer) -> None:
@@ -75,4 +121,14 @@ def serve(
             print_json(document, stdout)
         note(f"serving {offer.model} on {', '.join(addresses)} (pid {os.getpid()}); Ctrl-C stops it")
 
-    run(config, ready)
+    run(config, ready, known)
+
+
+def _check(config: ServeConfig) -> None:
+    """Refuse options that the scheduler would not look at."""
+    for name, value, of in (
+        ("coefficients", config.coefficients, "slo"),
+        ("chunk-tokens", config.chunk_tokens, "fcfs"),
+    ):
+        if value is not None and config.scheduler in ("slo", "fcfs") and config.scheduler != of:
+            raise BadInput(f"--{name} goes with --scheduler {of}, not {config.scheduler}")

@@ -28,6 +28,9 @@ def cost(
     vocab: Annotated[int, typer.Option(help="Vocabulary V.")] = 128256,
     hidden: Annotated[int, typer.Option(help="Hidden size d_d of the drafter.")] = 2048,
     hidden_bits: Annotated[int, typer.Option(help="Bits b_h of an element of a hidden state.")] = 16,
+    scale_bits: Annotated[
+        int, typer.Option(help="Bits that a hidden state takes besides its elements: 16 on our wire at 8 and 4 bits.")
+    ] = 0,
     ids: Annotated[int | None, typer.Option("--id-bits", help="Bits of a token id; default: ceil(log2 V).")] = None,
     queried: Annotated[int, typer.Option(help="Requested positions m (sh); above 0: rejected (split).")] = 0,
     uplink_mbps: Annotated[float, typer.Option(help="Uplink rate.")] = 20.0,
@@ -47,7 +50,7 @@ def cost(
 
         testbed channel cost --protocol sh --window 16 --queried 3 --id-bits 32 --hidden 96 --json
     """
-    sizes = Sizes(hidden, id_bits(vocab) if ids is None else ids, hidden_bits, vocab)
+    sizes = Sizes(hidden, id_bits(vocab) if ids is None else ids, hidden_bits, vocab, scale_bits)
     csi = Csi(uplink_mbps, downlink_mbps, rtt_ms, per_up, per_down)
     found = round_cost(protocol, window, queried, sizes, csi, Overheads(overhead_up_bits, overhead_down_bits))
     if as_json:

@@ -47,6 +47,25 @@ def demo(
     ] = None,
     top_k: Annotated[int, typer.Option(help="Most likely tokens that these draw from; 0: all.")] = DEFAULT.top_k,
     top_p: Annotated[float, typer.Option(help="Probability that those must reach.")] = DEFAULT.top_p,
+    head: Annotated[
+        str | None, typer.Option(help="Decision head: its directory, or bundled; default: the bundled one, if needed.")
+    ] = None,
+    judge: Annotated[
+        str | None,
+        typer.Option(help="strict, digits, head, table or budget; default: head at a threshold above 0, else strict."),
+    ] = None,
+    quality_budget: Annotated[
+        float | None, typer.Option(help="Share of answers that judge `budget` may let change: 0.01.")
+    ] = None,
+    hidden_bits: Annotated[
+        int, typer.Option(help="Bits of an element at which fh and sh upload hidden states: 16, 8 or 4.")
+    ] = DEFAULT.hidden_bits,
+    window_rule: Annotated[
+        str, typer.Option(help="When to stop drafting: fixed, predicted or gain; K is the most tokens of a round.")
+    ] = DEFAULT.window_rule,
+    predictor: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Rejection predictor; default: the bundled one, if needed.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory; default: runs/demo-TIME.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
@@ -61,6 +80,8 @@ def demo(
         testbed demo --channel kind=proxy,uplink_mbps=20,downlink_mbps=20,rtt_ms=50
 
         testbed demo --channel kind=virtual,uplink_mbps=20,downlink_mbps=20,rtt_ms=50,profile=wisv
+
+        testbed demo --methods target-only,greedy,fh,sh --threshold 0.75 --head runs/head
     """
     from testbed.experiments.demo import run_demo
 
@@ -82,6 +103,12 @@ def demo(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
+        judge=judge,
+        head=head,
+        quality_budget=quality_budget,
+        hidden_bits=hidden_bits,
+        window_rule=window_rule,
+        predictor=predictor,
     )
     directory = out or Path("runs") / f"demo-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     summary = run_demo(config, directory, note)

@@ -73,8 +73,9 @@ def evaluate(
     """
     from testbed.bs.estimator_csv import read_samples
     from testbed.bs.estimator_fit import regime, score
+    from testbed.experiments.coefficients import read
 
-    samples, held = read_samples(csv), _read(coefficients)
+    samples, held = read_samples(csv), read(coefficients)
     kinds = [kind for kind in ("compute", "memory", "mixed") if any(regime(sample) == kind for sample in samples)]
     document = {
         **vars(score(held, samples)),
@@ -164,22 +165,6 @@ def _measure(engine: str, model: str | None, dtype: str, planned: Any, **options
             )
     finally:
         loaded.close()
-
-
-def _read(path: Path) -> Any:
-    """Coefficients from a JSON file."""
-    import json
-
-    from testbed.bs.estimator import coefficients_of
-    from testbed.channel.trace import read_text
-
-    try:
-        document = json.loads(read_text(path))
-    except json.JSONDecodeError as exc:
-        raise BadInput(f"{path.name}, line {exc.lineno}: no JSON ({exc.msg}); give what fit --json writes") from exc
-    if not isinstance(document, dict):
-        raise BadInput(f"{path.name} is no JSON object; give what fit --json writes")
-    return coefficients_of(document, path.name)
 
 
 def _are_zero(names: tuple[str, ...]) -> str:

@@ -12,7 +12,23 @@ from typing import Any
 import typer
 
 from testbed import __version__
-from testbed.cli import bs, channel, demo, doctor, estimator, latency, models, optim, report, sweep, ue
+from testbed.cli import (
+    bs,
+    capacity,
+    channel,
+    demo,
+    doctor,
+    estimator,
+    head,
+    latency,
+    models,
+    optim,
+    predictor,
+    report,
+    serve,
+    sweep,
+    ue,
+)
 from testbed.errors import BadInput, TestbedError
 
 INTERRUPTED = 130
@@ -28,17 +44,21 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="A wireless device-edge testbed for LLM inference by speculative decoding.",
 )
+app.command("capacity")(capacity.capacity)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("report")(report.report)
 app.command("sweep")(sweep.sweep)
+ue.app.command("serve")(serve.serve)
 app.add_typer(bs.app, name="bs")
 app.add_typer(channel.app, name="channel")
 app.add_typer(optim.app, name="optim")
 app.add_typer(ue.app, name="ue")
 app.add_typer(estimator.app, name="estimator")
+app.add_typer(head.app, name="head")
 app.add_typer(latency.app, name="latency")
 app.add_typer(models.app, name="models")
+app.add_typer(predictor.app, name="predictor")
 
 
 def _version(value: bool) -> None:

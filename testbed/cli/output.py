@@ -33,10 +33,15 @@ COLUMNS: dict[str, tuple[str, str]] = {
 }
 
 GRID_COLUMNS: dict[str, tuple[str, str]] = {
+    "series": ("series", "{}"),
     "method": COLUMNS["method"],
+    "judge": ("judge", "{}"),
+    "head": ("head", "{}"),
     "payload": ("payload", "{}"),
     "window": ("K", "{:d}"),
     "threshold": ("θ", "{:.2f}"),
+    "level": ("level", "{:g}"),
+    "hidden_bits": ("b_h", "{:d}"),
     "uplink_mbps": ("up Mbit/s", "{:.4g}"),
     "downlink_mbps": ("down Mbit/s", "{:.4g}"),
     "rtt_ms": ("RTT ms", "{:.4g}"),

@@ -65,6 +65,21 @@ def run(
     ] = None,
     top_k: Annotated[int, typer.Option(help="Most likely tokens that these draw from; 0: all.")] = DEFAULT.top_k,
     top_p: Annotated[float, typer.Option(help="Probability that those must reach.")] = DEFAULT.top_p,
+    hidden_bits: Annotated[
+        int, typer.Option(help="Bits of an element at which fh and sh upload hidden states: 16, 8 or 4.")
+    ] = DEFAULT.hidden_bits,
+    speed_tps: Annotated[
+        float | None, typer.Option(help="Tokens a second that the BS is to promise; default: no promise.")
+    ] = None,
+    accept_slower: Annotated[
+        bool, typer.Option("--accept-slower", help="Take the speed that it offers where it cannot promise that.")
+    ] = False,
+    window_rule: Annotated[
+        str, typer.Option(help="When to stop drafting: fixed, predicted or gain; K is the most tokens of a round.")
+    ] = DEFAULT.window_rule,
+    predictor: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Rejection predictor; default: the bundled one, if needed.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write a run directory here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
@@ -105,6 +120,11 @@ def run(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
+        hidden_bits=hidden_bits,
+        speed_tps=speed_tps,
+        accept_slower=accept_slower,
+        window_rule=window_rule,
+        predictor=predictor,
     )
     result = run_ue(config, _given(prompt, prompt_ids), out)
     if as_json:

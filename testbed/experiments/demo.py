@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 
 from testbed.bs.engines import ENGINES
+from testbed.bs.judge import Judge
+from testbed.bs.judges import WITH_HEAD, judge_kind, make_judge
+from testbed.bs.target import find
 from testbed.channel.spec import ChannelSpec, parse_channel, tc_config
 from testbed.channel.tc_links import Namespaces
 from testbed.config import BFLOAT16_TIE, DemoConfig, RunConfig, resolved, save
@@ -23,16 +26,18 @@ from testbed.experiments import results
 from testbed.experiments.calibrate import calibrate
 from testbed.experiments.datasets import load_dataset
 from testbed.experiments.execute import Watch
-from testbed.experiments.prepare import prepare
+from testbed.experiments.prepare import check_window_rule, prepare
 from testbed.experiments.processes import base_station, proxy, user_equipment
 from testbed.experiments.profile import load_profile
 from testbed.experiments.report import write_report
+from testbed.experiments.results import JUDGED
 from testbed.experiments.uerun import LiveProgress, result_of, write_run
 from testbed.experiments.virtual import csi_text, load_models, run_virtual
-from testbed.models.bundle import bundled
+from testbed.models.bundle import BUNDLED, bundled, head_directory
 from testbed.protocols.adaptive import RULES
+from testbed.protocols.quantise import check_bits
 from testbed.ue.run import check_method, sampling_for
-from testbed.ue.window import FixedWindow
+from testbed.ue.window import check_window
 
 Say = Callable[[str], None]
 
@@ -47,12 +52,14 @@ def run_demo(config: DemoConfig, out: Path, say: Say) -> dict[str, Any]:
     channel = check_demo(config)
     run = _virtual if channel.is_virtual else _real
     rows, pids = run(config, channel, out, say)
+    rows = [labelled(row, config) for row in rows]
     save(config, out / "config.yaml")
     summary = results.summary(resolved(config), config.seed, {**results.host(), "pids": pids}, rows)
     results.write_summary(out, summary)
     write_report([out], out)
-    lossy = [row["method"] for row in summary["rows"] if row["lossless"] is False]
-    if lossy and config.threshold == 0:
+    strict = config.threshold == 0 or judging(config)[0] == "strict"
+    lossy = [r["method"] for r in summary["rows"] if r["lossless"] is False and (strict or r["method"] not in JUDGED)]
+    if lossy:
         raise GateError(f"outputs of {', '.join(lossy)} differ from the target's own; see {out}/requests.parquet")
     return summary
 
@@ -61,14 +68,17 @@ def check_demo(config: DemoConfig) -> ChannelSpec:
     """Refuse what cannot run, before anything is started; returns the channel."""
     for method in config.methods:
         check_method(method)
-    FixedWindow(config.window)
+    check_window(config.window)
+    check_window_rule(config.window_rule, config.predictor)
     if config.engine not in ENGINES:
         raise BadInput(f"unknown engine {config.engine!r}; known: {', '.join(ENGINES)}")
     if config.drafter and not config.model:
         raise BadInput("a drafter of your own needs its target: give --model too")
     if config.auto_rule not in RULES:
         raise BadInput(f"unknown auto-rule {config.auto_rule!r}; known: {', '.join(RULES)}")
+    check_bits(config.hidden_bits)
     sampling_for(config.methods, config.temperature, config.top_k, config.top_p)
+    check_judge(config)
     channel = parse_channel(config.channel)
     if channel.file is not None:
         channel.trace()
@@ -80,6 +90,55 @@ def check_demo(config: DemoConfig) -> ChannelSpec:
         raise BadInput("a virtual demo needs a real target: --engine vllm or transformers")
     load_dataset(config.dataset, config.prompts)
     return channel
+
+
+# ---------------------------------------------------------------- the judge
+
+
+def judging(config: DemoConfig) -> tuple[str, str | None]:
+    """Kind of the judge and the head that it takes: by default none at a threshold of 0, else the bundled one.
+
+    Raises:
+        BadInput: options that do not go together.
+    """
+    if not 0 <= config.threshold <= 1:
+        raise BadInput(f"threshold must lie in [0, 1], not {config.threshold}")
+    asked = config.threshold > 0 and any(method in JUDGED for method in config.methods)
+    given = (config.judge, config.head, config.quality_budget)
+    kind = judge_kind("head" if asked and given == (None, None, None) else config.judge, *given[1:])
+    if kind not in ("strict", "head") and config.threshold == 0:
+        raise BadInput(f"at threshold 0 judge {kind} keeps no mismatch; give a threshold up to 1")
+    return kind, (config.head or BUNDLED) if kind in WITH_HEAD else None
+
+
+def check_judge(config: DemoConfig) -> None:
+    """Refuse a judge that the base station would refuse.
+
+    Raises:
+        BadInput: options that do not go together, no head where one is needed, or another target's.
+    """
+    if judging(config)[1] is not None:
+        judge_of(config)
+
+
+def judge_of(config: DemoConfig) -> Judge:
+    """The judge of a run."""
+    kind, head = judging(config)
+    target = None if config.engine == "synthetic" else find(str(_model(config)))
+    return make_judge(kind, head_directory(head) if head else None, config.quality_budget, target)
+
+
+def labelled(row: dict[str, Any], config: DemoConfig) -> dict[str, Any]:
+    """A row with the judge and head of its method; θ only where the judge goes by it."""
+    if row["method"] not in JUDGED:
+        return {**row, "judge": None, "head": None}
+    kind, head = judging(config)
+    return {
+        **row,
+        "threshold": row["threshold"] if kind in ("strict", "head") else None,
+        "judge": kind if kind != "budget" else f"budget {config.quality_budget:g}",
+        "head": head,
+    }
 
 
 # ---------------------------------------------------------------- processes
@@ -116,6 +175,10 @@ def _place(channel: ChannelSpec) -> Iterator[tuple[str, list[str]]]:
 
 def _bs_arguments(config: DemoConfig, bind: str) -> list[str]:
     arguments = ["--engine", config.engine, "--bind", bind, "--dtype", config.dtype]
+    kind, head = judging(config)
+    arguments += ["--judge", kind, *(["--head", str(head_directory(head))] if head else [])]
+    if config.quality_budget is not None:
+        arguments += ["--quality-budget", str(config.quality_budget)]
     return arguments if config.engine == "synthetic" else [*arguments, "--model", str(_model(config))]
 
 
@@ -124,7 +187,8 @@ def _ue_arguments(config: DemoConfig) -> list[str]:
         "--window", str(config.window), "--dataset", config.dataset, "--limit", str(config.prompts),
         "--max-tokens", str(config.max_tokens), "--threshold", str(config.threshold),
         "--tie-tolerance", str(_tolerance(config)), "--seed", str(config.seed), "--auto-rule", config.auto_rule,
-        "--top-k", str(config.top_k), "--top-p", str(config.top_p),
+        "--top-k", str(config.top_k), "--top-p", str(config.top_p), "--hidden-bits", str(config.hidden_bits),
+        "--window-rule", config.window_rule, *(["--predictor", config.predictor] if config.predictor else []),
     ]  # fmt: skip
     if config.temperature is not None:
         arguments += ["--temperature", str(config.temperature)]
@@ -163,6 +227,9 @@ def virtual_config(config: DemoConfig) -> RunConfig:
         temperature=config.temperature,
         top_k=config.top_k,
         top_p=config.top_p,
+        hidden_bits=config.hidden_bits,
+        window_rule=config.window_rule,
+        predictor=config.predictor,
     )
 
 
@@ -183,10 +250,11 @@ def _virtual(
         rtt_ms = float(np.mean(trace.rtt_ms)) if (trace := channel.trace()) else channel.rtt_ms
         profile = calibrate(_bs_arguments(config, "tcp://127.0.0.1:*"), ue_arguments, windows, rtt_ms, say)
     say(f"virtual run with profile {profile.name} ({profile.about})")
-    models = load_models(_model(config), config.engine, config.dtype, run, work)
+    models = load_models(_model(config), config.engine, config.dtype, run, work, judging(config)[1] is not None)
     try:
         with LiveProgress(len(work.prompts) * len(run.methods)) as live:
-            outcomes = run_virtual(run, work, Watch(live.round, live.done), channel, profile, models)
+            watch = Watch(live.round, live.done)
+            outcomes = run_virtual(run, work, watch, channel, profile, models, judge=judge_of(config))
     finally:
         models.close()
     result = result_of(run, work, outcomes)

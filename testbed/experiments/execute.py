@@ -14,7 +14,7 @@ from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import Clock, WallClock
 from testbed.config import RunConfig
 from testbed.errors import BadInput
-from testbed.experiments.prepare import Work
+from testbed.experiments.prepare import Work, policy_of
 from testbed.experiments.state import channel_state
 from testbed.protocols import TARGET_ONLY
 from testbed.protocols.messages import Welcome
@@ -25,7 +25,6 @@ from testbed.ue.pace import Pace
 from testbed.ue.records import RoundRecord
 from testbed.ue.run import Clients, Job, Outcome, Runner, Setting, sampling_for, schedule
 from testbed.ue.session import REAL_TIME
-from testbed.ue.window import FixedWindow
 
 Progress = Callable[[Job, RoundRecord], None]
 Done = Callable[[Outcome], None]
@@ -86,13 +85,16 @@ def setting_of(config: RunConfig, clients: Clients, drafter: Drafter, pace: Pace
     return Setting(
         clients,
         drafter,
-        FixedWindow(config.window),
+        policy_of(config, drafter.fingerprint),
         config.threshold,
         config.tie_tolerance,
         pace=pace,
         rule=config.auto_rule,
         sampling=sampling_for(config.methods, config.temperature, config.top_k, config.top_p),
         seed=config.seed,
+        hidden_bits=config.hidden_bits,
+        speed_tps=config.speed_tps,
+        accept_slower=config.accept_slower,
     )
 
 

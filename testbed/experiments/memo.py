@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -44,27 +45,34 @@ class _Row(NamedTuple):
 class MemoEngine:
     """Implements `VerifyEngine`: answers from memory where it can, and asks the engine else.
 
-    Hidden states and distributions are not kept: a request for them always goes to the engine.
+    Distributions are not kept: a request for them always goes to the engine. Of hidden states those are kept that a
+    judge looks at, where a drafted token was not the argmax; the other rows of an answer from memory are zero.
+
+    Args:
+        hidden: ask for hidden states in every pass, so that later requests for them find them.
     """
 
-    def __init__(self, engine: VerifyEngine) -> None:
-        self._engine = engine
+    def __init__(self, engine: VerifyEngine, hidden: bool = False) -> None:
+        self._engine, self._hidden = engine, hidden
         self.model_name, self.vocab_size = engine.model_name, engine.vocab_size
         self.hidden_size, self.max_positions = engine.hidden_size, engine.max_positions
         self.max_batch_tokens = engine.max_batch_tokens
+        self.block_size, self.kv_tokens = engine.block_size, engine.kv_tokens
         self._rows: dict[Key, _Row] = {}
         self._gaps: dict[tuple[Key, int], float] = {}
+        self._states: dict[Key, NDArray[np.float32]] = {}
         self.asked = self.passed = 0
         """Requests in all, and those that the engine had to compute."""
 
     def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
         """See `VerifyEngine.verify`."""
         keys = [_keys(r.prefix, r.draft) for r in batch]
-        known = [None if r.hidden or r.logprobs else self._known(r, k) for r, k in zip(batch, keys, strict=True)]
+        known = [None if r.logprobs else self._known(r, k) for r, k in zip(batch, keys, strict=True)]
         new = [i for i, result in enumerate(known) if result is None]
         self.asked += len(batch)
         self.passed += len(new)
-        results = dict(zip(new, self._engine.verify([batch[i] for i in new]) if new else [], strict=True))
+        asked = [replace(batch[i], hidden=batch[i].hidden or self._hidden) for i in new]
+        results = dict(zip(new, self._engine.verify(asked) if asked else [], strict=True))
         for i, result in results.items():
             self._keep(batch[i], keys[i], result)
         return [result if result is not None else results[i] for i, result in enumerate(known)]
@@ -80,10 +88,20 @@ class MemoEngine:
         if rows[-1] is None:
             return None
         said = [row for row in rows if row is not None]
+        hidden = None
+        if request.hidden:
+            missed = [i for i, token in enumerate(request.draft.tolist()) if said[i].argmax != token]
+            states = [self._states.get(keys[i]) for i in missed]
+            hidden = np.zeros((len(keys), self.hidden_size), np.float32)
+            for i, state in zip(missed, states, strict=True):
+                if state is None:
+                    return None
+                hidden[i] = state
         return VerifyResult(
             argmax=np.array([row.argmax for row in said], np.int32),
             margin=np.array([row.margin for row in said], np.float32),
             draft_gap=np.array(gaps, np.float32),
+            hidden=hidden,
         )
 
     def _keep(self, request: VerifyRequest, keys: list[Key], result: VerifyResult) -> None:
@@ -91,6 +109,9 @@ class MemoEngine:
             self._rows.setdefault(key, _Row(argmax, margin))
         for key, token, gap in zip(keys, request.draft.tolist(), result.draft_gap.tolist(), strict=False):
             self._gaps.setdefault((key, token), gap)
+        if result.hidden is not None:
+            for i in np.flatnonzero(request.draft != result.argmax[:-1]).tolist():
+                self._states.setdefault(keys[i], result.hidden[i].copy())
 
     def release(self, session: str) -> None:
         """See `VerifyEngine.release`."""
@@ -100,6 +121,7 @@ class MemoEngine:
         """Free the model and what was kept."""
         self._rows.clear()
         self._gaps.clear()
+        self._states.clear()
         self._engine.close()
 
 
@@ -109,6 +131,7 @@ class MemoDrafter:
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self.vocab_size, self.hidden_size, self.context = drafter.vocab_size, drafter.hidden_size, drafter.context
+        self.fingerprint = drafter.fingerprint
         self.tokens: dict[Key, DraftToken] = {}
         self.asked = self.drafted = 0
         """Tokens in all, and those that the drafter had to compute."""

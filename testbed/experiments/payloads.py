@@ -16,7 +16,8 @@ PAYLOADS = (OWN, REJECTION)
 
 
 def sizers(sizes: Sizes, overheads: Overheads, payload: str = OWN) -> tuple[Sizer, Sizer]:
-    """Bytes of uplink and of downlink messages for models of these sizes; they add up to the cost model's.
+    """Bytes of uplink and of downlink messages for models of these sizes; they add up to the cost model's. Where hidden
+    states travel below 16 bits, the sizes are `quantised`.
 
     A prompt goes up as ids, and each greeting or handshake as its overhead alone.
     """

@@ -13,10 +13,13 @@ from testbed.config import RunConfig
 from testbed.errors import BadInput
 from testbed.experiments.datasets import Example, load_dataset
 from testbed.experiments.state import check_csi
+from testbed.models.bundle import bundled
 from testbed.protocols.adaptive import RULES
+from testbed.protocols.quantise import check_bits
+from testbed.ue.predictor import load_predictor
 from testbed.ue.prompts import Prompter
-from testbed.ue.run import check_method, sampling_for
-from testbed.ue.window import FixedWindow
+from testbed.ue.run import check_method, check_speed, sampling_for
+from testbed.ue.window import FIXED, WindowPolicy, check_rule, check_window, window_policy
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -77,11 +80,47 @@ def prepare(config: RunConfig, paths: tuple[Path | None, Path | None], given: Se
     return Work(prompts[:limit], rest[: config.warmup], prompter, drafter)
 
 
+def check_window_rule(rule: str, predictor: str | None) -> None:
+    """Refuse a window rule that cannot be followed.
+
+    Raises:
+        BadInput: unknown, a predictor that it does not need, or none that it does.
+    """
+    check_rule(rule)
+    if rule != FIXED:
+        load_predictor(predictor_directory(predictor))
+    elif predictor is not None:
+        raise BadInput("a fixed window needs no predictor: give --window-rule predicted or gain with --predictor")
+
+
+def policy_of(config: RunConfig, drafter: str) -> WindowPolicy:
+    """The window policy of a run.
+
+    Args:
+        drafter: fingerprint of its weights.
+
+    Raises:
+        BadInput: the predictor cannot be used, or was trained for another drafter.
+    """
+    if config.window_rule == FIXED:
+        return window_policy(FIXED, config.window)
+    predictor = load_predictor(predictor_directory(config.predictor))
+    predictor.check_drafter(drafter)
+    return window_policy(config.window_rule, config.window, predictor)
+
+
+def predictor_directory(given: str | None) -> Path:
+    """Directory of the predictor that was asked for, or of the bundled one."""
+    return Path(given) if given else bundled().require("predictor")
+
+
 def _check(config: RunConfig) -> None:
     """Refuse what can be refused before any file is read."""
     for method in config.methods:
         check_method(method)
-    FixedWindow(config.window)
+    check_window(config.window)
+    check_window_rule(config.window_rule, config.predictor)
+    check_speed(config.speed_tps, config.accept_slower)
     for name, value, least in (
         ("max-tokens", config.max_tokens, 1),
         ("limit", 1 if config.limit is None else config.limit, 1),
@@ -97,6 +136,7 @@ def _check(config: RunConfig) -> None:
         raise BadInput("timeout must be positive and tie-tolerance not negative")
     if config.auto_rule not in RULES:
         raise BadInput(f"unknown auto-rule {config.auto_rule!r}; known: {', '.join(RULES)}")
+    check_bits(config.hidden_bits)
     sampling_for(config.methods, config.temperature, config.top_k, config.top_p)
     check_csi(config.csi)
     for address in (config.bs, config.local_bs or config.bs):

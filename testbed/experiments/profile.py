@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from testbed.channel.cost import Overheads, Sizes, id_bits
+from testbed.channel.csi import FEATURES
 from testbed.config import Config, load
 from testbed.errors import BadInput
 from testbed.optim.inference_cost import forward_flops
@@ -160,6 +161,29 @@ class InteractionVerify(Config, frozen=True, tag="interactions", tag_field="kind
 
 VerifyCost = LinearVerify | FlopsVerify | RooflineVerify | InteractionVerify
 
+# ---------------------------------------------------------------- judging
+
+
+class HeadCost(Config, frozen=True, kw_only=True):
+    """A decision head of two layers over the effective throughput η·F_peak (WISV eqs. 11, 17)."""
+
+    drafter_hidden: int
+    target_hidden: int
+    channel: int = len(FEATURES)
+    """Entries of the channel's features."""
+    width: int
+    """Of the hidden layer."""
+    peak_flops: float
+    """FLOPs a second."""
+    utilisation: float
+
+    @property
+    def position_s(self) -> float:
+        """Judging one position: two FLOPs for every weight of both layers."""
+        inputs = self.drafter_hidden + self.target_hidden + self.channel
+        return 2 * (inputs * self.width + self.width) / (self.peak_flops * self.utilisation)
+
+
 # ---------------------------------------------------------------- the whole
 
 
@@ -199,6 +223,8 @@ class Profile(Config, frozen=True, kw_only=True):
     hidden_bits: int = 16
     overhead_up_bits: int = 0
     overhead_down_bits: int = 0
+    head: HeadCost | None = None
+    """None: judging takes no time."""
 
     def __post_init__(self) -> None:
         if (

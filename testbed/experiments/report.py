@@ -14,9 +14,9 @@ from testbed.errors import BadInput
 from testbed.experiments.results import PARTS, read_summary, write_text
 
 TABLE = (
-    "method", "payload", "window", "threshold", "uplink_mbps", "downlink_mbps", "rtt_ms", "per", "requests", "accuracy",
-    "aal", "rounds", "acceptance", "acceptance_cond", "latency_s", "latency_p95_s", "throughput_tps", "tokens",
-    "uplink_bytes", "downlink_bytes", "lossless", "ties",
+    "method", "series", "judge", "head", "payload", "window", "threshold", "level", "hidden_bits", "uplink_mbps",
+    "downlink_mbps", "rtt_ms", "per", "requests", "accuracy", "aal", "rounds", "acceptance", "acceptance_cond",
+    "latency_s", "latency_p95_s", "throughput_tps", "tokens", "uplink_bytes", "downlink_bytes", "lossless", "ties",
 )  # fmt: skip
 COLOURS = ("#0072b2", "#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#999999")
 HATCHES = ("", "//", "..", "xx", "\\\\", "--")
@@ -30,9 +30,15 @@ dl{display:grid;grid-template-columns:max-content 1fr;gap:0 1rem}
 """
 
 
-GRID = ("payload", "window", "threshold", "uplink_mbps", "downlink_mbps", "rtt_ms", "per")
+GRID = (
+    "series", "judge", "head", "payload", "window", "threshold", "hidden_bits", "uplink_mbps", "downlink_mbps",
+    "rtt_ms", "per",
+)  # fmt: skip
 """What rows of one method may differ in, besides results."""
-SHORT = {"window": "K", "threshold": "θ", "uplink_mbps": "up", "downlink_mbps": "down", "rtt_ms": "RTT", "per": "PER"}
+SHORT = {
+    "window": "K", "threshold": "θ", "hidden_bits": "b_h", "uplink_mbps": "up", "downlink_mbps": "down",
+    "rtt_ms": "RTT", "per": "PER",
+}  # fmt: skip
 
 
 def write_report(runs: Sequence[Path], out: Path) -> Path:
@@ -113,9 +119,8 @@ def _latency_plot(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 def row_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A name for each row: its method, and whatever else tells it from the others (a sweep's grid)."""
-    differing = [key for key in GRID if len({str(row.get(key)) for row in rows}) > 1]
-    if len({row["method"] for row in rows}) == len(rows):
-        differing = []
+    methods = {row["method"] for row in rows}
+    differing = [key for key in GRID if len({(row["method"], str(row.get(key))) for row in rows}) > len(methods)]
     return [", ".join([row["method"], *(f"{SHORT.get(k, k)} {_cell(row.get(k))}" for k in differing)]) for row in rows]
 
 

@@ -18,7 +18,7 @@ from testbed import __version__
 from testbed.channel.csi import Csi
 from testbed.errors import BadInput
 from testbed.experiments.datasets import Example
-from testbed.models.scoring import final_number
+from testbed.experiments.quality import quality
 from testbed.ue.records import RequestRecord
 from testbed.ue.run import Outcome
 
@@ -34,12 +34,16 @@ def rows(
     *,
     window: int,
     threshold: float,
+    hidden_bits: int = 16,
+    window_rule: str = "fixed",
+    own: Mapping[int, str] | None = None,
 ) -> list[dict[str, Any]]:
     """One row a method, in the order in which methods first appear; `docs/architecture.md` says what the columns mean.
 
     Args:
         examples: prompts, by request index.
         texts: output texts, by (method, request).
+        own: the target's own output texts, by request, where they are known.
     """
     table = []
     channel = _channel(outcomes)
@@ -48,9 +52,12 @@ def rows(
         row: dict[str, Any] = {
             "method": method,
             "window": window,
+            "window_rule": window_rule,
             "threshold": threshold if method in JUDGED else None,
+            "hidden_bits": hidden_bits if method in JUDGED else None,
             **channel,
-            **_quality(mine, examples, texts),
+            "requests": len(mine),
+            **quality({o.request: texts.get((method, o.request), "") for o in mine}, examples, own),
             **_speed([o.record for o in mine]),
             **_gate(mine),
         }
@@ -76,17 +83,6 @@ def _channel(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
     }
 
 
-def _quality(
-    outcomes: Sequence[Outcome], examples: Sequence[Example], texts: Mapping[tuple[str, int], str]
-) -> dict[str, Any]:
-    scored = [
-        final_number(texts.get((o.method, o.request), "")) == examples[o.request].result
-        for o in outcomes
-        if examples[o.request].result is not None
-    ]
-    return {"requests": len(outcomes), "accuracy": float(np.mean(scored)) if scored else None}
-
-
 def _speed(records: Sequence[RequestRecord]) -> dict[str, Any]:
     rounds = [r for record in records for r in record.rounds]
     drafted, accepted = sum(r.drafted for r in rounds), sum(r.accepted for r in rounds)
@@ -102,6 +98,8 @@ def _speed(records: Sequence[RequestRecord]) -> dict[str, Any]:
         "latency_p95_s": float(np.percentile(latencies, 95)),
         "throughput_tps": sum(tokens) / float(latencies.sum()),
         "tokens": sum(tokens) / len(records),
+        "wasted_tokens": (drafted - accepted) / len(records),
+        "wasted_s": sum(r.wasted_s for r in rounds) / len(records),
         "uplink_bytes": sum(r.uplink_bytes for r in records) / len(records),
         "downlink_bytes": sum(r.downlink_bytes for r in records) / len(records),
         **{part: sum(getattr(r, part) for r in rounds) / len(records) for part in PARTS},

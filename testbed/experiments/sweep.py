@@ -20,19 +20,31 @@ from testbed.channel.spec import ChannelSpec, channel_text, parse_channel
 from testbed.config import Config, DemoConfig, load, resolved, save
 from testbed.errors import BadInput, GateError
 from testbed.experiments import results
-from testbed.experiments.demo import check_demo, run_demo, virtual_config
+from testbed.experiments.demo import check_demo, judge_of, judging, labelled, run_demo, virtual_config
 from testbed.experiments.execute import Watch
 from testbed.experiments.payloads import OWN, PAYLOADS
-from testbed.experiments.prepare import Work, prepare
+from testbed.experiments.prepare import Work, predictor_directory, prepare
 from testbed.experiments.profile import load_profile
 from testbed.experiments.uerun import result_of, write_run
 from testbed.experiments.virtual import Models, load_models, run_virtual
-from testbed.models.bundle import bundled
+from testbed.models.bundle import bundled, head_directory
+from testbed.ue.window import FIXED
 
 RATE = "rate_mbps"
 """Grid key that sets both rates."""
 PAYLOAD = "payload"
-RUN_KEYS = ("window", "threshold", "max_tokens", "prompts", "seed", "auto_rule")
+PROTOCOL = "protocol"
+"""Grid key for a single method."""
+LEVEL, LEVELS = "level", 16
+"""Grid key for a threshold as the axis of WISV's Fig. 3 has it, and its end: level = 16 θ."""
+RUN_KEYS = (
+    "window", "threshold", "max_tokens", "prompts", "seed", "auto_rule", "methods", "judge", "head", "quality_budget",
+    "hidden_bits", "window_rule", "predictor",
+)  # fmt: skip
+NAME = "name"
+"""Key of a series' name."""
+_SAME = {LEVEL: "threshold", PROTOCOL: "methods"}
+"""Keys that say the same thing."""
 LINK_KEYS = tuple(name for name in ChannelSpec.__struct_fields__ if name not in ("kind", "via"))
 
 Progress = Callable[[int, int, str], None]
@@ -44,14 +56,17 @@ class SweepConfig(Config, frozen=True, kw_only=True):
 
     Attributes:
         run: what all points share, as `testbed demo` takes it; its channel says of what kind they are.
-        grid: values by key; every combination is a point. Keys are those of a run (window, threshold, …), of a
-            channel (uplink_mbps, rtt_ms, file, …), `rate_mbps` for both rates, and `payload` (own, rejection) for
-            virtual points whose profile has sizes.
+        grid: values by key; every combination is a point. Keys are those of a run (window, threshold, judge, …), of a
+            channel (uplink_mbps, rtt_ms, file, …), `rate_mbps` for both rates, `protocol` for a single method, `level`
+            for 16 θ, and `payload` (own, rejection) for virtual points whose profile has sizes.
+        series: settings that belong together, each with a `name` and one value for some of these keys; every one is
+            combined with the grid's other keys.
     """
 
     name: str = "sweep"
     run: DemoConfig = DemoConfig(channel="kind=virtual,profile=wisv", methods=("greedy",))
     grid: dict[str, list[Any]] = msgspec.field(default_factory=dict)
+    series: list[dict[str, Any]] = msgspec.field(default_factory=list)
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -65,7 +80,12 @@ class Point(msgspec.Struct, frozen=True):
     @property
     def key(self) -> str:
         """Name of its directory: what it is, as far as results depend on it."""
-        text = json.dumps([resolved(self.config), channel_text(self.channel), self.payload], sort_keys=True)
+        parts = [resolved(self.config), channel_text(self.channel), self.payload]
+        if head := judging(self.config)[1]:
+            parts.append(head_stamp(head))
+        if self.config.window_rule != FIXED:
+            parts.append(directory_stamp(predictor_directory(self.config.predictor)))
+        text = json.dumps(parts, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
@@ -84,20 +104,36 @@ def points(config: SweepConfig) -> list[Point]:
     Raises:
         BadInput: an unknown key, an empty list of values, or a point that cannot run; the message names it.
     """
-    known = (*RUN_KEYS, *LINK_KEYS, RATE, PAYLOAD)
-    for key, column in config.grid.items():
-        if key not in known:
+    known = (*RUN_KEYS, *LINK_KEYS, RATE, PAYLOAD, PROTOCOL, LEVEL)
+    for key in itertools.chain(config.grid, *config.series):
+        if key not in known and not (key == NAME and key not in config.grid):
             raise BadInput(f"unknown grid key {key!r}; known: {', '.join(known)}")
+    for key, column in config.grid.items():
         if not column:
             raise BadInput(f"grid key {key!r} has no values")
-    found = []
-    for combination in itertools.product(*config.grid.values()):
-        values = dict(zip(config.grid, combination, strict=True))
-        try:
-            found.append(_point(config, values))
-        except BadInput as exc:
-            raise BadInput(f"point {_text(values)}: {exc}") from exc
-    return found
+    found: dict[str, Point] = {}
+    for values in _combinations(config):
+        point = _named(config, values)
+        found.setdefault(json.dumps([values.get(NAME), point.key]), point)
+    return list(found.values())
+
+
+def _named(config: SweepConfig, values: dict[str, Any]) -> Point:
+    """A point; where it cannot run, the refusal names it."""
+    try:
+        return _point(config, values)
+    except BadInput as exc:
+        raise BadInput(f"point {_text(values)}: {exc}") from exc
+
+
+def _combinations(config: SweepConfig) -> Iterator[dict[str, Any]]:
+    """Values of every point: each series with all combinations of the grid's keys that it does not set itself."""
+    for number, one in enumerate(config.series or [{}], 1):
+        given = {_SAME.get(key, key) for key in one}
+        grid = {key: column for key, column in config.grid.items() if _SAME.get(key, key) not in given}
+        name = {NAME: str(one.get(NAME, number))} if config.series else {}
+        for combination in itertools.product(*grid.values()):
+            yield {**name, **{k: v for k, v in one.items() if k != NAME}, **dict(zip(grid, combination, strict=True))}
 
 
 def _point(config: SweepConfig, values: dict[str, Any]) -> Point:
@@ -107,6 +143,10 @@ def _point(config: SweepConfig, values: dict[str, Any]) -> Point:
         link |= {"uplink_mbps": values[RATE], "downlink_mbps": values[RATE]}
     channel = _replaced(parse_channel(config.run.channel), link)
     run = {key: value for key, value in values.items() if key in RUN_KEYS}
+    if PROTOCOL in values:
+        run["methods"] = [values[PROTOCOL]]
+    if LEVEL in values:
+        run["threshold"] = _threshold(values[LEVEL])
     demo = _replaced(config.run, {**run, "channel": channel_text(channel)})
     if payload not in PAYLOADS:
         raise BadInput(f"unknown payload {payload!r}; known: {', '.join(PAYLOADS)}")
@@ -116,6 +156,12 @@ def _point(config: SweepConfig, values: dict[str, Any]) -> Point:
         raise BadInput(f"payload {payload} needs virtual time and a profile that has sizes")
     check_demo(demo)
     return Point(values, demo, channel, payload)
+
+
+def _threshold(level: Any) -> float:
+    if not (isinstance(level, int | float) and 0 <= level <= LEVELS):
+        raise BadInput(f"a level lies in 0..{LEVELS}, not {level!r}")
+    return level / LEVELS
 
 
 def _replaced(struct: Any, values: Mapping[str, Any]) -> Any:
@@ -171,11 +217,28 @@ def _claim(config: SweepConfig, out: Path) -> None:
 
 
 def _rows(point: Point, directory: Path) -> list[dict[str, Any]]:
-    return [{**row, PAYLOAD: point.payload, "point": point.key} for row in results.read_summary(directory)["rows"]]
+    more = {key: point.values[key] for key in (NAME, LEVEL) if key in point.values}
+    more = {"series" if key == NAME else key: value for key, value in more.items()}
+    rows = results.read_summary(directory)["rows"]
+    return [{**labelled(row, point.config), **more, PAYLOAD: point.payload, "point": point.key} for row in rows]
 
 
 def _text(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in values.items()) or "the only one"
+
+
+def head_stamp(head: str) -> str:
+    """What tells one state of a head's files from another."""
+    return directory_stamp(head_directory(head))
+
+
+def directory_stamp(directory: Path) -> str:
+    """What tells one state of a directory's files from another."""
+    digest = hashlib.blake2b(digest_size=6)
+    for path in sorted(directory.iterdir()):
+        if path.is_file():
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 # ---------------------------------------------------------------- running a point
@@ -209,10 +272,11 @@ def _load(config: SweepConfig, todo: list[Point]) -> Models:
     longest = max(todo, key=lambda p: p.config.max_tokens).config
     most = max(point.config.prompts for point in todo)
     run = virtual_config(msgspec.structs.replace(longest, prompts=most))
+    hidden = any(judging(point.config)[1] is not None for point in todo)
     bundle = bundled()
     work = prepare(run, (bundle.drafter, bundle.tokenizer), None)
     model = Path(config.run.model) if config.run.model else bundle.require("target")
-    return load_models(model, config.run.engine, config.run.dtype, run, work)
+    return load_models(model, config.run.engine, config.run.dtype, run, work, hidden)
 
 
 def _run_virtual(point: Point, directory: Path, models: Models, works: dict[tuple[str, int], Work]) -> None:
@@ -225,7 +289,8 @@ def _run_virtual(point: Point, directory: Path, models: Models, works: dict[tupl
     work = works[key]
     watch = Watch(lambda *_: None, lambda _: None)
     profile = load_profile(point.channel.profile)
-    outcomes = run_virtual(run, work, watch, point.channel, profile, models, point.payload)
+    judge = judge_of(point.config)
+    outcomes = run_virtual(run, work, watch, point.channel, profile, models, point.payload, judge)
     result = result_of(run, work, outcomes)
     directory.mkdir(parents=True, exist_ok=True)
     write_run(directory, run, work, result)

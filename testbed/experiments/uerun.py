@@ -63,7 +63,10 @@ def result_of(config: RunConfig, work: Work, outcomes: list[Outcome]) -> UeResul
     texts = {(o.method, o.request): text(o) for o in outcomes}
     examples = [p.example for p in work.prompts]
     ordered = sorted(outcomes, key=lambda o: config.methods.index(o.method))
-    rows = results.rows(ordered, examples, texts, window=config.window, threshold=config.threshold)
+    rows = results.rows(
+        ordered, examples, texts, window=config.window, threshold=config.threshold, hidden_bits=config.hidden_bits,
+        window_rule=config.window_rule, own=_own_texts(config, work),
+    )  # fmt: skip
     outputs = [
         {
             "method": o.method,
@@ -75,8 +78,16 @@ def result_of(config: RunConfig, work: Work, outcomes: list[Outcome]) -> UeResul
         }
         for o in sorted(outcomes, key=lambda o: (o.request, o.method))
     ]
-    losses = [_loss(work, o) for o in outcomes if o.divergence is not None and not o.divergence.tie]
-    return UeResult(outputs, rows, losses if config.threshold == 0 else [], outcomes, texts)
+    strict = [o for o in outcomes if config.threshold == 0 or o.method not in results.JUDGED]
+    losses = [_loss(work, o) for o in strict if o.divergence is not None and not o.divergence.tie]
+    return UeResult(outputs, rows, losses, outcomes, texts)
+
+
+def _own_texts(config: RunConfig, work: Work) -> dict[int, str] | None:
+    """The target's own outputs by prompt, where the run has them."""
+    if work.prompter is None or not work.own:
+        return None
+    return {i: work.prompter.text(ids) for (i, longest), ids in work.own.items() if longest == config.max_tokens}
 
 
 def _loss(work: Work, outcome: Outcome) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
 from testbed.bs.desk import Desk, Offer
 from testbed.bs.engine import VerifyEngine, VerifyRequest, VerifyResult
-from testbed.bs.engines import load_engine
-from testbed.bs.judge import StrictJudge
+from testbed.bs.engines import leave_a_core, load_engine
+from testbed.bs.judge import Judge, StrictJudge
 from testbed.bs.scheduler import Fcfs
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
@@ -28,6 +28,7 @@ from testbed.experiments.payloads import OWN, sizers
 from testbed.experiments.prepare import Work
 from testbed.experiments.profile import DraftCost, Profile
 from testbed.experiments.profile import Work as PassWork
+from testbed.protocols.quantise import quantised
 from testbed.ue.client import Client
 from testbed.ue.drafting import Drafter
 from testbed.ue.run import Clients, Outcome
@@ -51,13 +52,17 @@ class Models:
         self.engine.close()
 
 
-def load_models(model: Path, engine: str, dtype: str, config: RunConfig, work: Work) -> Models:
+def load_models(model: Path, engine: str, dtype: str, config: RunConfig, work: Work, hidden: bool = False) -> Models:
     """Load a pair into this process, with room for these prompts.
+
+    Args:
+        hidden: whether passes also keep the target's hidden states, for runs that judge by them.
 
     Raises:
         BadInput: a model that cannot be used; EngineError: the engine does not start.
     """
     target = describe(str(model))
+    leave_a_core()
     loaded = load_engine(engine, target.directory, dtype=dtype, vocab_size=target.vocab_size)
     offer = Offer(
         model=str(model),
@@ -67,7 +72,7 @@ def load_models(model: Path, engine: str, dtype: str, config: RunConfig, work: W
         end_ids=target.end_ids,
         max_positions=loaded.max_positions,
     )
-    return Models(MemoEngine(loaded), MemoDrafter(load_drafter(config, work)), offer)
+    return Models(MemoEngine(loaded, hidden), MemoDrafter(load_drafter(config, work)), offer)
 
 
 def run_virtual(
@@ -78,6 +83,7 @@ def run_virtual(
     profile: Profile,
     models: Models,
     payload: str = OWN,
+    judge: Judge | None = None,
 ) -> list[Outcome]:
     """Decode every prompt by every method over a virtual link, as `execute` does over a real one.
 
@@ -86,12 +92,13 @@ def run_virtual(
     Args:
         channel: of kind `virtual`, or a trace.
         payload: one of `payloads.PAYLOADS`.
+        judge: of this run alone, where it remembers sessions; None: strict.
 
     Raises:
         BadInput: prompts that the target cannot take.
     """
     config = msgspec.structs.replace(config, csi=csi_text(channel), timeout_s=TIMEOUT_S)
-    return run_virtually(_decode(config, work, watch, channel, profile, models, payload))
+    return run_virtually(_decode(config, work, watch, channel, profile, models, payload, judge or StrictJudge()))
 
 
 def csi_text(channel: ChannelSpec, origin_s: float = 0.0) -> str:
@@ -106,22 +113,30 @@ def csi_text(channel: ChannelSpec, origin_s: float = 0.0) -> str:
 
 
 async def _decode(
-    config: RunConfig, work: Work, watch: Watch, channel: ChannelSpec, profile: Profile, models: Models, payload: str
+    config: RunConfig,
+    work: Work,
+    watch: Watch,
+    channel: ChannelSpec,
+    profile: Profile,
+    models: Models,
+    payload: str,
+    judge: Judge,
 ) -> list[Outcome]:
     clock = VirtualClock()
     server = VirtualServerLink()
     counted: tuple[Sizer, Sizer] = (frame_bytes, frame_bytes)
     if profile.sizes is not None:
-        counted = sizers(profile.sizes, profile.overheads, payload)
+        counted = sizers(quantised(profile.sizes, config.hidden_bits), profile.overheads, payload)
     link = server.attach(b"ue", *channel.path(0, stack_s=profile.stack_s), counted)
     beside_s = profile.hot.stack_s if profile.hot else profile.stack_s
     beside = [Direction(constant(delay_s=beside_s)) for _ in range(2)]
     local = server.attach(b"beside", beside[0], beside[1])
     runner = ProfileRunner(models.engine, profile, clock)
-    station = BaseStation(server, runner, Desk(models.offer, SessionTable()), Fcfs(), StrictJudge(), clock)
+    station = BaseStation(server, runner, Desk(models.offer, SessionTable()), Fcfs(), judge, clock)
     serving = asyncio.create_task(station.serve())
     clients = Clients(Client(link, clock, 0, config.timeout_s), Client(local, clock, 0, config.timeout_s))
     setting = setting_of(config, clients, models.drafter, ProfilePace(profile, clock))
+    setting = replace(setting, sizes=profile.sizes, overheads=profile.overheads)
     try:
         return await decode_all(config, work, watch, setting, clock)
     finally:
@@ -153,12 +168,13 @@ class ProfilePace:
 class ProfileRunner:
     """Implements `EngineRunner`: a pass takes what the profile says, whatever computes it.
 
-    A session's first pass computes its whole prefix; later ones find all but the newest token of it in the cache.
+    A session's first pass computes its prefix, or a piece of it; later ones find what was computed in the cache, all
+    but the newest token.
     """
 
     def __init__(self, engine: VerifyEngine, profile: Profile, clock: VirtualClock) -> None:
         self._engine, self._profile, self._clock = engine, profile, clock
-        self._seen: set[str] = set()
+        self._seen: dict[str, int] = {}
         self._ended_s = -math.inf
 
     async def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
@@ -172,11 +188,16 @@ class ProfileRunner:
 
     def _work(self, request: VerifyRequest) -> PassWork:
         drafted, prefix = len(request.draft), len(request.prefix)
-        cached = prefix - 1 if request.session in self._seen else 0
-        self._seen.add(request.session)
+        cached = min(self._seen.get(request.session, 0), prefix - 1)
+        self._seen[request.session] = prefix + drafted
         return PassWork(drafted, drafted + prefix - cached, cached)
+
+    async def judged(self, positions: int) -> None:
+        """The head's time (WISV eq. 17)."""
+        if self._profile.head is not None:
+            await self._clock.sleep(positions * self._profile.head.position_s)
 
     def release(self, session: str) -> None:
         """Let the engine forget a session."""
-        self._seen.discard(session)
+        self._seen.pop(session, None)
         self._engine.release(session)

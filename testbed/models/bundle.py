@@ -8,6 +8,7 @@ from pathlib import Path
 from testbed.errors import ModelError
 
 DATA = Path(__file__).parent / "data"
+BUNDLED = "bundled"
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,26 @@ class Bundle:
         if path is None:
             raise ModelError(f"the bundled {part} is missing; `testbed models train` makes the pair")
         return path
+
+
+def head_directory(name: str | None = None) -> Path:
+    """Directory of a decision head: one's own, or of the bundled pair `bundled` (the default) or `bundled:NAME`.
+
+    Raises:
+        ModelError: it is not there; the message lists the bundled ones.
+    """
+    chosen, _, variant = (name or BUNDLED).partition(":")
+    if chosen != BUNDLED:
+        path = Path(name or "")
+        if not path.is_dir():
+            raise ModelError(f"no decision head at {path}: give its directory, the one that `head train` wrote")
+        return path
+    path = DATA / (f"head-{variant}" if variant else "head")
+    if not path.is_dir():
+        found = [p.name.replace("head-", f"{BUNDLED}:").replace("head", BUNDLED) for p in sorted(DATA.glob("head*"))]
+        there = f"there are {', '.join(found)}" if found else "the bundled pair has none"
+        raise ModelError(f"no decision head {name or BUNDLED}: {there}; train one with `testbed head train`")
+    return path
 
 
 def bundled() -> Bundle:

@@ -5,16 +5,55 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections import deque
 from typing import Any
 
 from testbed.channel.link import Link
-from testbed.clock import Clock, within
+from testbed.clock import Clock
 from testbed.errors import LinkError, LinkTimeout, ModelError, ProtocolError
 from testbed.protocols.codec import AnyArray, Packet, decode_downlink, encode
 from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pong, Welcome
 
 RESEND_S = 2.0
 """First wait before a message that was not answered is sent again; doubled each time."""
+
+
+class Mailbox:
+    """What came for a session and was not read yet; one reader at a time. A wait costs a future and a timer alone:
+    there is one a round for every UE, and virtual runs have hundreds of them.
+    """
+
+    def __init__(self) -> None:
+        self._packets: deque[Packet[Any]] = deque()
+        self._arrival: asyncio.Future[None] | None = None
+
+    def put(self, packet: Packet[Any]) -> None:
+        """Add a packet, and wake who waits for it."""
+        self._packets.append(packet)
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    async def get(self, timeout_s: float) -> Packet[Any]:
+        """The oldest packet.
+
+        Raises:
+            asyncio.TimeoutError: none came in time.
+        """
+        if not self._packets:
+            loop = asyncio.get_running_loop()
+            self._arrival = arrival = loop.create_future()
+            timer = loop.call_later(timeout_s, _expire, arrival)
+            try:
+                await arrival
+            finally:
+                timer.cancel()
+                self._arrival = None
+        return self._packets.popleft()
+
+
+def _expire(arrival: asyncio.Future[None]) -> None:
+    if not arrival.done():
+        arrival.set_exception(asyncio.TimeoutError())
 
 
 class Client:
@@ -26,7 +65,7 @@ class Client:
 
     def __init__(self, link: Link, clock: Clock, first_session: int, timeout_s: float = 60.0) -> None:
         self._link, self.clock, self.timeout_s = link, clock, timeout_s
-        self._mail: dict[int, asyncio.Queue[Packet[Any]]] = {-1: asyncio.Queue()}
+        self._mail: dict[int, Mailbox] = {-1: Mailbox()}
         self._numbers = itertools.count(first_session)
         self._pings = itertools.count()
         self._reader: asyncio.Task[None] | None = None
@@ -55,7 +94,7 @@ class Client:
         for token in itertools.islice(self._pings, count):
             start_s = self.clock.time()
             packet = await self.ask(-1, Ping(token=token))
-            while isinstance(packet.message, Pong) and packet.message.token != token:  # the late answer to another one
+            while _late(packet.message, token):
                 packet = await self.receive(-1, self.timeout_s)
             if not isinstance(packet.message, Pong):
                 raise ProtocolError(f"expected Pong, got {type(packet.message).__name__}")
@@ -65,7 +104,7 @@ class Client:
     def new_session(self) -> int:
         """A session number with a mailbox."""
         number = next(self._numbers)
-        self._mail[number] = asyncio.Queue()
+        self._mail[number] = Mailbox()
         return number
 
     def end_session(self, number: int) -> None:
@@ -86,7 +125,7 @@ class Client:
             error = self._reader.exception() if self._reader and not self._reader.cancelled() else None
             raise LinkError("the connection is closed") from error
         try:
-            return await within(timeout_s, self._mail[session].get())
+            return await self._mail[session].get(timeout_s)
         except asyncio.TimeoutError as exc:
             raise LinkTimeout(f"the BS did not answer within {timeout_s:g} s") from exc
 
@@ -125,4 +164,9 @@ class Client:
                 continue
             mailbox = self._mail.get(getattr(packet.message, "session", -1))
             if mailbox is not None:
-                mailbox.put_nowait(packet)
+                mailbox.put(packet)
+
+
+def _late(message: Message, token: int) -> bool:
+    """Whether a message answers another handshake, or a greeting that was sent twice."""
+    return isinstance(message, Welcome) or (isinstance(message, Pong) and message.token != token)

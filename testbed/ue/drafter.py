@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from testbed.errors import BadInput, ModelError
+from testbed.fingerprints import model_fingerprint
 from testbed.ue.drafting import Choose, DraftToken
 from testbed.ue.llama import LlamaContext, LlamaOptions
 from testbed.ue.logits import LogitReader
@@ -54,6 +55,7 @@ class LlamaDrafter:
         self.vocab_size = rows if vocab_size is None else vocab_size
         self.hidden_size = self._llama.hidden_size
         self.context = self._llama.context
+        self.fingerprint = model_fingerprint(path)
         self._reader = LogitReader(self.vocab_size)
         self._free = list(reversed(range(sequences)))
         self._closed = False

@@ -73,6 +73,8 @@ class Drafter(Protocol):
     hidden_size: int
     context: int
     """Positions that one sequence may take."""
+    fingerprint: str
+    """Of its weights (`testbed.fingerprints`)."""
 
     def open(
         self, prompt: Sequence[int], *, distributions: bool = False, choose: Choose | None = None

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -14,6 +14,14 @@ from testbed.errors import BadInput, ModelError
 from testbed.protocols.vocabulary import fingerprint
 
 PLAIN = "Question: {question}\nAnswer:"
+
+
+class Turn(NamedTuple):
+    """One message of a conversation."""
+
+    role: str
+    """system, user or assistant."""
+    content: str
 
 
 class Prompter:
@@ -66,6 +74,21 @@ class Prompter:
         # a chat template writes its own special tokens; a plain prompt gets those the tokenizer adds
         return list(self.tokenizer.encode(text, add_special_tokens=not self.is_chat).ids)
 
+    def conversation(self, turns: Sequence[Turn]) -> list[int]:
+        """Prompt ids of a conversation whose next turn is the assistant's.
+
+        Without a chat template every turn of a user is a question, an assistant's is its answer, and a system's stands
+        as it is; an empty line parts them.
+
+        Raises:
+            BadInput: nothing but spaces, no user's turn at the end (without a template), or turns that the template
+                refuses.
+        """
+        if not any(turn.content.strip() for turn in turns):
+            raise BadInput("the prompt is empty")
+        text = self._render_turns(turns) if self.is_chat else self._plain_turns(turns)
+        return list(self.tokenizer.encode(text, add_special_tokens=not self.is_chat).ids)
+
     def text(self, ids: Sequence[int]) -> str:
         """Text of output ids, special tokens left out."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -74,7 +97,23 @@ class Prompter:
         examples = "".join(f"{self._template.replace('{question}', q)} {a}\n\n" for q, a in self.shots)
         return examples + self._template.replace("{question}", question)
 
+    def _plain_turns(self, turns: Sequence[Turn]) -> str:
+        if turns[-1].role != "user":
+            raise BadInput("the last message must be a user's")
+        text, before = "", "system"
+        for role, content in turns:
+            parted = "" if not text else " " if (before, role) == ("user", "assistant") else "\n\n"
+            text += parted + (self._template.replace("{question}", content) if role == "user" else content)
+            before = role
+        return text
+
     def _render_chat(self, question: str) -> str:
+        examples = [
+            Turn(role, text) for pair in self.shots for role, text in zip(("user", "assistant"), pair, strict=True)
+        ]
+        return self._render_turns([*examples, Turn("user", question)])
+
+    def _render_turns(self, turns: Sequence[Turn]) -> str:
         import jinja2
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -84,14 +123,9 @@ class Prompter:
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         environment.filters["tojson"] = _to_json
-        turns = [
-            {"role": role, "content": content}
-            for pair in self.shots
-            for role, content in zip(("user", "assistant"), pair, strict=True)
-        ]
         try:
             return environment.from_string(str(self._chat)).render(
-                messages=[*turns, {"role": "user", "content": question}],
+                messages=[turn._asdict() for turn in turns],
                 add_generation_prompt=True,
                 tools=None,
                 documents=None,

@@ -36,6 +36,9 @@ class RoundRecord(msgspec.Struct, frozen=True):
     csi: Csi | None = None
     choice: str = ""
     """Why `auto` took this protocol."""
+    wasted_s: float = 0.0
+    """Time spent drafting tokens that did not stay: their number times the round's mean drafting time of a token,
+    the prompt's left out (WISP eqs. 7, 8)."""
 
 
 class RequestRecord(msgspec.Struct, frozen=True):

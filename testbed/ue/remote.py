@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
-from testbed.errors import LinkTimeout, ProtocolError
+from testbed.errors import AdmissionError, LinkTimeout, ProtocolError
 from testbed.protocols import TARGET_ONLY
-from testbed.protocols.messages import Close, Fault, Open, Opened, Verdict
+from testbed.protocols.messages import Busy, Close, Fault, Open, Opened, Verdict
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import Client
 from testbed.ue.records import RequestRecord, RoundRecord
@@ -23,22 +24,27 @@ async def decode_remotely(
     progress: Progress | None = None,
     sampling: Sampling = GREEDY,
     seed: int = 0,
+    speed_tps: float | None = None,
+    accept_slower: bool = False,
 ) -> RequestRecord:
     """Have the BS decode a prompt; one record per streamed token, the link's time in the first of them.
 
     Args:
         sampling: how the target's tokens are drawn; the default takes the most likely ones.
         seed: of the request's random numbers.
+        speed_tps: tokens a second that the BS is to promise; None: no promise.
+        accept_slower: whether to take what it can promise where it cannot promise that.
 
     Raises:
+        AdmissionError: the BS cannot promise the speed.
         LinkTimeout: the stream stopped.
         ProtocolError: the BS refuses, or a token is missing.
     """
     session = client.new_session()
     start_s = client.clock.time()
-    ask = _ask(session, max_tokens, sampling, seed)
-    up = await client.send(ask, {"ids": np.asarray(prompt, np.int32)})
-    down = 0
+    ask = _ask(session, max_tokens, sampling, seed, speed_tps)
+    ids = {"ids": np.asarray(prompt, np.int32)}
+    up, down = await client.send(ask, ids), 0
     verdicts: list[tuple[Verdict, int]] = []
     finished = False
     try:
@@ -53,6 +59,10 @@ async def decode_remotely(
                 finished = message.token in end_ids or len(verdicts) == max_tokens
                 if progress:
                     progress(_record(verdicts[-1], len(prompt) + len(verdicts) - 1, 0.0, 0))
+            elif isinstance(message, Busy) and message.speed_tps is not None:
+                if not (accept_slower and message.speed_tps > 0):
+                    raise AdmissionError(f"the BS refuses: {message.reason}")
+                up += await client.send(msgspec.structs.replace(ask, speed_tps=message.speed_tps), ids)
             elif not isinstance(message, Opened):
                 reason = message.reason if isinstance(message, Fault) else type(message).__name__
                 raise ProtocolError(f"the BS refuses: {reason}")
@@ -69,7 +79,7 @@ async def decode_remotely(
     return RequestRecord(len(prompt), token_ids, reason, latency_s, up, down, rounds)
 
 
-def _ask(session: int, max_tokens: int, sampling: Sampling, seed: int) -> Open:
+def _ask(session: int, max_tokens: int, sampling: Sampling, seed: int, speed_tps: float | None) -> Open:
     return Open(
         session=session,
         protocol=TARGET_ONLY,
@@ -80,6 +90,7 @@ def _ask(session: int, max_tokens: int, sampling: Sampling, seed: int) -> Open:
         top_k=sampling.top_k,
         top_p=sampling.top_p,
         seed=seed,
+        speed_tps=speed_tps,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,10 +10,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from testbed.channel.cost import Sizes
+from testbed.channel.cost import NO_OVERHEADS, Overheads, Sizes
 from testbed.errors import BadInput
 from testbed.protocols import PROTOCOLS, TARGET_ONLY, protocol
 from testbed.protocols.adaptive import ByLatency, Choice, by_rtt
+from testbed.protocols.quantise import FULL_BITS, quantised
 from testbed.protocols.sampling import GREEDY, Sampling, request_seed
 from testbed.ue.channel_state import ChannelState, Unknown
 from testbed.ue.client import Client
@@ -41,6 +43,18 @@ def check_method(method: str) -> str:
     if method not in known:
         raise BadInput(f"unknown protocol {method!r}; known: {', '.join(known)}")
     return method
+
+
+def check_speed(speed_tps: float | None, accept_slower: bool) -> None:
+    """Refuse a promise that nobody can ask for.
+
+    Raises:
+        BadInput: a speed that is not positive, or none where a slower one is welcome.
+    """
+    if speed_tps is not None and not 0 < speed_tps < math.inf:
+        raise BadInput(f"a speed is a positive number of tokens a second, not {speed_tps:g}")
+    if speed_tps is None and accept_slower:
+        raise BadInput("slower than what? give --speed-tps with --accept-slower")
 
 
 def sampling_for(methods: Sequence[str], temperature: float | None, top_k: int, top_p: float) -> Sampling:
@@ -89,6 +103,14 @@ class Setting:
         rule: how `auto` chooses, one of `adaptive.RULES`.
         sampling: how rejection, split and target-only draw tokens; the other methods are greedy.
         seed: of what they draw.
+        hidden_bits: bits of an element at which hidden states go up.
+        sizes: of the payloads by which `auto` reckons; None: those that this drafter's take.
+        overheads: fixed bits of every message, beside them.
+        speed_tps: tokens a second that the BS is to promise every request; None: no promise.
+        accept_slower: whether to take what it can promise where it cannot promise that.
+
+    Raises:
+        BadInput: see `check_speed`.
     """
 
     clients: Clients
@@ -101,6 +123,14 @@ class Setting:
     rule: str = "rtt"
     sampling: Sampling = GREEDY
     seed: int = 0
+    hidden_bits: int = FULL_BITS
+    sizes: Sizes | None = None
+    overheads: Overheads = NO_OVERHEADS
+    speed_tps: float | None = None
+    accept_slower: bool = False
+
+    def __post_init__(self) -> None:
+        check_speed(self.speed_tps, self.accept_slower)
 
 
 class Runner:
@@ -108,7 +138,9 @@ class Runner:
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
-        self._by_latency = ByLatency(setting.policy.max_window, Sizes(setting.drafter.hidden_size))
+        self._policies: dict[str, WindowPolicy] = {}
+        sizes = quantised(setting.sizes or Sizes(setting.drafter.hidden_size), setting.hidden_bits)
+        self._by_latency = ByLatency(setting.policy.max_window, sizes, setting.overheads)
 
     async def decode(
         self,
@@ -123,19 +155,30 @@ class Runner:
         link = self._setting.clients.link
         seed = request_seed(self._setting.seed, method, request)
         if method == TARGET_ONLY:
-            return await decode_remotely(link, prompt, max_tokens, end_ids, progress, self._setting.sampling, seed)
+            how = (self._setting.sampling, seed, self._setting.speed_tps, self._setting.accept_slower)
+            return await decode_remotely(link, prompt, max_tokens, end_ids, progress, *how)
         if method == COLOCATED:
             return await self._colocated(prompt, max_tokens, end_ids, progress)
-        choice = await self._choose() if method == AUTO else Choice(method, "")
+        session = await self.session(method, self._setting.sampling, seed)
 
         def ended(record: RoundRecord) -> None:
-            self._setting.state.observe(record)
-            if not PROTOCOLS[record.protocol].sampled:
-                self._by_latency.observe(record.candidates)
+            self.observe(record)
             if progress:
                 progress(record)
 
-        return await self._session(link, choice, seed).decode(prompt, max_tokens, end_ids, ended)
+        return await session.decode(prompt, max_tokens, end_ids, ended)
+
+    async def session(self, method: str, sampling: Sampling, seed: int) -> Session:
+        """A session over the link, by a protocol or `auto`; its rounds are to be told to `observe`."""
+        choice = await self._choose() if method == AUTO else Choice(method, "")
+        return self._session(self._setting.clients.link, choice, sampling, seed)
+
+    def observe(self, record: RoundRecord) -> None:
+        """Learn from a round over the link that ended."""
+        self._setting.state.observe(record)
+        self._policy(record.protocol).observe(record)
+        if not PROTOCOLS[record.protocol].sampled:
+            self._by_latency.observe(record.candidates)
 
     def draws(self, method: str) -> bool:
         """Whether a method's output is left to chance, so that there is nothing to hold it against token by token."""
@@ -146,20 +189,27 @@ class Runner:
         """The target's own greedy output."""
         return await decode_remotely(self._setting.clients.link, prompt, max_tokens, end_ids)
 
-    def _session(self, client: Client, choice: Choice, seed: int = 0) -> Session:
+    def _session(self, client: Client, choice: Choice, sampling: Sampling = GREEDY, seed: int = 0) -> Session:
         setting = self._setting
         return Session(
             client,
             setting.drafter,
             protocol(choice.kind),
-            setting.policy,
+            self._policy(choice.kind if client is setting.clients.link else COLOCATED),
             setting.threshold,
             csi=setting.state.now if client is setting.clients.link else lambda: None,
             pace=setting.pace,
             choice=choice.reason,
-            sampling=setting.sampling,
+            sampling=sampling,
             seed=seed,
+            hidden_bits=setting.hidden_bits,
+            speed_tps=setting.speed_tps,
+            accept_slower=setting.accept_slower,
         )
+
+    def _policy(self, kind: str) -> WindowPolicy:
+        """The window policy of one protocol, or of `colocated`: what it learns of its rounds is no other's."""
+        return self._policies.setdefault(kind, self._setting.policy.fresh())
 
     async def _choose(self) -> Choice:
         """Which protocol `auto` takes for the next request."""
@@ -176,7 +226,14 @@ class Runner:
         clients = self._setting.clients
         link_s = 0.0 if clients.local is clients.link else (await clients.link.rtt_s(1))[0]
         session = self._session(clients.local, Choice("greedy", ""))
-        record = await session.decode(prompt, max_tokens, end_ids, progress)
+        policy = self._policy(COLOCATED)
+
+        def ended(record: RoundRecord) -> None:
+            policy.observe(record)
+            if progress:
+                progress(record)
+
+        record = await session.decode(prompt, max_tokens, end_ids, ended)
         first = msgspec.structs.replace(record.rounds[0], link_s=record.rounds[0].link_s + link_s)
         rounds = [first, *record.rounds[1:]]
         return msgspec.structs.replace(record, latency_s=record.latency_s + link_s, rounds=rounds)

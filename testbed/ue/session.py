@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.channel.csi import Csi
-from testbed.errors import LinkTimeout, ProtocolError
+from testbed.errors import AdmissionError, LinkTimeout, ProtocolError
 from testbed.protocols.base import Drafted, RoundProtocol
 from testbed.protocols.codec import AnyArray, Packet, unpack_positions
 from testbed.protocols.messages import Busy, Close, Draft, Fault, Hidden, NeedHidden, Open, Opened, Resync, Verdict
+from testbed.protocols.quantise import FULL_BITS
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import RESEND_S, Client
 from testbed.ue.drafting import Drafter, DraftSequence, DraftToken
@@ -51,6 +52,9 @@ class Session:
         choice: why the protocol was chosen, for the record.
         sampling: how protocols that sample draw tokens, of drafter and target alike.
         seed: of the request's random numbers.
+        hidden_bits: bits of an element at which hidden states go up.
+        speed_tps: tokens a second that the BS is to promise; None: no promise.
+        accept_slower: whether to take what it can promise where it cannot promise that.
     """
 
     def __init__(
@@ -65,15 +69,26 @@ class Session:
         choice: str = "",
         sampling: Sampling = GREEDY,
         seed: int = 0,
+        hidden_bits: int = FULL_BITS,
+        speed_tps: float | None = None,
+        accept_slower: bool = False,
     ) -> None:
         self._client, self._drafter, self._protocol, self._policy = client, drafter, protocol, policy
         self._threshold, self._csi, self._pace, self._clock = threshold, csi, pace, client.clock
         self._choice = choice
-        self._sampling, self._seed = sampling, seed
+        self._sampling, self._seed, self._hidden_bits = sampling, seed, hidden_bits
         self._sampler = DraftSampler(sampling, seed) if protocol.sampled else None
         self._replaced: int | None = None
+        self._speed_tps, self._accept_slower = speed_tps, accept_slower
+        self._network_s = 0.0
         self._number = client.new_session()
         self._opened_bytes = [0, 0]
+
+    @property
+    def committed(self) -> list[int]:
+        """Ids of the prompt and of the output so far."""
+        ids: list[int] = self._committed.tolist()
+        return ids
 
     async def decode(
         self, prompt: Sequence[int], max_tokens: int, end_ids: Sequence[int], progress: Progress | None = None
@@ -82,6 +97,7 @@ class Session:
 
         Raises:
             BadInput: the drafter refuses the prompt.
+            AdmissionError: the BS cannot promise the speed.
             LinkError: the BS cannot be reached.
             ProtocolError: the BS refuses.
         """
@@ -121,27 +137,38 @@ class Session:
 
     async def _round(self, number: int, room: int, begun_s: float) -> tuple[RoundRecord, str]:
         """One round; `begun_s` is when the one before ended."""
-        csi = self._csi()
+        csi, start_s = self._csi(), self._clock.time()
         drafted = self._draft(number, room)  # 1 draft
         await self._pace.drafted(len(drafted.ids), len(self._committed))
         drafted_s = self._clock.time()
         arrays = self._protocol.uplink(drafted)  # 2 encode
-        draft = Draft(session=self._number, round=number, base_len=len(self._committed), csi=csi)
+        draft = Draft(
+            session=self._number, round=number, base_len=len(self._committed), csi=csi,
+            draft_s=drafted_s - begun_s, network_s=self._network_s,
+        )  # fmt: skip
         exchange = await self._exchange(draft, arrays, drafted)  # 3 send, and wait for the verdict
         committed, reason = self._commit(drafted, exchange, room)  # 8 commit
+        record = self._record(draft, exchange, len(drafted.ids), committed, begun_s, drafted_s - start_s)
+        self._network_s = record.link_s
+        return record, reason
+
+    def _record(
+        self, draft: Draft, exchange: Exchange, drafted: int, committed: int, begun_s: float, drafting_s: float
+    ) -> RoundRecord:
+        """A round that has just ended; `drafting_s` is what its tokens took."""
         verdict = exchange.verdict
         parts_s = {
-            "draft_s": drafted_s - begun_s,
+            "draft_s": draft.draft_s,
             "link_s": max(0.0, exchange.seconds - exchange.reveal_s - verdict.bs_s),
             "queue_s": verdict.queue_s,
             "verify_s": verdict.verify_s,
             "judge_s": verdict.judge_s,
         }
-        record = RoundRecord(
-            round=number,
+        return RoundRecord(
+            round=draft.round,
             protocol=self._protocol.kind,
             base_len=draft.base_len,
-            drafted=len(drafted.ids),
+            drafted=drafted,
             accepted=verdict.accepted,
             committed=committed,
             candidates=verdict.candidates,
@@ -151,11 +178,11 @@ class Session:
             uplink_bytes=exchange.uplink_bytes,
             downlink_bytes=exchange.downlink_bytes,
             gap=verdict.gap,
-            csi=csi,
+            csi=draft.csi,
             choice=self._choice,
+            wasted_s=drafting_s * (1 - verdict.accepted / drafted),
             **parts_s,
         )
-        return record, reason
 
     def _draft(self, number: int, room: int) -> Drafted:
         """Draft a window: until the policy says so, an end id, or the room left for the output."""
@@ -163,7 +190,8 @@ class Session:
             self._sampler.begin(number)
         tokens = self._draft_tokens(room)
         ids, hidden = np.array([t.id for t in tokens], np.int32), np.stack([t.hidden for t in tokens])
-        return Drafted(ids, hidden, self._sampler.window() if self._sampler else None, self._replaced)
+        q = self._sampler.window() if self._sampler else None
+        return Drafted(ids, hidden, q, self._replaced, self._hidden_bits)
 
     def _draft_tokens(self, room: int) -> list[DraftToken]:
         limit = min(self._policy.max_window, room)
@@ -176,10 +204,11 @@ class Session:
         """Send the window and see it through to its verdict, whatever is asked in between."""
         start_s, reveal_s, up, down = self._clock.time(), 0.0, 0, 0
         answer: tuple[Draft | Hidden, dict[str, AnyArray]] = (draft, arrays)
-        wait_s, send = RESEND_S, True
+        wait_s, send, unknown, drafts = RESEND_S, True, 0, 0
         while True:
             if send:
                 sent = await self._client.send(*answer)
+                drafts += answer[0] is draft
                 up += sent
                 wait_s = max(wait_s, 8 * sent / SLOWEST_BPS)
             left_s = self._client.timeout_s - (self._clock.time() - start_s)
@@ -201,13 +230,25 @@ class Session:
                 asked_s = self._clock.time()
                 answer, send = self._reveal(message, packet, drafted), True
                 reveal_s += self._clock.time() - asked_s
+            elif isinstance(message, Resync) and unknown:
+                unknown -= 1
             elif isinstance(message, Resync | Busy):
+                unknown = drafts - isinstance(message, Resync)  # every other draft brings a Resync, too
                 if isinstance(message, Busy):
-                    await self._clock.sleep(message.retry_s)
+                    await self._refused(message)
                 await self._open()
-                answer, send = (draft, arrays), True
+                answer, send, drafts = (draft, arrays), True, 0
             elif isinstance(message, Fault):
                 raise ProtocolError(f"the BS refuses: {message.reason}")
+
+    async def _refused(self, busy: Busy) -> None:
+        """Wait until the BS may have room, or ask for less."""
+        if busy.speed_tps is None:
+            await self._clock.sleep(busy.retry_s)
+        elif self._accept_slower and busy.speed_tps > 0:
+            self._speed_tps = busy.speed_tps
+        else:
+            raise AdmissionError(f"the BS refuses: {busy.reason}")
 
     def _reveal(
         self, ask: NeedHidden, packet: Packet[NeedHidden], drafted: Drafted
@@ -248,6 +289,9 @@ class Session:
             top_k=self._sampling.top_k,
             top_p=self._sampling.top_p,
             seed=self._seed,
+            drafter=self._drafter.fingerprint,
+            hidden_bits=self._hidden_bits,
+            speed_tps=self._speed_tps,
         )
         self._opened_bytes[0] += await self._client.send(message, {"ids": self._committed})
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from testbed.errors import BadInput, ModelError
+from testbed.fingerprints import SYNTHETIC
 from testbed.synthetic import MIN_VOCAB, Peaked, next_token, noise, runner_up, uniform
 from testbed.ue.drafting import Choose, DraftToken
 
@@ -48,6 +49,7 @@ class SyntheticDrafter:
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
         self.context = context
+        self.fingerprint = SYNTHETIC
         self.max_sequences = max_sequences
         self.alpha = alpha
         self.seed = seed

@@ -44,13 +44,36 @@ def test_what_was_asked_before_costs_no_pass() -> None:
     assert memo.passed == 2
 
 
-def test_hidden_states_and_distributions_are_never_taken_from_memory() -> None:
+def test_distributions_are_never_taken_from_memory() -> None:
     memo = MemoEngine(SyntheticEngine(vocab_size=VOCAB))
     memo.verify([request([1], [2])])
-    (with_states,) = memo.verify([request([1], [2], hidden=True)])
     (with_distributions,) = memo.verify([request([1], [2], logprobs=True)])
-    assert with_states.hidden is not None
     assert with_distributions.logprobs is not None
+
+
+@given(st.lists(st.tuples(ids, st.lists(st.integers(0, VOCAB - 1), max_size=4)), min_size=1, max_size=30))
+def test_hidden_states_that_a_judge_sees_are_the_engines_own(requests: list[tuple[list[int], list[int]]]) -> None:
+    engine = SyntheticEngine(vocab_size=VOCAB)
+    memo = MemoEngine(engine)
+    for prefix, draft in requests * 2:
+        (found,) = memo.verify([request(prefix, draft, hidden=True)])
+        (own,) = engine.verify([request(prefix, draft, hidden=True)])
+        assert same(found, own)
+        assert found.hidden is not None and own.hidden is not None and found.hidden.shape == own.hidden.shape
+        missed = np.flatnonzero(np.array(draft, np.int64) != own.argmax[:-1])
+        np.testing.assert_array_equal(found.hidden[missed], own.hidden[missed])
+    assert memo.passed <= len(requests)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_hidden_states_cost_a_pass_where_no_pass_brought_them(ahead: bool) -> None:
+    memo = MemoEngine(SyntheticEngine(vocab_size=VOCAB), hidden=ahead)
+    wrong = 1 + int(memo.verify([request([1], [])])[0].argmax[0]) % (VOCAB - 1)
+    memo.verify([request([1], [wrong])])
+    memo.verify([request([1], [wrong], hidden=True)])
+    assert memo.passed == (2 if ahead else 3)
+    memo.verify([request([1], [wrong], hidden=True)])
+    assert memo.passed == (2 if ahead else 3)
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6), st.integers(0, VOCAB - 1)), max_size=12), st.booleans())

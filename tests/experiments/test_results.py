@@ -50,10 +50,12 @@ OUTCOMES = [
 ]
 TEXTS = {("fh", 0): "so it is\n#### 2", ("fh", 1): "#### 31", ("target-only", 0): "#### 2.0"}
 
+OWN = {0: "#### 2", 1: "#### 30", 2: "who knows"}
+
 
 @pytest.fixture
 def table() -> dict[str, dict[str, Any]]:
-    rows = results.rows(OUTCOMES, EXAMPLES, TEXTS, window=4, threshold=0.5)
+    rows = results.rows(OUTCOMES, EXAMPLES, TEXTS, window=4, threshold=0.5, hidden_bits=8, own=OWN)
     assert [row["method"] for row in rows] == ["fh", "target-only"]
     return {row["method"]: row for row in rows}
 
@@ -63,13 +65,18 @@ def test_a_speculative_row_by_hand(table: dict[str, dict[str, Any]]) -> None:
         {
             "method": "fh",
             "window": 4,
+            "window_rule": "fixed",
             "threshold": 0.5,
+            "hidden_bits": 8,
             "uplink_mbps": 20.0,
             "downlink_mbps": 40.0,
             "rtt_ms": 50.0,
             "per": 0.01,
             "requests": 2,
             "accuracy": 0.5,  # 2 is right, 31 is not 30
+            "accuracy_lost": 0.5,  # the target has both
+            "accuracy_lost_low": 0.0,
+            "accuracy_lost_high": 1.0,
             "aal": 2.5,  # (5 + 2 + 1 + 2) / 4
             "rounds": 2.0,
             "acceptance": 0.5,  # (4 + 1 + 0 + 2) / (4 + 4 + 4 + 2)
@@ -78,6 +85,8 @@ def test_a_speculative_row_by_hand(table: dict[str, dict[str, Any]]) -> None:
             "latency_p95_s": 1.45,  # 0.5 + 0.95 * (1.5 - 0.5)
             "throughput_tps": 5.0,  # 10 / 2.0
             "tokens": 5.0,
+            "wasted_tokens": 3.5,  # 7 of 14 over two requests
+            "wasted_s": 0.0,
             "uplink_bytes": 2000.0,
             "downlink_bytes": 300.0,
             "draft_s": 0.03,  # (1 + 1 + 3 + 1) * 0.01 over two requests

@@ -5,13 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from testbed.bs.head_judge import HeadJudge
 from testbed.channel.cost import Sizes, id_bits, round_cost
 from testbed.channel.csi import Csi
 from testbed.channel.spec import ChannelSpec
 from testbed.experiments import results
 from testbed.experiments.payloads import OWN, REJECTION
-from testbed.experiments.profile import Hot, LinearDraft, LinearVerify, Profile, Work
+from testbed.experiments.profile import HeadCost, Hot, LinearDraft, LinearVerify, Profile, Work
 from testbed.protocols.base import HEADER_DOWN_BYTES, HEADER_UP_BYTES
+from tests.support.heads import random_head
 from tests.support.virtual import decode, synthetic_models
 
 DRAFT = LinearDraft(per_token_s=0.01, base_s=0.002, prefill_per_token_s=0.001)
@@ -50,6 +52,42 @@ def test_every_round_costs_what_the_cost_model_says(kind: str, payload: str) -> 
         parts = sum(sum(getattr(r, part) for part in results.PARTS) for r in outcome.record.rounds)
         opening_s = 8 * 20 * 15 / 2e6 / 8  # the prompt goes up before the first window
         assert outcome.record.latency_s == pytest.approx(parts, abs=opening_s + 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["fh", "sh"])
+@pytest.mark.parametrize(("bits", "vector_bits"), [(8, 8016), (4, 4016)])
+def test_quantised_states_cost_their_bits_and_their_scale(kind: str, bits: int, vector_bits: int) -> None:
+    outcomes = decode(LINK, LARGE, synthetic_models(), methods=(kind,), hidden_bits=bits)
+    assert all(o.lossless for o in outcomes)
+    for r in [r for o in outcomes for r in o.record.rounds]:
+        vectors = r.drafted if kind == "fh" else r.queried
+        up_bits = r.drafted * 15 + vectors * vector_bits
+        assert abs(r.uplink_bytes - up_bits / 8) <= 2
+        exchanges = 1 + (r.queried > 0)
+        assert r.link_s == pytest.approx(up_bits / 2e6 + 8 * r.downlink_bytes / 1e6 + exchanges * 0.03, abs=2e-5)
+
+
+def test_auto_reckons_with_the_sizes_that_travel() -> None:
+    # d = 1000 at 2 Mbit/s: seven vectors more than one take 56 ms at 16 bits and 14 ms at 4, a round trip 30 ms
+    for bits, kind in ((16, "sh"), (4, "fh")):
+        how = {"methods": ("auto",), "auto_rule": "latency", "hidden_bits": bits}
+        rounds = [r for o in decode(LINK, LARGE, synthetic_models(), **how) for r in o.record.rounds]
+        assert {r.protocol for r in rounds} == {kind}
+
+
+@pytest.mark.parametrize("kind", ["fh", "sh"])
+def test_judging_takes_the_heads_time(kind: str) -> None:
+    head = HeadCost(drafter_hidden=60, target_hidden=35, width=10, peak_flops=4e6, utilisation=0.5)
+    assert head.position_s == pytest.approx(2 * (100 * 10 + 10) / 2e6)
+    profile = msgspec.structs.replace(BARE, head=head)
+    judge = HeadJudge(random_head())
+    outcomes = decode(LINK, profile, synthetic_models(), OWN, judge, methods=(kind,), threshold=0.5)
+    rounds = [r for o in outcomes for r in o.record.rounds]
+    assert all(r.judge_s == pytest.approx(r.candidates * head.position_s) for r in rounds)
+    assert sum(r.candidates for r in rounds) > 10
+    again = decode(LINK, BARE, synthetic_models(), OWN, HeadJudge(random_head()), methods=(kind,), threshold=0.5)
+    longer_s = sum(o.record.latency_s for o in outcomes) - sum(o.record.latency_s for o in again)
+    assert longer_s == pytest.approx(sum(r.judge_s for r in rounds))
 
 
 def test_without_sizes_the_frames_themselves_travel() -> None:

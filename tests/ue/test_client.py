@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from testbed.channel.link import Received
 from testbed.clock import WallClock, within
-from testbed.protocols.codec import encode
-from testbed.protocols.messages import Pong
+from testbed.protocols.codec import decode_uplink, encode
+from testbed.protocols.messages import VERSION, Ping, Pong, Welcome
 from testbed.ue.client import Client
 
 
@@ -40,3 +41,46 @@ async def test_closing_as_a_message_arrives_closes() -> None:
     _, still_closing = await asyncio.wait({asyncio.create_task(client.close())}, timeout=5)
     assert link.closed
     assert not still_closing
+
+
+class Twice:
+    """A link to a BS that was slow to answer a greeting, so that it was sent twice: the second answer comes late."""
+
+    def __init__(self) -> None:
+        self.mail: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def send(self, frames: Any) -> int:
+        message = decode_uplink([bytes(frame) for frame in frames]).message
+        if isinstance(message, Ping):
+            self.answer(Pong(token=message.token))
+        else:
+            for _ in range(2):
+                self.answer(
+                    Welcome(
+                        version=VERSION,
+                        model="m",
+                        hidden_size=1,
+                        vocab_size=1,
+                        end_ids=(),
+                        protocols=(),
+                        max_window=1,
+                        max_positions=1,
+                    )
+                )
+        return 0
+
+    def answer(self, message: Any) -> None:
+        self.mail.put_nowait(Received([bytes(frame) for frame in encode(message)], 0))
+
+    async def recv(self, timeout_s: float) -> Any:
+        return await within(timeout_s, self.mail.get())
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+async def test_a_second_welcome_is_no_answer_to_a_handshake() -> None:
+    client = Client(Twice(), WallClock(), first_session=0, timeout_s=5.0)
+    await client.connect("", 1)
+    assert len(await client.rtt_s(3)) == 3
+    await client.close()

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from testbed.errors import BadInput, ModelError
 from testbed.protocols.vocabulary import fingerprint
-from testbed.ue.prompts import Prompter
+from testbed.ue.prompts import Prompter, Turn
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] | trim }}<|im_end|>\n"
@@ -101,6 +101,21 @@ def test_chat_prompts_are_those_of_transformers(name: str, shots: tuple[tuple[st
         assert Prompter(directory, "chat", shots).ids(question) == list(expected)
 
 
+TALK = [Turn("system", "Be brief."), Turn("user", " Hi? "), Turn("assistant", "Yes."), Turn("user", "12 × 3?")]
+
+
+@pytest.mark.parametrize("name", ["chatml", "json-like"])
+def test_conversations_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    directory = save_tokenizer(tmp_path / name, TEMPLATES[name])
+    oracle: Any = AutoTokenizer.from_pretrained(directory)
+    for turns in (TALK, TALK[1:2], TALK[:1], TALK[:3]):
+        messages = [{"role": role, "content": content} for role, content in turns]
+        expected = oracle.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+        assert Prompter(directory, "auto", SHOTS).conversation(turns) == list(expected)
+
+
 def test_a_template_that_raises_is_bad_input_with_its_words(tmp_path: Path) -> None:
     directory = save_tokenizer(tmp_path, "{{ raise_exception('only with a system turn') }}")
     with pytest.raises(BadInput, match="chat template fails: only with a system turn"):
@@ -145,6 +160,20 @@ def decoded(prompter: Prompter, question: str) -> str:
 def test_a_plain_prompt(plain: Path) -> None:
     assert decoded(Prompter(plain), "How many?") == "Question: How many?\nAnswer:"
     assert decoded(Prompter(plain, "plain"), "a {question} {b}") == "Question: a {question} {b}\nAnswer:"
+
+
+def test_a_plain_conversation(plain: Path) -> None:
+    def text(*turns: Turn) -> str:
+        first, *rest = Prompter(plain).conversation(turns)
+        assert first == BOS
+        return str(Prompter(plain).tokenizer.decode(rest, skip_special_tokens=False))
+
+    assert text(TALK[1]) == "Question:  Hi? \nAnswer:"
+    assert text(*TALK) == "Be brief.\n\nQuestion:  Hi? \nAnswer: Yes.\n\nQuestion: 12 × 3?\nAnswer:"
+    assert text(TALK[1], TALK[3]) == "Question:  Hi? \nAnswer:\n\nQuestion: 12 × 3?\nAnswer:"
+    for turns, says in ((TALK[:3], "last message must be a user's"), ([Turn("user", " \n")], "empty")):
+        with pytest.raises(BadInput, match=says):
+            Prompter(plain).conversation(turns)
 
 
 def test_plain_can_be_asked_for_beside_a_chat_template(tmp_path: Path) -> None:
