@@ -30,6 +30,9 @@ COLUMNS = {
     "evicted_tokens": ("evicted", "{:d}"),
 }
 
+VIOLATED = "violated at"
+"""Begins the header of a class's share."""
+
 
 def capacity(
     config: Annotated[Path | None, typer.Option(help="YAML of a configuration; options given here win.")] = None,
@@ -69,7 +72,7 @@ def capacity(
 
         testbed capacity --mix 2:1,4:1,6:1,8:1 --ues 110
 
-        testbed capacity --config sweeps/capacity-table2.yaml --out runs/table2
+        testbed capacity --config sweeps/capacity/table2.yaml --out runs/table2
 
         testbed capacity --classes 8 --set kv_tokens=104000 --set acceptance=0.6
 
@@ -100,9 +103,17 @@ def capacity(
     if as_json:
         print_json(document)
         return
-    print_rows(document["rows"], _title(document), COLUMNS)
+    rows = [_flat(row) for row in document["rows"]]
+    shares = {name: (name, "{:.3f}") for row in rows for name in row if name.startswith(VIOLATED)}
+    print_rows(rows, _title(document), COLUMNS | shares)
     if out is not None:
         note(f"wrote {out}")
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with a column for each class's violations."""
+    shares = {f"{VIOLATED} {speed}": share for speed, share in row.get("violations", {}).items()}
+    return {**row, **shares} if len(shares) > 1 else row
 
 
 def _title(document: dict[str, Any]) -> str:

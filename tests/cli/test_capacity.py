@@ -24,11 +24,11 @@ def call(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, object]:
 
 
 def test_capacities_come_as_the_contract_has_them(capsys: pytest.CaptureFixture[str]) -> None:
-    document = call(capsys, "--systems", "fcfs-cache,sled", "--classes", "10,20")
+    document = call(capsys, "--systems", "fcfs-cache,sled", "--classes", "6,12")
     rows = document["rows"]
     assert isinstance(rows, list)
     assert [(row["system"], row["class_tps"]) for row in rows] == [
-        ("fcfs-cache", 10), ("fcfs-cache", 20), ("sled", 10), ("sled", 20)
+        ("fcfs-cache", 6), ("fcfs-cache", 12), ("sled", 6), ("sled", 12)
     ]  # fmt: skip
     for row in rows:
         assert isinstance(row["capacity"], int)
@@ -55,7 +55,7 @@ def test_a_directory_holds_tables_and_plots_and_is_taken_up_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "study"
-    argv = ("--systems", "sled", "--classes", "20", "--out", str(out))
+    argv = ("--systems", "sled", "--classes", "12", "--out", str(out))
     first = call(capsys, *argv)
     names = {path.name for path in out.iterdir()}
     assert {"config.yaml", "summary.json", "points", "table2.csv", "table2.png", "table3.csv"} <= names
@@ -82,7 +82,7 @@ def test_sensitivity_compares_with_nothing_varied(
     from testbed.experiments import capacity_report
 
     monkeypatch.setattr(capacity_report, "SENSITIVITY", ({"max_batch": 1},))
-    rows = call(capsys, "--systems", "sled,centralized", "--classes", "20", "--sensitivity")["rows"]
+    rows = call(capsys, "--systems", "sled,centralized", "--classes", "12", "--sensitivity")["rows"]
     assert isinstance(rows, list)
     assert [(row["system"], row["varied"]) for row in rows] == [
         ("sled", "nothing"), ("centralized", "nothing"), ("sled", "max_batch=1"), ("centralized", "max_batch=1")
