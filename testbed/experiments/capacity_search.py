@@ -10,13 +10,14 @@ import multiprocessing
 import os
 import statistics
 from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from testbed.config import resolved
-from testbed.errors import BadInput
+from testbed.errors import BadInput, EngineError
 from testbed.experiments.capacity import MOST_UES, SYSTEMS, CapacityConfig, System, hardware, speeds, spread
 from testbed.experiments.capacity_run import run_capacity
 from testbed.experiments.capacity_tally import ALL, ANY, CLEAR, Run, keeps
@@ -71,7 +72,11 @@ Told = Callable[[int, int, str], None]
 
 
 def run_jobs(jobs: Sequence[Job], workers: int, directory: Path | None, told: Told) -> list[object]:
-    """Results of all jobs, in order, with so many runs at once."""
+    """Results of all jobs, in order, with so many runs at once.
+
+    Raises:
+        EngineError: something else ended one of the processes.
+    """
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
     if workers == 1 or len(jobs) == 1:
@@ -80,10 +85,12 @@ def run_jobs(jobs: Sequence[Job], workers: int, directory: Path | None, told: To
     pool = futures.ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context)
     try:
         return _at_once(pool, jobs, directory, told)
-    except BaseException:
+    except BaseException as exc:
         pool.shutdown(wait=False, cancel_futures=True)
         for process in multiprocessing.active_children():
             process.terminate()
+        if isinstance(exc, BrokenProcessPool):
+            raise EngineError("a run's process was killed; with --out the same call goes on with what is left") from exc
         raise
     finally:
         pool.shutdown()
