@@ -18,10 +18,10 @@ import numpy as np
 
 from testbed.bs.engine import VerifyEngine, VerifyRequest
 from testbed.bs.engines import leave_a_core, load_engine
-from testbed.bs.head_judge import PERFECT
 from testbed.bs.judge import Candidates, Judge
 from testbed.bs.judges import make_judge
 from testbed.bs.target import describe
+from testbed.channel.csi import PERFECT
 from testbed.experiments import results
 from testbed.experiments.datasets import load_dataset
 from testbed.models.bundle import bundled, head_directory

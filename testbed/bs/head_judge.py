@@ -11,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.bs.judge import Candidates
-from testbed.channel.csi import BEST_MBPS, FEATURES, Csi
+from testbed.channel.csi import FEATURES, PERFECT, Csi
 from testbed.decision_head.head import DecisionHead, check_fits
 from testbed.errors import BadInput
+from testbed.protocols.quantise import FULL_BITS
 
 ACCEPTS_ALL = 1 - 1e-6
 """A larger θ keeps every drafted token, whatever the head says."""
-PERFECT = Csi(BEST_MBPS, BEST_MBPS, 1.0)
-"""A round whose channel state is not known is judged as on this one, of quality 1: the least permissive."""
 ACCOUNTS = 2**16
 """Responses that a budget is kept for; of more, those longest unheard of start anew."""
 
@@ -30,9 +29,9 @@ class HeadJudge:
         self.head = head
         self._columns = [FEATURES.index(name) for name in head.info.features]
 
-    def check(self, drafter: str, hidden_size: int) -> None:
-        """The drafter must be the one that the head was trained with."""
-        check_fits(self.head.info, drafter_fingerprint=drafter, drafter_hidden=hidden_size)
+    def check(self, drafter: str, hidden_size: int, hidden_bits: int = FULL_BITS) -> None:
+        """Drafter and quantisation must be those that the head was trained with."""
+        check_fits(self.head.info, drafter_fingerprint=drafter, drafter_hidden=hidden_size, hidden_bits=hidden_bits)
 
     def needs_hidden(self, threshold: float) -> bool:
         """Where θ alone does not decide."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.channel.csi import Csi
+from testbed.protocols.quantise import FULL_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,8 @@ class Candidates:
 class Judge(Protocol):
     """Keeps or rejects candidates."""
 
-    def check(self, drafter: str, hidden_size: int) -> None:
-        """Take or refuse a drafter whose mismatches are to be judged, by fingerprint and hidden size.
+    def check(self, drafter: str, hidden_size: int, hidden_bits: int = FULL_BITS) -> None:
+        """Take or refuse a drafter whose mismatches are to be judged, by fingerprint, hidden size and bits an element.
 
         Raises:
             BadInput: it is not the one that this judge knows.
@@ -51,7 +52,7 @@ class Judge(Protocol):
 class StrictJudge:
     """Rejects every mismatch: the output is the target's own."""
 
-    def check(self, drafter: str, hidden_size: int) -> None:
+    def check(self, drafter: str, hidden_size: int, hidden_bits: int = FULL_BITS) -> None:
         """Any drafter will do."""
 
     def needs_hidden(self, threshold: float) -> bool:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from testbed.bs.judge import Candidates
 from testbed.errors import ModelError
+from testbed.protocols.quantise import FULL_BITS
 
 
 class TokenRuleJudge:
@@ -22,7 +23,7 @@ class TokenRuleJudge:
     def __init__(self, harmless: NDArray[np.bool_]) -> None:
         self._harmless = harmless
 
-    def check(self, drafter: str, hidden_size: int) -> None:
+    def check(self, drafter: str, hidden_size: int, hidden_bits: int = FULL_BITS) -> None:
         """Any drafter of the target's vocabulary will do."""
 
     def needs_hidden(self, threshold: float) -> bool:

@@ -78,3 +78,8 @@ class Csi(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
         goodput = math.log10(max(1.0, self.uplink_mbps * (1 - self.per_up))) / math.log10(BEST_MBPS)
         delay = 1 - math.log10(max(1.0, self.rtt_ms)) / math.log10(WORST_RTT_MS)
         return (min(1.0, goodput) + max(0.0, delay)) / 2
+
+
+PERFECT = Csi(BEST_MBPS, BEST_MBPS, 1.0)
+"""Of quality 1, on which a head is the least permissive: relabelling keeps the labels there as the task made them, and a
+round whose channel state is not known is judged as on this one."""

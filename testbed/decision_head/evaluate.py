@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.channel.csi import BEST_MBPS, FEATURES, Csi
+from testbed.channel.csi import FEATURES, PERFECT, Csi
 from testbed.decision_head.episodes import Mismatches
 from testbed.decision_head.head import DecisionHead
 from testbed.decision_head.instances import Instances
@@ -17,8 +17,6 @@ from testbed.decision_head.scores import accepted, auc, auc_interval, reliabilit
 from testbed.decision_head.settings import Relabelling
 from testbed.protocols.quantise import degrade
 
-PERFECT = Csi(BEST_MBPS, BEST_MBPS, 1.0)
-"""Of quality 1, where relabelling keeps the labels as the task made them."""
 CHANNELS = {
     "perfect": PERFECT,
     "500 Mbit/s, 50 ms": Csi(500.0, 500.0, 50.0),

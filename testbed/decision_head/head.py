@@ -215,11 +215,12 @@ def check_fits(
     drafter_fingerprint: str | None = None,
     target_hidden: int | None = None,
     drafter_hidden: int | None = None,
+    hidden_bits: int | None = None,
 ) -> None:
-    """Refuse models that a head was not trained for; None: not known, not checked.
+    """Refuse models that a head was not trained for, and states of other bits; None: not known, not checked.
 
     Raises:
-        ModelError: another model, or hidden states of another size.
+        ModelError: another model, or hidden states of another size or quantisation.
     """
     quantisation = f" ({info.drafter_quantisation})" if info.drafter_quantisation else ""
     for side, note, fingerprint, hidden in (
@@ -232,6 +233,8 @@ def check_fits(
             raise ModelError(f"this head was trained for {side} {trained}{note}, not for {side} {given}")
         if hidden is not None and hidden != size:
             raise ModelError(f"this head takes {side} states of size {size}, and this {side}'s have {hidden}")
+    if hidden_bits is not None and hidden_bits != info.hidden_bits:
+        raise ModelError(f"this head was trained on drafter states of {info.hidden_bits} bits, not of {hidden_bits}")
 
 
 def _json(info: HeadInfo) -> bytes:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.bs import head_judge
-from testbed.bs.head_judge import PERFECT, BudgetJudge, HeadJudge, TableJudge
+from testbed.bs.head_judge import BudgetJudge, HeadJudge, TableJudge
 from testbed.bs.judge import Candidates
-from testbed.channel.csi import Csi
+from testbed.channel.csi import PERFECT, Csi
 from testbed.errors import BadInput
 from tests.support.heads import random_head
 
@@ -177,3 +177,5 @@ def test_a_drafter_that_the_head_does_not_know_is_refused() -> None:
     for drafter, size in (("fedcba9876543210", 64), ("", 64), ("0123456789abcdef", 32)):
         with pytest.raises(BadInput):
             judge.check(drafter, size)
+    with pytest.raises(BadInput, match="16 bits, not of 4"):
+        judge.check("0123456789abcdef", 64, 4)
