@@ -50,6 +50,7 @@ class VllmEngine:
         tensor_parallel_size: GPUs that share the model.
         gpu_memory_utilization: share of a GPU's memory that vLLM may take; on a CPU the KV cache has a fixed size
             (`extra={"kv_cache_memory_bytes": ...}`).
+        prefix_cache: whether a prefix that an earlier pass has computed is read instead of computed again.
         extra: further fields of vLLM's `EngineArgs`.
 
     Raises:
@@ -71,6 +72,7 @@ class VllmEngine:
         max_batch_tokens: int | None = None,
         tensor_parallel_size: int = 1,
         gpu_memory_utilization: float = 0.9,
+        prefix_cache: bool = True,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         if self._open is not None and self._open() is not None:
@@ -82,7 +84,7 @@ class VllmEngine:
             "tensor_parallel_size": tensor_parallel_size,
             "gpu_memory_utilization": gpu_memory_utilization,
         }
-        self._runner: Runner | None = _load(target, dtype, options, extra or {})
+        self._runner: Runner | None = _load(target, dtype, options, extra or {}, prefix_cache)
         VllmEngine._open = weakref.ref(self)
         self.model_name = target.name
         self.vocab_size = target.vocab_size
@@ -143,6 +145,11 @@ class VllmEngine:
     def release(self, session: str) -> None:
         """Blocks of the prefix cache belong to no session; the least recently used go first."""
 
+    def forget(self) -> None:
+        """Drop the prefix cache: whatever comes next is computed anew."""
+        if self._runner is not None:
+            self._runner.forget()
+
     def close(self) -> None:
         """Free the model; a second call does nothing."""
         if self._runner is not None:
@@ -151,7 +158,9 @@ class VllmEngine:
             VllmEngine._open = None
 
 
-def _load(target: ModelFiles, dtype: str, options: Mapping[str, Any], extra: Mapping[str, Any]) -> Runner:
+def _load(
+    target: ModelFiles, dtype: str, options: Mapping[str, Any], extra: Mapping[str, Any], prefix_cache: bool
+) -> Runner:
     """Import vLLM with its environment set, and load the target."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -160,7 +169,7 @@ def _load(target: ModelFiles, dtype: str, options: Mapping[str, Any], extra: Map
         try:
             from testbed.bs.vllm_runner import Runner, engine_args
 
-            return Runner(engine_args(target, dtype, options, extra))
+            return Runner(engine_args(target, dtype, options, extra), prefix_cache)
         except TestbedError:
             raise
         except Exception as exc:

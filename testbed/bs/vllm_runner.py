@@ -95,8 +95,13 @@ def _platform_defaults(target: ModelFiles) -> dict[str, Any]:
 class Runner:
     """One vLLM engine in this process; calls come from one thread at a time."""
 
-    def __init__(self, args: EngineArgs) -> None:
-        """Load the model (seconds to minutes)."""
+    def __init__(self, args: EngineArgs, prefix_cache: bool = True) -> None:
+        """Load the model (seconds to minutes).
+
+        Args:
+            prefix_cache: whether requests read what earlier ones have computed.
+        """
+        self._prefix_cache = prefix_cache
         self._engine = LLMEngine.from_engine_args(args)
         self._ids = itertools.count()
         config = self._engine.vllm_config
@@ -138,8 +143,12 @@ class Runner:
 
     def _submit(self, name: str, prompt: Prompt) -> None:
         ask = {"facing": prompt.facing, "hidden": prompt.hidden, "logprobs": prompt.logprobs}
-        params = PoolingParams(task=TASK, extra_kwargs=ask, skip_reading_prefix_cache=False)
+        params = PoolingParams(task=TASK, extra_kwargs=ask, skip_reading_prefix_cache=not self._prefix_cache)
         self._engine.add_request(name, tokens_input(prompt.ids), params)
+
+    def forget(self) -> None:
+        """Drop the prefix cache; no request is under way between runs."""
+        self._engine.reset_prefix_cache()
 
     def close(self) -> None:
         """Free the model, its cache and its worker processes."""

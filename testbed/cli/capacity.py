@@ -55,6 +55,9 @@ def capacity(
     tables: Annotated[
         bool, typer.Option("--tables", help="With --out: the paper's Tables 1, 5, 6 and Figs. 7, 8, 11 too.")
     ] = False,
+    real: Annotated[
+        bool, typer.Option("--real", help="For real: a BS and UE processes here, the bundled pair; needs --out.")
+    ] = False,
     jobs: Annotated[int | None, typer.Option(help="Runs at once; default: one for each core.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Directory for tables and plots; the same one again resumes.")
@@ -77,16 +80,27 @@ def capacity(
         testbed capacity --classes 8 --set kv_tokens=104000 --set acceptance=0.6
 
         testbed capacity --systems wisp,centralized --classes 8 --sensitivity --json
+
+        testbed capacity --real --mix 10:1,20:1 --ues 8 --set max_batch=2 --out runs/real
     """
-    from testbed.experiments.capacity import configured
+    from testbed.experiments.capacity import CapacityConfig, configured
     from testbed.experiments.capacity_report import Study, study
 
-    given = {
+    asked: dict[str, Any] = {
         "systems": _list(systems), "classes": _list(classes), "mix": _mix(mix), "profile": profile,
         "verify_scale": verify_scale, "epsilon": epsilon, "horizon_s": horizon_s, "ues": ues, "repeats": repeats,
         "seed": seed,
     }  # fmt: skip
-    resolved = configured(config, {k: v for k, v in given.items() if v is not None}, set_ or [])
+    given = {k: v for k, v in asked.items() if v is not None}
+    if real:
+        if out is None or sensitivity or tables or jobs:
+            raise BadInput(
+                "--real writes its runs down, one after another: give --out, and no --sensitivity or --tables"
+            )
+        document = _real(config, given, _range(sweep), set_ or [], out)
+        _show(document, "processes of this machine", as_json, out)
+        return
+    resolved = configured(CapacityConfig(), config, given, set_ or [])
     if jobs is not None and jobs < 1:
         raise BadInput(f"--jobs must be at least 1, not {jobs}")
     if tables and out is None:
@@ -100,12 +114,32 @@ def capacity(
             bar.update(task, completed=done, total=total, description=text or "capacity")
 
         document = study(plan, out, told)
+    _show(document, _title(document), as_json, out)
+
+
+def _real(
+    config: Path | None, given: dict[str, Any], loads: tuple[int, ...], more: list[str], out: Path
+) -> dict[str, Any]:
+    """Runs of processes."""
+    from testbed.experiments.capacity import configured
+    from testbed.experiments.capacity_real import RealConfig, study
+
+    if unknown := [name for name in given if name not in RealConfig.__struct_fields__]:
+        raise BadInput(f"--real takes no --{unknown[0].replace('_', '-')}; its load is a --mix")
+    if loads and "ues" in given:
+        raise BadInput("--ues and --sweep exclude each other")
+    if loads or "ues" in given:
+        given = {**given, "ues": list(loads) or [given["ues"]]}
+    return study(configured(RealConfig(), config, given, more), out, note)
+
+
+def _show(document: dict[str, Any], title: str, as_json: bool, out: Path | None) -> None:
     if as_json:
         print_json(document)
         return
     rows = [_flat(row) for row in document["rows"]]
     shares = {name: (name, "{:.3f}") for row in rows for name in row if name.startswith(VIOLATED)}
-    print_rows(rows, _title(document), COLUMNS | shares)
+    print_rows(rows, title, COLUMNS | shares)
     if out is not None:
         note(f"wrote {out}")
 

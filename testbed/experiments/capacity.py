@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -19,9 +19,9 @@ from testbed.errors import BadInput
 from testbed.experiments.profile import InteractionVerify, Profile, load_profile
 from testbed.ue.window import MAX_WINDOW
 
-FIXED, LEFT_OUT, GAIN, NONE = "fixed", "predicted", "gain", "none"
-"""Windows: K tokens; up to the first predicted rejection, which is left out; while another token is worth its time;
-none, the target decodes alone."""
+FIXED, LEFT_OUT, GAIN, HINTED, NONE = "fixed", "predicted", "gain", "hinted", "none"
+"""Windows: K tokens; up to the first predicted rejection, left out; while another is worth its time; as the BS hints,
+which may decode on alone; none, the target decodes alone."""
 FCFS, ROUND, CARRY = "fcfs", "slo-round", "slo"
 """Orders: first come, first served; SLO-aware with a budget for each round by itself (WISP, eq. 6); SLO-aware with
 what a response is ahead or behind carried over."""
@@ -50,6 +50,7 @@ SYSTEMS = {
         System("wisp-carry", "wisp, with promises kept over whole responses", CARRY, LEFT_OUT, "cache"),
         System("wisp-fixed", "wisp, with fixed windows", ROUND, FIXED, "cache"),
         System("fcfs-predicted", "fcfs-cache, with predicted windows", FCFS, LEFT_OUT, "cache"),
+        System("fcfs-hinted", "fcfs-cache, with windows that the BS hints, none among them", FCFS, HINTED, "cache"),
     )
 }
 TABLE_2 = {
@@ -123,7 +124,7 @@ class CapacityConfig(Config, frozen=True, kw_only=True):
     shortest: Literal[0, 1] = 0
     """Fewest tokens of a predicted window: 0 as eq. 25 and the errata have it (2.41 tokens committed a round)."""
     gain_window: int = 8
-    """The most of a window by expected gain, which is not the paper's."""
+    """The most of a window by expected gain or as hinted, which are not the paper's."""
     acceptance: float = 0.758
     """α of each drafted token given those before it, the same for all. At K = 5, 47 % of the drafted tokens stay, as
     Table 5 has it for Qwen3-4B. Assumption."""
@@ -184,13 +185,16 @@ class CapacityConfig(Config, frozen=True, kw_only=True):
             raise BadInput(f"the longest prompt and response have {longest} tokens; there is room for {room}")
 
 
-def configured(file: Path | None, given: Mapping[str, Any], more: Sequence[str] = ()) -> CapacityConfig:
+C = TypeVar("C", bound=Config)
+
+
+def configured(default: C, file: Path | None, given: Mapping[str, Any], more: Sequence[str] = ()) -> C:
     """A configuration from a file, options on top of it, and on top of them FIELD=VALUE pairs, values as in YAML.
 
     Raises:
         BadInput: a file that cannot be read, an unknown field, or a value that cannot be.
     """
-    values = resolved(load(CapacityConfig, file)) if file is not None else {}
+    values = resolved(load(type(default), file)) if file is not None else {}
     if "classes" in given and "mix" in given:
         raise BadInput("give --classes, each class by itself, or --mix, all in one load")
     if "classes" in given:
@@ -198,24 +202,24 @@ def configured(file: Path | None, given: Mapping[str, Any], more: Sequence[str] 
     values |= given
     for text in more:
         name, equals, value = text.partition("=")
-        if not equals or name not in CapacityConfig.__struct_fields__:
-            known = ", ".join(CapacityConfig.__struct_fields__)
+        if not equals or name not in default.__struct_fields__:
+            known = ", ".join(default.__struct_fields__)
             raise BadInput(f"--set takes FIELD=VALUE, not {text!r}; fields: {known}")
         try:
             values[name] = msgspec.yaml.decode(value.encode())
         except msgspec.DecodeError as exc:
             raise BadInput(f"--set {name}: {value!r} is no value ({exc})") from exc
-    return replaced(CapacityConfig(), values)
+    return replaced(default, values)
 
 
-def replaced(config: CapacityConfig, values: Mapping[str, Any]) -> CapacityConfig:
+def replaced(config: C, values: Mapping[str, Any]) -> C:
     """A configuration with other values, checked; numbers may be text.
 
     Raises:
         BadInput: an unknown field, or a value that cannot be.
     """
     try:
-        return msgspec.convert(resolved(config) | dict(values), CapacityConfig, strict=False)
+        return msgspec.convert(resolved(config) | dict(values), type(config), strict=False)
     except msgspec.ValidationError as exc:
         cause = exc.__cause__
         raise BadInput(str(cause if isinstance(cause, BadInput) else exc)) from exc
@@ -247,7 +251,11 @@ def speeds(config: CapacityConfig) -> tuple[float, ...]:
 def spread(config: CapacityConfig, ues: int) -> list[float]:
     """The class of each UE under a mix: as near to the shares as whole numbers allow, for any number of UEs."""
     assert config.mix is not None
-    shares = config.mix
+    return dealt(config.mix, ues)
+
+
+def dealt(shares: Mapping[float, int], ues: int) -> list[float]:
+    """The same, of shares by speed."""
     given = dict.fromkeys(shares, 0)
     found = []
     for _ in range(ues):

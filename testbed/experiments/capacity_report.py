@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from testbed.config import load, resolved, save
+from testbed.config import resolved
 from testbed.errors import BadInput
 from testbed.experiments import results
 from testbed.experiments.capacity import (
@@ -28,6 +28,7 @@ from testbed.experiments.capacity_search import (
     single,
 )  # fmt: skip
 from testbed.experiments.capacity_tally import Run
+from testbed.experiments.claims import claim
 
 Row = dict[str, Any]
 
@@ -72,7 +73,7 @@ def study(plan: Study, out: Path | None, told: Told) -> dict[str, Any]:
     """
     config = plan.config
     if out is not None:
-        _claim(plan, out)
+        claim(config, out, "study")
     asked = _asked(plan)
     found = run_jobs([one.job for one in asked], plan.workers, None if out is None else out / "points", told)
     rows = [row for one, result in zip(asked, found, strict=True) for row in one.rows(result)]
@@ -87,22 +88,6 @@ def study(plan: Study, out: Path | None, told: Told) -> dict[str, Any]:
         if plan.tables:
             write_extras(run_extras(config, plan.workers, out / "points", told), config, out)
     return document
-
-
-def _claim(plan: Study, out: Path) -> None:
-    """Make the directory this study's, or see that it is."""
-    path = out / "config.yaml"
-    if path.exists():
-        if load(CapacityConfig, path) != plan.config:
-            raise BadInput(f"{out} holds another configuration; give another --out, or the same one to resume")
-        return
-    if out.exists() and any(out.iterdir()):
-        raise BadInput(f"{out} is not empty and holds no study; give another --out")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        save(plan.config, path)
-    except OSError as exc:
-        raise BadInput(f"cannot write into {out}: {exc.strerror or exc}") from exc
 
 
 # ---------------------------------------------------------------- what is asked

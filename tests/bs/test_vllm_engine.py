@@ -312,3 +312,14 @@ def test_a_prefix_in_pieces_says_the_same(engine: VllmEngine, reference: Referen
         assert [result.cached for result in results] == [end - 64, 64]
     (result,) = verify_and_check(engine, reference, ask("pieces", prefix, tokens(rng, 6)))
     assert result.cached == 192
+
+
+def test_without_a_prefix_cache_everything_is_computed_anew(
+    engine: VllmEngine, reference: Reference, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine._runner, "_prefix_cache", False)
+    prefix = tokens(rng, 100).tolist()
+    verify_and_check(engine, reference, ask("a", prefix, tokens(rng, 8)))
+    spent = Spent(engine)
+    (result,) = verify_and_check(engine, reference, ask("a", [*prefix, 7], tokens(rng, 8)))
+    assert spent() == (1, 109, 0, 0) and result.cached == 0

@@ -47,17 +47,17 @@ from testbed.experiments.profile import InteractionVerify
 )
 def test_what_cannot_be_is_refused(more: list[str], says: str) -> None:
     with pytest.raises(BadInput, match=says):
-        configured(None, {}, more)
+        configured(CapacityConfig(), None, {}, more)
 
 
 def test_options_win_over_the_file_and_pairs_over_both(tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"
     path.write_text("{systems: [sled], epsilon: 0.1, mix: {2: 1, 8: 3}}")
-    config = configured(path, {"epsilon": 0.2, "classes": ["6"]}, ["kv_tokens=9000"])
+    config = configured(CapacityConfig(), path, {"epsilon": 0.2, "classes": ["6"]}, ["kv_tokens=9000"])
     assert (config.systems, config.epsilon, config.mix, config.kv_tokens) == (("sled",), 0.2, None, 9000)
     assert speeds(config) == (6.0,)
     with pytest.raises(BadInput, match="--classes"):
-        configured(None, {"classes": ["6"], "mix": {"6": "1"}})
+        configured(CapacityConfig(), None, {"classes": ["6"], "mix": {"6": "1"}})
 
 
 def test_profiles_without_the_equation_are_refused() -> None:
@@ -92,7 +92,7 @@ def test_what_sensitivity_varies_can_be_and_differs() -> None:
 
 @pytest.mark.parametrize("path", sorted(Path("sweeps/capacity").glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_files_that_come_along_can_be_read(path: Path) -> None:
-    config = configured(path, {})
+    config = configured(CapacityConfig(), path, {})
     assert set(config.systems) <= set(SYSTEMS)
 
 

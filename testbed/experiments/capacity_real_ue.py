@@ -1,0 +1,164 @@
+"""One UE process of `testbed capacity --real`: the session code of every UE, drafts replayed at a device's pace."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from testbed.channel.link import ZmqLink, new_identity
+from testbed.clock import WallClock
+from testbed.protocols import protocol
+from testbed.ue.client import Client
+from testbed.ue.pace import Steady
+from testbed.ue.predictor import load_predictor
+from testbed.ue.recorded import Recorded, RecordedDrafter, load_recording
+from testbed.ue.records import RequestRecord, RoundRecord
+from testbed.ue.remote import decode_remotely
+from testbed.ue.session import Session
+from testbed.ue.window import FIXED, WindowPolicy, window_policy
+
+TIMEOUT_S = 60.0
+NONE = "none"
+"""Window of a UE that does not draft: the target decodes alone."""
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process does; times are those of the host's monotonic clock."""
+
+    number: int
+    ues: int
+    address: str
+    recording: str
+    rule: str
+    """A window rule, or `none`."""
+    window: int
+    predictor: str | None
+    draft_tps: float
+    speed_tps: float
+    promised: bool
+    """Whether the speed is asked for when sessions open; a BS that goes by arrival need not know it."""
+    seed: int
+    start_s: float
+    spread_s: float
+    """Its first request comes within so long after the start."""
+    stop_s: float
+    """No request begins after it."""
+
+
+class Response(msgspec.Struct, frozen=True, array_like=True):
+    """One response."""
+
+    begin_s: float
+    end_s: float
+    tokens: int
+    same: bool
+    """Whether it is what the target says alone."""
+
+
+class Round(msgspec.Struct, frozen=True, array_like=True):
+    """One round, or of a UE that does not draft one token."""
+
+    end_s: float
+    drafted: int
+    accepted: int
+    committed: int
+    batch_size: int
+    draft_s: float
+    link_s: float
+    queue_s: float
+    verify_s: float
+    wasted_s: float
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What one UE saw."""
+
+    speed_tps: float
+    responses: list[Response]
+    rounds: list[Round]
+    wrapped: bool
+    """Whether its prompts came again, which the BS's prefix cache knows then."""
+
+
+def run_ue(order: Order, path: Path) -> None:
+    """Decode until the time is up, and write the report."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to deal with
+    report = asyncio.run(_Ue(order).run())
+    part = path.with_suffix(".part")
+    part.write_bytes(msgspec.json.encode(report))
+    part.replace(path)
+
+
+class _Ue:
+    """One UE's parts."""
+
+    def __init__(self, order: Order) -> None:
+        self._order, self._clock = order, WallClock()
+        recording = load_recording(Path(order.recording))
+        self._drafter, self._ends, self._tokenizer = RecordedDrafter(recording), recording.end_ids, recording.tokenizer
+        self._mine = recording.prompts[order.number :: order.ues]
+        random.Random(f"{order.seed} {order.number}").shuffle(self._mine)
+        self._pace = Steady(self._clock, 1 / order.draft_tps)
+        self._policy = None if order.rule == NONE else _policy(order)
+        self._rounds: list[Round] = []
+
+    async def run(self) -> Report:
+        """All its responses."""
+        order, clock = self._order, self._clock
+        client = Client(ZmqLink(order.address, new_identity()), clock, 0, TIMEOUT_S)
+        responses: list[Response] = []
+        try:
+            await client.connect(self._tokenizer, self._drafter.vocab_size)
+            first_s = order.start_s + random.Random(f"start {order.seed} {order.number}").random() * order.spread_s
+            await clock.sleep(max(0.0, first_s - clock.time()))
+            for one in _again(self._mine):
+                if clock.time() >= order.stop_s:
+                    break
+                begin_s = clock.time()
+                record = await self._decode(client, one)
+                same = record.token_ids == one.output
+                responses.append(Response(begin_s, clock.time(), len(record.token_ids), same))
+        finally:
+            await client.close()
+        return Report(order.speed_tps, responses, self._rounds, len(responses) > len(self._mine))
+
+    async def _decode(self, client: Client, one: Recorded) -> RequestRecord:
+        asked = self._order.speed_tps if self._order.promised else None
+        most = len(one.output)
+        if self._policy is None:
+            return await decode_remotely(client, one.prompt, most, self._ends, self._seen, speed_tps=asked)
+        session = Session(
+            client,
+            self._drafter,
+            protocol("greedy"),
+            self._policy,
+            pace=self._pace,
+            speed_tps=asked,
+            accept_slower=True,
+        )
+        return await session.decode(one.prompt, most, self._ends, self._seen)
+
+    def _seen(self, record: RoundRecord) -> None:
+        if self._policy is not None:
+            self._policy.observe(record)
+        self._rounds.append(
+            Round(
+                self._clock.time(), record.drafted, record.accepted, record.committed, record.batch_size,
+                record.draft_s, record.link_s, record.queue_s, record.verify_s, record.wasted_s,
+            )
+        )  # fmt: skip
+
+
+def _policy(order: Order) -> WindowPolicy:
+    predictor = None if order.rule == FIXED or order.predictor is None else load_predictor(Path(order.predictor))
+    return window_policy(order.rule, order.window, predictor)
+
+
+def _again(prompts: list[Recorded]) -> Iterator[Recorded]:
+    while True:
+        yield from prompts
