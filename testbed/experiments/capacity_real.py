@@ -68,8 +68,8 @@ class RealConfig(Config, frozen=True, kw_only=True):
     """Shares of UEs by speed, in units of `speed_scale` tokens a second."""
     speed_scale: float | None = None
     """None: so that the promises add up to `load` of what fcfs-cache carries at this number of UEs, measured first."""
-    load: float = 0.68
-    """As in the virtual mix of 110 UEs, whose promises add up to 550 tokens a second where fcfs-cache carries 810."""
+    load: float = 0.6
+    """As in the virtual mix of 130 UEs, whose promises add up to 650 tokens a second where fcfs-cache carries 1090."""
     epsilon: float = 0.05
     repeats: int = 1
     seed: int = 0

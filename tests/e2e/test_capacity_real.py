@@ -14,6 +14,7 @@ CONFIG = RealConfig(
     systems=("wisp", "sled"),
     ues=(3,),
     mix={1.0: 1, 2.0: 1},
+    speed_scale=1.0,
     warmup_s=1.0,
     horizon_s=4.0,
     tail_s=0.5,
