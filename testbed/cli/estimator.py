@@ -61,6 +61,7 @@ def fit(
 def evaluate(
     csv: FitCsv,
     coefficients: Annotated[Path, typer.Option(metavar="FILE", help="JSON, as fit --json writes it.")],
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Residuals, as .png, .svg or .pdf.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Hold coefficients against passes that they were not fitted to: all of them, and by regime.
@@ -69,7 +70,7 @@ def evaluate(
 
         testbed estimator eval --csv unseen.csv --coefficients coefficients.json
 
-        testbed estimator eval --csv unseen.csv --coefficients coefficients.json --json
+        testbed estimator eval --csv unseen.csv --coefficients coefficients.json --plot residuals.png --json
     """
     from testbed.bs.estimator_csv import read_samples
     from testbed.bs.estimator_fit import regime, score
@@ -81,6 +82,11 @@ def evaluate(
         **vars(score(held, samples)),
         "regimes": {kind: vars(score(held, [s for s in samples if regime(s) == kind])) for kind in kinds},
     }
+    if plot is not None:
+        from testbed.experiments.estimator_plots import residuals
+
+        residuals(held, samples, plot)
+        note(f"wrote {plot}")
     if as_json:
         print_json(document)
     else:

@@ -43,6 +43,16 @@ def write(path: str, batches: int, noise: float, seed: int, read_s: float = TRUT
     Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+@pytest.mark.parametrize("name", ["residuals.xyz", "nowhere/residuals.png"])
+def test_a_plot_that_cannot_be_written(here: Path, name: str) -> None:
+    write("passes.csv", 20, 0.0, 1)
+    (here / "c.json").write_text(json.dumps(TRUTH))
+    with pytest.raises(BadInput, match="cannot write"):
+        CliRunner().invoke(
+            app, f"eval --csv passes.csv --coefficients c.json --plot {name}".split(), catch_exceptions=False
+        )
+
+
 def test_fit_writes_one_document_that_eval_reads(here: Path) -> None:
     write("passes.csv", 150, 0.02, 1)
     write("unseen.csv", 50, 0.02, 2)
@@ -56,7 +66,8 @@ def test_fit_writes_one_document_that_eval_reads(here: Path) -> None:
     assert found["r2"] > 0.99 and found["mape"] < 0.05 and found["cv_r2"] > 0.98
     assert found["batches"] == 150 and found["clamped"] == [] and found["resamples"] == 1000
     (here / "c.json").write_text(result.stdout)
-    held = json.loads(call("eval --csv unseen.csv --coefficients c.json --json").stdout)
+    held = json.loads(call("eval --csv unseen.csv --coefficients c.json --plot residuals.png --json").stdout)
+    assert (here / "residuals.png").stat().st_size > 20_000
     assert held["r2"] > 0.99 and held["mape"] == pytest.approx(0.016, abs=0.006)  # 0.8 of the noise
     assert set(held["regimes"]) <= {"compute", "memory", "mixed"}
     assert sum(kind["batches"] for kind in held["regimes"].values()) == held["batches"] == 50
