@@ -21,6 +21,7 @@ def residuals(coefficients: Coefficients, samples: Sequence[Sample], path: Path)
     """
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import NullFormatter, ScalarFormatter
     except ImportError as exc:
         raise BadInput("plots need matplotlib: install the extra `lab`") from exc
     if not samples:
@@ -47,6 +48,9 @@ def residuals(coefficients: Coefficients, samples: Sequence[Sample], path: Path)
     counted.axvline(100 * float(error.mean()), color="black", linestyle="--", label=f"mean {error.mean():+.1%}")
     counted.set(xlabel="(predicted − measured) / measured, %", ylabel="passes")
     counted.legend()
+    for axis in (scatter.xaxis, scatter.yaxis, spread.xaxis):
+        axis.set_major_formatter(ScalarFormatter())
+        axis.set_minor_formatter(NullFormatter())
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as exc:
