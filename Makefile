@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-$(EXTRAS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench lock clean
+.PHONY: help setup demo test check fuzz bench lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-6s %s\n", $$1, $$2}'
@@ -31,6 +31,11 @@ check: $(STAMP)  ## formatting, lint, types, the architecture's import rules
 
 test: check  ## the same checks, then all tests; PYTEST_ARGS='-m "not slow"' runs some
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+fuzz: $(STAMP)  ## 100,000 hostile messages to a base station, then the wire codec under libFuzzer (where atheris is there)
+	TESTBED_FUZZ=100000 $(BIN)/python -m pytest -s -m fuzz tests/bs/test_hostile.py
+	@if $(BIN)/python -c 'import atheris' 2>/dev/null; then $(BIN)/python -m scripts.fuzz_codec; \
+	else echo "no atheris: the coverage-guided run is left out (pip install 'atheris>=3.0')"; fi
 
 bench: $(STAMP)  ## what is timed (benchmarks/)
 	@for file in benchmarks/*.py; do echo "$(BIN)/python $$file"; $(BIN)/python "$$file" || exit; done

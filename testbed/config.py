@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+import os
+import re
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -23,6 +26,20 @@ class ServeConfig(Config, frozen=True):
     model: str | None = None
     """Directory, or Hugging Face id; None: the bundled target."""
     bind: str = "tcp://127.0.0.1:5555"
+    keys: str | None = None
+    """Directory of `channel.keys`: who is let in; None: everybody who can reach it."""
+    insecure: bool = False
+    """Do without keys beyond loopback."""
+    max_sessions: int = 1024
+    max_sessions_per_ue: int = 64
+    max_pending: int = 512
+    """Windows that may wait for the engine."""
+    max_window: int = 256
+    """Tokens of a draft window."""
+    max_kv_tokens: int | None = None
+    """Of all open sessions together; None: four times what the engine has room for, where it knows."""
+    idle_s: float = 600.0
+    """After which a session is forgotten whose UE says nothing."""
     dtype: str = "float32"
     max_model_len: int | None = None
     """Positions of a sequence; None: what the model allows."""
@@ -36,6 +53,8 @@ class ServeConfig(Config, frozen=True):
     """Share of a GPU's memory that vLLM may take."""
     threads: int | None = None
     """CPU threads of the engine; None: all but one."""
+    prefix_cache: bool = True
+    """Whether vLLM reads committed prefixes from its cache; without, every round computes its prefix anew."""
     judge: str | None = None
     """One of `bs.judges.JUDGES`; None: head where there is one, else strict."""
     head: str | None = None
@@ -43,11 +62,15 @@ class ServeConfig(Config, frozen=True):
     quality_budget: float | None = None
     """Share of answers that judge `budget` may let change."""
     coefficients: str | None = None
-    """What scheduler slo expects of passes: a profile, a file of `estimator fit --json`, or probe; None: probe."""
+    """What scheduler slo and the window controller expect of passes: a profile, a file of `estimator fit --json`, or
+    probe; None: probe."""
     admission: bool = True
     """Whether scheduler slo refuses sessions whose speed it cannot promise."""
     chunk_tokens: int | None = None
     """New tokens of a prompt that one pass of scheduler fcfs takes; None: all. slo goes by deadlines."""
+    window_controller: str | None = None
+    """Hint UEs how much to draft: `on`, or fields of `optim.window_controller.WindowConfig`, such as `max_window=8`;
+    None: no hints."""
     metrics: str | None = None
     """File for counters, a line of JSON every interval; None: none."""
     metrics_interval_s: float = 1.0
@@ -57,6 +80,13 @@ class RunConfig(Config, frozen=True):
     """What `testbed ue run` does."""
 
     bs: str = "tcp://127.0.0.1:5555"
+    """Several separated by commas: the first that answers serves, and the others where it falls silent."""
+    keys: str | None = None
+    """Directory that `keys new --ue` made; one for every BS, separated by commas, where they differ."""
+    insecure: bool = False
+    """Do without keys beyond loopback."""
+    failover_s: float = 5.0
+    """Without a sign of life after which the next base station takes over."""
     local_bs: str | None = None
     """Address that `colocated` uses beside the link; None: the same as `bs`."""
     drafter: str | None = None
@@ -190,6 +220,10 @@ class EndpointConfig(Config, frozen=True):
     """What `testbed ue serve` does."""
 
     bs: str = "tcp://127.0.0.1:5555"
+    """As `RunConfig` has it, and so the next three."""
+    keys: str | None = None
+    insecure: bool = False
+    failover_s: float = 5.0
     drafter: str | None = None
     """GGUF file; None: the bundled drafter."""
     tokenizer: str | None = None
@@ -242,7 +276,21 @@ def load(kind: type[C], path: Path) -> C:
     try:
         return msgspec.yaml.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError) as exc:
-        raise ConfigError(f"{path}: {exc}") from exc
+        raise ConfigError(f"{path}: {exc}{_nearest(str(exc), kind)}") from exc
+
+
+def _nearest(complaint: str, kind: type[Config]) -> str:
+    """The known key nearest to the one that a complaint of msgspec is about, for its end; else nothing."""
+    unknown = re.search(r"unknown field `(.*?)`", complaint)
+    near = difflib.get_close_matches(unknown[1], _keys(kind), 1) if unknown else []
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _keys(kind: type[msgspec.Struct]) -> list[str]:
+    """Keys of a configuration, and of those within it."""
+    fields = msgspec.structs.fields(kind)
+    inner = [field.type for field in fields if isinstance(field.type, type) and issubclass(field.type, Config)]
+    return [*(field.encode_name for field in fields), *(key for one in inner for key in _keys(one))]
 
 
 def resolved(config: Config) -> dict[str, Any]:
@@ -252,5 +300,7 @@ def resolved(config: Config) -> dict[str, Any]:
 
 
 def save(config: Config, path: Path) -> None:
-    """Write a configuration as YAML that `load` reads back."""
-    path.write_bytes(msgspec.yaml.encode(config))
+    """Write a configuration as YAML that `load` reads back, in one step."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(msgspec.yaml.encode(config))
+    temporary.replace(path)

@@ -50,6 +50,10 @@ class Offer:
     end_ids: tuple[int, ...]
     max_positions: int
     max_window: int = 256
+    weights: str = ""
+    """Fingerprint of the target."""
+    judge: str = ""
+    """Kind of the judge and fingerprint of its head."""
 
 
 class Desk:
@@ -78,6 +82,8 @@ class Desk:
             protocols=(TARGET_ONLY, *PROTOCOLS),
             max_window=offer.max_window,
             max_positions=offer.max_positions,
+            weights=offer.weights,
+            judge=offer.judge,
         )
 
     def ping(self, message: Ping) -> Pong:
@@ -89,8 +95,8 @@ class Desk:
     ) -> tuple[Message, Session | None]:
         """Start a session; returns the reply and the session, None where it was refused."""
         key = (peer, message.session)
-        if self.sessions.full_for(key):
-            return Busy(session=message.session, reason="too many sessions", retry_s=RETRY_S), None
+        if (refusal := self.sessions.refusal(key, arrays["ids"].size if "ids" in arrays else 0)) is not None:
+            return Busy(session=message.session, reason=refusal, retry_s=RETRY_S), None
         if message.protocol != TARGET_ONLY and message.protocol not in PROTOCOLS:
             raise ProtocolError(f"unknown protocol {message.protocol!r}; known: {TARGET_ONLY}, {', '.join(PROTOCOLS)}")
         if not 0 <= message.threshold <= 1:
@@ -115,23 +121,28 @@ class Desk:
             )
         if message.protocol == TARGET_ONLY and message.max_tokens < 1:
             raise ProtocolError("target-only needs max_tokens of at least 1")
-        if (refusal := admit(key, message)) is not None:
-            return refusal, None
+        _check_hints(message)
+        if (busy := admit(key, message)) is not None:
+            return busy, None
         protocol = PROTOCOLS.get(message.protocol)
         session = self.sessions.open(
             key, ids, protocol, message.threshold, message.hidden_size, wanted, sampling, message.seed,
             message.speed_tps, message.hidden_bits,
         )  # fmt: skip
+        session.hinted, session.alone = message.window, protocol is None or message.alone
         return Opened(session=message.session, length=len(ids)), session
 
     def draft(
-        self, peer: bytes, message: Draft, arrays: dict[str, AnyArray]
+        self, peer: bytes, message: Draft, arrays: dict[str, AnyArray], waiting: int = 0
     ) -> Message | Session | tuple[Session, Window]:
-        """Check a window: an answer at once, a session whose last reply is due again, or a window to verify."""
+        """Check a window: an answer at once, a session whose last reply is due again, or a window to verify.
+
+        `waiting`: windows that wait for the engine.
+        """
         key: Key = (peer, message.session)
         session = self.sessions.get(key)
         if session is None:
-            return Resync(session=message.session)
+            return Resync(session=message.session, reason=self.sessions.fate(key))
         if session.protocol is None:
             raise ProtocolError("a target-only session takes no drafts")
         if not (0 <= message.draft_s < math.inf and 0 <= message.network_s < math.inf):
@@ -142,6 +153,8 @@ class Desk:
             if ids != session.last_ids:
                 raise ProtocolError(f"round {message.round} came before with other tokens")
             return session
+        if session.alone:
+            return Resync(session=message.session)
         if session.current is not None or message.round < session.last_round:
             raise ProtocolError(f"round {message.round} out of turn; the last one was {session.last_round}")
         if message.base_len != session.length + session.owed:
@@ -153,6 +166,9 @@ class Desk:
             raise ProtocolError(f"distributions over {window.q.shape[1]} ids; the BS knows {self.offer.vocab_size}")
         if message.base_len + len(window.ids) + 1 > self.offer.max_positions:
             raise ProtocolError(f"the window passes the context of {self.offer.max_positions}")
+        if self.sessions.pending is not None and waiting >= self.sessions.pending:
+            reason = f"{waiting} windows wait for the engine; at most {self.sessions.pending}"
+            return Busy(session=message.session, reason=reason, retry_s=RETRY_S, round=message.round)
         self._learn(session, window.token)
         session.last_round, session.last_ids, session.last_reply = message.round, ids, []
         return session, window
@@ -170,9 +186,24 @@ class Desk:
             raise ProtocolError(f"token {token} is not the last one of the committed prefix")
 
     def finished(self, session: Session) -> bool:
-        """Whether a target-only session is at its end."""
+        """Whether a session that the target decodes alone is at its end."""
         return session.length >= session.wanted or int(session.tokens[session.length - 1]) in self.offer.end_ids
 
     def _check_ids(self, ids: AnyArray) -> None:
         if ids.min() < 0 or ids.max() >= self.offer.vocab_size:
             raise ProtocolError(f"token ids must lie in 0..{self.offer.vocab_size - 1}")
+
+
+def _check_hints(message: Open) -> None:
+    """Refuse an `Open` whose wishes for hints do not hold together.
+
+    Raises:
+        ProtocolError: a window or round below 0, hints without tokens to come, or a BS that is to decode alone where it
+            cannot: without hints, or where the UE draws tokens.
+    """
+    if message.window < 0 or message.round < 0:
+        raise ProtocolError("window and round of an Open are 0 or more")
+    if message.window and (message.protocol == TARGET_ONLY or message.max_tokens < 1):
+        raise ProtocolError("hints are for sessions that draft, and need max_tokens of at least 1")
+    if message.alone and (not message.window or PROTOCOLS[message.protocol].replaces):
+        raise ProtocolError("the BS goes on alone in sessions with hints only, and never under split")

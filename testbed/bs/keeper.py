@@ -7,6 +7,8 @@ import numpy as np
 from testbed.bs.judge import Candidates, Judge
 from testbed.bs.sampled import drawn
 from testbed.bs.sessions import Round, Session
+from testbed.protocols.base import expect_names, hidden_names, read_hidden
+from testbed.protocols.codec import AnyArray
 from testbed.protocols.sampling import Kept
 
 
@@ -51,3 +53,17 @@ class Keeper:
             threshold=session.threshold,
             session=session.key,
         )
+
+
+def shown(session: Session, round_: Round, arrays: dict[str, AnyArray]) -> None:
+    """Take the hidden states of a round's candidates that its UE was asked for.
+
+    Raises:
+        ProtocolError: other arrays, or arrays that are not what was asked for.
+    """
+    expect_names(arrays, *hidden_names(session.hidden_bits))
+    rows = round_.candidates()
+    states = read_hidden(arrays, len(rows), session.drafter_hidden, session.hidden_bits)
+    hidden = np.zeros((len(round_.window.ids), session.drafter_hidden), states.dtype)
+    hidden[rows] = states
+    round_.window = round_.window._replace(hidden=hidden)

@@ -10,7 +10,7 @@ from typing import Any
 from testbed.bs.target import find
 from testbed.errors import BadInput, ModelError
 
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 """Architectures whose verification is tested against transformers."""
 DTYPES = ("float32", "bfloat16")
 _FIELDS = ("vocab_size", "hidden_size", "num_attention_heads", "max_position_embeddings")

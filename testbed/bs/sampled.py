@@ -25,11 +25,11 @@ def check_distributions(results: Sequence[VerifyResult]) -> None:
 
 
 def drawn(session: Session, round_: Round, vocab_size: int) -> Kept:
-    """What stays of a round and what follows; of a target-only session, the next token."""
+    """What stays of a round and what follows; without drafts, the next token."""
     assert round_.result is not None
     target = _target(round_.result, session.sampling, vocab_size)
     draws = Draws(session.seed, round_.number)
-    if session.protocol is None:
+    if session.protocol is None or not len(round_.window.ids):
         return Kept(0, draw(target(0), draws.replace(0)))
     return session.protocol.keep(round_.window, target, draws)
 

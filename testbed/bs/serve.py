@@ -7,10 +7,12 @@ import contextlib
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from testbed.bs.admission import Admission
+from testbed.bs.bounds import check_bounds, listen, session_table
 from testbed.bs.desk import Desk, Offer
 from testbed.bs.engine import VerifyEngine
 from testbed.bs.engines import ENGINES, leave_a_core, load_engine
@@ -24,12 +26,14 @@ from testbed.bs.scheduler import PIECE
 from testbed.bs.schedulers import scheduler
 from testbed.bs.self_profile import self_profile
 from testbed.bs.server import BaseStation
-from testbed.bs.sessions import SessionTable
-from testbed.bs.target import describe
-from testbed.channel.link import ServerLink, ZmqServerLink, check_address
+from testbed.bs.target import describe, find
+from testbed.bs.windows import Windows, window_config
+from testbed.channel.link import ZmqServerLink
 from testbed.clock import WallClock
 from testbed.config import ServeConfig
+from testbed.decision_head.head import INFO, WEIGHTS
 from testbed.errors import BadInput
+from testbed.fingerprints import SYNTHETIC, model_fingerprint
 
 Ready = Callable[[list[str], Offer], None]
 """Called once the BS answers: the addresses it listens on, and what it serves."""
@@ -50,7 +54,7 @@ class Loaded(NamedTuple):
     offer: Offer
     judge: Judge
     estimator: OnlineEstimator | None
-    """Of scheduler slo alone."""
+    """Of scheduler slo and of the window controller; without them None."""
 
 
 def serve(config: ServeConfig, ready: Ready, coefficients: Coefficients | None = None) -> None:
@@ -64,7 +68,9 @@ def serve(config: ServeConfig, ready: Ready, coefficients: Coefficients | None =
         EngineError: the engine does not start.
     """
     scheduler(config.scheduler, config.max_batch, config.max_batch_tokens, ANY, chunk_tokens=config.chunk_tokens)
-    addresses = [check_address(address) for address in config.bind.split(",")]
+    check_bounds(config)
+    if config.window_controller is not None:
+        window_config(config.window_controller)
     metrics = MetricsFile(Path(config.metrics), config.metrics_interval_s) if config.metrics else None
     with contextlib.ExitStack() as stack:
         if metrics is not None:
@@ -72,12 +78,13 @@ def serve(config: ServeConfig, ready: Ready, coefficients: Coefficients | None =
         thread = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="engine"))
         loaded = thread.submit(_load_all, config, coefficients).result()
         stack.callback(lambda: thread.submit(loaded.engine.close).result())
-        asyncio.run(_run(config, addresses, ThreadRunner(loaded.engine, thread), loaded, ready, metrics))
+        asyncio.run(_run(config, ThreadRunner(loaded.engine, thread), loaded, ready, metrics))
 
 
 def _load_all(config: ServeConfig, coefficients: Coefficients | None) -> Loaded:
     """Load judge and engine, in the thread that will own the engine, and learn how long its passes take."""
     engine, offer, judge = _load(config)
+    offer = replace(offer, max_window=config.max_window, weights=_weights(config), judge=_judged_by(config))
     try:
         return Loaded(engine, offer, judge, _estimator(config, engine, coefficients))
     except BaseException:
@@ -85,8 +92,23 @@ def _load_all(config: ServeConfig, coefficients: Coefficients | None) -> Loaded:
         raise
 
 
+def _weights(config: ServeConfig) -> str:
+    """Fingerprint of the target."""
+    return SYNTHETIC if config.engine == "synthetic" else model_fingerprint(find(str(config.model)))
+
+
+def _judged_by(config: ServeConfig) -> str:
+    """The judge, with fingerprints of its head's files."""
+    parts = [judge_kind(config.judge, config.head, config.quality_budget)]
+    if config.head is not None:
+        parts += [model_fingerprint(Path(config.head) / name) for name in (INFO, WEIGHTS)]
+    if config.quality_budget is not None:
+        parts.append(f"{config.quality_budget:g}")
+    return " ".join(parts)
+
+
 def _estimator(config: ServeConfig, engine: VerifyEngine, coefficients: Coefficients | None) -> OnlineEstimator | None:
-    if config.scheduler != "slo":
+    if config.scheduler != "slo" and config.window_controller is None:
         return None
     if coefficients is not None:
         return OnlineEstimator(coefficients)
@@ -133,10 +155,11 @@ def _vllm_options(config: ServeConfig) -> dict[str, Any]:
         "max_batch_tokens": config.max_batch_tokens,
         "tensor_parallel_size": config.tensor_parallel,
         "gpu_memory_utilization": config.memory_share,
+        "prefix_cache": config.prefix_cache,
     }
 
 
-def _station(config: ServeConfig, link: ServerLink, runner: EngineRunner, loaded: Loaded) -> BaseStation:
+def _station(config: ServeConfig, link: ZmqServerLink, runner: EngineRunner, loaded: Loaded) -> BaseStation:
     engine, offer, judge, estimator = loaded
     known = None if estimator is None else estimator.coefficients
     whole_blocks = PIECE % engine.block_size == 0
@@ -145,24 +168,32 @@ def _station(config: ServeConfig, link: ServerLink, runner: EngineRunner, loaded
     bounds = (config.max_batch, config.max_batch_tokens)
     plan = scheduler(config.scheduler, *bounds, known, kv_tokens=engine.kv_tokens, chunk_tokens=config.chunk_tokens)
     admission = None
-    if known is not None and config.admission:
+    if known is not None and config.scheduler == "slo" and config.admission:
         admission = Admission(coefficients=known, max_requests=config.max_batch, kv_tokens=engine.kv_tokens)
     return BaseStation(
-        link, runner, Desk(offer, SessionTable()), plan, judge, WallClock(),
+        link, runner, Desk(offer, session_table(config, engine.kv_tokens, link.owner)), plan, judge, WallClock(),
         estimator=estimator, admission=admission, block_size=engine.block_size, margin=MARGIN,
-        cuts=known is not None and whole_blocks,
+        cuts=known is not None and whole_blocks, windows=_windows(config, loaded),
     )  # fmt: skip
+
+
+def _windows(config: ServeConfig, loaded: Loaded) -> Windows | None:
+    """What hints UEs how much to draft."""
+    estimator = loaded.estimator
+    if config.window_controller is None or estimator is None:
+        return None
+    chosen = window_config(config.window_controller)
+    return Windows(chosen, lambda: estimator.coefficients, config.max_batch, loaded.offer.vocab_size)
 
 
 async def _run(
     config: ServeConfig,
-    addresses: list[str],
     runner: EngineRunner,
     loaded: Loaded,
     ready: Ready,
     metrics: MetricsFile | None,
 ) -> None:
-    link = ZmqServerLink(*addresses)
+    link = listen(config, loaded.offer)
     try:
         station = _station(config, link, runner, loaded)
         serving = asyncio.create_task(station.serve())

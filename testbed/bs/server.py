@@ -16,27 +16,42 @@ from testbed.bs.desk import Desk
 from testbed.bs.engine import VerifyRequest
 from testbed.bs.estimator_online import OnlineEstimator
 from testbed.bs.judge import Judge
-from testbed.bs.keeper import Keeper
+from testbed.bs.keeper import Keeper, shown
 from testbed.bs.promises import Promises
 from testbed.bs.queue import Queue, Taken
 from testbed.bs.runner import EngineRunner
 from testbed.bs.sampled import check_distributions
 from testbed.bs.scheduler import Scheduler
 from testbed.bs.sessions import Round, Session
+from testbed.bs.verdict import verdict
+from testbed.bs.windows import Windows
 from testbed.channel.link import ServerLink
 from testbed.clock import Clock
 from testbed.errors import BadInput, EngineError, ProtocolError
 from testbed.protocols import PROTOCOLS
-from testbed.protocols.base import expect_names, hidden_names, read_hidden
 from testbed.protocols.codec import AnyArray, Packet, decode_uplink, encode, pack_positions
-from testbed.protocols.messages import Close, Draft, Fault, Hello, Hidden, Message, NeedHidden, Open, Ping, Verdict
+from testbed.protocols.messages import (
+    NO_HINT,
+    Close,
+    Draft,
+    Fault,
+    Hello,
+    Hidden,
+    Message,
+    NeedHidden,
+    Open,
+    Ping,
+    Verdict,
+)  # fmt: skip
 
 MAX_REASON = 500
 """Characters of a `Fault`'s reason."""
 
 
 class BaseStation:
-    """Serves rounds until cancelled. What the keyword arguments are for: see `Promises`."""
+    """Serves rounds until cancelled. What the keyword arguments are for: see `Promises`; `windows` hints UEs how much
+    to draft, None: not at all.
+    """
 
     def __init__(
         self,
@@ -52,11 +67,13 @@ class BaseStation:
         block_size: int = 1,
         cuts: bool = False,
         margin: float = 0.0,
+        windows: Windows | None = None,
     ) -> None:
         self._link, self._runner, self._desk = link, runner, desk
         self._judge, self._clock = judge, clock
         self._keeper = Keeper(judge, desk.offer.vocab_size)
         self._promises = Promises(desk.sessions, scheduler, estimator, admission, block_size, cuts, margin)
+        self._windows = windows
         self._queue = Queue()
         self._wake = asyncio.Event()
 
@@ -72,11 +89,13 @@ class BaseStation:
 
     def metrics(self) -> dict[str, Any]:
         """What it has counted, and how it stands now."""
-        return self._promises.snapshot()
+        return self._promises.snapshot() | (self._windows.snapshot() if self._windows else {})
 
     async def serve(self) -> None:
         """Serve until cancelled; raises what either task raises."""
         tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._run_engine())]
+        if self._desk.sessions.idle_s is not None:
+            tasks.append(asyncio.create_task(self._expire(self._desk.sessions.idle_s)))
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -94,8 +113,9 @@ class BaseStation:
                 packet = decode_uplink(frames)
                 session = getattr(packet.message, "session", -1)
                 reply = await self._take(peer, packet)
+                self._desk.sessions.hear((peer, session), self._clock.time())
             except (ProtocolError, BadInput) as exc:
-                reply = Fault(session=session, reason=str(exc)[:MAX_REASON])
+                reply = Fault(session=session, reason=_line(exc))
             if reply is not None:
                 await self._link.send(peer, encode(reply))
 
@@ -109,14 +129,14 @@ class BaseStation:
             await self._take_hidden(peer, packet, message)
             return None
         if isinstance(message, Open):
-            if message.threshold > 0 and (known := PROTOCOLS.get(message.protocol)) and known.judged:
-                self._judge.check(message.drafter, message.hidden_size)
+            if message.threshold > 0 and (kind := PROTOCOLS.get(message.protocol)) and kind.judged:
+                self._judge.check(message.drafter, message.hidden_size, message.hidden_bits)
             before = self._desk.sessions.get((peer, message.session))
             reply, session = self._desk.open(peer, message, packet.arrays, self._promises.admit)
             if session is not None and before is not None:
                 self._forget(before)
-            if session is not None and session.protocol is None:
-                self._enqueue(session, Round(0, self._desk.no_window, None, self._clock.time()))
+            if session is not None and session.alone:
+                self._enqueue(session, Round(message.round, self._desk.no_window, None, self._clock.time()))
             return reply
         if isinstance(message, Close):
             closed = self._desk.sessions.close((peer, message.session))
@@ -124,13 +144,15 @@ class BaseStation:
                 self._forget(closed)
             return None
         if isinstance(message, Hello):
+            for left in self._desk.sessions.leave(peer):  # of a run that died and goes on under its identity
+                self._forget(left)
             return self._desk.hello(message)
         assert isinstance(message, Ping)
         return self._desk.ping(message)
 
     async def _take_draft(self, peer: bytes, packet: Packet[Message], message: Draft) -> None:
         arrived_s = self._clock.time()
-        taken = self._desk.draft(peer, message, packet.arrays)
+        taken = self._desk.draft(peer, message, packet.arrays, len(self._queue))
         if isinstance(taken, Message):
             await self._link.send(peer, encode(taken))
         elif isinstance(taken, Session):
@@ -143,17 +165,25 @@ class BaseStation:
             self._enqueue(session, round_)
 
     def _forget(self, session: Session) -> None:
+        if self._windows:
+            self._windows.ended(session)
         self._queue.drop(session)
         self._runner.release(session.name)
+
+    async def _expire(self, idle_s: float) -> None:
+        """Forget sessions that fall idle; whoever comes back is told so by `Resync`."""
+        while True:
+            await self._clock.sleep(idle_s / 4)
+            for session in self._desk.sessions.expire(self._clock.time()):
+                self._forget(session)
 
     # ------------------------------------------------------------ 4 queue
 
     def _enqueue(self, session: Session, round_: Round) -> None:
         session.current = round_
         logprobs = session.drawn and not session.sampling.greedy
-        request = VerifyRequest(
-            session.name, session.prefix, round_.window.ids, hidden=self._keeper.by_hidden(session), logprobs=logprobs
-        )
+        hidden = len(round_.window.ids) > 0 and self._keeper.by_hidden(session)
+        request = VerifyRequest(session.name, session.prefix, round_.window.ids, hidden=hidden, logprobs=logprobs)
         round_.pending = self._promises.pending(session, round_, request)
         self._queue.put(session, round_.pending)
         self._wake.set()
@@ -201,8 +231,7 @@ class BaseStation:
         for session, _, _ in batch:
             session.current = None
             self._queue.drop(session)
-            reason = f"verification failed: {exc}"[:MAX_REASON]
-            await self._reply(session, Fault(session=session.key[1], reason=reason))
+            await self._reply(session, Fault(session=session.key[1], reason=f"verification failed: {_line(exc)}"))
 
     async def _asked(self, session: Session, round_: Round) -> bool:
         """Ask the UE for hidden states where the protocol needs them for judging."""
@@ -223,13 +252,8 @@ class BaseStation:
         round_ = session.current if session else None
         if not session or not round_ or round_.number != message.round or round_.asked_s is None:
             return
-        expect_names(packet.arrays, *hidden_names(session.hidden_bits))
-        rows = round_.candidates()
-        shown = read_hidden(packet.arrays, len(rows), session.drafter_hidden, session.hidden_bits)
-        hidden = np.zeros((len(round_.window.ids), session.drafter_hidden), shown.dtype)
-        hidden[rows] = shown
+        shown(session, round_, packet.arrays)
         round_.waited_s = self._clock.time() - round_.asked_s
-        round_.window = round_.window._replace(hidden=hidden)
         await self._settle([(session, round_)])
 
     # ------------------------------------------------------------ 6 judge, 7 verdict
@@ -241,33 +265,33 @@ class BaseStation:
         await self._runner.judged(sum(len(r.candidates()) for s, r in ready if self._keeper.by_hidden(s)))
         judge_s = self._clock.time() - start_s
         for (session, round_), kept in zip(ready, all_kept, strict=True):
-            assert round_.result is not None
             self._promises.settled(session, round_, kept, self._clock.time())
             session.append(round_.window.ids[: kept.accepted])
             if kept.token is not None:
                 session.append(np.array([kept.token], np.int32))
             session.owed, session.current = kept.token is None, None
-            candidates = round_.candidates()
-            verdict = Verdict(
-                session=session.key[1],
-                round=round_.number,
-                accepted=kept.accepted,
-                token=-1 if kept.token is None else kept.token,
-                candidates=len(candidates),
-                queried=len(candidates) if round_.asked_s is not None else int(kept.target is not None),
-                gap=round_.result.gap(kept.accepted),
-                batch_size=round_.batch_size,
-                queue_s=round_.queue_s,
-                verify_s=round_.verify_s,
-                judge_s=judge_s,
-                bs_s=self._clock.time() - round_.arrived_s - round_.waited_s,
-            )
-            await self._reply(session, verdict, {} if kept.target is None else {"target": kept.target})
-            if session.protocol is None and not self._desk.finished(session):
+            window = self._hint(session, round_, kept.accepted)
+            answer = verdict(session, round_, kept, window, judge_s, self._clock.time())
+            await self._reply(session, answer, {} if kept.target is None else {"target": kept.target})
+            if session.alone and not self._desk.finished(session):
                 self._enqueue(session, Round(round_.number + 1, self._desk.no_window, None, self._clock.time()))
+
+    def _hint(self, session: Session, round_: Round, accepted: int) -> int:
+        """The window for a session's next round, 0: the target goes on alone."""
+        if self._windows is None:
+            return NO_HINT
+        window = self._windows.hint(session, round_, accepted, self._clock.time())
+        if window != NO_HINT:
+            session.alone = window == 0
+        return window
 
     async def _reply(self, session: Session, message: Message, arrays: dict[str, AnyArray] | None = None) -> None:
         frames = encode(message, arrays)
-        if isinstance(message, Verdict):
+        if isinstance(message, Verdict) and message.round == session.last_round:
             session.last_reply = frames
         await self._link.send(session.key[0], frames)
+
+
+def _line(exc: Exception) -> str:
+    """An error's text for whoever caused it, in one printable line."""
+    return "".join(c if c.isprintable() else " " for c in str(exc)[:MAX_REASON])

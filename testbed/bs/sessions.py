@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +17,8 @@ from testbed.protocols.sampling import GREEDY, Sampling
 
 Key = tuple[bytes, int]
 """A peer's identity and its session number: no peer can name another's session."""
+REMEMBERED = 4096
+"""Expired sessions whose UEs will be told why."""
 
 
 @dataclass(slots=True)
@@ -92,6 +95,19 @@ class Session:
     """Drafted tokens that were the first of their window not to stay."""
     hidden_bits: int = 16
     """Bits of an element at which its hidden states come up."""
+    hinted: int = 0
+    """The most that its UE drafts in a round, where that one wants hints; 0: it wants none."""
+    alone: bool = False
+    """Whether the target decodes on without waiting for drafts: always in `target-only`, else while speculation is
+    off."""
+
+    heard_s: float = 0.0
+    """When its UE was last heard of, on the server's clock."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether it waits for its UE rather than for the engine."""
+        return self.current is None or self.current.asked_s is not None
 
     @property
     def drawn(self) -> bool:
@@ -115,10 +131,32 @@ class Session:
 
 
 class SessionTable:
-    """All sessions, bounded per peer and in all."""
+    """All sessions, bounded per UE and in all.
 
-    def __init__(self, per_peer: int = 64, total: int = 1024) -> None:
+    Args:
+        per_peer: sessions of one UE.
+        total: sessions of all.
+        pending: windows that may wait for the engine; None: one of every session.
+        tokens: of all sessions together, beyond which no more are opened; None: no bound.
+        idle_s: after which a session is forgotten whose UE says nothing; None: never.
+        owner: whose a peer is; by default each is its own.
+    """
+
+    def __init__(
+        self,
+        per_peer: int = 64,
+        total: int = 1024,
+        *,
+        pending: int | None = None,
+        tokens: int | None = None,
+        idle_s: float | None = None,
+        owner: Callable[[bytes], bytes] = lambda peer: peer,
+    ) -> None:
         self.per_peer, self.total = per_peer, total
+        self.pending, self.tokens, self.idle_s = pending, tokens, idle_s
+        self._owner = owner
+        self._owned: Counter[bytes] = Counter()
+        self._expired: OrderedDict[Key, None] = OrderedDict()
         self._sessions: dict[Key, Session] = {}
         self._promised: Counter[float] = Counter()
         self._opened = 0
@@ -132,9 +170,21 @@ class SessionTable:
 
     def full_for(self, key: Key) -> bool:
         """Whether a new session under this key would pass a bound."""
-        if key in self._sessions:
-            return False
-        return len(self) >= self.total or sum(k[0] == key[0] for k in self._sessions) >= self.per_peer
+        return self.refusal(key, 0) is not None
+
+    def refusal(self, key: Key, tokens: int) -> str | None:
+        """Why a new session of so many tokens under this key would pass a bound, if it would."""
+        before = self._sessions.get(key)
+        if before is None:
+            if (owned := self._owned[self._owner(key[0])]) >= self.per_peer:
+                return f"this UE has {owned} sessions; at most {self.per_peer}"
+            if len(self) >= self.total:
+                return f"{len(self)} sessions are open; at most {self.total}"
+        if self.tokens is not None:
+            held = sum(max(s.length, s.wanted) for s in self._sessions.values() if s is not before)
+            if held + tokens > self.tokens:
+                return f"the open sessions hold {held} tokens; {tokens} more pass the bound of {self.tokens}"
+        return None
 
     def open(
         self,
@@ -156,6 +206,8 @@ class SessionTable:
         session = Session(key, name, tokens, len(prefix), protocol, threshold, drafter_hidden, wanted, sampling, seed)
         session.speed_tps, session.hidden_bits = speed_tps, hidden_bits
         self.close(key)
+        self._expired.pop(key, None)
+        self._owned[self._owner(key[0])] += 1
         self._sessions[key] = session
         if speed_tps is not None:
             self._promised[speed_tps] += 1
@@ -164,9 +216,46 @@ class SessionTable:
     def close(self, key: Key) -> Session | None:
         """Forget a session and return it; None if it was not known."""
         session = self._sessions.pop(key, None)
-        if session is not None and session.speed_tps is not None:
+        if session is None:
+            return None
+        owner = self._owner(key[0])
+        self._owned[owner] -= 1
+        if not self._owned[owner]:
+            del self._owned[owner]
+        if session.speed_tps is not None:
             self._promised[session.speed_tps] -= 1
         return session
+
+    def hear(self, key: Key, now_s: float) -> None:
+        """Something came for a session."""
+        if (session := self._sessions.get(key)) is not None:
+            session.heard_s = now_s
+
+    def leave(self, peer: bytes) -> list[Session]:
+        """Forget the sessions of a peer, and return them."""
+        if not self._owned[self._owner(peer)]:
+            return []
+        found = [session for key, session in self._sessions.items() if key[0] == peer]
+        for session in found:
+            self.close(session.key)
+        return found
+
+    def expire(self, now_s: float) -> list[Session]:
+        """Forget the sessions that have been idle for too long, and return them."""
+        if self.idle_s is None:
+            return []
+        late_s = now_s - self.idle_s
+        found = [session for session in self._sessions.values() if session.idle and session.heard_s < late_s]
+        for session in found:
+            self.close(session.key)
+            self._expired[session.key] = None
+        while len(self._expired) > REMEMBERED:
+            self._expired.popitem(last=False)
+        return found
+
+    def fate(self, key: Key) -> str:
+        """What became of a session that is not known; empty where nobody knows."""
+        return f"idle for more than {self.idle_s:g} s" if key in self._expired else ""
 
     def promised(self, apart: Key | None = None) -> dict[float, int]:
         """Sessions that are promised something by speed, one of them left out."""

@@ -18,6 +18,7 @@ from vllm.model_executor.models.interfaces_base import default_pooling_type
 from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
+from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 from vllm.tasks import PoolingTask
 from vllm.v1.pool.metadata import PoolingMetadata
 
@@ -114,7 +115,10 @@ def _indices(values: list[int], like: Tensor) -> Tensor:
     return torch.tensor(values, dtype=torch.long).to(like.device, non_blocking=True)
 
 
-def _pooler(model: LlamaForCausalLM | Qwen2ForCausalLM | Qwen3ForCausalLM, config: VllmConfig) -> TailPooler:
+Verified = LlamaForCausalLM | Qwen2ForCausalLM | Qwen3ForCausalLM | Qwen3MoeForCausalLM
+
+
+def _pooler(model: Verified, config: VllmConfig) -> TailPooler:
     additional = config.additional_config
     if not isinstance(additional, dict):
         raise TypeError(f"vLLM's additional configuration lacks {VOCAB_KEY}")
@@ -154,10 +158,22 @@ class Qwen3Verifier(Qwen3ForCausalLM):
         self.pooler = _pooler(self, vllm_config)
 
 
+@default_pooling_type(tok_pooling_type="ALL")
+class Qwen3MoeVerifier(Qwen3MoeForCausalLM):
+    """Qwen 3, mixture of experts."""
+
+    is_pooling_model = True
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.pooler = _pooler(self, vllm_config)
+
+
 VERIFIERS: dict[str, type[nn.Module]] = {
     "LlamaForCausalLM": LlamaVerifier,
     "Qwen2ForCausalLM": Qwen2Verifier,
     "Qwen3ForCausalLM": Qwen3Verifier,
+    "Qwen3MoeForCausalLM": Qwen3MoeVerifier,
 }
 for _verifier in VERIFIERS.values():
     ModelRegistry.register_model(_verifier.__name__, _verifier)

@@ -1,7 +1,8 @@
 """The link seam: frames out, frames in, bytes counted; and its ZeroMQ implementation.
 
 The UE holds one `Link` to its BS (DEALER); the BS holds one `ServerLink` to all UEs (ROUTER), which names each peer
-by its ZeroMQ identity. Counted bytes are those of the frames; ZMTP and TCP framing is not included.
+by its ZeroMQ identity, behind CURVE by its key and identity. Counted bytes are those of the frames; ZMTP and TCP
+framing is not included.
 """
 
 from __future__ import annotations
@@ -15,12 +16,21 @@ from typing import NamedTuple, Protocol
 import zmq
 import zmq.asyncio
 
+from testbed.channel.guard import Gate
+from testbed.channel.keys import KEY_LENGTH, ClientKeys, ServerKeys
 from testbed.clock import within
 from testbed.errors import BadInput, LinkError, LinkTimeout
 
 Frames = Sequence["bytes | memoryview"]
 HIGH_WATER = 1000
+INBOX, OUTBOX = 16, 128
+"""Messages of and for each UE that wait at the BS: more of its own stay on its side, more for it are dropped."""
+CURVE_BYTES = 33
+"""That encryption adds to a frame."""
+HANDSHAKE_MS = 5000
+"""After which a connection is closed that has not shown its key."""
 MAX_MESSAGE_BYTES = 65 * 2**20
+"""Of a frame."""
 
 
 class Received(NamedTuple):
@@ -75,12 +85,16 @@ def check_address(address: str) -> str:
 
 
 class ZmqLink:
-    """DEALER socket to one BS; reconnects by itself."""
+    """DEALER socket to one BS; reconnects by itself. With keys, only the BS that they name can read and answer."""
 
-    def __init__(self, address: str, identity: bytes) -> None:
-        self.address = check_address(address)
+    def __init__(self, address: str, identity: bytes, keys: ClientKeys | None = None) -> None:
+        self.address, self.identity = check_address(address), identity
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
+        self._why = "is it there, and does it want keys?" if keys is None else "does it know this UE's key?"
+        if keys is not None:
+            self._socket.curve_serverkey = keys.server
+            self._socket.curve_publickey, self._socket.curve_secretkey = keys.public, keys.secret
         for option, value in (
             (zmq.LINGER, 0), (zmq.ROUTING_ID, identity), (zmq.SNDHWM, HIGH_WATER), (zmq.RCVHWM, HIGH_WATER),
             (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES), (zmq.IPV6, "[" in address),
@@ -97,7 +111,7 @@ class ZmqLink:
         try:
             await self._socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=True)
         except zmq.Again as exc:
-            raise LinkError(f"{self.address} takes no more messages") from exc
+            raise LinkError(f"{self.address} takes no more messages: {self._why}") from exc
         return sum(map(len, frames))
 
     async def recv(self, timeout_s: float) -> Received:
@@ -115,14 +129,24 @@ class ZmqLink:
 
 
 class ZmqServerLink:
-    """ROUTER socket on one or more addresses."""
+    """ROUTER socket on one or more addresses.
 
-    def __init__(self, *addresses: str) -> None:
+    Args:
+        keys: who is let in; None: everybody who can reach it. A UE whose key is revoked is heard no more, and what is
+            sent to it is dropped; its connection may stand.
+        frame_bytes: largest frame; who sends a larger one is disconnected.
+    """
+
+    def __init__(self, *addresses: str, keys: ServerKeys | None = None, frame_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._context = zmq.asyncio.Context()
+        self._gate = None if keys is None else Gate(self._context, keys)
         self._socket = self._context.socket(zmq.ROUTER)
+        if self._gate is not None:
+            self._gate.protect(self._socket)
         for option, value in (
-            (zmq.LINGER, 200), (zmq.ROUTER_HANDOVER, 1), (zmq.SNDHWM, HIGH_WATER), (zmq.RCVHWM, HIGH_WATER),
-            (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES), (zmq.IPV6, any("[" in a for a in addresses)),
+            (zmq.LINGER, 200), (zmq.ROUTER_HANDOVER, 1), (zmq.SNDHWM, OUTBOX), (zmq.RCVHWM, INBOX),
+            (zmq.MAXMSGSIZE, frame_bytes + (CURVE_BYTES if keys else 0)), (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
+            (zmq.IPV6, any("[" in a for a in addresses)),
         ):  # fmt: skip
             self._socket.setsockopt(option, value)
         self.addresses: list[str] = []
@@ -138,7 +162,11 @@ class ZmqServerLink:
             raise BadInput(f"cannot bind {address}: {exc}") from exc
 
     async def send(self, peer: bytes, frames: Frames) -> None:
-        """Send to a peer; a full or vanished peer loses the message."""
+        """Send to a peer; a full, vanished or revoked peer loses the message."""
+        if self._gate is not None:
+            if self.owner(peer).decode() not in self._gate.allowed:
+                return
+            peer = peer[KEY_LENGTH:]
         try:
             await self._socket.send_multipart([peer, *frames], flags=zmq.NOBLOCK, copy=True)
         except zmq.Again:
@@ -146,10 +174,21 @@ class ZmqServerLink:
 
     async def recv(self) -> tuple[bytes, list[bytes]]:
         """Wait for one message."""
+        while self._gate is not None:
+            first, *rest = await self._socket.recv_multipart(copy=False)
+            key = str(first.get("User-Id"))
+            if key in self._gate.allowed:
+                return key.encode() + first.bytes, [frame.bytes for frame in rest]
         peer, *frames = await self._socket.recv_multipart()
         return peer, frames
 
+    def owner(self, peer: bytes) -> bytes:
+        """The key that a peer came in with; without keys each peer is its own."""
+        return peer if self._gate is None else peer[:KEY_LENGTH]
+
     def close(self) -> None:
         """Close socket and context."""
+        if self._gate is not None:
+            self._gate.close()
         self._socket.close()
         self._context.term()

@@ -31,6 +31,18 @@ def serve(
         str | None, typer.Option(help="Directory or Hugging Face id; default: the bundled target.")
     ] = None,
     bind: Annotated[str, typer.Option(help="Address to listen on; several separated by commas.")] = DEFAULT.bind,
+    keys: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Let in only whose key is there: see `testbed keys`.")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond loopback without keys.")] = False,
+    max_sessions: Annotated[int, typer.Option(help="Sessions of all UEs.")] = DEFAULT.max_sessions,
+    max_sessions_per_ue: Annotated[int, typer.Option(help="Sessions of one UE.")] = DEFAULT.max_sessions_per_ue,
+    max_pending: Annotated[int, typer.Option(help="Windows that may wait for the engine.")] = DEFAULT.max_pending,
+    max_window: Annotated[int, typer.Option(help="Tokens of a draft window.")] = DEFAULT.max_window,
+    max_kv_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of all open sessions; default: four times the engine's room.")
+    ] = None,
+    idle_s: Annotated[float, typer.Option(help="Seconds after which a silent session is forgotten.")] = DEFAULT.idle_s,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = DEFAULT.dtype,
     max_model_len: Annotated[int | None, typer.Option(help="Positions of one sequence.")] = None,
     scheduler: Annotated[
@@ -41,6 +53,9 @@ def serve(
     tensor_parallel: Annotated[int, typer.Option(help="GPUs that share the model (vLLM).")] = DEFAULT.tensor_parallel,
     memory_share: Annotated[float, typer.Option(help="Share of GPU memory for vLLM.")] = DEFAULT.memory_share,
     threads: Annotated[int | None, typer.Option(help="CPU threads of the engine.")] = None,
+    prefix_cache: Annotated[
+        bool, typer.Option(help="Whether vLLM reads committed prefixes from its cache, or computes them every round.")
+    ] = DEFAULT.prefix_cache,
     head: Annotated[
         str | None, typer.Option(help="Decision head: its directory, or bundled; default: the bundled one, if needed.")
     ] = None,
@@ -63,6 +78,10 @@ def serve(
     chunk_tokens: Annotated[
         int | None, typer.Option(help="New tokens of a prompt that a pass of fcfs takes; slo goes by deadlines.")
     ] = None,
+    window_controller: Annotated[
+        str | None,
+        typer.Option(help="Hint UEs of `ue run --window-rule hinted` how much to draft: on, or max_window=8,…"),
+    ] = None,
     metrics: Annotated[str | None, typer.Option(metavar="FILE", help="Write counters here, as JSON lines.")] = None,
     metrics_interval_s: Annotated[float, typer.Option(help="Seconds between them.")] = DEFAULT.metrics_interval_s,
     as_json: Annotated[bool, typer.Option("--json", help="Say that it is ready as one JSON line.")] = False,
@@ -73,13 +92,17 @@ def serve(
 
         testbed bs serve
 
-        testbed bs serve --engine vllm --model Qwen/Qwen2.5-7B-Instruct --dtype bfloat16 --bind tcp://0.0.0.0:5555
+        testbed bs serve --engine vllm --model Qwen/Qwen2.5-7B-Instruct --dtype bfloat16
+
+        testbed bs serve --bind tcp://0.0.0.0:5555 --keys keys
 
         testbed bs serve --head runs/head
 
         testbed bs serve --judge budget --quality-budget 0.01
 
         testbed bs serve --scheduler slo --metrics bs.jsonl
+
+        testbed bs serve --window-controller max_window=8
     """
     from testbed.bs.judges import WITH_HEAD, judge_kind
     from testbed.bs.serve import serve as run
@@ -93,6 +116,14 @@ def serve(
         engine=engine,
         model=model,
         bind=bind,
+        keys=keys,
+        insecure=insecure,
+        max_sessions=max_sessions,
+        max_sessions_per_ue=max_sessions_per_ue,
+        max_pending=max_pending,
+        max_window=max_window,
+        max_kv_tokens=max_kv_tokens,
+        idle_s=idle_s,
         dtype=dtype,
         max_model_len=max_model_len,
         scheduler=scheduler,
@@ -101,12 +132,14 @@ def serve(
         tensor_parallel=tensor_parallel,
         memory_share=memory_share,
         threads=threads,
+        prefix_cache=prefix_cache,
         judge=kind,
         head=str(head_directory(head)) if kind in WITH_HEAD else None,
         quality_budget=quality_budget,
         coefficients=coefficients,
         admission=admission,
         chunk_tokens=chunk_tokens,
+        window_controller=window_controller,
         metrics=metrics,
         metrics_interval_s=metrics_interval_s,
     )
@@ -126,8 +159,9 @@ def serve(
 
 def _check(config: ServeConfig) -> None:
     """Refuse options that the scheduler would not look at."""
+    coefficients = None if config.window_controller is not None else config.coefficients
     for name, value, of in (
-        ("coefficients", config.coefficients, "slo"),
+        ("coefficients", coefficients, "slo"),
         ("chunk-tokens", config.chunk_tokens, "fcfs"),
     ):
         if value is not None and config.scheduler in ("slo", "fcfs") and config.scheduler != of:

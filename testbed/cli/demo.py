@@ -10,6 +10,7 @@ import typer
 
 from testbed.cli.output import note, print_json, print_rows
 from testbed.config import DemoConfig
+from testbed.ue.window import RULES
 
 DEFAULT = DemoConfig()
 
@@ -61,7 +62,7 @@ def demo(
         int, typer.Option(help="Bits of an element at which fh and sh upload hidden states: 16, 8 or 4.")
     ] = DEFAULT.hidden_bits,
     window_rule: Annotated[
-        str, typer.Option(help="When to stop drafting: fixed, predicted or gain; K is the most tokens of a round.")
+        str, typer.Option(help=f"When to stop drafting, K tokens at most: {', '.join(RULES)}.")
     ] = DEFAULT.window_rule,
     predictor: Annotated[
         str | None, typer.Option(metavar="DIR", help="Rejection predictor; default: the bundled one, if needed.")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import typer
 
-from testbed.cli import openloop
+from testbed.cli import limits, openloop, ramp
 from testbed.cli.output import note, print_json, print_rows
 from testbed.errors import BadInput
 from testbed.optim.serving_model import Costs, CycleCosts, compare
@@ -24,6 +24,9 @@ NUMBER = "{:.6g}"
 
 
 app.command("measure")(openloop.measure)
+app.command("ramp")(ramp.ramp)
+app.command("limits")(limits.limits)
+app.command("sizes")(limits.sizes)
 
 
 @app.callback()
@@ -71,9 +74,10 @@ def fit(
         raise BadInput(f"--bootstrap must be at least 0, not {bootstrap}")
     points, latency_s = read_points(csv, column)
     if by_length:
-        if experts or form or out or plots:
-            raise BadInput("--by-length gives a fit for each length: leave out --experts, --form, --out and --plots")
-        _print_lengths(points, latency_s, _whole(leave_out, "--leave-out") if leave_out else [], seed, as_json)
+        if experts or form or out:
+            raise BadInput("--by-length gives a fit for each length: leave out --experts, --form and --out")
+        counts = _whole(leave_out, "--leave-out") if leave_out else []
+        _print_lengths(points, latency_s, counts, seed, plots, as_json)
         return
     if leave_out:
         raise BadInput("--leave-out needs --by-length")
@@ -112,10 +116,16 @@ def _print_fit(document: Mapping[str, Any], wanted: Sequence[str]) -> None:
     print_rows(rows, f"{document['points']} points, R² = {document['r2']:.5f}", columns)
 
 
-def _print_lengths(points: Points, latency_s: Any, counts: list[int], seed: int, as_json: bool) -> None:
+def _print_lengths(
+    points: Points, latency_s: Any, counts: list[int], seed: int, plots: Path | None, as_json: bool
+) -> None:
     from testbed.optim.serving_lengths import by_lengths
 
     lengths = by_lengths(points, latency_s)
+    if plots is not None:
+        from testbed.experiments.latency_scaling import plot_lengths
+
+        note(f"wrote {plot_lengths(lengths, plots / 'lengths.png')}")
     laws = lengths.laws()
     left = [lengths.leave_out(count, seed) for count in counts]
     wanted = names("speculation", None)

@@ -52,6 +52,41 @@ def export(
         note(f"wrote {out}: {parity}")
 
 
+@app.command("random")
+def make_random_model(
+    out: Annotated[Path, typer.Option(help="Directory to write.")],
+    kind: Annotated[Literal["llama", "qwen3", "qwen3-moe"], typer.Option(help="Architecture.")] = "llama",
+    hidden: Annotated[int, typer.Option(help="Hidden size.")] = 256,
+    layers: Annotated[int, typer.Option(help="Layers.")] = 4,
+    ffn: Annotated[int, typer.Option(help="Width of the feed-forward layer, or of each expert's.")] = 1024,
+    heads: Annotated[int, typer.Option(help="Attention heads, of a multiple of 32 dimensions each.")] = 4,
+    experts: Annotated[int, typer.Option(help="qwen3-moe: experts of a layer.")] = 16,
+    active: Annotated[int, typer.Option(help="qwen3-moe: experts of a token.")] = 2,
+    positions: Annotated[int, typer.Option(help="Longest sequence.")] = 2048,
+    seed: Annotated[int, typer.Option(help="Of the weights.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Write a random target of a chosen size, with the bundled tokenizer, to measure latency with.
+
+    Examples:
+
+        testbed models random --hidden 512 --layers 8 --out random
+
+        testbed models random --kind qwen3-moe --experts 16 --active 2 --out moe
+    """
+    from testbed.models.random_model import RandomModel, make_random
+
+    chosen = RandomModel(
+        kind=kind, hidden=hidden, layers=layers, ffn=ffn, heads=heads, experts=experts, active=active,
+        positions=positions, seed=seed,
+    )  # fmt: skip
+    count = make_random(chosen, out)
+    if as_json:
+        print_json({"directory": str(out), "parameters": count})
+    else:
+        note(f"wrote {out}: {count / 1e6:.1f} million parameters")
+
+
 @app.command()
 def train(
     out: Annotated[Path, typer.Option(help="Where the pair's files go.")] = Path("pair"),

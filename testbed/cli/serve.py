@@ -15,7 +15,18 @@ DEFAULT = EndpointConfig()
 
 
 def serve(
-    bs: Annotated[str, typer.Option(help="Address of the base station.")] = DEFAULT.bs,
+    bs: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Address of the base station; given again: of one that takes over. Default: {DEFAULT.bs}."),
+    ] = None,
+    keys: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DIR", help="Keys that `testbed keys new --ue` made; given again: for the next --bs."),
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Talk beyond loopback without keys.")] = False,
+    failover_s: Annotated[
+        float, typer.Option(help="Silence of a base station after which the next takes over.")
+    ] = DEFAULT.failover_s,
     drafter: Annotated[str | None, typer.Option(help="GGUF file; default: the bundled drafter.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Directory with tokenizer.json.")] = None,
     protocol: Annotated[
@@ -57,9 +68,9 @@ def serve(
 
     Examples:
 
-        testbed ue serve --bs tcp://192.0.2.7:5555
+        testbed ue serve --bs tcp://192.0.2.7:5555 --keys orin-1
 
-        testbed ue serve --bs tcp://192.0.2.7:5555 --drafter small.gguf --tokenizer ./large --protocol sh,split
+        testbed ue serve --drafter small.gguf --tokenizer ./large --protocol sh,split
 
         testbed ue serve --host 0.0.0.0 --token-file key.txt
     """
@@ -68,7 +79,10 @@ def serve(
     from testbed.ue.serving import serve as run
 
     config = EndpointConfig(
-        bs=bs,
+        bs=",".join(bs) if bs else DEFAULT.bs,
+        keys=",".join(keys) if keys else None,
+        insecure=insecure,
+        failover_s=failover_s,
         drafter=drafter,
         tokenizer=tokenizer,
         protocols=tuple(dict.fromkeys(p.strip() for p in protocol.split(","))),

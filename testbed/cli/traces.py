@@ -15,6 +15,7 @@ from testbed.channel.fading import Blockage, GilbertElliott, Kind, PathLoss, Sha
 from testbed.channel.formats import FORMATS, write_mahimahi
 from testbed.channel.formats import convert as read_foreign
 from testbed.channel.formats_mending import Options
+from testbed.channel.shares import read_shares
 from testbed.channel.trace import Trace, write_trace
 from testbed.cli.output import note, print_json
 from testbed.errors import BadInput
@@ -85,7 +86,9 @@ def fading(
     shadowing_db: Annotated[float, typer.Option(help="Spread of log-normal shadowing.")] = CELL.shadowing.sigma_db,
     decorrelation_m: Annotated[float, typer.Option(help="Of shadowing.")] = CELL.shadowing.decorrelation_m,
     bandwidth_hz: Annotated[float, typer.Option(help="Shared by the UEs.")] = CELL.bandwidth_hz,
-    share: Annotated[str | None, typer.Option(help="Share of each UE: 0.7,0.3; default: equal.")] = None,
+    share: Annotated[
+        str | None, typer.Option(help="Share of each UE: 0.7,0.3, or JSON of `optim bandwidth`; default: equal.")
+    ] = None,
     noise_w: Annotated[float, typer.Option(help="Noise power; not scaled by the share.")] = CELL.noise_w,
     uplink_w: Annotated[float, typer.Option(help="A UE's power.")] = CELL.uplink_w,
     downlink_w: Annotated[float, typer.Option(help="The BS's power.")] = CELL.downlink_w,
@@ -140,7 +143,7 @@ def fading(
     )
     ues = [Mobility(metres, speed_mps, until_m) for metres in _numbers(distance, "--distance")]
     means = None if mean_uplink_mbps is None else _numbers(mean_uplink_mbps, "--mean-uplink-mbps", len(ues))
-    shares = None if share is None else _numbers(share, "--share", len(ues))
+    shares = None if share is None else _shares(share, len(ues))
     files = _places(out, len(ues))
     _refuse_to_overwrite(files, force)
     traces = cell.traces(ues, seconds, step_s, seed, shares)
@@ -175,6 +178,16 @@ def _kind(text: str) -> Kind:
     """SmallScale checks it, and lists the known ones."""
     kind: Any = text
     return kind  # type: ignore[no-any-return]
+
+
+def _shares(text: str, ues: int) -> Sequence[float]:
+    """Numbers, or a file of them."""
+    if not Path(text).is_file():
+        return _numbers(text, "--share", ues)
+    found = read_shares(Path(text))
+    if len(found) != ues:
+        raise BadInput(f"{text} has {len(found)} shares, and --distance {ues} UEs")
+    return found
 
 
 def _numbers(text: str, option: str, count: int | None = None) -> list[float]:

@@ -10,6 +10,7 @@ import typer
 from testbed.cli.output import note, print_json, print_rows
 from testbed.config import RunConfig
 from testbed.errors import BadInput, GateError
+from testbed.ue.window import RULES
 
 app = typer.Typer(no_args_is_help=True, help="The user equipment: drafts with a small model.")
 DEFAULT = RunConfig()
@@ -22,7 +23,18 @@ def group() -> None:
 
 @app.command()
 def run(
-    bs: Annotated[str, typer.Option(help="Address of the base station.")] = DEFAULT.bs,
+    bs: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Address of the base station; given again: of one that takes over. Default: {DEFAULT.bs}."),
+    ] = None,
+    keys: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DIR", help="Keys that `testbed keys new --ue` made; given again: for the next --bs."),
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Talk beyond loopback without keys.")] = False,
+    failover_s: Annotated[
+        float, typer.Option(help="Silence of a base station after which the next takes over.")
+    ] = DEFAULT.failover_s,
     local_bs: Annotated[str | None, typer.Option(help="Address that `colocated` uses beside the link.")] = None,
     drafter: Annotated[str | None, typer.Option(help="GGUF file; default: the bundled drafter.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Directory with tokenizer.json.")] = None,
@@ -75,26 +87,36 @@ def run(
         bool, typer.Option("--accept-slower", help="Take the speed that it offers where it cannot promise that.")
     ] = False,
     window_rule: Annotated[
-        str, typer.Option(help="When to stop drafting: fixed, predicted or gain; K is the most tokens of a round.")
+        str, typer.Option(help=f"When to stop drafting, K tokens at most: {', '.join(RULES)}.")
     ] = DEFAULT.window_rule,
     predictor: Annotated[
         str | None, typer.Option(metavar="DIR", help="Rejection predictor; default: the bundled one, if needed.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write a run directory here.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the unfinished run in --out, under the same options.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Decode a prompt or a data set with a BS.
 
     Examples:
 
-        testbed ue run --bs tcp://192.0.2.7:5555 --prompt "Ada has 12 apples. Ben gives Ada 30 apples. How many?"
+        testbed ue run --prompt "Ada has 12 apples. Ben gives Ada 30 apples. How many?"
 
-        testbed ue run --bs tcp://192.0.2.7:5555 --dataset bundled:test --limit 50 --protocol greedy,fh,sh --window 16
+        testbed ue run --bs tcp://192.0.2.7:5555 --keys orin-1 --limit 50 --protocol greedy,fh,sh --window 16
+
+        testbed ue run --bs tcp://192.0.2.7:5555 --bs tcp://192.0.2.8:5555 --keys orin-1 --out runs/far
+
+        testbed ue run --bs tcp://192.0.2.7:5555 --bs tcp://192.0.2.8:5555 --keys orin-1 --out runs/far --resume
     """
     from testbed.experiments.uerun import run_ue
 
     config = RunConfig(
-        bs=bs,
+        bs=",".join(bs) if bs else DEFAULT.bs,
+        keys=",".join(keys) if keys else None,
+        insecure=insecure,
+        failover_s=failover_s,
         local_bs=local_bs,
         drafter=drafter,
         tokenizer=tokenizer,
@@ -126,7 +148,7 @@ def run(
         window_rule=window_rule,
         predictor=predictor,
     )
-    result = run_ue(config, _given(prompt, prompt_ids), out)
+    result = run_ue(config, _given(prompt, prompt_ids), out, resume)
     if as_json:
         print_json(result.document())
     else:

@@ -21,7 +21,7 @@ from testbed.bs.schedulers import scheduler
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
 from testbed.channel.virtual import VirtualServerLink
-from testbed.experiments.capacity import CARRY, FCFS, MOST_UES, NONE, ROUND, CapacityConfig, System, hardware
+from testbed.experiments.capacity import CARRY, FCFS, HINTED, MOST_UES, NONE, ROUND, CapacityConfig, System, hardware
 from testbed.experiments.capacity_bs import EachRound, Patient, PrefixCache, Reservation, RoundDelay, TrafficRunner
 from testbed.experiments.capacity_tally import ALL, Run, Tally
 from testbed.experiments.capacity_ue import (
@@ -34,6 +34,7 @@ from testbed.experiments.capacity_ue import (
     policy,
 )  # fmt: skip
 from testbed.experiments.profile import InteractionVerify
+from testbed.experiments.virtual import hinting
 from testbed.protocols import protocol
 from testbed.ue.client import Client
 from testbed.ue.records import RoundRecord
@@ -89,8 +90,9 @@ class _Traffic:
             plan = EachRound(plan)
         desk = Desk(offer, SessionTable(total=2 * MOST_UES))
         self._station = BaseStation(
-            self._server, runner, desk, plan, StrictJudge(), self._clock, cuts=system.order == CARRY
-        )
+            self._server, runner, desk, plan, StrictJudge(), self._clock, cuts=system.order == CARRY,
+            windows=hinting(profile, max_requests=config.max_batch) if system.window == HINTED else None,
+        )  # fmt: skip
 
     async def run(self, until: str, events: bool) -> Run:
         started_s = time.process_time()

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.clock import Clock
-from testbed.experiments.capacity import FIXED, GAIN, CapacityConfig
+from testbed.experiments.capacity import FIXED, GAIN, HINTED, CapacityConfig
 from testbed.ue.drafting import Choose, DraftToken
 from testbed.ue.predictor import PredictorInfo, RejectionPredictor
 from testbed.ue.records import RoundRecord
-from testbed.ue.window import ExpectedGain, FixedWindow, WindowPolicy, check_window
+from testbed.ue.window import ExpectedGain, FixedWindow, Hinted, WindowPolicy, check_window
 
 VOCAB = 512
 MOST_POSITIONS = 2**16
@@ -197,4 +197,6 @@ def policy(config: CapacityConfig, window: str, chance: Chance) -> WindowPolicy:
     """One UE's window rule."""
     if window == GAIN:
         return ExpectedGain(predictor(config), config.gain_window)
+    if window == HINTED:
+        return Hinted(FixedWindow(config.gain_window))
     return FixedWindow(config.window) if window == FIXED else LeftOut(chance, config.window, config.shortest)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
-from testbed.bs.estimator import Coefficients, coefficients_of
+import numpy as np
+from scipy.optimize import nnls
+
+from testbed.bs.estimator import Coefficients, coefficients_of, features
+from testbed.bs.estimator import Work as Seen
 from testbed.channel.trace import read_text
 from testbed.errors import BadInput
-from testbed.experiments.profile import InteractionVerify, load_profile
+from testbed.experiments.profile import InteractionVerify, VerifyCost, Work, load_profile
 
 SELF = "probe"
 """In place of a name: let the engine measure a few passes when it starts."""
+SAMPLE = tuple(product((1, 4, 16), (0, 2, 4, 8, 16), (64, 256, 768)))
+"""Passes that stand for all: requests, tokens drafted by each, cached tokens of each."""
 
 
 def coefficients(name: str) -> Coefficients | None:
@@ -46,3 +53,22 @@ def read(path: Path) -> Coefficients:
     if not isinstance(document, dict):
         raise BadInput(f"{path.name} is no JSON object; give what fit --json writes")
     return coefficients_of(document, path.name)
+
+
+def pass_coefficients(verify: VerifyCost) -> Coefficients:
+    """Eq. 19's coefficients of a profile's passes: its own, or fitted to the passes that `SAMPLE` lists, by least
+    squares of relative errors, none below 0.
+
+    Raises:
+        BadInput: passes that take no time.
+    """
+    if isinstance(verify, InteractionVerify):
+        return Coefficients(verify.a_s, verify.b_compute_s, verify.b_read_s, verify.c_s)
+    rows, seconds = [], []
+    for requests, drafted, cached in SAMPLE:
+        rows.append(features([Seen(drafted + 1, cached)] * requests))
+        seconds.append(verify.pass_s([Work(drafted, drafted + 1, cached)] * requests))
+    relative = np.array(rows) / np.maximum(np.array(seconds), 1e-12)[:, None]
+    scale = np.maximum(relative.max(axis=0), 1e-300)
+    found = nnls(relative / scale, np.ones(len(rows)))[0] / scale
+    return Coefficients(*found.tolist())

@@ -26,6 +26,7 @@ from testbed.experiments import results
 from testbed.experiments.calibrate import calibrate
 from testbed.experiments.datasets import load_dataset
 from testbed.experiments.execute import Watch
+from testbed.experiments.journal import NAME as JOURNAL
 from testbed.experiments.prepare import check_window_rule, prepare
 from testbed.experiments.processes import base_station, proxy, user_equipment
 from testbed.experiments.profile import load_profile
@@ -37,7 +38,7 @@ from testbed.models.bundle import BUNDLED, bundled, head_directory
 from testbed.protocols.adaptive import RULES
 from testbed.protocols.quantise import check_bits
 from testbed.ue.run import check_method, sampling_for
-from testbed.ue.window import check_window
+from testbed.ue.window import HINTED, check_window
 
 Say = Callable[[str], None]
 
@@ -149,15 +150,17 @@ def _real(config: DemoConfig, channel: ChannelSpec, out: Path, say: Say) -> tupl
     with tempfile.TemporaryDirectory(prefix="testbed-") as scratch, contextlib.ExitStack() as held:
         local = f"ipc://{scratch}/bs.sock"
         host, prefix = held.enter_context(_place(channel))
+        (out / JOURNAL).unlink(missing_ok=True)  # of a demo that was killed: this one begins anew
         say(f"starting the base station ({config.engine})")
-        ready = held.enter_context(base_station(_bs_arguments(config, f"tcp://{host}:*,{local}")))
+        alone = ["--insecure"] if channel.kind == "tc" else []  # the link is between two namespaces of this machine
+        ready = held.enter_context(base_station([*_bs_arguments(config, f"tcp://{host}:*,{local}"), *alone]))
         bind = ready["bind"].split(",")[0]
         say(f"base station ready on {bind} (pid {ready['pid']}); starting the user equipment")
         pids, origin_s = {"bs": ready["pid"], "demo": os.getpid()}, 0.0
         if channel.is_proxied:
             relay = held.enter_context(proxy(channel, bind))
             bind, origin_s, pids["proxy"] = relay["listen"], relay["origin_s"], relay["pid"]
-        arguments = ["--bs", bind, "--local-bs", local, "--protocol", ",".join(config.methods)]
+        arguments = ["--bs", bind, "--local-bs", local, "--protocol", ",".join(config.methods), *alone]
         arguments += ["--csi", csi_text(channel, origin_s), *_ue_arguments(config), "--out", str(out)]
         document, pids["ue"] = user_equipment(arguments, prefix)
     return document["rows"], pids
@@ -179,6 +182,8 @@ def _bs_arguments(config: DemoConfig, bind: str) -> list[str]:
     arguments += ["--judge", kind, *(["--head", str(head_directory(head))] if head else [])]
     if config.quality_budget is not None:
         arguments += ["--quality-budget", str(config.quality_budget)]
+    if config.window_rule.startswith(HINTED):
+        arguments += ["--window-controller", "on"]
     return arguments if config.engine == "synthetic" else [*arguments, "--model", str(_model(config))]
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
 
-from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import Clock, WallClock
 from testbed.config import RunConfig
 from testbed.errors import BadInput
@@ -18,7 +16,7 @@ from testbed.experiments.prepare import Work, policy_of
 from testbed.experiments.state import channel_state
 from testbed.protocols import TARGET_ONLY
 from testbed.protocols.messages import Welcome
-from testbed.ue.client import Client
+from testbed.ue.dial import dial
 from testbed.ue.drafter import LlamaDrafter
 from testbed.ue.drafting import Drafter
 from testbed.ue.pace import Pace
@@ -37,8 +35,20 @@ class Watch(NamedTuple):
     done: Done
 
 
-async def execute(config: RunConfig, work: Work, watch: Watch) -> list[Outcome]:
+class Begun(NamedTuple):
+    """A run that goes on."""
+
+    identity: bytes
+    """Of the UE."""
+    done: Sequence[Outcome] = ()
+    """What it has decoded."""
+
+
+async def execute(config: RunConfig, work: Work, watch: Watch, begun: Begun | None = None) -> list[Outcome]:
     """Decode every prompt by every method; outcomes in the order in which they ended, gate applied.
+
+    Args:
+        begun: what of it is done already; None: nothing.
 
     Raises:
         BadInput: the drafter cannot be used, or does not go with the BS's target.
@@ -47,7 +57,8 @@ async def execute(config: RunConfig, work: Work, watch: Watch) -> list[Outcome]:
     drafter = load_drafter(config, work)
     clock = WallClock()
     try:
-        return await decode_all(config, work, watch, setting_of(config, _real_clients(config, clock), drafter), clock)
+        setting = setting_of(config, _real_clients(config, clock, begun.identity if begun else None), drafter)
+        return await decode_all(config, work, watch, setting, clock, begun.done if begun else ())
     finally:
         drafter.close()
 
@@ -70,14 +81,14 @@ def load_drafter(config: RunConfig, work: Work) -> LlamaDrafter:
     )
 
 
-def _real_clients(config: RunConfig, clock: Clock) -> Clients:
+def _real_clients(config: RunConfig, clock: Clock, identity: bytes | None) -> Clients:
     """Connections over ZeroMQ: to the BS, and beside the link where the configuration names another address."""
-    first = random.SystemRandom().randrange(2**31)
-    link = Client(ZmqLink(config.bs, new_identity()), clock, first, config.timeout_s)
-    beside = config.local_bs or config.bs
-    if beside == config.bs:
+    insecure, timeout_s = config.insecure, config.timeout_s
+    link = dial(config.bs, config.keys, clock, timeout_s, config.failover_s, insecure, identity)
+    if config.local_bs in (None, config.bs):
         return Clients(link, link)
-    return Clients(link, Client(ZmqLink(beside, new_identity()), clock, first, config.timeout_s))
+    keys = config.keys.split(",")[0] if config.keys else None
+    return Clients(link, dial(str(config.local_bs), keys, clock, timeout_s, insecure=insecure))
 
 
 def setting_of(config: RunConfig, clients: Clients, drafter: Drafter, pace: Pace = REAL_TIME) -> Setting:
@@ -98,8 +109,13 @@ def setting_of(config: RunConfig, clients: Clients, drafter: Drafter, pace: Pace
     )
 
 
-async def decode_all(config: RunConfig, work: Work, watch: Watch, setting: Setting, clock: Clock) -> list[Outcome]:
+async def decode_all(
+    config: RunConfig, work: Work, watch: Watch, setting: Setting, clock: Clock, done: Sequence[Outcome] = ()
+) -> list[Outcome]:
     """Connect, warm up, decode every prompt under every method, hold the outputs against the target's own, and close.
+
+    Args:
+        done: what of it there is already.
 
     Raises:
         BadInput: the BS refuses the drafter's vocabulary, or a prompt is too long for it.
@@ -113,7 +129,7 @@ async def decode_all(config: RunConfig, work: Work, watch: Watch, setting: Setti
             await local.connect(fingerprint, setting.drafter.vocab_size)
         _check_context(work, config, welcome)
         state = await channel_state(config.csi, link, clock)
-        return await _run_all(config, work, watch, Runner(replace(setting, state=state)), welcome)
+        return await _run_all(config, work, watch, Runner(replace(setting, state=state)), welcome, done)
     finally:
         if local is not link:
             await local.close()
@@ -131,13 +147,16 @@ def _check_context(work: Work, config: RunConfig, welcome: Welcome) -> None:
             )
 
 
-async def _run_all(config: RunConfig, work: Work, watch: Watch, runner: Runner, welcome: Welcome) -> list[Outcome]:
+async def _run_all(
+    config: RunConfig, work: Work, watch: Watch, runner: Runner, welcome: Welcome, done: Sequence[Outcome]
+) -> list[Outcome]:
     for method in config.methods:
         for prompt in work.warmup:
             await runner.decode(method, prompt.ids, min(config.max_tokens, 32), welcome.end_ids)
+    finished = {(o.method, o.request) for o in done}
     jobs = schedule(config.methods, len(work.prompts), config.seed)
-    queue = iter(jobs)
-    outcomes: list[Outcome] = []
+    queue = iter([job for job in jobs if (job.method, job.request) not in finished])
+    outcomes: list[Outcome] = list(done)
 
     async def worker() -> None:
         for job in queue:

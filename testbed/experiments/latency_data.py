@@ -20,6 +20,7 @@ RULES: dict[str, tuple[Callable[[float], bool], str]] = {
     "k": (lambda v: v >= 0 and v == int(v), "a whole number, 0 or more"),
     "prefill": (lambda v: v >= 0, "0 or more, in tokens"),
     "decode": (lambda v: v > 0, "positive, in tokens"),
+    "saturated": (lambda v: v in (0, 1), "0 or 1"),
 }
 POSITIVE: tuple[Callable[[float], bool], str] = (lambda v: v > 0, "positive, in seconds")
 
@@ -52,6 +53,19 @@ def read_points(path: Path, column: str = "latency_s") -> tuple[Points, Array]:
     columns = {name: np.array([_cell(path, header, line, row, name) for line, row in lines[1:]]) for name in wanted}
     latency_s = columns.pop(wanted[1])
     return Points(**columns), latency_s
+
+
+def column_of(path: Path, name: str) -> Array:
+    """[n] numbers of one column, 0 or more.
+
+    Raises:
+        BadInput: as `read_points`.
+    """
+    lines = _lines(path)
+    header = [cell.strip().lower() for cell in lines[0][1]] if lines else []
+    if header.count(name) != 1:
+        raise BadInput(f"{path.name} needs the column {name}, once; give all.csv of `testbed latency measure`")
+    return np.array([_cell(path, header, line, row, name) for line, row in lines[1:]])
 
 
 def _lines(path: Path) -> list[tuple[int, list[str]]]:

@@ -53,7 +53,7 @@ def _groups(fit: Fit, points: Points) -> list[tuple[str, Any]]:
 
 
 def _latency(fit: Fit, points: Points, latency_s: Array, groups: list[tuple[str, Any]]) -> Any:
-    figure, axes = _axes("load [requests/s]", "mean latency [s]")
+    figure, axes = axes_of("load [requests/s]", "mean latency [s]")
     for i, (label, rows) in enumerate(groups):
         mine = points.take(rows)
         axes.plot(mine.rps, latency_s[rows], "o", color=f"C{i}", label=label, markersize=4)
@@ -75,10 +75,10 @@ def _curve(fit: Fit, points: Points) -> tuple[Array, Array]:
 
 
 def _collapse(fit: Fit, points: Points, latency_s: Array, groups: list[tuple[str, Any]]) -> Any:
-    figure, axes = _axes("x = RPS·C2", "y = L/C1")
+    figure, axes = axes_of("x = RPS·C2", "y = L/C1")
     largest = 0.0
     for i, (label, rows) in enumerate(groups):
-        x, y = collapse(points.rps[rows], latency_s[rows], _costs(fit, points.take(rows)))
+        x, y = collapse(points.rps[rows], latency_s[rows], costs_of(fit, points.take(rows)))
         axes.plot(x, y, "o", color=f"C{i}", label=label, markersize=4)
         largest = max(largest, float(x.max()))
     curve = np.linspace(0, min(LARGEST_X, largest * 1.05), STEPS)
@@ -87,14 +87,19 @@ def _collapse(fit: Fit, points: Points, latency_s: Array, groups: list[tuple[str
     return figure
 
 
-def _costs(fit: Fit, points: Points) -> Costs:
+def costs_of(fit: Fit, points: Points) -> Costs:
     """Of points that share a curve."""
     if fit.form == "load" or points.alpha is None or points.k is None or points.decode is None:
         return Costs(*fit.values.tolist())
     return CycleCosts(*fit.values).effective(float(points.alpha[0]), int(points.k[0]), float(points.decode[0]))
 
 
-def _axes(x: str, y: str) -> tuple[Any, Any]:
+def axes_of(x: str, y: str) -> tuple[Any, Any]:
+    """A figure and its axes, named.
+
+    Raises:
+        BadInput: no plotting library.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as exc:

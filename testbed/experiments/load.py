@@ -21,6 +21,7 @@ from testbed.config import Config, RunConfig, load, resolved, save
 from testbed.errors import BadInput
 from testbed.experiments import results
 from testbed.experiments.execute import load_drafter
+from testbed.experiments.lengths import drawn
 from testbed.experiments.openloop import (
     LoadPoint,
     Station,
@@ -49,7 +50,6 @@ SYNCHRONOUS = 10
 """Requests sent one after another."""
 ROUNDS_OF_CEILING = 4
 """Requests of the ceiling's measurement, in multiples of those under way at once."""
-
 CLIENTS = 16
 """Connections of the one UE, which share what a BS lets each have of sessions."""
 TIMEOUT_S = 600.0
@@ -80,6 +80,8 @@ class LoadConfig(Config, frozen=True, kw_only=True):
     draft_ms: float = 0.0
     """Time that a replayed token takes to draft."""
     max_tokens: int = 256
+    prefill: int | None = None
+    """Tokens of every prompt, drawn at random; None: the data set's prompts as they are."""
     dataset: str = "bundled:test"
     drafter: str | None = None
     tokenizer: str | None = None
@@ -93,8 +95,8 @@ class LoadConfig(Config, frozen=True, kw_only=True):
             raise BadInput("give one window or more, each 0 or more")
         if not all(0 <= alpha <= 1 for alpha in self.alphas):
             raise BadInput(f"acceptance rates lie in [0, 1], not {', '.join(map(str, self.alphas))}")
-        for name, least in (("rates", 1), ("requests", 1), ("at_once", 2), ("max_tokens", 1)):
-            if getattr(self, name) < least:
+        for name, least in (("rates", 1), ("requests", 1), ("at_once", 2), ("max_tokens", 1), ("prefill", 1)):
+            if getattr(self, name) is not None and getattr(self, name) < least:
                 raise BadInput(f"{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
         if self.draft_ms < 0:
             raise BadInput(f"draft-ms must not be negative, not {self.draft_ms:g}")
@@ -126,14 +128,14 @@ def measure(config: LoadConfig, out: Path, told: Told) -> list[Series]:
         BadInput: what cannot be run, too few prompts, or a directory of another measurement.
     """
     work = _prepare(config)
-    _claim(config, out)
-    known = _outputs(config, work, out, told)
+    claim(config, out)
+    known = outputs_of(config, work, out, told)
     found = []
     for k, alpha in config.series:
         path = out / f"series-k{k}{'' if alpha is None else f'-alpha{alpha:g}'}.json"
         if not path.exists():
             told(f"window {k}" + ("" if alpha is None else f", acceptance rate {alpha:g}"))
-            _write(path, msgspec.json.encode(_measure_one(config, work, known, k, alpha, told)))
+            write_whole(path, msgspec.json.encode(_measure_one(config, work, known, k, alpha, told)))
         found.append(msgspec.json.decode(path.read_bytes(), type=Series))
     points = [p for series in found for p in series.points]
     write_csv(out / "all.csv", points)
@@ -157,7 +159,7 @@ def _measure_one(config: LoadConfig, work: Work, known: Known, k: int, alpha: fl
         )  # fmt: skip
     try:
         return asyncio.run(
-            _with_station(config, work, lambda clients: _series(config, work, drafter, clients, k, alpha, told))
+            with_station(config, work, lambda clients: _series(config, work, drafter, clients, k, alpha, told))
         )
     finally:
         drafter.close()
@@ -180,7 +182,7 @@ def _prepare(config: LoadConfig) -> Work:
     work = prepare(run, (bundle.drafter, bundle.tokenizer), None)
     if len(work.prompts) < (run.limit or 0):
         raise BadInput(f"these loads need {run.limit} prompts, and {config.dataset} has {len(work.prompts)}")
-    return work
+    return work if config.prefill is None else drawn(work, config.prefill, config.seed)
 
 
 def _run_config(config: LoadConfig) -> RunConfig:
@@ -196,10 +198,15 @@ def _run_config(config: LoadConfig) -> RunConfig:
     )
 
 
-def _claim(config: LoadConfig, out: Path) -> None:
+def claim(config: Config, out: Path) -> None:
+    """Make a directory a measurement's own, or find it to be.
+
+    Raises:
+        BadInput: it holds something else.
+    """
     path = out / "config.yaml"
     if path.exists():
-        if load(LoadConfig, path) != config:
+        if load(type(config), path) != config:
             raise BadInput(f"{out} holds another measurement; give another --out, or the same options to resume it")
         return
     if out.exists() and any(out.iterdir()):
@@ -208,20 +215,20 @@ def _claim(config: LoadConfig, out: Path) -> None:
     save(config, path)
 
 
-def _outputs(config: LoadConfig, work: Work, out: Path, told: Told) -> Known:
+def outputs_of(config: LoadConfig, work: Work, out: Path, told: Told) -> Known:
     """What the target decodes after each prompt, where replays need it; by a BS of its own, for the prefix cache."""
     if not any(alpha is not None for _, alpha in config.series):
         return {}
     path = out / "outputs.json"
     if not path.exists():
         told(f"the target's own outputs to {len(work.prompts)} prompts")
-        outputs = asyncio.run(_with_station(config, work, lambda clients: _decode_alone(config, work, clients)))
-        _write(path, msgspec.json.encode(outputs))
+        outputs = asyncio.run(with_station(config, work, lambda clients: _decode_alone(config, work, clients)))
+        write_whole(path, msgspec.json.encode(outputs))
     known = msgspec.json.decode(path.read_bytes(), type=list[list[int]])
     return {tuple(p.ids): ids for p, ids in zip(work.prompts, known, strict=True)}
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """A file that is whole when it is there."""
     part = path.with_suffix(".part")
     part.write_bytes(content)
@@ -232,14 +239,16 @@ Use = Callable[[Sequence[Client]], Awaitable[T]]
 """What is done over connections to a BS that has just started."""
 
 
-async def _with_station(config: LoadConfig, work: Work, use: Use[T]) -> T:
-    """Start a BS, connect, and stop it afterwards."""
-    arguments = ["--engine", config.engine, "--bind", "tcp://127.0.0.1:*", "--dtype", config.dtype]
+async def with_station(
+    config: LoadConfig, work: Work, use: Use[T], more: Sequence[str] = (), count: int = CLIENTS
+) -> T:
+    """Start a BS, with `more` arguments, connect so many times, and stop it afterwards."""
+    arguments = ["--engine", config.engine, "--bind", "tcp://127.0.0.1:*", "--dtype", config.dtype, *more]
     if config.model:
         arguments += ["--model", config.model]
     with base_station(arguments) as ready:
         clock = WallClock()
-        clients = [Client(ZmqLink(ready["bind"], new_identity()), clock, 0, TIMEOUT_S) for _ in range(CLIENTS)]
+        clients = [Client(ZmqLink(ready["bind"], new_identity()), clock, 0, TIMEOUT_S) for _ in range(count)]
         try:
             assert work.prompter is not None
             for client in clients:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from testbed.channel.guard import require_keys
 from testbed.channel.link import check_address
 from testbed.config import RunConfig
 from testbed.errors import BadInput
@@ -16,10 +17,11 @@ from testbed.experiments.state import check_csi
 from testbed.models.bundle import bundled
 from testbed.protocols.adaptive import RULES
 from testbed.protocols.quantise import check_bits
+from testbed.ue.dial import check_silence, keys_for
 from testbed.ue.predictor import load_predictor
 from testbed.ue.prompts import Prompter
 from testbed.ue.run import check_method, check_speed, sampling_for
-from testbed.ue.window import FIXED, WindowPolicy, check_rule, check_window, window_policy
+from testbed.ue.window import WindowPolicy, check_rule, check_window, needs_predictor, window_policy
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -87,10 +89,10 @@ def check_window_rule(rule: str, predictor: str | None) -> None:
         BadInput: unknown, a predictor that it does not need, or none that it does.
     """
     check_rule(rule)
-    if rule != FIXED:
+    if needs_predictor(rule):
         load_predictor(predictor_directory(predictor))
     elif predictor is not None:
-        raise BadInput("a fixed window needs no predictor: give --window-rule predicted or gain with --predictor")
+        raise BadInput(f"a {rule} window needs no predictor: give --window-rule predicted or gain with --predictor")
 
 
 def policy_of(config: RunConfig, drafter: str) -> WindowPolicy:
@@ -102,8 +104,8 @@ def policy_of(config: RunConfig, drafter: str) -> WindowPolicy:
     Raises:
         BadInput: the predictor cannot be used, or was trained for another drafter.
     """
-    if config.window_rule == FIXED:
-        return window_policy(FIXED, config.window)
+    if not needs_predictor(config.window_rule):
+        return window_policy(config.window_rule, config.window)
     predictor = load_predictor(predictor_directory(config.predictor))
     predictor.check_drafter(drafter)
     return window_policy(config.window_rule, config.window, predictor)
@@ -139,5 +141,7 @@ def _check(config: RunConfig) -> None:
     check_bits(config.hidden_bits)
     sampling_for(config.methods, config.temperature, config.top_k, config.top_p)
     check_csi(config.csi)
-    for address in (config.bs, config.local_bs or config.bs):
-        check_address(address)
+    keys_for(config.bs, config.keys, config.insecure)
+    check_silence(config.failover_s)
+    if config.local_bs is not None:
+        require_keys([check_address(config.local_bs)], config.keys, config.insecure)

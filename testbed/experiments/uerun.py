@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,12 +14,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from testbed.config import RunConfig, resolved, save
+from testbed.errors import BadInput
 from testbed.experiments import results
-from testbed.experiments.execute import Watch, execute
+from testbed.experiments.execute import Begun, Watch, execute
+from testbed.experiments.journal import Journal
 from testbed.experiments.prepare import Work, prepare
+from testbed.experiments.results_files import write_requests, write_rounds
 from testbed.models.bundle import bundled
 from testbed.ue.records import RoundRecord
 from testbed.ue.run import Job, Outcome
+
+GIVEN = "prompt.json"
+"""The one prompt that was given on the command line, as a list of one text or of ids."""
 
 
 @dataclass
@@ -37,8 +44,11 @@ class UeResult:
         return {"outputs": self.outputs, "rows": self.rows}
 
 
-def run_ue(config: RunConfig, given: Sequence[int | str] | None, out: Path | None) -> UeResult:
+def run_ue(config: RunConfig, given: Sequence[int | str] | None, out: Path | None, resume: bool = False) -> UeResult:
     """Run, and write a run directory where `out` says so.
+
+    Args:
+        resume: go on with the unfinished run that is there.
 
     Raises:
         BadInput: anything in the configuration that cannot be used.
@@ -46,14 +56,36 @@ def run_ue(config: RunConfig, given: Sequence[int | str] | None, out: Path | Non
     """
     bundle = bundled()
     work = prepare(config, (bundle.drafter, bundle.tokenizer), given)
-    if out:
-        out.mkdir(parents=True, exist_ok=True)
-    with LiveProgress(len(work.prompts) * len(config.methods)) as live:
-        outcomes = asyncio.run(execute(config, work, Watch(live.round, live.done)))
-    result = result_of(config, work, outcomes)
-    if out:
+    if out is None:
+        if resume:
+            raise BadInput("go on with which run? give --out DIR with --resume")
+        with LiveProgress(len(work.prompts) * len(config.methods)) as live:
+            outcomes = asyncio.run(execute(config, work, Watch(live.round, live.done)))
+        return result_of(config, work, outcomes)
+    journal = (Journal.resume if resume else Journal.begin)(out, config, work)
+    try:
+        if given is not None:
+            results.write_text(out / GIVEN, json.dumps(list(given)))
+        result = result_of(config, work, _journalled(config, work, journal))
         write_run(out, config, work, result)
+        journal.finish()
+    finally:
+        journal.close()
     return result
+
+
+def _journalled(config: RunConfig, work: Work, journal: Journal) -> list[Outcome]:
+    """Run what the journal does not have yet, and write it down there."""
+    with LiveProgress(len(work.prompts) * len(config.methods)) as live:
+
+        def ended(outcome: Outcome) -> None:
+            journal.add(outcome)
+            live.done(outcome)
+
+        for outcome in journal.done:
+            live.done(outcome)
+        watch = Watch(live.round, ended)
+        return asyncio.run(execute(config, work, watch, Begun(journal.identity, journal.done)))
 
 
 def result_of(config: RunConfig, work: Work, outcomes: list[Outcome]) -> UeResult:
@@ -108,8 +140,8 @@ def _loss(work: Work, outcome: Outcome) -> str:
 def write_run(out: Path, config: RunConfig, work: Work, result: UeResult) -> None:
     """Write config, rounds, requests and summary; the summary last, so that its presence means a whole run."""
     save(config, out / "config.yaml")
-    results.write_parquet(out / "rounds.parquet", results.round_rows(result.outcomes))
-    results.write_parquet(out / "requests.parquet", results.request_rows(result.outcomes, result.texts))
+    write_rounds(out, result.outcomes)
+    write_requests(out, result.outcomes, result.texts)
     document = results.summary(resolved(config), config.seed, results.host(), result.rows)
     results.write_summary(out, document)
 

@@ -18,20 +18,25 @@ from testbed.bs.scheduler import Fcfs
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
 from testbed.bs.target import describe
+from testbed.bs.windows import Windows
 from testbed.channel.path import Direction, constant
 from testbed.channel.spec import ChannelSpec
 from testbed.channel.virtual import Sizer, VirtualServerLink, frame_bytes
 from testbed.config import RunConfig
+from testbed.experiments.coefficients import pass_coefficients
 from testbed.experiments.execute import Watch, decode_all, load_drafter, setting_of
 from testbed.experiments.memo import MemoDrafter, MemoEngine
 from testbed.experiments.payloads import OWN, sizers
 from testbed.experiments.prepare import Work
 from testbed.experiments.profile import DraftCost, Profile
 from testbed.experiments.profile import Work as PassWork
+from testbed.optim.window_controller import DEFAULT as WINDOWS
+from testbed.optim.window_controller import WindowConfig
 from testbed.protocols.quantise import quantised
 from testbed.ue.client import Client
 from testbed.ue.drafting import Drafter
 from testbed.ue.run import Clients, Outcome
+from testbed.ue.window import HINTED
 from testbed.virtual_time import VirtualClock, run_virtually
 
 TIMEOUT_S = 3600.0
@@ -132,7 +137,9 @@ async def _decode(
     beside = [Direction(constant(delay_s=beside_s)) for _ in range(2)]
     local = server.attach(b"beside", beside[0], beside[1])
     runner = ProfileRunner(models.engine, profile, clock)
-    station = BaseStation(server, runner, Desk(models.offer, SessionTable()), Fcfs(), judge, clock)
+    hints = hinting(profile, models.offer.vocab_size) if config.window_rule.startswith(HINTED) else None
+    desk = Desk(models.offer, SessionTable())
+    station = BaseStation(server, runner, desk, Fcfs(), judge, clock, windows=hints)
     serving = asyncio.create_task(station.serve())
     clients = Clients(Client(link, clock, 0, config.timeout_s), Client(local, clock, 0, config.timeout_s))
     setting = setting_of(config, clients, models.drafter, ProfilePace(profile, clock))
@@ -142,6 +149,14 @@ async def _decode(
     finally:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
+
+
+def hinting(
+    profile: Profile, vocab_size: int = 0, chosen: WindowConfig = WINDOWS, max_requests: float = math.inf
+) -> Windows:
+    """What hints UEs how much to draft, at a profile's pass times."""
+    known = pass_coefficients(profile.verify)
+    return Windows(chosen, lambda: known, max_requests, vocab_size)
 
 
 class ProfilePace:

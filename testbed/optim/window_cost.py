@@ -65,8 +65,9 @@ def cut_short(window: int, alpha: float, response: float) -> float:
 class RoundCosts(Config, frozen=True):
     """Device, link and BS: a round drafts k tokens on the device, sends them, waits, and is verified in a pass.
 
-    A pass takes a + b·(its tokens) and serves whoever waits when it begins. With Λ = λ/E rounds a second, each of
-    b' = b·(k + 1), a share ρ = Λ·b' of the BS's time goes to tokens. While passes follow one another, one takes
+    A pass takes a + r·(its requests) + b·(its tokens) and serves whoever waits when it begins. With Λ = λ/E rounds a
+    second, each of b' = r + b·(k + 1), a share ρ = Λ·b' of the BS's time goes to rounds; prompts, p of its time for
+    each response, add their share to ρ where it says how long passes are. While passes follow one another, one takes
     a/(1 − ρ) on average, and the one that a round comes upon, being likelier a long one, S = a/(1 − ρ) + b'·ρ/(1 − ρ²).
     The pass that the round is in holds it and those that came during S: a + b' + ρ·S. A round waits if another pass
     followed its last one at once, 1 − e^(−ΛS) with Poisson arrivals; then it was away for the time Z of drafting and
@@ -75,7 +76,7 @@ class RoundCosts(Config, frozen=True):
     take from the others.
 
     k = 0 is the BS decoding alone and streaming, the request in every pass once it got into the first:
-    (a + b)/(1 − λ·b) a token, the latency model (eq. 1) with C2 = b a token. The load is λ in tokens a second.
+    (a + b')/(1 − λ·b') a token, the latency model (eq. 1) with C2 = b' a token. The load is λ in tokens a second.
 
     Raises:
         BadInput: a time that is negative or not finite, or a pass that takes no time at all.
@@ -87,16 +88,27 @@ class RoundCosts(Config, frozen=True):
     """a, of a pass."""
     verify_token_s: float = 0.001
     """b, of a token in it."""
+    verify_request_s: float = 0.0
+    """r, of a request in it, however many tokens it has there: reading its keys and values, say."""
+    prefill_s: float = 0.0
+    """p, of a response's prompt, on the BS; counts where `response_tokens` is known."""
+    max_requests: float = math.inf
+    """Of a pass."""
     stream_s: float = 0.0
     """Of a token that is streamed without speculation, beside the pass."""
     response_tokens: float = 0.0
     """Mean length of a response; 0: so long that its last round does not matter."""
 
     def __post_init__(self) -> None:
-        for name in ("draft_s", "verify_base_s", "verify_token_s", "stream_s", "response_tokens"):
+        for name in (
+            "draft_s", "verify_base_s", "verify_token_s", "verify_request_s", "prefill_s", "stream_s",
+            "response_tokens",
+        ):  # fmt: skip
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise BadInput(f"{name} must be finite and not negative, not {value}")
+        if not self.max_requests >= 1:
+            raise BadInput(f"a pass holds 1 request or more, not {self.max_requests}")
         if self.verify_base_s + self.verify_token_s == 0:
             raise BadInput("a pass takes time: verify_base_s or verify_token_s must be positive")
 
@@ -104,19 +116,23 @@ class RoundCosts(Config, frozen=True):
         """Seconds for a committed token, all of a round over E."""
         length = self.response_tokens
         tokens = cut_short(window, alpha, length) if length else committed(window, alpha)
-        rounds, work = load / tokens, self.verify_token_s * (window + 1)
-        busy = rounds * work
-        if busy >= 1:
-            return Price(math.inf, busy)
+        rounds, work = load / tokens, self.verify_request_s + self.verify_token_s * (window + 1)
+        prompts = load / length * self.prefill_s if length else 0.0
+        busy = rounds * work + prompts
+        least = busy + rounds * self.verify_base_s / self.max_requests
+        if least >= 1:
+            return Price(math.inf, least)
         alone = self.verify_base_s + work
+        prompt_s = self.prefill_s / length if length else 0.0
         if window == 0:
             lasts = alone / (1 - busy)
             first = -math.expm1(-load * lasts) * lasts / 2 / length if length else 0.0
-            return Price(lasts + first + self.stream_s, busy)
+            once = link.rtt_s / length if length else 0.0
+            return Price(lasts + first + once + prompt_s + self.stream_s, busy)
         other = max(alone, self.verify_base_s / (1 - busy) + work * busy / (1 - busy * busy))
         away = window * (self.draft_s + link.token_s) + link.rtt_s
         wait = -math.expm1(-rounds * other) * max(other - away, other / 2)
-        return Price((away + wait + alone + busy * other) / tokens, busy)
+        return Price((away + wait + alone + busy * other) / tokens + prompt_s, busy)
 
 
 class ServerCosts(NamedTuple):

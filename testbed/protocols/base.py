@@ -56,6 +56,8 @@ class RoundProtocol:
     """Whether mismatches go to the judge; if not, the first one ends the window."""
     sampled: ClassVar[bool] = False
     """Whether tokens are drawn, by rejection sampling; then `keep` decides what stays."""
+    replaces: ClassVar[bool] = False
+    """Whether the UE draws the token after a rejection, by `replace`; then the BS cannot decode on without the UE."""
 
     # ------------------------------------------------------------ UE side
 

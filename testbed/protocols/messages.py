@@ -14,6 +14,8 @@ from testbed.channel.csi import Csi
 
 VERSION = 3
 """Of this wire format; `Hello` and `Welcome` must agree on it."""
+NO_HINT = -1
+"""In place of a window."""
 
 
 class Array(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -54,7 +56,7 @@ class Open(Message, frozen=True):
     hidden_size: int
     """Of the drafter."""
     max_tokens: int = 0
-    """For `target-only` alone: tokens to decode."""
+    """For `target-only`, and with hints: tokens to decode."""
     temperature: float = 0.0
     """Of protocols that sample, and of `target-only`; 0: greedy. See `protocols.sampling.Sampling`."""
     top_k: int = 0
@@ -67,6 +69,13 @@ class Open(Message, frozen=True):
     """Tokens a second that the UE wants to be promised, its service class; None: no promise."""
     hidden_bits: int = 16
     """Bits of an element of the hidden states that come up: 16, 8 or 4 (`protocols.quantise`)."""
+    window: int = 0
+    """The most that this UE drafts in a round, where it goes by the windows that verdicts hint; 0: it wants no hints.
+    Then `max_tokens` counts the tokens to come, and the BS may decode on alone."""
+    alone: bool = False
+    """With hints: the BS is to decode alone from the start, as the last hint said."""
+    round: int = 0
+    """With `alone`: number of the first round."""
 
 
 class Draft(Message, frozen=True):
@@ -122,6 +131,10 @@ class Welcome(Message, frozen=True):
     max_window: int
     max_positions: int
     """Prefix + window + 1 may not be more."""
+    weights: str = ""
+    """Fingerprint of the target (`testbed.fingerprints`)."""
+    judge: str = ""
+    """What keeps mismatches: the judge's kind, and fingerprint of its head."""
 
 
 class Opened(Message, frozen=True):
@@ -164,12 +177,17 @@ class Verdict(Message, frozen=True):
     judge_s: float
     bs_s: float
     """From receipt to reply, waiting for `Hidden` left out."""
+    window: int = NO_HINT
+    """The most that the UE should draft next; 0: the BS decodes on alone, and the next verdict comes by itself.
+    `NO_HINT`: the session wants no hints, or the BS gives none, and things stay as they are."""
 
 
 class Resync(Message, frozen=True):
     """The session is unknown here: open it again with the committed prefix."""
 
     session: int
+    reason: str = ""
+    """What became of it, where the BS knows."""
 
 
 class Busy(Message, frozen=True):
@@ -180,6 +198,8 @@ class Busy(Message, frozen=True):
     retry_s: float
     speed_tps: float | None = None
     """The speed asked for cannot be promised: the fastest class that can, 0: none. None: that is not the reason."""
+    round: int | None = None
+    """The round that is refused, whose session stands; None: the session is."""
 
 
 class Fault(Message, frozen=True):

@@ -81,6 +81,7 @@ class SplitSampling(RoundProtocol):
     """
 
     kind = "split"
+    replaces = True
     sampled = True
 
     # ------------------------------------------------------------ UE side

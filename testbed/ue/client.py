@@ -33,6 +33,11 @@ class Mailbox:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for the next one."""
+        return self._arrival is not None
+
     async def get(self, timeout_s: float) -> Packet[Any]:
         """The oldest packet.
 

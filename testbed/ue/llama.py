@@ -171,7 +171,7 @@ class LlamaContext:
         count = len(ids)
         self._ids[:count] = ids
         self._places[:count] = range(position, position + count)
-        self._sequence.value = sequence
+        self._sequences[:count] = sequence
         self._batch.n_tokens = count
         code = self._lib.llama_decode(self._context, self._batch)
         if code:
@@ -259,17 +259,18 @@ class LlamaContext:
         return int(self._lib.LLAMA_FLASH_ATTN_TYPE_DISABLED)
 
     def _make_batch(self) -> None:
-        """One batch over arrays of our own, whose entries all point to the same sequence id."""
+        """One batch over arrays of our own; each entry has one sequence id."""
         self._ids, self._places = np.zeros(MAX_BATCH, np.int32), np.zeros(MAX_BATCH, np.int32)
         self._counts = np.ones(MAX_BATCH, np.int32)
         self._flags = np.ones(MAX_BATCH, np.int8)
-        self._sequence = ctypes.c_int32(0)
+        self._sequences = np.zeros(MAX_BATCH, np.int32)
         int32 = ctypes.POINTER(ctypes.c_int32)
+        start = self._sequences.ctypes.data
         self._batch = self._lib.llama_batch(
             token=self._ids.ctypes.data_as(int32),
             pos=self._places.ctypes.data_as(int32),
             n_seq_id=self._counts.ctypes.data_as(int32),
-            seq_id=(int32 * MAX_BATCH)(*[ctypes.pointer(self._sequence)] * MAX_BATCH),
+            seq_id=(int32 * MAX_BATCH)(*[ctypes.cast(start + 4 * i, int32) for i in range(MAX_BATCH)]),
             logits=self._flags.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from testbed.channel.csi import Csi
+from testbed.protocols.messages import NO_HINT
 
 
 class RoundRecord(msgspec.Struct, frozen=True):
@@ -39,6 +40,8 @@ class RoundRecord(msgspec.Struct, frozen=True):
     wasted_s: float = 0.0
     """Time spent drafting tokens that did not stay: their number times the round's mean drafting time of a token,
     the prompt's left out (WISP eqs. 7, 8)."""
+    hint: int = NO_HINT
+    """Window that the verdict hinted for the next round; 0: the BS goes on alone, `NO_HINT`: none."""
 
 
 class RequestRecord(msgspec.Struct, frozen=True):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from testbed.errors import AdmissionError, LinkTimeout, ProtocolError
 from testbed.protocols import TARGET_ONLY
-from testbed.protocols.messages import Busy, Close, Fault, Open, Opened, Verdict
+from testbed.protocols.codec import AnyArray, Packet
+from testbed.protocols.messages import Busy, Close, Fault, Open, Opened, Resync, Verdict
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import Client
 from testbed.ue.records import RequestRecord, RoundRecord
-from testbed.ue.session import Progress
+from testbed.ue.session import SILENCE_S, Progress
 
 
 async def decode_remotely(
@@ -38,39 +40,22 @@ async def decode_remotely(
     Raises:
         AdmissionError: the BS cannot promise the speed.
         LinkTimeout: the stream stopped.
-        ProtocolError: the BS refuses, or a token is missing.
+        ProtocolError: the BS refuses.
     """
-    session = client.new_session()
     start_s = client.clock.time()
-    ask = _ask(session, max_tokens, sampling, seed, speed_tps)
-    ids = {"ids": np.asarray(prompt, np.int32)}
-    up, down = await client.send(ask, ids), 0
+    ask = _ask(max_tokens, sampling, seed, speed_tps)
+    stream = _Stream(client, ask, {"ids": np.asarray(prompt, np.int32)}, accept_slower)
     verdicts: list[tuple[Verdict, int]] = []
-    finished = False
     try:
-        while not finished:
-            packet = await client.receive(session, client.timeout_s)
-            down += packet.size_bytes
-            message = packet.message
-            if isinstance(message, Verdict):
-                if message.round != len(verdicts):
-                    raise ProtocolError(f"token {len(verdicts)} of the stream is missing")
-                verdicts.append((message, packet.size_bytes))
-                finished = message.token in end_ids or len(verdicts) == max_tokens
-                if progress:
-                    progress(_record(verdicts[-1], len(prompt) + len(verdicts) - 1, 0.0, 0))
-            elif isinstance(message, Busy) and message.speed_tps is not None:
-                if not (accept_slower and message.speed_tps > 0):
-                    raise AdmissionError(f"the BS refuses: {message.reason}")
-                up += await client.send(msgspec.structs.replace(ask, speed_tps=message.speed_tps), ids)
-            elif not isinstance(message, Opened):
-                reason = message.reason if isinstance(message, Fault) else type(message).__name__
-                raise ProtocolError(f"the BS refuses: {reason}")
+        while not verdicts or (verdicts[-1][0].token not in end_ids and len(verdicts) < max_tokens):
+            verdicts.append(await stream.token())
+            if progress:
+                progress(_record(verdicts[-1], len(prompt) + len(verdicts) - 1, 0.0, 0))
     except LinkTimeout as exc:
         raise LinkTimeout(f"{exc}, {len(verdicts)} tokens into a target-only request") from exc
     finally:
-        client.end_session(session)
-        await client.send(Close(session=session))
+        await stream.close()
+    up, down = stream.uplink_bytes, stream.downlink_bytes
     latency_s = client.clock.time() - start_s
     link_s = max(0.0, latency_s - sum(v.bs_s for v, _ in verdicts))
     rounds = [_record(pair, len(prompt) + i, 0.0 if i else link_s, 0 if i else up) for i, pair in enumerate(verdicts)]
@@ -79,9 +64,90 @@ async def decode_remotely(
     return RequestRecord(len(prompt), token_ids, reason, latency_s, up, down, rounds)
 
 
-def _ask(session: int, max_tokens: int, sampling: Sampling, seed: int, speed_tps: float | None) -> Open:
+class _Stream:
+    """Tokens that the BS decodes, in order. A stream that breaks off is asked for anew: what comes is a pure function
+    of the request, so that what is here already is passed over.
+    """
+
+    def __init__(self, client: Client, ask: Open, ids: dict[str, AnyArray], accept_slower: bool) -> None:
+        self._client, self._ask, self._ids, self._accept_slower = client, ask, ids, accept_slower
+        self._session: int | None = None
+        self._next = self._got = 0
+        self.uplink_bytes = self.downlink_bytes = 0
+
+    async def token(self) -> tuple[Verdict, int]:
+        """The next one, and the bytes of its message.
+
+        Raises:
+            AdmissionError: the BS cannot promise the speed.
+            LinkTimeout: nothing came in time.
+            ProtocolError: the BS refuses.
+        """
+        if self._session is None:
+            await self._begin()
+        while True:
+            packet = await self._receive()
+            message = packet.message
+            self.downlink_bytes += packet.size_bytes
+            if isinstance(message, Verdict) and message.round == self._next:
+                self._next += 1
+                if self._next > self._got:
+                    self._got += 1
+                    return message, packet.size_bytes
+            elif isinstance(message, Busy):
+                await self._refused(message)
+                await self._send()
+            elif isinstance(message, Verdict | Resync):  # a token was lost, or the session was
+                await self.close()
+                await self._begin()
+            elif not isinstance(message, Opened):
+                reason = message.reason if isinstance(message, Fault) else type(message).__name__
+                raise ProtocolError(f"the BS refuses: {reason}")
+
+    async def close(self) -> None:
+        """End the session."""
+        if self._session is not None:
+            self._client.end_session(self._session)
+            await self._client.send(Close(session=self._session))
+            self._session = None
+
+    async def _begin(self) -> None:
+        self._session, self._next = self._client.new_session(), 0
+        self._ask = msgspec.structs.replace(self._ask, session=self._session)
+        await self._send()
+
+    async def _send(self) -> None:
+        self.uplink_bytes += await self._client.send(self._ask, self._ids)
+
+    async def _receive(self) -> Packet[Any]:
+        """The next message; after a while of silence the request is sent anew."""
+        left_s = self._client.timeout_s
+        wait_s = max(SILENCE_S, left_s / 4)
+        while True:
+            assert self._session is not None
+            try:
+                return await self._client.receive(self._session, min(wait_s, left_s))
+            except LinkTimeout as exc:
+                left_s -= wait_s
+                if left_s <= 0:
+                    raise LinkTimeout(f"the BS did not answer within {self._client.timeout_s:g} s") from exc
+            wait_s *= 2
+            await self.close()
+            await self._begin()
+
+    async def _refused(self, busy: Busy) -> None:
+        """Wait until the BS may have room, or ask for less."""
+        if busy.speed_tps is None:
+            await self._client.clock.sleep(busy.retry_s)
+        elif self._accept_slower and busy.speed_tps > 0:
+            self._ask = msgspec.structs.replace(self._ask, speed_tps=busy.speed_tps)
+        else:
+            raise AdmissionError(f"the BS refuses: {busy.reason}")
+
+
+def _ask(max_tokens: int, sampling: Sampling, seed: int, speed_tps: float | None) -> Open:
     return Open(
-        session=session,
+        session=-1,
         protocol=TARGET_ONLY,
         threshold=0.0,
         hidden_size=1,

@@ -175,7 +175,8 @@ class Runner:
 
     def observe(self, record: RoundRecord) -> None:
         """Learn from a round over the link that ended."""
-        self._setting.state.observe(record)
+        if record.drafted:
+            self._setting.state.observe(record)
         self._policy(record.protocol).observe(record)
         if not PROTOCOLS[record.protocol].sampled:
             self._by_latency.observe(record.candidates)

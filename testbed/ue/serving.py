@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import random
 import signal
 import socket
 import time
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import uvicorn
 
-from testbed.channel.link import ZmqLink, check_address, new_identity
 from testbed.clock import Clock, WallClock
 from testbed.config import EndpointConfig
 from testbed.errors import BadInput
@@ -28,6 +26,7 @@ from testbed.ue.api_schema import Limits
 from testbed.ue.backend import Backend, Device, Pair
 from testbed.ue.channel_state import ChannelState
 from testbed.ue.client import Client
+from testbed.ue.dial import check_silence, dial, keys_for
 from testbed.ue.drafter import LlamaDrafter
 from testbed.ue.drafting import Drafter
 from testbed.ue.prompts import Prompter
@@ -91,7 +90,8 @@ def check(config: EndpointConfig, bundle: tuple[Path | None, Path | None]) -> tu
     methods(config.protocols)
     FixedWindow(config.window)
     Sampling(config.temperature)
-    check_address(config.bs)
+    keys_for(config.bs, config.keys, config.insecure)
+    check_silence(config.failover_s)
     check_bits(config.hidden_bits)
     for name, value, least in (("max-tokens", config.max_tokens, 1), ("queue", config.queue, 0)):
         if value < least:
@@ -179,8 +179,8 @@ def connected(
     clients: list[Client] = []
 
     async def connect() -> tuple[Pair, Welcome]:
-        first = random.SystemRandom().randrange(2**31)
-        clients.append(Client(ZmqLink(config.bs, new_identity()), WallClock(), first, config.timeout_s))
+        how = (WallClock(), config.timeout_s, config.failover_s, config.insecure)
+        clients.append(dial(config.bs, config.keys, *how))
         return await _meet(config, clients[0], drafter, prompter, state)
 
     async def disconnect() -> None:

@@ -4,43 +4,46 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from testbed.channel.csi import Csi
 from testbed.errors import AdmissionError, LinkTimeout, ProtocolError
 from testbed.protocols.base import Drafted, RoundProtocol
 from testbed.protocols.codec import AnyArray, Packet, unpack_positions
-from testbed.protocols.messages import Busy, Close, Draft, Fault, Hidden, NeedHidden, Open, Opened, Resync, Verdict
+from testbed.protocols.messages import (
+    NO_HINT,
+    Busy,
+    Close,
+    Draft,
+    Fault,
+    Hidden,
+    NeedHidden,
+    Open,
+    Opened,
+    Resync,
+    Verdict,
+)  # fmt: skip
 from testbed.protocols.quantise import FULL_BITS
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import RESEND_S, Client
-from testbed.ue.drafting import Drafter, DraftSequence, DraftToken
+from testbed.ue.drafting import Drafter
+from testbed.ue.exchange import Exchange, record_of
 from testbed.ue.pace import Pace, RealTime
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.sampler import DraftSampler
-from testbed.ue.window import WindowPolicy
+from testbed.ue.window import Hinted, WindowPolicy
+from testbed.ue.window_drafter import WindowDrafter
 
 Progress = Callable[[RoundRecord], None]
 REAL_TIME = RealTime()
+NOTHING = Drafted(np.zeros(0, np.int32), np.zeros((0, 0), np.float16))
 SLOWEST_BPS = 1e6
 """Uplink rate that a message is given time for, before it is sent again."""
-
-
-class Exchange(NamedTuple):
-    """What came of sending a window."""
-
-    verdict: Verdict
-    arrays: dict[str, AnyArray]
-    """The verdict's."""
-    seconds: float
-    """From sending the window to the verdict."""
-    reveal_s: float
-    """The UE's own part of that: answering for hidden states."""
-    uplink_bytes: int
-    downlink_bytes: int
+SILENCE_S = 10.0
+"""First wait for the next token of a BS that decodes alone before the session is opened again; doubled each time."""
 
 
 class Session:
@@ -73,16 +76,16 @@ class Session:
         speed_tps: float | None = None,
         accept_slower: bool = False,
     ) -> None:
-        self._client, self._drafter, self._protocol, self._policy = client, drafter, protocol, policy
-        self._threshold, self._csi, self._pace, self._clock = threshold, csi, pace, client.clock
-        self._choice = choice
-        self._sampling, self._seed, self._hidden_bits = sampling, seed, hidden_bits
-        self._sampler = DraftSampler(sampling, seed) if protocol.sampled else None
-        self._replaced: int | None = None
+        self._client, self._drafter, self._protocol = client, drafter, protocol
+        self._threshold, self._csi, self._clock = threshold, csi, client.clock
+        self._choice, self._sampling, self._seed, self._hidden_bits = choice, sampling, seed, hidden_bits
+        sampler = DraftSampler(sampling, seed) if protocol.sampled else None
+        self._windows = WindowDrafter(drafter, policy, sampler, pace, hidden_bits)
         self._speed_tps, self._accept_slower = speed_tps, accept_slower
-        self._network_s = 0.0
+        self._network_s, self._opened_bytes = 0.0, [0, 0]
+        self._hints = policy if isinstance(policy, Hinted) else None
+        self._alone = self._hints is not None and self._hints.off and not protocol.replaces
         self._number = client.new_session()
-        self._opened_bytes = [0, 0]
 
     @property
     def committed(self) -> list[int]:
@@ -103,14 +106,15 @@ class Session:
         """
         start_s = self._clock.time()
         self._committed = np.asarray(prompt, np.int32)
-        self._ends = frozenset(end_ids)
-        sequence = self._sequence = self._begin(prompt)
+        self._ends, self._end = frozenset(end_ids), len(prompt) + max_tokens
+        self._windows.begin(list(prompt))
         rounds: list[RoundRecord] = []
         reason = "length"
         begun_s = start_s
         try:
-            await self._pace.opened(len(prompt))
-            await self._open()
+            if not self._alone:
+                await self._windows.catch_up(self._committed)
+            await self._open(0)
             while reason != "stop" and (room := max_tokens - (len(self._committed) - len(prompt))) > 0:
                 record, reason = await self._round(len(rounds), room, begun_s)
                 rounds.append(record)
@@ -118,7 +122,7 @@ class Session:
                 if progress:
                     progress(record)
         finally:
-            sequence.close()
+            self._windows.close()
             await self._close()
         return RequestRecord(
             prompt_len=len(prompt),
@@ -130,16 +134,13 @@ class Session:
             rounds=rounds,
         )
 
-    def _begin(self, prompt: Sequence[int]) -> DraftSequence:
-        if self._sampler is None:
-            return self._drafter.open(prompt)
-        return self._drafter.open(prompt, choose=self._sampler)
-
     async def _round(self, number: int, room: int, begun_s: float) -> tuple[RoundRecord, str]:
         """One round; `begun_s` is when the one before ended."""
+        if self._alone:
+            return await self._listened(number, room, begun_s)
+        await self._windows.catch_up(self._committed)
         csi, start_s = self._csi(), self._clock.time()
-        drafted = self._draft(number, room)  # 1 draft
-        await self._pace.drafted(len(drafted.ids), len(self._committed))
+        drafted = await self._windows.draft(number, room, self._ends)  # 1 draft
         drafted_s = self._clock.time()
         arrays = self._protocol.uplink(drafted)  # 2 encode
         draft = Draft(
@@ -148,57 +149,19 @@ class Session:
         )  # fmt: skip
         exchange = await self._exchange(draft, arrays, drafted)  # 3 send, and wait for the verdict
         committed, reason = self._commit(drafted, exchange, room)  # 8 commit
-        record = self._record(draft, exchange, len(drafted.ids), committed, begun_s, drafted_s - start_s)
+        total_s, count = self._clock.time() - begun_s, len(drafted.ids)
+        record = record_of(self._protocol.kind, draft, exchange, count, committed, total_s, drafted_s - start_s)
         self._network_s = record.link_s
-        return record, reason
+        return replace(record, choice=self._choice), reason
 
-    def _record(
-        self, draft: Draft, exchange: Exchange, drafted: int, committed: int, begun_s: float, drafting_s: float
-    ) -> RoundRecord:
-        """A round that has just ended; `drafting_s` is what its tokens took."""
-        verdict = exchange.verdict
-        parts_s = {
-            "draft_s": draft.draft_s,
-            "link_s": max(0.0, exchange.seconds - exchange.reveal_s - verdict.bs_s),
-            "queue_s": verdict.queue_s,
-            "verify_s": verdict.verify_s,
-            "judge_s": verdict.judge_s,
-        }
-        return RoundRecord(
-            round=draft.round,
-            protocol=self._protocol.kind,
-            base_len=draft.base_len,
-            drafted=drafted,
-            accepted=verdict.accepted,
-            committed=committed,
-            candidates=verdict.candidates,
-            queried=verdict.queried,
-            batch_size=verdict.batch_size,
-            overhead_s=max(0.0, self._clock.time() - begun_s - sum(parts_s.values())),
-            uplink_bytes=exchange.uplink_bytes,
-            downlink_bytes=exchange.downlink_bytes,
-            gap=verdict.gap,
-            csi=draft.csi,
-            choice=self._choice,
-            wasted_s=drafting_s * (1 - verdict.accepted / drafted),
-            **parts_s,
-        )
-
-    def _draft(self, number: int, room: int) -> Drafted:
-        """Draft a window: until the policy says so, an end id, or the room left for the output."""
-        if self._sampler:
-            self._sampler.begin(number)
-        tokens = self._draft_tokens(room)
-        ids, hidden = np.array([t.id for t in tokens], np.int32), np.stack([t.hidden for t in tokens])
-        q = self._sampler.window() if self._sampler else None
-        return Drafted(ids, hidden, q, self._replaced, self._hidden_bits)
-
-    def _draft_tokens(self, room: int) -> list[DraftToken]:
-        limit = min(self._policy.max_window, room)
-        tokens = [self._sequence.draft_one()]
-        while len(tokens) < limit and tokens[-1].id not in self._ends and self._policy.keep_drafting(tokens):
-            tokens.append(self._sequence.draft_one())
-        return tokens
+    async def _listened(self, number: int, room: int, begun_s: float) -> tuple[RoundRecord, str]:
+        """One token of a BS that decodes alone, while speculation is off."""
+        draft = Draft(session=self._number, round=number, base_len=len(self._committed))
+        exchange = await self._listen(number)
+        committed, reason = self._commit(NOTHING, exchange, room)
+        total_s = self._clock.time() - begun_s
+        record = record_of(self._protocol.kind, draft, exchange, 0, committed, total_s, 0.0)
+        return replace(record, choice=self._choice), reason
 
     async def _exchange(self, draft: Draft, arrays: dict[str, AnyArray], drafted: Drafted) -> Exchange:
         """Send the window and see it through to its verdict, whatever is asked in between."""
@@ -236,8 +199,37 @@ class Session:
                 unknown = drafts - isinstance(message, Resync)  # every other draft brings a Resync, too
                 if isinstance(message, Busy):
                     await self._refused(message)
-                await self._open()
+                if isinstance(message, Resync) or message.round is None:
+                    await self._open(draft.round)
                 answer, send, drafts = (draft, arrays), True, 0
+            elif isinstance(message, Fault):
+                raise ProtocolError(f"the BS refuses: {message.reason}")
+
+    async def _listen(self, number: int) -> Exchange:
+        """Wait for the next token that the BS decodes alone; where it falls silent, open the session again."""
+        start_s, wait_s, down = self._clock.time(), SILENCE_S, 0
+        while True:
+            left_s = self._client.timeout_s - (self._clock.time() - start_s)
+            try:
+                packet = await self._client.receive(self._number, min(wait_s, max(left_s, 0.0)))
+            except LinkTimeout:
+                if left_s <= wait_s:
+                    raise
+                wait_s *= 2
+                await self._open(number)
+                continue
+            message = packet.message
+            if isinstance(message, Opened):
+                self._opened_bytes[1] += packet.size_bytes
+            else:
+                down += packet.size_bytes
+            if isinstance(message, Verdict) and message.round == number:
+                return Exchange(message, packet.arrays, self._clock.time() - start_s, 0.0, 0, down)
+            refused = isinstance(message, Busy) and message.round is None  # a draft's comes too late
+            if refused:
+                await self._refused(message)
+            if refused or isinstance(message, Resync):
+                await self._open(number)
             elif isinstance(message, Fault):
                 raise ProtocolError(f"the BS refuses: {message.reason}")
 
@@ -264,10 +256,10 @@ class Session:
         verdict = exchange.verdict
         if not 0 <= verdict.accepted <= len(drafted.ids):
             raise ProtocolError(f"verdict accepts {verdict.accepted} of {len(drafted.ids)} tokens")
-        token, self._replaced = verdict.token, None
-        if exchange.arrays and self._sampler:
-            token = self._protocol.replace(drafted, verdict.accepted, exchange.arrays, self._sampler.draws)
-            self._replaced = token
+        token, draws, self._windows.replaced = verdict.token, self._windows.draws, None
+        if exchange.arrays and draws:
+            token = self._protocol.replace(drafted, verdict.accepted, exchange.arrays, draws)
+            self._windows.replaced = token
         if not 0 <= token < self._drafter.vocab_size:
             raise ProtocolError(f"verdict adds token {token}, outside the vocabulary")
         added: NDArray[np.int32] = np.append(drafted.ids[: verdict.accepted], np.int32(token))[:room]
@@ -275,23 +267,31 @@ class Session:
         if ends:
             added = added[: ends[0] + 1]
         self._committed = np.concatenate([self._committed, added])
-        if not ends and len(added) < room:
-            self._sequence.commit(verdict.accepted, token)
+        if not ends and len(added) < room and len(drafted.ids):
+            self._windows.commit(verdict.accepted, token)
+        if self._hints and verdict.window != NO_HINT:
+            self._hints.hinted(verdict.window)
+            self._alone = verdict.window == 0
         return len(added), "stop" if ends else "length"
 
-    async def _open(self) -> None:
+    async def _open(self, round_: int) -> None:
+        """Open the session, at a round that is about to begin."""
         message = Open(
             session=self._number,
             protocol=self._protocol.kind,
             threshold=self._threshold,
             hidden_size=self._drafter.hidden_size,
-            temperature=self._sampling.temperature if self._sampler else 0.0,
+            temperature=self._sampling.temperature if self._protocol.sampled else 0.0,
             top_k=self._sampling.top_k,
             top_p=self._sampling.top_p,
             seed=self._seed,
             drafter=self._drafter.fingerprint,
             hidden_bits=self._hidden_bits,
             speed_tps=self._speed_tps,
+            window=self._hints.limit if self._hints else 0,
+            max_tokens=self._end - len(self._committed) if self._hints else 0,
+            alone=self._alone,
+            round=round_ if self._alone else 0,
         )
         self._opened_bytes[0] += await self._client.send(message, {"ids": self._committed})
 

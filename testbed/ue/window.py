@@ -15,8 +15,9 @@ from testbed.ue.records import RoundRecord
 
 MAX_WINDOW = 256
 FIXED, PREDICTED, GAIN = "fixed", "predicted", "gain"
-RULES = (FIXED, PREDICTED, GAIN)
-"""Names of the policies below."""
+HINTED = "hinted"
+RULES = (FIXED, PREDICTED, GAIN, HINTED, f"{HINTED}-{PREDICTED}", f"{HINTED}-{GAIN}")
+"""Names of the policies below; the last two stop by the rule after the dash, below what the BS hints."""
 WARM_ROUNDS = 8
 """Rounds that `ExpectedGain` watches before it goes by what it has measured."""
 MEMORY_ROUNDS = 200
@@ -221,6 +222,50 @@ class ExpectedGain:
         return ExpectedGain(self._predictor, self._max_window)
 
 
+class Hinted:
+    """As many tokens as the BS hints, and within them as another rule has it.
+
+    Args:
+        rule: its largest window stays the limit, and is taken until there is a hint.
+    """
+
+    def __init__(self, rule: WindowPolicy) -> None:
+        self._rule = rule
+        self.limit = self._window = rule.max_window
+
+    @property
+    def off(self) -> bool:
+        """Whether speculation does not pay at the moment: the BS is to decode alone."""
+        return self._window == 0
+
+    @property
+    def max_window(self) -> int:
+        """No round drafts more; one token where a round begins although speculation is off."""
+        return max(1, self._window)
+
+    def hinted(self, window: int) -> None:
+        """The BS hints a window."""
+        self._window = min(window, self.limit)
+
+    def keep_drafting(self, drafted: Sequence[DraftToken]) -> bool:
+        """Until there are as many as hinted, or the rule stops."""
+        return len(drafted) < self.max_window and self._rule.keep_drafting(drafted)
+
+    def observe(self, record: RoundRecord) -> None:
+        """The rule learns from what was drafted."""
+        if record.drafted:
+            self._rule.observe(record)
+
+    def fresh(self) -> Hinted:
+        """The same rule, with nothing learnt or hinted."""
+        return Hinted(self._rule.fresh())
+
+
+def needs_predictor(rule: str) -> bool:
+    """Whether a rule by name goes by a rejection predictor."""
+    return rule not in (FIXED, HINTED)
+
+
 def window_policy(rule: str, max_window: int, predictor: RejectionPredictor | None = None) -> WindowPolicy:
     """A policy by name; a predicted window takes the predictor's own threshold.
 
@@ -228,6 +273,9 @@ def window_policy(rule: str, max_window: int, predictor: RejectionPredictor | No
         BadInput: an unknown rule, a window out of bounds, or no predictor where one is needed.
     """
     check_rule(rule)
+    if rule.startswith(HINTED):
+        below = FIXED if rule == HINTED else rule.removeprefix(f"{HINTED}-")
+        return Hinted(window_policy(below, max_window, predictor))
     if rule == FIXED:
         return FixedWindow(max_window)
     if predictor is None:

@@ -60,6 +60,9 @@ UPLINK: dict[type[Message], dict[str, Any]] = {
         "drafter": TEXT,
         "speed_tps": st.none() | REAL,
         "hidden_bits": NUMBER,
+        "window": NUMBER,
+        "alone": st.booleans(),
+        "round": NUMBER,
     },
     Draft: {**ROUND, "base_len": NUMBER, "csi": st.none() | CSI, "draft_s": REAL, "network_s": REAL},
     Hidden: ROUND,
@@ -69,16 +72,20 @@ UPLINK: dict[type[Message], dict[str, Any]] = {
 DOWNLINK: dict[type[Message], dict[str, Any]] = {
     Welcome: {
         "version": NUMBER, "model": TEXT, "hidden_size": NUMBER, "vocab_size": NUMBER, "end_ids": NUMBERS,
-        "protocols": TEXTS, "max_window": NUMBER, "max_positions": NUMBER,
+        "protocols": TEXTS, "max_window": NUMBER, "max_positions": NUMBER, "weights": TEXT, "judge": TEXT,
     },
     Opened: {"session": NUMBER, "length": NUMBER},
     NeedHidden: {**ROUND, "count": NUMBER},
     Verdict: {
         **ROUND, "accepted": NUMBER, "token": NUMBER, "candidates": NUMBER, "queried": NUMBER, "gap": REAL,
         "batch_size": NUMBER, "queue_s": REAL, "verify_s": REAL, "judge_s": REAL, "bs_s": REAL,
+        "window": NUMBER,
     },
-    Resync: {"session": NUMBER},
-    Busy: {"session": NUMBER, "reason": TEXT, "retry_s": REAL, "speed_tps": st.none() | REAL},
+    Resync: {"session": NUMBER, "reason": TEXT},
+    Busy: {
+        "session": NUMBER, "reason": TEXT, "retry_s": REAL, "speed_tps": st.none() | REAL,
+        "round": st.none() | NUMBER,
+    },
     Fault: {"session": NUMBER, "reason": TEXT},
     Pong: {"token": NUMBER},
 }  # fmt: skip

@@ -1,0 +1,77 @@
+"""What a base station takes on at most, and the socket that holds senders to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from testbed.bs.desk import Offer
+from testbed.bs.sessions import SessionTable
+from testbed.channel.guard import require_keys
+from testbed.channel.keys import load_server
+from testbed.channel.link import MAX_MESSAGE_BYTES, ZmqServerLink, check_address
+from testbed.config import ServeConfig
+from testbed.errors import BadInput
+
+LARGEST_HIDDEN = 16384
+"""Hidden size up to which a drafter's largest window fits a frame; larger ones draft shorter windows."""
+OVERBOOKED = 4
+"""Tokens of open sessions for each that the engine has room for: sessions wait for their UEs most of the time, and
+what was evicted is computed again."""
+MOST_WINDOW = 2**15
+
+
+def check_bounds(config: ServeConfig) -> list[str]:
+    """The addresses to listen on, of a configuration whose bounds and keys can be used.
+
+    Raises:
+        BadInput: a bound that nothing would pass, an address or keys that cannot be used, or none beyond loopback.
+    """
+    for name, value in (
+        ("max-sessions", config.max_sessions),
+        ("max-sessions-per-ue", config.max_sessions_per_ue),
+        ("max-pending", config.max_pending),
+        ("max-window", config.max_window),
+        ("max-kv-tokens", 1 if config.max_kv_tokens is None else config.max_kv_tokens),
+    ):
+        if value < 1:
+            raise BadInput(f"{name} must be at least 1, not {value}")
+    if config.max_window > MOST_WINDOW:
+        raise BadInput(f"max-window must be at most {MOST_WINDOW}, not {config.max_window}")
+    if not 0 < config.idle_s < math.inf:
+        raise BadInput(f"idle-s must be positive and finite, not {config.idle_s:g}")
+    addresses = [check_address(address) for address in config.bind.split(",")]
+    require_keys(addresses, load_server(Path(config.keys)) if config.keys else None, config.insecure)
+    return addresses
+
+
+def listen(config: ServeConfig, offer: Offer) -> ZmqServerLink:
+    """The socket of a base station; in a running event loop.
+
+    Raises:
+        BadInput: an address or keys that cannot be used.
+    """
+    keys = load_server(Path(config.keys)) if config.keys else None
+    return ZmqServerLink(*check_bounds(config), keys=keys, frame_bytes=largest_frame(offer))
+
+
+def largest_frame(offer: Offer) -> int:
+    """Bytes of the largest frame that a UE has reason to send: a prompt, a window's hidden states or distributions."""
+    window = 2 * offer.max_window * max(offer.vocab_size, LARGEST_HIDDEN)
+    return min(MAX_MESSAGE_BYTES, max(window, 4 * offer.max_positions))
+
+
+def session_table(config: ServeConfig, kv_tokens: int | None, owner: Callable[[bytes], bytes]) -> SessionTable:
+    """The sessions of a base station, bounded; `kv_tokens` is what its engine has room for."""
+    tokens = config.max_kv_tokens
+    if tokens is None and kv_tokens is not None:
+        tokens = OVERBOOKED * kv_tokens
+    return SessionTable(
+        config.max_sessions_per_ue,
+        config.max_sessions,
+        pending=config.max_pending,
+        tokens=tokens,
+        idle_s=config.idle_s,
+        owner=owner,
+    )

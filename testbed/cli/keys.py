@@ -1,0 +1,102 @@
+"""`testbed keys`: which UEs a base station lets in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from testbed.channel import keys
+from testbed.cli.output import console, note, print_json
+from testbed.errors import BadInput
+
+app = typer.Typer(no_args_is_help=True, help="Keys: which UEs a base station lets in.")
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the base station's keys.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+@app.callback()
+def group() -> None:
+    """Keys: which UEs a base station lets in."""
+
+
+@app.command()
+def new(
+    directory: Directory,
+    ue: Annotated[str | None, typer.Option(metavar="NAME", help="Make a key for this UE and let it in.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where that UE's files go; default: DIR/ues/NAME.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a base station's keys, or those of a UE that it shall let in.
+
+    The directory of a UE holds a secret: carry it there over a channel that you trust, and remove it here.
+
+    Examples:
+
+        testbed keys new keys
+
+        testbed keys new keys --ue orin-1
+
+        testbed bs serve --keys keys --bind tcp://0.0.0.0:5555
+
+        testbed ue run --keys orin-1 --bs tcp://192.0.2.7:5555
+    """
+    if ue is None:
+        if out is not None:
+            raise BadInput("--out goes with --ue NAME")
+        public = keys.new_server(directory)
+        document, told = {"directory": str(directory), "public_key": public}, "made; bs serve --keys"
+    else:
+        carried = keys.new_client(directory, ue, out)
+        public = keys.load_client(carried).public.decode()
+        document = {"ue": ue, "directory": str(carried), "public_key": public}
+        told = f"{ue} may come in; carry this directory to it, for ue run --keys:"
+    if as_json:
+        print_json(document)
+    else:
+        note(f"{told} {document['directory']}")
+
+
+@app.command("list")
+def list_(directory: Directory, as_json: AsJson = False) -> None:
+    """Show which UEs are let in, and which no longer are.
+
+    Examples:
+
+        testbed keys list keys
+    """
+    server = keys.load_server(directory).public.decode()
+    found = keys.entries(directory)
+    if as_json:
+        print_json({"server": server, "ues": [entry._asdict() for entry in found]})
+        return
+    table = Table(title=Text(f"base station {server}"), title_justify="left")
+    for header in ("UE", "public key", "let in"):
+        table.add_column(header, no_wrap=True)
+    for entry in found:
+        table.add_row(Text(entry.name), Text(entry.public_key), "revoked" if entry.revoked else "yes")
+    console().print(table)
+
+
+@app.command()
+def revoke(
+    directory: Directory,
+    ue: Annotated[str, typer.Argument(metavar="NAME", help="The UE that shall no longer be let in.")],
+    as_json: AsJson = False,
+) -> None:
+    """Take a UE off the list; a base station that runs goes by it within a second.
+
+    Examples:
+
+        testbed keys revoke keys orin-1
+    """
+    entry = keys.revoke(directory, ue)
+    if as_json:
+        print_json(entry._asdict())
+    else:
+        note(f"{ue} is no longer let in")

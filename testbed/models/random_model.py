@@ -1,0 +1,105 @@
+"""Random models of chosen sizes: latency does not care what a model knows, only how large it is.
+
+A directory as Hugging Face has them, with the bundled pair's tokenizer, and no token that ends an output: outputs are
+as long as they are asked for.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+from testbed.config import Config
+from testbed.errors import BadInput
+from testbed.models.bundle import bundled
+from testbed.protocols.vocabulary import fingerprint
+
+Kind = Literal["llama", "qwen3", "qwen3-moe"]
+ROWS_OF = 64
+"""Rows of the head are a multiple of so many."""
+
+
+class RandomModel(Config, frozen=True, kw_only=True):
+    """What `testbed models random` makes.
+
+    Raises:
+        BadInput: sizes that cannot be.
+    """
+
+    kind: Kind = "llama"
+    hidden: int = 256
+    layers: int = 4
+    ffn: int = 1024
+    """Of every expert, where there are experts."""
+    heads: int = 4
+    experts: int = 16
+    """M; of `qwen3-moe` alone, and so the next."""
+    active: int = 2
+    """m, experts of a token."""
+    positions: int = 2048
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "layers", "ffn", "heads", "experts", "active", "positions"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.hidden % self.heads or self.hidden // self.heads % 32:
+            raise BadInput(f"a head has a multiple of 32 dimensions; {self.hidden} over {self.heads} heads have not")
+        if self.active > self.experts:
+            raise BadInput(f"{self.active} of {self.experts} experts cannot be active")
+
+
+def make_random(chosen: RandomModel, out: Path) -> int:
+    """Write a random float32 model with the bundled tokenizer; returns its parameters.
+
+    Raises:
+        BadInput: the directory holds something.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise BadInput(f"{out} is not empty; give another --out")
+    import torch
+    import transformers
+
+    tokenizer = bundled().require("tokenizer")
+    name, fields = _fields(chosen, _rows(tokenizer))
+    config = getattr(transformers, f"{name}Config")(**fields)
+    with torch.random.fork_rng():
+        torch.manual_seed(chosen.seed)
+        model = getattr(transformers, f"{name}ForCausalLM")(config).float()
+    out.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(out)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        if (tokenizer / file).exists():
+            shutil.copy(tokenizer / file, out / file)
+    assert fingerprint(out) == fingerprint(tokenizer)
+    return int(sum(weight.numel() for weight in model.parameters()))
+
+
+def _rows(tokenizer: Path) -> int:
+    from tokenizers import Tokenizer
+
+    count = 1 + max(Tokenizer.from_file(str(tokenizer / "tokenizer.json")).get_vocab().values())
+    return -(-count // ROWS_OF) * ROWS_OF
+
+
+def _fields(chosen: RandomModel, rows: int) -> tuple[str, dict[str, Any]]:
+    """Name of the architecture, and its configuration."""
+    fields: dict[str, Any] = {
+        "vocab_size": rows,
+        "hidden_size": chosen.hidden,
+        "intermediate_size": chosen.ffn,
+        "num_hidden_layers": chosen.layers,
+        "num_attention_heads": chosen.heads,
+        "num_key_value_heads": chosen.heads,
+        "head_dim": chosen.hidden // chosen.heads,
+        "max_position_embeddings": chosen.positions,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        "tie_word_embeddings": False,
+    }
+    if chosen.kind != "qwen3-moe":
+        return {"llama": "Llama", "qwen3": "Qwen3"}[chosen.kind], fields
+    experts = {"num_experts": chosen.experts, "num_experts_per_tok": chosen.active, "moe_intermediate_size": chosen.ffn}
+    return "Qwen3Moe", {**fields, **experts, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}

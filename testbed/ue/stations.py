@@ -1,0 +1,286 @@
+"""Several base stations as one connection: the first that answers serves, the others stand by.
+
+Every station is greeted, and from then on asked for a sign of life every `PROBE_S`. Where the one that serves falls
+silent, the next takes over; where an earlier one is back for good, it does. Sessions are numbered anew at each change,
+so that no station ever meets an old session of its own: it answers `Resync`, and the UE opens it with its committed
+prefix.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from testbed.channel.link import Link
+from testbed.clock import Clock
+from testbed.errors import LinkError, LinkTimeout, ModelError, ProtocolError
+from testbed.protocols.codec import AnyArray, Packet, decode_downlink, encode
+from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pong, Resync, Welcome
+from testbed.ue.client import Client
+
+LOG = logging.getLogger(__name__)
+PROBE_S = 1.0
+"""Between two signs of life that are asked for."""
+STEADY_S = 3.0
+"""For which an earlier station must have been heard before it serves again."""
+SLOWEST_BPS = 1e6
+"""Uplink rate that what was sent is given time for, before silence counts."""
+PROBES = 2**62
+"""First token of the pings that ask for signs of life."""
+EPOCH = 2**40
+"""Sessions are numbered by multiples of it after every change of station."""
+SHARED = ("weights", "judge", "vocab_size", "hidden_size", "end_ids")
+"""What stations of one UE must agree in, as `Welcome` has it."""
+
+
+class Named(NamedTuple):
+    """A link to one station."""
+
+    address: str
+    link: Link
+
+
+@dataclass
+class Station:
+    """What is known of one station."""
+
+    address: str
+    link: Link
+    welcome: Welcome | None = None
+    """None: it has not been greeted, or fell silent since."""
+    refused: str = ""
+    """Why it cannot serve."""
+    heard_s: float = -math.inf
+    since_s: float = math.inf
+    """Since when it has been heard without a silence."""
+    sent_bytes: int = 0
+    """Since it was heard last."""
+
+    def hear(self, now_s: float) -> None:
+        """Something came from it."""
+        self.heard_s, self.sent_bytes = now_s, 0
+        self.since_s = min(self.since_s, now_s)
+
+    def silent(self, now_s: float, silence_s: float) -> bool:
+        """Whether it has said nothing for longer than what was sent to it may take."""
+        return now_s - self.heard_s > silence_s + 8 * self.sent_bytes / SLOWEST_BPS
+
+
+class Stations(Client):
+    """A `Client` of several base stations.
+
+    Args:
+        links: in the order in which they are preferred.
+        silence_s: without a sign of life after which a station counts as gone.
+    """
+
+    def __init__(
+        self, links: Sequence[Named], clock: Clock, first_session: int, timeout_s: float = 60.0, silence_s: float = 5.0
+    ) -> None:
+        super().__init__(links[0].link, clock, first_session, timeout_s)
+        self._stations = [Station(*named) for named in links]
+        self._silence_s = silence_s
+        self._at = self._epoch = 0
+        self._probes = itertools.count(PROBES)
+        self._hello: Hello | None = None
+        self._news = asyncio.Event()
+        self._failure: Exception | None = None
+        self.moves: list[str] = []
+        """Addresses that took over, in order."""
+
+    @property
+    def serving(self) -> str:
+        """Address of the station that serves."""
+        return self._stations[self._at].address
+
+    async def connect(self, tokenizer: str, vocab_size: int) -> Welcome:
+        """Greet all stations; the first that answers serves.
+
+        Raises:
+            LinkTimeout: nobody answers.
+            ModelError: one refuses this drafter's vocabulary, or they do not serve the same model and head.
+        """
+        self._hello = Hello(version=VERSION, tokenizer=tokenizer, vocab_size=vocab_size)
+        self._reader = asyncio.create_task(self._run())
+        deadline_s = self.clock.time() + self.timeout_s
+        patience_s = deadline_s
+        while True:
+            for station in self._stations:
+                if station.refused:
+                    raise ModelError(station.refused)
+            greeted = [i for i, station in enumerate(self._stations) if station.welcome is not None]
+            now_s = self.clock.time()
+            if greeted:
+                patience_s = min(patience_s, now_s + 2 * PROBE_S)
+            if len(greeted) == len(self._stations) or (greeted and now_s >= patience_s):
+                break
+            if now_s >= deadline_s:
+                raise LinkTimeout(f"no BS answered within {self.timeout_s:g} s: {', '.join(self._addresses)}")
+            await self._wait(min(patience_s, deadline_s) - now_s)
+        self._serve_from(greeted[0])
+        for i, station in enumerate(self._stations):
+            if i not in greeted:
+                LOG.warning("%s does not answer; it may serve later", station.address)
+        self.welcome = self._stations[self._at].welcome
+        assert self.welcome is not None
+        return self.welcome
+
+    async def send(self, message: Message, arrays: dict[str, AnyArray] | None = None) -> int:
+        """Send one message to the station that serves; returns its bytes."""
+        if self._epoch and (session := getattr(message, "session", -1)) >= 0:
+            message = replace(message, session=session + self._epoch * EPOCH)
+        station = self._stations[self._at]
+        with contextlib.suppress(LinkError):  # full: whoever takes over gets it when it is sent again
+            sent = await station.link.send(encode(message, arrays))
+            station.sent_bytes += sent
+            return sent
+        return 0
+
+    async def receive(self, session: int, timeout_s: float) -> Packet[Any]:
+        """Next message for a session (-1: for none).
+
+        Raises:
+            LinkTimeout: nothing came in time.
+            ModelError: the only station left does not serve the same.
+        """
+        if self._failure is not None:
+            raise self._failure
+        return await super().receive(session, timeout_s)
+
+    async def close(self) -> None:
+        """Stop reading and drop all links."""
+        await super().close()
+        for station in self._stations:
+            station.link.close()
+
+    @property
+    def _addresses(self) -> list[str]:
+        return [station.address for station in self._stations]
+
+    async def _wait(self, seconds: float) -> None:
+        self._news.clear()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._news.wait(), max(0.0, seconds))
+
+    # ------------------------------------------------------------ what comes in
+
+    async def _run(self) -> None:
+        tasks = [asyncio.create_task(self._listen(i)) for i in range(len(self._stations))]
+        tasks.append(asyncio.create_task(self._watch()))
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _listen(self, number: int) -> None:
+        station = self._stations[number]
+        while True:
+            try:
+                received = await station.link.recv(self.timeout_s)
+                packet = decode_downlink(received.frames, received.size_bytes)
+            except (LinkTimeout, ProtocolError):  # what cannot be read is dropped; asking again brings it
+                continue
+            station.hear(self.clock.time())
+            message = packet.message
+            if isinstance(message, Welcome) or (isinstance(message, Fault) and station.welcome is None):
+                self._greeted(station, message)
+            elif number == self._at and not (isinstance(message, Pong) and message.token >= PROBES):
+                self._deliver(packet)
+
+    def _greeted(self, station: Station, message: Welcome | Fault) -> None:
+        """A station answered the greeting."""
+        if isinstance(message, Fault):
+            station.refused = f"{station.address} refuses: {message.reason}"
+        else:
+            station.refused = self._difference(station, message)
+            station.welcome = None if station.refused else message
+        self._news.set()
+
+    def _difference(self, station: Station, welcome: Welcome) -> str:
+        """In what a station differs from another that was greeted, in one line; empty where in nothing."""
+        known = [(s.address, s.welcome) for s in self._stations if s is not station and s.welcome is not None]
+        if self.welcome is not None:
+            known.append((self.serving, self.welcome))
+        for address, other in known:
+            for name in SHARED:
+                mine, theirs = getattr(welcome, name), getattr(other, name)
+                if mine != theirs:
+                    what = "model" if name != "judge" else "judge or head"
+                    return f"{station.address} serves another {what} than {address}: {name} {mine!r}, not {theirs!r}"
+        return ""
+
+    def _deliver(self, packet: Packet[Any]) -> None:
+        """Put a message into its session's mailbox, unless it is of before the last change."""
+        message = packet.message
+        session = getattr(message, "session", -1)
+        if session >= 0:
+            epoch, session = divmod(session, EPOCH)
+            if epoch != self._epoch:
+                return
+            if epoch:
+                packet = Packet(replace(message, session=session), packet.arrays, packet.size_bytes)
+        mailbox = self._mail.get(session)
+        if mailbox is not None:
+            mailbox.put(packet)
+
+    # ------------------------------------------------------------ who serves
+
+    async def _watch(self) -> None:
+        """Ask for signs of life, and change stations where it must be."""
+        while True:
+            now_s = self.clock.time()
+            for station in self._stations:
+                if station.silent(now_s, self._silence_s):
+                    station.welcome, station.since_s = None, math.inf
+                await self._probe(station)
+            if self.welcome is not None:
+                self._choose(now_s)
+            await self.clock.sleep(PROBE_S)
+
+    async def _probe(self, station: Station) -> None:
+        assert self._hello is not None
+        ask = self._hello if station.welcome is None else Ping(token=next(self._probes))
+        with contextlib.suppress(LinkError):
+            await station.link.send(encode(ask))
+
+    def _choose(self, now_s: float) -> None:
+        """Take the next station where this one is silent, or an earlier one that has been back for a while."""
+        gone = self._stations[self._at].welcome is None
+        for i, station in enumerate(self._stations):
+            if i == self._at or station.welcome is None:
+                continue
+            if gone or (i < self._at and now_s - station.since_s >= STEADY_S):
+                LOG.warning("%s serves in place of %s", station.address, self.serving)
+                self._serve_from(i)
+                return
+        others = [s for i, s in enumerate(self._stations) if i != self._at]
+        if gone and (refused := [s.refused for s in others if s.refused and not s.silent(now_s, self._silence_s)]):
+            self._failure = ModelError(f"{self.serving} is silent, and {refused[0]}")
+            self._wake("")
+
+    def _serve_from(self, number: int) -> None:
+        if number == self._at:
+            return
+        left = self._stations[self._at]
+        left.welcome = None  # greeted again, so that it frees what this UE had there
+        self._at, self._link = number, self._stations[number].link
+        self._epoch += 1
+        if self.welcome is not None:
+            self.moves.append(self.serving)
+            self._wake(f"{self.serving} serves now")
+
+    def _wake(self, reason: str) -> None:
+        """Tell whoever waits for an answer that none will come."""
+        for session, mailbox in self._mail.items():
+            if session >= 0 and mailbox.awaited:
+                mailbox.put(Packet(Resync(session=session, reason=reason), {}, 0))

@@ -1,0 +1,125 @@
+"""A flood on a base station process: its memory stays bounded, and afterwards it is what it was."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+import zmq.asyncio
+
+from testbed.channel.link import new_identity
+from testbed.experiments.processes import base_station
+from testbed.protocols import protocol
+from testbed.protocols.codec import encode
+from testbed.protocols.messages import Draft, Open
+from testbed.synthetic import next_token
+from testbed.ue.session import Session
+from testbed.ue.synthetic import SyntheticDrafter
+from testbed.ue.window import FixedWindow
+from tests.support.stations import VOCAB, client
+
+FLOODERS, MESSAGES = 12, 1500
+IDLE_S = 2.0
+PROMPT = [1, 2, 3]
+
+
+def resident_mb(pid: int) -> float:
+    """Memory of a process that is in RAM."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS:")).split()[1]) / 1024
+
+
+def own(length: int) -> list[int]:
+    ids = list(PROMPT)
+    for _ in range(length):
+        ids.append(next_token(ids, VOCAB, 0))
+    return ids[len(PROMPT) :]
+
+
+async def decode(address: str) -> list[int]:
+    async with client(address, timeout_s=60.0) as ue:
+        session = Session(ue, SyntheticDrafter(vocab_size=VOCAB, alpha=0.8), protocol("sh"), FixedWindow(4))
+        return (await session.decode(PROMPT, 40, ())).token_ids
+
+
+async def went(socket: zmq.asyncio.Socket, frames: Any) -> bool:
+    """Whether a message is taken; one that does not read is not answered for ever."""
+    try:
+        await asyncio.wait_for(socket.send_multipart(frames), 5)
+    except asyncio.TimeoutError:
+        return False
+    return True
+
+
+async def flood(address: str, reads: bool) -> int:
+    """As many sessions, long prompts, windows and large useless frames as go down; returns messages sent."""
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.ROUTING_ID, new_identity())
+    if not reads:
+        socket.setsockopt(zmq.RCVHWM, 1)
+    socket.connect(address)
+    prompt, large = np.ones(4000, np.int32), [b"\xff", bytes(2**20)]
+    opening = Open(session=0, protocol="split", threshold=0.0, hidden_size=64, temperature=1.0)
+    sent = 0
+    try:
+        for number in range(MESSAGES):
+            messages = [
+                encode(Open(**{**{f: getattr(opening, f) for f in opening.__struct_fields__}, "session": number}),
+                       {"ids": prompt}),
+                encode(Draft(session=number, round=0, base_len=4000), {"ids": prompt[:64]}),
+            ]  # fmt: skip
+            if number % 20 == 0:
+                messages.append(large)
+            for frames in messages:
+                if not await went(socket, frames):
+                    return sent
+                sent += 1
+            if reads and number % 8 == 0:
+                while await socket.poll(0):
+                    await socket.recv_multipart()
+    finally:
+        socket.close(0)
+        context.term()
+    return sent
+
+
+async def watch(pid: int, highest: list[float]) -> None:
+    while True:
+        highest.append(resident_mb(pid))
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_flood_is_borne_and_forgotten() -> None:
+    bounds = ["--max-sessions", "200", "--max-sessions-per-ue", "40", "--max-pending", "32", "--idle-s", str(IDLE_S)]
+    with base_station(["--engine", "synthetic", "--bind", "tcp://127.0.0.1:*", *bounds]) as ready:
+        bs, pid = ready["bind"], ready["pid"]
+
+        async def run() -> tuple[float, float, float, int]:
+            for _ in range(3):
+                assert await decode(bs) == own(40)
+            before = resident_mb(pid)
+            highest: list[float] = []
+            watching = asyncio.create_task(watch(pid, highest))
+            sent = await asyncio.gather(*(flood(bs, reads=i % 2 == 0) for i in range(FLOODERS)))
+            assert await decode(bs) == own(40)
+            await asyncio.sleep(2 * IDLE_S)
+            watching.cancel()
+            assert await decode(bs) == own(40)
+            deadline_s = time.monotonic() + 20
+            while (after := resident_mb(pid)) > 1.1 * before and time.monotonic() < deadline_s:
+                await asyncio.sleep(0.5)
+            return before, max(highest), after, sum(sent)
+
+        before, highest, after, sent = asyncio.run(run())
+        print(f"\n{sent} messages; memory before {before:.1f} MB, at most {highest:.1f}, after {after:.1f}")
+        assert sent > 10_000
+        assert highest < before + 500
+        assert after < 1.1 * before

@@ -1,0 +1,121 @@
+"""Runs that lose a process: a UE that is killed goes on with what is unfinished, a BS that is killed is replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.experiments.journal import NAME
+from testbed.experiments.processes import base_station
+
+METHODS = ("greedy", "sh", "target-only")
+PROMPTS = 6
+RUN = ["--limit", str(PROMPTS), "--protocol", ",".join(METHODS), "--threads", "1", "--json"]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def metrics(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("metrics") / "bs.jsonl"
+
+
+def bs(*more: str) -> contextlib.AbstractContextManager[dict[str, Any]]:
+    from testbed.models.bundle import bundled
+
+    model = str(bundled().require("target"))
+    return base_station(["--engine", "transformers", "--model", model, "--threads", "1", *more])
+
+
+@pytest.fixture(scope="module")
+def first(metrics: Path) -> Iterator[dict[str, Any]]:
+    with bs("--bind", "tcp://127.0.0.1:*", "--metrics", str(metrics), "--metrics-interval-s", "0.1") as ready:
+        yield ready
+
+
+@pytest.fixture(scope="module")
+def whole(first: dict[str, Any]) -> dict[tuple[str, str], list[int]]:
+    """The outputs of a run that nothing happens to."""
+    return outputs(ue("--bs", first["bind"]))
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "testbed", "ue", "run", *RUN, *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def ue(*arguments: str, code: int = 0) -> Any:
+    process = start(*arguments)
+    output, said = process.communicate(timeout=200)
+    assert process.returncode == code, said
+    return json.loads(output) if code == 0 else said
+
+
+def outputs(document: dict[str, Any]) -> dict[tuple[str, str], list[int]]:
+    found = {(o["method"], o["prompt"]): o["token_ids"] for o in document["outputs"]}
+    assert len(found) == PROMPTS * len(METHODS)
+    assert all(row["lossless"] is True and row["requests"] == PROMPTS for row in document["rows"])
+    return found
+
+
+def grown(path: Path, size: int, process: subprocess.Popen[str]) -> None:
+    """Wait until a journal has passed a size."""
+    for _ in range(3000):
+        if path.exists() and path.stat().st_size > size:
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    raise AssertionError(f"{path} did not grow")
+
+
+def test_a_killed_ue_goes_on_with_what_is_unfinished(
+    first: dict[str, Any], whole: dict[tuple[str, str], list[int]], metrics: Path, tmp_path: Path
+) -> None:
+    out, size = tmp_path / "run", 3000
+    process = start("--bs", first["bind"], "--out", str(out))
+    for killed in range(2):
+        grown(out / NAME, size, process)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        size = (out / NAME).stat().st_size
+        assert not (out / "summary.json").exists()
+        if killed == 0:
+            assert "unfinished run" in ue("--bs", first["bind"], "--out", str(out), code=2)
+            assert "window 8" in ue("--bs", first["bind"], "--out", str(out), "--window", "4", "--resume", code=2)
+            process = start("--bs", first["bind"], "--out", str(out), "--resume")
+    assert outputs(ue("--bs", first["bind"], "--out", str(out), "--resume")) == whole
+    assert not (out / NAME).exists() and (out / "summary.json").exists()
+    time.sleep(0.5)
+    assert json.loads(metrics.read_text().splitlines()[-1])["sessions"] == 0  # those of the killed runs, too
+    assert "no unfinished run" in ue("--bs", first["bind"], "--out", str(out), "--resume", code=2)
+
+
+def test_a_killed_bs_is_replaced_by_another(whole: dict[tuple[str, str], list[int]], tmp_path: Path) -> None:
+    with contextlib.ExitStack() as held:
+        one, two = (held.enter_context(bs("--bind", "tcp://127.0.0.1:*")) for _ in range(2))
+        out = tmp_path / "run"
+        process = start("--bs", one["bind"], "--bs", two["bind"], "--failover-s", "2", "--out", str(out))
+        grown(out / NAME, 3000, process)
+        os.kill(one["pid"], signal.SIGKILL)
+        output, said = process.communicate(timeout=200)
+        assert process.returncode == 0, said
+        assert f"{two['bind']} serves in place of {one['bind']}" in said
+        assert outputs(json.loads(output)) == whole
+
+
+def test_base_stations_that_differ_are_refused_in_one_line(first: dict[str, Any]) -> None:
+    with bs("--bind", "tcp://127.0.0.1:*", "--judge", "digits") as other:
+        said = ue("--bs", first["bind"], "--bs", other["bind"], code=2)
+    assert len(said.strip().splitlines()) == 1
+    assert "serves another judge or head than" in said and "digits" in said

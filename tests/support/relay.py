@@ -1,0 +1,84 @@
+"""A man in the middle: relays TCP between a UE and its BS, listens, and interferes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+Touch = Callable[[bytes, int], bytes]
+"""What becomes of a piece of the uplink, given how many bytes went before it."""
+
+
+class Relay:
+    """Relays one BS's port.
+
+    Attributes:
+        heard: uplinks of all connections, byte for byte.
+        answers: their downlinks.
+        down: nothing gets through; connections end.
+    """
+
+    def __init__(self, port: int, touch: Touch) -> None:
+        self._port, self._touch = port, touch
+        self.heard: list[bytearray] = []
+        self.answers: list[bytearray] = []
+        self.down = False
+        self.under_way: set[asyncio.Task[None]] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.under_way.add(task)
+        try:
+            with contextlib.suppress(asyncio.CancelledError):  # asyncio's streams take it for an error
+                await self._relay(reader, writer)
+        finally:
+            self.under_way.discard(task)
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard, answers = bytearray(), bytearray()
+        self.heard.append(heard)
+        self.answers.append(answers)
+        with contextlib.suppress(OSError):
+            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._port)
+            ways = [
+                self._pump(reader, up_writer, heard, self._touch),
+                self._pump(up_reader, writer, answers, lambda piece, _: piece),
+            ]
+            tasks = [asyncio.create_task(way) for way in ways]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                for end in (up_writer, writer):
+                    end.close()
+                await asyncio.gather(up_writer.wait_closed(), writer.wait_closed(), return_exceptions=True)
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, heard: bytearray, touch: Touch
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while (piece := await reader.read(65536)) and not self.down:
+                before = len(heard)
+                heard += piece
+                writer.write(touch(piece, before))
+                await writer.drain()
+
+
+@contextlib.asynccontextmanager
+async def relay(address: str, touch: Touch = lambda piece, before: piece) -> AsyncIterator[tuple[Relay, str]]:
+    """A relay before a BS, and the address that a UE takes for it."""
+    between = Relay(int(address.rpartition(":")[2]), touch)
+    server = await asyncio.start_server(between.serve, "127.0.0.1", 0)
+    try:
+        yield between, f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        await asyncio.sleep(0.01)  # connections that were just taken become tasks
+        for task in (tasks := list(between.under_way)):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
