@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Set up, and say what went wrong in one line."""
     parser = argparse.ArgumentParser(description="Make the environment in which the testbed runs.")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
-    parser.add_argument("--extras", default="all", help="all, or some of ue,bs,bs-cpu,bs-cuda,lab,dev")
+    parser.add_argument("--extras", default="all", help="all, or some of ue,bs,bs-cpu,bs-cuda,lab,dev; ray beside them")
     parser.add_argument("--stamp", type=Path, help="file to touch when everything is in place")
     args = parser.parse_args(argv)
     start = time.monotonic()
@@ -92,7 +92,7 @@ def choose_extras(text: str, *, cuda: bool) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     names = [full for name in names for full in (ALL_EXTRAS if name == "all" else (name,))]
     names = [("bs-cuda" if cuda else "bs-cpu") if name == "bs" else name for name in names]
-    known = ("ue", "bs-cpu", "bs-cuda", "lab", "dev")
+    known = ("ue", "bs-cpu", "bs-cuda", "lab", "dev", "ray")
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         raise SetupError(f"unknown extras {', '.join(unknown) or text!r}; known: all, bs, {', '.join(known)}")

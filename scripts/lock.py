@@ -32,9 +32,9 @@ def main() -> int:
     if sys.version_info[:2] != (3, 11):
         print("lock: run it under Python 3.11, the version that the BS is tested with", file=sys.stderr)
         return 1
-    everywhere = resolve(("ue", "lab", "dev", "bs-cpu"), LEFT_OUT + LEFT_OUT_ON_CPU, [*TOOLS, *HELD])
+    everywhere = resolve(("ue", "lab", "dev", "ray", "bs-cpu"), LEFT_OUT + LEFT_OUT_ON_CPU, [*TOOLS, *HELD])
     older = resolve(("ue", "dev"), (), TOOLS, python="3.10")
-    cuda = resolve(("ue", "lab", "dev", "bs-cuda"), LEFT_OUT, TOOLS, held=everywhere, cuda=True)
+    cuda = resolve(("ue", "lab", "dev", "ray", "bs-cuda"), LEFT_OUT, TOOLS, held=everywhere, cuda=True)
     lines = [HEAD, *marked(everywhere, older), "\n# CUDA\n"]
     lines += [f"{name}=={version}\n" for name, version in cuda.items() if name not in everywhere]
     CONSTRAINTS.write_text("".join(lines))

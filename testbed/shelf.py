@@ -1,4 +1,4 @@
-"""Files that come with the testbed and are found by name: link traces, device profiles."""
+"""Files that come with the testbed and are found by name: link traces, device profiles, sweeps."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from testbed.errors import BadInput
 
 PACKAGE = Path(__file__).parent
 CHECKOUT = PACKAGE.parent
-KINDS = {"traces": ("traces", ".csv"), "profiles": ("hardware/profiles", ".yaml")}
+KINDS = {"traces": ("traces", ".csv"), "profiles": ("hardware/profiles", ".yaml"), "sweeps": ("sweeps", ".yaml")}
 """Kind: folder in a checkout, and how its files end; an installed package has the folder under `shelf/`."""
 
 
 def names(kind: str) -> list[str]:
     """Names of what there is of a kind, sorted."""
-    return sorted(path.stem for path in _folder(kind).glob(f"*{KINDS[kind][1]}"))
+    return sorted(path.stem for path in folder(kind).glob(f"*{KINDS[kind][1]}"))
 
 
 def find(kind: str, name: str) -> Path:
@@ -23,15 +23,16 @@ def find(kind: str, name: str) -> Path:
     Raises:
         BadInput: neither; the message lists ours.
     """
-    ours = _folder(kind) / f"{name}{KINDS[kind][1]}"
-    if ours.parent == _folder(kind) and ours.is_file():
+    ours = folder(kind) / f"{name}{KINDS[kind][1]}"
+    if ours.parent == folder(kind) and ours.is_file():
         return ours
     if Path(name).is_file():
         return Path(name)
     raise BadInput(f"no {kind.removesuffix('s')} {name!r}: neither a file nor one of {', '.join(names(kind))}")
 
 
-def _folder(kind: str) -> Path:
-    folder = KINDS[kind][0]
-    inside = PACKAGE / "shelf" / folder
-    return inside if inside.is_dir() else CHECKOUT / folder
+def folder(kind: str) -> Path:
+    """Where files of a kind lie: in an installed package, or in the checkout around it."""
+    name = KINDS[kind][0]
+    inside = PACKAGE / "shelf" / name
+    return inside if inside.is_dir() else CHECKOUT / name

@@ -74,7 +74,13 @@ def test_the_wheel_carries_every_file_of_the_package(tmp_path: Path) -> None:
     files = (path.relative_to(ROOT).as_posix() for path in (ROOT / "testbed").rglob("*") if path.is_file())
     ours = {name for name in files if "__pycache__" not in name}
     shelves = {"traces": ROOT / "traces", "hardware/profiles": ROOT / "hardware" / "profiles"}
-    shelf = {f"testbed/shelf/{name}/{p.name}" for name, folder in shelves.items() for p in folder.iterdir()}
+    shelves["sweeps"] = ROOT / "sweeps"
+    shelf = {
+        f"testbed/shelf/{name}/{p.relative_to(folder).as_posix()}"
+        for name, folder in shelves.items()
+        for p in folder.rglob("*")
+        if p.is_file()
+    }
     assert len(shelf) >= 10  # what is found by name from an installed package too
     assert carried == ours | shelf
 

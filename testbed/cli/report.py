@@ -11,27 +11,33 @@ from testbed.cli.output import note, print_json, print_rows
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, sweeps (finished or not), studies of capacity.")],
     out: Annotated[Path | None, typer.Option(help="Where to write; default: the first run directory.")] = None,
+    formats: Annotated[str, typer.Option(help="Of the files in plots/: png, svg, pdf.")] = "png,svg,pdf",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
-    """Tables and plots of run directories, and one self-contained HTML file.
+    """Tables and plots of runs and sweeps: one self-contained HTML file, plots/, and LaTeX and CSV in tables/.
+
+    Of several, later ones are held against the first, prompt by prompt where they decoded the same.
 
     Examples:
 
         testbed report runs/demo-20260101-120000
 
-        testbed report runs/near runs/far --out compared
-    """
-    from testbed.experiments.report import write_report
-    from testbed.experiments.results import read_summary
+        testbed report runs/wisv-table1 --out table1
 
-    documents = {run: read_summary(run) for run in runs}
+        testbed report runs/near runs/far --out compared --formats pdf
+    """
+    from testbed.experiments.report import write_shown
+    from testbed.experiments.report_sweep import load_all
+
+    shown = load_all(runs)
     directory = out or runs[0]
-    page = write_report(runs, directory)
+    page = write_shown(shown, directory, [part.strip() for part in formats.split(",") if part.strip()])
     if as_json:
-        print_json({"report": str(page), "runs": [{"run": str(run), **doc} for run, doc in documents.items()]})
+        print_json({"report": str(page), "runs": [{"run": str(one.path), **one.document} for one in shown]})
         return
-    for run, document in documents.items():
-        print_rows(document["rows"], str(run))
+    for one in shown:
+        if one.speculates:
+            print_rows(one.rows, str(one.path))
     note(f"wrote {page}")

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from testbed.cli.output import GRID_COLUMNS, note, print_json, print_rows
+from testbed.errors import BadInput
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(help="YAML: run (as for `demo`) and grid.")],
+    file: Annotated[
+        Path | None, typer.Argument(help="YAML: run (as for `demo`) and grid; or a name of --list.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Directory; default: runs/NAME. The same one again resumes.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the sweeps that come along.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Check the file and list its points; run nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan: every point, and whether it is done; run nothing.")
+    ] = False,
+    executor: Annotated[str, typer.Option(help="local: processes of this machine. ray: a Ray cluster.")] = "local",
+    workers: Annotated[
+        int | None, typer.Option(help="Virtual points at once; default: 1, with ray the cluster's cores.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Run every combination of a grid; a run that was stopped goes on where it stopped.
@@ -26,35 +38,118 @@ def sweep(
         {name: rates, run: {channel: "kind=virtual,profile=wisv,rtt_ms=50", methods: [greedy, fh], prompts: 50},
         grid: {window: [8, 16], rate_mbps: [20, 500]}}
 
+    Beside grid: zip (lists whose values go together), series, exclude, include, repeats. Seeds count up from run.seed.
+
     Examples:
+
+        testbed sweep --list
+
+        testbed sweep wisv-table1 --dry-run
 
         testbed sweep rates.yaml
 
-        testbed sweep rates.yaml --out runs/rates-2 --json
+        testbed sweep rates.yaml --out runs/rates-2 --workers 4 --json
     """
-    from testbed.experiments.sweep import load_sweep, points, run_sweep
+    from testbed.experiments.sweep import Executor, run_sweep
+    from testbed.experiments.sweep_files import find_sweep
+    from testbed.experiments.sweep_points import load_sweep
 
-    config = load_sweep(file)
-    if check:
-        found = points(config)
-        if as_json:
-            print_json({"points": [{"key": p.key, **p.values} for p in found]})
-        else:
-            for point in found:
-                print(point.key, ", ".join(f"{k}={v}" for k, v in point.values.items()))
+    if list_:
+        _print_list(as_json)
         return
-    directory = out or Path("runs") / config.name
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
-    with bar:
-        task = bar.add_task(config.name, total=None)
-
-        def told(done: int, total: int, text: str) -> None:
-            bar.update(task, completed=done, total=total, description=text)
-
-        document = run_sweep(config, directory, told)
+    if file is None:
+        raise BadInput("which sweep? give a YAML file, or a name of testbed sweep --list")
+    config = load_sweep(find_sweep(file))
+    directory, how = out or Path("runs") / config.name, Executor(executor, workers)
+    if check or dry_run:
+        _print_plan(config, directory, how, as_json, bare=check)
+        return
+    with _Bar(config.name) as bar:
+        document = run_sweep(config, directory, bar.told, how)
     if as_json:
         print_json(document)
         return
     print_rows(document["rows"], f"{config.name}: {len(document['rows'])} rows", GRID_COLUMNS)
-    note(f"wrote {directory}")
+    note(f"wrote {directory}; testbed report {directory} makes tables and plots of it")
+
+
+def _print_list(as_json: bool) -> None:
+    from testbed.experiments.sweep_files import sweep_files
+    from testbed.shelf import folder
+
+    found = sweep_files()
+    if as_json:
+        print_json({"folder": str(folder("sweeps")), "sweeps": [{**s._asdict(), "path": str(s.path)} for s in found]})
+        return
+    for one in found:
+        print(f"{one.name}\n    {one.about}\n    {one.command}")
+    note(f"from {folder('sweeps')}")
+
+
+def _print_plan(config: Any, directory: Path, how: Any, as_json: bool, bare: bool) -> None:
+    from testbed.experiments.sweep import done
+    from testbed.experiments.sweep_points import points, values_text
+
+    found = points(config)
+    how.check(found)
+    plan = [(point, done(point, directory)) for point in found]
+    if bare and as_json:
+        print_json({"points": [{"key": point.key, **point.values} for point in found]})
+        return
+    if bare:
+        for point in found:
+            print(point.key, ", ".join(f"{k}={v}" for k, v in point.values.items()))
+        return
+    left = [point for point, whole in plan if not whole]
+    requests = sum(point.config.prompts * len(point.config.methods) for point in left)
+    if as_json:
+        rows = [
+            {"key": point.key, "done": whole, "virtual": point.channel.is_virtual, **point.values}
+            for point, whole in plan
+        ]
+        print_json({"out": str(directory), "points": rows, "left": len(left), "requests": requests})
+        return
+    for point, whole in plan:
+        print(point.key, "done" if whole else "to do", values_text(point.values))
+    real = sum(not point.channel.is_virtual for point in left)
+    kinds = f"{len(left) - real} in virtual time, {real} in real time"
+    print(f"{directory}: {len(found)} points, {len(left)} to run ({kinds}), {requests} requests")
+
+
+class _Bar:
+    """Points done and the time left, on a terminal; silence elsewhere."""
+
+    def __init__(self, name: str) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[left]}"),
+        )
+        self._bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
+        self._task = self._bar.add_task(name, total=None, left="")
+        self._began = self._first = 0.0
+
+    def __enter__(self) -> _Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def told(self, done: int, total: int, text: str) -> None:
+        """As `run_sweep` tells it."""
+        now = time.monotonic()
+        if not text:
+            self._began, self._first = now, done
+        left = time_left(done - self._first, total - done, now - self._began)
+        self._bar.update(self._task, description=text or None, completed=done, total=total, left=left)
+
+
+def time_left(ran: float, left: float, elapsed_s: float) -> str:
+    """How long the rest takes at the pace so far, for people; nothing before the first point ended."""
+    if not ran or not left:
+        return ""
+    minutes, seconds = divmod(round(elapsed_s / ran * left), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02} left"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Iterable
@@ -58,7 +59,13 @@ def load_dataset(spec: str, limit: int | None = None) -> list[Example]:
 def _bundled(split: str, count: int) -> list[Example]:
     if split not in SPLITS:
         raise BadInput(f"no bundled data set {split!r}; there are {', '.join(f'bundled:{s}' for s in SPLITS)}")
-    return [Example(p.question, p.answer) for p in itertools.islice(generate(split, BUNDLED_SEED), count)]
+    return list(_generated(split, count))
+
+
+@functools.lru_cache(maxsize=8)
+def _generated(split: str, count: int) -> tuple[Example, ...]:
+    """Kept, since a sweep asks for the same ones at every point."""
+    return tuple(Example(p.question, p.answer) for p in itertools.islice(generate(split, BUNDLED_SEED), count))
 
 
 def _jsonl(path: Path, limit: int | None) -> list[Example]:

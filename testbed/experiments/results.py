@@ -182,8 +182,13 @@ def read_summary(directory: Path) -> dict[str, Any]:
         raise BadInput(f"{directory} is no run directory: summary.json cannot be read ({exc})") from exc
     if not isinstance(document, dict):
         raise BadInput(f"{directory} is no run directory: summary.json holds no document")
-    if document.get("schema") != SCHEMA:
-        raise BadInput(f"{path} has schema {document.get('schema')}; this version reads {SCHEMA}")
+    schema = document.get("schema")
+    if schema != SCHEMA:
+        newer = isinstance(schema, int) and schema > SCHEMA
+        hint = ": use the version that wrote it" if newer else ""
+        raise BadInput(f"{path} has schema {schema}; this version reads {SCHEMA}{hint}")
+    if not isinstance(document.get("rows"), list):
+        raise BadInput(f"{path} holds no rows; the run may have been written by something else")
     return document
 
 

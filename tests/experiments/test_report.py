@@ -12,7 +12,8 @@ import pytest
 
 from testbed.errors import BadInput
 from testbed.experiments import results
-from testbed.experiments.report import row_names, write_report
+from testbed.experiments.report import write_report
+from testbed.experiments.report_figures import row_names
 
 PNG = b"\x89PNG\r\n\x1a\n"
 PARTS = dict.fromkeys(results.PARTS, 0.01)
@@ -34,7 +35,11 @@ def save_run(directory: Path, rows: list[dict[str, Any]], rounds: bool = True) -
     results.write_summary(directory, results.summary(config, 7, host, rows))
     if rounds:
         windows = [(8, 8), (8, 3), (8, 0), (2, 2)]
-        table = [{"method": r["method"], "drafted": d, "accepted": a} for r in rows for d, a in windows]
+        table = [
+            {"method": r["method"], "request": 0, "drafted": d, "accepted": a, "committed": a + 1}
+            for r in rows
+            for d, a in windows
+        ]
         results.write_parquet(directory / "rounds.parquet", table)
     return directory
 
@@ -73,11 +78,12 @@ def test_one_file_holds_the_table_and_the_plots(tmp_path: Path) -> None:
     assert not {"script", "link", "iframe", "object"} & set(page.tags)
     assert page.links
     assert all(link.startswith("data:image/png;base64,") for link in page.links)
-    assert len(page.images) == 2
+    assert len(page.images) == 3
     assert all(image.startswith(PNG) for image in page.images)
     plots = {p.name: p.read_bytes() for p in (tmp_path / "out" / "plots").iterdir()}
-    assert set(plots) == {"1-run-1-latency.png", "1-run-1-acceptance.png"}
+    assert set(plots) == {f"1-run-1-{name}.png" for name in ("latency", "acceptance", "committed")}
     assert sorted(plots.values()) == sorted(page.images)
+    assert {p.name for p in (tmp_path / "out" / "tables").iterdir()} == {"1-run-1-rows.csv"}
     width = len(page.cells) // 2
     first, second = page.cells[:width], page.cells[width:]
     assert first[:5] == ["target-only", "8", "3", "0.6667", "1"]  # columns that no row fills are left out
@@ -92,9 +98,9 @@ def test_one_file_holds_the_table_and_the_plots(tmp_path: Path) -> None:
 def test_several_runs_stand_one_under_another(tmp_path: Path) -> None:
     runs = [save_run(tmp_path / name, [row(method)]) for name, method in (("b", "sh"), ("a", "greedy"))]
     text = write_report(runs, tmp_path).read_text()
-    assert re.findall(r"<h2>(.*?)</h2>", text) == ["b", "a"]
+    assert re.findall(r"<h2 id=.*?>(.*?)</h2>", text) == ["b", "a"]
     assert text.index("<td>sh") < text.index("<td>greedy")
-    assert len(list((tmp_path / "plots").iterdir())) == 4
+    assert len(list((tmp_path / "plots").iterdir())) == 6
 
 
 def test_runs_of_one_name_keep_their_own_plots(tmp_path: Path) -> None:
@@ -103,8 +109,8 @@ def test_runs_of_one_name_keep_their_own_plots(tmp_path: Path) -> None:
     runs = [save_run(tmp_path / "x" / "run", [row("fh")]), save_run(tmp_path / "y" / "run", [row("sh")])]
     write_report(runs, tmp_path)
     plots = [p.read_bytes() for p in (tmp_path / "plots").iterdir()]
-    assert len(plots) == 4
-    assert len(set(plots)) == 4
+    assert len(plots) == 6
+    assert len(set(plots)) == 6
 
 
 def test_a_run_without_rounds_or_with_target_only_has_no_acceptance_plot(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from testbed.errors import BadInput, ConfigError
-from testbed.experiments import sweep
+from testbed.experiments import sweep_run
 from testbed.experiments.sweep import load_sweep, points, run_sweep
 from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import bundled
@@ -41,7 +41,8 @@ def test_every_combination_is_a_point_in_the_grids_order(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("grid", "words"),
     [
-        ("{colour: [red]}", "known: window"),
+        ("{colour: [red]}", "unknown grid key 'colour'; known: prompts, window"),
+        ("{windwo: [8]}", "unknown grid key 'windwo'; did you mean 'window'?"),
         ("{window: []}", "no values"),
         ("{window: [8, 1000]}", "point window=1000: window must lie in 1..256"),
         ("{window: [x]}", "point window=x"),
@@ -73,8 +74,8 @@ def test_rows_repeat_to_the_byte_and_passes_are_shared(tmp_path: Path, monkeypat
     """The same sweep twice, the second time stopped in between and resumed."""
     config = load_sweep(written(tmp_path, f"run: {RUN}\ngrid: {{window: [4, 8], rate_mbps: [5, 500], per: [0, 0.1]}}"))
     loaded: list[Any] = []
-    load = sweep._load
-    monkeypatch.setattr(sweep, "_load", lambda *a: loaded.append(load(*a)) or loaded[-1])
+    load = sweep_run.load_pair
+    monkeypatch.setattr(sweep_run, "load_pair", lambda *a: loaded.append(load(*a)) or loaded[-1])
     first = run_sweep(config, tmp_path / "a", lambda *_: None)
     assert len(loaded) == 1
     assert loaded[0].engine.passed < loaded[0].engine.asked / 6  # eight points and two methods see the same tokens

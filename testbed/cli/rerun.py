@@ -1,0 +1,63 @@
+"""`testbed rerun`."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from testbed.cli.output import console, note, print_json
+
+MOST_ROWS = 60
+"""Of the table for people; the document has all."""
+
+
+def rerun(
+    run: Annotated[Path, typer.Argument(help="Directory of a demo, a `ue run`, a sweep or one of its points.")],
+    out: Annotated[Path | None, typer.Option(help="Where to write; default: runs/rerun-TIME.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Run again what a run directory says, and compare: outputs token for token, and every column of the rows.
+
+    In virtual time nothing may differ. In real time tokens and bytes repeat, durations do not.
+
+    Examples:
+
+        testbed rerun runs/demo-20260101-120000
+
+        testbed rerun runs/wisv-table1/points/009917ccdb57 --out runs/again --json
+    """
+    from testbed.experiments.rerun import rerun as run_again
+
+    directory = out or Path("runs") / f"rerun-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    document = run_again(run, directory, note)
+    if as_json:
+        print_json(document)
+        return
+    _print(document)
+    note(f"wrote {directory}")
+
+
+def _print(document: dict[str, Any]) -> None:
+    outputs, differences = document["outputs"], document["differences"]
+    print(f"outputs: {outputs['compared']} compared, {len(outputs['different'])} differ")
+    for name, rows in (("missing", document["missing"]), ("more", document["more"])):
+        if rows:
+            print(f"rows {name}: {', '.join(rows)}")
+    if not differences:
+        print("rows: the same in every column")
+        return
+    table = Table("row", "column", "before", "after", "change", title="rows", title_justify="left")
+    for entry in differences[:MOST_ROWS]:
+        change = "" if entry["change"] is None else f"{entry['change']:+.2%}"
+        table.add_row(entry["row"], entry["column"], _cell(entry["before"]), _cell(entry["after"]), change)
+    console().print(table)
+    if len(differences) > MOST_ROWS:
+        print(f"and {len(differences) - MOST_ROWS} more; --json has them all")
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

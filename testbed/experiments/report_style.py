@@ -1,0 +1,121 @@
+"""How figures look: colours that colour-blind readers tell apart, markers, dashes and hatches for those who print in
+grey, units on every axis; and how they are written.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from testbed.errors import BadInput
+
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#000000", "#999999")
+"""Okabe and Ito's palette, without its yellow, which white paper swallows."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (6, 1, 1, 1, 1, 1)), "-", "--", ":")
+HATCHES = ("", "///", "...", "xxx", "\\\\\\", "---", "+++", "ooo")
+PARTS = ("draft_s", "link_s", "queue_s", "verify_s", "judge_s", "overhead_s")
+PART_COLOURS = ("#0072b2", "#e69f00", "#cc79a7", "#56b4e9", "#009e73", "#999999")
+FORMATS = ("png", "svg", "pdf")
+SETTINGS: Any = {
+    "font.size": 9,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "hatch.linewidth": 0.6,
+    "lines.markersize": 4.5,
+    "lines.linewidth": 1.4,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "testbed",
+    "pdf.fonttype": 42,
+}
+
+
+class Look(NamedTuple):
+    """Of one line or bar."""
+
+    colour: str
+    marker: str
+    dash: Any
+    hatch: str
+
+
+class Figure(NamedTuple):
+    """A figure of a report: its file's name, what it shows, and how to draw it."""
+
+    name: str
+    caption: str
+    draw: Callable[[], Any]
+
+
+def looks() -> Iterator[Look]:
+    """Without end; the first eight differ in colour, marker and hatch."""
+    return itertools.starmap(Look, zip(*map(itertools.cycle, (COLOURS, MARKERS, DASHES, HATCHES)), strict=False))
+
+
+def look_of(names: Sequence[Any]) -> dict[Any, Look]:
+    """A look for each name, in the order in which they come."""
+    return dict(zip(dict.fromkeys(names), looks(), strict=False))
+
+
+def canvas(columns: int = 1, rows: int = 1, *, width: float = 3.6, height: float = 2.8, **more: Any) -> tuple[Any, Any]:
+    """A figure and its axes [rows, columns].
+
+    Raises:
+        BadInput: no plotting library.
+    """
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure as Canvas
+    except ImportError as exc:
+        raise BadInput("plots need matplotlib: install the extra `lab`") from exc
+    with mpl.rc_context(SETTINGS):
+        figure = Canvas(figsize=(width * columns + 0.4, height * rows + 0.3), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False, **more)
+    return figure, axes
+
+
+def legend(figure: Any, axes: Any) -> None:
+    """One legend above all panels, each label once."""
+    found: dict[str, Any] = {}
+    for one in axes.flat:
+        handles, labels = one.get_legend_handles_labels()
+        found |= {label: handle for handle, label in zip(handles, labels, strict=True) if label not in found}
+    if found:
+        columns = min(len(found), 6)
+        figure.legend(found.values(), found.keys(), loc="outside upper center", ncols=columns, frameon=False)
+
+
+def write_figure(figure: Figure, folder: Path, label: str, formats: Sequence[str]) -> bytes:
+    """Write a figure in every format, and return it as PNG."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(SETTINGS):
+        drawn = figure.draw()
+        image = b""
+        for kind in dict.fromkeys(["png", *formats]):
+            buffer = io.BytesIO()
+            still = {"Date": None} if kind in ("svg",) else {"CreationDate": None} if kind == "pdf" else {}
+            drawn.savefig(buffer, format=kind, dpi=130, metadata=still)
+            if kind == "png":
+                image = buffer.getvalue()
+            if kind in formats:
+                (folder / f"{label}-{figure.name}.{kind}").write_bytes(buffer.getvalue())
+    return image
+
+
+def check_formats(formats: Sequence[str]) -> None:
+    """Refuse formats that are not known.
+
+    Raises:
+        BadInput: one is unknown, or there is none.
+    """
+    unknown = [kind for kind in formats if kind not in FORMATS]
+    if unknown or not formats:
+        raise BadInput(f"unknown format {', '.join(unknown) or 'none'}; known: {', '.join(FORMATS)}")
