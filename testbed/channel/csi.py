@@ -81,5 +81,5 @@ class Csi(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
 
 PERFECT = Csi(BEST_MBPS, BEST_MBPS, 1.0)
-"""Of quality 1, on which a head is the least permissive: relabelling keeps the labels there as the task made them, and a
-round whose channel state is not known is judged as on this one."""
+"""Of quality 1, on which a head is the least permissive: relabelling keeps the labels there as the task made them, and
+a round whose channel state is not known is judged as on this one."""

@@ -10,12 +10,13 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from testbed.channel.proxy import Proxy, precise_loop
+from testbed.channel.proxy import MakePath, Proxy, precise_loop
 from testbed.channel.spec import ChannelSpec
 from testbed.errors import BadInput
 
 Ready = Callable[[dict[str, Any]], None]
-"""Told once, when UEs may connect: `listen`, `target`, `pid`, and `origin_s`, when the links began (monotonic)."""
+"""Told once, when UEs may connect: `listen`, `target`, `pid`, and `origin_s`, when the links began (monotonic); with
+shares also `listens`, an address for each UE."""
 
 
 def endpoint(address: str, free_port: bool = False) -> tuple[str, int]:
@@ -53,22 +54,34 @@ async def _relay(
 ) -> dict[str, int]:
     loop = asyncio.get_running_loop()
     origin_s = loop.time()
-    proxy = Proxy(there, lambda index: spec.path(index, origin_s))
+    proxies = [Proxy(there, make_path) for make_path in _links(spec, origin_s)]
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    port = await proxy.start(*here)
+    ports = [await proxy.start(here[0], here[1] and here[1] + k) for k, proxy in enumerate(proxies)]
     try:
+        listens = [f"tcp://{_host(here[0])}:{port}" for port in ports]
         ready({
-            "ready": True, "listen": f"tcp://{_host(here[0])}:{port}", "target": f"tcp://{_host(there[0])}:{there[1]}",
-            "pid": os.getpid(), "origin_s": origin_s,
+            "ready": True, "listen": listens[0], "target": f"tcp://{_host(there[0])}:{there[1]}",
+            "pid": os.getpid(), "origin_s": origin_s, **({"listens": listens} if spec.shares else {}),
         })  # fmt: skip
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stop.wait(), seconds)
     finally:
-        await proxy.close()
-    up, down = proxy.moved_bytes()
-    return {"connections": proxy.connections, "refused": proxy.refused, "uplink_bytes": up, "downlink_bytes": down}
+        for proxy in proxies:
+            await proxy.close()
+    moved = [proxy.moved_bytes() for proxy in proxies]
+    return {
+        "connections": sum(proxy.connections for proxy in proxies), "refused": sum(proxy.refused for proxy in proxies),
+        "uplink_bytes": sum(up for up, _ in moved), "downlink_bytes": sum(down for _, down in moved),
+    }  # fmt: skip
+
+
+def _links(spec: ChannelSpec, origin_s: float) -> list[MakePath]:
+    """What makes links of connections: one for all, or where UEs have shares, one for each UE."""
+    if spec.ues is None:
+        return [lambda index: spec.path(index, origin_s)]
+    return [lambda _, ue=ue: spec.path(ue, origin_s) for ue in range(spec.ues)]  # type: ignore[misc]
 
 
 def _host(host: str) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from testbed.channel.csi import Csi
 from testbed.channel.path import Direction, Schedule, constant
+from testbed.channel.shares import uplinks_mbps
 from testbed.channel.tc_session import TcConfig
 from testbed.channel.trace import Trace, read_trace
 from testbed.errors import BadInput
@@ -48,6 +50,9 @@ class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What replays the trace."""
     profile: str | None = None
     """Virtual: device profile, by name or file; None: measured on this machine."""
+    shares: str | None = None
+    """JSON of `testbed optim bandwidth`: the n-th UE has the n-th share of `uplink_mbps`, or, without one, the file's
+    n-th rate; proxy and virtual."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -68,6 +73,8 @@ class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise BadInput("kind=trace needs file=NAME|FILE.csv, and no other kind takes one")
         if self.profile is not None and not self.is_virtual:
             raise BadInput("a profile needs virtual time: kind=virtual, or kind=trace with via=virtual")
+        if self.shares is not None and self.kind not in ("proxy", "virtual"):
+            raise BadInput("shares go with kind=proxy and kind=virtual")
         if self.kind in ("none", "trace") and (given := self._given()):
             raise BadInput(f"kind={self.kind} takes no {', '.join(given)}")
 
@@ -94,6 +101,8 @@ class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Channel state of a constant link; None where nothing is emulated, or where it follows a trace."""
         if self.kind in ("none", "trace"):
             return None
+        if self.shares is not None:
+            return self.of_ue(0).csi()
         return Csi(
             self.uplink_mbps or UNLIMITED_MBPS,
             self.downlink_mbps or UNLIMITED_MBPS,
@@ -103,6 +112,24 @@ class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             source="emulated",
         )
 
+    @property
+    def ues(self) -> int | None:
+        """UEs that have a share; None: any number may come."""
+        return None if self.shares is None else len(uplinks_mbps(Path(self.shares), self.uplink_mbps))
+
+    def of_ue(self, index: int) -> ChannelSpec:
+        """The `index`-th UE's own link.
+
+        Raises:
+            BadInput: shares that cannot be read, or that have none for it.
+        """
+        if self.shares is None:
+            return self
+        rates = uplinks_mbps(Path(self.shares), self.uplink_mbps)
+        if not 0 <= index < len(rates):
+            raise BadInput(f"{self.shares} has shares for {len(rates)} UEs, and none for UE {index}")
+        return msgspec.structs.replace(self, shares=None, uplink_mbps=rates[index])
+
     def path(self, index: int, origin_s: float = 0.0, stack_s: float = 0.0) -> tuple[Direction, Direction]:
         """Uplink and downlink of the `index`-th UE, each with its own errors and jitter.
 
@@ -110,7 +137,7 @@ class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             origin_s: when the link begins, on the caller's clock.
             stack_s: added to the delay of both directions: what software takes that is not there.
         """
-        up, down = schedules(self, stack_s)
+        up, down = schedules(self.of_ue(index), stack_s)
         jitter_s = self.jitter_ms / 1e3
         return (
             Direction(up, jitter_s, (self.seed, index, 0), origin_s),

@@ -85,6 +85,8 @@ def emulate(
     """Put an emulated link before a base station: a relay in user space, or tc (needs root).
 
     Every connection to the relay is a link of its own; a UE takes the relay's address in place of the base station's.
+    With `shares=FILE` (JSON of `optim bandwidth`) every UE has a rate and an address of its own, at ports that follow
+    each other.
     With tc, either what leaves an interface is shaped, or UEs get namespaces of their own.
 
     Examples:
@@ -92,6 +94,8 @@ def emulate(
         testbed channel emulate --channel kind=proxy,uplink_mbps=20,downlink_mbps=20,rtt_ms=50
 
         testbed channel emulate --channel kind=trace,file=walk --listen tcp://0.0.0.0:5556 --to tcp://192.0.2.7:5555
+
+        testbed channel emulate --channel kind=proxy,shares=shares.json --listen tcp://127.0.0.1:5600
 
         testbed channel emulate --channel kind=tc,uplink_mbps=20,rtt_ms=50 --interface wlan0 --dry-run
 

@@ -20,11 +20,13 @@ from testbed.cli import (
     doctor,
     estimator,
     head,
+    keys,
     latency,
     models,
     optim,
     predictor,
     report,
+    rerun,
     serve,
     sweep,
     ue,
@@ -39,7 +41,6 @@ ClickError = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickE
 app = typer.Typer(
     name="testbed",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="A wireless device-edge testbed for LLM inference by speculative decoding.",
@@ -48,6 +49,7 @@ app.command("capacity")(capacity.capacity)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("report")(report.report)
+app.command("rerun")(rerun.rerun)
 app.command("sweep")(sweep.sweep)
 ue.app.command("serve")(serve.serve)
 app.add_typer(bs.app, name="bs")
@@ -56,6 +58,7 @@ app.add_typer(optim.app, name="optim")
 app.add_typer(ue.app, name="ue")
 app.add_typer(estimator.app, name="estimator")
 app.add_typer(head.app, name="head")
+app.add_typer(keys.app, name="keys")
 app.add_typer(latency.app, name="latency")
 app.add_typer(models.app, name="models")
 app.add_typer(predictor.app, name="predictor")

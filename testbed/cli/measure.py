@@ -19,6 +19,7 @@ FIGURES = (("rtt_ms", "RTT", "ms"), ("uplink_mbps", "uplink", "Mbit/s"), ("downl
 
 def measure(
     bs: Annotated[str, typer.Option(help="Address of a running base station.")] = RunConfig().bs,
+    keys: Annotated[Path | None, typer.Option(metavar="DIR", help="Keys that `testbed keys new --ue` made.")] = None,
     iperf3: Annotated[str | None, typer.Option(metavar="HOST[:PORT]", help="iperf3 server at the BS.")] = None,
     seconds: Annotated[int, typer.Option(help="Length of a transfer; there is one in each direction.")] = 5,
     count: Annotated[int, typer.Option(help="RTT handshakes.")] = 20,
@@ -31,10 +32,11 @@ def measure(
 
     Examples:
 
-        testbed channel measure --bs tcp://192.0.2.7:5555
+        testbed channel measure --bs tcp://192.0.2.7:5555 --keys orin-1
 
         testbed channel measure --bs tcp://192.0.2.7:5555 --iperf3 192.0.2.7 --seconds 10 --out link.json
     """
+    from testbed.channel.keys import load_client
     from testbed.experiments.measure import measure as run
     from testbed.experiments.results import write_text
 
@@ -42,7 +44,7 @@ def measure(
         raise BadInput(f"--timeout must be positive, not {timeout_s:g}")
     if out and not out.parent.is_dir():
         raise BadInput(f"cannot write {out}: {out.parent} is no directory")
-    document = run(bs, iperf3, seconds, count, interface, timeout_s, note)
+    document = run(bs, iperf3, seconds, count, interface, timeout_s, note, load_client(keys) if keys else None)
     if out:
         try:
             write_text(out, json.dumps(document, indent=2, allow_nan=False) + "\n")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from testbed.cli import window
+from testbed.cli import optim_figures, optim_fit, optim_run, window
 from testbed.cli.output import print_json
 
 HELP = "Bandwidth, batches and window of a cell that serves many users by speculative decoding."
@@ -100,4 +100,7 @@ def plan(
         print(f"  and {len(found['batches']) - LISTED} more (--json has them all)")
 
 
+app.command("fit")(optim_fit.fit)
+app.command("figures")(optim_figures.figures)
+app.command("run")(optim_run.run)
 app.command("window")(window.window)

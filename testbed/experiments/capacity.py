@@ -19,6 +19,7 @@ from testbed.errors import BadInput
 from testbed.experiments.profile import InteractionVerify, Profile, load_profile
 from testbed.ue.window import MAX_WINDOW
 
+C = TypeVar("C", bound=Config)
 FIXED, LEFT_OUT, GAIN, HINTED, NONE = "fixed", "predicted", "gain", "hinted", "none"
 """Windows: K tokens; up to the first predicted rejection, left out; while another is worth its time; as the BS hints,
 which may decode on alone; none, the target decodes alone."""
@@ -183,9 +184,6 @@ class CapacityConfig(Config, frozen=True, kw_only=True):
         if longest > min(self.kv_tokens, MOST_TOKENS):
             room = min(self.kv_tokens, MOST_TOKENS)
             raise BadInput(f"the longest prompt and response have {longest} tokens; there is room for {room}")
-
-
-C = TypeVar("C", bound=Config)
 
 
 def configured(default: C, file: Path | None, given: Mapping[str, Any], more: Sequence[str] = ()) -> C:

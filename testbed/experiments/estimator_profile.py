@@ -142,8 +142,12 @@ class Bench:
         EngineError: a pass failed.
     """
 
-    def __init__(self, engine: VerifyEngine, seed: int) -> None:
-        self._engine, self._rng = engine, np.random.default_rng([seed, 2])
+    def __init__(self, engine: VerifyEngine, seed: int, clock: Callable[[], float] | None = None) -> None:
+        self._engine, self._rng, self._clock = (
+            engine,
+            np.random.default_rng([seed, 2]),
+            clock or (lambda: time.perf_counter()),
+        )
         self._seen: set[bytes] = set()
         self._names = itertools.count()
 
@@ -158,9 +162,9 @@ class Bench:
         try:
             if primed:
                 self._engine.verify(primed)
-            start_s = time.perf_counter()
+            start_s = self._clock()
             self._engine.verify(batch)
-            return time.perf_counter() - start_s
+            return self._clock() - start_s
         finally:
             for request in batch:
                 self._engine.release(request.session)

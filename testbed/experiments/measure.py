@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from testbed.channel.keys import ClientKeys
 from testbed.channel.link import Link, ZmqLink, check_address, new_identity
 from testbed.channel.probe import NO_IPERF3, RTT, Throughput, iperf3_command, parse_server, rtt_estimate, run_iperf3
 from testbed.channel.wifi import WifiState, frame_error_rate, read_wifi, wifi_interfaces
@@ -32,6 +33,7 @@ def measure(
     interface: str | None = None,
     timeout_s: float = TIMEOUT_S,
     say: Callable[[str], object] = lambda text: None,
+    keys: ClientKeys | None = None,
 ) -> dict[str, Any]:
     """Measure the link to a BS: RTT, both rates where an iperf3 server is named, Wi-Fi where there is some.
 
@@ -42,6 +44,7 @@ def measure(
         count: handshakes.
         interface: Wi-Fi interface; None: the machine's own, if it has one.
         say: told what comes next, one line each.
+        keys: that the BS asks for; None: none.
 
     Returns:
         `csi` (fields of a `Csi`, only those that were measured), `rtt_ms`, `uplink_mbps`, `downlink_mbps` (figures
@@ -54,7 +57,7 @@ def measure(
     """
     target = _check(bs, server, seconds, count, interface)
     say(f"{count} handshakes with {bs}")
-    rtt = rtt_estimate(asyncio.run(handshakes(bs, count, timeout_s)))
+    rtt = rtt_estimate(asyncio.run(handshakes(bs, count, timeout_s, keys)))
     before = read_wifi(interface)
     up = down = None
     if target:
@@ -73,13 +76,13 @@ def measure(
     }
 
 
-async def handshakes(bs: str, count: int, timeout_s: float) -> list[float]:
+async def handshakes(bs: str, count: int, timeout_s: float, keys: ClientKeys | None = None) -> list[float]:
     """Round-trip times in seconds of `count` handshakes, one after another; one more before them opens the connection.
 
     Raises:
         LinkTimeout: a handshake had no answer in time.
     """
-    link, clock = ZmqLink(bs, new_identity()), WallClock()
+    link, clock = ZmqLink(bs, new_identity(), keys), WallClock()
     try:
         times_s = [await _handshake(link, clock, token, timeout_s) for token in range(count + 1)]
     except LinkTimeout as exc:

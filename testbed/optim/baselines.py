@@ -41,7 +41,7 @@ def without_pipeline(serving: Serving, inputs: IntArray, window: int | None = No
 def no_batching(serving: Serving, inputs: IntArray, window: int | None = None) -> Batching:
     """No batching: one task at a time, through the pipeline."""
     most_tasks(serving, inputs)
-    return _best_window(serving, inputs, window, lambda _: _of_size(len(inputs), 1))
+    return _best_window(serving, inputs, window, lambda _: of_size(len(inputs), 1))
 
 
 def fixed_window(serving: Serving, inputs: IntArray, window: int | None = None) -> Batching:
@@ -58,19 +58,19 @@ def fixed_window(serving: Serving, inputs: IntArray, window: int | None = None) 
 def static(serving: Serving, inputs: IntArray, window: int | None = None) -> Batching:
     """Static batching: a small fixed size (8, or less where the memory asks for it)."""
     size = min(STATIC_SIZE, _largest(serving, inputs))
-    return _best_window(serving, inputs, window, lambda _: _of_size(len(inputs), size))
+    return _best_window(serving, inputs, window, lambda _: of_size(len(inputs), size))
 
 
 def maximal(serving: Serving, inputs: IntArray, window: int | None = None) -> Batching:
     """Max batching: the largest size that fits, whichever tasks meet."""
     size = _largest(serving, inputs)
-    return _best_window(serving, inputs, window, lambda _: _of_size(len(inputs), size))
+    return _best_window(serving, inputs, window, lambda _: of_size(len(inputs), size))
 
 
 def heuristic(serving: Serving, inputs: IntArray, window: int | None = None) -> Batching:
     """Heuristic batching: sizes from 2 up, until the latency rises; never above what fits."""
     largest = _largest(serving, inputs)
-    return _best_window(serving, inputs, window, lambda seconds: _grow(len(inputs), largest, seconds))
+    return _best_window(serving, inputs, window, lambda seconds: grow(len(inputs), largest, seconds))
 
 
 def autoregressive(serving: Serving, inputs: IntArray, window: int | None = None) -> Batching:
@@ -88,7 +88,7 @@ def autoregressive(serving: Serving, inputs: IntArray, window: int | None = None
         sizes, longest = _shapes(runs, inputs)
         return float(autoregressive_s(serving, sizes, longest).sum())
 
-    runs = _grow(len(inputs), len(inputs), seconds)
+    runs = grow(len(inputs), len(inputs), seconds)
     return Batching(0, tuple(map(tuple, runs)), seconds(runs))
 
 
@@ -136,17 +136,17 @@ def _largest(serving: Serving, inputs: IntArray) -> int:
     return min(len(inputs), int(most_tasks(serving, inputs).min()))
 
 
-def _of_size(tasks: int, size: int) -> Runs:
+def of_size(tasks: int, size: int) -> Runs:
     return [list(range(k, min(k + size, tasks))) for k in range(0, tasks, size)]
 
 
-def _grow(tasks: int, largest: int, seconds: Callable[[Runs], float]) -> Runs:
+def grow(tasks: int, largest: int, seconds: Callable[[Runs], float]) -> Runs:
     """Batches of a size, which grows by one from 2 as long as the latency does not rise."""
     size = min(2, largest)
-    runs = _of_size(tasks, size)
+    runs = of_size(tasks, size)
     best_s = seconds(runs)
     while size < largest:
-        candidate = _of_size(tasks, size + 1)
+        candidate = of_size(tasks, size + 1)
         if (candidate_s := seconds(candidate)) > best_s:
             break
         size, runs, best_s = size + 1, candidate, candidate_s

@@ -1,7 +1,8 @@
 """The reductions that the paper quotes for its Figs. 7–9, over many draws (edge SD batching, Section IV, Tables I, II).
 
-A draw places users evenly over a cell of 400 m, with gains g0·ρ·d^−2, and gives each an input length. Every task is
-planned and timed with O_max, as Algorithm 1 assumes. g0 is read as 10⁻⁶ (the paper prints −30 dBm).
+A draw places users evenly over a cell of 400 m, with gains g0·ρ·d^−2, and gives each an input and an output length.
+Every task is planned with O_max, as Algorithm 1 assumes, and unless a reading says otherwise timed with it, too. g0 is
+read as 10⁻⁶ (the paper prints −30 dBm).
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
+from scipy.stats import binom
 
+from testbed.optim import readings
 from testbed.optim.bandwidth import allocate, bits_per_token, communication_s, spectral_efficiency
-from testbed.optim.baselines import batch_by
 from testbed.optim.inference_cost import Array, Cost, IntArray, Model, Serving
+from testbed.optim.readings import Reading
 
 MODELS = {
     "LLaMA-68M": Model(layers=2, hidden=768, ffn=3072),
@@ -27,6 +31,7 @@ COST = Cost(c1_draft=4.11e-13, c2_draft=5.6e-4, c1_verify=2.08e-14, c2_verify=1.
 """Table II prints them once; they stand for all pairs."""
 POWER_W, NOISE_W, RADIUS_M, GAIN_1M = 0.2, 10 ** (-106 / 10) / 1e3, 400.0, 1e-6
 MEMORY_BYTES, MAX_WINDOW = 16e9, 10
+BINARY_BYTES = 16 * 2.0**30
 SYSTEMS = ("no-pipeline", "fixed-window", "no-batching")
 """What Fig. 7 compares with."""
 BATCHINGS = ("static", "max", "heuristic")
@@ -79,22 +84,35 @@ class Users(NamedTuple):
     """[K]"""
     efficiency: Array
     """[K] bit/s/Hz"""
+    outputs: IntArray
+    """[K]"""
+
+    def lengths(self, reading: Reading) -> readings.Users:
+        """Inputs, and outputs where the reading lets them differ."""
+        return readings.Users(self.inputs, self.outputs if reading.outputs == "drawn" else None)
 
 
 class Reduction(NamedTuple):
     """How much lower the total latency is than that of the best baseline, over draws."""
 
     median_percent: float
-    low_percent: float
-    """5 % of the draws are below."""
-    high_percent: float
-    """5 % of the draws are above."""
+    median_interval: tuple[float, float]
+    """95 % for the median, from order statistics."""
+    draws_interval: tuple[float, float]
+    """95 % of the draws."""
     best: dict[str, int]
     """In how many draws each baseline was the best."""
     against_percent: dict[str, float]
     """The median against each baseline by itself."""
     window: float
     """Of the planner, in the median."""
+    percents: tuple[float, ...]
+    """Of each draw."""
+
+    def holds(self, percent: float) -> bool:
+        """Whether a figure lies within 95 % of the draws."""
+        low, high = self.draws_interval
+        return low <= percent <= high
 
 
 def draw(point: Point, seed: int) -> Users:
@@ -103,36 +121,50 @@ def draw(point: Point, seed: int) -> Users:
     metres = RADIUS_M * np.sqrt(rng.uniform(size=point.tasks))
     gains = GAIN_1M * rng.exponential(size=point.tasks) * metres**-2
     inputs = rng.integers(1, point.longest_input + 1, point.tasks)
-    return Users(inputs, spectral_efficiency(np.full(point.tasks, POWER_W), gains, NOISE_W))
+    outputs = np.random.default_rng([seed, 1]).integers(1, point.longest_output + 1, point.tasks)
+    return Users(inputs, spectral_efficiency(np.full(point.tasks, POWER_W), gains, NOISE_W), outputs)
 
 
-def reduction(point: Point, seeds: Sequence[int], algorithm: str = "dp") -> Reduction:
-    """The reduction at a point: median and 5–95 % interval over draws."""
+def reduction(point: Point, seeds: Sequence[int], algorithm: str = "dp", reading: Reading | None = None) -> Reduction:
+    """The reduction at a point: median and 95 % intervals over draws."""
     names = point.against or ("uniform",)
     percents, windows = np.zeros((len(seeds), len(names))), []
     for k, seed in enumerate(seeds):
-        ours_s, others_s, window = latencies_s(point, draw(point, seed), algorithm)
+        ours_s, others_s, window = latencies_s(point, draw(point, seed), algorithm, reading or Reading())
         percents[k] = [100 * (1 - ours_s / others_s[name]) for name in names]
         windows.append(window)
-    low, median, high = np.percentile(percents.min(axis=1), [5, 50, 95]).tolist()
+    least = np.sort(percents.min(axis=1))
+    low, median, high = np.percentile(least, [2.5, 50, 97.5]).tolist()
     best = np.bincount(percents.argmin(axis=1), minlength=len(names)).tolist()
     medians = np.median(percents, axis=0).tolist()
     return Reduction(
-        median, low, high, dict(zip(names, best, strict=True)), dict(zip(names, medians, strict=True)),
-        float(np.median(windows)),
+        median, _median_interval(least), (low, high), dict(zip(names, best, strict=True)),
+        dict(zip(names, medians, strict=True)), float(np.median(windows)), tuple(percents.min(axis=1).tolist()),
     )  # fmt: skip
 
 
-def latencies_s(point: Point, users: Users, algorithm: str) -> tuple[float, dict[str, float], int]:
+def _median_interval(ordered: Array) -> tuple[float, float]:
+    """Draws between which the median lies with 95 % (the sign test's interval), from draws in ascending order."""
+    below = int(binom.ppf(0.025, ordered.size, 0.5))
+    return float(ordered[max(0, below - 1)]), float(ordered[min(ordered.size - 1, ordered.size - below)])
+
+
+def latencies_s(point: Point, users: Users, algorithm: str, reading: Reading) -> tuple[float, dict[str, float], int]:
     """Total latency T (eq. 23) of a planner and of each baseline, and the planner's window."""
     serving = point.serving
+    if reading.memory == "binary":
+        serving = msgspec.structs.replace(serving, memory_bytes=BINARY_BYTES)
     bits = users.inputs * bits_per_token(serving.draft_model.hidden, serving.verify_model.hidden)
     sent_s = {
         policy: communication_s(bits, allocate(policy, bits, users.efficiency), point.bandwidth_hz, users.efficiency)
         for policy in ("optimal", "uniform")
     }
-    ours = batch_by(algorithm, serving, users.inputs)
-    others = {name: batch_by(name, serving, users.inputs).inference_s + sent_s["optimal"] for name in point.against}
+    lengths = users.lengths(reading)
+    ours = readings.inference_by(algorithm, serving, lengths, reading)
+    others = {
+        name: readings.inference_by(name, serving, lengths, reading, algorithm).inference_s + sent_s["optimal"]
+        for name in point.against
+    }
     if not others:
         others = {"uniform": ours.inference_s + sent_s["uniform"]}
     return ours.inference_s + sent_s["optimal"], others, ours.window

@@ -10,7 +10,7 @@ import numpy as np
 
 from testbed.config import Config
 from testbed.errors import BadInput
-from testbed.optim.bandwidth import allocate, bits_per_token, communication_s, spectral_efficiency
+from testbed.optim.bandwidth import allocate, bits_per_token, communication_s, rates_bps, spectral_efficiency
 from testbed.optim.baselines import batch_by
 from testbed.optim.inference_cost import Array, Cost, IntArray, Model, Serving
 
@@ -125,11 +125,12 @@ def load_problem(path: Path) -> Problem:
 
 
 def allocation(problem: Problem, policy: str = "optimal") -> dict[str, Any]:
-    """Shares of the bandwidth and T_com, as `testbed optim bandwidth --json` answers."""
+    """Shares of the bandwidth, what rates they are, and T_com, as `testbed optim bandwidth --json` answers."""
     bits, efficiency = problem.bits, problem.efficiency
     shares = allocate(policy, bits, efficiency)
     seconds = communication_s(bits, shares, problem.bandwidth_hz, efficiency)
-    return {"bandwidth": shares.tolist(), "communication_s": seconds}
+    rates_mbps = rates_bps(shares, problem.bandwidth_hz, efficiency) / 1e6
+    return {"bandwidth": shares.tolist(), "communication_s": seconds, "rates_mbps": rates_mbps.tolist()}
 
 
 def plan(
@@ -146,6 +147,7 @@ def plan(
         "window": found.window,
         "batches": [list(batch) for batch in found.batches],
         "bandwidth": shared["bandwidth"],
+        "rates_mbps": shared["rates_mbps"],
         "latency_s": found.inference_s + shared["communication_s"],
         "communication_s": shared["communication_s"],
         "inference_s": found.inference_s,

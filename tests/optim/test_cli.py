@@ -54,12 +54,16 @@ def refusal(*arguments: str) -> str:
 def test_bandwidth_ends_all_uploads_at_once(tmp_path: Path) -> None:
     content = document()
     found = answer("bandwidth", "--tasks", write(tmp_path, content), "--json")
-    assert set(found) == {"bandwidth", "communication_s"}
+    assert set(found) == {"bandwidth", "communication_s", "rates_mbps"}
     assert sum(found["bandwidth"]) == pytest.approx(1)
     for task, share in zip(content["tasks"], found["bandwidth"], strict=True):
         bits = task["input_tokens"] * 16 * (2048 + 4096)
         rate = share * 2e7 * np.log2(1 + task["power_w"] * task["gain"] / 2.5e-14)
         assert bits / rate == pytest.approx(found["communication_s"])
+    assert found["rates_mbps"] == pytest.approx([
+        share * 20 * np.log2(1 + task["power_w"] * task["gain"] / 2.5e-14)
+        for task, share in zip(content["tasks"], found["bandwidth"], strict=True)
+    ])  # fmt: skip
     uniform = answer("bandwidth", "--tasks", write(tmp_path, content), "--policy", "uniform", "--json")
     assert uniform["bandwidth"] == pytest.approx([1 / 12] * 12)
     assert uniform["communication_s"] > found["communication_s"]
@@ -85,7 +89,9 @@ def test_a_plan_is_what_the_equations_give_for_its_batches(tmp_path: Path, algor
     content = document()
     chosen = [] if window is None else ["--window", str(window)]
     found = answer("plan", "--tasks", write(tmp_path, content), "--algorithm", algorithm, *chosen, "--json")
-    assert set(found) == {"window", "batches", "bandwidth", "latency_s", "communication_s", "inference_s"}
+    assert set(found) == {
+        "window", "batches", "bandwidth", "rates_mbps", "latency_s", "communication_s", "inference_s",
+    }  # fmt: skip
     assert window in (None, found["window"])
     draft, verify, cost = content["draft_model"], content["verify_model"], content["cost"]
     one = Instance(

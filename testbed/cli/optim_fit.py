@@ -1,0 +1,152 @@
+"""`testbed optim fit`: c1 and c2 of both models on this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+
+from testbed.cli.output import claim_stdout, console, note, print_json
+from testbed.errors import BadInput
+
+NUMBERS = "numbers separated by commas"
+
+
+def fit(
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write steps.csv, fit.json, fit.png and fit.svg there.")
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Fit measured steps again instead of measuring.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A small grid: about a minute.")] = False,
+    engine: Annotated[str, typer.Option(help="vllm, transformers or synthetic: what the target runs on.")] = "vllm",
+    model: Annotated[
+        str | None, typer.Option(help="Directory or Hugging Face id; default: the bundled target.")
+    ] = None,
+    drafter: Annotated[str | None, typer.Option(help="GGUF file; default: the bundled drafter.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    batches: Annotated[str | None, typer.Option(metavar="LIST", help="Batch sizes b; default 1,2,4,8,16.")] = None,
+    prefixes: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Prefixes in tokens; default 64,256,512,1024.")
+    ] = None,
+    windows: Annotated[str | None, typer.Option(metavar="LIST", help="Draft windows l; default 1,4,8.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="Measured steps of a combination; default 5.")] = None,
+    cost_of: Annotated[
+        Literal["decode", "prompt", "all"], typer.Option(help="Steps that the document's `cost` is fitted to.")
+    ] = "decode",
+    clock: Annotated[
+        Literal["wall", "cpu"], typer.Option(help="cpu: the process's own time, where others use the machine too.")
+    ] = "wall",
+    threads: Annotated[int, typer.Option(help="CPU threads of either model.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of prompts, order and resamples.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Measure step times of drafter and target over batch sizes, prefixes and windows, and fit T = c1·F·b + c2.
+
+    F are the FLOPs of edge SD batching's eqs. 13 and 14, T is the time of a pass (eq. 17, Fig. 5). The document's
+    `cost` is what `optim plan` and `optim run` take; it is of the decoding steps, as all but a task's first are. The
+    machine should do nothing else meanwhile.
+
+    Examples:
+
+        testbed optim fit --quick
+
+        testbed optim fit --out runs/fit --json > fit.json
+
+        testbed optim fit --csv runs/fit/steps.csv
+    """
+    stdout = claim_stdout() if as_json and csv is None else None
+    from testbed.experiments.optim_fit import QUICK, FitConfig, dimensions, read_steps, report
+
+    given = {
+        "batches": _numbers("--batches", batches), "prefixes": _numbers("--prefixes", prefixes),
+        "windows": _numbers("--windows", windows), "repeats": repeats,
+    }  # fmt: skip
+    chosen = {**(QUICK if quick else {}), **{name: value for name, value in given.items() if value is not None}}
+    config = FitConfig(
+        engine=engine, model=model, drafter=drafter, dtype=dtype, threads=threads, clock=clock, seed=seed, **chosen
+    )  # fmt: skip
+    if out is not None:
+        _claim(out)
+    models = dimensions(config)
+    steps = read_steps(csv) if csv is not None else _measure(config)
+    document = report(steps, models, seed, None if cost_of == "all" else cost_of)
+    if out is not None:
+        _write(out, steps, models, document)
+    if as_json:
+        print_json(document, stdout)
+        return
+    _show(document)
+
+
+def _measure(config: Any) -> Any:
+    """With a progress bar on a terminal."""
+    from rich.progress import Progress
+
+    from testbed.experiments.optim_fit import measure
+
+    err = console(stderr=True)
+    with Progress(console=err, disable=not err.is_terminal, transient=True) as bar:
+        task = bar.add_task("loading", total=None)
+        return measure(
+            config, lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
+        )  # fmt: skip
+
+
+def _write(out: Path, steps: Any, models: Any, document: Mapping[str, Any]) -> None:
+    import msgspec
+
+    from testbed.experiments.optim_fit import write_steps
+    from testbed.experiments.optim_plots import fit_plot
+    from testbed.optim.cost_fit import NODES, NodeFit
+
+    write_steps(out / "steps.csv", steps)
+    (out / "fit.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    fit_plot(out, steps, models, {node: msgspec.convert(document[node], NodeFit) for node in NODES})
+    note(f"wrote {out}: steps.csv, fit.json, fit.png, fit.svg")
+
+
+def _claim(out: Path) -> None:
+    """Make a directory; what it holds of another fit is not overwritten."""
+    if (out / "steps.csv").exists():
+        raise BadInput(f"{out} holds a fit already; give another --out, or --csv {out / 'steps.csv'} to fit it again")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise BadInput(f"cannot make {out}: {exc.strerror or exc}") from exc
+
+
+def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as exc:
+        raise BadInput(f"{option} takes {NUMBERS}, not {text!r}") from exc
+
+
+def _show(document: Mapping[str, Any]) -> None:
+    table = Table()
+    for header in ("", "c1 s/FLOP", "95 %", "c2 ms/pass", "95 %", "R²", "MAPE", "steps"):
+        table.add_column(header, justify="left" if not header else "right", no_wrap=True)
+    for node in ("draft", "verify"):
+        fit = document[node]
+        (a, b), (c, d) = fit["intervals"]["c1"], fit["intervals"]["c2"]
+        table.add_row(
+            node, f"{fit['c1']:.3g}", f"{a:.3g} … {b:.3g}", f"{1e3 * fit['c2']:.3g}", f"{1e3 * c:.3g} … {1e3 * d:.3g}",
+            f"{fit['r2']:.4f}", f"{fit['mape']:.1%}", str(fit["steps"]),
+        )  # fmt: skip
+        for phase, alone in fit["phases"].items():
+            table.add_row(
+                f"  {phase} alone", f"{alone['c1']:.3g}", "", f"{1e3 * alone['c2']:.3g}", "", f"{alone['r2']:.4f}",
+                f"{alone['mape']:.1%}", str(alone["steps"]),
+            )  # fmt: skip
+    console().print(table)
+    for node in ("draft", "verify"):
+        terms = ", ".join(f"{name} {r2:.4f}" for name, r2 in document[node]["terms"].items())
+        print(f"{node}: R² with one term more: {terms}")

@@ -1,0 +1,47 @@
+"""Dimensions of a model's files, as the cost model of edge SD batching has them (Table I)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import ModelError
+from testbed.optim.inference_cost import Model
+
+
+def of_directory(directory: Path) -> Model:
+    """Of a Hugging Face directory.
+
+    Raises:
+        ModelError: its configuration cannot be read, or does not say.
+    """
+    path = directory / "config.json"
+    try:
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        text = config.get("text_config", config)
+        return Model(layers=text["num_hidden_layers"], hidden=text["hidden_size"], ffn=text["intermediate_size"])
+    except (OSError, ValueError, KeyError) as exc:
+        raise ModelError(f"{path} does not give layers, hidden and feed-forward size: {exc}") from exc
+
+
+def of_gguf(path: Path) -> Model:
+    """Of a GGUF file.
+
+    Raises:
+        ModelError: it cannot be read, or does not say.
+    """
+    try:
+        from gguf import GGUFReader
+    except ImportError as exc:
+        raise ModelError("reading a GGUF file's dimensions needs gguf: install the extra `lab`") from exc
+    try:
+        fields = GGUFReader(path).fields
+        kind = fields["general.architecture"].contents()
+        layers, hidden, ffn = (
+            int(fields[f"{kind}.{name}"].contents())
+            for name in ("block_count", "embedding_length", "feed_forward_length")
+        )
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as exc:
+        raise ModelError(f"{path} does not give layers, hidden and feed-forward size: {exc}") from exc
+    return Model(layers=layers, hidden=hidden, ffn=ffn)

@@ -1,0 +1,79 @@
+"""Plots of the edge optimizers, in colours, markers and dashes that do without colour vision (Okabe and Ito)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from testbed.errors import BadInput
+from testbed.optim.cost_fit import Node, NodeFit, Step, flops
+from testbed.optim.inference_cost import Model
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
+KINDS = ("png", "svg")
+
+
+def style(i: int) -> dict[str, Any]:
+    """Of the i-th line."""
+    n = i % len(COLOURS)
+    return {"color": COLOURS[n], "marker": MARKERS[n], "linestyle": DASHES[n], "markersize": 4}
+
+
+def panels(count: int, width: float = 4.2) -> tuple[Any, list[Any]]:
+    """A figure of panels side by side.
+
+    Raises:
+        BadInput: no plotting library.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as exc:
+        raise BadInput("plots need matplotlib: install the extra `lab`") from exc
+    figure = Figure(figsize=(width * count, 3.6), layout="constrained")
+    return figure, list(figure.subplots(1, count, squeeze=False)[0])
+
+
+def save(figure: Any, directory: Path, name: str) -> list[Path]:
+    """Write a figure as PNG and SVG; the same figure gives the same bytes.
+
+    Raises:
+        BadInput: the directory cannot be written to.
+    """
+    import matplotlib
+
+    files = [directory / f"{name}.{kind}" for kind in KINDS]
+    try:
+        with matplotlib.rc_context({"svg.hashsalt": name}):
+            for path in files:
+                metadata = {"Date": None} if path.suffix == ".svg" else {}
+                figure.savefig(path, dpi=150, metadata=metadata)
+    except OSError as exc:
+        raise BadInput(f"cannot write plots into {directory}: {exc.strerror or exc}") from exc
+    return files
+
+
+def fit_plot(
+    directory: Path, steps: Sequence[Step], models: dict[Node, Model], fits: dict[Node, NodeFit]
+) -> list[Path]:
+    """Fig. 5 for both nodes: time per pass over b·F, measured and fitted, a marker for each batch size."""
+    figure, axes = panels(len(fits))
+    for panel, (node, fit) in zip(axes, fits.items(), strict=True):
+        mine = [step for step in steps if step.node == node]
+        work = np.array([step.batch * flops(models[node], step) for step in mine])
+        times_ms = np.array([1e3 * step.seconds / step.passes for step in mine])
+        for i, batch in enumerate(sorted({step.batch for step in mine})):
+            for phase, face in (("decode", None), ("prompt", "none")):
+                rows = [k for k, step in enumerate(mine) if (step.batch, step.phase) == (batch, phase)]
+                look = {**style(i), "linestyle": "none", "markerfacecolor": face or style(i)["color"]}
+                panel.plot(work[rows], times_ms[rows], **look, label=f"b = {batch}" if phase == "decode" else None)
+        line = np.geomspace(work.min(), work.max(), 200)
+        panel.plot(line, 1e3 * (fit.c1 * line + fit.c2), color="black", label="c1·b·F + c2")
+        panel.set(xscale="log", yscale="log", xlabel="b·F, FLOPs of a pass", ylabel="time of a pass [ms]")
+        panel.set_title(f"{node}: R² = {fit.r2:.3f}, n = {fit.steps}", loc="left", fontsize=10)
+        panel.legend(frameon=False, fontsize=8)
+    return save(figure, directory, "fit")

@@ -1,0 +1,268 @@
+"""The two nodes of the edge pipeline as processes: one drafts whole batches, one verifies them.
+
+A node takes an order, works, and answers with when it began and ended on the host's monotonic clock, which all
+processes of a host share. It ends when its orders do, or when whoever gave them is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import msgspec
+import numpy as np
+
+from testbed.bs.engine import VerifyEngine, VerifyRequest
+from testbed.bs.engines import leave_a_core, load_engine
+from testbed.errors import TestbedError
+from testbed.ue.batch_drafter import BatchDrafter
+
+STOP_S = 10.0
+
+
+class Orders(msgspec.Struct, frozen=True, kw_only=True):
+    """What both nodes load."""
+
+    drafter: str
+    target: str
+    vocab_size: int
+    engine: str
+    dtype: str
+    threads: int
+    context: int
+    """Positions of a sequence, draft window included."""
+    sequences: int
+    """Tasks that are under way at once."""
+
+
+class Open(NamedTuple):
+    """Forget everything, and take tasks in."""
+
+    prompts: Mapping[int, Sequence[int]]
+
+
+class Draft(NamedTuple):
+    """Commit what was verified since, then draft for a batch."""
+
+    committed: Sequence[tuple[int, int, int]]
+    """Task, accepted tokens, the target's own."""
+    batch: Sequence[int]
+    window: int
+
+
+class Verify(NamedTuple):
+    """Verify a batch."""
+
+    batch: Sequence[int]
+    prefixes: Sequence[Sequence[int]]
+    drafts: Sequence[Sequence[int]]
+
+
+class Done(NamedTuple):
+    """An order's answer."""
+
+    rows: Sequence[Sequence[int]]
+    """A draft's tokens [b][l]; a verification's argmax [b][l + 1]."""
+    start_s: float
+    end_s: float
+    cpu_s: float = 0.0
+    """The process's own time in between: what it would have taken with one thread and nobody else on the machine."""
+
+
+class Failed(NamedTuple):
+    """An order that could not be carried out, or a model that could not be loaded."""
+
+    reason: str
+
+
+@runtime_checkable
+class Forgetful(Protocol):
+    """An engine that can drop what it keeps of prompts beyond sessions."""
+
+    def forget(self) -> None:
+        """Drop it; what comes next is computed anew."""
+
+
+class DraftNode:
+    """Drafts; its tasks are those of the last `Open`."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._drafter = BatchDrafter(
+            Path(orders.drafter), orders.vocab_size, context=orders.context, sequences=orders.sequences,
+            threads=orders.threads,
+        )  # fmt: skip
+        self._tasks: list[int] = []
+
+    def obey(self, order: Open | Draft | Verify) -> Sequence[Sequence[int]]:
+        """Carry an order out."""
+        if isinstance(order, Open):
+            for task in self._tasks:
+                self._drafter.release(task)
+            self._tasks = list(order.prompts)
+            for task, prompt in order.prompts.items():
+                self._drafter.open(task, prompt)
+            return []
+        assert isinstance(order, Draft)
+        for task, accepted, token in order.committed:
+            self._drafter.commit(task, accepted, token)
+        drafted: list[list[int]] = self._drafter.draft(order.batch, order.window).tolist()
+        return drafted
+
+    def close(self) -> None:
+        """Free the model."""
+        self._drafter.close()
+
+
+class VerifyNode:
+    """Verifies; every `Open` begins anew, without what caches hold of earlier prompts."""
+
+    def __init__(self, orders: Orders) -> None:
+        options = {"max_batch": orders.sequences} if orders.engine == "vllm" else {}
+        self._engine: VerifyEngine = load_engine(
+            orders.engine, orders.target, dtype=orders.dtype, vocab_size=orders.vocab_size, **options
+        )  # fmt: skip
+        self._runs, self._tasks = 0, list[int]()
+
+    def obey(self, order: Open | Draft | Verify) -> Sequence[Sequence[int]]:
+        """Carry an order out."""
+        if isinstance(order, Open):
+            for task in self._tasks:
+                self._engine.release(self._session(task))
+            self._runs, self._tasks = self._runs + 1, list(order.prompts)
+            if isinstance(self._engine, Forgetful):
+                self._engine.forget()
+            return []
+        assert isinstance(order, Verify)
+        batch = [
+            VerifyRequest(self._session(task), np.array(prefix, np.int32), np.array(draft, np.int32))
+            for task, prefix, draft in zip(order.batch, order.prefixes, order.drafts, strict=True)
+        ]
+        return [result.argmax.tolist() for result in self._engine.verify(batch)]
+
+    def _session(self, task: int) -> str:
+        return f"{self._runs}/{task}"
+
+    def close(self) -> None:
+        """Free the model."""
+        self._engine.close()
+
+
+NODES: dict[str, type[DraftNode] | type[VerifyNode]] = {"drafter": DraftNode, "verifier": VerifyNode}
+
+
+def serve(name: str, orders: Orders, connection: Connection) -> None:
+    """A node's process: load, say so, and obey until there are no more orders."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who gave the orders ends us
+    sys.stdout = sys.stderr
+    leave_a_core(orders.threads)
+    try:
+        node = NODES[name](orders)
+    except TestbedError as exc:
+        connection.send(Failed(str(exc)))
+        return
+    connection.send(Done([], time.monotonic(), time.monotonic()))
+    try:
+        with contextlib.suppress(EOFError, BrokenPipeError):
+            while (order := connection.recv()) is not None:
+                start_s, cpu_s = time.monotonic(), time.process_time()
+                try:
+                    rows = node.obey(order)
+                except TestbedError as exc:
+                    connection.send(Failed(str(exc)))
+                    return
+                connection.send(Done(rows, start_s, time.monotonic(), time.process_time() - cpu_s))
+    finally:
+        node.close()
+
+
+@dataclass
+class Node:
+    """The other end of a node's process."""
+
+    name: str
+    connection: Connection
+    pid: int
+    busy: bool = False
+
+    def send(self, order: Open | Draft | Verify) -> None:
+        """Give an order; the node must be idle."""
+        assert not self.busy
+        try:
+            self.connection.send(order)
+        except OSError as exc:
+            raise TestbedError(f"the {self.name} process is gone") from exc
+        self.busy = True
+
+    def take(self) -> Done:
+        """The answer that is there.
+
+        Raises:
+            TestbedError: the node failed, or is gone.
+        """
+        try:
+            answer = self.connection.recv()
+        except (EOFError, OSError) as exc:
+            raise TestbedError(f"the {self.name} process died") from exc
+        if isinstance(answer, Failed):
+            raise TestbedError(f"the {self.name} failed: {answer.reason}")
+        self.busy = False
+        found: Done = answer
+        return found
+
+    def ask(self, order: Open | Draft | Verify, timeout_s: float) -> Done:
+        """Give an order and wait for its answer."""
+        self.send(order)
+        return answers([self], timeout_s)[0].take()
+
+
+def answers(nodes: Sequence[Node], timeout_s: float) -> list[Node]:
+    """The nodes that have answered; waits for the first of them.
+
+    Raises:
+        TestbedError: none did in time.
+    """
+    ready = wait([node.connection for node in nodes], timeout_s)
+    if not ready:
+        raise TestbedError(f"the {' and the '.join(node.name for node in nodes)} did not answer within {timeout_s:g} s")
+    return [node for node in nodes if node.connection in ready]
+
+
+@contextlib.contextmanager
+def started(orders: Orders, ready_s: float = 300.0) -> Iterator[tuple[Node, Node]]:
+    """Start drafter and verifier, wait until both have loaded, and stop them afterwards.
+
+    Raises:
+        TestbedError: one could not load its model, or took too long.
+    """
+    context: Any = multiprocessing.get_context("spawn")
+    nodes, processes = [], []
+    try:
+        for name in NODES:
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(name, orders, theirs), name=name, daemon=True)
+            process.start()
+            theirs.close()
+            processes.append(process)
+            nodes.append(Node(name, ours, process.pid, busy=True))
+        for node in nodes:
+            answers([node], ready_s)
+            node.take()
+        yield nodes[0], nodes[1]
+    finally:
+        for node in nodes:
+            with contextlib.suppress(OSError):
+                node.connection.send(None)
+            node.connection.close()
+        for process in processes:
+            process.join(STOP_S)
+            if process.is_alive():
+                process.kill()
+                process.join(STOP_S)
