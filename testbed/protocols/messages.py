@@ -12,7 +12,7 @@ import msgspec
 
 from testbed.channel.csi import Csi
 
-VERSION = 3
+VERSION = 4
 """Of this wire format; `Hello` and `Welcome` must agree on it."""
 NO_HINT = -1
 """In place of a window."""
