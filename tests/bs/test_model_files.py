@@ -40,7 +40,7 @@ def test_what_is_read(random_models: dict[str, Path], copy: Path) -> None:
         (lambda path: (path / "model.safetensors").rename(path / "model.bin"), "no .*safetensors"),
         (
             lambda path: edit_config(path, architectures=["MambaForCausalLM"]),
-            "MambaForCausalLM .* Qwen3ForCausalLM are",
+            "MambaForCausalLM .* Qwen3MoeForCausalLM are",
         ),
         (lambda path: edit_config(path, architectures=None), "none .* not supported"),
         (lambda path: edit_config(path, hidden_size=None), "lacks hidden_size"),

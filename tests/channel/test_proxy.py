@@ -21,6 +21,8 @@ from testbed.errors import BadInput
 FREE = ChannelSpec(kind="proxy")
 SLOW = ChannelSpec(kind="proxy", uplink_mbps=80, downlink_mbps=40, rtt_ms=4, jitter_ms=1)
 WAIT_S = 30
+TRIES = 3
+"""A machine with other work may be late now and then, and never early."""
 
 
 def precisely(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -112,27 +114,34 @@ async def test_a_round_trip_takes_what_was_asked(rtt_ms: float) -> None:
 
 @precisely
 async def test_thousands_of_small_messages_and_large_ones_take_their_time_at_the_rate() -> None:
+    """Never less; now and then more, where the machine has other things to do."""
     spec = ChannelSpec(kind="proxy", uplink_mbps=40)
     async with relayed(echo, spec) as (_, port):
         clock = asyncio.get_running_loop().time
         for count, size in ((4000, 64), (1, 2_000_000)):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            start_s = clock()
-            for _ in range(count):
-                writer.write(bytes(size))
-            await asyncio.wait_for(reader.readexactly(count * size), WAIT_S)
-            assert clock() - start_s == pytest.approx(8 * count * size / 40e6, rel=0.1, abs=0.01)
-            writer.close()
+            expected_s, times = 8 * count * size / 40e6, []
+            while len(times) < TRIES and (not times or min(times) > 1.1 * expected_s + 0.01):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                start_s = clock()
+                for _ in range(count):
+                    writer.write(bytes(size))
+                await asyncio.wait_for(reader.readexactly(count * size), WAIT_S)
+                times.append(clock() - start_s)
+                writer.close()
+            assert min(times) == pytest.approx(expected_s, rel=0.1, abs=0.01), times
 
 
 @precisely
 async def test_every_connection_is_a_link_of_its_own() -> None:
     async with relayed(echo, ChannelSpec(kind="proxy", uplink_mbps=8)) as (proxy, port):
-        start_s = asyncio.get_running_loop().time()
-        times = await asyncio.gather(*(round_trips(port, 1, 100_000) for _ in range(10)))
-        assert asyncio.get_running_loop().time() - start_s < 0.6  # ten times 0.1 s, side by side
-        assert all(t[0] >= 0.0999 for t in times)
-        assert proxy.connections == 10
+        took: list[float] = []
+        while len(took) < TRIES and (not took or min(took) >= 0.6):
+            start_s = asyncio.get_running_loop().time()
+            times = await asyncio.gather(*(round_trips(port, 1, 100_000) for _ in range(10)))
+            took.append(asyncio.get_running_loop().time() - start_s)
+            assert all(t[0] >= 0.0999 for t in times)
+        assert min(took) < 0.6  # ten times 0.1 s, side by side
+        assert proxy.connections == 10 * len(took)
 
 
 @precisely
