@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import os
 import random
 import statistics
@@ -26,15 +27,18 @@ TRIES = 3
 
 
 def precisely(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test on the loop that the relay runs on."""
+    """Run a test on the loop that the relay runs on, with nothing to collect of what other tests have left."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
         loop = precise_loop()
+        gc.collect()
+        gc.freeze()
         try:
             loop.run_until_complete(asyncio.wait_for(test(*args, **kwargs), 2 * WAIT_S))
             loop.run_until_complete(asyncio.sleep(0.02))
         finally:
+            gc.unfreeze()
             loop.close()
 
     return run
@@ -120,7 +124,8 @@ async def test_thousands_of_small_messages_and_large_ones_take_their_time_at_the
         clock = asyncio.get_running_loop().time
         for count, size in ((4000, 64), (1, 2_000_000)):
             expected_s, times = 8 * count * size / 40e6, []
-            while len(times) < TRIES and (not times or min(times) > 1.1 * expected_s + 0.01):
+            latest_s = 1.1 * expected_s + 0.02  # thousands of writes cost the sender some time, too
+            while len(times) < TRIES and (not times or min(times) > latest_s):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 start_s = clock()
                 for _ in range(count):
@@ -128,7 +133,7 @@ async def test_thousands_of_small_messages_and_large_ones_take_their_time_at_the
                 await asyncio.wait_for(reader.readexactly(count * size), WAIT_S)
                 times.append(clock() - start_s)
                 writer.close()
-            assert min(times) == pytest.approx(expected_s, rel=0.1, abs=0.01), times
+            assert 0.99 * expected_s - 0.002 <= min(times) <= latest_s, times
 
 
 @precisely
