@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-$(EXTRAS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fuzz bench lock clean
+.PHONY: help setup demo test check long fuzz bench lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-6s %s\n", $$1, $$2}'
@@ -31,6 +31,9 @@ check: $(STAMP)  ## formatting, lint, types, the architecture's import rules
 
 test: check  ## the same checks, then all tests; PYTEST_ARGS='-m "not slow"' runs some
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+long: $(STAMP)  ## tests that take minutes each: sweeps killed, in workers, on Ray
+	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 fuzz: $(STAMP)  ## 100,000 hostile messages to a base station, then the wire codec under libFuzzer (where atheris is there)
 	TESTBED_FUZZ=100000 $(BIN)/python -m pytest -s -m fuzz tests/bs/test_hostile.py

@@ -24,7 +24,7 @@ grid: {window: [4, 8], rate_mbps: [5, 500], per: [0, 0.1]}
 POINTS = 8
 PATIENCE_S = 400
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")
