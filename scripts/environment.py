@@ -3,8 +3,9 @@
     python3 scripts/environment.py [--venv .venv] [--extras all|ue,lab,dev,...] [--stamp FILE]
 
 `all` is the UE, the BS (with CUDA where `nvidia-smi` finds a GPU, else for the CPU), the lab and the developers' tools;
-`bs` alone stands for the BS that fits this machine. Packages come from wherever pip is configured to look, and have
-the versions of `constraints.txt`. `TORCH_INDEX` names one more place for torch: an index, or a folder with wheels.
+`bs` alone stands for the BS that fits this machine; `ray` and `fuzz` come only where they are named (`all,ray`).
+Packages come from wherever pip is configured to look, and have the versions of `constraints.txt`. `TORCH_INDEX` names
+one more place for torch: an index, or a folder with wheels.
 
 Standard library only: this file runs before anything is installed.
 """
@@ -24,10 +25,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
 ALL_EXTRAS = ("ue", "bs", "lab", "dev")
+OTHER_EXTRAS = ("ray", "fuzz")
+"""Pinned as well, but only there where they are named: `EXTRAS=all,ray`."""
 LEFT_OUT = ("torchcodec", "torchaudio", "torchvision")
 """vLLM asks for them without a version; built for another torch they break every import of a transformers model."""
 LEFT_OUT_ON_CPU = ("triton",)
 """GPU kernels' compiler, a quarter of a gigabyte: on a CPU nothing calls it."""
+COMPILED = "--compile-bytecode"
+"""Every process of the testbed imports thousands of modules; without this each compiles them anew where the environment
+cannot be written to by who runs it, or Python is told not to (PYTHONDONTWRITEBYTECODE)."""
 LLAMA = "llama-cpp-python"
 LLAMA_CMAKE_ARGS = "-DLLAVA_BUILD=OFF"
 """Text models only: leaves the multimodal library out of the build."""
@@ -41,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Set up, and say what went wrong in one line."""
     parser = argparse.ArgumentParser(description="Make the environment in which the testbed runs.")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
-    parser.add_argument("--extras", default="all", help="all, or some of ue,bs,bs-cpu,bs-cuda,lab,dev; ray beside them")
+    parser.add_argument("--extras", default="all", help="all, or some of ue,bs,bs-cpu,bs-cuda,lab,dev; ray, fuzz")
     parser.add_argument("--stamp", type=Path, help="file to touch when everything is in place")
     args = parser.parse_args(argv)
     start = time.monotonic()
@@ -80,7 +86,7 @@ def make_environment(venv: Path, extras: Sequence[str]) -> None:
         uv += ["--find-links", str(build_llama(pip, venv / "wheels"))]
     say(f"installing {', '.join(extras)}")
     quiet = [] if sys.stderr.isatty() else ["--quiet"]
-    uv += [*quiet, "--build-constraints", str(CONSTRAINTS)]
+    uv += [*quiet, "--build-constraints", str(CONSTRAINTS), COMPILED]
     run(*uv, "--editable", f"{ROOT}[{','.join(extras)}]", env=environment)
 
 
@@ -92,7 +98,7 @@ def choose_extras(text: str, *, cuda: bool) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     names = [full for name in names for full in (ALL_EXTRAS if name == "all" else (name,))]
     names = [("bs-cuda" if cuda else "bs-cpu") if name == "bs" else name for name in names]
-    known = ("ue", "bs-cpu", "bs-cuda", "lab", "dev", "ray")
+    known = ("ue", "bs-cpu", "bs-cuda", "lab", "dev", *OTHER_EXTRAS)
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         raise SetupError(f"unknown extras {', '.join(unknown) or text!r}; known: all, bs, {', '.join(known)}")

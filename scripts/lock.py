@@ -1,12 +1,13 @@
-"""Write `constraints.txt` anew: `.venv/bin/python -m scripts.lock` (`make lock`), under Python 3.11.
+"""Write `constraints.txt` anew: `.venv/bin/python -m scripts.lock [--upgrade]` (`make lock`), under Python 3.11.
 
 Three resolutions of pyproject.toml, with pip's own indexes: the whole CPU environment; the UE under Python 3.10, whose
 lines are kept where they differ; and the whole CUDA environment, held to the first, of which the packages that only
-CUDA needs are kept.
+CUDA needs are kept. Versions that the file has stay where they still fit; `--upgrade` takes the newest of everything.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -14,7 +15,16 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from scripts.environment import CONSTRAINTS, LEFT_OUT, LEFT_OUT_ON_CPU, ROOT, index_options, output, pip_settings
+from scripts.environment import (
+    CONSTRAINTS,
+    LEFT_OUT,
+    LEFT_OUT_ON_CPU,
+    OTHER_EXTRAS,
+    ROOT,
+    index_options,
+    output,
+    pip_settings,
+)
 
 HEAD = """\
 # Exact versions of everything that the testbed runs with, direct or not. Written by `make lock`; edit pyproject.toml,
@@ -29,16 +39,28 @@ HELD = ("apache-tvm-ffi==0.1.11",)
 
 def main() -> int:
     """Resolve three times and write the file."""
+    parser = argparse.ArgumentParser(description="Pin everything that the testbed runs with.")
+    parser.add_argument("--upgrade", action="store_true", help="the newest versions, also where the pinned ones fit")
+    upgrade = parser.parse_args().upgrade
     if sys.version_info[:2] != (3, 11):
         print("lock: run it under Python 3.11, the version that the BS is tested with", file=sys.stderr)
         return 1
-    everywhere = resolve(("ue", "lab", "dev", "ray", "bs-cpu"), LEFT_OUT + LEFT_OUT_ON_CPU, [*TOOLS, *HELD])
-    older = resolve(("ue", "dev"), (), TOOLS, python="3.10")
-    cuda = resolve(("ue", "lab", "dev", "ray", "bs-cuda"), LEFT_OUT, TOOLS, held=everywhere, cuda=True)
-    lines = [HEAD, *marked(everywhere, older), "\n# CUDA\n"]
-    lines += [f"{name}=={version}\n" for name, version in cuda.items() if name not in everywhere]
-    CONSTRAINTS.write_text("".join(lines))
+    pinned = "" if upgrade else CONSTRAINTS.read_text(encoding="utf-8")
+    newer, older = pins_without(pinned, "<"), pins_without(pinned, ">=")
+    extras = ("ue", "lab", "dev", *OTHER_EXTRAS)
+    on_cpu = resolve((*extras, "bs-cpu"), LEFT_OUT + LEFT_OUT_ON_CPU, [*TOOLS, *HELD], newer)
+    on_310 = resolve(("ue", "dev"), (), TOOLS, older, python="3.10")
+    on_cuda = resolve((*extras, "bs-cuda"), LEFT_OUT, TOOLS, newer, held=on_cpu, cuda=True)
+    lines = [HEAD, *marked(on_cpu, on_310), "\n# CUDA\n"]
+    lines += [f"{name}=={version}\n" for name, version in on_cuda.items() if name not in on_cpu]
+    CONSTRAINTS.write_text("".join(lines), encoding="utf-8")
     return 0
+
+
+def pins_without(text: str, other: str) -> str:
+    """Pins of a file as `main` writes it, without the lines whose marker compares with `other`: another Python's."""
+    pins = (line.partition("; python_version ") for line in text.splitlines() if "==" in line and line[0] != "#")
+    return "".join(f"{pin}\n" for pin, _, marker in pins if not marker.startswith(f"{other} "))
 
 
 def marked(newer: dict[str, str], older: dict[str, str]) -> Iterable[str]:
@@ -57,19 +79,25 @@ def resolve(
     extras: Iterable[str],
     left_out: Iterable[str],
     more: Iterable[str],
+    kept: str,
     *,
     python: str = "3.11",
     held: dict[str, str] | None = None,
     cuda: bool = False,
 ) -> dict[str, str]:
-    """Versions that uv chooses for the extras, by package; local versions (+cpu) are cut off."""
+    """Versions that uv chooses for the extras, by package; local versions (+cpu) are cut off.
+
+    Those in `kept` stay where they can, those in `held` must.
+    """
     settings = pip_settings(output(sys.executable, "-m", "pip", "config", "list"))
     torch_index = os.environ.get("TORCH_INDEX")
     if cuda:
         settings.pop("find-links", None)
         torch_index = None
     with tempfile.TemporaryDirectory() as scratch:
-        overrides, constraints, requirements = (Path(scratch) / name for name in ("overrides", "constraints", "in.txt"))
+        names = ("overrides", "constraints", "in.txt", "out.txt")
+        overrides, constraints, requirements, resolved = (Path(scratch) / name for name in names)
+        resolved.write_text(kept)
         overrides.write_text("".join(f"{name}; python_version < '0'\n" for name in left_out))
         constraints.write_text("".join(f"{name}=={version}\n" for name, version in (held or {}).items()))
         requirements.write_text("".join(f"{line}\n" for line in more))
@@ -77,8 +105,9 @@ def resolve(
         command += ["--python-version", python, "--constraints", str(constraints), "--overrides", str(overrides)]
         command += [*index_options(settings, torch_index)]
         command += [option for extra in extras for option in ("--extra", extra)]
-        command += [str(ROOT / "pyproject.toml"), str(requirements)]
-        text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        command += ["--output-file", str(resolved), str(ROOT / "pyproject.toml"), str(requirements)]
+        subprocess.run(command, check=True)
+        text = resolved.read_text()
     pins = (line.partition(";")[0].strip() for line in text.splitlines() if "==" in line)
     return {name: version.partition("+")[0] for name, _, version in (pin.partition("==") for pin in pins)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Awaitable
 from typing import Protocol, TypeVar
@@ -18,6 +19,14 @@ class Clock(Protocol):
 
     async def sleep(self, seconds: float) -> None:
         """Return after `seconds`."""
+
+
+@functools.cache
+def unix_zero_s() -> float:
+    """Unix time of the zero of the host's monotonic clock, the same throughout a process, whatever is done to the date
+    meanwhile: what brings instants of one process, of its runs and of meters beside it onto one axis.
+    """
+    return time.time() - time.perf_counter()
 
 
 class WallClock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -11,6 +10,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from testbed.errors import ConfigError
+from testbed.files import whole_file
 
 C = TypeVar("C", bound="Config")
 
@@ -74,6 +74,14 @@ class ServeConfig(Config, frozen=True):
     metrics: str | None = None
     """File for counters, a line of JSON every interval; None: none."""
     metrics_interval_s: float = 1.0
+    monitor: str | None = None
+    """HOST:PORT of the live view and of /metrics, /healthz and /readyz; None: none."""
+    monitor_token_file: str | None = None
+    """Holds the token that viewers must give; needed beyond loopback."""
+    monitor_text: bool = False
+    """Whether the live view shows the outputs of UEs."""
+    power: str | None = None
+    """Whose power the metrics count: auto, nvml, rapl, several with commas, or a file of samples; None: none."""
 
 
 class RunConfig(Config, frozen=True):
@@ -142,6 +150,14 @@ class RunConfig(Config, frozen=True):
     """When to stop drafting, one of `ue.window.RULES`; with any but fixed, `window` is the most tokens of a round."""
     predictor: str | None = None
     """Directory of a rejection predictor; None: the bundled one, where the rule needs one."""
+    pad: str | None = None
+    """Device profile, by name or file: messages go up padded to what its models would send; None: as they are."""
+    power: str | None = None
+    """Where power is read beside the rounds: auto, one of `power.sources.SOURCES`, or a file of samples."""
+    power_period_s: float | None = None
+    """Between two samples; None: what suits the source."""
+    power_idle_s: float = 3.0
+    """For which the idle device is measured before the run."""
 
 
 class DemoConfig(Config, frozen=True):
@@ -180,40 +196,6 @@ class DemoConfig(Config, frozen=True):
     """As `RunConfig` has it."""
     predictor: str | None = None
     """As `RunConfig` has it."""
-
-
-class CollectConfig(Config, frozen=True):
-    """What `testbed head collect` does, and of it `testbed head label` what names an engine."""
-
-    dataset: str = "bundled:calibration"
-    prompts: int = 500
-    first: int = 0
-    """Prompts of the data set that are passed over."""
-    window: int = 32
-    max_tokens: int = 256
-    policy: str = "oracle"
-    """One of `head_walk.POLICIES`."""
-    explore: float = 0.7
-    """Chance that policy `explore` keeps a mismatch: windows then have several, and most are rejected in the end."""
-    scorer: str = "number"
-    """Reads the final answer: number, exact, package.module:function or file.py:function."""
-    engine: str = "vllm"
-    model: str | None = None
-    """Directory, or Hugging Face id; None: the bundled target."""
-    drafter: str | None = None
-    """GGUF file; None: the bundled drafter."""
-    dtype: str = "float32"
-    seed: int = 0
-    concurrency: int = 32
-    """Prompts under way at once."""
-    threads: int | None = None
-    """CPU threads of either model; None: all cores but one."""
-    gpu_layers: int = -1
-    """Layers of the drafter on a GPU; -1: all."""
-    kv_type: Literal["f16", "f32"] = "f16"
-    """Type of the drafter's KV cache: f16 or f32."""
-    memory_share: float = 0.8
-    """Share of a GPU's memory that vLLM may take; the drafter lies on it too."""
 
 
 class EndpointConfig(Config, frozen=True):
@@ -300,7 +282,10 @@ def resolved(config: Config) -> dict[str, Any]:
 
 
 def save(config: Config, path: Path) -> None:
-    """Write a configuration as YAML that `load` reads back, in one step."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(msgspec.yaml.encode(config))
-    temporary.replace(path)
+    """Write a configuration as YAML that `load` reads back, in one step.
+
+    Raises:
+        TestbedError: it cannot be written.
+    """
+    with whole_file(path) as part:
+        part.write_bytes(msgspec.yaml.encode(config))

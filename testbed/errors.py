@@ -9,6 +9,7 @@ TestbedError
 │   └── LinkTimeout   no answer within the time allowed
 ├── AdmissionError    the BS cannot promise the token speed that was asked for
 ├── EngineError       a verification pass failed
+├── SensorError       a power sensor that is there cannot be read
 └── GateError         an output differs from the target's own: the losslessness gate
 """
 
@@ -51,6 +52,10 @@ class AdmissionError(TestbedError):
 
 class EngineError(TestbedError):
     """A verification pass failed."""
+
+
+class SensorError(TestbedError):
+    """A power sensor that is there cannot be read."""
 
 
 class GateError(TestbedError):

@@ -1,4 +1,4 @@
-"""Files that come with the testbed and are found by name: link traces, device profiles, sweeps."""
+"""Files that come with the testbed and are found by name: link traces, device profiles, sweeps, plans of field runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from testbed.errors import BadInput
 
 PACKAGE = Path(__file__).parent
 CHECKOUT = PACKAGE.parent
-KINDS = {"traces": ("traces", ".csv"), "profiles": ("hardware/profiles", ".yaml"), "sweeps": ("sweeps", ".yaml")}
+KINDS = {"traces": ("traces", ".csv"), "profiles": ("hardware/profiles", ".yaml"), "sweeps": ("sweeps", ".yaml"),
+         "plans": ("plans", ".yaml")}  # fmt: skip
 """Kind: folder in a checkout, and how its files end; an installed package has the folder under `shelf/`."""
 
 

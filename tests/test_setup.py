@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from packaging.markers import Marker
 
-from scripts import environment
+from scripts import environment, lock
 from scripts.environment import SetupError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,6 +57,13 @@ def test_everything_installed_has_the_version_that_is_pinned() -> None:
     assert strays == []
 
 
+def test_what_is_installed_is_compiled() -> None:
+    """A process that starts finds bytecode: to compile torch and vLLM takes longer than to run them."""
+    for module in ("numpy", "zmq", "typer"):
+        found = importlib.util.find_spec(module)
+        assert found is not None and found.cached is not None and Path(found.cached).exists()
+
+
 def test_pins_name_no_address_and_no_package_twice() -> None:
     text = environment.CONSTRAINTS.read_text()
     assert "//" not in text
@@ -74,7 +81,7 @@ def test_the_wheel_carries_every_file_of_the_package(tmp_path: Path) -> None:
     files = (path.relative_to(ROOT).as_posix() for path in (ROOT / "testbed").rglob("*") if path.is_file())
     ours = {name for name in files if "__pycache__" not in name}
     shelves = {"traces": ROOT / "traces", "hardware/profiles": ROOT / "hardware" / "profiles"}
-    shelves["sweeps"] = ROOT / "sweeps"
+    shelves |= {name: ROOT / name for name in ("sweeps", "plans")}
     shelf = {
         f"testbed/shelf/{name}/{p.relative_to(folder).as_posix()}"
         for name, folder in shelves.items()
@@ -96,6 +103,7 @@ def test_the_wheel_carries_every_file_of_the_package(tmp_path: Path) -> None:
         ("ue", True, ["ue"]),
         ("bs, lab", False, ["bs-cpu", "lab"]),
         ("bs-cpu,bs", False, ["bs-cpu"]),
+        ("all,ray,fuzz", False, ["ue", "bs-cpu", "lab", "dev", "ray", "fuzz"]),
     ],
 )
 def test_extras_fit_the_machine(text: str, cuda: bool, extras: list[str]) -> None:
@@ -160,6 +168,25 @@ def test_certificates_and_timeouts_reach_uv() -> None:
     settings = {"cert": "/some/ca.pem", "default-timeout": "60"}
     variables = environment.uv_variables(settings, {"SSL_CERT_FILE": "/own/ca.pem"})
     assert variables == {"UV_HTTP_TIMEOUT": "60"}
+
+
+# ---------------------------------------------------------------- what is pinned anew
+
+PINNED = """\
+# about
+numpy==2.3.5; python_version >= '3.11'
+numpy==2.2.6; python_version < '3.11'
+ray==2.60.0
+"""
+
+
+def test_a_new_lock_keeps_the_pins_of_its_own_python() -> None:
+    assert lock.pins_without(PINNED, "<") == "numpy==2.3.5\nray==2.60.0\n"
+    assert lock.pins_without(PINNED, ">=") == "numpy==2.2.6\nray==2.60.0\n"
+    assert lock.pins_without("", "<") == ""
+    newer, older = {"numpy": "2.3.5", "ray": "2.60.0"}, {"numpy": "2.2.6", "tomli": "2.5.0"}
+    lines = list(lock.marked(newer, older))
+    assert lines == [*PINNED.splitlines(keepends=True)[1:], "tomli==2.5.0; python_version < '3.11'\n"]
 
 
 # ---------------------------------------------------------------- what fails early

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from testbed.bs.sessions import Key, Session, SessionTable
+from testbed.bs.sessions import NOTHING, Key, Load, Session, SessionTable
 from testbed.errors import ModelError, ProtocolError
 from testbed.protocols import PROTOCOLS, TARGET_ONLY
 from testbed.protocols.base import Window, expect_names, read_ids
@@ -86,9 +86,9 @@ class Desk:
             judge=offer.judge,
         )
 
-    def ping(self, message: Ping) -> Pong:
-        """Answer an RTT handshake."""
-        return Pong(token=message.token)
+    def ping(self, message: Ping, now_s: float) -> Pong:
+        """Answer an RTT handshake; `now_s` is the server's clock."""
+        return Pong(token=message.token, time_s=now_s)
 
     def open(
         self, peer: bytes, message: Open, arrays: dict[str, AnyArray], admit: Admit = lambda key, message: None
@@ -133,16 +133,17 @@ class Desk:
         return Opened(session=message.session, length=len(ids)), session
 
     def draft(
-        self, peer: bytes, message: Draft, arrays: dict[str, AnyArray], waiting: int = 0
-    ) -> Message | Session | tuple[Session, Window]:
-        """Check a window: an answer at once, a session whose last reply is due again, or a window to verify.
+        self, peer: bytes, message: Draft, arrays: dict[str, AnyArray], waiting: Load = NOTHING
+    ) -> Message | Session | tuple[Session, Window] | None:
+        """Check a window: an answer at once, a session whose last reply is due again, a window to verify, or nothing
+        to do about a copy that comes late.
 
-        `waiting`: windows that wait for the engine.
+        `waiting`: what waits for the engine.
         """
         key: Key = (peer, message.session)
         session = self.sessions.get(key)
         if session is None:
-            return Resync(session=message.session, reason=self.sessions.fate(key))
+            return self.resync(key)
         if session.protocol is None:
             raise ProtocolError("a target-only session takes no drafts")
         if not (0 <= message.draft_s < math.inf and 0 <= message.network_s < math.inf):
@@ -153,10 +154,10 @@ class Desk:
             if ids != session.last_ids:
                 raise ProtocolError(f"round {message.round} came before with other tokens")
             return session
-        if session.alone:
+        if message.round < session.last_round:
+            return None
+        if session.alone or session.current is not None:
             return Resync(session=message.session)
-        if session.current is not None or message.round < session.last_round:
-            raise ProtocolError(f"round {message.round} out of turn; the last one was {session.last_round}")
         if message.base_len != session.length + session.owed:
             return Resync(session=message.session)
         self._check_ids(window.ids)
@@ -166,12 +167,15 @@ class Desk:
             raise ProtocolError(f"distributions over {window.q.shape[1]} ids; the BS knows {self.offer.vocab_size}")
         if message.base_len + len(window.ids) + 1 > self.offer.max_positions:
             raise ProtocolError(f"the window passes the context of {self.offer.max_positions}")
-        if self.sessions.pending is not None and waiting >= self.sessions.pending:
-            reason = f"{waiting} windows wait for the engine; at most {self.sessions.pending}"
+        if (reason := self.sessions.crowded(waiting)) is not None:
             return Busy(session=message.session, reason=reason, retry_s=RETRY_S, round=message.round)
         self._learn(session, window.token)
         session.last_round, session.last_ids, session.last_reply = message.round, ids, []
         return session, window
+
+    def resync(self, key: Key) -> Resync:
+        """What is answered to whom a session is unknown."""
+        return Resync(session=key[1], reason=self.sessions.fate(key))
 
     def _learn(self, session: Session, token: int | None) -> None:
         """Commit the token that the UE drew after the last window; after a new `Open` it is known already."""

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import json
+import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from testbed.bs.estimator import Work
 from testbed.clock import Clock
 from testbed.errors import BadInput
 
+LOG = logging.getLogger(__name__)
+MOST_SPEEDS = 64
+"""Speeds that are counted each for itself; UEs may ask for any."""
+OTHERS = 0.0
+"""Stands for all further ones."""
 ERROR_MEMORY = 0.98
 """A pass before counts so much of a fresh one in the estimator's running error."""
 
@@ -32,7 +41,8 @@ class Metrics:
         more."""
         self.promised: Counter[float] = Counter()
         self.missed: Counter[float] = Counter()
-        """Rounds with a promise, and those of them that were verified after their deadline, by speed."""
+        """Rounds with a promise, and those of them that were verified after their deadline, by speed; 0: all further
+        speeds."""
         self.refused: Counter[float] = Counter()
         """Sessions that were not promised what they asked for, by speed."""
         self.waiting = 0
@@ -59,8 +69,13 @@ class Metrics:
 
     def add_promised(self, speed_tps: float, late: bool) -> None:
         """A round with a promise was verified."""
+        speed_tps = _counted(self.promised, speed_tps)
         self.promised[speed_tps] += 1
         self.missed[speed_tps] += late
+
+    def add_refused(self, speed_tps: float) -> None:
+        """A session was not promised what it asked for."""
+        self.refused[_counted(self.refused, speed_tps)] += 1
 
     def snapshot(self) -> dict[str, Any]:
         """All counters, as JSON has them."""
@@ -82,6 +97,11 @@ class Metrics:
         }
 
 
+def _counted(counts: Counter[float], speed_tps: float) -> float:
+    """Under which speed one is counted."""
+    return speed_tps if speed_tps in counts or len(counts) < MOST_SPEEDS else OTHERS
+
+
 def _by_speed(counts: Counter[float]) -> dict[str, int]:
     return {f"{speed:g}": count for speed, count in sorted(counts.items())}
 
@@ -97,10 +117,15 @@ class MetricsFile:
         if not 0.01 <= interval_s <= 86_400:
             raise BadInput(f"metrics are written every 0.01 s to 86400 s, not {interval_s:g}")
         self._interval_s = interval_s
+        self._beside: dict[str, Callable[[], dict[str, Any]]] = {}
         try:
-            self._file: TextIO = path.open("w", encoding="utf-8")
+            self._file, self._whole_bytes = path.open("wb", buffering=0), 0
         except OSError as exc:
             raise BadInput(f"cannot write {path}: {exc.strerror}") from exc
+
+    def add(self, name: str, snapshot: Callable[[], dict[str, Any]]) -> None:
+        """Have every line hold what `snapshot` says, too."""
+        self._beside[name] = snapshot
 
     async def keep(self, snapshot: Callable[[], dict[str, Any]], clock: Clock) -> None:
         """Write a line every interval until cancelled, and a last one then; busy_share is that of the interval."""
@@ -119,9 +144,22 @@ class MetricsFile:
     ) -> tuple[float, float]:
         past_s = now_s - before_s
         share = min(1.0, (found["busy_s"] - busy_s) / past_s) if past_s > 0 else 0.0
-        self._file.write(json.dumps({"t_s": now_s - start_s, "busy_share": share, **found}) + "\n")
-        self._file.flush()
+        beside = {name: snapshot() for name, snapshot in self._beside.items()}
+        self._append(json.dumps({"t_s": now_s - start_s, "busy_share": share, **found, **beside}).encode() + b"\n")
         return now_s, found["busy_s"]
+
+    def _append(self, line: bytes) -> None:
+        """Write a line, or leave it out where the disk is full: serving goes on without it."""
+        try:
+            if self._file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as exc:
+            LOG.warning("cannot write %s: %s", self._file.name, exc.strerror or exc)
+            with contextlib.suppress(OSError):
+                self._file.seek(self._whole_bytes)
+                self._file.truncate()
+        else:
+            self._whole_bytes += len(line)
 
     def close(self) -> None:
         """Close the file."""

@@ -13,6 +13,7 @@ from testbed.bs.engine import VerifyRequest, VerifyResult
 from testbed.bs.estimator import Coefficients, Work
 from testbed.bs.estimator_online import OnlineEstimator
 from testbed.bs.metrics import Metrics
+from testbed.bs.observer import Observer, Unobserved
 from testbed.bs.queue import Taken
 from testbed.bs.scheduler import Pending, Scheduler
 from testbed.bs.sessions import Key, Round, Session, SessionTable
@@ -39,6 +40,7 @@ class Promises:
         cuts: whether `Slo` may cut prompts, so that a pass lasts no longer than promises allow.
         margin: share by which sessions are scheduled faster than promised. What a round commits is left to chance: an
             output that just keeps its promise on average breaks it every other time.
+        observer: told of passes.
     """
 
     def __init__(
@@ -50,8 +52,10 @@ class Promises:
         block_size: int = 1,
         cuts: bool = False,
         margin: float = 0.0,
+        observer: Observer | None = None,
     ) -> None:
         self._sessions, self.scheduler = sessions, scheduler
+        self._observer = observer or Unobserved()
         self._estimator, self._admission = estimator, admission
         self._block_size, self._cuts, self._margin = block_size, cuts, margin
         self.metrics = Metrics()
@@ -73,7 +77,7 @@ class Promises:
         answer = admission.admissible(speed_tps, load, self._averages.shape())
         if answer.admitted:
             return None
-        self.metrics.refused[speed_tps] += 1
+        self.metrics.add_refused(speed_tps)
         best = answer.best_tps or 0.0
         can = f"{best:g} can" if best else "no slower class can either"
         reason = f"{speed_tps:g} tokens/s cannot be promised beside {sum(load.values())} other sessions; {can}"
@@ -121,9 +125,12 @@ class Promises:
                 session.current.cached = cached
             if not whole:
                 session.computed = self._kept(len(item.request.prefix))
-        self.metrics.add_pass(works, sum(whole for _, _, whole in batch), evicted, seconds)
-        if self._estimator is not None and seconds > 0:
-            self._learn(self._estimator, works, seconds)
+        rounds = sum(whole for _, _, whole in batch)
+        self.metrics.add_pass(works, rounds, evicted, seconds)
+        expected_s = None if self._estimator is None else self._estimator.coefficients.batch_s(works)
+        self._observer.passed(works, rounds, self.metrics.waiting, self._last[1], seconds, expected_s)
+        if self._estimator is not None and expected_s is not None and seconds > 0:
+            self._learn(self._estimator, works, expected_s, seconds)
         self._tune()
 
     def settled(self, session: Session, round_: Round, kept: Kept, now_s: float) -> None:
@@ -156,8 +163,8 @@ class Promises:
         """How many of so many leading tokens the prefix cache holds."""
         return tokens // self._block_size * self._block_size
 
-    def _learn(self, estimator: OnlineEstimator, works: Sequence[Work], seconds: float) -> None:
-        self.metrics.add_error(estimator.coefficients.batch_s(works), seconds)
+    def _learn(self, estimator: OnlineEstimator, works: Sequence[Work], expected_s: float, seconds: float) -> None:
+        self.metrics.add_error(expected_s, seconds)
         estimator.observe(works, seconds)
         if estimator.drifted and not self._drifted:
             way = "longer" if estimator.bias > 0 else "shorter"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from testbed.bs.scheduler import Pending
-from testbed.bs.sessions import Session
+from testbed.bs.sessions import Load, Session
 
 
 class Taken(NamedTuple):
@@ -24,9 +24,16 @@ class Queue:
 
     def __init__(self) -> None:
         self._waiting: dict[str, tuple[Session, Pending]] = {}
+        self._sizes: dict[str, int] = {}
+        self._size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def load(self) -> Load:
+        """What waits, for who bounds it."""
+        return Load(len(self._waiting), self._size_bytes)
 
     def pending(self) -> list[Pending]:
         """All that wait, in order of arrival."""
@@ -34,11 +41,15 @@ class Queue:
 
     def put(self, session: Session, item: Pending) -> None:
         """Let a request wait."""
+        self.drop(session)
         self._waiting[session.name] = (session, item)
+        self._sizes[session.name] = size = session.current.window.size_bytes if session.current else 0
+        self._size_bytes += size
 
     def drop(self, session: Session) -> None:
         """Forget what a session waits for, if anything."""
-        self._waiting.pop(session.name, None)
+        if self._waiting.pop(session.name, None):
+            self._size_bytes -= self._sizes.pop(session.name)
 
     def take(self, planned: Sequence[Pending]) -> list[Taken]:
         """Take what a scheduler chose; a request of which only a piece goes stays in its place."""
@@ -48,7 +59,7 @@ class Queue:
             session, waiting = self._waiting[name]
             whole = item.request is waiting.request
             if whole:
-                del self._waiting[name]
+                self.drop(session)
             batch.append(Taken(session, item, whole))
         return batch
 

@@ -28,9 +28,12 @@ class ThreadRunner:
 
     def __init__(self, engine: VerifyEngine, thread: ThreadPoolExecutor) -> None:
         self._engine, self._thread = engine, thread
+        self._known: set[str] = set()
+        """Sessions that the engine has seen; no others wait to be forgotten, however fast they come and go."""
 
     async def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
         """Results of one pass, in order."""
+        self._known.update(request.session for request in batch)
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.verify, batch)
 
     async def judged(self, positions: int) -> None:
@@ -38,4 +41,6 @@ class ThreadRunner:
 
     def release(self, session: str) -> None:
         """Let the engine forget a session, after the pass that is under way."""
-        self._thread.submit(self._engine.release, session)
+        if session in self._known:
+            self._known.remove(session)
+            self._thread.submit(self._engine.release, session)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from testbed.bs.admission import Admission
 from testbed.bs.bounds import check_bounds, listen, session_table
@@ -21,11 +21,17 @@ from testbed.bs.estimator_online import OnlineConfig, OnlineEstimator
 from testbed.bs.judge import Judge
 from testbed.bs.judges import judge_kind, make_judge
 from testbed.bs.metrics import MetricsFile
+from testbed.bs.monitor import Monitor, check_monitor, monitored
+from testbed.bs.monitor_source import Source
+from testbed.bs.observer import Observer
+from testbed.bs.power import metered
+from testbed.bs.recent import Recent
 from testbed.bs.runner import EngineRunner, ThreadRunner
 from testbed.bs.scheduler import PIECE
 from testbed.bs.schedulers import scheduler
 from testbed.bs.self_profile import self_profile
 from testbed.bs.server import BaseStation
+from testbed.bs.sessions import SessionTable
 from testbed.bs.target import describe, find
 from testbed.bs.windows import Windows, window_config
 from testbed.channel.link import ZmqServerLink
@@ -35,8 +41,11 @@ from testbed.decision_head.head import INFO, WEIGHTS
 from testbed.errors import BadInput
 from testbed.fingerprints import SYNTHETIC, model_fingerprint
 
-Ready = Callable[[list[str], Offer], None]
-"""Called once the BS answers: the addresses it listens on, and what it serves."""
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Ready = Callable[[list[str], Offer, str | None], None]
+"""Called once the BS answers: the addresses it listens on, what it serves, and where its live view is."""
 ANY = Coefficients(0.0, 0.0, 0.0, 1.0)
 """Stand in for coefficients that are not known yet, to check the other options before an engine is loaded."""
 MARGIN = 0.02
@@ -71,14 +80,19 @@ def serve(config: ServeConfig, ready: Ready, coefficients: Coefficients | None =
     check_bounds(config)
     if config.window_controller is not None:
         window_config(config.window_controller)
+    check_monitor(config)
     metrics = MetricsFile(Path(config.metrics), config.metrics_interval_s) if config.metrics else None
     with contextlib.ExitStack() as stack:
         if metrics is not None:
             stack.callback(metrics.close)
+        monitor = stack.enter_context(monitored(config))
+        meter = stack.enter_context(metered(config))
+        if metrics is not None and meter is not None:
+            metrics.add("power", meter.snapshot)
         thread = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="engine"))
         loaded = thread.submit(_load_all, config, coefficients).result()
         stack.callback(lambda: thread.submit(loaded.engine.close).result())
-        asyncio.run(_run(config, ThreadRunner(loaded.engine, thread), loaded, ready, metrics))
+        asyncio.run(_run(config, ThreadRunner(loaded.engine, thread), loaded, ready, metrics, monitor))
 
 
 def _load_all(config: ServeConfig, coefficients: Coefficients | None) -> Loaded:
@@ -159,7 +173,14 @@ def _vllm_options(config: ServeConfig) -> dict[str, Any]:
     }
 
 
-def _station(config: ServeConfig, link: ZmqServerLink, runner: EngineRunner, loaded: Loaded) -> BaseStation:
+def _station(
+    config: ServeConfig,
+    link: ZmqServerLink,
+    runner: EngineRunner,
+    loaded: Loaded,
+    sessions: SessionTable,
+    observer: Observer | None,
+) -> BaseStation:
     engine, offer, judge, estimator = loaded
     known = None if estimator is None else estimator.coefficients
     whole_blocks = PIECE % engine.block_size == 0
@@ -171,9 +192,9 @@ def _station(config: ServeConfig, link: ZmqServerLink, runner: EngineRunner, loa
     if known is not None and config.scheduler == "slo" and config.admission:
         admission = Admission(coefficients=known, max_requests=config.max_batch, kv_tokens=engine.kv_tokens)
     return BaseStation(
-        link, runner, Desk(offer, session_table(config, engine.kv_tokens, link.owner)), plan, judge, WallClock(),
+        link, runner, Desk(offer, sessions), plan, judge, WallClock(),
         estimator=estimator, admission=admission, block_size=engine.block_size, margin=MARGIN,
-        cuts=known is not None and whole_blocks, windows=_windows(config, loaded),
+        cuts=known is not None and whole_blocks, windows=_windows(config, loaded), observer=observer,
     )  # fmt: skip
 
 
@@ -186,26 +207,60 @@ def _windows(config: ServeConfig, loaded: Loaded) -> Windows | None:
     return Windows(chosen, lambda: estimator.coefficients, config.max_batch, loaded.offer.vocab_size)
 
 
+def _source(config: ServeConfig, loaded: Loaded, station: BaseStation, recent: Recent) -> Source:
+    """What the live view may ask; in the running event loop."""
+    clock, offer = WallClock(), loaded.offer
+    model = Path(offer.model).name if Path(offer.model).is_dir() else offer.model
+    return Source(
+        loop=asyncio.get_running_loop(),
+        look=lambda rounds, passes: recent.look(rounds, passes, clock.time()),
+        count=lambda: (station.metrics(), recent.tally()),
+        about={
+            "model": model,
+            "engine": config.engine,
+            "scheduler": config.scheduler,
+            "judge": offer.judge.partition(" ")[0],
+        },
+        text=config.monitor_text,
+        tokenizer=_tokenizer(config) if config.monitor_text else None,
+    )
+
+
+def _tokenizer(config: ServeConfig) -> Tokenizer | None:
+    """The target's; None where it has none."""
+    from tokenizers import Tokenizer
+
+    path = find(config.model) / "tokenizer.json" if config.engine != "synthetic" and config.model else None
+    return Tokenizer.from_file(str(path)) if path is not None and path.exists() else None
+
+
 async def _run(
     config: ServeConfig,
     runner: EngineRunner,
     loaded: Loaded,
     ready: Ready,
     metrics: MetricsFile | None,
+    monitor: Monitor | None,
 ) -> None:
     link = listen(config, loaded.offer)
     try:
-        station = _station(config, link, runner, loaded)
+        sessions = session_table(config, loaded.engine.kv_tokens, link.owner)
+        recent = Recent(sessions, text=config.monitor_text) if monitor else None
+        station = _station(config, link, runner, loaded, sessions, recent)
+        if monitor and recent:
+            monitor.station.attach(_source(config, loaded, station, recent))
         serving = asyncio.create_task(station.serve())
         counting = asyncio.create_task(metrics.keep(station.metrics, WallClock())) if metrics else None
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, serving.cancel)
-        ready(link.addresses, loaded.offer)
+        ready(link.addresses, loaded.offer, monitor.url if monitor else None)
         with contextlib.suppress(asyncio.CancelledError):
             await serving
         if counting is not None:
             counting.cancel()
             await asyncio.gather(counting, return_exceptions=True)
     finally:
+        if monitor:
+            monitor.station.detach()
         link.close()

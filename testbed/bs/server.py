@@ -17,13 +17,14 @@ from testbed.bs.engine import VerifyRequest
 from testbed.bs.estimator_online import OnlineEstimator
 from testbed.bs.judge import Judge
 from testbed.bs.keeper import Keeper, shown
+from testbed.bs.observer import Observer, Unobserved
 from testbed.bs.promises import Promises
 from testbed.bs.queue import Queue, Taken
 from testbed.bs.runner import EngineRunner
 from testbed.bs.sampled import check_distributions
 from testbed.bs.scheduler import Scheduler
 from testbed.bs.sessions import Round, Session
-from testbed.bs.verdict import verdict
+from testbed.bs.verdict import reason, verdict
 from testbed.bs.windows import Windows
 from testbed.channel.link import ServerLink
 from testbed.clock import Clock
@@ -44,13 +45,10 @@ from testbed.protocols.messages import (
     Verdict,
 )  # fmt: skip
 
-MAX_REASON = 500
-"""Characters of a `Fault`'s reason."""
-
 
 class BaseStation:
     """Serves rounds until cancelled. What the keyword arguments are for: see `Promises`; `windows` hints UEs how much
-    to draft, None: not at all.
+    to draft, None: not at all; `observer` is told of what happens.
     """
 
     def __init__(
@@ -68,12 +66,13 @@ class BaseStation:
         cuts: bool = False,
         margin: float = 0.0,
         windows: Windows | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self._link, self._runner, self._desk = link, runner, desk
         self._judge, self._clock = judge, clock
         self._keeper = Keeper(judge, desk.offer.vocab_size)
-        self._promises = Promises(desk.sessions, scheduler, estimator, admission, block_size, cuts, margin)
-        self._windows = windows
+        self._promises = Promises(desk.sessions, scheduler, estimator, admission, block_size, cuts, margin, observer)
+        self._windows, self._observer = windows, observer or Unobserved()
         self._queue = Queue()
         self._wake = asyncio.Event()
 
@@ -115,7 +114,7 @@ class BaseStation:
                 reply = await self._take(peer, packet)
                 self._desk.sessions.hear((peer, session), self._clock.time())
             except (ProtocolError, BadInput) as exc:
-                reply = Fault(session=session, reason=_line(exc))
+                reply = Fault(session=session, reason=reason(exc))
             if reply is not None:
                 await self._link.send(peer, encode(reply))
 
@@ -126,8 +125,7 @@ class BaseStation:
             await self._take_draft(peer, packet, message)
             return None
         if isinstance(message, Hidden):
-            await self._take_hidden(peer, packet, message)
-            return None
+            return await self._take_hidden(peer, packet, message)
         if isinstance(message, Open):
             if message.threshold > 0 and (kind := PROTOCOLS.get(message.protocol)) and kind.judged:
                 self._judge.check(message.drafter, message.hidden_size, message.hidden_bits)
@@ -148,26 +146,26 @@ class BaseStation:
                 self._forget(left)
             return self._desk.hello(message)
         assert isinstance(message, Ping)
-        return self._desk.ping(message)
+        return self._desk.ping(message, self._clock.time())
 
     async def _take_draft(self, peer: bytes, packet: Packet[Message], message: Draft) -> None:
         arrived_s = self._clock.time()
-        taken = self._desk.draft(peer, message, packet.arrays, len(self._queue))
+        taken = self._desk.draft(peer, message, packet.arrays, self._queue.load)
         if isinstance(taken, Message):
             await self._link.send(peer, encode(taken))
-        elif isinstance(taken, Session):
-            if taken.last_reply:
-                await self._link.send(peer, taken.last_reply)
-        else:
+        elif isinstance(taken, tuple):
             session, window = taken
             round_ = Round(message.round, window, message.csi, arrived_s)
             round_.draft_s, round_.network_s = message.draft_s, message.network_s
             self._enqueue(session, round_)
+        elif taken is not None and taken.last_reply:
+            await self._link.send(peer, taken.last_reply)
 
     def _forget(self, session: Session) -> None:
         if self._windows:
             self._windows.ended(session)
         self._queue.drop(session)
+        self._observer.ended(session)
         self._runner.release(session.name)
 
     async def _expire(self, idle_s: float) -> None:
@@ -199,13 +197,16 @@ class BaseStation:
 
     # ------------------------------------------------------------ 5 verify
 
-    async def _run_pass(self, batch: list[Taken]) -> None:
+    async def _run_pass(self, batch: list[Taken], again: bool = True) -> None:
+        """One pass; where it fails, every round gets another by itself, so that what fails alone fails alone."""
         start_s = self._clock.time()
         try:
             results = await self._runner.verify([taken.pending.request for taken in batch])
             check_distributions(results)
         except (EngineError, BadInput) as exc:
-            await self._fail(batch, exc)
+            self._promises.metrics.failed_passes += 1
+            for taken in batch:
+                await (self._run_pass([taken], again=False) if again else self._fail(taken.session, exc))
             return
         verify_s = self._clock.time() - start_s
         self._promises.passed(batch, results, verify_s)
@@ -225,13 +226,14 @@ class BaseStation:
                 ready.append((session, round_))
         await self._settle(ready)
 
-    async def _fail(self, batch: list[Taken], exc: Exception) -> None:
-        """Give up the rounds of a pass that failed."""
-        self._promises.metrics.failed_passes += 1
-        for session, _, _ in batch:
+    async def _fail(self, session: Session, exc: Exception) -> None:
+        """Give up a round; who sends it again is told so again."""
+        if self._desk.sessions.get(session.key) is session:
             session.current = None
             self._queue.drop(session)
-            await self._reply(session, Fault(session=session.key[1], reason=f"verification failed: {_line(exc)}"))
+            fault = Fault(session=session.key[1], reason=f"verification failed: {reason(exc)}")
+            session.last_reply = encode(fault)
+            await self._link.send(session.key[0], session.last_reply)
 
     async def _asked(self, session: Session, round_: Round) -> bool:
         """Ask the UE for hidden states where the protocol needs them for judging."""
@@ -247,14 +249,17 @@ class BaseStation:
         await self._link.send(session.key[0], session.last_reply)
         return True
 
-    async def _take_hidden(self, peer: bytes, packet: Packet[Message], message: Hidden) -> None:
+    async def _take_hidden(self, peer: bytes, packet: Packet[Message], message: Hidden) -> Message | None:
         session = self._desk.sessions.get((peer, message.session))
-        round_ = session.current if session else None
-        if not session or not round_ or round_.number != message.round or round_.asked_s is None:
-            return
+        if session is None:
+            return self._desk.resync((peer, message.session))
+        round_ = session.current
+        if not round_ or round_.number != message.round or round_.asked_s is None:
+            return None
         shown(session, round_, packet.arrays)
         round_.waited_s = self._clock.time() - round_.asked_s
         await self._settle([(session, round_)])
+        return None
 
     # ------------------------------------------------------------ 6 judge, 7 verdict
 
@@ -272,6 +277,7 @@ class BaseStation:
             session.owed, session.current = kept.token is None, None
             window = self._hint(session, round_, kept.accepted)
             answer = verdict(session, round_, kept, window, judge_s, self._clock.time())
+            self._observer.round(session, round_, answer)
             await self._reply(session, answer, {} if kept.target is None else {"target": kept.target})
             if session.alone and not self._desk.finished(session):
                 self._enqueue(session, Round(round_.number + 1, self._desk.no_window, None, self._clock.time()))
@@ -290,8 +296,3 @@ class BaseStation:
         if isinstance(message, Verdict) and message.round == session.last_round:
             session.last_reply = frames
         await self._link.send(session.key[0], frames)
-
-
-def _line(exc: Exception) -> str:
-    """An error's text for whoever caused it, in one printable line."""
-    return "".join(c if c.isprintable() else " " for c in str(exc)[:MAX_REASON])

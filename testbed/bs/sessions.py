@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from testbed.protocols.sampling import GREEDY, Sampling
 
 Key = tuple[bytes, int]
 """A peer's identity and its session number: no peer can name another's session."""
+WINDOWS_BYTES = 2**30
+"""Of windows that wait for the engine: of large vocabularies some hundred of the largest would be tens of gigabytes."""
 REMEMBERED = 4096
 """Expired sessions whose UEs will be told why."""
 
@@ -130,6 +133,17 @@ class Session:
         self.length = end
 
 
+class Load(NamedTuple):
+    """What waits for the engine."""
+
+    windows: int
+    size_bytes: int
+    """Of their arrays."""
+
+
+NOTHING = Load(0, 0)
+
+
 class SessionTable:
     """All sessions, bounded per UE and in all.
 
@@ -139,6 +153,7 @@ class SessionTable:
         pending: windows that may wait for the engine; None: one of every session.
         tokens: of all sessions together, beyond which no more are opened; None: no bound.
         idle_s: after which a session is forgotten whose UE says nothing; None: never.
+        windows_bytes: of windows that wait for the engine, beyond which no more are taken.
         owner: whose a peer is; by default each is its own.
     """
 
@@ -150,10 +165,12 @@ class SessionTable:
         pending: int | None = None,
         tokens: int | None = None,
         idle_s: float | None = None,
+        windows_bytes: int = WINDOWS_BYTES,
         owner: Callable[[bytes], bytes] = lambda peer: peer,
     ) -> None:
         self.per_peer, self.total = per_peer, total
         self.pending, self.tokens, self.idle_s = pending, tokens, idle_s
+        self.windows_bytes = windows_bytes
         self._owner = owner
         self._owned: Counter[bytes] = Counter()
         self._expired: OrderedDict[Key, None] = OrderedDict()
@@ -164,9 +181,20 @@ class SessionTable:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
+
     def get(self, key: Key) -> Session | None:
         """The session, if it is known."""
         return self._sessions.get(key)
+
+    def crowded(self, load: Load) -> str | None:
+        """Why a window more would pass a bound, where so much waits for the engine."""
+        if self.pending is not None and load.windows >= self.pending:
+            return f"{load.windows} windows wait for the engine; at most {self.pending}"
+        if load.size_bytes >= self.windows_bytes:
+            return f"windows of {load.size_bytes} bytes wait for the engine; at most {self.windows_bytes}"
+        return None
 
     def full_for(self, key: Key) -> bool:
         """Whether a new session under this key would pass a bound."""
@@ -224,6 +252,8 @@ class SessionTable:
             del self._owned[owner]
         if session.speed_tps is not None:
             self._promised[session.speed_tps] -= 1
+            if not self._promised[session.speed_tps]:
+                del self._promised[session.speed_tps]
         return session
 
     def hear(self, key: Key, now_s: float) -> None:

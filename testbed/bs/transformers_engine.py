@@ -61,7 +61,11 @@ class TransformersEngine:
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                target.directory, dtype=getattr(torch, dtype), local_files_only=True
+                target.directory,
+                dtype=getattr(torch, dtype),
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
             )
             self._model: Any = loaded.to(self._device).eval()
         except Exception as exc:

@@ -54,6 +54,7 @@ def engine_args(target: ModelFiles, dtype: str, options: Mapping[str, Any], extr
     fixed = {
         "model": str(target.directory),
         "skip_tokenizer_init": True,
+        "trust_remote_code": False,
         "runner": "pooling",
         "convert": "none",
         "dtype": dtype,

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 import uuid
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import zmq
 import zmq.asyncio
 
+from testbed.channel.connections import LOOK_S, LOOK_SHARE, MOST_FRAMES, Connections
 from testbed.channel.guard import Gate
 from testbed.channel.keys import KEY_LENGTH, ClientKeys, ServerKeys
 from testbed.clock import within
@@ -31,6 +33,8 @@ HANDSHAKE_MS = 5000
 """After which a connection is closed that has not shown its key."""
 MAX_MESSAGE_BYTES = 65 * 2**20
 """Of a frame."""
+OTHER_BYTES = 2**20
+"""Of the frames that come with a message's largest one: a header, ids, scales, padding."""
 
 
 class Received(NamedTuple):
@@ -134,13 +138,17 @@ class ZmqServerLink:
     Args:
         keys: who is let in; None: everybody who can reach it. A UE whose key is revoked is heard no more, and what is
             sent to it is dropped; its connection may stand.
-        frame_bytes: largest frame; who sends a larger one is disconnected.
+        frame_bytes: largest frame; who sends a larger one is disconnected, and so is who sends a message of more than
+            one such frame and `OTHER_BYTES`.
     """
 
     def __init__(self, *addresses: str, keys: ServerKeys | None = None, frame_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self._watch: asyncio.Task[None] | None = None
+        self._waits = False
         self._context = zmq.asyncio.Context()
         self._gate = None if keys is None else Gate(self._context, keys)
         self._socket = self._context.socket(zmq.ROUTER)
+        self._now: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
         if self._gate is not None:
             self._gate.protect(self._socket)
         for option, value in (
@@ -160,6 +168,8 @@ class ZmqServerLink:
         except zmq.ZMQError as exc:
             self.close()
             raise BadInput(f"cannot bind {address}: {exc}") from exc
+        ports = frozenset(int(a.rpartition(":")[2]) for a in self.addresses if a.startswith("tcp://"))
+        self.connections = Connections(ports, frame_bytes + OTHER_BYTES, INBOX)
 
     async def send(self, peer: bytes, frames: Frames) -> None:
         """Send to a peer; a full, vanished or revoked peer loses the message."""
@@ -174,13 +184,47 @@ class ZmqServerLink:
 
     async def recv(self) -> tuple[bytes, list[bytes]]:
         """Wait for one message."""
-        while self._gate is not None:
-            first, *rest = await self._socket.recv_multipart(copy=False)
+        if self._watch is None and self.connections.watched:
+            self._watch = asyncio.get_running_loop().create_task(self._look())
+        while True:
+            first, frames = await self._next()
+            self.connections.heard(int(first.get(zmq.SRCFD)), frames=len(frames))
+            if self._gate is None:
+                return first.bytes, frames
             key = str(first.get("User-Id"))
             if key in self._gate.allowed:
-                return key.encode() + first.bytes, [frame.bytes for frame in rest]
-        peer, *frames = await self._socket.recv_multipart()
-        return peer, frames
+                return key.encode() + first.bytes, frames
+
+    async def _next(self) -> tuple[zmq.Frame, list[bytes]]:
+        """A message's first frame, which names its sender, and the others: of ever so many the first ones."""
+        coming = cast("asyncio.Future[zmq.Frame]", self._socket.recv(copy=False))
+        self._waits = not coming.done()
+        try:
+            first = await coming
+        except asyncio.CancelledError:
+            if coming.done() and not coming.cancelled():  # it came, and its other frames are not the next message's
+                self._rest(coming.result())
+            raise
+        self._waits = False
+        return first, self._rest(first)
+
+    def _rest(self, frame: zmq.Frame) -> list[bytes]:
+        """The frames that follow one; they are all there."""
+        frames: list[bytes] = []
+        while frame.more:
+            frame = self._now.recv(zmq.NOBLOCK, copy=False)
+            if len(frames) <= MOST_FRAMES:
+                frames.append(frame.bytes)
+        return frames
+
+    async def _look(self) -> None:
+        """Hold connections to their bounds."""
+        took_s = 0.0
+        while True:
+            await asyncio.sleep(max(LOOK_S, took_s / LOOK_SHARE))
+            begun_s = time.perf_counter()
+            self.connections.look(drained=self._waits)
+            took_s = time.perf_counter() - begun_s
 
     def owner(self, peer: bytes) -> bytes:
         """The key that a peer came in with; without keys each peer is its own."""
@@ -188,6 +232,8 @@ class ZmqServerLink:
 
     def close(self) -> None:
         """Close socket and context."""
+        if self._watch is not None:
+            self._watch.cancel()
         if self._gate is not None:
             self._gate.close()
         self._socket.close()

@@ -84,6 +84,25 @@ def serve(
     ] = None,
     metrics: Annotated[str | None, typer.Option(metavar="FILE", help="Write counters here, as JSON lines.")] = None,
     metrics_interval_s: Annotated[float, typer.Option(help="Seconds between them.")] = DEFAULT.metrics_interval_s,
+    power: Annotated[
+        str, typer.Option(metavar="SOURCE", help="Count energy in the metrics: auto, none, nvml, rapl, or nvml,rapl.")
+    ] = "none",
+    monitor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Serve a live view for browsers there, and /metrics, /healthz, /readyz; on loopback, or with a token.",
+        ),
+    ] = None,
+    monitor_token_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="File with the token that viewers must give.")
+    ] = None,
+    monitor_text: Annotated[
+        bool,
+        typer.Option(
+            "--monitor-text", help="Show viewers what UEs are answered. Else they see counts and times alone."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Say that it is ready as one JSON line.")] = False,
 ) -> None:
     """Serve verification until Ctrl-C.
@@ -102,7 +121,11 @@ def serve(
 
         testbed bs serve --scheduler slo --metrics bs.jsonl
 
+        testbed bs serve --metrics bs.jsonl --power auto
+
         testbed bs serve --window-controller max_window=8
+
+        testbed bs serve --monitor 9100
     """
     from testbed.bs.judges import WITH_HEAD, judge_kind
     from testbed.bs.serve import serve as run
@@ -142,17 +165,23 @@ def serve(
         window_controller=window_controller,
         metrics=metrics,
         metrics_interval_s=metrics_interval_s,
+        power=None if power == "none" else power,
+        monitor=monitor,
+        monitor_token_file=monitor_token_file,
+        monitor_text=monitor_text,
     )
 
     _check(config)
     known = named(config.coefficients) if config.coefficients else None
     stdout = claim_stdout() if as_json else sys.stdout
 
-    def ready(addresses: list[str], offer: Offer) -> None:
+    def ready(addresses: list[str], offer: Offer, view: str | None) -> None:
         if as_json:
             document = {"ready": True, "bind": ",".join(addresses), "pid": os.getpid(), "model": offer.model}
-            print_json(document, stdout)
+            print_json(document | ({"monitor": view} if view else {}), stdout)
         note(f"serving {offer.model} on {', '.join(addresses)} (pid {os.getpid()}); Ctrl-C stops it")
+        if view:
+            note(f"live view: {view}")
 
     run(config, ready, known)
 

@@ -11,10 +11,18 @@ from testbed.cli.output import console, print_json
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:
-    """What this machine has and lacks for the testbed, with the fix for each."""
-    from testbed.experiments.doctor import examine
+    """What this machine has and lacks for the testbed, with the fix for each.
 
-    findings = examine()
+    Examples:
+
+        testbed doctor
+
+        testbed doctor --json
+    """
+    from testbed.experiments.doctor import examine
+    from testbed.experiments.doctor_board import examine_board
+
+    findings = [*examine_board(), *examine()]
     if as_json:
         print_json({"findings": [vars(f) for f in findings]})
         return

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.table import Table
 
+from testbed.cli.lists import numbers
 from testbed.cli.output import claim_stdout, console, note, print_json
 from testbed.config import ServeConfig
 from testbed.errors import BadInput
@@ -131,9 +133,14 @@ def profile(
     from testbed.experiments.estimator_profile import csv_lines, plan, report
 
     planned = plan(largest, seed, thin)
-    measured = _measure(engine, model, dtype, planned, repeats=repeats, warmups=warmups, seed=seed)
-    write_lines(out, csv_lines(measured))
-    note(f"wrote {out}")
+    options = {"repeats": repeats, "warmups": warmups, "seed": seed}
+    measured: list[Any] = []
+    try:
+        measured = _measure(engine, model, dtype, planned, **options, keep=measured.append)
+    finally:  # of a plan that is broken off, what was measured
+        if measured:
+            write_lines(out, csv_lines(measured))
+            note(f"wrote {out}: {len(measured)} of {len(planned)} configurations")
     document = report(measured, seed)
     if as_json:
         print_json(document, stdout)
@@ -145,13 +152,70 @@ def profile(
         print(f"unseen, with a term for {row['term']}: R² {r2}, MAPE {row['mape']:.2%}")
 
 
-def _measure(engine: str, model: str | None, dtype: str, planned: Any, **options: int) -> Any:
-    """Load the engine, and run the plan with a progress bar on a terminal."""
+@app.command("interference")
+def interference(
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The plot, as .png, .svg or .pdf.")] = None,
+    engine: Annotated[str, typer.Option(help="vllm, transformers or synthetic.")] = ServeConfig().engine,
+    model: Annotated[
+        str | None, typer.Option(help="Directory or Hugging Face id; default: the bundled target.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = ServeConfig().dtype,
+    lengths: Annotated[str, typer.Option(help="New tokens of A, separated by commas.")] = "32,64,128,256,512,1024",
+    prefix: Annotated[int, typer.Option(help="Cached tokens of B.")] = 500,
+    drafted: Annotated[int, typer.Option(help="New tokens of B.")] = 5,
+    repeats: Annotated[int, typer.Option(help="Measured passes of each kind; their median counts.")] = 5,
+    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """How much longer a short follow-up B takes in one pass with a long request A (WISP, Fig. 4).
+
+    Examples:
+
+        testbed estimator interference
+
+        testbed estimator interference --lengths 64,256,1024 --out fig4.png --json > fig4.json
+    """
+    stdout = claim_stdout() if as_json else None
+    from testbed.bs.estimator import Work
+    from testbed.experiments.interference import interference as run
+    from testbed.experiments.interference import plot
+
+    asked, short = numbers(lengths, int, "--lengths"), Work(drafted, prefix)
+    rows = _benched(
+        engine, model, dtype, lambda loaded, told: run(loaded, asked, short, repeats=repeats, seed=seed, told=told)
+    )
+    if out is not None:
+        plot(rows, out)
+        note(f"wrote {out}")
+    if as_json:
+        print_json({"rows": [{**msgspec.structs.asdict(row), "inherited": row.inherited} for row in rows]}, stdout)
+        return
+    table = Table()
+    for header in ("new tokens of A", "A alone ms", "B alone ms", "together ms", "B takes"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for row in rows:
+        times = (row.alone_a_s, row.alone_b_s, row.together_s)
+        table.add_row(str(row.new_tokens), *(f"{1e3 * each:.2f}" for each in times), f"{row.inherited:.2f}×")
+    console().print(table)
+
+
+def _measure(engine: str, model: str | None, dtype: str, planned: Any, **options: Any) -> Any:
+    """Run the plan."""
+    from testbed.experiments.estimator_profile import measure
+
+    def run(loaded: Any, told: Any) -> Any:
+        note(f"measuring {len(planned)} configurations")
+        return measure(loaded, planned, told=told, **options)
+
+    return _benched(engine, model, dtype, run)
+
+
+def _benched(engine: str, model: str | None, dtype: str, run: Callable[[Any, Any], Any]) -> Any:
+    """Load the engine, and run with a progress bar on a terminal."""
     from rich.progress import Progress
 
     from testbed.bs.engines import load_engine
     from testbed.bs.target import describe
-    from testbed.experiments.estimator_profile import measure
     from testbed.models.bundle import bundled
 
     if engine == "synthetic":
@@ -162,12 +226,10 @@ def _measure(engine: str, model: str | None, dtype: str, planned: Any, **options
     err = console(stderr=True)
     try:
         with Progress(console=err, disable=not err.is_terminal, transient=True) as bar:
-            task = bar.add_task(engine, total=len(planned))
-            return measure(
+            task = bar.add_task(engine)
+            return run(
                 loaded,
-                planned,
-                told=lambda done, total, text: bar.update(task, completed=done, total=total, description=text),
-                **options,
+                lambda done, total, text: bar.update(task, completed=done, total=total, description=text),
             )
     finally:
         loaded.close()

@@ -11,7 +11,7 @@ import typer
 
 from testbed.cli import head_train, head_tune
 from testbed.cli.output import claim_stdout, console, note, print_json
-from testbed.config import CollectConfig
+from testbed.experiments.head_config import CollectConfig
 
 app = typer.Typer(no_args_is_help=True, help="The decision head: collect, label, relabel, train, evaluate.")
 DEFAULT = CollectConfig()

@@ -11,6 +11,7 @@ import numpy as np
 import typer
 
 from testbed.cli import limits, openloop, ramp
+from testbed.cli.lists import numbers
 from testbed.cli.output import note, print_json, print_rows
 from testbed.errors import BadInput
 from testbed.optim.serving_model import Costs, CycleCosts, compare
@@ -76,7 +77,7 @@ def fit(
     if by_length:
         if experts or form or out:
             raise BadInput("--by-length gives a fit for each length: leave out --experts, --form and --out")
-        counts = _whole(leave_out, "--leave-out") if leave_out else []
+        counts = numbers(leave_out, int, "--leave-out") if leave_out else []
         _print_lengths(points, latency_s, counts, seed, plots, as_json)
         return
     if leave_out:
@@ -171,7 +172,7 @@ def speedup(
         name: getattr(found, name) for name in ("zero_load", "c1_ratio", "c2_ratio", "break_even_rps", "wins")
     }
     if rps is not None:
-        loads = _numbers(rps, "--rps")
+        loads = numbers(rps, float, "--rps")
         gains = found.speedup(loads).tolist()
         document["rows"] = [{"rps": load, "speedup": gain} for load, gain in zip(loads, gains, strict=True)]
     if as_json:
@@ -213,7 +214,7 @@ def predict(
     model = from_document(document)
     if model.form == "load" and (alpha is not None or decode is not None or (k is not None and not model.experts)):
         raise BadInput("--alpha, --k and --decode are for the speculation-aware form; these are C1 and C2 alone")
-    loads = np.array(_numbers(rps, "--rps"))
+    loads = np.array(numbers(rps, float, "--rps"))
     given = {"alpha": alpha, "k": k, "decode": decode}
     columns = {name: np.full(loads.shape, float(v)) for name, v in given.items() if v is not None}
     points = Points(loads, **columns)
@@ -238,7 +239,7 @@ def predict(
 
 def _given(text: str | None) -> dict[str, Any]:
     """Coefficients of a command line, as a fit's document."""
-    values = _numbers(text or "", "--coefficients")
+    values = numbers(text or "", float, "--coefficients")
     form = {2: "load", 6: "speculation"}.get(len(values))
     if form is None:
         raise BadInput(f"--coefficients takes C1,C2 or the six of a speculation-aware fit, not {len(values)} numbers")
@@ -257,28 +258,14 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 
 
 def _costs(text: str, option: str) -> Costs:
-    values = _numbers(text, option)
+    values = numbers(text, float, option)
     if len(values) != 2:
         raise BadInput(f"{option} takes C1,C2 in seconds, not {text!r}")
     return Costs(*values)
 
 
 def _pair_of_experts(text: str) -> tuple[int, int]:
-    values = _whole(text, "--experts")
+    values = numbers(text, int, "--experts")
     if len(values) != 2 or not 1 <= values[0] <= values[1]:
         raise BadInput(f"--experts takes m,M with 1 <= m <= M, such as 8,128, not {text!r}")
     return values[0], values[1]
-
-
-def _numbers(text: str, option: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError as exc:
-        raise BadInput(f"{option} takes numbers separated by commas, not {text!r}") from exc
-
-
-def _whole(text: str, option: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as exc:
-        raise BadInput(f"{option} takes whole numbers separated by commas, not {text!r}") from exc

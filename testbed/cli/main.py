@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import sys
@@ -10,20 +11,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import typer
+from typer.main import get_command
 
 from testbed import __version__
 from testbed.cli import (
+    agent,
     bs,
     capacity,
     channel,
     demo,
     doctor,
     estimator,
+    field,
     head,
     keys,
     latency,
+    memory,
     models,
     optim,
+    power,
     predictor,
     report,
     rerun,
@@ -51,16 +57,20 @@ app.command("doctor")(doctor.doctor)
 app.command("report")(report.report)
 app.command("rerun")(rerun.rerun)
 app.command("sweep")(sweep.sweep)
+ue.app.command("memory")(memory.memory)
+ue.app.command("agent")(agent.agent)
 ue.app.command("serve")(serve.serve)
 app.add_typer(bs.app, name="bs")
 app.add_typer(channel.app, name="channel")
 app.add_typer(optim.app, name="optim")
 app.add_typer(ue.app, name="ue")
 app.add_typer(estimator.app, name="estimator")
+app.add_typer(field.app, name="field")
 app.add_typer(head.app, name="head")
 app.add_typer(keys.app, name="keys")
 app.add_typer(latency.app, name="latency")
 app.add_typer(models.app, name="models")
+app.add_typer(power.app, name="power")
 app.add_typer(predictor.app, name="predictor")
 
 
@@ -77,10 +87,16 @@ def options(
     """A wireless device-edge testbed for LLM inference by speculative decoding."""
 
 
+@functools.cache
+def _command() -> Any:
+    """All commands: read off the functions' annotations once, which takes a while."""
+    return get_command(app)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code: 0 done, 1 the work failed, 2 bad input, 130 interrupted."""
     try:
-        code = app(args=list(sys.argv[1:] if argv is None else argv), standalone_mode=False)
+        code = _command()(args=list(sys.argv[1:] if argv is None else argv), prog_name="testbed", standalone_mode=False)
     except typer.Exit as exc:
         return exc.exit_code
     except (typer.Abort, KeyboardInterrupt):

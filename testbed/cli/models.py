@@ -15,7 +15,14 @@ app = typer.Typer(no_args_is_help=True, help="The bundled pair, and GGUF files o
 
 @app.command()
 def path(as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:
-    """Where the bundled pair's files are."""
+    """Where the bundled pair's files are.
+
+    Examples:
+
+        testbed models path
+
+        testbed models path --json
+    """
     from dataclasses import asdict
 
     from testbed.models.bundle import bundled
@@ -93,6 +100,7 @@ def train(
     work: Annotated[Path, typer.Option(help="Checkpoints; an interrupted run goes on from them.")] = Path("pair/work"),
     seed: Annotated[int, typer.Option(help="Of data and weights.")] = 0,
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Train the bundled pair from a seed; run it again to resume.
 
@@ -121,6 +129,8 @@ def train(
             bar.update(tasks[role], completed=step, loss=loss)  # type: ignore[arg-type]
 
         make_pair(work, out, seed, told)
+    if as_json:
+        print_json({"directory": str(out), "seed": seed})
     note(f"wrote {out}; measure it with: testbed models card --pair {out}")
 
 

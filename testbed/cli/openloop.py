@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import typer
 
+from testbed.cli.lists import numbers
 from testbed.cli.output import note, print_json, print_rows
 from testbed.config import Config, load, resolved
 from testbed.errors import BadInput
@@ -86,15 +87,3 @@ def combined(base: C, given: Mapping[str, Any]) -> C:
     """
     values = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items() if v is not None}
     return type(base)(**{**{name: getattr(base, name) for name in base.__struct_fields__}, **values})
-
-
-def numbers(text: str, kind: Any, option: str) -> list[Any]:
-    """Numbers separated by commas.
-
-    Raises:
-        BadInput: anything else.
-    """
-    try:
-        return [kind(part) for part in text.split(",")]
-    except ValueError as exc:
-        raise BadInput(f"{option} takes numbers separated by commas, not {text!r}") from exc

@@ -10,10 +10,9 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
+from testbed.cli.lists import numbers
 from testbed.cli.output import claim_stdout, console, note, print_json
 from testbed.errors import BadInput
-
-NUMBERS = "numbers separated by commas"
 
 
 def fit(
@@ -63,11 +62,9 @@ def fit(
     stdout = claim_stdout() if as_json and csv is None else None
     from testbed.experiments.optim_fit import QUICK, FitConfig, dimensions, read_steps, report
 
-    given = {
-        "batches": _numbers("--batches", batches), "prefixes": _numbers("--prefixes", prefixes),
-        "windows": _numbers("--windows", windows), "repeats": repeats,
-    }  # fmt: skip
-    chosen = {**(QUICK if quick else {}), **{name: value for name, value in given.items() if value is not None}}
+    lists = {"batches": batches, "prefixes": prefixes, "windows": windows}
+    given = {name: tuple(numbers(text, int, f"--{name}")) for name, text in lists.items() if text is not None}
+    chosen = {**(QUICK if quick else {}), **given, **({} if repeats is None else {"repeats": repeats})}
     config = FitConfig(
         engine=engine, model=model, drafter=drafter, dtype=dtype, threads=threads, clock=clock, seed=seed, **chosen
     )  # fmt: skip
@@ -119,15 +116,6 @@ def _claim(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         raise BadInput(f"cannot make {out}: {exc.strerror or exc}") from exc
-
-
-def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as exc:
-        raise BadInput(f"{option} takes {NUMBERS}, not {text!r}") from exc
 
 
 def _show(document: Mapping[str, Any]) -> None:

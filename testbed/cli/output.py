@@ -32,6 +32,20 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "lossless": ("lossless", "{}"),
 }
 
+ENERGY_COLUMNS: dict[str, tuple[str, str]] = {
+    "method": ("method", "{}"),
+    "energy_requests": ("n", "{:d}"),
+    "energy_j": ("energy J", "{:.4g}"),
+    "energy_per_token_j": ("J/token", "{:.4g}"),
+    "draft_j": ("draft J", "{:.4g}"),
+    "link_j": ("link J", "{:.4g}"),
+    "wait_j": ("BS J", "{:.4g}"),
+    "other_j": ("other J", "{:.4g}"),
+    "above_idle_j": ("above idle J", "{:.4g}"),
+    "power_gap_s": ("not known s", "{:.3g}"),
+    "throttled_rounds": ("throttled rounds", "{:d}"),
+}
+
 GRID_COLUMNS: dict[str, tuple[str, str]] = {
     "series": ("series", "{}"),
     "method": COLUMNS["method"],

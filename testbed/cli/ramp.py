@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from testbed.cli.openloop import combined, numbers
+from testbed.cli.lists import numbers
+from testbed.cli.openloop import combined
 from testbed.cli.output import note, print_json, print_rows
 from testbed.config import load, resolved
-from testbed.errors import BadInput
+from testbed.errors import TestbedError
 
 
 def ramp(
@@ -72,7 +73,7 @@ def ramp(
     else:
         _print(document)
     if check and not found.holds:
-        raise BadInput("hinted windows fall short: see the rows above")
+        raise TestbedError("hinted windows fall short: see the rows above")
 
 
 def _print(document: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,21 +14,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from testbed.cli.output import GRID_COLUMNS, note, print_json, print_rows
 from testbed.errors import BadInput
 
+if TYPE_CHECKING:
+    from testbed.experiments.sweep import Executor
+    from testbed.experiments.sweep_points import SweepConfig
+
+WORKERS = "Virtual points at once; default: 1, with ray the cluster's cores."
+
 
 def sweep(
-    file: Annotated[
-        Path | None, typer.Argument(help="YAML: run (as for `demo`) and grid; or a name of --list.")
-    ] = None,
+    file: Annotated[Path | None, typer.Argument(help="YAML: run (as for `demo`), grid; or a name of --list.")] = None,
     out: Annotated[Path | None, typer.Option(help="Directory; default: runs/NAME. The same one again resumes.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the sweeps that come along.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Check the file and list its points; run nothing.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan: every point, and whether it is done; run nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, with what is done; run nothing.")] = False,
     executor: Annotated[str, typer.Option(help="local: processes of this machine. ray: a Ray cluster.")] = "local",
-    workers: Annotated[
-        int | None, typer.Option(help="Virtual points at once; default: 1, with ray the cluster's cores.")
-    ] = None,
+    workers: Annotated[int | None, typer.Option(help=WORKERS)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Run every combination of a grid; a run that was stopped goes on where it stopped.
@@ -50,20 +50,28 @@ def sweep(
 
         testbed sweep rates.yaml --out runs/rates-2 --workers 4 --json
     """
-    from testbed.experiments.sweep import Executor, run_sweep
-    from testbed.experiments.sweep_files import find_sweep
-    from testbed.experiments.sweep_points import load_sweep
+    from testbed.experiments.sweep import Executor
 
     if list_:
         _print_list(as_json)
         return
+    config, how = _config(file), Executor(executor, workers)
+    act = _print_points if check else _print_plan if dry_run else _run
+    act(config, out or Path("runs") / config.name, how, as_json)
+
+
+def _config(file: Path | None) -> SweepConfig:
+    from testbed.experiments.sweep_files import find_sweep
+    from testbed.experiments.sweep_points import load_sweep
+
     if file is None:
         raise BadInput("which sweep? give a YAML file, or a name of testbed sweep --list")
-    config = load_sweep(find_sweep(file))
-    directory, how = out or Path("runs") / config.name, Executor(executor, workers)
-    if check or dry_run:
-        _print_plan(config, directory, how, as_json, bare=check)
-        return
+    return load_sweep(find_sweep(file))
+
+
+def _run(config: SweepConfig, directory: Path, how: Executor, as_json: bool) -> None:
+    from testbed.experiments.sweep import run_sweep
+
     with _Bar(config.name) as bar:
         document = run_sweep(config, directory, bar.told, how)
     if as_json:
@@ -86,27 +94,29 @@ def _print_list(as_json: bool) -> None:
     note(f"from {folder('sweeps')}")
 
 
-def _print_plan(config: Any, directory: Path, how: Any, as_json: bool, bare: bool) -> None:
+def _print_points(config: SweepConfig, directory: Path, how: Executor, as_json: bool) -> None:
+    from testbed.experiments.sweep_points import points
+
+    found = points(config)
+    how.check(found)
+    if as_json:
+        print_json({"points": [{"key": point.key, **point.values} for point in found]})
+        return
+    for point in found:
+        print(point.key, ", ".join(f"{k}={v}" for k, v in point.values.items()))
+
+
+def _print_plan(config: SweepConfig, directory: Path, how: Executor, as_json: bool) -> None:
     from testbed.experiments.sweep import done
     from testbed.experiments.sweep_points import points, values_text
 
     found = points(config)
     how.check(found)
     plan = [(point, done(point, directory)) for point in found]
-    if bare and as_json:
-        print_json({"points": [{"key": point.key, **point.values} for point in found]})
-        return
-    if bare:
-        for point in found:
-            print(point.key, ", ".join(f"{k}={v}" for k, v in point.values.items()))
-        return
     left = [point for point, whole in plan if not whole]
     requests = sum(point.config.prompts * len(point.config.methods) for point in left)
     if as_json:
-        rows = [
-            {"key": point.key, "done": whole, "virtual": point.channel.is_virtual, **point.values}
-            for point, whole in plan
-        ]
+        rows = [{"key": p.key, "done": whole, "virtual": p.channel.is_virtual, **p.values} for p, whole in plan]
         print_json({"out": str(directory), "points": rows, "left": len(left), "requests": requests})
         return
     for point, whole in plan:

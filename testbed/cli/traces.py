@@ -17,6 +17,7 @@ from testbed.channel.formats import convert as read_foreign
 from testbed.channel.formats_mending import Options
 from testbed.channel.shares import read_shares
 from testbed.channel.trace import Trace, write_trace
+from testbed.cli.lists import numbers
 from testbed.cli.output import note, print_json
 from testbed.errors import BadInput
 
@@ -192,13 +193,10 @@ def _shares(text: str, ues: int) -> Sequence[float]:
 
 def _numbers(text: str, option: str, count: int | None = None) -> list[float]:
     """Numbers separated by commas."""
-    try:
-        numbers = [float(part) for part in text.split(",")]
-    except ValueError as exc:
-        raise BadInput(f"{option} takes numbers separated by commas, not {text!r}") from exc
-    if count is not None and len(numbers) != count:
-        raise BadInput(f"{option} takes one number for each of {count} UEs, not {len(numbers)}")
-    return numbers
+    found = numbers(text, float, option)
+    if count is not None and len(found) != count:
+        raise BadInput(f"{option} takes one number for each of {count} UEs, not {len(found)}")
+    return found
 
 
 def _places(out: Path, ues: int) -> list[Path]:

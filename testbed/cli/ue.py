@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from testbed.cli.output import note, print_json, print_rows
+from testbed.cli.output import ENERGY_COLUMNS, note, print_json, print_rows
 from testbed.config import RunConfig
 from testbed.errors import BadInput, GateError
 from testbed.ue.window import RULES
@@ -92,6 +92,22 @@ def run(
     predictor: Annotated[
         str | None, typer.Option(metavar="DIR", help="Rejection predictor; default: the bundled one, if needed.")
     ] = None,
+    pad: Annotated[
+        str | None, typer.Option(metavar="PROFILE", help="Send messages as large as those of this profile's models.")
+    ] = None,
+    power: Annotated[
+        str,
+        typer.Option(
+            metavar="SOURCE",
+            help="Sample power: auto, none, jetson, tegrastats, pi, rapl, or FILE of samples to replay.",
+        ),
+    ] = "none",
+    power_period_s: Annotated[
+        float | None, typer.Option(help="Seconds between two samples; default: what suits the sensor.")
+    ] = None,
+    power_idle_s: Annotated[
+        float, typer.Option(help="Seconds for which the idle device is measured first.")
+    ] = DEFAULT.power_idle_s,
     out: Annotated[Path | None, typer.Option(help="Write a run directory here.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the unfinished run in --out, under the same options.")
@@ -109,6 +125,8 @@ def run(
         testbed ue run --bs tcp://192.0.2.7:5555 --bs tcp://192.0.2.8:5555 --keys orin-1 --out runs/far
 
         testbed ue run --bs tcp://192.0.2.7:5555 --bs tcp://192.0.2.8:5555 --keys orin-1 --out runs/far --resume
+
+        testbed ue run --bs tcp://192.0.2.7:5555 --keys orin-1 --power auto --out runs/energy
     """
     from testbed.experiments.uerun import run_ue
 
@@ -147,6 +165,10 @@ def run(
         accept_slower=accept_slower,
         window_rule=window_rule,
         predictor=predictor,
+        pad=pad,
+        power=None if power == "none" else power,
+        power_period_s=power_period_s,
+        power_idle_s=power_idle_s,
     )
     result = run_ue(config, _given(prompt, prompt_ids), out, resume)
     if as_json:
@@ -156,6 +178,8 @@ def run(
             for output in result.outputs:
                 print(output["text"] or ",".join(map(str, output["token_ids"])))
         print_rows(result.rows)
+        if result.power is not None:
+            print_rows(result.rows, columns=ENERGY_COLUMNS)
         if out:
             note(f"wrote {out}")
     if result.losses:

@@ -11,8 +11,9 @@ import typer
 from rich.progress import Progress
 from rich.table import Table
 
+from testbed.cli.lists import numbers
 from testbed.cli.output import console, note, print_json
-from testbed.errors import BadInput, TestbedError
+from testbed.errors import TestbedError
 
 
 def validate(
@@ -44,10 +45,9 @@ def validate(
     from testbed.experiments.validate import ValidateConfig
     from testbed.experiments.validate import validate as run
 
-    config = ValidateConfig(
-        via=via, rates_mbps=_numbers("rates", rates), rtts_ms=_numbers("rtts", rtts), losses=_numbers("losses", losses),
-        seconds=seconds,
-    )  # fmt: skip
+    lists = {"rates_mbps": ("--rates", rates), "rtts_ms": ("--rtts", rtts), "losses": ("--losses", losses)}
+    points = {name: tuple(numbers(text, float, option)) for name, (option, text) in lists.items() if text.strip()}
+    config = ValidateConfig(via=via, seconds=seconds, **{name: points.get(name, ()) for name in lists})
     with Progress(console=console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
         task = bar.add_task("measuring", total=None)
         rows = run(config, lambda done, total: bar.update(task, completed=done, total=total))
@@ -60,13 +60,6 @@ def validate(
             _print_ways(ways)
     if not all(row["agrees"] for row in rows):
         raise TestbedError(f"{sum(not row['agrees'] for row in rows)} of {len(rows)} links differ from what was asked")
-
-
-def _numbers(option: str, text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(",") if part.strip())
-    except ValueError as exc:
-        raise BadInput(f"--{option} takes numbers separated by commas, not {text!r}") from exc
 
 
 def _print_links(rows: Sequence[Mapping[str, Any]]) -> None:

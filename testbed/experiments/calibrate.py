@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ def fit(rounds: Sequence[dict[str, Any]], about: str, rtt_ms: float) -> Profile:
     alone = [r for r in rounds if r["method"] == "target-only"]
     draft, verify, stack_s = _fit(far, rtt_ms / 1e3)
     hot_draft, hot_verify, hot_stack_s = _fit(near, 0.0)
-    one_s = float(np.median(_column(alone, "verify_s"))) if alone else hot_verify.base_s + hot_verify.per_new_s
+    one_s = float(np.median(column(alone, "verify_s"))) if alone else hot_verify.base_s + hot_verify.per_new_s
     hot_verify = msgspec.structs.replace(hot_verify, undrafted_s=one_s - hot_verify.base_s - hot_verify.per_new_s)
     return Profile(
         name="measured",
@@ -107,12 +107,12 @@ def _fit(rounds: Sequence[dict[str, Any]], rtt_s: float) -> tuple[LinearDraft, L
     later = [r for r in rounds if r["round"] > 0]
     if len(later) < 10 or len({r["drafted"] for r in later}) < 2 or not first:
         raise TestbedError("too few rounds to measure this machine by; give longer outputs, or a profile")
-    base_s, per_token_s = _line(_column(later, "drafted"), _column(later, "draft_s"))
-    opening = _column(first, "draft_s") - base_s - per_token_s * _column(first, "drafted")
-    prefill_s = max(0.0, float(np.median(opening / _column(first, "base_len"))))
+    base_s, per_token_s = line(column(later, "drafted"), column(later, "draft_s"))
+    opening = column(first, "draft_s") - base_s - per_token_s * column(first, "drafted")
+    prefill_s = max(0.0, float(np.median(opening / column(first, "base_len"))))
     new = np.array([r["drafted"] + (1 if r["round"] else r["base_len"]) for r in rounds], float)
-    verify_base_s, verify_s = _line(new, _column(rounds, "verify_s"))
-    left = sum(_column(later, name) for name in ("link_s", "queue_s", "judge_s", "overhead_s"))
+    verify_base_s, verify_s = line(new, column(rounds, "verify_s"))
+    left = sum(column(later, name) for name in ("link_s", "queue_s", "judge_s", "overhead_s"))
     return (
         LinearDraft(per_token_s=per_token_s, base_s=base_s, prefill_per_token_s=prefill_s),
         LinearVerify(base_s=verify_base_s, per_new_s=verify_s),
@@ -120,11 +120,12 @@ def _fit(rounds: Sequence[dict[str, Any]], rtt_s: float) -> tuple[LinearDraft, L
     )
 
 
-def _column(rows: Sequence[dict[str, Any]], name: str) -> NDArray[np.float64]:
+def column(rows: Sequence[Mapping[str, Any]], name: str) -> NDArray[np.float64]:
+    """One column of rows [n]."""
     return np.array([r[name] for r in rows], np.float64)
 
 
-def _line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
+def line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
     """Least squares of y on x: intercept and slope, neither negative."""
     slope, base = (float(v) for v in np.polyfit(x, y, 1))
     if slope < 0:

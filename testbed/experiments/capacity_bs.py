@@ -142,12 +142,14 @@ class RoundDelay(Direction):
     """One way of a link that takes a time of its own each round: drawn on the way up, half of it each way.
 
     Args:
+        mean_s: of a round, there and back.
+        spread: a round's lies uniformly within so much of it, either way.
         way_up: None: this is the way up, and draws.
     """
 
-    def __init__(self, config: CapacityConfig, seed: int, way_up: RoundDelay | None = None) -> None:
+    def __init__(self, mean_s: float, spread: float, seed: int, way_up: RoundDelay | None = None) -> None:
         super().__init__(constant())
-        self._mean_s, self._spread, self._up = config.network_ms / 1e3, config.network_spread, way_up
+        self._mean_s, self._spread, self._up = mean_s, spread, way_up
         self._random = random.Random(seed)
         self.round_s = self._mean_s
 

@@ -134,8 +134,9 @@ class _Traffic:
         config, clock = self._config, self._clock
         work, dice = random.Random(f"work {self._seed} {number}"), f"{self._seed} {number}"
         chance = Chance(config, random.Random(f"chance {dice}").getrandbits(64))
-        up = RoundDelay(config, random.Random(f"link {dice}").getrandbits(64))
-        link = Patient(self._server.attach(f"ue-{number}".encode(), up, RoundDelay(config, 0, up)))
+        times = config.network_ms / 1e3, config.network_spread
+        up = RoundDelay(*times, random.Random(f"link {dice}").getrandbits(64))
+        link = Patient(self._server.attach(f"ue-{number}".encode(), up, RoundDelay(*times, 0, up)))
         client = Client(link, clock, 0, TIMEOUT_S)
         rule = policy(config, self._system.window, chance)
         ue = _Ue(client, TrafficDrafter(chance), rule, TrafficPace(clock, 1 / config.draft_tps, rule), speed_tps, tally)

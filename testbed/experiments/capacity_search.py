@@ -22,6 +22,8 @@ from testbed.experiments.capacity import MOST_UES, SYSTEMS, CapacityConfig, Syst
 from testbed.experiments.capacity_run import run_capacity
 from testbed.experiments.capacity_tally import ALL, ANY, CLEAR, Run, keeps
 from testbed.experiments.profile import InteractionVerify, Work
+from testbed.files import whole_file
+from testbed.interrupts import as_worker
 
 WIDER = 1.15
 """How far a search steps away from its guess at a time, until it has the capacity between two steps."""
@@ -57,9 +59,8 @@ def run_point(point: Point, directory: Path | None = None) -> Run:
         point.config, SYSTEMS[point.system], point.classes, point.seed, until=point.until, events=point.events
     )
     if path is not None:
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        part.write_bytes(msgspec.json.encode(found))
-        part.replace(path)
+        with whole_file(path) as part:
+            part.write_bytes(msgspec.json.encode(found))
     return found
 
 
@@ -82,7 +83,7 @@ def run_jobs(jobs: Sequence[Job], workers: int, directory: Path | None, told: To
     if workers == 1 or len(jobs) == 1:
         return _one_by_one(jobs, directory, told)
     context = multiprocessing.get_context("spawn")
-    pool = futures.ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context)
+    pool = futures.ProcessPoolExecutor(min(workers, len(jobs)), context, as_worker, (os.getpid(),))
     try:
         return _at_once(pool, jobs, directory, told)
     except BaseException as exc:

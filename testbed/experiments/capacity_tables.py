@@ -21,6 +21,7 @@ from testbed.experiments.capacity_search import Point, Told, all_points, run_job
 from testbed.experiments.capacity_tally import Run
 from testbed.experiments.capacity_ue import LANGUAGE, Chance, LeftOut, TrafficSequence
 from testbed.experiments.coefficients import coefficients
+from testbed.experiments.report_style import save_figure
 
 Row = dict[str, Any]
 TABLE_5 = {"Qwen3-0.6B": (0.31, 0.48), "Qwen3-1.7B": (0.42, 0.63), "Qwen3-4B": (0.47, 0.66), "Qwen3-8B": (0.53, 0.71)}
@@ -206,7 +207,7 @@ def write_study(rows: Sequence[Row], config: CapacityConfig, out: Path) -> None:
     if all("capacity" in row for row in rows):
         name = "table2" if config.mix is None else "knees"
         write_csv(out / f"{name}.csv", rows)
-        plots.capacities(rows, out / f"{name}.png")
+        save_figure(lambda: plots.capacities(rows), out / f"{name}.png")
         if config.mix is None:
             write_csv(out / "table3.csv", table_3(rows))
     elif len({row["ues"] for row in rows}) > 1:
@@ -216,23 +217,23 @@ def write_study(rows: Sequence[Row], config: CapacityConfig, out: Path) -> None:
             for speed, share in row["violations"].items()
         ]
         write_csv(out / "fig7.csv", shares)
-        plots.violations(shares, config.epsilon, out / "fig7.png")
+        save_figure(lambda: plots.violations(shares, config.epsilon), out / "fig7.png")
 
 
 def write_extras(runs: dict[str, list[Run]], config: CapacityConfig, out: Path) -> None:
     """Tables 1, 5 and 6, and Figs. 7, 8 and 11."""
     shares = by_class(runs["fig7"])
     write_csv(out / "fig7.csv", shares)
-    plots.violations(shares, config.epsilon, out / "fig7.png")
+    save_figure(lambda: plots.violations(shares, config.epsilon), out / "fig7.png")
     write_csv(out / "table1.csv", table_1(shares))
     write_csv(out / "table5.csv", table_5(config))
     write_csv(out / "table6.csv", table_6(runs["table6"]))
     shown = runs["fig8"][0]
     rounds = attributed(shown.events or [])
     write_csv(out / "fig8.csv", rounds)
-    plots.plane(rounds, out / "fig8.png")
+    save_figure(lambda: plots.plane(rounds), out / "fig8.png")
     other = coefficients(OTHER)
     assert other is not None
     passes = regimes(shown.passes or [], other)
     write_csv(out / "fig11.csv", passes)
-    plots.workloads(passes, out / "fig11.png")
+    save_figure(lambda: plots.workloads(passes), out / "fig11.png")

@@ -9,11 +9,11 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.models.bundle import bundled
+from testbed.power.sources import SOURCES, survey
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,11 @@ def examine() -> list[Finding]:
         _package("llama.cpp drafter", "llama_cpp", "llama-cpp-python", "make setup EXTRAS=ue (needs a C++ compiler)"),
         _vllm(),
         _package("transformers engine", "transformers", "transformers", "make setup EXTRAS=bs"),
-        _package("analysis (parquet, plots)", "pyarrow", "pyarrow", "make setup EXTRAS=lab"),
+        _package("run directories (parquet)", "pyarrow", "pyarrow", "make setup EXTRAS=ue"),
+        _package("local endpoint (ue serve)", "uvicorn", "uvicorn", "make setup EXTRAS=ue"),
+        _package("plots and reports", "matplotlib", "matplotlib", "make setup EXTRAS=lab"),
+        _package("training (head, predictor)", "sklearn", "scikit-learn", "make setup EXTRAS=lab"),
+        _package("sweeps on a cluster", "ray", "ray", "optional: make setup EXTRAS=all,ray"),
         _gpu(),
         _pair(),
         _program("iperf3", "apt install iperf3", "rates of a real link"),
@@ -72,7 +76,7 @@ def _vllm() -> Finding:
 
 
 def _gpu() -> Finding:
-    listed = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
+    listed = output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
     fix = "optional: an NVIDIA GPU and driver, then `make setup` again"
     return Finding("GPU", bool(listed), listed or "none", fix)
 
@@ -104,15 +108,15 @@ def _netem() -> Finding:
 
 
 def _power() -> Finding:
-    sensors: dict[str, Callable[[], bool]] = {
-        "INA3221 (Jetson)": lambda: any(Path("/sys/bus/i2c/drivers/ina3221").glob("*/hwmon")),
-        "vcgencmd (Raspberry Pi)": lambda: shutil.which("vcgencmd") is not None,
-        "RAPL (x86)": lambda: any(Path("/sys/class/powercap").glob("intel-rapl:*")),
-        "NVML": lambda: shutil.which("nvidia-smi") is not None,
-    }
-    found = [name for name, there in sensors.items() if there()]
+    found = survey(tuple(SOURCES))
+    there = [f"{one.name} ({one.total})" for one in found if one.total is not None]
+    barred = [one.why for one in found if "Permission denied" in one.why]
+    fix = "give read rights on /sys/class/powercap/*/energy_uj: see docs/power.md" if barred else ""
     return Finding(
-        "power sensors", bool(found), ", ".join(found) or "none", "a board with a sensor, or an external meter"
+        "power sensors",
+        bool(there),
+        ", ".join(there) or "; ".join(barred) or "none",
+        fix or "a board with a sensor, or an external meter: testbed power account",
     )
 
 
@@ -123,7 +127,8 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def _output(*command: str) -> str:
+def output(*command: str) -> str:
+    """What a command prints; nothing where it fails, hangs or is not there."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from testbed.clock import Clock, WallClock
+from testbed.channel.link import Link
+from testbed.clock import Clock, WallClock, unix_zero_s
 from testbed.config import RunConfig
 from testbed.errors import BadInput
+from testbed.experiments.padding import padded
 from testbed.experiments.prepare import Work, policy_of
 from testbed.experiments.state import channel_state
 from testbed.protocols import TARGET_ONLY
@@ -83,8 +85,12 @@ def load_drafter(config: RunConfig, work: Work) -> LlamaDrafter:
 
 def _real_clients(config: RunConfig, clock: Clock, identity: bytes | None) -> Clients:
     """Connections over ZeroMQ: to the BS, and beside the link where the configuration names another address."""
-    insecure, timeout_s = config.insecure, config.timeout_s
-    link = dial(config.bs, config.keys, clock, timeout_s, config.failover_s, insecure, identity)
+    insecure, timeout_s, pad = config.insecure, config.timeout_s, config.pad
+
+    def wrap(link: Link) -> Link:
+        return link if pad is None else padded(link, pad, config.hidden_bits)
+
+    link = dial(config.bs, config.keys, clock, timeout_s, config.failover_s, insecure, identity, wrap)
     if config.local_bs in (None, config.bs):
         return Clients(link, link)
     keys = config.keys.split(",")[0] if config.keys else None
@@ -129,7 +135,8 @@ async def decode_all(
             await local.connect(fingerprint, setting.drafter.vocab_size)
         _check_context(work, config, welcome)
         state = await channel_state(config.csi, link, clock)
-        return await _run_all(config, work, watch, Runner(replace(setting, state=state)), welcome, done)
+        zero_s = unix_zero_s() if isinstance(clock, WallClock) else None
+        return await _run_all(config, work, watch, Runner(replace(setting, state=state)), welcome, done, zero_s)
     finally:
         if local is not link:
             await local.close()
@@ -148,7 +155,13 @@ def _check_context(work: Work, config: RunConfig, welcome: Welcome) -> None:
 
 
 async def _run_all(
-    config: RunConfig, work: Work, watch: Watch, runner: Runner, welcome: Welcome, done: Sequence[Outcome]
+    config: RunConfig,
+    work: Work,
+    watch: Watch,
+    runner: Runner,
+    welcome: Welcome,
+    done: Sequence[Outcome],
+    zero_s: float | None,
 ) -> list[Outcome]:
     for method in config.methods:
         for prompt in work.warmup:
@@ -163,6 +176,7 @@ async def _run_all(
             ids = work.prompts[job.request].ids
             told = _teller(watch, job)
             record = await runner.decode(job.method, ids, config.max_tokens, welcome.end_ids, told, job.request)
+            record = msgspec.structs.replace(record, clock_unix_s=zero_s)
             outcomes.append(Outcome(job.method, job.request, record))
             watch.done(outcomes[-1])
 

@@ -15,12 +15,13 @@ from testbed.bs.engine import VerifyEngine
 from testbed.bs.engines import leave_a_core, load_engine
 from testbed.bs.model_files import ModelFiles, check_files
 from testbed.bs.target import Target, describe
-from testbed.config import CollectConfig, RunConfig
+from testbed.config import RunConfig
 from testbed.decision_head.episodes import META, EpisodeStore, Meta
 from testbed.errors import BadInput, ModelError
 from testbed.experiments.answers import Task
 from testbed.experiments.completions import Completer
 from testbed.experiments.execute import load_drafter
+from testbed.experiments.head_config import CollectConfig
 from testbed.experiments.head_summary import summary
 from testbed.experiments.head_walk import POLICIES, Episode, Walker, chunk_of, walk
 from testbed.experiments.lockstep import NOTHING, Lockstep

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from testbed.bs.engines import leave_a_core
 from testbed.bs.target import Target, describe
-from testbed.config import CollectConfig
 from testbed.decision_head.episodes import EpisodeStore, Mismatches
 from testbed.errors import BadInput
 from testbed.experiments.answers import Answers, Task
 from testbed.experiments.completions import Completer
 from testbed.experiments.head_collect import Told, load_target
+from testbed.experiments.head_config import CollectConfig
 from testbed.experiments.head_summary import summary
 from testbed.experiments.lockstep import NOTHING, Lockstep, Walk
 from testbed.experiments.scorers import scorer

@@ -10,6 +10,7 @@ from typing import Any
 
 from testbed.decision_head.evaluate import Evaluation
 from testbed.errors import BadInput
+from testbed.experiments.report_style import COLOURS, canvas, looks
 
 
 def write_evaluation(found: Evaluation, directory: Path) -> list[Path]:
@@ -47,7 +48,7 @@ def _reliability(rows: list[dict[str, float]]) -> Any:
     """Observed share over predicted probability, and how many mismatches each point stands for."""
     figure, axes = _axes("predicted probability", "share that is critical")
     axes.plot([0, 1], [0, 1], color="grey", linestyle=":")
-    axes.plot([row["predicted"] for row in rows], [row["observed"] for row in rows], "o-")
+    axes.plot([row["predicted"] for row in rows], [row["observed"] for row in rows], "o-", color=COLOURS[0])
     for row in rows:
         axes.annotate(f"{row['count']:.0f}", (row["predicted"], row["observed"]), (4, -10), textcoords="offset points")
     return figure
@@ -59,9 +60,9 @@ def _roc(found: Evaluation) -> Any:
 
     figure, axes = _axes("harmless mismatches accepted", "critical mismatches accepted")
     both = 0 < found.critical.sum() < len(found.critical)
-    for name, p in found.p.items() if both else ():
+    for (name, p), look in zip(found.p.items() if both else (), looks(), strict=False):
         rejected, caught, _ = roc_curve(found.critical, p)
-        axes.plot(1 - rejected, 1 - caught, label=f"head, {name}")
+        axes.plot(1 - rejected, 1 - caught, color=look.colour, linestyle=look.dash, label=f"head, {name}")
     rule = found.document["digits"]
     if both and rule is not None:
         axes.plot(rule["harmless_accepted"], rule["critical_accepted"], "x", color="black", label="no digit in it")
@@ -71,16 +72,10 @@ def _roc(found: Evaluation) -> Any:
 
 
 def _axes(x: str, y: str) -> tuple[Any, Any]:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as exc:
-        raise BadInput("plots need matplotlib: install the extra `lab`") from exc
-    figure = Figure(figsize=(5.5, 4.5), layout="constrained")
-    axes = figure.subplots()
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.grid(alpha=0.3)
-    return figure, axes
+    figure, axes = canvas(width=5.1, height=4.2)
+    axes[0, 0].set_xlabel(x)
+    axes[0, 0].set_ylabel(y)
+    return figure, axes[0, 0]
 
 
 def _png(figure: Any) -> bytes:

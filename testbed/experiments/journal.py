@@ -6,6 +6,7 @@ before the next prompt begins. It is there while the run is unfinished and goes 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
@@ -54,6 +55,7 @@ class Journal:
 
         Raises:
             BadInput: there is an unfinished one, or the directory cannot be written.
+            TestbedError: its disk is full.
         """
         path = out / NAME
         try:
@@ -63,7 +65,11 @@ class Journal:
             raise BadInput(f"{out} holds an unfinished run: give --resume to go on with it, or remove {path}") from exc
         except OSError as exc:
             raise BadInput(f"cannot write {path}: {exc.strerror or exc}") from exc
-        journal._write(Heading(SCHEMA, _settings(config), _digest(work), journal.identity))
+        try:
+            journal._write(Heading(SCHEMA, _settings(config), _digest(work), journal.identity))
+        except TestbedError:
+            journal.finish()
+            raise
         return journal
 
     @classmethod
@@ -100,7 +106,8 @@ class Journal:
 
     def close(self) -> None:
         """Leave the journal for a run that goes on."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # what a full disk did not take was told when it was written
+            self._file.close()
 
     def finish(self) -> None:
         """The run is whole: remove the journal."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.errors import BadInput
+from testbed.experiments.report_style import Figure, canvas, legend, looks, save_figure
 from testbed.optim.serving_fit import Fit
 from testbed.optim.serving_model import Array, Costs, CycleCosts, collapse, collapsed
 from testbed.optim.serving_points import SETTING, Points
@@ -17,26 +17,29 @@ LARGEST_X = 0.98
 MOST_LABELS = 12
 """More curves than that get no legend."""
 STEPS = 200
+SHORT = {"alpha": "α", "k": "K"}
+
+
+def figures(fit: Fit, points: Points, latency_s: Array) -> list[Figure]:
+    """Latency under load, and `collapse` where the form has one C1 and C2 for every point (not with experts)."""
+    groups = _groups(fit, points)
+    found = [
+        Figure("latency", "Mean latency under load, measured and fitted.",
+               lambda: _latency(fit, points, latency_s, groups))
+    ]  # fmt: skip
+    if fit.experts is None:
+        caption = "The same loads and latencies, scaled by each setting's C1 and C2: they fall onto 1/(1 − x)."
+        found.append(Figure("collapse", caption, lambda: _collapse(fit, points, latency_s, groups)))
+    return found
 
 
 def write_plots(fit: Fit, points: Points, latency_s: Array, directory: Path) -> list[Path]:
-    """Write `latency.png`, and `collapse.png` where the form has one C1 and C2 for every point (not with experts).
+    """Write the figures as PNG.
 
     Raises:
         BadInput: no plotting library, or a directory that cannot be written to.
     """
-    groups = _groups(fit, points)
-    figures = {"latency": _latency(fit, points, latency_s, groups)}
-    if fit.experts is None:
-        figures["collapse"] = _collapse(fit, points, latency_s, groups)
-    paths = [directory / f"{name}.png" for name in figures]
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for path, figure in zip(paths, figures.values(), strict=True):
-            figure.savefig(path, dpi=120, bbox_inches="tight")
-    except OSError as exc:
-        raise BadInput(f"cannot write plots into {directory}: {exc.strerror or exc}") from exc
-    return paths
+    return [save_figure(one.draw, directory / f"{one.name}.png") for one in figures(fit, points, latency_s)]
 
 
 def _groups(fit: Fit, points: Points) -> list[tuple[str, Any]]:
@@ -48,20 +51,23 @@ def _groups(fit: Fit, points: Points) -> list[tuple[str, Any]]:
     table = np.stack([values for _, values in keys], axis=1)
     settings = np.unique(table, axis=0)
     varying = [i for i in range(len(keys)) if np.ptp(settings[:, i]) > 0] or [0]
-    labels = [", ".join(f"{keys[i][0]} {row[i]:g}" for i in varying) for row in settings]
+    labels = [", ".join(f"{SHORT.get(keys[i][0], keys[i][0])} {row[i]:g}" for i in varying) for row in settings]
     return [(label, np.all(table == row, axis=1)) for label, row in zip(labels, settings, strict=True)]
 
 
 def _latency(fit: Fit, points: Points, latency_s: Array, groups: list[tuple[str, Any]]) -> Any:
-    figure, axes = axes_of("load [requests/s]", "mean latency [s]")
-    for i, (label, rows) in enumerate(groups):
+    figure, axes = canvas(width=6.0, height=3.4)
+    one = axes[0, 0]
+    for (label, rows), look in zip(groups, looks(), strict=False):
         mine = points.take(rows)
-        axes.plot(mine.rps, latency_s[rows], "o", color=f"C{i}", label=label, markersize=4)
+        one.plot(mine.rps, latency_s[rows], look.marker, color=look.colour, label=label)
         loads, found = _curve(fit, mine)
-        axes.plot(loads, found, color=f"C{i}")
-    axes.set_ylim(0, 1.1 * float(latency_s.max()))
-    axes.set_title(f"{fit.form} form, R² = {fit.r2:.4f}", loc="left")
-    _legend(axes, len(groups))
+        one.plot(loads, found, color=look.colour, linestyle=look.dash)
+    one.set_ylim(0, 1.1 * float(latency_s.max()))
+    one.set_title(f"{fit.form} form, R² = {fit.r2:.4f}", loc="left", fontsize=9)
+    one.set_xlabel("load [requests/s]")
+    one.set_ylabel("mean latency [s]")
+    _legend(figure, axes, groups)
     return figure
 
 
@@ -75,42 +81,27 @@ def _curve(fit: Fit, points: Points) -> tuple[Array, Array]:
 
 
 def _collapse(fit: Fit, points: Points, latency_s: Array, groups: list[tuple[str, Any]]) -> Any:
-    figure, axes = axes_of("x = RPS·C2", "y = L/C1")
-    largest = 0.0
-    for i, (label, rows) in enumerate(groups):
-        x, y = collapse(points.rps[rows], latency_s[rows], costs_of(fit, points.take(rows)))
-        axes.plot(x, y, "o", color=f"C{i}", label=label, markersize=4)
+    figure, axes = canvas(width=6.0, height=3.4)
+    one, largest = axes[0, 0], 0.0
+    for (label, rows), look in zip(groups, looks(), strict=False):
+        x, y = collapse(points.rps[rows], latency_s[rows], _costs_of(fit, points.take(rows)))
+        one.plot(x, y, look.marker, color=look.colour, label=label)
         largest = max(largest, float(x.max()))
     curve = np.linspace(0, min(LARGEST_X, largest * 1.05), STEPS)
-    axes.plot(curve, collapsed(curve), color="black", label="1/(1 − x)")
-    _legend(axes, len(groups))
+    one.plot(curve, collapsed(curve), color="black", label="1/(1 − x)")
+    one.set_xlabel("x = RPS·C2, load over capacity")
+    one.set_ylabel("y = L/C1, latency over unloaded")
+    _legend(figure, axes, groups)
     return figure
 
 
-def costs_of(fit: Fit, points: Points) -> Costs:
+def _costs_of(fit: Fit, points: Points) -> Costs:
     """Of points that share a curve."""
     if fit.form == "load" or points.alpha is None or points.k is None or points.decode is None:
         return Costs(*fit.values.tolist())
     return CycleCosts(*fit.values).effective(float(points.alpha[0]), int(points.k[0]), float(points.decode[0]))
 
 
-def axes_of(x: str, y: str) -> tuple[Any, Any]:
-    """A figure and its axes, named.
-
-    Raises:
-        BadInput: no plotting library.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as exc:
-        raise BadInput("plots need matplotlib: install the extra `lab`") from exc
-    figure = Figure(figsize=(7, 4))
-    axes = figure.subplots()
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    return figure, axes
-
-
-def _legend(axes: Any, groups: int) -> None:
-    if groups <= MOST_LABELS:
-        axes.legend(frameon=False, fontsize=8)
+def _legend(figure: Any, axes: Any, groups: list[tuple[str, Any]]) -> None:
+    if len(groups) <= MOST_LABELS:
+        legend(figure, axes)

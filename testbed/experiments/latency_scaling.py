@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from testbed.errors import BadInput
-from testbed.experiments.latency_plots import axes_of
+from testbed.experiments.report_style import canvas, legend, looks, save_figure
 from testbed.optim.serving_fit import Fit
 from testbed.optim.serving_lengths import Lengths, length, r_squared
 from testbed.optim.serving_model import Array
@@ -64,16 +64,22 @@ def plot_lengths(lengths: Lengths, path: Path) -> Path:
 
 
 def _plot(rows: list[tuple[str, Array, Array, Line]], x: str, path: Path) -> Path:
-    figure, axes = axes_of(x, "coefficient, as a share of its largest")
-    for i, (name, where, values, line) in enumerate(rows):
+    return save_figure(lambda: _drawn(rows, x), path)
+
+
+def _drawn(rows: list[tuple[str, Array, Array, Line]], x: str) -> Any:
+    figure, axes = canvas(width=6.0, height=3.4)
+    for (name, where, values, line), look in zip(rows, looks(), strict=False):
         top = float(np.max(np.abs(values))) or 1.0
-        axes.plot(where, values / top, "o", color=f"C{i}", markersize=4, label=f"{name}, R² {line.r2:.2f}")
+        label = f"{name}, R² {line.r2:.2f}"
+        axes[0, 0].plot(where, values / top, look.marker, color=look.colour, label=label)
         ends = np.array([where.min(), where.max()])
-        axes.plot(ends, (line.intercept + line.slope * ends) / top, color=f"C{i}", linewidth=1.0)
-    axes.legend(frameon=False, fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    return path
+        fitted = (line.intercept + line.slope * ends) / top
+        axes[0, 0].plot(ends, fitted, color=look.colour, linestyle=look.dash, linewidth=1.0)
+    axes[0, 0].set_xlabel(x)
+    axes[0, 0].set_ylabel("coefficient, as a share of its largest")
+    legend(figure, axes)
+    return figure
 
 
 def document(lines: Mapping[str, Line]) -> dict[str, Any]:

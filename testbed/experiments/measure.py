@@ -10,9 +10,11 @@ from typing import Any
 
 import msgspec
 
+from testbed.channel.iperf3 import NO_IPERF3, Throughput, iperf3_command, parse_server, run_iperf3
 from testbed.channel.keys import ClientKeys
 from testbed.channel.link import Link, ZmqLink, check_address, new_identity
-from testbed.channel.probe import NO_IPERF3, RTT, Throughput, iperf3_command, parse_server, rtt_estimate, run_iperf3
+from testbed.channel.offset import Handshake, clock_offset
+from testbed.channel.probe import RTT, rtt_estimate
 from testbed.channel.wifi import WifiState, frame_error_rate, read_wifi, wifi_interfaces
 from testbed.clock import Clock, WallClock
 from testbed.errors import BadInput, LinkTimeout, ProtocolError
@@ -48,8 +50,9 @@ def measure(
 
     Returns:
         `csi` (fields of a `Csi`, only those that were measured), `rtt_ms`, `uplink_mbps`, `downlink_mbps` (figures
-        with 95 % intervals; null: not measured), `wifi` (null: none), `notes`. With a rate R and a loss p, `csi` says
-        R / (1 − p) and p: the cost model (WISV eq. 6) takes the losses off again and comes to what was measured.
+        with 95 % intervals; null: not measured), `clock` (the BS's monotonic clock less this machine's), `wifi` (null:
+        none), `notes`. With a rate R and a loss p, `csi` says R / (1 − p) and p: the cost model (WISV eq. 6) takes the
+        losses off again and comes to what was measured.
 
     Raises:
         BadInput: bad arguments, no such interface, or no iperf3 here; before anything is sent.
@@ -57,7 +60,8 @@ def measure(
     """
     target = _check(bs, server, seconds, count, interface)
     say(f"{count} handshakes with {bs}")
-    rtt = rtt_estimate(asyncio.run(handshakes(bs, count, timeout_s, keys)))
+    asked = asyncio.run(handshakes(bs, count, timeout_s, keys))
+    rtt = rtt_estimate([handshake.seconds for handshake in asked])
     before = read_wifi(interface)
     up = down = None
     if target:
@@ -71,39 +75,45 @@ def measure(
         "rtt_ms": {**_plain(rtt.median_ms), "jitter": rtt.jitter_ms, "least": rtt.least_ms},
         "uplink_mbps": _rate(up),
         "downlink_mbps": _rate(down),
+        "clock": _plain(clock_offset(asked)),
         "wifi": _wifi(after, before if target else None),
         "notes": _notes(rtt, up, down, after, interface),
     }
 
 
-async def handshakes(bs: str, count: int, timeout_s: float, keys: ClientKeys | None = None) -> list[float]:
-    """Round-trip times in seconds of `count` handshakes, one after another; one more before them opens the connection.
+async def handshakes(bs: str, count: int, timeout_s: float, keys: ClientKeys | None = None) -> list[Handshake]:
+    """`count` handshakes, one after another; one more before them opens the connection.
 
     Raises:
         LinkTimeout: a handshake had no answer in time.
     """
     link, clock = ZmqLink(bs, new_identity(), keys), WallClock()
     try:
-        times_s = [await _handshake(link, clock, token, timeout_s) for token in range(count + 1)]
+        found = [await handshake(link, clock, token, timeout_s) for token in range(count + 1)]
     except LinkTimeout as exc:
         raise LinkTimeout(
             f"the BS at {bs} did not answer within {timeout_s:g} s; is it running, and is the address right?"
         ) from exc
     finally:
         link.close()
-    return times_s[1:]
+    return found[1:]
 
 
-async def _handshake(link: Link, clock: Clock, token: int, timeout_s: float) -> float:
-    """Seconds from Ping to the Pong that answers it, not an earlier one."""
+async def handshake(link: Link, clock: Clock, token: int, timeout_s: float) -> Handshake:
+    """Ping, and the Pong that answers it, not an earlier one.
+
+    Raises:
+        LinkTimeout: it did not come in time.
+    """
     start_s = clock.time()
     await link.send(encode(Ping(token=token)))
     while True:
         received = await link.recv(max(0.0, timeout_s - (clock.time() - start_s)))
-        seconds = clock.time() - start_s
+        received_s = clock.time()
         with contextlib.suppress(ProtocolError):  # from something else than a BS: wait on
-            if decode_downlink(received.frames, received.size_bytes).message == Pong(token=token):
-                return seconds
+            answer = decode_downlink(received.frames, received.size_bytes).message
+            if isinstance(answer, Pong) and answer.token == token:
+                return Handshake(start_s, answer.time_s, received_s)
 
 
 def _check(bs: str, server: str | None, seconds: int, count: int, interface: str | None) -> tuple[str, int] | None:

@@ -105,7 +105,9 @@ def _transformers_outputs(model_dir: Path, ids: NDArray[np.int64]) -> tuple[NDAr
     from transformers import AutoModelForCausalLM
 
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
+        )
     except (OSError, ValueError, RuntimeError) as exc:
         reason = " ".join(str(exc).split())
         raise ModelError(f"{model_dir}: transformers cannot load it: {reason}") from exc

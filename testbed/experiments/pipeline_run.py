@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,7 +96,8 @@ class Cell(NamedTuple):
 
 
 def run(config: PipelineConfig, cost: Cost, out: Path, told: Told) -> dict[str, Any]:
-    """Plan, upload, run every mode, hold the outputs against the target's own, and write it all down.
+    """Plan, upload, run every mode, hold the outputs against the target's own, and write it all down; where that is
+    broken off, the runs that ended.
 
     Raises:
         BadInput: what cannot be run, or a directory that is not empty.
@@ -116,7 +117,14 @@ def run(config: PipelineConfig, cost: Cost, out: Path, told: Told) -> dict[str, 
         told("uploading")
         uploads = {policy: upload_all(cell, policy) for policy in config.policies}
         received = uploads[config.policies[0]][0].prompts
-        runs = list(_runs(config, target, plan, received, (draft_node, verify_node), told))
+        runs: list[Run] = []
+        try:
+            for one in _runs(config, target, plan, received, (draft_node, verify_node), told):
+                runs.append(one)  # noqa: PERF402 - those that ended count, too, where the next is broken off
+        except BaseException:
+            if runs:
+                _tables(cell, uploads, runs, out)
+            raise
     return _write(config, cell, plan, uploads, runs, out)
 
 
@@ -183,7 +191,7 @@ def _runs(
     prompts: dict[int, list[int]],
     nodes: tuple[Node, Node],
     told: Told,
-) -> Sequence[Run]:
+) -> Iterator[Run]:
     """Every mode `repeats` times, shuffled, after one run that is dropped; target-only once at least."""
 
     def one(mode: str) -> Run:
@@ -198,11 +206,9 @@ def _runs(
         order.append(OWN)
     told("warming up")
     one(config.modes[0])
-    found = []
     for done, index in enumerate(np.random.default_rng([config.seed, 29]).permutation(len(order)).tolist()):
         told(f"run {done + 1} of {len(order)}: {order[index]}")
-        found.append(one(order[index]))
-    return found
+        yield one(order[index])
 
 
 def _write(
@@ -213,16 +219,8 @@ def _write(
     runs: Sequence[Run],
     out: Path,
 ) -> dict[str, Any]:
-    """`steps.csv`, `uploads.csv`, `runs.csv`, `summary.json`; returns the document."""
-    own = next(run.outputs for run in runs if run.mode == OWN)
-    serving = cell.problem.serving
-    steps, rows = [], []
-    for number, one in enumerate(runs):
-        steps += step_rows(one, number, serving)
-        rows.append(run_row(one, number, serving, own))
-    arrived = _upload_rows(cell, uploads)
-    for name, table in (("steps", steps), ("runs", rows), ("uploads", arrived)):
-        write_rows(out / f"{name}.csv", table)
+    """The tables and `summary.json`; returns the document."""
+    steps, rows = _tables(cell, uploads, runs, out)
     if broken := [row["mode"] for row in rows if not row["lossless"]]:
         raise GateError(f"outputs of {', '.join(sorted(set(broken)))} differ from the target's own; see {out}")
     modes = {mode: _median(rows, mode) for mode in dict.fromkeys(row["mode"] for row in rows)}
@@ -244,6 +242,18 @@ def _write(
     }
     results.write_summary(out, results.summary(resolved(config), config.seed, results.host(), [document]))
     return document
+
+
+def _tables(
+    cell: Cell, uploads: dict[str, tuple[Uploaded, dict[str, Any]]], runs: Sequence[Run], out: Path
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Write `steps.csv`, `runs.csv` and `uploads.csv`; returns the rows of the first two."""
+    own, serving = next((run.outputs for run in runs if run.mode == OWN), None), cell.problem.serving
+    steps = [row for number, one in enumerate(runs) for row in step_rows(one, number, serving)]
+    rows = [run_row(one, number, serving, own) for number, one in enumerate(runs)]
+    for name, table in (("steps", steps), ("runs", rows), ("uploads", _upload_rows(cell, uploads))):
+        write_rows(out / f"{name}.csv", table)
+    return steps, rows
 
 
 def _upload_rows(cell: Cell, uploads: dict[str, tuple[Uploaded, dict[str, Any]]]) -> list[dict[str, Any]]:

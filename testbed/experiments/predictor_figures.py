@@ -119,6 +119,7 @@ def _matrix(table: Table) -> Any:
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
     axes.set_yticks(range(len(names)), names)
     for i, j in np.ndindex(*values.shape):
-        axes.text(j, i, f"{values[i, j]:.2f}", ha="center", va="center", fontsize=8)
+        shade = "white" if abs(values[i, j]) > 0.7 else "black"
+        axes.text(j, i, f"{values[i, j]:.2f}", ha="center", va="center", fontsize=8, color=shade)
     figure.colorbar(image, ax=axes, label="Pearson's r")
     return figure

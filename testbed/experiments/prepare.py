@@ -13,6 +13,8 @@ from testbed.channel.link import check_address
 from testbed.config import RunConfig
 from testbed.errors import BadInput
 from testbed.experiments.datasets import Example, load_dataset
+from testbed.experiments.padding import check_pad
+from testbed.experiments.power import check_power
 from testbed.experiments.state import check_csi
 from testbed.models.bundle import bundled
 from testbed.protocols.adaptive import RULES
@@ -139,9 +141,11 @@ def _check(config: RunConfig) -> None:
     if config.auto_rule not in RULES:
         raise BadInput(f"unknown auto-rule {config.auto_rule!r}; known: {', '.join(RULES)}")
     check_bits(config.hidden_bits)
+    check_pad(config.pad, config.methods)
     sampling_for(config.methods, config.temperature, config.top_k, config.top_p)
     check_csi(config.csi)
     keys_for(config.bs, config.keys, config.insecure)
     check_silence(config.failover_s)
+    check_power(config)
     if config.local_bs is not None:
         require_keys([check_address(config.local_bs)], config.keys, config.insecure)

@@ -59,7 +59,7 @@ def _serving(name: str, arguments: Sequence[str], ready_s: float) -> Iterator[di
     """A process that says one line when it is ready and then serves until it is stopped."""
     process = subprocess.Popen(
         arguments,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_environment(),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
     )  # fmt: skip
     said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     complaints: collections.deque[str] = collections.deque(maxlen=50)
@@ -119,7 +119,7 @@ def user_equipment(arguments: Sequence[str], prefix: Sequence[str] = ()) -> tupl
     """
     process = subprocess.Popen(
         [*prefix, *command("ue", "run", "--json", *arguments)],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=_environment(),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=environment(),
     )  # fmt: skip
     try:
         output, _ = process.communicate()
@@ -153,5 +153,6 @@ def _drain(stream: Any, tell: Callable[[str], Any], ended: Callable[[None], Any]
     ended(None)
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """Environment of a child that is to end with this process."""
     return {**os.environ, "PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())}

@@ -71,6 +71,9 @@ class RampConfig(Config, frozen=True, kw_only=True):
     profile: str = "a100-qwen3-32b-appendix"
     network_ms: float = 40.0
     """Of a round, there and back."""
+    network_spread: float = 0.5
+    """A round's lies uniformly within so much of it, either way, as in `testbed capacity`. At 0 UEs that were served
+    together come back together to the microsecond, which favours windows that all UEs share."""
     prompt: tuple[int, int] = (50, 250)
     """Tokens, uniform, both ends included."""
     response: tuple[int, int] = (32, 64)
@@ -97,7 +100,13 @@ class RampConfig(Config, frozen=True, kw_only=True):
             raise BadInput("loads are positive requests a second, each higher than the one before")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
             raise BadInput("give one seed or more, each 0 or more and once")
-        for name, low, high in (("alpha", 0, 1), ("settle", 0, 0.9), ("reach", 0.05, 2), ("network_ms", 0, 1e5)):
+        for name, low, high in (
+            ("alpha", 0, 1),
+            ("settle", 0, 0.9),
+            ("reach", 0.05, 2),
+            ("network_ms", 0, 1e5),
+            ("network_spread", 0, 1),
+        ):
             if not low <= getattr(self, name) <= high:
                 raise BadInput(f"{name.replace('_', '-')} must lie in [{low:g}, {high:g}], not {getattr(self, name):g}")
         for name, least in (("requests", 8), ("ues", 1), ("steps", 1), ("max_batch", 1), ("max_tokens", 1)):

@@ -154,15 +154,24 @@ def write(found: Table, out: Path) -> list[Path]:
 
 
 def _plot(found: Table, path: Path) -> Path:
-    from testbed.experiments.latency_plots import axes_of
+    from testbed.experiments.report_style import Look, canvas, legend, look_of, save_figure
 
-    figure, axes = axes_of("load [requests/s]", "mean latency [s]")
-    for policy in dict.fromkeys(row["policy"] for row in found.points):
-        mine = [row for row in found.points if row["policy"] == policy]
-        style = {"color": "black", "linewidth": 2.0} if policy == HINTS else {"linewidth": 1.0}
-        label = "hinted" if policy == HINTS else f"K = {policy}"
-        axes.plot([r["rps"] for r in mine], [r["latency_s"] for r in mine], "o-", markersize=3, label=label, **style)
-    axes.set_ylim(0, 2.5 * max(row["best_s"] for row in found.loads))
-    axes.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    return path
+    def draw() -> Any:
+        figure, axes = canvas(width=6.0, height=3.4)
+        one, fixed = axes[0, 0], [row["policy"] for row in found.points if row["policy"] != HINTS]
+        looks: dict[str, Look | None] = {**look_of(fixed), HINTS: None}
+        for policy, look in looks.items():
+            mine = [row for row in found.points if row["policy"] == policy]
+            x, y = ([row[key] for row in mine] for key in ("rps", "latency_s"))
+            if look is None:
+                one.plot(x, y, "o-", color="black", linewidth=2.2, label="hinted")
+            else:
+                style = {"color": look.colour, "marker": look.marker, "linestyle": look.dash}
+                one.plot(x, y, linewidth=1.0, label=f"K = {policy}", **style)
+        one.set_ylim(0, 2.5 * max(row["best_s"] for row in found.loads))
+        one.set_xlabel("load [requests/s]")
+        one.set_ylabel("mean latency [s]")
+        legend(figure, axes)
+        return figure
+
+    return save_figure(draw, path)

@@ -14,10 +14,9 @@ from testbed.bs.scheduler import Fcfs
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
 from testbed.bs.windows import window_config
-from testbed.channel.path import Direction, constant
 from testbed.channel.virtual import VirtualServerLink
 from testbed.errors import BadInput
-from testbed.experiments.capacity_bs import Patient, PrefixCache, TrafficRunner
+from testbed.experiments.capacity_bs import Patient, PrefixCache, RoundDelay, TrafficRunner
 from testbed.experiments.capacity_ue import LANGUAGE, MOST_POSITIONS, VOCAB
 from testbed.experiments.profile import InteractionVerify, LinearDraft, load_profile
 from testbed.experiments.ramp import (
@@ -121,7 +120,8 @@ class VirtualRamp:
         serving = asyncio.create_task(station.serve())
         ues = []
         for number in range(config.ues):
-            up, down = (Direction(constant(delay_s=config.network_ms / 2e3)) for _ in range(2))
+            up = RoundDelay(config.network_ms / 1e3, config.network_spread, 7919 * seed + number)
+            down = RoundDelay(config.network_ms / 1e3, config.network_spread, 0, up)
             client = Client(Patient(server.attach(f"ue-{number}".encode(), up, down)), clock, 0, TIMEOUT_S)
             await client.connect("", VOCAB)
             ues.append(Ue(client, policy_of(policy, config.limit)))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.experiments import report_capacity, report_figures, report_tables
+from testbed.experiments import report_capacity, report_field, report_figures, report_power, report_tables
 from testbed.experiments.report_compare import compared_html
 from testbed.experiments.report_data import Shown, load_shown
 from testbed.experiments.report_figures import row_names
@@ -85,10 +85,10 @@ def _section(shown: Shown, intervals: Sequence[Intervals], out: Path, formats: S
     said = [f"<h2 id='{_id(shown)}'>{name}</h2>", _facts(shown.document)]
     if shown.missing:
         said.append(f"<p class='note'>Not finished: {shown.missing} points of this sweep have not run yet.</p>")
-    figures = report_capacity.figures(shown)
+    figures = [*report_capacity.figures(shown), *report_field.figures(shown)]
     if shown.speculates:
-        figures += report_figures.figures(shown, intervals)
-        said += _tables(shown, intervals, out / "tables")
+        figures += [*report_figures.figures(shown, intervals), *report_power.figures(shown)]
+        said += [*_tables(shown, intervals, out / "tables"), report_power.notes(shown)]
     else:
         said.append(_plain(shown))
     for figure in figures:

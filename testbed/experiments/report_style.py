@@ -14,12 +14,18 @@ from testbed.errors import BadInput
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#000000", "#999999")
 """Okabe and Ito's palette, without its yellow, which white paper swallows."""
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (6, 1, 1, 1, 1, 1)), "-", "--", ":")
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "---", "+++", "ooo")
 PARTS = ("draft_s", "link_s", "queue_s", "verify_s", "judge_s", "overhead_s")
 PART_COLOURS = ("#0072b2", "#e69f00", "#cc79a7", "#56b4e9", "#009e73", "#999999")
 FORMATS = ("png", "svg", "pdf")
+DPI = 130
+LABEL_IN, HANDLE_IN, MOST_COLUMNS = 0.062, 0.55, 6
+"""Of a legend: width of a letter, of what goes before a label, and its most columns."""
+STILL: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+"""Metadata without the time of day."""
+NO_PLOTS = "plots need matplotlib: install the extra `lab`"
 SETTINGS: Any = {
     "font.size": 9,
     "axes.grid": True,
@@ -55,7 +61,7 @@ class Figure(NamedTuple):
 
 
 def looks() -> Iterator[Look]:
-    """Without end; the first eight differ in colour, marker and hatch."""
+    """Without end; the first eight differ in colour, marker and hatch, the first 72 in colour or marker."""
     return itertools.starmap(Look, zip(*map(itertools.cycle, (COLOURS, MARKERS, DASHES, HATCHES)), strict=False))
 
 
@@ -74,7 +80,7 @@ def canvas(columns: int = 1, rows: int = 1, *, width: float = 3.6, height: float
         import matplotlib as mpl
         from matplotlib.figure import Figure as Canvas
     except ImportError as exc:
-        raise BadInput("plots need matplotlib: install the extra `lab`") from exc
+        raise BadInput(NO_PLOTS) from exc
     with mpl.rc_context(SETTINGS):
         figure = Canvas(figsize=(width * columns + 0.4, height * rows + 0.3), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False, **more)
@@ -82,32 +88,55 @@ def canvas(columns: int = 1, rows: int = 1, *, width: float = 3.6, height: float
 
 
 def legend(figure: Any, axes: Any) -> None:
-    """One legend above all panels, each label once."""
+    """One legend above all panels, each label once, in as many columns as the figure's width has room for."""
     found: dict[str, Any] = {}
     for one in axes.flat:
         handles, labels = one.get_legend_handles_labels()
         found |= {label: handle for handle, label in zip(handles, labels, strict=True) if label not in found}
     if found:
-        columns = min(len(found), 6)
+        column_in = LABEL_IN * max(map(len, found)) + HANDLE_IN
+        columns = max(1, min(len(found), MOST_COLUMNS, int(figure.get_figwidth() / column_in)))
         figure.legend(found.values(), found.keys(), loc="outside upper center", ncols=columns, frameon=False)
+
+
+def save_figure(draw: Callable[[], Any], path: Path) -> Path:
+    """Draw a figure and write it; the file's ending says as what.
+
+    Raises:
+        BadInput: no plotting library, or a file that cannot be written.
+    """
+    (image,) = _images(draw, [path.suffix[1:]])
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image)
+    except OSError as exc:
+        raise BadInput(f"cannot write plots into {path.parent}: {exc.strerror or exc}") from exc
+    return path
 
 
 def write_figure(figure: Figure, folder: Path, label: str, formats: Sequence[str]) -> bytes:
     """Write a figure in every format, and return it as PNG."""
-    import matplotlib as mpl
+    kinds = list(dict.fromkeys(["png", *formats]))
+    images = dict(zip(kinds, _images(figure.draw, kinds), strict=True))
+    for kind in dict.fromkeys(formats):
+        (folder / f"{label}-{figure.name}.{kind}").write_bytes(images[kind])
+    return images["png"]
 
+
+def _images(draw: Callable[[], Any], kinds: Sequence[str]) -> list[bytes]:
+    """A figure drawn once, in every kind; the same figure gives the same bytes."""
+    try:
+        import matplotlib as mpl
+    except ImportError as exc:
+        raise BadInput(NO_PLOTS) from exc
+    images = []
     with mpl.rc_context(SETTINGS):
-        drawn = figure.draw()
-        image = b""
-        for kind in dict.fromkeys(["png", *formats]):
+        drawn = draw()
+        for kind in kinds:
             buffer = io.BytesIO()
-            still = {"Date": None} if kind in ("svg",) else {"CreationDate": None} if kind == "pdf" else {}
-            drawn.savefig(buffer, format=kind, dpi=130, metadata=still)
-            if kind == "png":
-                image = buffer.getvalue()
-            if kind in formats:
-                (folder / f"{label}-{figure.name}.{kind}").write_bytes(buffer.getvalue())
-    return image
+            drawn.savefig(buffer, format=kind, dpi=DPI, metadata=STILL.get(kind, {}))
+            images.append(buffer.getvalue())
+    return images
 
 
 def check_formats(formats: Sequence[str]) -> None:

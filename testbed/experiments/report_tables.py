@@ -14,13 +14,17 @@ from testbed.experiments.report_intervals import LINK, Intervals
 TABLE = (
     "method", "series", "judge", "head", "payload", "window", "threshold", "level", "hidden_bits", "uplink_mbps",
     "downlink_mbps", "rtt_ms", "per", "requests", "accuracy", "aal", "rounds", "acceptance", "acceptance_cond",
-    "latency_s", "latency_p95_s", "throughput_tps", "tokens", "uplink_bytes", "downlink_bytes", "lossless", "ties",
+    "latency_s", "latency_p95_s", "throughput_tps", "tokens", "uplink_bytes", "downlink_bytes", "energy_j",
+    "energy_per_token_j", "draft_j", "link_j", "wait_j", "other_j", "above_idle_j", "power_gap_s", "throttled_rounds",
+    "lossless", "ties",
 )  # fmt: skip
 HEADERS = {
     "window": "K", "threshold": "θ", "hidden_bits": "b_h", "uplink_mbps": "up Mbit/s", "downlink_mbps": "down Mbit/s",
     "rtt_ms": "RTT ms", "per": "PER", "requests": "n", "aal": "AAL", "acceptance": "accepted", "acceptance_cond": "α",
     "latency_s": "latency s", "latency_p95_s": "p95 s", "throughput_tps": "tokens/s", "uplink_bytes": "up B",
-    "downlink_bytes": "down B",
+    "downlink_bytes": "down B", "energy_j": "energy J", "energy_per_token_j": "J/token", "draft_j": "draft J",
+    "link_j": "link J", "wait_j": "BS J", "other_j": "other J", "above_idle_j": "above idle J",
+    "power_gap_s": "power not known s", "throttled_rounds": "throttled rounds",
 }  # fmt: skip
 CELLS = {
     "latency_s": ("Latency [s]", "{:.3f}"),

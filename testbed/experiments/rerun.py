@@ -91,6 +91,8 @@ def config_of(run: Path) -> tuple[str, Config]:
         raise ConfigError(f"{path}: {exc}") from exc
     if "systems" in keys:
         raise BadInput(f"{run} is a study of capacity: testbed capacity --config {path} --out DIR runs it again")
+    if "places" in keys:
+        raise BadInput(f"{run} is a field run: testbed field run {path} --emulated --out DIR runs it again at the desk")
     for kind, (key, config) in KINDS.items():
         if key in keys:
             return kind, load(config, path)

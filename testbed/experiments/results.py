@@ -18,8 +18,10 @@ from testbed import __version__
 from testbed.channel.csi import Csi
 from testbed.errors import BadInput
 from testbed.experiments.datasets import Example
+from testbed.experiments.energy import energy_columns
 from testbed.experiments.quality import quality
-from testbed.ue.records import RequestRecord
+from testbed.files import whole_file
+from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.run import Outcome
 
 SCHEMA = 1
@@ -37,6 +39,7 @@ def rows(
     hidden_bits: int = 16,
     window_rule: str = "fixed",
     own: Mapping[int, str] | None = None,
+    idle_w: float | None = None,
 ) -> list[dict[str, Any]]:
     """One row a method, in the order in which methods first appear; `docs/architecture.md` says what the columns mean.
 
@@ -44,6 +47,7 @@ def rows(
         examples: prompts, by request index.
         texts: output texts, by (method, request).
         own: the target's own output texts, by request, where they are known.
+        idle_w: power of the idle device, where it was measured.
     """
     table = []
     channel = _channel(outcomes)
@@ -60,6 +64,7 @@ def rows(
             **quality({o.request: texts.get((method, o.request), "") for o in mine}, examples, own),
             **_speed([o.record for o in mine]),
             **_gate(mine),
+            **energy_columns(method, [o.record for o in mine], idle_w),
         }
         table.append(row)
     return table
@@ -158,10 +163,13 @@ def _commit() -> str | None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in one step: readers see the old one or the new one, never half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    """Write a file in one step: readers see the old one or the new one, never half of it.
+
+    Raises:
+        TestbedError: it cannot be written.
+    """
+    with whole_file(path) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def write_summary(directory: Path, document: Mapping[str, Any]) -> None:
@@ -194,15 +202,14 @@ def read_summary(directory: Path) -> dict[str, Any]:
 
 def round_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Rows of `rounds.parquet`: one a round."""
-    table = []
-    for outcome in outcomes:
-        for record in outcome.record.rounds:
-            row: dict[str, Any] = {"method": outcome.method, "request": outcome.request}
-            row |= {name: getattr(record, name) for name in record.__struct_fields__ if name != "csi"}
-            csi = record.csi
-            row |= {f"csi_{n}": getattr(csi, n) if csi else None for n in Csi.__struct_fields__}
-            table.append(row)
-    return table
+    return [round_row(o.method, o.request, record) for o in outcomes for record in o.record.rounds]
+
+
+def round_row(method: str, request: int, record: RoundRecord) -> dict[str, Any]:
+    """A row of `rounds.parquet`."""
+    row: dict[str, Any] = {"method": method, "request": request}
+    row |= {name: getattr(record, name) for name in record.__struct_fields__ if name != "csi"}
+    return row | {f"csi_{n}": getattr(record.csi, n) if record.csi else None for n in Csi.__struct_fields__}
 
 
 def request_rows(outcomes: Sequence[Outcome], texts: Mapping[tuple[str, int], str]) -> list[dict[str, Any]]:
@@ -218,6 +225,7 @@ def request_rows(outcomes: Sequence[Outcome], texts: Mapping[tuple[str, int], st
             "uplink_bytes": o.record.uplink_bytes,
             "downlink_bytes": o.record.downlink_bytes,
             "finish_reason": o.record.finish_reason,
+            "clock_unix_s": o.record.clock_unix_s,
             "lossless": o.lossless,
             "token_ids": o.record.token_ids,
             "text": texts.get((o.method, o.request)),
@@ -231,12 +239,12 @@ def write_parquet(path: Path, table: Sequence[Mapping[str, Any]]) -> None:
 
     Raises:
         BadInput: pyarrow is not installed.
+        TestbedError: it cannot be written.
     """
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as exc:
         raise BadInput("parquet files need pyarrow: install the extra `lab`") from exc
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    pq.write_table(pa.Table.from_pylist(list(table)), temporary)
-    temporary.replace(path)
+    with whole_file(path) as part:
+        pq.write_table(pa.Table.from_pylist(list(table)), part)

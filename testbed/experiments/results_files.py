@@ -7,7 +7,6 @@ one added beside is left out; a schema with a higher number is refused.
 
 from __future__ import annotations
 
-import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 from testbed.channel.csi import Csi
 from testbed.errors import BadInput
 from testbed.experiments.results import SCHEMA, request_rows, round_rows
+from testbed.files import whole_file
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.run import Outcome
 
@@ -46,8 +46,14 @@ def write_rounds(directory: Path, outcomes: Sequence[Outcome]) -> None:
 
     Raises:
         BadInput: pyarrow is not installed.
+        TestbedError: it cannot be written.
     """
-    _write(directory / ROUNDS, round_rows(outcomes), round_columns())
+    write_round_rows(directory, round_rows(outcomes))
+
+
+def write_round_rows(directory: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The same of rows that are there already."""
+    _write(directory / ROUNDS, rows, round_columns())
 
 
 def write_requests(directory: Path, outcomes: Sequence[Outcome], texts: Mapping[tuple[str, int], str]) -> None:
@@ -55,6 +61,7 @@ def write_requests(directory: Path, outcomes: Sequence[Outcome], texts: Mapping[
 
     Raises:
         BadInput: pyarrow is not installed.
+        TestbedError: it cannot be written.
     """
     _write(directory / REQUESTS, request_rows(outcomes, texts), request_columns())
 
@@ -105,9 +112,8 @@ def _schema(columns: Columns) -> Any:
 
 def _write(path: Path, rows: Sequence[Mapping[str, Any]], columns: Columns) -> None:
     pa = _arrow()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    pa.parquet.write_table(pa.Table.from_pylist(list(rows), schema=_schema(columns)), temporary)
-    temporary.replace(path)
+    with whole_file(path) as part:
+        pa.parquet.write_table(pa.Table.from_pylist(list(rows), schema=_schema(columns)), part)
 
 
 def _read(path: Path, columns: Columns) -> Any:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import shutil
-import signal
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
@@ -25,9 +22,9 @@ from testbed.experiments.profile import load_profile
 from testbed.experiments.sweep_points import Point
 from testbed.experiments.uerun import result_of, write_run
 from testbed.experiments.virtual import Models, load_models, run_virtual
+from testbed.interrupts import as_worker
 from testbed.models.bundle import bundled
 
-PR_SET_PDEATHSIG = 1
 Pair = tuple[str, str | None, str | None, str]
 """Engine, target, drafter and type: what virtual points must agree in to share passes."""
 
@@ -161,11 +158,7 @@ _todo: Sequence[Point] = ()
 def _begin(todo: Sequence[Point], threads: int, parent: int) -> None:
     """In a worker: end with the sweep, even where that is killed, and leave interrupts to it."""
     global _shop, _todo
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it was quicker
-            os._exit(1)
+    as_worker(parent)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     _shop, _todo = Workshop(todo), todo
 

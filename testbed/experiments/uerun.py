@@ -18,9 +18,11 @@ from testbed.errors import BadInput
 from testbed.experiments import results
 from testbed.experiments.execute import Begun, Watch, execute
 from testbed.experiments.journal import Journal
+from testbed.experiments.power import finish, settled, source_of, watching
 from testbed.experiments.prepare import Work, prepare
 from testbed.experiments.results_files import write_requests, write_rounds
 from testbed.models.bundle import bundled
+from testbed.power.reading import PowerSource
 from testbed.ue.records import RoundRecord
 from testbed.ue.run import Job, Outcome
 
@@ -38,10 +40,12 @@ class UeResult:
     """One line for every output that is not the target's own."""
     outcomes: list[Outcome] = field(repr=False)
     texts: dict[tuple[str, int], str] = field(repr=False)
+    power: dict[str, Any] | None = None
+    """Of the samples that `rows` have their energy from; None: none were taken."""
 
     def document(self) -> dict[str, Any]:
         """The JSON answer of `ue run`."""
-        return {"outputs": self.outputs, "rows": self.rows}
+        return {"outputs": self.outputs, "rows": self.rows} | ({} if self.power is None else {"power": self.power})
 
 
 def run_ue(config: RunConfig, given: Sequence[int | str] | None, out: Path | None, resume: bool = False) -> UeResult:
@@ -56,18 +60,34 @@ def run_ue(config: RunConfig, given: Sequence[int | str] | None, out: Path | Non
     """
     bundle = bundled()
     work = prepare(config, (bundle.drafter, bundle.tokenizer), given)
-    if out is None:
-        if resume:
-            raise BadInput("go on with which run? give --out DIR with --resume")
-        with LiveProgress(len(work.prompts) * len(config.methods)) as live:
+    if out is None and resume:
+        raise BadInput("go on with which run? give --out DIR with --resume")
+    with source_of(config) as source:  # before anything is written
+        if out is not None:
+            return _into(out, config, work, source, given, resume)
+        live = LiveProgress(len(work.prompts) * len(config.methods))
+        with watching(config, source, None, False) as power, live:
             outcomes = asyncio.run(execute(config, work, Watch(live.round, live.done)))
-        return result_of(config, work, outcomes)
+            return result_of(config, work, *settled(power, outcomes))
+
+
+def _into(
+    out: Path,
+    config: RunConfig,
+    work: Work,
+    source: PowerSource | None,
+    given: Sequence[int | str] | None,
+    resume: bool,
+) -> UeResult:
+    """Run, and write a run directory."""
     journal = (Journal.resume if resume else Journal.begin)(out, config, work)
     try:
         if given is not None:
             results.write_text(out / GIVEN, json.dumps(list(given)))
-        result = result_of(config, work, _journalled(config, work, journal))
+        with watching(config, source, out, resume) as power:
+            result = result_of(config, work, *settled(power, _journalled(config, work, journal)))
         write_run(out, config, work, result)
+        finish(out)
         journal.finish()
     finally:
         journal.close()
@@ -88,7 +108,13 @@ def _journalled(config: RunConfig, work: Work, journal: Journal) -> list[Outcome
         return asyncio.run(execute(config, work, watch, Begun(journal.identity, journal.done)))
 
 
-def result_of(config: RunConfig, work: Work, outcomes: list[Outcome]) -> UeResult:
+def result_of(config: RunConfig, work: Work, outcomes: list[Outcome], power: dict[str, Any] | None = None) -> UeResult:
+    """Rows, outputs and losses of outcomes.
+
+    Args:
+        power: what is known of their energy's samples.
+    """
+
     def text(outcome: Outcome) -> str:
         return work.prompter.text(outcome.record.token_ids) if work.prompter else ""
 
@@ -97,7 +123,7 @@ def result_of(config: RunConfig, work: Work, outcomes: list[Outcome]) -> UeResul
     ordered = sorted(outcomes, key=lambda o: config.methods.index(o.method))
     rows = results.rows(
         ordered, examples, texts, window=config.window, threshold=config.threshold, hidden_bits=config.hidden_bits,
-        window_rule=config.window_rule, own=_own_texts(config, work),
+        window_rule=config.window_rule, own=_own_texts(config, work), idle_w=power["idle_w"] if power else None,
     )  # fmt: skip
     outputs = [
         {
@@ -112,7 +138,7 @@ def result_of(config: RunConfig, work: Work, outcomes: list[Outcome]) -> UeResul
     ]
     strict = [o for o in outcomes if config.threshold == 0 or o.method not in results.JUDGED]
     losses = [_loss(work, o) for o in strict if o.divergence is not None and not o.divergence.tie]
-    return UeResult(outputs, rows, losses, outcomes, texts)
+    return UeResult(outputs, rows, losses, outcomes, texts, power)
 
 
 def _own_texts(config: RunConfig, work: Work) -> dict[int, str] | None:
@@ -143,7 +169,7 @@ def write_run(out: Path, config: RunConfig, work: Work, result: UeResult) -> Non
     write_rounds(out, result.outcomes)
     write_requests(out, result.outcomes, result.texts)
     document = results.summary(resolved(config), config.seed, results.host(), result.rows)
-    results.write_summary(out, document)
+    results.write_summary(out, document | ({} if result.power is None else {"power": result.power}))
 
 
 class LiveProgress:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.channel.probe import NO_IPERF3, run_iperf3
+from testbed.channel.iperf3 import NO_IPERF3, run_iperf3
 from testbed.channel.spec import ChannelSpec
 from testbed.channel.tc_links import Namespaces
 from testbed.channel.tc_shape import Duplex
@@ -155,7 +155,7 @@ def _ends(link: ChannelSpec) -> Iterator[Ends]:
 @contextlib.contextmanager
 def _servers(host: str) -> Iterator[tuple[int, int]]:
     """Ports of an iperf3 server and an echo server."""
-    with socket.create_server((host, 0)) as echo, _iperf3_server(host) as port:
+    with socket.create_server((host, 0)) as echo, iperf3_server(host) as port:
         threading.Thread(target=_serve_echo, args=(echo,), daemon=True).start()
         yield port, int(echo.getsockname()[1])
         with contextlib.suppress(OSError):
@@ -163,7 +163,12 @@ def _servers(host: str) -> Iterator[tuple[int, int]]:
 
 
 @contextlib.contextmanager
-def _iperf3_server(host: str) -> Iterator[int]:
+def iperf3_server(host: str) -> Iterator[int]:
+    """An iperf3 server on a free port, which is yielded.
+
+    Raises:
+        TestbedError: it did not start.
+    """
     with socket.create_server((host, 0)) as free:
         port = int(free.getsockname()[1])
     server = subprocess.Popen(

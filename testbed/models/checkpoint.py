@@ -69,7 +69,7 @@ class Checkpoint:
         from transformers import AutoConfig
 
         try:
-            return AutoConfig.from_pretrained(self.directory, local_files_only=True)
+            return AutoConfig.from_pretrained(self.directory, local_files_only=True, trust_remote_code=False)
         except Exception as exc:
             reason = " ".join(str(exc).split())
             raise ModelError(f"{self.directory}: transformers cannot read its config.json: {reason}") from exc

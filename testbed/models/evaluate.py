@@ -30,7 +30,10 @@ class Decoder:
     @classmethod
     def load(cls, directory: Path, end_id: int) -> Decoder:
         """A transformers directory, in float32."""
-        return cls(AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval(), end_id)
+        model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        )
+        return cls(model.eval(), end_id)
 
     @property
     def parameters(self) -> int:

@@ -97,6 +97,7 @@ class WindowController:
         self.switches = 0
         """Changes of the window so far, probes left out."""
         self._tried, self._accepted = config.prior_tokens, config.prior_tokens * config.alpha
+        self._shared_alpha, self._shared_tokens = config.alpha, 0.0
         self._loads = self._links = 0
         self._lost_s = self._saved_s = 0.0
         self._probing = self._left = 0
@@ -111,7 +112,25 @@ class WindowController:
     @property
     def alpha(self) -> float:
         """Running estimate: accepted tokens over those that the BS accepted or rejected first."""
-        return self._accepted / self._tried if self._tried > 0 else self.config.alpha
+        if self._weight <= 0:
+            return self.config.alpha
+        return (self._accepted + self._shared_tokens * self._shared_alpha) / self._weight
+
+    @property
+    def _weight(self) -> float:
+        """Tokens that the estimate stands on."""
+        return self._tried + self._shared_tokens
+
+    def believe(self, alpha: float, tokens: float) -> None:
+        """What others' drafts are worth: counts as so many tokens of one's own, which fade while nothing is drafted.
+
+        Raises:
+            BadInput: alpha outside [0, 1], or tokens negative or not finite.
+        """
+        check_estimates(alpha, self.load, self.link)
+        if not (math.isfinite(tokens) and tokens >= 0):
+            raise BadInput(f"tokens must be finite and not negative, not {tokens}")
+        self._shared_alpha, self._shared_tokens = alpha, tokens
 
     @property
     def settle_rounds(self) -> int:
@@ -162,6 +181,9 @@ class WindowController:
             keep = 1 - 1 / (self.config.memory if self._steady else min(PROBE_MEMORY, self.config.memory))
             self._tried = keep * self._tried + accepted + (accepted < drafted)
             self._accepted = keep * self._accepted + accepted
+        elif self._shared_tokens:
+            keep = 1 - 1 / self.config.memory
+            self._tried, self._accepted = keep * self._tried, keep * self._accepted
         if load is not None:
             self._loads += 1
             self.load += (load - self.load) / min(self._loads, self.config.load_memory)
@@ -190,7 +212,7 @@ class WindowController:
         What is turned off learns nothing any more, so it is not turned off on a guess.
         """
         alpha = self.alpha
-        deviation = math.sqrt(max(alpha * (1 - alpha), 0.05) / max(self._tried, 1.0))
+        deviation = math.sqrt(max(alpha * (1 - alpha), 0.05) / max(self._weight, 1.0))
         return min(self._prices(min(1.0, alpha + optimism * deviation))[1:]) < self._priced[0]
 
     def _draftable(self) -> int:

@@ -98,11 +98,14 @@ class RoundCosts(Config, frozen=True):
     """Of a token that is streamed without speculation, beside the pass."""
     response_tokens: float = 0.0
     """Mean length of a response; 0: so long that its last round does not matter."""
+    others: float = 1.0
+    """Share of `others_s` that rounds really wait: UEs that were served together come back together, which the model
+    does not know."""
 
     def __post_init__(self) -> None:
         for name in (
             "draft_s", "verify_base_s", "verify_token_s", "verify_request_s", "prefill_s", "stream_s",
-            "response_tokens",
+            "response_tokens", "others",
         ):  # fmt: skip
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
@@ -115,24 +118,47 @@ class RoundCosts(Config, frozen=True):
     def price(self, window: int, alpha: float, load: float, link: LinkCosts) -> Price:
         """Seconds for a committed token, all of a round over E."""
         length = self.response_tokens
-        tokens = cut_short(window, alpha, length) if length else committed(window, alpha)
-        rounds, work = load / tokens, self.verify_request_s + self.verify_token_s * (window + 1)
-        prompts = load / length * self.prefill_s if length else 0.0
-        busy = rounds * work + prompts
-        least = busy + rounds * self.verify_base_s / self.max_requests
+        tokens, busy, least = self._busy(window, alpha, load)
         if least >= 1:
             return Price(math.inf, least)
-        alone = self.verify_base_s + work
         prompt_s = self.prefill_s / length if length else 0.0
         if window == 0:
-            lasts = alone / (1 - busy)
+            lasts = self.alone_s(0) / (1 - busy)
             first = -math.expm1(-load * lasts) * lasts / 2 / length if length else 0.0
             once = link.rtt_s / length if length else 0.0
             return Price(lasts + first + once + prompt_s + self.stream_s, busy)
-        other = max(alone, self.verify_base_s / (1 - busy) + work * busy / (1 - busy * busy))
-        away = window * (self.draft_s + link.token_s) + link.rtt_s
-        wait = -math.expm1(-rounds * other) * max(other - away, other / 2)
-        return Price((away + wait + alone + busy * other) / tokens + prompt_s, busy)
+        others_s = self.others * self._others_s(window, load / tokens, busy, link)
+        return Price((self._away_s(window, link) + self.alone_s(window) + others_s) / tokens + prompt_s, busy)
+
+    def alone_s(self, window: int) -> float:
+        """A pass over one round, a + b'."""
+        return self.verify_base_s + self._work_s(window)
+
+    def others_s(self, window: int, alpha: float, load: float, link: LinkCosts) -> float:
+        """What the model makes of the other rounds: time waited, and time that they add to a round's pass; for a window
+        of 1 or more. inf at or beyond saturation.
+        """
+        tokens, busy, least = self._busy(window, alpha, load)
+        return math.inf if least >= 1 else self._others_s(window, load / tokens, busy, link)
+
+    def _busy(self, window: int, alpha: float, load: float) -> tuple[float, float, float]:
+        """Tokens a round, ρ, and the share of saturation."""
+        length = self.response_tokens
+        tokens = cut_short(window, alpha, length) if length else committed(window, alpha)
+        prompts = load / length * self.prefill_s if length else 0.0
+        busy = load / tokens * self._work_s(window) + prompts
+        return tokens, busy, busy + load / tokens * self.verify_base_s / self.max_requests
+
+    def _others_s(self, window: int, rounds: float, busy: float, link: LinkCosts) -> float:
+        base, work, away = self.verify_base_s, self._work_s(window), self._away_s(window, link)
+        other = max(base + work, base / (1 - busy) + work * busy / (1 - busy * busy))
+        return -math.expm1(-rounds * other) * max(other - away, other / 2) + busy * other
+
+    def _work_s(self, window: int) -> float:
+        return self.verify_request_s + self.verify_token_s * (window + 1)
+
+    def _away_s(self, window: int, link: LinkCosts) -> float:
+        return window * (self.draft_s + link.token_s) + link.rtt_s
 
 
 class ServerCosts(NamedTuple):

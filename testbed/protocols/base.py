@@ -47,6 +47,11 @@ class Window(NamedTuple):
     token: int | None = None
     """The token before the window, where the UE drew it."""
 
+    @property
+    def size_bytes(self) -> int:
+        """Of its arrays."""
+        return sum(array.nbytes for array in (self.ids, self.hidden, self.q) if array is not None)
+
 
 class RoundProtocol:
     """One way of carrying a round; subclasses say what differs from ids up, verdict down."""

@@ -24,6 +24,8 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_HEADER_BYTES = 4096
 MAX_ARRAY_BYTES = 64 * 2**20
 MAX_ARRAYS = 4
+PAD = "pad"
+"""An array of this name only takes up room on the link: it is checked like any other, and dropped where it arrives."""
 
 M = TypeVar("M", bound=Message)
 
@@ -38,10 +40,8 @@ class Packet(Generic[M]):
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODERS = {
-    "uplink": msgspec.msgpack.Decoder(Uplink, strict=True),
-    "downlink": msgspec.msgpack.Decoder(Downlink, strict=True),
-}
+_UPLINK: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Uplink, strict=True)
+_DOWNLINK: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Downlink, strict=True)
 
 
 def encode(message: Message, arrays: Mapping[str, AnyArray] | None = None) -> list[bytes | memoryview]:
@@ -63,7 +63,7 @@ def encode(message: Message, arrays: Mapping[str, AnyArray] | None = None) -> li
 
 def decode_uplink(frames: Frames) -> Packet[Any]:
     """Decode what a UE sent. Raises ProtocolError on anything that is not a well-formed uplink message."""
-    return _decode(frames, "uplink")
+    return decode(frames, _UPLINK, "uplink")
 
 
 def decode_downlink(frames: Frames, size_bytes: int | None = None) -> Packet[Any]:
@@ -72,16 +72,23 @@ def decode_downlink(frames: Frames, size_bytes: int | None = None) -> Packet[Any
     Raises:
         ProtocolError: it is not a well-formed downlink message.
     """
-    return _decode(frames, "downlink", size_bytes)
+    return decode(frames, _DOWNLINK, "downlink", size_bytes)
 
 
-def _decode(frames: Frames, direction: str, size_bytes: int | None = None) -> Packet[Any]:
+def decode(
+    frames: Frames, decoder: msgspec.msgpack.Decoder[Message], direction: str, size_bytes: int | None = None
+) -> Packet[Any]:
+    """Decode a message of one direction, known to its decoder.
+
+    Raises:
+        ProtocolError: it is none.
+    """
     if not 1 <= len(frames) <= 1 + MAX_ARRAYS:
         raise ProtocolError(f"a message has 1 to {1 + MAX_ARRAYS} frames, not {len(frames)}")
     if len(frames[0]) > MAX_HEADER_BYTES:
         raise ProtocolError(f"header of {len(frames[0])} bytes; at most {MAX_HEADER_BYTES}")
     try:
-        message = _DECODERS[direction].decode(frames[0])
+        message = decoder.decode(frames[0])
     except (msgspec.DecodeError, UnicodeDecodeError, BadInput) as exc:  # msgspec lets bad UTF-8 through as it is
         raise ProtocolError(f"unreadable {direction} header: {exc}") from exc
     if len(message.arrays) != len(frames) - 1:
@@ -89,6 +96,7 @@ def _decode(frames: Frames, direction: str, size_bytes: int | None = None) -> Pa
     arrays = {spec.name: _array(spec, frame) for spec, frame in zip(message.arrays, frames[1:], strict=True)}
     if len(arrays) != len(message.arrays):
         raise ProtocolError("two arrays of one name")
+    arrays.pop(PAD, None)
     return Packet(message, arrays, sum(map(len, frames)) if size_bytes is None else size_bytes)
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from testbed.channel.csi import Csi
 
-VERSION = 4
+VERSION = 5
 """Of this wire format; `Hello` and `Welcome` must agree on it."""
 NO_HINT = -1
 """In place of a window."""
@@ -180,6 +180,8 @@ class Verdict(Message, frozen=True):
     window: int = NO_HINT
     """The most that the UE should draft next; 0: the BS decodes on alone, and the next verdict comes by itself.
     `NO_HINT`: the session wants no hints, or the BS gives none, and things stay as they are."""
+    kept: int = 0
+    """Candidates among the `accepted`: mismatches that the judge let stay."""
 
 
 class Resync(Message, frozen=True):
@@ -213,6 +215,8 @@ class Pong(Message, frozen=True):
     """Answer to `Ping`."""
 
     token: int
+    time_s: float = 0.0
+    """When it was answered, on the BS's own monotonic clock: what the offset between both clocks is estimated from."""
 
 
 Uplink = Union[Hello, Open, Draft, Hidden, Close, Ping]  # noqa: UP007 (msgspec reads it at run time, on 3.10 too)

@@ -20,6 +20,7 @@ from testbed.errors import BadInput, LinkError, ModelError, TestbedError
 from testbed.ue.api_replies import ChatReply, Reply
 from testbed.ue.api_schema import ApiError, ChatRequest, CompletionRequest, Limits, Request
 from testbed.ue.backend import Backend, Closing, Crowded, Ended, Job, Order, Text
+from testbed.ue.bodies import BoundedBodies
 from testbed.ue.prompts import Prompter
 
 T = TypeVar("T")
@@ -53,6 +54,7 @@ class Service:
 def make_app(service: Service) -> FastAPI:
     """The web application; its paths exist with and without /v1."""
     app = FastAPI(title="testbed", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(BoundedBodies)
     for error, answer in (
         (ApiError, _refused),
         (HTTPException, _unknown),

@@ -18,6 +18,10 @@ RESEND_S = 2.0
 """First wait before a message that was not answered is sent again; doubled each time."""
 
 
+MOST_WAITING = 4096
+"""Messages of a session that wait to be read; more are dropped, as if the link had lost them."""
+
+
 class Mailbox:
     """What came for a session and was not read yet; one reader at a time. A wait costs a future and a timer alone:
     there is one a round for every UE, and virtual runs have hundreds of them.
@@ -28,8 +32,9 @@ class Mailbox:
         self._arrival: asyncio.Future[None] | None = None
 
     def put(self, packet: Packet[Any]) -> None:
-        """Add a packet, and wake who waits for it."""
-        self._packets.append(packet)
+        """Add a packet, unless there are too many, and wake who waits for it."""
+        if len(self._packets) < MOST_WAITING:
+            self._packets.append(packet)
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 

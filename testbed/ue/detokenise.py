@@ -1,4 +1,4 @@
-"""From ids to text as they come: whole characters only, cut before the first stop string."""
+"""Text of an output as it comes, cut before the first stop string."""
 
 from __future__ import annotations
 
@@ -6,48 +6,7 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-TAIL = 8
-"""Ids of the prompt that the first output ids are decoded after, since their spaces depend on what precedes them."""
-UNFINISHED = "\ufffd"
-"""What a decoder writes for bytes that are not, or not yet, a character."""
-
-
-class Detokeniser:
-    """Text of an output whose ids come one after another; special tokens are left out.
-
-    A character whose bytes are spread over several tokens is held until it is whole.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
-        """`prompt`: ids before the output."""
-        self._tokenizer = tokenizer
-        self._ids = list(prompt[-TAIL:])
-        self._start, self._settled = 0, len(self._ids)
-
-    def push(self, token: int) -> str:
-        """The text that this token settles; often empty."""
-        self._ids.append(token)
-        text = self._open_text()
-        if text.endswith(UNFINISHED):
-            return ""
-        self._start, self._settled = self._settled, len(self._ids)
-        return text
-
-    def flush(self) -> str:
-        """The text that is still held, unfinished characters as replacement characters."""
-        text = self._open_text()
-        self._start, self._settled = self._settled, len(self._ids)
-        return text
-
-    def _open_text(self) -> str:
-        """Text after the settled ids, decoded together with those before them."""
-        before, whole = (
-            self._decode(ids) for ids in (self._ids[self._start : self._settled], self._ids[self._start :])
-        )
-        return whole[len(before) :]
-
-    def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+from testbed.protocols.detokeniser import Detokeniser
 
 
 class StopStrings:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 from testbed.channel.guard import require_keys
 from testbed.channel.keys import ClientKeys, load_client
-from testbed.channel.link import ZmqLink, check_address, new_identity
+from testbed.channel.link import Link, ZmqLink, check_address, new_identity
 from testbed.clock import Clock
 from testbed.errors import BadInput
 from testbed.ue.client import Client
@@ -63,6 +64,7 @@ def dial(
     silence_s: float = 5.0,
     insecure: bool = False,
     identity: bytes | None = None,
+    wrap: Callable[[Link], Link] = lambda link: link,
 ) -> Client:
     """A connection that has not said Hello.
 
@@ -71,6 +73,7 @@ def dial(
         keys: directory of `channel.keys`, or one for each address; None: none.
         silence_s: after which the next base station takes over.
         identity: of this UE; None: a fresh one.
+        wrap: what is to stand around each link.
 
     Raises:
         BadInput: addresses or keys that cannot be used.
@@ -78,7 +81,7 @@ def dial(
     identity = identity or new_identity()
     first = random.SystemRandom().randrange(2**31)
     found = zip(addresses(bs), keys_for(bs, keys, insecure), strict=True)
-    links = [Named(address, ZmqLink(address, identity, key)) for address, key in found]
+    links = [Named(address, wrap(ZmqLink(address, identity, key))) for address, key in found]
     if len(links) == 1:
         return Client(links[0].link, clock, first, timeout_s)
     return Stations(links, clock, first, timeout_s, silence_s)

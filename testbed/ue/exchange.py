@@ -30,6 +30,8 @@ class Exchange(NamedTuple):
     """The UE's own part of that: answering for hidden states."""
     uplink_bytes: int
     downlink_bytes: int
+    sent_s: float
+    """When it began, on the UE's clock."""
 
     @property
     def parts_s(self) -> Parts:
@@ -40,7 +42,13 @@ class Exchange(NamedTuple):
 
 
 def record_of(
-    kind: str, draft: Draft, exchange: Exchange, drafted: int, committed: int, total_s: float, drafting_s: float
+    kind: str,
+    draft: Draft,
+    exchange: Exchange,
+    drafted: int,
+    committed: int,
+    span_s: tuple[float, float],
+    drafting_s: float,
 ) -> RoundRecord:
     """The record of a round that has just ended.
 
@@ -49,10 +57,10 @@ def record_of(
         draft: as it was sent, or what stands in for it where the BS decoded alone.
         drafted: tokens of the window.
         committed: tokens that it added to the output.
-        total_s: of the whole round.
+        span_s: when the round began and ended.
         drafting_s: what its drafted tokens took.
     """
-    verdict, parts = exchange.verdict, exchange.parts_s
+    verdict, parts, (begin_s, end_s) = exchange.verdict, exchange.parts_s, span_s
     return RoundRecord(
         round=draft.round,
         protocol=kind,
@@ -64,15 +72,20 @@ def record_of(
         queried=verdict.queried,
         batch_size=verdict.batch_size,
         draft_s=draft.draft_s,
-        overhead_s=max(0.0, total_s - draft.draft_s - sum(parts)),
+        overhead_s=max(0.0, end_s - begin_s - draft.draft_s - sum(parts)),
         uplink_bytes=exchange.uplink_bytes,
         downlink_bytes=exchange.downlink_bytes,
         gap=verdict.gap,
         csi=draft.csi,
         wasted_s=drafting_s * (1 - verdict.accepted / drafted) if drafted else 0.0,
         hint=verdict.window,
+        kept=verdict.kept,
         link_s=parts.link_s,
         queue_s=parts.queue_s,
         verify_s=parts.verify_s,
         judge_s=parts.judge_s,
+        begin_s=begin_s,
+        sent_s=exchange.sent_s,
+        verdict_s=exchange.sent_s + exchange.seconds,
+        end_s=end_s,
     )

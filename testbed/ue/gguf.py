@@ -1,22 +1,75 @@
-"""Checks of a GGUF file's header, made before the file is handed to llama.cpp.
+"""A GGUF file's header, read and bounded before the file is handed to llama.cpp, which is native code.
 
 Layout (little-endian): magic, version, number of tensors, number of metadata entries; the entries; one record per
-tensor (name, dimensions, type, offset); the tensors' data.
+tensor (name, dimensions, type, offset); padding to the alignment; the tensors' data. `gguf_rules` says what the entries
+of a drafter may be.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from testbed.errors import ModelError
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-STRING, ARRAY = 8, 9
-WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Bytes of each scalar metadata type."""
+UINT32, FLOAT32, STRING, ARRAY = 4, 6, 8, 9
+LAYOUTS = {
+    0: "<B", 1: "<b", 2: "<H", 3: "<h", UINT32: "<I", 5: "<i", FLOAT32: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
+}  # fmt: skip
+"""Of each scalar metadata type, as `struct` has them."""
+BLOCKS = {
+    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 10: (256, 84),
+    11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 16: (256, 66), 17: (256, 74), 18: (256, 98),
+    19: (256, 50), 20: (32, 18), 21: (256, 110), 22: (256, 82), 23: (256, 136), 29: (256, 56), 30: (1, 2),
+    34: (256, 54), 35: (256, 66), 39: (32, 17),
+}  # fmt: skip
+"""Elements and bytes of a block of each tensor type that weights have (ggml's `type_traits`)."""
+MOST_ENTRIES, MOST_TENSORS = 2**14, 2**16
+MOST_DIMENSIONS = 4
+MOST_NAME, MOST_KEY = 63, 2**16 - 1
+"""Bytes of a tensor's name, and of an entry's key."""
+ALIGNMENT = "general.alignment"
+DEFAULT_ALIGNMENT, MOST_ALIGNMENT = 32, 2**16
+KEPT = 2**16
+"""Bytes of the longest string whose value is kept."""
+
+Scalar = str | int | float | bool
+
+
+class Array(NamedTuple):
+    """An array among the metadata; its values stay in the file, but for short ones of numbers."""
+
+    kind: int
+    length: int
+    values: tuple[Scalar, ...]
+
+
+class Tensor(NamedTuple):
+    """Where a tensor's data lie."""
+
+    shape: tuple[int, ...]
+    """Fastest dimension first."""
+    kind: int
+    offset: int
+    """From the start of all data."""
+    size_bytes: int
+
+
+@dataclass
+class Header:
+    """What a file says of itself."""
+
+    scalars: dict[str, Scalar] = field(default_factory=dict)
+    kinds: dict[str, int] = field(default_factory=dict)
+    """Types of the scalars."""
+    arrays: dict[str, Array] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
 class _Walker:
@@ -25,52 +78,46 @@ class _Walker:
     def __init__(self, data: mmap.mmap) -> None:
         self.data, self.at = data, 0
 
-    def skip(self, count: int) -> None:
-        if count > len(self.data) - self.at:
+    def skip(self, count: int) -> int:
+        """Returns where it stood."""
+        before = self.at
+        if count > len(self.data) - before:
             raise EOFError
-        self.at += count
+        self.at = before + count
+        return before
+
+    def scalar(self, layout: str) -> Scalar:
+        start = self.skip(struct.calcsize(layout))
+        value: Scalar = struct.unpack_from(layout, self.data, start)[0]
+        return value
 
     def number(self, layout: str) -> int:
-        start = self.at
-        self.skip(struct.calcsize(layout))
-        return int(struct.unpack_from(layout, self.data, start)[0])
+        return int(self.scalar(layout))
 
-    def skip_string(self) -> None:
-        self.skip(self.number("<Q"))
+    def string(self, most: int) -> str:
+        """A string whose bytes are kept. Raises ValueError: it is longer, or no text."""
+        length = self.number("<Q")
+        start = self.skip(length)
+        if length > most:
+            raise ValueError(f"a name of {length} bytes; at most {most}")
+        text = self.data[start : self.at].decode("utf-8", "strict")
+        if "\0" in text:
+            raise ValueError("a name with a zero byte")
+        return text
 
-    def skip_value(self, kind: int) -> None:
-        """Skip one metadata value. Raises ValueError: there is no such type."""
-        if kind == STRING:
-            self.skip_string()
-        elif kind == ARRAY:
-            inner, count = self.number("<I"), self.number("<Q")
-            if inner == STRING:
-                for _ in range(count):
-                    self.skip_string()
-            else:
-                self.skip(count * _width(inner))
-        else:
-            self.skip(_width(kind))
-
-    def skip_tensor(self) -> None:
-        self.skip_string()
-        self.skip(8 * self.number("<I"))
-        self.skip(struct.calcsize("<IQ"))
+    def text(self) -> str:
+        """A string of any length; a long one is passed over."""
+        length = self.number("<Q")
+        start = self.skip(length)
+        return self.data[start : self.at].decode("utf-8", "replace") if length <= KEPT else ""
 
 
-def _width(kind: int) -> int:
-    if kind not in WIDTHS:
-        raise ValueError(f"metadata of unknown type {kind}")
-    return WIDTHS[kind]
-
-
-def check_gguf(path: Path) -> None:
-    """Read a GGUF file's header to its end.
-
-    That the data of every tensor is there is left to llama.cpp, which knows their sizes and says so.
+def read_header(path: Path) -> Header:
+    """Read a GGUF file's header to its end, and check that every tensor's data lie within the file.
 
     Raises:
-        ModelError: the file is missing, is no GGUF, is of an unknown version, or ends within its header.
+        ModelError: the file is missing, is no GGUF, is of an unknown version, ends within its header, or says of itself
+            what cannot be.
     """
     if not path.is_file():
         raise ModelError(f"{path}: no such file; give a drafter in GGUF format")
@@ -80,21 +127,93 @@ def check_gguf(path: Path) -> None:
             raise ModelError(f"{path}: not a GGUF file (starts with {magic!r}); convert the model to GGUF first")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
-                _walk(_Walker(data))
+                return _walk(_Walker(data))
             except EOFError:
                 raise ModelError(f"{path}: the file ends within its header; copy or download it again") from None
             except ValueError as exc:
                 raise ModelError(f"{path}: not a usable GGUF file ({exc})") from None
 
 
-def _walk(walker: _Walker) -> None:
+def _walk(walker: _Walker) -> Header:
     walker.skip(len(MAGIC))
     version = walker.number("<I")
     if version not in VERSIONS:
         raise ValueError(f"version {version}; versions {VERSIONS[0]} and {VERSIONS[1]} are known")
     tensors, entries = walker.number("<Q"), walker.number("<Q")
-    for _ in range(entries):
-        walker.skip_string()
-        walker.skip_value(walker.number("<I"))
-    for _ in range(tensors):
-        walker.skip_tensor()
+    header = Header()
+    for _ in range(_count(entries, MOST_ENTRIES, "metadata entries", walker)):
+        _read_entry(walker, header)
+    alignment = _alignment(header)
+    for _ in range(_count(tensors, MOST_TENSORS, "tensors", walker)):
+        _read_tensor(walker, header, alignment)
+    data_bytes = len(walker.data) - -(-walker.at // alignment) * alignment
+    for name, tensor in header.tensors.items():
+        if tensor.offset + tensor.size_bytes > data_bytes:
+            raise ValueError(f"the data of tensor {name!r} are not within the file bounds")
+    return header
+
+
+def _count(count: int, most: int, what: str, walker: _Walker) -> int:
+    """A number of things of a few bytes at least, all of which are still to come."""
+    if count > len(walker.data) - walker.at:
+        raise EOFError
+    if count > most:
+        raise ValueError(f"{count} {what}; at most {most}")
+    return count
+
+
+def _read_entry(walker: _Walker, header: Header) -> None:
+    key, kind = walker.string(MOST_KEY), walker.number("<I")
+    if key in header.scalars or key in header.arrays:
+        raise ValueError(f"{key!r} twice")
+    if kind == ARRAY:
+        header.arrays[key] = _array(walker)
+        return
+    header.scalars[key] = walker.text() if kind == STRING else walker.scalar(_layout(kind))
+    header.kinds[key] = kind
+
+
+def _array(walker: _Walker) -> Array:
+    kind, count = walker.number("<I"), walker.number("<Q")
+    if kind == STRING:
+        for _ in range(count):
+            walker.skip(walker.number("<Q"))
+        return Array(kind, count, ())
+    layout = _layout(kind)
+    start = walker.skip(count * struct.calcsize(layout))
+    short = count <= MOST_ENTRIES
+    values = struct.unpack_from(f"<{count}{layout[1]}", walker.data, start) if short else ()
+    return Array(kind, count, values)
+
+
+def _layout(kind: int) -> str:
+    if kind not in LAYOUTS:
+        raise ValueError(f"metadata of unknown type {kind}")
+    return LAYOUTS[kind]
+
+
+def _alignment(header: Header) -> int:
+    value = header.scalars.get(ALIGNMENT, DEFAULT_ALIGNMENT)
+    power = isinstance(value, int) and 0 < value <= MOST_ALIGNMENT and value & (value - 1) == 0
+    if not power or header.kinds.get(ALIGNMENT, UINT32) != UINT32 or ALIGNMENT in header.arrays:
+        raise ValueError(f"{ALIGNMENT} of {value!r}")
+    return int(value)
+
+
+def _read_tensor(walker: _Walker, header: Header, alignment: int) -> None:
+    name = walker.string(MOST_NAME)
+    dimensions = walker.number("<I")
+    if not 1 <= dimensions <= MOST_DIMENSIONS:
+        raise ValueError(f"tensor {name!r} of {dimensions} dimensions; 1 to {MOST_DIMENSIONS}")
+    shape = tuple(walker.number("<Q") for _ in range(dimensions))
+    kind, offset = walker.number("<I"), walker.number("<Q")
+    if name in header.tensors:
+        raise ValueError(f"tensor {name!r} twice")
+    if kind not in BLOCKS:
+        raise ValueError(f"tensor {name!r} of unknown type {kind}")
+    elements, block_bytes = BLOCKS[kind]
+    if 0 in shape or shape[0] % elements:
+        raise ValueError(f"tensor {name!r} of shape {shape}; the first must be a multiple of {elements}")
+    if offset % alignment:
+        raise ValueError(f"tensor {name!r} begins at {offset}, no multiple of {alignment}")
+    header.tensors[name] = Tensor(shape, kind, offset, math.prod(shape) // elements * block_bytes)

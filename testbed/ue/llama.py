@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from testbed.errors import ConfigError, ModelError
 from testbed.interrupts import held_back
-from testbed.ue.gguf import check_gguf
+from testbed.ue.gguf_rules import check_gguf
 
 MAX_BATCH = 512
 """Tokens that one pass takes."""

@@ -42,6 +42,28 @@ class RoundRecord(msgspec.Struct, frozen=True):
     the prompt's left out (WISP eqs. 7, 8)."""
     hint: int = NO_HINT
     """Window that the verdict hinted for the next round; 0: the BS goes on alone, `NO_HINT`: none."""
+    begin_s: float | None = None
+    """Instants on the UE's monotonic clock: the round began (drafting, for `draft_s`), its window was sent, the verdict
+    was there, the round was over."""
+    sent_s: float | None = None
+    verdict_s: float | None = None
+    end_s: float | None = None
+    energy_j: float | None = None
+    """Energy of the device from `begin_s` to `end_s`, and its parts: drafting, waiting for the link, waiting for the BS
+    (queue, verification, judgement), the rest. None: not measured, or not throughout."""
+    draft_j: float | None = None
+    link_j: float | None = None
+    wait_j: float | None = None
+    other_j: float | None = None
+    power_gap_s: float | None = None
+    """Time of the round that no sample of power tells of; None: power was not measured."""
+    temp_c: float | None = None
+    """Of the device's hottest zone."""
+    throttled: str | None = None
+    """Why the device was slower than it could be, as `power.Reading` has it; empty: it was not."""
+    kept: int = 0
+    """Candidates that stayed. Where a window was cut short, the one that ended it was judged too, later ones were
+    not."""
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
@@ -56,3 +78,5 @@ class RequestRecord(msgspec.Struct, frozen=True):
     """All rounds, and the opening of the session."""
     downlink_bytes: int
     rounds: list[RoundRecord]
+    clock_unix_s: float | None = None
+    """Unix time of the zero of the UE's monotonic clock; None: the clock is a virtual one."""

@@ -13,9 +13,9 @@ from testbed.protocols import TARGET_ONLY
 from testbed.protocols.codec import AnyArray, Packet
 from testbed.protocols.messages import Busy, Close, Fault, Open, Opened, Resync, Verdict
 from testbed.protocols.sampling import GREEDY, Sampling
-from testbed.ue.client import Client
+from testbed.ue.client import RESEND_S, Client
 from testbed.ue.records import RequestRecord, RoundRecord
-from testbed.ue.session import SILENCE_S, Progress
+from testbed.ue.session import SILENCE_S, SLOWEST_BPS, Progress
 
 
 async def decode_remotely(
@@ -46,9 +46,11 @@ async def decode_remotely(
     ask = _ask(max_tokens, sampling, seed, speed_tps)
     stream = _Stream(client, ask, {"ids": np.asarray(prompt, np.int32)}, accept_slower)
     verdicts: list[tuple[Verdict, int]] = []
+    times_s = [start_s]
     try:
         while not verdicts or (verdicts[-1][0].token not in end_ids and len(verdicts) < max_tokens):
             verdicts.append(await stream.token())
+            times_s.append(client.clock.time())
             if progress:
                 progress(_record(verdicts[-1], len(prompt) + len(verdicts) - 1, 0.0, 0))
     except LinkTimeout as exc:
@@ -58,7 +60,10 @@ async def decode_remotely(
     up, down = stream.uplink_bytes, stream.downlink_bytes
     latency_s = client.clock.time() - start_s
     link_s = max(0.0, latency_s - sum(v.bs_s for v, _ in verdicts))
-    rounds = [_record(pair, len(prompt) + i, 0.0 if i else link_s, 0 if i else up) for i, pair in enumerate(verdicts)]
+    rounds = [
+        _record(pair, len(prompt) + i, 0.0 if i else link_s, 0 if i else up, (times_s[i], times_s[i + 1]))
+        for i, pair in enumerate(verdicts)
+    ]
     token_ids = [v.token for v, _ in verdicts]
     reason = "stop" if token_ids[-1] in end_ids else "length"
     return RequestRecord(len(prompt), token_ids, reason, latency_s, up, down, rounds)
@@ -73,6 +78,7 @@ class _Stream:
         self._client, self._ask, self._ids, self._accept_slower = client, ask, ids, accept_slower
         self._session: int | None = None
         self._next = self._got = 0
+        self._heard, self._answer_s = False, RESEND_S
         self.uplink_bytes = self.downlink_bytes = 0
 
     async def token(self) -> tuple[Verdict, int]:
@@ -97,10 +103,10 @@ class _Stream:
             elif isinstance(message, Busy):
                 await self._refused(message)
                 await self._send()
-            elif isinstance(message, Verdict | Resync):  # a token was lost, or the session was
-                await self.close()
+            elif isinstance(message, Resync) or (isinstance(message, Verdict) and message.round > self._next):
+                await self.close()  # the session was lost, or a token was
                 await self._begin()
-            elif not isinstance(message, Opened):
+            elif not isinstance(message, Opened | Verdict):
                 reason = message.reason if isinstance(message, Fault) else type(message).__name__
                 raise ProtocolError(f"the BS refuses: {reason}")
 
@@ -117,21 +123,27 @@ class _Stream:
         await self._send()
 
     async def _send(self) -> None:
-        self.uplink_bytes += await self._client.send(self._ask, self._ids)
+        sent = await self._client.send(self._ask, self._ids)
+        self.uplink_bytes += sent
+        self._heard, self._answer_s = False, max(RESEND_S, 8 * sent / SLOWEST_BPS)
 
     async def _receive(self) -> Packet[Any]:
-        """The next message; after a while of silence the request is sent anew."""
-        left_s = self._client.timeout_s
-        wait_s = max(SILENCE_S, left_s / 4)
+        """The next message; after a while of silence the request is sent anew. A BS says at once that it has it, but a
+        token of a long prompt may take its time.
+        """
+        left_s, times = self._client.timeout_s, 1
         while True:
             assert self._session is not None
+            wait_s = times * (max(SILENCE_S, self._client.timeout_s / 4) if self._heard else self._answer_s)
             try:
-                return await self._client.receive(self._session, min(wait_s, left_s))
+                packet = await self._client.receive(self._session, min(wait_s, left_s))
+                self._heard = True
+                return packet
             except LinkTimeout as exc:
                 left_s -= wait_s
                 if left_s <= 0:
                     raise LinkTimeout(f"the BS did not answer within {self._client.timeout_s:g} s") from exc
-            wait_s *= 2
+            times *= 2
             await self.close()
             await self._begin()
 
@@ -160,8 +172,16 @@ def _ask(max_tokens: int, sampling: Sampling, seed: int, speed_tps: float | None
     )
 
 
-def _record(pair: tuple[Verdict, int], base_len: int, link_s: float, uplink_bytes: int) -> RoundRecord:
+def _record(
+    pair: tuple[Verdict, int],
+    base_len: int,
+    link_s: float,
+    uplink_bytes: int,
+    span_s: tuple[float, float] | None = None,
+) -> RoundRecord:
+    """The record of a token; `span_s` is when the one before was there and this one."""
     verdict, size_bytes = pair
+    begin_s, end_s = span_s or (None, None)
     return RoundRecord(
         round=verdict.round,
         protocol=TARGET_ONLY,
@@ -181,4 +201,8 @@ def _record(pair: tuple[Verdict, int], base_len: int, link_s: float, uplink_byte
         uplink_bytes=uplink_bytes,
         downlink_bytes=size_bytes,
         gap=verdict.gap,
+        begin_s=begin_s,
+        sent_s=begin_s,
+        verdict_s=end_s,
+        end_s=end_s,
     )

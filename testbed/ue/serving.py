@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import signal
 import socket
 import time
@@ -16,6 +15,7 @@ import uvicorn
 from testbed.clock import Clock, WallClock
 from testbed.config import EndpointConfig
 from testbed.errors import BadInput
+from testbed.listening import key_in, listening, url_of
 from testbed.protocols import PROTOCOLS
 from testbed.protocols.adaptive import RULES
 from testbed.protocols.messages import Welcome
@@ -37,6 +37,8 @@ State = Callable[[Client, Clock], Awaitable[ChannelState]]
 """Where the channel state comes from, once there is a connection."""
 Ready = Callable[[str, str], None]
 """Called once the endpoint answers: its address, and the model's name."""
+CONNECTIONS = 512
+"""Of clients; requests over more than that are answered 503."""
 GRACE_S = 5
 """For answers under way when the endpoint is stopped."""
 WARM_UP = 2
@@ -55,7 +57,7 @@ def serve(config: EndpointConfig, bundle: tuple[Path | None, Path | None], state
         ProtocolError: it refuses.
     """
     path, prompter = check(config, bundle)
-    token = _token(config.token_file)
+    token = key_in(config.token_file)
     with listening(config.host, config.port, guarded=token is not None) as listener:
         drafter = LlamaDrafter(
             path,
@@ -76,7 +78,7 @@ def serve(config: EndpointConfig, bundle: tuple[Path | None, Path | None], state
                     int(time.time()),
                     token,
                 )
-                asyncio.run(_run(service, listener, lambda: ready(_url(listener), service.name)))
+                asyncio.run(_run(service, listener, lambda: ready(url_of(listener), service.name)))
         finally:
             drafter.close()
 
@@ -129,39 +131,6 @@ def methods(names: tuple[str, ...]) -> tuple[str, str]:
         raise BadInput(f"protocols {', '.join(names)}: give one for temperature 0 and one for those above")
     above = sampled[0] if sampled else "rejection"
     return greedy[0] if greedy else sampled[0] if sampled else "greedy", above
-
-
-@contextlib.contextmanager
-def listening(host: str, port: int, *, guarded: bool) -> Iterator[socket.socket]:
-    """A listening socket.
-
-    Args:
-        guarded: whether clients must give a key.
-
-    Raises:
-        BadInput: no such host, a port that is taken, or an address beyond loopback without a key.
-    """
-    try:
-        family, kind, number, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except OSError as exc:
-        raise BadInput(f"{host}: {exc.strerror or exc}") from exc
-    if not guarded and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
-        raise BadInput(
-            f"{host} can be reached from elsewhere: give --token-file FILE with a key that clients must give"
-        )
-    listener = socket.socket(family, kind, number)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(address)
-            listener.listen()
-        except OSError as exc:
-            raise BadInput(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
-        yield listener
-    finally:
-        listener.close()
 
 
 @contextlib.contextmanager
@@ -219,6 +188,14 @@ async def _meet(
     return Pair(runner, prompter.tokenizer, welcome.end_ids, greedy, sampled, context), welcome
 
 
+def web_settings(service: Service) -> uvicorn.Config:
+    """Of the web server: h11 bounds headers, which httptools does not."""
+    return uvicorn.Config(
+        make_app(service), http="h11", ws="none", lifespan="off", log_config=None, access_log=False,
+        limit_concurrency=CONNECTIONS, timeout_graceful_shutdown=GRACE_S,
+    )  # fmt: skip
+
+
 class _Server(uvicorn.Server):
     """Says when it answers, and leaves signals to its caller."""
 
@@ -237,11 +214,7 @@ class _Server(uvicorn.Server):
 
 async def _run(service: Service, listener: socket.socket, ready: Callable[[], None]) -> None:
     """Serve until a signal comes; then what is under way is cut off, and its sessions are closed."""
-    settings = uvicorn.Config(
-        make_app(service), log_config=None, access_log=False, lifespan="off", ws="none",
-        timeout_graceful_shutdown=GRACE_S,
-    )  # fmt: skip
-    server = _Server(settings, ready)
+    server = _Server(web_settings(service), ready)
     closing: list[asyncio.Task[None]] = []
 
     def stop() -> None:
@@ -254,28 +227,6 @@ async def _run(service: Service, listener: socket.socket, ready: Callable[[], No
         loop.add_signal_handler(number, stop)
     await server.serve(sockets=[listener])
     await asyncio.gather(*closing)
-
-
-def _token(path: str | None) -> str | None:
-    """The API key in a file.
-
-    Raises:
-        BadInput: it cannot be read, or holds none.
-    """
-    if path is None:
-        return None
-    try:
-        token = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as exc:
-        raise BadInput(f"{path} cannot be read as a key: {exc}") from exc
-    if not token or not token.isprintable() or not token.isascii():
-        raise BadInput(f"{path} holds no key; write one line of ASCII into it")
-    return token
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _short(model: str) -> str:

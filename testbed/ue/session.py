@@ -149,8 +149,8 @@ class Session:
         )  # fmt: skip
         exchange = await self._exchange(draft, arrays, drafted)  # 3 send, and wait for the verdict
         committed, reason = self._commit(drafted, exchange, room)  # 8 commit
-        total_s, count = self._clock.time() - begun_s, len(drafted.ids)
-        record = record_of(self._protocol.kind, draft, exchange, count, committed, total_s, drafted_s - start_s)
+        span_s, count = (begun_s, self._clock.time()), len(drafted.ids)
+        record = record_of(self._protocol.kind, draft, exchange, count, committed, span_s, drafted_s - start_s)
         self._network_s = record.link_s
         return replace(record, choice=self._choice), reason
 
@@ -159,8 +159,8 @@ class Session:
         draft = Draft(session=self._number, round=number, base_len=len(self._committed))
         exchange = await self._listen(number)
         committed, reason = self._commit(NOTHING, exchange, room)
-        total_s = self._clock.time() - begun_s
-        record = record_of(self._protocol.kind, draft, exchange, 0, committed, total_s, 0.0)
+        span_s = (begun_s, self._clock.time())
+        record = record_of(self._protocol.kind, draft, exchange, 0, committed, span_s, 0.0)
         return replace(record, choice=self._choice), reason
 
     async def _exchange(self, draft: Draft, arrays: dict[str, AnyArray], drafted: Drafted) -> Exchange:
@@ -188,7 +188,7 @@ class Session:
                 continue
             down += packet.size_bytes
             if isinstance(message, Verdict) and message.round == draft.round:
-                return Exchange(message, packet.arrays, self._clock.time() - start_s, reveal_s, up, down)
+                return Exchange(message, packet.arrays, self._clock.time() - start_s, reveal_s, up, down, start_s)
             if isinstance(message, NeedHidden) and message.round == draft.round:
                 asked_s = self._clock.time()
                 answer, send = self._reveal(message, packet, drafted), True
@@ -224,7 +224,7 @@ class Session:
             else:
                 down += packet.size_bytes
             if isinstance(message, Verdict) and message.round == number:
-                return Exchange(message, packet.arrays, self._clock.time() - start_s, 0.0, 0, down)
+                return Exchange(message, packet.arrays, self._clock.time() - start_s, 0.0, 0, down, start_s)
             refused = isinstance(message, Busy) and message.round is None  # a draft's comes too late
             if refused:
                 await self._refused(message)

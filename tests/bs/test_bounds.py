@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -14,13 +16,26 @@ import pytest
 from testbed.bs.bounds import check_bounds, largest_frame, session_table
 from testbed.bs.desk import Desk, Offer
 from testbed.bs.engine import VerifyRequest, VerifyResult
+from testbed.bs.runner import ThreadRunner
 from testbed.bs.sessions import REMEMBERED, SessionTable
 from testbed.bs.synthetic_engine import SyntheticEngine
 from testbed.channel.link import MAX_MESSAGE_BYTES
 from testbed.config import ServeConfig
 from testbed.errors import BadInput
 from testbed.protocols import TARGET_ONLY, protocol
-from testbed.protocols.messages import VERSION, Busy, Close, Draft, Hello, NeedHidden, Open, Opened, Resync, Verdict
+from testbed.protocols.messages import (
+    VERSION,
+    Busy,
+    Close,
+    Draft,
+    Hello,
+    Hidden,
+    NeedHidden,
+    Open,
+    Opened,
+    Resync,
+    Verdict,
+)
 from testbed.synthetic import next_token
 from testbed.ue.client import Client
 from testbed.ue.remote import decode_remotely
@@ -106,6 +121,8 @@ async def test_a_ue_that_goes_silent_before_its_hidden_states_is_forgotten() -> 
         assert isinstance(await ask(ue, number, Draft(session=number, round=0, base_len=5), draft), NeedHidden)
         await asyncio.sleep(0.5)
         assert len(bs._desk.sessions) == 0
+        answer = await ask(ue, number, Hidden(session=number, round=0), {"hidden": np.zeros((1, 4), np.float16)})
+        assert answer == Resync(session=number, reason="idle for more than 0.2 s")  # at once, not when it asks again
 
 
 async def test_a_session_that_waits_for_the_engine_is_not_idle() -> None:
@@ -183,6 +200,24 @@ async def test_a_window_beyond_the_queue_is_refused_and_its_session_stands() -> 
         assert isinstance(again, Verdict)
 
 
+async def test_large_windows_wait_up_to_a_number_of_bytes() -> None:
+    """Distributions over a vocabulary make a window heavy; few of them fill what may wait."""
+    ids = np.array([1, 2], np.int32)
+    q = np.zeros((2, VOCAB), np.uint16)
+    q[[0, 1], ids] = 65535
+    table = SessionTable(windows_bytes=1)
+    async with station(Slow(vocab_size=VOCAB), sessions=table) as (_, address), client(address) as ue:
+        numbers = [ue.new_session() for _ in range(4)]
+        for number in numbers:
+            assert isinstance(await ask(ue, number, opening(number, "rejection", temperature=1.0), IDS), Opened)
+        for number in numbers:
+            await ue.send(Draft(session=number, round=0, base_len=5), {"ids": ids, "q": q})
+        answers = [(await ue.receive(number, 5)).message for number in numbers]
+        refused = [a for a in answers if isinstance(a, Busy)]
+        assert isinstance(answers[0], Verdict) and len(refused) in (2, 3)
+        assert all(f"windows of {ids.nbytes + q.nbytes} bytes wait" in a.reason for a in refused)
+
+
 async def test_ues_over_the_bounds_wait_and_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("testbed.bs.desk.RETRY_S", 0.02)
     table = SessionTable(per_peer=3, total=8, pending=1, tokens=400)
@@ -193,6 +228,39 @@ async def test_ues_over_the_bounds_wait_and_lose_nothing(monkeypatch: pytest.Mon
         decoding += [decode_remotely(ue, PROMPT, 20, ()) for _ in range(3)]
         records = await asyncio.gather(*decoding)
     assert [record.token_ids for record in records] == [own(20)] * 9
+
+
+def test_speeds_that_no_session_has_any_more_are_forgotten() -> None:
+    """UEs may ask for any speed: of a million different ones nothing stays."""
+    table = SessionTable()
+    for number in range(1000):
+        table.open((b"ue", 1), np.array([1], np.int32), protocol("greedy"), 0.0, 1, 0, speed_tps=1 + number / 1000)
+    assert len(table._promised) == 1
+    table.close((b"ue", 1))
+    assert not table._promised
+
+
+def test_sessions_that_the_engine_never_saw_are_no_work_for_it() -> None:
+    """Who opens and closes sessions during a long pass piles up nothing behind it."""
+    engine, released = SyntheticEngine(vocab_size=VOCAB), list[str]()
+    engine.release = released.append  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as thread:
+        runner = ThreadRunner(engine, thread)
+
+        async def run() -> None:
+            await runner.verify([VerifyRequest("seen", np.array([1], np.int32), np.zeros(0, np.int32))])
+            begun, hold = threading.Event(), threading.Event()
+            thread.submit(lambda: begun.set() or hold.wait(20))
+            begun.wait(20)
+            for number in range(10_000):
+                runner.release(f"stranger/{number}")
+            runner.release("seen")
+            runner.release("seen")
+            assert thread._work_queue.qsize() == 1
+            hold.set()
+
+        asyncio.run(run())
+    assert released == ["seen"]
 
 
 def test_peers_of_one_key_are_one_ue() -> None:

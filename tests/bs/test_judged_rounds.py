@@ -83,7 +83,7 @@ async def test_what_is_kept_is_what_the_head_says() -> None:
     engine, drafter = SyntheticEngine(vocab_size=VOCAB), SyntheticDrafter(vocab_size=VOCAB, alpha=0.7)
     ids, made = list(PROMPT), PROMPT + record.token_ids
     for r in record.rounds:
-        draft = list(ids)
+        draft, kept = list(ids), 0
         for position in range(r.drafted):
             token = drafter.predict(draft, False)
             if token.id != next_token(draft, VOCAB, 0):
@@ -94,7 +94,9 @@ async def test_what_is_kept_is_what_the_head_says() -> None:
                 assert (p < threshold) == (position < r.accepted)
                 if p >= threshold:
                     break
+                kept += 1
             draft.append(token.id)
+        assert r.kept == kept
         ids = made[: len(ids) + r.committed]
     assert sum(r.candidates for r in record.rounds) > 10
 

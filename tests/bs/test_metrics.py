@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.bs.metrics import Metrics, MetricsFile
+from testbed.bs.metrics import MOST_SPEEDS, Metrics, MetricsFile
 from testbed.errors import BadInput
 from testbed.virtual_time import VirtualClock, run_virtually
 
@@ -51,6 +51,46 @@ def test_intervals_that_cannot_be(tmp_path: Path, interval_s: float) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_full_disk_leaves_lines_out_and_no_half_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics, path = Metrics(), tmp_path / "m.jsonl"
+    file = MetricsFile(path, 0.5)
+    whole, full = file._file, [False, True, True, False]
+
+    class Disk:
+        """Takes half of a line where it is full."""
+
+        name, seek, truncate = str(path), staticmethod(whole.seek), staticmethod(whole.truncate)
+
+        def write(self, line: bytes) -> int:
+            return whole.write(line[: len(line) // 2] if full.pop(0) else line)
+
+    monkeypatch.setattr(file, "_file", Disk())
+
+    async def run() -> None:
+        keeping = asyncio.create_task(file.keep(metrics.snapshot, VirtualClock()))
+        await asyncio.sleep(1.6)
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+    run_virtually(run())
+    whole.close()
+    assert [json.loads(line)["t_s"] for line in path.read_text().splitlines()] == pytest.approx([0.5, 1.6])
+    assert caplog.text.count("No space left") == 2
+
+
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot write"):
         MetricsFile(tmp_path / "no" / "m.jsonl")
+
+
+def test_of_ever_so_many_speeds_the_first_are_counted_each_for_itself() -> None:
+    metrics = Metrics()
+    for number in range(10 * MOST_SPEEDS):
+        metrics.add_promised(1 + number / 7, late=number % 2 == 0)
+        metrics.add_refused(1 + number / 7)
+    found = metrics.snapshot()
+    for name, count in (("promised_rounds", 640), ("missed_deadlines", 320), ("refused_sessions", 640)):
+        assert len(found[name]) <= MOST_SPEEDS + 1 and sum(found[name].values()) == count
+    assert found["promised_rounds"]["0"] == 9 * MOST_SPEEDS and found["promised_rounds"]["1"] == 1

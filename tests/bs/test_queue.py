@@ -7,7 +7,8 @@ import numpy as np
 from testbed.bs.engine import VerifyRequest
 from testbed.bs.queue import Queue
 from testbed.bs.scheduler import Pending
-from testbed.bs.sessions import Session, SessionTable
+from testbed.bs.sessions import Round, Session, SessionTable
+from testbed.protocols.base import Window
 
 
 def waiting(queue: Queue, *numbers: int) -> list[Session]:
@@ -54,3 +55,22 @@ def test_dropping() -> None:
     queue.drop(sessions[0])
     queue.drop(sessions[0])
     assert [p.request.session for p in queue.pending()] == [sessions[1].name]
+
+
+def test_what_waits_is_weighed() -> None:
+    queue, table = Queue(), SessionTable(windows_bytes=1500)
+    sessions = [table.open((b"ue", n), np.arange(9, dtype=np.int32), None, 0.0, 1, 300) for n in range(2)]
+    for session in sessions:
+        ids = np.zeros(100, np.int32)
+        session.current = Round(0, Window(ids, None, np.zeros((100, 2), np.uint16)), None, 0.0)
+        assert table.crowded(queue.load) is None
+        request = VerifyRequest(session.name, session.prefix, ids)
+        for _ in range(2):  # the second time in its own place
+            queue.put(session, Pending(request, 0.0, 0))
+    assert queue.load == (2, 1600)
+    assert table.crowded(queue.load) == "windows of 1600 bytes wait for the engine; at most 1500"
+    queue.take(queue.pending()[:1])
+    assert queue.load == (1, 800)
+    for _ in range(2):
+        queue.drop(sessions[1])
+        assert queue.load == (0, 0)

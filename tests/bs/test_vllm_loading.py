@@ -63,6 +63,20 @@ def test_an_engine_that_nobody_holds_makes_room(random_models: dict[str, Path]) 
     engine.close()
 
 
+def test_experts_say_what_they_say_under_transformers(tmp_path: Path) -> None:
+    """Qwen3-MoE: two of four experts a token, a router with clear choices; windows and a follow-up from the cache."""
+    directory, rng = make_model("qwen3-moe", tmp_path, 5), np.random.default_rng(5)
+    reference = Reference(directory, TOKENS)
+    first, other = ask("a", tokens(rng, 70), tokens(rng, 8)), ask("b", tokens(rng, 5), tokens(rng, 16))
+    engine = VllmEngine(directory, vocab_size=TOKENS, max_model_len=256, extra=SMALL)
+    try:
+        verify_and_check(engine, reference, first, other)
+        verify_and_check(engine, reference, ask("a", [*first.prefix, *first.draft[:3], 7], tokens(rng, 4)))
+        assert engine.stats.cached_tokens >= 64
+    finally:
+        engine.close()
+
+
 @pytest.mark.parametrize(
     ("overrides", "fields", "complaint"),
     [

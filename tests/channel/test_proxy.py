@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from testbed.channel.path import Direction, constant
+from testbed.channel.pipe import End
 from testbed.channel.proxy import Proxy, precise_loop
 from testbed.channel.spec import ChannelSpec
 from testbed.errors import BadInput
@@ -219,4 +220,60 @@ async def test_an_address_in_use_is_refused() -> None:
     proxy = Proxy((host, port), lambda _: (Direction(constant()), Direction(constant())))
     with pytest.raises(BadInput, match="cannot listen on"):
         await proxy.start(host, port)
+    server.close()
+
+
+@precisely
+async def test_of_links_that_have_ended_only_their_bytes_are_kept() -> None:
+    async with relayed(echo, FREE) as (proxy, port):
+        for _ in range(5):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(bytes(1000))
+            await reader.readexactly(1000)
+            writer.close()
+            await writer.wait_closed()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(bytes(1000))
+        await reader.readexactly(1000)
+        while len(proxy._pairs) > 1:
+            await asyncio.sleep(0.01)
+        assert (proxy.connections, proxy.moved_bytes()) == (6, (6000, 6000))
+        assert proxy.reset() == 1
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
+        writer.close()
+        while proxy._pairs:
+            await asyncio.sleep(0.01)
+        assert (proxy.connections, proxy.moved_bytes()) == (6, (6000, 6000))
+
+
+@precisely
+async def test_what_comes_before_there_is_a_target_is_not_piled_up() -> None:
+    """A target that takes its time to answer: the sender waits for it, and then everything arrives."""
+    got, hold = bytearray(), asyncio.Event()
+
+    async def collect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(2**16):
+            got.extend(data)
+        writer.close()
+
+    class Late(Proxy):
+        async def _connect(self, front: End) -> None:
+            await hold.wait()
+            await super()._connect(front)
+
+    sent = random.Random(1).randbytes(20_000_000)
+    server = await asyncio.start_server(collect, "127.0.0.1", 0)
+    proxy = Late(server.sockets[0].getsockname()[:2], lambda _: (Direction(constant()), Direction(constant())))
+    _, writer = await asyncio.open_connection("127.0.0.1", await proxy.start("127.0.0.1", 0))
+    writer.write(sent)
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(writer.drain(), 0.5)
+    hold.set()
+    await asyncio.wait_for(writer.drain(), WAIT_S)
+    writer.close()
+    while len(got) < len(sent):
+        await asyncio.sleep(0.01)
+    assert got == sent
+    await proxy.close()
     server.close()

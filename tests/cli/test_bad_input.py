@@ -44,6 +44,7 @@ CASES = [
     (["ue", "run", "--prompt-ids", "1,a"], "integers"),
     (["ue", "run", "--drafter", "x.gguf", "--prompt-ids", ","], "empty"),
     (["ue", "run", "--drafter", "x.gguf", "--prompt-ids", "1,2"], "x.gguf"),
+    (["ue", "run", "--drafter", __file__, "--prompt-ids", "1,2"], "not a GGUF file"),
     (["ue", "run", "--prompt", "  "], "empty"),
     (["ue", "run", "--dataset", "bundled:nope"], "bundled:test"),
     (["ue", "run", "--dataset", "/no/such.jsonl"], "cannot read"),
@@ -51,6 +52,15 @@ CASES = [
     (["ue", "run", *DRAFTER, "--window-rule", "best"], "known: fixed, predicted, gain"),
     (["ue", "run", *DRAFTER, "--window-rule", "gain", "--predictor", "nowhere"], "no predictor in nowhere"),
     (["ue", "run", *DRAFTER, "--predictor", "nowhere"], "a fixed window needs no predictor"),
+    (["ue", "run", "--pad", "nowhere"], "no profile 'nowhere'"),
+    (["ue", "run", "--pad", "wisv", "--protocol", "split"], "only the uplink is padded"),
+    (["ue", "agent", "--listen", "here"], "tcp://HOST:PORT"),
+    (["ue", "agent", "--listen", "tcp://0.0.0.0:*"], "give --keys DIR"),
+    (["field", "run", "nowhere"], "no plan 'nowhere'"),
+    (["field", "run", "rehearsal", "--emulate"], "No such option"),
+    (["field", "report", "nowhere"], "holds no field run"),
+    (["field", "collect", "nowhere"], "holds no field run"),
+    (["field", "deploy", "rehearsal"], "no place of this plan has an agent"),
     (["predictor", "collect", "--out", "x", "--prompts", "0"], "at least 1"),
     (["predictor", "collect", "--out", "x", "--window", "0"], "1..256"),
     (["predictor", "train", "--data", "nowhere", "--out", "x"], "predictor collect"),
@@ -129,9 +139,3 @@ def test_the_same_from_a_shell() -> None:
 def test_a_group_alone_shows_its_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command) == 2
     assert "Usage" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("command", ["demo", "bs serve", "ue run", "report"])
-def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*command.split(), "--help"]) == 0
-    assert f"testbed {command}" in capsys.readouterr().out

@@ -29,9 +29,20 @@ def command(*arguments: str) -> list[str]:
 
 def run(*arguments: str) -> dict[str, Any]:
     """Run a command with --json to its end."""
-    done = subprocess.run(command(*arguments, "--json"), capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr
-    document: dict[str, Any] = json.loads(done.stdout)
+    return ended(start(*arguments))
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(command(*arguments, "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
+    try:
+        out, err = process.communicate(timeout=280)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    document: dict[str, Any] = json.loads(out)
     return document
 
 
@@ -118,7 +129,7 @@ def test_throughput_follows_a_replayed_trace(tmp_path: Path) -> None:
 def test_the_demo_over_a_relay_and_in_virtual_time(tmp_path: Path) -> None:
     """The same tokens in the same rounds; the virtual latency is what its own profile makes of them."""
     link = "uplink_mbps=20,downlink_mbps=20,rtt_ms=50"
-    shared = ["--prompts", "2", "--methods", "greedy,fh,target-only", "--engine", "transformers", "--max-tokens", "60"]
+    shared = ["--prompts", "2", "--methods", "greedy,fh,target-only", "--engine", "transformers", "--max-tokens", "32"]
     real = run("demo", *shared, "--channel", f"kind=proxy,{link}", "--out", str(tmp_path / "real"))
     virtual = run("demo", *shared, "--channel", f"kind=virtual,{link}", "--out", str(tmp_path / "virtual"))
     assert {"bs", "ue", "proxy"} <= set(real["host"]["pids"])
@@ -139,6 +150,7 @@ def test_the_demo_over_a_relay_and_in_virtual_time(tmp_path: Path) -> None:
 def test_a_virtual_demo_with_a_profile_repeats_to_the_byte(tmp_path: Path) -> None:
     shared = ["--prompts", "2", "--methods", "greedy,sh", "--engine", "transformers"]
     channel = ["--channel", "kind=trace,file=drive,via=virtual,profile=wisv"]
-    first, second = (run("demo", *shared, *channel, "--out", str(tmp_path / name)) for name in "ab")
+    both = [start("demo", *shared, *channel, "--out", str(tmp_path / name)) for name in "ab"]  # no real time in it
+    first, second = map(ended, both)
     assert first["rows"] == second["rows"]
     assert len({r["csi_uplink_mbps"] for r in pq.read_table(tmp_path / "a" / "rounds.parquet").to_pylist()}) > 5

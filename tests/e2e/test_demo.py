@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from testbed.experiments.datasets import load_dataset
 from testbed.experiments.processes import base_station
 from testbed.models.bundle import bundled
 from testbed.ue.prompts import Prompter
+from tests.support.html import complaints
 from tests.support.reference import Reference
 
 METHODS = ["target-only", "colocated", "greedy", "fh", "sh"]
@@ -97,7 +99,10 @@ def test_speculation_needs_fewer_rounds_and_fh_more_uplink(demo: tuple[dict[str,
 def test_a_report_of_two_runs(demo: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     done = run("report", str(demo[1]), str(demo[1]), "--out", str(tmp_path), "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["report"] == str(tmp_path / "report.html")
+    page = tmp_path / "report.html"
+    assert json.loads(done.stdout)["report"] == str(page)
+    assert complaints([page, demo[1] / "report.html"]) == {page: [], demo[1] / "report.html": []}
+    assert "://" not in re.sub(r"tcp://[\w.:*]+", "", page.read_text()) and page.stat().st_size < 5_000_000
 
 
 @pytest.fixture(scope="module")

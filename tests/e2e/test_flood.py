@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from testbed.ue.session import Session
 from testbed.ue.synthetic import SyntheticDrafter
 from testbed.ue.window import FixedWindow
 from tests.support.stations import VOCAB, client
+from tests.support.zmtp import connect, frame
 
 FLOODERS, MESSAGES = 12, 1500
 IDLE_S = 2.0
@@ -122,4 +126,44 @@ def test_a_flood_is_borne_and_forgotten() -> None:
         print(f"\n{sent} messages; memory before {before:.1f} MB, at most {highest:.1f}, after {after:.1f}")
         assert sent > 10_000
         assert highest < before + 500
+        assert after < 1.1 * before
+
+
+def pour(connected: socket.socket, piece: bytes, most_bytes: int) -> int:
+    """Send the same over and over; returns how much of so many bytes went before the connection ended."""
+    sent = 0
+    with contextlib.suppress(OSError):
+        while sent < most_bytes:
+            connected.sendall(piece)
+            sent += len(piece)
+    return sent
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what connections have received")
+def test_messages_without_an_end_are_cut_off() -> None:
+    """A peer that speaks the wire protocol by hand, with frames that cost more memory than they take on the wire."""
+    most_bytes = 4 * 2**30
+    with base_station(["--engine", "synthetic", "--bind", "tcp://127.0.0.1:*", "--max-window", "8"]) as ready:
+        bs, pid = ready["bind"], ready["pid"]
+
+        async def run() -> tuple[float, list[int], float, float]:
+            assert await decode(bs) == own(40)
+            before, highest = resident_mb(pid), list[float]()
+            watching, sent = asyncio.create_task(watch(pid, highest)), list[int]()
+            for size in (0, 100_000):  # empty ones cost libzmq thirty times what they take on the wire
+                piece = frame(bytes(size), more=True) * (2**18 // (size + 9))
+                with contextlib.closing(await asyncio.to_thread(connect, bs, b"endless")) as liar:
+                    liar.settimeout(1.0)
+                    sent.append(await asyncio.to_thread(pour, liar, piece, most_bytes))
+            assert await decode(bs) == own(40)
+            deadline_s = time.monotonic() + 20
+            while (after := resident_mb(pid)) > 1.1 * before and time.monotonic() < deadline_s:
+                await asyncio.sleep(0.2)
+            watching.cancel()
+            return before, sent, max(highest), after
+
+        before, sent, highest, after = asyncio.run(run())
+        print(f"\n{sent} bytes were sent; memory before {before:.1f} MB, at most {highest:.1f}, after {after:.1f}")
+        assert max(sent) < most_bytes
+        assert highest < before + 1500
         assert after < 1.1 * before

@@ -40,7 +40,15 @@ class Site(NamedTuple):
     reference: Reference
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "qwen3",
+        # the same engine and the same sessions again; tests/bs/test_vllm_engine.py has every architecture
+        pytest.param("llama", marks=pytest.mark.long),
+        pytest.param("qwen2", marks=pytest.mark.long),
+    ],
+)
 def site(
     request: pytest.FixtureRequest,
     random_models: dict[str, Path],

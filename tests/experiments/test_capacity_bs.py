@@ -106,8 +106,9 @@ def test_reservations_are_served_in_order_and_never_beyond_the_room() -> None:
 
 def test_a_round_takes_its_time_half_of_it_each_way() -> None:
     config = CapacityConfig(network_ms=40.0, network_spread=0.5)
-    up = RoundDelay(config, 7)
-    down = RoundDelay(config, 0, up)
+    times = config.network_ms / 1e3, config.network_spread
+    up = RoundDelay(*times, 7)
+    down = RoundDelay(*times, 0, up)
     trips = []
     for i in range(2000):
         there_s = up.admit(10.0 * i, 100) - 10.0 * i
@@ -121,6 +122,6 @@ def test_a_round_takes_its_time_half_of_it_each_way() -> None:
 
 
 def test_messages_do_not_overtake_each_other() -> None:
-    up = RoundDelay(CapacityConfig(network_ms=100.0, network_spread=1.0), 1)
+    up = RoundDelay(0.1, 1.0, 1)
     arrivals = [up.admit(0.001 * i, 10) for i in range(200)]
     assert arrivals == sorted(arrivals)

@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from testbed.config import CollectConfig
 from testbed.decision_head.episodes import EpisodeStore, Meta, Mismatches
 from testbed.errors import BadInput
 from testbed.experiments import head_collect, head_label
 from testbed.experiments.answers import Task
 from testbed.experiments.completions import Completer
 from testbed.experiments.head_collect import check, quantisation
+from testbed.experiments.head_config import CollectConfig
 from testbed.experiments.head_label import label
 from testbed.experiments.head_walk import Walker
 from testbed.experiments.lockstep import Lockstep

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 from pathlib import Path
 
 import msgspec
@@ -120,6 +122,18 @@ def test_there_must_be_something_to_go_on_with(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_one_line() -> None:
-    with Path("/dev/full").open("r+b", buffering=0) as full:
-        refuse(lambda: Journal(full, b"", []).add(outcome(0)), TestbedError, "cannot write /dev/full", "No space left")
+@pytest.mark.parametrize("buffering", [0, 8192])
+def test_a_full_disk_is_one_line(buffering: int) -> None:
+    journal = Journal(Path("/dev/full").open("r+b", buffering=buffering), b"", [])  # noqa: SIM115
+    refuse(lambda: journal.add(outcome(0)), TestbedError, "cannot write /dev/full", "No space left")
+    journal.close()  # says it no second time
+
+
+def test_a_run_that_cannot_be_begun_leaves_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", full)
+    refuse(lambda: Journal.begin(tmp_path / "run", CONFIG, work()), TestbedError, "cannot write", "No space left")
+    monkeypatch.undo()
+    Journal.begin(tmp_path / "run", CONFIG, work()).close()

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from testbed.channel.csi import Csi
+from testbed.channel.iperf3 import Throughput
 from testbed.channel.link import ZmqServerLink
-from testbed.channel.probe import Estimate, Throughput
+from testbed.channel.offset import clock_offset
+from testbed.channel.probe import Estimate
 from testbed.channel.spec import ChannelSpec
 from testbed.channel.wifi import Station, WifiState
 from testbed.errors import BadInput, LinkError, LinkTimeout
@@ -113,9 +115,11 @@ def test_bad_arguments_are_found_before_anything_is_sent(monkeypatch: pytest.Mon
 
 async def test_handshakes_need_no_greeting() -> None:
     async with station() as (_, address):
-        times_s = await handshakes(address, 5, 10.0)
-    assert len(times_s) == 5
-    assert all(0 < t < 5 for t in times_s)
+        found = await handshakes(address, 5, 10.0)
+    assert len(found) == 5
+    assert all(0 < one.seconds < 5 for one in found)
+    here = clock_offset(found)  # one machine, one clock
+    assert abs(here.offset_s) <= here.error_s
 
 
 async def test_only_the_answer_to_the_same_handshake_counts() -> None:
@@ -132,8 +136,8 @@ async def test_only_the_answer_to_the_same_handshake_counts() -> None:
 
     serving = asyncio.create_task(serve())
     try:
-        times_s = await handshakes(link.addresses[0], 2, 10.0)
-        assert all(t >= 0.05 for t in times_s)
+        found = await handshakes(link.addresses[0], 2, 10.0)
+        assert all(one.seconds >= 0.05 for one in found)
         await serving
     finally:
         serving.cancel()

@@ -2,70 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import html.parser
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from testbed.errors import BadInput
-from testbed.experiments import results
 from testbed.experiments.report import write_report
 from testbed.experiments.report_figures import row_names
+from tests.support.reports import Page, row, save_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
-PARTS = dict.fromkeys(results.PARTS, 0.01)
-
-
-def row(method: str, **more: Any) -> dict[str, Any]:
-    fixed = {
-        "method": method, "window": 8, "threshold": None, "requests": 3, "accuracy": 2 / 3, "aal": 5.25, "rounds": 17.0,
-        "lossless": True, "ties": 0, "acceptance": 0.5, "acceptance_cond": 0.8125, "latency_s": 0.4321,
-        "latency_p95_s": 0.6, "throughput_tps": 210.0, "tokens": 89.25, "uplink_bytes": 1234.0, "downlink_bytes": 456.0,
-    }  # fmt: skip
-    return {**fixed, **PARTS, **more}
-
-
-def save_run(directory: Path, rows: list[dict[str, Any]], rounds: bool = True) -> Path:
-    directory.mkdir()
-    config = {"dataset": "<script>alert(1)</script>", "model": None, "bs": "tcp://127.0.0.1:5555"}
-    host = {"cpu": "A & B", "cores": 2, "pids": {"bs": 11, "ue": 12}}
-    results.write_summary(directory, results.summary(config, 7, host, rows))
-    if rounds:
-        windows = [(8, 8), (8, 3), (8, 0), (2, 2)]
-        table = [
-            {"method": r["method"], "request": 0, "drafted": d, "accepted": a, "committed": a + 1}
-            for r in rows
-            for d, a in windows
-        ]
-        results.write_parquet(directory / "rounds.parquet", table)
-    return directory
-
-
-class Page(html.parser.HTMLParser):
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.links: list[str] = []
-        self.images: list[bytes] = []
-        self.cells: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        if tag == "td":
-            self.cells.append("")
-        for name, value in attrs:
-            if name in ("src", "href") and value:
-                self.links.append(value)
-                if value.startswith("data:image/png;base64,"):
-                    self.images.append(base64.b64decode(value.partition(",")[2], validate=True))
-
-    def handle_data(self, data: str) -> None:
-        if self.tags and self.tags[-1] == "td":
-            self.cells[-1] += data
 
 
 def test_one_file_holds_the_table_and_the_plots(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,47 +21,15 @@ from testbed.experiments.report_sweep import load_all
 from testbed.experiments.results import PARTS
 from testbed.experiments.sweep_points import SweepConfig, points
 from tests.support.refusals import refuse
-
-WINDOWS, RATES, SERIES = (4, 8, 16), (20.0, 500.0), ("SD greedy", "50 % & more")
-PROMPTS = 12
-CONFIG = {"run": {"dataset": "bundled:test", "prompts": PROMPTS}, "name": "small"}
-
-
-def requests_of(series: int, window: int, rate: float) -> list[dict[str, Any]]:
-    """The second series takes exactly half of the first one's time on every prompt."""
-    dice = np.random.default_rng(window)
-    latencies = dice.uniform(1, 3, PROMPTS) * (1 + 20 / rate) / (1 + series)
-    return [
-        {"method": "fh", "request": i, "prompt_len": 9 + i, "tokens": 24, "rounds": 24 // window + i, "latency_s": s}
-        for i, s in enumerate(latencies)
-    ]
-
-
-def make_sweep(out: Path, level: bool = False) -> Path:
-    rows = []
-    for number, series in enumerate(SERIES):
-        for window in WINDOWS:
-            for rate in RATES:
-                key = f"{number}{window}{rate:g}"
-                (out / "points" / key).mkdir(parents=True)
-                table = requests_of(number, window, rate)
-                results.write_parquet(out / "points" / key / "requests.parquet", table)
-                csi = {"csi_time_s": 1.0, "csi_uplink_mbps": rate, "protocol": "fh"}
-                rounds = [
-                    {"method": "fh", "request": 0, "drafted": window, "accepted": a, "committed": a + 1, **csi}
-                    for a in range(window + 1)
-                ]
-                results.write_parquet(out / "points" / key / "rounds.parquet", rounds)
-                latency_s = float(np.mean([row["latency_s"] for row in table]))
-                row = {
-                    "method": "fh", "series": series, "window": window, "threshold": None, "requests": PROMPTS,
-                    "uplink_mbps": rate, "downlink_mbps": rate, "rtt_ms": 50.0, "per": 0.0, "accuracy": 0.75,
-                    "aal": 3.5, "rounds": 7.0, "latency_s": latency_s, "throughput_tps": 24 / latency_s, "point": key,
-                    **dict.fromkeys(PARTS, latency_s / len(PARTS)),
-                }  # fmt: skip
-                rows.append(row | ({"level": window} if level else {}))
-    results.write_summary(out, results.summary(CONFIG, 0, {}, rows))
-    return out
+from tests.support.reports import (
+    RATES,
+    SERIES,
+    WINDOWS,
+    make_capacity,
+    make_load,
+    make_sweep,
+    requests_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -170,41 +137,9 @@ def drawn(directory: Path, out: Path) -> Iterator[str]:
     yield from sorted(path.stem.removeprefix("1-study-") for path in (out / "plots").iterdir())
 
 
-def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def test_a_study_of_capacity_has_its_curves_and_its_plane(tmp_path: Path) -> None:
-    study = tmp_path / "study"
-    study.mkdir()
-    rows = [
-        {"system": system, "class_tps": speed, "capacity": base // speed, "paper": base // speed + 3}
-        for system, base in (("wisp", 700), ("sled", 300))
-        for speed in (2, 4, 6, 8)
-    ]
-    results.write_summary(study, results.summary({"systems": ["wisp"], "epsilon": 0.05}, 0, {}, rows))
-    dice = np.random.default_rng(1)
-    rounds = [
-        {"queue_s": q, "verify_s": v, "cause": "queue" if q > 0.4 else "compute" if v > 0.3 else ""}
-        for q, v in dice.exponential(0.2, (300, 2))
-    ]
-    write_csv(study / "fig8.csv", rounds)
-    over = [
-        {"system": system, "ues": n, "class_tps": speed, "violation": min(1, (n / most) ** 6)}
-        for system, most in (("wisp", 180), ("sled", 90)) for n in range(20, 200, 20) for speed in (2, 8)
-    ]  # fmt: skip
-    write_csv(study / "fig7.csv", over)
-    assert list(drawn(study, tmp_path / "out")) == ["capacity", "plane", "violations"]
+    assert list(drawn(make_capacity(tmp_path / "study"), tmp_path / "out")) == ["capacity", "plane", "violations"]
 
 
 def test_a_measured_load_collapses(tmp_path: Path) -> None:
-    study = tmp_path / "study"
-    study.mkdir()
-    dice, loads = np.random.default_rng(2), np.linspace(0.5, 9, 15).tolist()
-    rows = [{"rps": rps, "latency_s": 0.8 / (1 - rps * 0.09) * dice.normal(1, 0.01)} for rps in loads]
-    write_csv(study / "points.csv", rows)
-    results.write_summary(study, results.summary({}, 0, {}, rows))
-    assert list(drawn(study, tmp_path / "out")) == ["collapse", "load"]
+    assert list(drawn(make_load(tmp_path / "study"), tmp_path / "out")) == ["collapse", "latency"]

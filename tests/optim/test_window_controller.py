@@ -303,6 +303,23 @@ def test_estimates_follow_what_happens() -> None:
     assert controller.load == pytest.approx(77.0)  # no hint changes nothing
 
 
+def test_what_others_drafts_are_worth_counts_as_tokens_and_more_while_nothing_is_drafted() -> None:
+    controller = WindowController(COSTS, LINK, config=WindowConfig(memory=50, prior_tokens=0))
+    controller.believe(0.9, 30.0)
+    assert controller.alpha == pytest.approx(0.9)
+    controller.update(4, 0)
+    assert controller.alpha == pytest.approx(27 / 31)
+    for _ in range(400):
+        controller.update(4, 0)
+    assert controller.alpha < 0.5
+    for _ in range(200):
+        controller.update(0, 0)
+    assert controller.alpha == pytest.approx(0.9, abs=0.03)
+    for alpha, tokens in ((1.1, 1.0), (0.5, -1.0), (0.5, math.inf)):
+        with pytest.raises(BadInput):
+            controller.believe(alpha, tokens)
+
+
 def test_drafts_that_a_stopping_rule_cut_short_count_as_they_were() -> None:
     controller = WindowController(COSTS, LINK, config=WindowConfig(least_window=1, prior_tokens=0.0))
     for _ in range(2000):

@@ -20,14 +20,14 @@ from testbed.bs.sessions import SessionTable
 from testbed.bs.synthetic_engine import SyntheticEngine
 from testbed.clock import Clock
 from testbed.config import EndpointConfig
-from testbed.ue.api import Service, make_app
+from testbed.ue.api import Service
 from testbed.ue.api_schema import Limits
 from testbed.ue.backend import Backend
 from testbed.ue.channel_state import ChannelState, Unknown
 from testbed.ue.client import Client
 from testbed.ue.drafting import Choose
 from testbed.ue.prompts import Prompter
-from testbed.ue.serving import connected
+from testbed.ue.serving import connected, web_settings
 from testbed.ue.synthetic import SyntheticDrafter, SyntheticSequence
 from tests.support.stations import station
 
@@ -122,8 +122,7 @@ async def endpoint(
 @contextlib.asynccontextmanager
 async def _web(service: Service) -> AsyncIterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
-    settings = uvicorn.Config(make_app(service), log_config=None, lifespan="off", ws="none")
-    server = uvicorn.Server(settings)
+    server = uvicorn.Server(web_settings(service))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"

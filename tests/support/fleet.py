@@ -36,8 +36,8 @@ A100 = InteractionVerify(a_s=3.314e-5, b_compute_s=3.450e-8, b_read_s=4.620e-6, 
 class Fleet:
     """What all UEs share, and what they decode.
 
-    `prompt` and `output` are bounds of uniform draws; UEs begin within `spread_s` and decode one response after the
-    other until `until_s`.
+    `prompt` and `output` are bounds of uniform draws; UEs begin within `spread_s` after `begin_s`, and decode one
+    response after the other until `until_s`.
     """
 
     verify: InteractionVerify = A100
@@ -47,6 +47,7 @@ class Fleet:
     alpha: float = 0.758
     prompt: tuple[int, int] = (50, 250)
     output: tuple[int, int] = (20, 580)
+    begin_s: float = 0.0
     spread_s: float = 5.0
     until_s: float = 30.0
     seed: int = 0
@@ -86,10 +87,16 @@ class Served:
 
 def serve_fleet(fleet: Fleet, speeds: Sequence[float | None], scheduler: Scheduler, **station: Any) -> Served:
     """One UE for every speed; `station` goes to `BaseStation`."""
-    return run_virtually(_serve(fleet, speeds, scheduler, station))
+    return serve_visits([(fleet, speed) for speed in speeds], scheduler, **station)
 
 
-async def _serve(fleet: Fleet, speeds: Sequence[float | None], scheduler: Scheduler, station: dict[str, Any]) -> Served:
+def serve_visits(visits: Sequence[tuple[Fleet, float | None]], scheduler: Scheduler, **station: Any) -> Served:
+    """The same, where UEs come and go: each with its own times; drafting and passes are those of the first."""
+    return run_virtually(_serve(visits, scheduler, station))
+
+
+async def _serve(visits: Sequence[tuple[Fleet, float | None]], scheduler: Scheduler, station: dict[str, Any]) -> Served:
+    fleet = visits[0][0]
     clock, link = VirtualClock(), VirtualServerLink()
     engine = SyntheticEngine(vocab_size=VOCAB)
     profile = Profile(
@@ -99,7 +106,9 @@ async def _serve(fleet: Fleet, speeds: Sequence[float | None], scheduler: Schedu
     bs = BaseStation(link, ProfileRunner(engine, profile, clock), desk, scheduler, StrictJudge(), clock, **station)
     serving = asyncio.create_task(bs.serve())
     served = Served()
-    ues = [asyncio.create_task(_ue(fleet, i, speed, link, profile, clock, served)) for i, speed in enumerate(speeds)]
+    ues = [
+        asyncio.create_task(_ue(own, i, speed, link, profile, clock, served)) for i, (own, speed) in enumerate(visits)
+    ]
     try:
         await asyncio.gather(*ues)
     finally:
@@ -122,7 +131,7 @@ async def _ue(
     drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=fleet.alpha, seed=number)
     ways = [Direction(constant(delay_s=fleet.network_s / 2)) for _ in range(2)]
     client = Client(server.attach(f"ue{number}".encode(), *ways), clock, 0, 3600.0)
-    await clock.sleep(float(rng.uniform(0, fleet.spread_s)))
+    await clock.sleep(fleet.begin_s + float(rng.uniform(0, fleet.spread_s)))
     await client.connect("", VOCAB)
     try:
         while clock.time() < fleet.until_s:

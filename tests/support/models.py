@@ -29,6 +29,19 @@ _ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"hidden_size": 96, "head_dim": 32}),
+    "qwen3-moe": (
+        "Qwen3MoeConfig",
+        "Qwen3MoeForCausalLM",
+        {
+            "head_dim": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        },
+    ),
 }
 
 
@@ -39,7 +52,7 @@ def make_model(kind: str, directory: Path, seed: int, **overrides: Any) -> Path:
     rotary base shows. Padded rows are louder still: an engine that does not mask them picks them.
 
     Args:
-        kind: "llama", "qwen2" or "qwen3"; heads have 32 dimensions, two query heads share a key head.
+        kind: "llama", "qwen2", "qwen3" or "qwen3-moe"; heads have 32 dimensions, two query heads share a key head.
         overrides: fields of the architecture's configuration; `max_shard_size` goes to `save_pretrained`.
     """
     import torch
@@ -59,7 +72,7 @@ def make_model(kind: str, directory: Path, seed: int, **overrides: Any) -> Path:
                 weight.copy_(0.25 * noise)
                 weight[TOKENS:] *= 3.0
             else:
-                weight.copy_(1.5 * noise / weight.shape[1] ** 0.5)
+                weight.copy_(1.5 * noise / weight.shape[-1] ** 0.5)
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory, **shards)
     return directory

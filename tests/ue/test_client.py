@@ -7,9 +7,9 @@ from typing import Any
 
 from testbed.channel.link import Received
 from testbed.clock import WallClock, within
-from testbed.protocols.codec import decode_uplink, encode
+from testbed.protocols.codec import Packet, decode_uplink, encode
 from testbed.protocols.messages import VERSION, Ping, Pong, Welcome
-from testbed.ue.client import Client
+from testbed.ue.client import MOST_WAITING, Client, Mailbox
 
 
 class OneWord:
@@ -84,3 +84,12 @@ async def test_a_second_welcome_is_no_answer_to_a_handshake() -> None:
     await client.connect("", 1)
     assert len(await client.rtt_s(3)) == 3
     await client.close()
+
+
+async def test_what_nobody_reads_is_not_kept_without_end() -> None:
+    mailbox = Mailbox()
+    for number in range(MOST_WAITING + 100):
+        mailbox.put(Packet(Pong(token=number), {}, 0))
+    assert [(await mailbox.get(1.0)).message.token for _ in range(MOST_WAITING)] == list(range(MOST_WAITING))
+    mailbox.put(Packet(Pong(token=-1), {}, 0))
+    assert (await mailbox.get(1.0)).message.token == -1

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from testbed.ue.detokenise import Detokeniser, StopStrings, Transcript
+from testbed.protocols.detokeniser import Detokeniser
+from testbed.ue.detokenise import StopStrings, Transcript
 
 
 def bytewise() -> Tokenizer:

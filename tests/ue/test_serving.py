@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,8 @@ import pytest
 
 from testbed.config import EndpointConfig
 from testbed.errors import BadInput
-from testbed.ue.serving import listening, methods, serve
+from testbed.ue.serving import methods, serve
 from tests.support.endpoints import unknown, words
-
-
-def ipv6() -> bool:
-    """Whether this machine speaks it."""
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize(
@@ -34,29 +24,6 @@ def ipv6() -> bool:
 )
 def test_one_method_at_temperature_0_and_one_above(names: tuple[str, ...], greedy: str, sampled: str) -> None:
     assert methods(names) == (greedy, sampled)
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.8.0.1", *(["::1"] if ipv6() else [])])
-def test_loopback_needs_no_key(host: str) -> None:
-    with listening(host, 0, guarded=False) as listener:
-        assert listener.getsockname()[1] > 0
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "", *(["::"] if ipv6() else [])])
-def test_other_addresses_need_one(host: str) -> None:
-    with pytest.raises(BadInput, match="--token-file"), listening(host, 0, guarded=False):
-        pass
-    with listening(host, 0, guarded=True) as listener:
-        assert listener.getsockname()[1] > 0
-
-
-def test_a_port_that_is_taken_and_a_host_that_does_not_exist() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        with pytest.raises(BadInput, match=f"cannot listen on 127.0.0.1:{port}"):
-            listening("127.0.0.1", port, guarded=False).__enter__()
-    with pytest.raises(BadInput, match=r"nowhere\.invalid"):
-        listening("nowhere.invalid", 1, guarded=False).__enter__()
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -1,0 +1,303 @@
+"""What the live view costs the rounds that it shows: 64 UEs' sessions over ZeroMQ, with it and without, turn by turn.
+
+Two base station processes with the synthetic engine: one with `--monitor`, from which a viewer takes ten updates a
+second while it is measured, and one without. The same 64 UEs load the one, then the other, in pairs whose order is
+drawn anew every time. Each UE is a peer of its own and sends the target's own tokens, so that every window stays. It is
+done in two ways:
+
+- full: a UE drafts again at once; the base station is never idle, so that what it does beside rounds costs rounds.
+- paced: a UE drafts for 100 ms, and the base station is idle in between; what counts is how long a round takes.
+
+Given are medians over pairs of (with / without), with 95 % intervals by bootstrap over pairs: rounds a second, the mean
+round as the UEs see it, and the base station's CPU time a round. The goal: rounds less than 2 % slower.
+
+Run: python benchmarks/monitor.py [--pairs N] [--seconds S] [--text] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import numpy as np
+import zmq
+
+from testbed.channel.link import new_identity
+from testbed.experiments import results
+from testbed.experiments.processes import base_station
+from testbed.protocols.codec import decode_downlink, encode
+from testbed.protocols.messages import VERSION, Close, Draft, Fault, Hello, Open, Verdict
+from testbed.synthetic import next_token
+
+UES = 64
+WINDOW = 4
+VOCAB = 512
+PROMPT = 50
+LONGEST = 3000
+"""Tokens of a session; then it is opened anew."""
+PACES_S = {"full": 0.0, "paced": 0.1}
+WARM_S = 0.15
+SEED = 0
+RESAMPLES = 10_000
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of one turn")
+    parser.add_argument("--text", action="store_true", help="have the live view show outputs too")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    serve = ["--engine", "synthetic", "--bind", "tcp://127.0.0.1:*"]
+    watched = ["--monitor", "127.0.0.1:0", *(["--monitor-text"] if arguments.text else [])]
+    with base_station([*serve, *watched]) as on, base_station(serve) as off, viewer(on["monitor"]) as view:
+        rows = [paired(pace, on, off, view, arguments.pairs, arguments.seconds) for pace in PACES_S]
+    report = {"host": results.host(), "seed": SEED, "ues": UES, "rows": rows}
+    if arguments.json:
+        print(json.dumps(report))
+        return
+    print(f"{report['host']['cpu']}, {report['host']['cores']} cores; {UES} UEs, window {WINDOW}, seed {SEED}")
+    for row in rows:
+        print(
+            f"{row['pace']:6} {row['pairs']} pairs; without: {row['rounds_per_s']:.0f} rounds/s, "
+            f"{row['round_ms']:.2f} ms, {row['cpu_us']:.0f} µs of CPU a round; updates {row['updates_per_s']:.1f}/s"
+        )
+        for name in ("rounds", "time", "cpu"):
+            value, low, high = row[name]
+            print(f"       {name:6} with / without: {value:.4f} [{low:.4f}, {high:.4f}]")
+
+
+# ---------------------------------------------------------------- pairs
+
+
+class Turn(NamedTuple):
+    """What one base station did in one turn; its CPU time is that of a round."""
+
+    rounds_per_s: float
+    round_s: float
+    cpu_s: float
+    updates_per_s: float
+
+
+def paired(pace: str, on: dict[str, Any], off: dict[str, Any], view: Any, pairs: int, seconds: float) -> dict[str, Any]:
+    """Ratios of turns with the live view over turns without."""
+    rng = np.random.default_rng(SEED)
+    turns = []
+    with contextlib.closing(Load(on, PACES_S[pace])) as watched, contextlib.closing(Load(off, PACES_S[pace])) as other:
+        for _ in range(pairs):
+            sides = [(watched, view), (other, None)]
+            found = {side: turn(*sides[side], seconds) for side in rng.permutation(2).tolist()}
+            turns.append((found[0], found[1]))
+    others = [other for _, other in turns]
+    ratios = np.array([[a / b for a, b in zip(one[:3], other[:3], strict=True)] for one, other in turns])
+    return {
+        "pace": pace,
+        "pairs": pairs,
+        "rounds_per_s": float(np.median([other.rounds_per_s for other in others])),
+        "round_ms": float(np.median([other.round_s for other in others])) * 1e3,
+        "cpu_us": float(np.median([other.cpu_s for other in others])) * 1e6,
+        "updates_per_s": float(np.median([one.updates_per_s for one, _ in turns])),
+        **{name: interval(ratios[:, i], rng) for i, name in enumerate(("rounds", "time", "cpu"))},
+    }
+
+
+def interval(values: Any, rng: np.random.Generator) -> list[float]:
+    """Median, and its 95 % interval."""
+    drawn = np.median(rng.choice(values, (RESAMPLES, len(values))), axis=1)
+    return [float(x) for x in (np.median(values), *np.quantile(drawn, [0.025, 0.975]))]
+
+
+def turn(load: Load, view: Any, seconds: float) -> Turn:
+    """Load one base station for so long, with a viewer where there is one."""
+    with looking(view) as updates:
+        load.run(WARM_S)
+        before_s, seen = cpu_s(load.pid), updates()
+        rounds, round_s, wall_s = load.run(seconds)
+        spent_s, seen = cpu_s(load.pid) - before_s, updates() - seen
+        load.rest()
+        rounds, round_s = max(1, rounds), round_s or wall_s  # a machine that stood still: medians bear it
+        return Turn(rounds / wall_s, round_s, spent_s / rounds, seen / wall_s)
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of all threads of a process so far."""
+    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+
+
+# ---------------------------------------------------------------- UEs
+
+
+class Ue:
+    """One peer with one session."""
+
+    def __init__(self, context: zmq.Context[Any], address: str, number: int) -> None:
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.ROUTING_ID, new_identity())
+        self.socket.connect(address)
+        self.prompt = np.random.default_rng([SEED, number]).integers(0, VOCAB, PROMPT).astype(np.int32)
+        self.session = self.round = 0
+        self.sent_s = 0.0
+        self.send(Hello(version=VERSION, tokenizer="", vocab_size=VOCAB))
+        self.receive()
+        self.begin()
+
+    def send(self, message: Any, **arrays: Any) -> None:
+        self.socket.send_multipart(encode(message, arrays))
+
+    def receive(self) -> Any:
+        message = decode_downlink(self.socket.recv_multipart()).message
+        if isinstance(message, Fault):
+            raise RuntimeError(message.reason)
+        return message
+
+    def begin(self) -> None:
+        self.session, self.round, self.ids = self.session + 1, 0, self.prompt.tolist()
+        self.send(Open(session=self.session, protocol="greedy", threshold=0.0, hidden_size=8), ids=self.prompt)
+        self.receive()
+        self.window = self.draft()
+
+    def draft(self) -> list[int]:
+        """What the target will say itself."""
+        for _ in range(WINDOW):
+            self.ids.append(next_token(self.ids, VOCAB, 0))
+        window = self.ids[-WINDOW:]
+        del self.ids[-WINDOW:]
+        return window
+
+    def go(self, now_s: float) -> None:
+        self.sent_s = now_s
+        draft = Draft(session=self.session, round=self.round, base_len=len(self.ids), draft_s=0.0)
+        self.send(draft, ids=np.array(self.window, np.int32))
+
+    def hear(self) -> None:
+        """Take a verdict, and draft on."""
+        verdict = self.receive()
+        assert isinstance(verdict, Verdict) and verdict.accepted == WINDOW
+        self.ids += [*self.window, verdict.token]
+        self.round += 1
+        if len(self.ids) > LONGEST:
+            self.send(Close(session=self.session))
+            self.begin()
+        else:
+            self.window = self.draft()
+
+    def close(self) -> None:
+        self.send(Close(session=self.session))
+        self.socket.close(linger=500)
+
+
+class Load:
+    """All UEs."""
+
+    def __init__(self, bs: dict[str, Any], pace_s: float) -> None:
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._pace_s, self.pid = pace_s, bs["pid"]
+        self._ues = [Ue(self._context, bs["bind"], number) for number in range(UES)]
+        self._by_socket = {ue.socket: ue for ue in self._ues}
+        self._poller = zmq.Poller()
+        for ue in self._ues:
+            self._poller.register(ue.socket, zmq.POLLIN)
+        self._due = [(pace_s * number / UES, ue) for number, ue in enumerate(self._ues)]
+
+    def run(self, seconds: float) -> tuple[int, float, float]:
+        """Rounds, the mean round's time from window to verdict, and for how long."""
+        times_s: list[float] = []
+        begun_s = time.perf_counter()
+        while (now_s := time.perf_counter()) < begun_s + seconds:
+            while self._due and self._due[0][0] <= now_s:
+                self._due.pop(0)[1].go(time.perf_counter())
+            wait_s = min(self._due[0][0] if self._due else now_s + 1, begun_s + seconds) - now_s
+            for socket, _ in self._poller.poll(max(0.0, 1e3 * wait_s)):
+                ue = self._by_socket[socket]
+                times_s.append(time.perf_counter() - ue.sent_s)
+                ue.hear()
+                if self._pace_s:
+                    self._due.append((time.perf_counter() + self._pace_s, ue))
+                else:
+                    ue.go(time.perf_counter())
+        return len(times_s), float(np.mean(times_s or [0.0])), time.perf_counter() - begun_s
+
+    def rest(self) -> None:
+        """Wait for all verdicts that are under way, and have the UEs begin anew."""
+        pace_s, self._pace_s = self._pace_s, 1e9
+        while len(self._due) < UES:
+            self.run(0.01)
+        self._pace_s = pace_s
+        now_s = time.perf_counter()
+        self._due = [(now_s + pace_s * number / UES, ue) for number, ue in enumerate(self._ues)]
+
+    def close(self) -> None:
+        for ue in self._ues:
+            ue.close()
+        self._context.term()
+
+
+# ---------------------------------------------------------------- a viewer
+
+
+@contextlib.contextmanager
+def viewer(url: str) -> Iterator[Any]:
+    """A process that looks on when it is told to; yields the pipe to tell it."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_view, args=(theirs, urlsplit(url).netloc), daemon=True)
+    process.start()
+    try:
+        yield ours
+    finally:
+        process.kill()
+        process.join(10)
+
+
+@contextlib.contextmanager
+def looking(view: Any) -> Iterator[Any]:
+    """A viewer looks on for as long; yields how many updates it has had so far."""
+    if view is None:
+        yield lambda: 0
+        return
+    view.send("look")
+    assert view.poll(30) and view.recv() > 0
+
+    def updates() -> int:
+        view.send("count")
+        assert view.poll(30)
+        return int(view.recv())
+
+    try:
+        yield updates
+    finally:
+        view.send("leave")
+        assert view.poll(30) and view.recv() == 0
+
+
+def _view(pipe: Any, netloc: str) -> None:
+    while pipe.recv() == "look":
+        connection = http.client.HTTPConnection(netloc, timeout=30)
+        connection.request("GET", "/events")
+        answer = connection.getresponse()
+        count = 0
+        while True:
+            before, count = count, count + answer.read1(2**20).count(b"\n\n")
+            if count and not before:
+                pipe.send(count)
+            asked = pipe.recv() if pipe.poll() else None
+            if asked == "count":
+                pipe.send(count)
+            elif asked == "leave":
+                break
+        connection.close()
+        pipe.send(0)
+
+
+if __name__ == "__main__":
+    main()

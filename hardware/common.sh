@@ -1,0 +1,296 @@
+# shellcheck shell=bash
+# What the set-up scripts share. They look first and do afterwards: every step is decided from what is there before
+# anything changes, and goes into a list. A dry run prints that list, a real run prints and carries it out.
+#
+# On stdout: `= what is there already`, `+ a command`, and one line at the end. Commands' own output goes to stderr.
+
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+CHECKOUT=$(dirname "$HERE")
+CONSTRAINTS=$CHECKOUT/constraints.txt
+SHELF=(traces sweeps plans hardware/profiles) # what a wheel carries beside the package
+PREFIX=/opt/testbed
+STATE=/var/lib/testbed
+PYTHON=''
+FROM=$CHECKOUT
+ROOT='' # where to look instead of /, in a dry run
+DRY='' SERVICE='' TUNE='' PACKAGES=yes FRESH=''
+PLAN=() NEEDS_ROOT=()
+MB_PER_COMPILER=1500  # what one of llama.cpp's larger files takes to compile
+
+OPTIONS="  --dry-run       print what would be done, change nothing
+  --prefix DIR    where the environment goes (default $PREFIX)
+  --from PATH     a wheel of the testbed, or a checkout (default: the one this script lies in)
+  --python PATH   Python to make the environment with (default: python3 of this system)
+  --service       install and enable the systemd service
+  --tune          for measurements: governor 'performance', Wi-Fi power saving off
+  --no-packages   leave Debian packages alone; what is missing is named
+  --root DIR      look at DIR instead of /; in a dry run only"
+
+die() {
+  printf '%s: %s\n' "$(basename "$0")" "$*" >&2
+  exit 1
+}
+
+bad() {
+  printf '%s: %s (see --help)\n' "$(basename "$0")" "$*" >&2
+  exit 2
+}
+
+found() { printf '= %s\n' "$*"; }
+
+# plan COMMAND...: a step, to be done if this is no dry run.
+plan() { PLAN+=("$(printf '%q ' "$@" | sed 's/ $//')"); }
+
+# as_root WHY: what comes cannot be done by another user.
+as_root() { NEEDS_ROOT+=("$*"); }
+
+read_options() {
+  local about=$1
+  shift
+  while (($#)); do
+    case $1 in
+      --dry-run) DRY=yes ;;
+      --service) SERVICE=yes ;;
+      --tune) TUNE=yes ;;
+      --no-packages) PACKAGES= ;;
+      --prefix | --from | --python | --root)
+        if (($# < 2)) || [[ $2 == -* ]]; then bad "$1 needs a value"; fi
+        case $1 in
+          --prefix) PREFIX=${2%/} ;;
+          --from) FROM=$2 ;;
+          --python) PYTHON=$2 ;;
+          --root) ROOT=${2%/} ;;
+        esac
+        shift
+        ;;
+      -h | --help)
+        printf '%s\n\nUsage: %s [OPTIONS]\n\n%s\n' "$about" "$(basename "$0")" "$OPTIONS"
+        exit 0
+        ;;
+      *) bad "unknown option $1" ;;
+    esac
+    shift
+  done
+  [[ -z $ROOT || -n $DRY ]] || bad "--root goes with --dry-run alone"
+  [[ $PREFIX == /* && $PREFIX != *[[:space:]]* ]] || bad "--prefix takes an absolute path without spaces, not '$PREFIX'"
+  if [[ -n $SERVICE && $PREFIX =~ ^/(home|root|run/user)(/|$) ]]; then
+    bad "--service needs a --prefix outside home directories, which the service cannot see"
+  fi
+  [[ -d $FROM || -f $FROM ]] || bad "--from $FROM: no such wheel or checkout"
+  FROM=$(cd "$(dirname "$FROM")" && pwd)/$(basename "$FROM")
+  [[ -f $FROM && $FROM == *.whl || -f $FROM/pyproject.toml ]] || bad "--from $FROM: neither a wheel nor a checkout"
+}
+
+# ---------------------------------------------------------------- what is there
+
+# device_tree NAME: a property of the device tree's root, one string a line.
+device_tree() { [[ ! -r $ROOT/proc/device-tree/$1 ]] || tr '\0' '\n' <"$ROOT/proc/device-tree/$1"; }
+
+# machine: the processor's architecture; of a recorded tree what its `machine` file says.
+machine() { if [[ -n $ROOT ]]; then cat "$ROOT/machine" 2>/dev/null || echo unknown; else uname -m; fi; }
+
+need_machine() {
+  [[ $(machine) == "$1" ]] || die "this is for $1 ($2), and here is $(machine)"
+  found "machine $1"
+}
+
+# find_python: a Python that the testbed runs on.
+find_python() {
+  if [[ -n $ROOT ]]; then
+    PYTHON=${PYTHON:-/usr/bin/python3}
+    return
+  fi
+  PYTHON=$(command -v "${PYTHON:-python3}") || die "no such Python here: apt-get install python3, or give one with --python"
+  "$PYTHON" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' ||
+    die "$PYTHON is $("$PYTHON" --version); give --python one of 3.10 to 3.12"
+  found "$("$PYTHON" --version) ($PYTHON)"
+}
+
+# jobs: compilers that the cores and the memory allow side by side.
+jobs_at_once() {
+  local cores memory_mb
+  cores=$(grep -c ^processor "$ROOT/proc/cpuinfo" 2>/dev/null) || cores=1
+  memory_mb=$(awk '/^MemTotal:/ {print int($2 / 1024)}' "$ROOT/proc/meminfo" 2>/dev/null) || memory_mb=0
+  local fit=$((${memory_mb:-0} / MB_PER_COMPILER))
+  ((fit >= 1)) || fit=1
+  echo $((fit < cores ? fit : cores))
+}
+
+# pinned NAME: its version in constraints.txt.
+pinned() {
+  local version
+  version=$(sed -n "s/^$1==\([^;[:space:]]*\)\$/\1/p" "$CONSTRAINTS")
+  [[ -n $version ]] || die "constraints.txt pins no $1"
+  echo "$version"
+}
+
+# source_digest: of everything that an installation depends on.
+source_digest() {
+  if [[ -f $FROM ]]; then
+    sha256sum <"$FROM"
+  else
+    (cd "$FROM" && find testbed "${SHELF[@]}" pyproject.toml -type f -not -path '*/__pycache__/*' \
+      -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum)
+  fi | cut -c 1-64
+}
+
+need_systemd() {
+  [[ -n $ROOT ]] || command -v systemctl >/dev/null || die "no systemd here: leave --service and --tune out"
+}
+
+same_text() { [[ -f $1 && $(<"$1") == "$2" ]]; }
+
+# ---------------------------------------------------------------- steps
+
+# packages NAME...: Debian packages.
+packages() {
+  local name missing=()
+  for name in "$@"; do
+    [[ $(dpkg-query --admindir="$ROOT/var/lib/dpkg" -W -f '${db:Status-Status}' "$name" 2>/dev/null) == installed ]] ||
+      missing+=("$name")
+  done
+  if ((${#missing[@]} == 0)); then
+    found "packages $*"
+  elif [[ -z $PACKAGES ]]; then
+    found "packages are left alone; missing: ${missing[*]}"
+  else
+    as_root "packages ${missing[*]}"
+    plan apt-get update -q
+    plan env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"
+  fi
+}
+
+# make_prefix: the directory for everything, and a virtual environment in it.
+make_prefix() {
+  local there=$PREFIX
+  while [[ ! -d $there ]]; do there=$(dirname "$there"); done
+  [[ -n $ROOT || -w $there ]] || as_root "$PREFIX"
+  if [[ -z $ROOT && -x $PREFIX/venv/bin/python ]] && "$PREFIX/venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    found "environment $PREFIX/venv"
+  else
+    plan mkdir -p "$PREFIX/wheels"
+    plan "$PYTHON" -m venv --clear "$PREFIX/venv"
+    FRESH=yes
+  fi
+}
+
+# llama CMAKE_ARG...: llama-cpp-python, which comes as source, built for this machine.
+llama() {
+  local version args=("$@") wheels=$PREFIX/wheels pip=("$PREFIX/venv/bin/python" -m pip) built
+  version=$(pinned llama-cpp-python)
+  built="llama-cpp-python $version ${args[*]}"
+  if [[ -z $FRESH ]] && same_text "$wheels/llama.txt" "$built"; then
+    found "$built"
+    return
+  fi
+  plan env "CMAKE_ARGS=${args[*]}" "${CUDA_ENV[@]}" "CMAKE_BUILD_PARALLEL_LEVEL=$(jobs_at_once)" \
+    "${pip[@]}" wheel -q --no-deps --no-cache-dir --wheel-dir "$wheels" "llama-cpp-python==$version"
+  plan "${pip[@]}" install -q --no-deps --no-index --force-reinstall --find-links "$wheels" "llama-cpp-python==$version"
+  plan write_text "$wheels/llama.txt" "$built"
+}
+CUDA_ENV=()
+
+# testbed_for EXTRA: the testbed with one of its extras, at pinned versions.
+testbed_for() {
+  local pip=("$PREFIX/venv/bin/python" -m pip) stamp=$PREFIX/installed.txt what
+  what="$1 $(source_digest) constraints $(sha256sum <"$CONSTRAINTS" | cut -c 1-64)"
+  if [[ -z $FRESH ]] && same_text "$stamp" "$what"; then
+    found "testbed[$1] in $PREFIX/venv"
+    return
+  fi
+  plan "${pip[@]}" install -q --constraint "$CONSTRAINTS" --find-links "$PREFIX/wheels" "${FROM}[$1]"
+  plan "${pip[@]}" install -q --no-deps --force-reinstall "$FROM"  # pip keeps another build of the same version
+  plan "$PREFIX/venv/bin/testbed" --version
+  plan write_text "$stamp" "$what"
+}
+
+# service NAME [DEVICES]: its unit, its user, its directory; DEVICES: with access to GPU or firmware.
+service() {
+  [[ -n $SERVICE ]] || return 0
+  local unit=testbed-$1.service units=/etc/systemd/system changed=''
+  need_systemd
+  as_root "service $unit"
+  if grep -q '^testbed:' "$ROOT/etc/passwd" 2>/dev/null; then
+    found "user testbed"
+  else
+    plan useradd --system --user-group --home-dir "$STATE" --shell /usr/sbin/nologin testbed
+  fi
+  if [[ -d $ROOT$STATE ]]; then
+    found "$STATE"
+  else
+    plan install -d -m 700 -o testbed -g testbed "$STATE"
+  fi
+  if unit_file "$unit" "$units/$unit"; then changed=yes; fi
+  if [[ -n ${2:-} ]] && unit_file devices.conf "$units/$unit.d/devices.conf"; then changed=yes; fi
+  if [[ $1 == bs && ! -e $ROOT/etc/testbed/bs.env ]]; then
+    plan install -D -m 644 "$HERE/systemd/bs.env" /etc/testbed/bs.env
+  fi
+  enable_unit "$unit" "$changed"
+}
+
+# unit_file NAME TARGET: one of ours with this prefix; true where it has to be written.
+unit_file() {
+  if same_text "$ROOT$2" "$(with_prefix "$1" "$PREFIX")"; then
+    found "$2"
+    return 1
+  fi
+  plan write_unit "$1" "$PREFIX" "$2"
+}
+
+enable_unit() {
+  local wants=/etc/systemd/system/multi-user.target.wants/$1
+  [[ -z $2 || ! -d $ROOT/run/systemd/system ]] || plan systemctl daemon-reload
+  if [[ -L $ROOT$wants ]]; then found "$1 is enabled"; else plan systemctl enable -q "$1"; fi
+}
+
+# tune: what makes times repeat.
+tune() {
+  [[ -n $TUNE ]] || return 0
+  need_systemd
+  as_root "--tune"
+  local unit=testbed-tune.service changed='' conf=/etc/NetworkManager/conf.d/90-testbed.conf
+  if unit_file "$unit" "/etc/systemd/system/$unit"; then changed=yes; fi
+  enable_unit "$unit" "$changed"
+  [[ -z $changed || ! -d $ROOT/run/systemd/system ]] || plan systemctl start "$unit"
+  if [[ ! -d $ROOT/etc/NetworkManager ]]; then
+    found "no NetworkManager; turn Wi-Fi power saving off with: iw dev wlan0 set power_save off"
+  elif same_text "$ROOT$conf" "$(<"$HERE/systemd/networkmanager.conf")"; then
+    found "$conf"
+  else
+    plan install -D -m 644 "$HERE/systemd/networkmanager.conf" "$conf"
+  fi
+}
+
+# ---------------------------------------------------------------- functions that are steps
+
+# write_text FILE TEXT: one line.
+write_text() { mkdir -p "$(dirname "$1")" && printf '%s\n' "$2" >"$1"; }
+
+# with_prefix NAME PREFIX: one of our unit files with the place of the environment filled in.
+with_prefix() { sed "s#/opt/testbed#$2#g" "$HERE/systemd/$1"; }
+
+# write_unit NAME PREFIX TARGET
+write_unit() { mkdir -p "$(dirname "$3")" && with_prefix "$1" "$2" >"$3"; }
+
+# ---------------------------------------------------------------- the end of every script
+
+carry_out() {
+  local step
+  if ((${#PLAN[@]} == 0)); then
+    echo "nothing to do: all of it is there"
+    return
+  fi
+  if ((${#NEEDS_ROOT[@]})) && [[ -z $DRY && $(id -u) != 0 ]]; then
+    die "run it as root (sudo $0 …) for: $(printf '%s; ' "${NEEDS_ROOT[@]}" | sed 's/; $//')"
+  fi
+  for step in "${PLAN[@]}"; do
+    printf '+ %s\n' "$step"
+    [[ -n $DRY ]] || eval "$step" </dev/null >&2 ||
+      die "that step failed; mend it and run this again: it goes on from there"
+  done
+  if [[ -n $DRY ]]; then
+    echo "dry run: ${#PLAN[@]} steps, nothing was changed"
+  else
+    echo "done: ${#PLAN[@]} steps"
+  fi
+}

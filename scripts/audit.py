@@ -1,0 +1,225 @@
+"""What the testbed runs on: `.venv/bin/python -m scripts.audit [--files] [--hashes] [--json]` (`make audit`).
+
+Every package that `constraints.txt` pins and that is installed here: version, licence, and who needs it. What is
+installed must be what is pinned, and nothing else. `--files` holds every installed file against the hash that its wheel
+recorded; `--hashes` asks the package index for the hashes of all pins.
+
+No advisory is looked up: the one database of advisories that is a package, safety-db, ended in July 2021, and the ones
+that are kept (OSV, the PyPI advisory database) are services. Where there is a network, `pip-audit -r constraints.txt
+--no-deps --disable-pip` asks them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from packaging.markers import Marker
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from scripts.environment import CONSTRAINTS, index_options, output, pip_settings
+
+OWN = "wireless-sd-testbed"
+UNPINNED = ("pip", OWN)
+"""What may be there without a pin."""
+NEEDERS = 3
+"""Packages that a row names as needing one."""
+UNKNOWN = "not stated"
+
+
+class Pin(NamedTuple):
+    """A line of constraints.txt."""
+
+    name: str
+    version: str
+    here: bool
+    """Whether it is meant for this Python."""
+
+
+class Package(NamedTuple):
+    """A package that is installed."""
+
+    name: str
+    version: str
+    licence: str
+    needed_by: tuple[str, ...]
+    """Installed packages that ask for it by name; the testbed itself is one."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table, then what is wrong; returns 1 where something is."""
+    parser = argparse.ArgumentParser(description="List what is installed, and hold it against constraints.txt.")
+    parser.add_argument("--files", action="store_true", help="check every installed file's recorded hash")
+    parser.add_argument("--hashes", action="store_true", help="ask the package index for the hashes of all pins")
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of the table")
+    args = parser.parse_args(argv)
+    installed = list(importlib.metadata.distributions(path=[sysconfig.get_path("purelib")]))
+    packages, pins = read_packages(installed), read_pins(CONSTRAINTS.read_text())
+    wrong = differences(packages, pins)
+    if args.files:
+        wrong += [problem for distribution in installed for problem in changed_files(distribution)]
+    counts = {"pinned": len(pins), "installed": len(packages), "without a licence": without_licence(packages)}
+    if args.hashes:
+        hashed = pins_with_hashes(resolved_with_hashes())
+        bare = sorted({pin.name for pin in pins if pin.here} - hashed)
+        counts[f"with hashes at the index (without: {', '.join(bare) or 'none'})"] = len(hashed)
+    if args.json:
+        document = {"packages": [p._asdict() for p in packages], **counts, "wrong": wrong, "advisories": None}
+        print(json.dumps(document))
+    else:
+        print_table(packages)
+        print(", ".join(f"{count} {what}" for what, count in counts.items()) + "; no advisory was looked up")
+    for problem in wrong:
+        print(f"audit: {problem}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def print_table(packages: Sequence[Package]) -> None:
+    """One line a package."""
+    widths = [max(len(getattr(p, field)) for p in packages) for field in ("name", "version")]
+    for p in packages:
+        others = len(p.needed_by) - NEEDERS
+        needed = ", ".join(p.needed_by[:NEEDERS]) + (f" and {others} more" if others > 0 else "")
+        print(f"{p.name:{widths[0]}}  {p.version:{widths[1]}}  {p.licence:28.28}  {needed or 'nobody: a tool'}")
+
+
+# ---------------------------------------------------------------- what is pinned, and what is there
+
+
+def read_pins(text: str) -> list[Pin]:
+    """The lines of constraints.txt."""
+    pins = []
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            pin, _, marker = line.partition(";")
+            name, _, version = pin.strip().partition("==")
+            pins.append(Pin(str(canonicalize_name(name)), version, not marker or Marker(marker.strip()).evaluate()))
+    return pins
+
+
+def read_packages(installed: Iterable[importlib.metadata.Distribution]) -> list[Package]:
+    """What is installed, by name."""
+    found = {str(canonicalize_name(d.metadata["Name"])): d for d in installed}
+    needed: dict[str, set[str]] = {name: set() for name in found}
+    for name, distribution in found.items():
+        for other in requirements(distribution):
+            needed.get(other, set()).add("testbed" if name == OWN else name)
+    return [
+        Package(name, found[name].version, licence(found[name]), tuple(sorted(needed[name], key=by_importance)))
+        for name in sorted(found)
+    ]
+
+
+def by_importance(name: str) -> tuple[bool, str]:
+    """The testbed first."""
+    return name != "testbed", name
+
+
+def requirements(distribution: importlib.metadata.Distribution) -> Iterator[str]:
+    """Names that a package asks for; of extras only those of the testbed itself."""
+    own = canonicalize_name(distribution.metadata["Name"]) == OWN
+    for line in distribution.requires or ():
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            continue
+        if own or requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield str(canonicalize_name(requirement.name))
+
+
+def licence(distribution: importlib.metadata.Distribution) -> str:
+    """As its metadata state it: an expression, a short text, or classifiers."""
+    metadata = distribution.metadata
+    stated, text = ((metadata.get_all(field) or [""])[0] for field in ("License-Expression", "License"))
+    if not stated:
+        text = " ".join(text.split())
+        stated = text if 0 < len(text) <= 60 and text.upper() != "UNKNOWN" else ""
+    if not stated:
+        classifiers = [c.rpartition(" :: ")[2] for c in metadata.get_all("Classifier") or () if c.startswith("License")]
+        stated = ", ".join(c for c in classifiers if c != "OSI Approved")
+    return stated or UNKNOWN
+
+
+def without_licence(packages: Iterable[Package]) -> int:
+    """Packages that state none."""
+    return sum(p.licence == UNKNOWN for p in packages)
+
+
+def differences(packages: Iterable[Package], pins: Iterable[Pin]) -> list[str]:
+    """Where what is installed is not what is pinned."""
+    pinned = {pin.name: pin.version for pin in pins if pin.here}
+    found = []
+    for package in packages:
+        version = package.version.partition("+")[0]
+        if package.name in UNPINNED:
+            continue
+        if package.name not in pinned:
+            found.append(f"{package.name} {package.version} is installed and not pinned")
+        elif pinned[package.name] != version:
+            found.append(f"{package.name} {package.version} is installed, {pinned[package.name]} is pinned")
+    return found
+
+
+# ---------------------------------------------------------------- hashes
+
+
+def changed_files(distribution: importlib.metadata.Distribution) -> Iterator[str]:
+    """Files that are not what their wheel recorded, and those that are gone."""
+    for path in distribution.files or ():
+        if path.hash is None or path.suffix == ".pyc":
+            continue
+        try:
+            digest = digest_of(Path(str(distribution.locate_file(path))), path.hash.mode)
+        except OSError as exc:
+            yield f"{distribution.metadata['Name']}: {path} cannot be read: {exc.strerror}"
+            continue
+        if base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != path.hash.value:
+            yield f"{distribution.metadata['Name']}: {path} is not what its wheel recorded"
+
+
+def digest_of(path: Path, kind: str) -> bytes:
+    """Of a file of any size."""
+    digest = hashlib.new(kind)
+    with path.open("rb") as file:
+        while piece := file.read(2**20):
+            digest.update(piece)
+    return digest.digest()
+
+
+def resolved_with_hashes() -> str:
+    """The pins of this Python as uv writes them, with the hashes that the index has."""
+    settings = pip_settings(output(sys.executable, "-m", "pip", "config", "list"))
+    with tempfile.TemporaryDirectory() as scratch:
+        wanted = Path(scratch) / "in.txt"
+        lines = [f"{pin.name}=={pin.version}\n" for pin in read_pins(CONSTRAINTS.read_text()) if pin.here]
+        wanted.write_text("".join(lines))
+        command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-deps", "--generate-hashes"]
+        command += [*index_options(settings, os.environ.get("TORCH_INDEX")), str(wanted)]
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def pins_with_hashes(text: str) -> set[str]:
+    """Names that have one hash or more."""
+    found = set()
+    for block in re.split(r"\n(?=[a-z0-9])", text):
+        name = re.match(r"([a-z0-9][a-z0-9._-]*)==", block)
+        if name and "--hash=sha256:" in block:
+            found.add(str(canonicalize_name(name[1])))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

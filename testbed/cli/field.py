@@ -1,0 +1,258 @@
+"""`testbed field`: a guided run at several distances, in the field or rehearsed at the desk."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from testbed.cli.output import note, print_json, print_rows
+from testbed.errors import BadInput
+
+if TYPE_CHECKING:
+    from testbed.experiments.field_log import FieldLog
+    from testbed.experiments.field_plan import FieldPlan, Place
+    from testbed.experiments.field_remote import AgentDevice
+    from testbed.experiments.field_run import Crew, DeviceOf
+
+app = typer.Typer(
+    no_args_is_help=True, help="A guided run at several distances, in the field or rehearsed at the desk."
+)
+COLUMNS = {
+    "place": ("place", "{}"),
+    "distance_m": ("m", "{:g}"),
+    "setting": ("method", "{}"),
+    "way": ("way", "{}"),
+    "requests": ("n", "{:d}"),
+    "latency_s": ("latency s", "{:.4f}"),
+    "gain": ("times as fast", "{:.3f}"),
+    "permissiveness": ("kept of judged", "{:.3f}"),
+    "aal": ("AAL", "{:.2f}"),
+    "accuracy": ("accuracy", "{:.3f}"),
+    "differs": ("off the field", "{:+.3f}"),
+    "same_outputs": ("same outputs", "{:.2f}"),
+}
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+@app.callback()
+def group() -> None:
+    """A guided run at several distances, in the field or rehearsed at the desk."""
+
+
+@app.command()
+def run(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="YAML: places, methods, prompts; or rehearsal.")],
+    out: Annotated[Path | None, typer.Option(help="Directory; default: runs/NAME. The same one again goes on.")] = None,
+    emulated: Annotated[
+        bool, typer.Option("--emulated", help="Rehearse on this machine: distances become links of the plan's model.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Ask nobody; a place that is not what it was is refused.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Check the plan, print what is left; run nothing.")] = False,
+    replay: Annotated[bool, typer.Option(help="Run all of it again in virtual time, for the report.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Visit every place of a plan, measure its link, run every method, and report.
+
+    Stopped in any way (Ctrl-C, a flat battery), the same command goes on where it was. Questions are asked on the
+    terminal: whether the UE is there, what to note, and what to do where a link is not what it was.
+
+    Examples:
+
+        testbed field run plans/rehearsal.yaml --emulated
+
+        testbed field run plans/field-example.yaml --check
+
+        testbed field run hall.yaml --out runs/hall
+    """
+    from testbed.experiments.field_log import open_log
+    from testbed.experiments.field_plan import load_plan
+    from testbed.experiments.field_run import default_out, on_this_machine, progress_of, visit_all
+    from testbed.shelf import find
+
+    found = load_plan(find("plans", plan))
+    if emulated:
+        found = on_this_machine(found)
+    where = out or default_out(found, emulated)
+    if check:
+        _plan(found, where, as_json)
+        return
+    if not (emulated or yes or sys.stdin.isatty()):
+        raise BadInput("somebody must say where the UE is: run it on a terminal, or give --yes or --emulated")
+    with open_log(where, found, emulated) as log:
+        if progress_of(log)["left"]:
+            with _crew(log, emulated, yes) as crew:
+                visit_all(log, crew)
+        left = progress_of(log)
+        if left["left"]:
+            note(f"{left['left']} runs are left; the same command goes on with them")
+            if as_json:
+                print_json(left)
+            return
+        _report(log, emulated, replay, as_json)
+
+
+@app.command()
+def report(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a field run, finished or not.")],
+    replay: Annotated[bool, typer.Option(help="Run all of it again in virtual time.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """What a field run came to, out of its directory: samples, recorded links as traces, virtual runs, report.html.
+
+    Examples:
+
+        testbed field report runs/hall
+
+        testbed field report runs/hall --no-replay --json
+    """
+    from testbed.experiments.field_log import read_field
+
+    _, log, emulated = read_field(directory)
+    _report(log, emulated, replay, as_json)
+
+
+@app.command()
+def deploy(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="YAML: places with agents (ue: tcp://…).")],
+    as_json: AsJson = False,
+) -> None:
+    """Carry the plan's drafter, tokenizer and predictors to the agents of its places; ask each how it stands.
+
+    Files that are there already stay; one that broke off goes on where it was. Prompts go with the orders.
+
+    Examples:
+
+        testbed field deploy hall.yaml
+    """
+    from testbed.experiments.field_plan import load_plan
+    from testbed.shelf import find
+
+    found = load_plan(find("plans", plan))
+    wanted = [found.drafter, found.tokenizer, *(method.predictor for method in found.methods)]
+    rows = []
+    for place in _with_agents(found):
+        with contextlib.closing(_agent_device(found, place)) as device:
+            files = [device.put(path) for path in wanted if path]
+            rows.append({"place": place.name, "ue": place.ue, "files": files, **device.standing()})
+    if as_json:
+        print_json({"agents": rows})
+        return
+    for row in rows:
+        put = f"{len(row['files'])} files are there" if row["files"] else "nothing to carry: the bundled pair is there"
+        print(f"{row['place']}: {row['host']}, testbed {row['testbed']}, {row['waiting']} orders waiting; {put}")
+
+
+@app.command()
+def collect(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a field run.")],
+    as_json: AsJson = False,
+) -> None:
+    """Bring home what agents have done since this machine lost them; give no new orders.
+
+    Examples:
+
+        testbed field collect runs/hall
+    """
+    from testbed.experiments.field_log import CELL, open_log, read_field
+    from testbed.experiments.field_run import cell_config, progress_of
+
+    plan, _, emulated = read_field(directory)
+    brought = 0
+    with open_log(directory, plan, emulated) as log:
+        for place in _with_agents(plan):
+            with contextlib.closing(_agent_device(plan, place)) as device:
+                for cell in log.left(place.name):
+                    if device.collect(cell_config(log, cell, plan.bs), log.cell(cell)):
+                        log.add(CELL, cell=cell.key, origin_s=None)
+                        brought += 1
+        found = {"collected": brought, **progress_of(log)}
+    if as_json:
+        print_json(found)
+    else:
+        note(f"{brought} runs collected; {found['left']} are left")
+
+
+def _with_agents(plan: FieldPlan) -> list[Place]:
+    found = [place for place in plan.places if place.ue is not None]
+    if not found:
+        raise BadInput("no place of this plan has an agent: give one its address, as ue: tcp://HOST:PORT")
+    return found
+
+
+def _report(log: FieldLog, emulated: bool, replay: bool, as_json: bool) -> None:
+    from testbed.experiments.field_report import report_field
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
+    with bar:
+        task = bar.add_task("in virtual time", total=None)
+
+        def told(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        document = report_field(log, emulated, note, told, replay)
+    if as_json:
+        print_json(document)
+        return
+    print_rows(document["rows"], log.plan.name, COLUMNS)
+    for way, worst in document["agreement"].items():
+        note(f"{way}: latencies within {worst:.1%} of those that were measured")
+    note(f"wrote {log.out}/report.html")
+
+
+def _plan(plan: FieldPlan, where: Path, as_json: bool) -> None:
+    """What there is to do, without touching anything."""
+    from testbed.experiments.field_log import FieldLog
+    from testbed.experiments.field_run import progress_of
+
+    found = progress_of(FieldLog(where, plan))
+    if as_json:
+        print_json(found)
+        return
+    for place in found["places"]:
+        print(f"{place['place']}: {place['distance_m']:g} m, {place['done']} of {place['cells']} runs done")
+        for number, order in enumerate(place["order"], 1):
+            print(f"    repeat {number}: {', '.join(order)}")
+    print(f"{found['out']}: {found['left']} runs to do, {plan.prompts} prompts each")
+
+
+@contextlib.contextmanager
+def _crew(log: FieldLog, emulated: bool, yes: bool) -> Iterator[Crew]:
+    """Who does the run: stage, operator and devices."""
+    from testbed.experiments.field_operator import Nobody, Operator, Terminal
+    from testbed.experiments.field_run import Crew
+    from testbed.experiments.field_stage import Field, Stage, emulation
+
+    with contextlib.ExitStack() as held:
+        stage: Stage = held.enter_context(emulation(log, note)) if emulated else Field(log.plan)
+        operator: Operator = Nobody(trusting=emulated) if emulated or yes else Terminal()
+        yield Crew(stage, operator, _devices(log), note)
+
+
+def _devices(log: FieldLog) -> DeviceOf:
+    from testbed.experiments.field_device import LocalDevice
+    from testbed.experiments.field_run import one_device
+
+    def device_of(place: Place) -> Any:
+        if place.ue is not None:
+            return one_device(_agent_device(log.plan, place))
+        return one_device(LocalDevice(log.plan.keys, log.plan.settle_s, note))
+
+    return device_of
+
+
+def _agent_device(plan: FieldPlan, place: Place) -> AgentDevice:
+    """The UE of a place that has an agent."""
+    from testbed.experiments.field_agents import Agent
+    from testbed.experiments.field_remote import AgentDevice
+
+    assert place.ue is not None
+    agent = Agent(place.ue, place.ue_keys, plan.insecure)
+    return AgentDevice(agent, plan.name, place.trace, plan.settle_s, note)

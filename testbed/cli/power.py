@@ -1,0 +1,91 @@
+"""`testbed power`: what a device draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from testbed.cli.output import ENERGY_COLUMNS, note, print_json, print_rows
+
+app = typer.Typer(no_args_is_help=True, help="Power and heat: read a sensor, account for a run by a meter's samples.")
+
+
+@app.callback()
+def group() -> None:
+    """Power and heat: read a sensor, account for a run by a meter's samples."""
+
+
+@app.command()
+def read(
+    source: Annotated[
+        str, typer.Option(help="auto, jetson, tegrastats, pi, rapl, nvml, several with commas, or FILE of samples.")
+    ] = "auto",
+    seconds: Annotated[float, typer.Option("--for", help="Seconds over which to read.")] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Read this machine's power for a moment: the mean by rail, temperature, throttling.
+
+    Examples:
+
+        testbed power read
+
+        testbed power read --source rapl --for 5 --json
+    """
+    from testbed.experiments.power_read import read_power
+
+    found = read_power(source, seconds)
+    if as_json:
+        print_json(found)
+        return
+    for rail, power_w in found["rails"].items():
+        print(f"{rail:>20}  {power_w:8.3f} W")
+    print(f"{'total':>20}  {found['total_w']:8.3f} W  ({found['total']})")
+    heat = "temperature not known" if found["temp_c"] is None else f"{found['temp_c']:.1f} °C"
+    slow = {None: "throttling not known", "": "not throttled"}.get(
+        found["throttled"], f"throttled: {found['throttled']}"
+    )
+    note(f"{found['source']}: {found['samples']} samples in {found['seconds']:.2f} s, {heat}, {slow}")
+
+
+@app.command()
+def account(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Directory that `ue run` wrote.")],
+    samples: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Samples of a meter: CSV, parquet, or a log of tegrastats.")
+    ] = None,
+    offset_s: Annotated[
+        float | None, typer.Option(help="Added to the samples' times, to make them Unix times of the UE.")
+    ] = None,
+    align: Annotated[bool, typer.Option("--align", help="The first sample is at the run's first round.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Work out a run's energy, from a meter's samples or anew from its own; its files are written again.
+
+    Examples:
+
+        testbed power account runs/far --samples meter.csv
+
+        testbed power account runs/far --samples meter.csv --offset-s -3600 --json
+
+        testbed power account runs/far
+    """
+    from testbed.experiments.power_account import account_run
+
+    found = account_run(run_dir, samples, offset_s, align)
+    if as_json:
+        print_json(found)
+        return
+    print_rows(found["rows"], columns=ENERGY_COLUMNS)
+    note(f"wrote rounds.parquet, power.parquet and summary.json of {run_dir}")
+    _warn(found["power"])
+
+
+def _warn(power: Mapping[str, Any]) -> None:
+    """What of the samples is worth knowing."""
+    if power["skipped"]:
+        note(f"{power['skipped']} lines were no samples")
+    if power["gaps"]:
+        note(f"{power['gaps']} gaps in the samples, {power['gaps_s']:.3g} s together: energy there is not known")

@@ -1,0 +1,232 @@
+"""What an agent keeps on its disk: files that were put, and orders with their results."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from testbed.errors import BadInput, TestbedError
+from testbed.protocols.codec import AnyArray, encode
+from testbed.protocols.orders import (
+    MAX_CHUNK_BYTES,
+    MAX_ORDERS,
+    MAX_RESULT_FILES,
+    File,
+    Get,
+    Order,
+    Probing,
+    Put,
+    Running,
+    State,
+    Stored,
+    check_name,
+    decode_order,
+    digest_of,
+)
+
+FILES, ORDERS, PARTS = "files", "orders", "parts"
+ORDER, STATE, CRASHES, RESULT = "order", "state.json", "crashes", "result"
+SPARE_BYTES = 2**28
+"""Of the disk, left alone."""
+
+
+class Files:
+    """Files that were put, by name; each counts as there once its digest is right."""
+
+    def __init__(self, workdir: Path) -> None:
+        self._root, self._parts = workdir / FILES, workdir / PARTS
+        for folder in (self._root, self._parts):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, name: str) -> Path:
+        """Where a file, or a folder of files, is.
+
+        Raises:
+            BadInput: nothing of that name was put.
+        """
+        path = self._root / check_name(name)
+        if not path.exists() or path.is_symlink():
+            raise BadInput(f"no file {name!r} was put here: testbed field deploy does it")
+        return path
+
+    def put(self, message: Put, data: AnyArray) -> Stored:
+        """Take a chunk; says how much is there now, so that the next one is known.
+
+        Raises:
+            BadInput: no room, a chunk that is too large, or a whole whose digest is wrong: it begins anew.
+        """
+        if data.dtype != np.uint8 or data.ndim != 1 or len(data) > MAX_CHUNK_BYTES:
+            raise BadInput(f"a chunk is u1 [n], n up to {MAX_CHUNK_BYTES}")
+        path, part = self._root / message.name, self._parts / message.digest
+        if path.is_file() and path.stat().st_size == message.total and digest_of(path) == message.digest:
+            return Stored(name=message.name, size=message.total)
+        there = part.stat().st_size if part.exists() else 0
+        if there != message.offset or (not len(data) and message.total):
+            return Stored(name=message.name, size=min(there, message.total))
+        if there + len(data) > message.total:
+            raise BadInput(f"{message.name} is longer than the {message.total} bytes that it was to have")
+        if free_bytes(self._root) < message.total - there + SPARE_BYTES:
+            raise BadInput(f"no room for {message.name}: {message.total} bytes")
+        with part.open("ab") as file:
+            file.write(data.tobytes())
+        if there + len(data) == message.total:
+            self._finish(message, part, path)
+        return Stored(name=message.name, size=there + len(data))
+
+    def _finish(self, message: Put, part: Path, path: Path) -> None:
+        if digest_of(part) != message.digest:
+            part.unlink()
+            raise BadInput(f"{message.name} did not arrive as it was sent; put it again")
+        with contextlib.suppress(FileExistsError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        part.replace(path)
+
+
+class Kept:
+    """An order on the disk, and what became of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.order: Order = decode_order([(folder / ORDER).read_bytes()]).message
+        self._ended: dict[str, Any] | None = None
+
+    @property
+    def result(self) -> Path:
+        """Where its results lie."""
+        return self.folder / RESULT
+
+    @property
+    def age(self) -> tuple[int, str]:
+        """What orders are sorted by: when they came."""
+        return (self.folder / ORDER).stat().st_mtime_ns, self.folder.name
+
+    def ended(self) -> dict[str, Any] | None:
+        """How it ended; None: it has not."""
+        if self._ended is None:
+            with contextlib.suppress(OSError, ValueError):
+                self._ended = json.loads((self.folder / STATE).read_text(encoding="utf-8"))
+        return self._ended
+
+    def end(self, document: Mapping[str, Any]) -> None:
+        """Write down how it ended, in one step."""
+        part = self.folder / f".{STATE}"
+        part.write_text(json.dumps(document), encoding="utf-8")
+        part.replace(self.folder / STATE)
+
+    def crashed(self) -> int:
+        """Count a crash of its process; returns how many there were."""
+        path = self.folder / CRASHES
+        count = 1 + (int(path.read_text()) if path.exists() else 0)
+        path.write_text(str(count))
+        return count
+
+    def again(self) -> None:
+        """Let one that failed be tried anew; what it has done is kept."""
+        self._ended = None
+        for name in (STATE, CRASHES):
+            (self.folder / name).unlink(missing_ok=True)
+
+
+class Shelf:
+    """Orders by id."""
+
+    def __init__(self, workdir: Path) -> None:
+        self._root = workdir / ORDERS
+        self._root.mkdir(parents=True, exist_ok=True)
+        self._kept: dict[str, Kept] = {}
+        for folder in sorted(self._root.iterdir()):
+            with contextlib.suppress(OSError, TestbedError):  # cut off while it came in, or of another version
+                self._kept[folder.name] = Kept(folder)
+
+    def get(self, name: str) -> Kept | None:
+        """An order; None: there is none of that id."""
+        return self._kept.get(name)
+
+    def add(self, order: Order) -> Kept:
+        """Keep an order.
+
+        Raises:
+            BadInput: another one of that id is there, or there are too many.
+        """
+        if (there := self._kept.get(order.id)) is not None:
+            if _gist(there.order) != _gist(order):
+                raise BadInput(f"order {order.id} was another one")
+            return there
+        if len(self._kept) >= MAX_ORDERS:
+            raise BadInput(f"{MAX_ORDERS} orders are kept already: collect and drop some")
+        folder = self._root / order.id
+        folder.mkdir(exist_ok=True)
+        part = folder / f".{ORDER}"
+        part.write_bytes(bytes(encode(msgspec.structs.replace(order, arrays=()))[0]))
+        part.replace(folder / ORDER)
+        self._kept[order.id] = Kept(folder)
+        return self._kept[order.id]
+
+    def drop(self, name: str) -> None:
+        """Forget an order that has ended."""
+        kept = self._kept.get(name)
+        if kept is not None and kept.ended() is not None:
+            del self._kept[name]
+            shutil.rmtree(kept.folder, ignore_errors=True)
+
+    def waiting(self) -> list[Kept]:
+        """Orders that have not ended, oldest first."""
+        return sorted((kept for kept in self._kept.values() if kept.ended() is None), key=lambda kept: kept.age)
+
+
+def _gist(order: Order) -> Probing | Running:
+    """What an order is, wherever its channel state begins."""
+    what = order.what
+    return msgspec.structs.replace(what, link=None) if isinstance(what, Running) else what
+
+
+def state_of(kept: Kept, running: bool) -> State:
+    """How an order stands."""
+    ended = kept.ended()
+    if ended is None:
+        return State(id=kept.order.id, state="running" if running else "waiting")
+    files = tuple(File(*entry) for entry in ended["files"])
+    return State(
+        id=kept.order.id, state=ended["state"], note=ended["note"], began_s=ended["began_s"],
+        ended_s=ended["ended_s"], files=files,
+    )  # fmt: skip
+
+
+def result_files(result: Path) -> list[tuple[str, int, str]]:
+    """Name, bytes and digest of a result's files.
+
+    Raises:
+        TestbedError: more than can be collected.
+    """
+    found = sorted(path for path in result.rglob("*") if path.is_file() and not path.name.startswith("."))
+    if len(found) > MAX_RESULT_FILES:
+        raise TestbedError(f"a result of {len(found)} files; at most {MAX_RESULT_FILES} can be collected")
+    return [(path.relative_to(result).as_posix(), path.stat().st_size, digest_of(path)) for path in found]
+
+
+def chunk_of(kept: Kept, message: Get) -> AnyArray:
+    """A chunk of a result's file: u1 [n], empty at its end.
+
+    Raises:
+        BadInput: the order has not ended, or has no such file.
+    """
+    ended = kept.ended()
+    if ended is None or message.name not in [entry[0] for entry in ended["files"]]:
+        raise BadInput(f"order {message.id} has no file {message.name!r}")
+    with (kept.result / message.name).open("rb") as file:
+        file.seek(message.offset)
+        return np.frombuffer(file.read(MAX_CHUNK_BYTES), np.uint8)
+
+
+def free_bytes(path: Path) -> int:
+    """Room on the disk."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize

@@ -1,0 +1,122 @@
+"""Energy of a run: its rounds' instants laid over samples of power, and what a row of its summary says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from testbed.power.accounting import Spans, account, heat
+from testbed.power.samples import Samples
+from testbed.protocols import TARGET_ONLY
+from testbed.ue.records import RequestRecord, RoundRecord
+from testbed.ue.run import COLOCATED
+
+PARTS = ("draft_j", "link_j", "wait_j", "other_j")
+"""Of `energy_j`, in the order in which they come."""
+MOST_UNKNOWN_S = 1e-6
+"""More of a round without known power leaves its energy unknown."""
+
+
+def measured(requests: Sequence[RequestRecord], samples: Samples) -> list[RequestRecord]:
+    """Requests with the energy, temperature and throttling of their rounds; rounds whose instants are not known stay as
+    they are.
+
+    Args:
+        requests: all that a run decoded, those of one time together: rounds that are under way at once share the power.
+        samples: at Unix time.
+    """
+    known = [
+        (number, at)
+        for number, request in enumerate(requests)
+        for at, record in enumerate(request.rounds)
+        if request.clock_unix_s is not None and None not in (record.begin_s, record.verdict_s, record.end_s)
+    ]
+    if not known:
+        return list(requests)
+    links = [_link_shares(request) for request in requests]
+    spans = _spans([(requests[n].rounds[at], requests[n].clock_unix_s or 0.0, links[n][at]) for n, at in known])
+    found = account(samples, spans)
+    temps, reasons = heat(samples, spans.begin_s, spans.end_s)
+    rounds = [list(request.rounds) for request in requests]
+    for i, (number, at) in enumerate(known):
+        gap_s = max(0.0, float(found.unknown_s[i]))
+        energies = {name: float(getattr(found, name)[i]) for name in ("energy_j", *PARTS)}
+        rounds[number][at] = replace(
+            rounds[number][at],
+            **(energies if gap_s <= MOST_UNKNOWN_S else dict.fromkeys(energies)),
+            power_gap_s=gap_s,
+            temp_c=None if np.isnan(temps[i]) else float(temps[i]),
+            throttled=reasons[i],
+        )
+    return [replace(request, rounds=own) for request, own in zip(requests, rounds, strict=True)]
+
+
+def _link_shares(request: RequestRecord) -> list[tuple[float, float]]:
+    """The shares of the link and of the BS in the waiting of each round.
+
+    With `target-only` the link's time stands in the first round, whichever tokens it was spent on: there they are those
+    of the whole request.
+    """
+    times = [
+        ((r.verdict_s or 0.0) - (r.sent_s or 0.0), r.link_s, r.queue_s + r.verify_s + r.judge_s) for r in request.rounds
+    ]
+    if request.rounds and request.rounds[0].protocol == TARGET_ONLY:
+        waits, links, works = (sum(column) for column in zip(*times, strict=True))
+        times = [(waits, links, works)] * len(times)
+    shares = []
+    for wait_s, link_s, bs_s in times:
+        whole_s = max(wait_s, link_s + bs_s)
+        shares.append((link_s / whole_s, bs_s / whole_s) if whole_s > 0 else (0.0, 0.0))
+    return shares
+
+
+def _spans(rounds: Sequence[tuple[RoundRecord, float, tuple[float, float]]]) -> Spans:
+    """Instants at Unix time."""
+    columns = np.array(
+        [
+            (r.begin_s, (r.begin_s or 0.0) + r.draft_s, r.sent_s, r.verdict_s, r.end_s, *shares)
+            for r, _, shares in rounds
+        ],
+        np.float64,
+    ).T
+    columns[:5] += np.array([zero_s for _, zero_s, _ in rounds])
+    columns[1] = np.minimum(columns[1], columns[2])  # they are one instant, but for rounding
+    return Spans(*columns)
+
+
+def energy_columns(method: str, requests: Sequence[RequestRecord], idle_w: float | None = None) -> dict[str, Any]:
+    """What a row of `summary.json` says of energy; empty where no power was measured.
+
+    Means are over `energy_requests`, the requests all of whose rounds are known. `colocated` has none: what it drafts
+    on this device stands for work of the BS.
+
+    Args:
+        idle_w: power of the device before the run.
+    """
+    rounds = [record for request in requests for record in request.rounds]
+    gaps_s = [record.power_gap_s for record in rounds if record.power_gap_s is not None]
+    if not gaps_s:
+        return {}
+    told = [record.throttled for record in rounds if record.throttled is not None]
+    known = [r for r in requests if r.rounds and all(record.energy_j is not None for record in r.rounds)]
+    known = [] if method == COLOCATED else known
+    inside = [record for request in known for record in request.rounds]
+    means = {name: _mean([getattr(r, name) for r in inside], len(known)) for name in ("energy_j", *PARTS)}
+    energy_j, tokens = means["energy_j"], sum(record.committed for record in inside)
+    spent_s = sum((record.end_s or 0.0) - (record.begin_s or 0.0) for record in inside)
+    above = None if energy_j is None or idle_w is None else energy_j - idle_w * spent_s / len(known)
+    return {
+        **means,
+        "energy_per_token_j": None if energy_j is None or not tokens else energy_j * len(known) / tokens,
+        "above_idle_j": above,
+        "energy_requests": len(known),
+        "power_gap_s": sum(gaps_s),
+        "throttled_rounds": sum(map(bool, told)) if told else None,
+    }
+
+
+def _mean(values: Sequence[float], requests: int) -> float | None:
+    return sum(values) / requests if requests else None

@@ -1,0 +1,52 @@
+"""`testbed power read`: whether a sensor works, and what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import time
+from typing import Any
+
+from testbed.errors import BadInput, SensorError
+from testbed.power.reading import Reading, joined
+from testbed.power.sampler import Sampler
+from testbed.power.sources import NONE, SOURCES, open_source
+
+
+def read_power(name: str, seconds: float) -> dict[str, Any]:
+    """Read a source for some time; answers `source`, `total`, `total_w` and `rails` (means, W), `temp_c` (the hottest),
+    `throttled`, `samples`, `missed`, `seconds`.
+
+    Raises:
+        BadInput: no such source, none on this machine, or a time that is none.
+        SensorError: it said nothing.
+    """
+    if not 0.05 <= seconds <= 3600:
+        raise BadInput(f"power can be read for 0.05 s to 3600 s, not {seconds:g}")
+    source = None if name == NONE else open_source(name, tuple(SOURCES))
+    if source is None:
+        raise BadInput("no power sensor on this machine; testbed doctor lists what there is")
+    readings: list[Reading] = []
+    with contextlib.closing(source):
+        sampler = Sampler(source, readings.append)
+        begin_s = time.perf_counter()
+        sampler.start()
+        time.sleep(seconds)
+        sampler.stop()
+    if sampler.failure is not None or not readings:
+        raise SensorError(f"{source.name} said nothing in {seconds:g} s; longer with --for")
+    temps = [reading.temp_c for reading in readings if reading.temp_c is not None]
+    said = [reading.throttled for reading in readings if reading.throttled is not None]
+    rails = {name: [r.rails[name] for r in readings if name in r.rails] for name in readings[0].rails}
+    return {
+        "source": source.name,
+        "total": source.total,
+        "total_w": math.fsum(r.total_w for r in readings) / len(readings),
+        "rails": {name: statistics.fmean(values) for name, values in rails.items()},
+        "temp_c": max(temps, default=None),
+        "throttled": joined(part for reason in said for part in reason.split("+")) if said else None,
+        "samples": len(readings),
+        "missed": sampler.missed,
+        "seconds": time.perf_counter() - begin_s,
+    }

@@ -1,0 +1,208 @@
+"""Samples in files: CSV (the testbed's own log, or an external meter's), `power.parquet`, logs of tegrastats.
+
+CSV has a header. `time_s` is needed, and power: `total_w`; or `voltage_v` and `current_a`; or rails, `NAME_w` each.
+`temp_c` and `throttled` may stand beside it; other columns are passed over. A comment on top says what the testbed
+knows of it: `# source=jetson mean=0 total=VDD_IN`.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from testbed.errors import BadInput
+from testbed.files import whole_file
+from testbed.power import tegrastats
+from testbed.power.rails import total_w, whole
+from testbed.power.reading import PowerSource, Reading
+from testbed.power.samples import Samples, gather
+
+FIXED = ("time_s", "total_w", "temp_c", "throttled")
+MARK = b"testbed.power"
+RAIL = "_w"
+SAID = {"?": None, "no": "", "0": "", "false": "", "1": "throttled", "yes": "throttled", "true": "throttled"}
+"""What a column `throttled` may say besides reasons."""
+MOST_SKIPPED = 0.5
+"""Share of lines that may be no samples."""
+
+
+def read_samples(path: Path) -> Samples:
+    """Samples of a file: parquet by its ending, else CSV, or a log of tegrastats by its look.
+
+    Raises:
+        BadInput: unreadable, no such columns, fewer than two samples, or more lines skipped than kept.
+    """
+    try:
+        if path.suffix == ".parquet":
+            return _of_parquet(path)
+        text = path.read_text(encoding="utf-8", errors="replace")
+        return _of_tegrastats(text) if tegrastats.looks_like(text) else _of_csv(text)
+    except OSError as exc:
+        raise BadInput(f"cannot read {path}: {exc.strerror or exc}") from exc
+    except (BadInput, csv.Error) as exc:
+        raise BadInput(f"{path}: {exc}") from exc
+
+
+def _of_tegrastats(text: str) -> Samples:
+    found = list(tegrastats.readings(text.splitlines()))
+    names = {name for reading in found if reading is not None for name in reading.rails}
+    return _gathered(found, False, "tegrastats", " + ".join(whole(sorted(names))))
+
+
+def _of_csv(text: str) -> Samples:
+    lines = [line for line in text.splitlines() if line.strip()]
+    said = dict(re.findall(r"(\w+)=(.*?)(?=\s\w+=|$)", lines[0][1:])) if lines and lines[0].startswith("#") else {}
+    rows = csv.DictReader([line for line in lines if not line.startswith("#")], skipinitialspace=True)
+    columns = [name.strip() for name in rows.fieldnames or []]
+    rows.fieldnames = columns
+    total = said.get("total") or _check_columns(columns)
+    return _gathered([_reading(row) for row in rows], said.get("mean") == "1", said.get("source", "file"), total)
+
+
+def _gathered(found: Sequence[Reading | None], mean: bool, source: str, total: str) -> Samples:
+    kept = [reading for reading in found if reading is not None]
+    samples = gather(kept, mean, source, total, len(found) - len(kept))
+    if samples.skipped > MOST_SKIPPED * len(found):
+        raise BadInput(f"{samples.skipped} of {len(found)} lines are no samples that come after those before")
+    return samples
+
+
+def _check_columns(columns: Sequence[str]) -> str:
+    """What the whole device is made of."""
+    if "time_s" not in columns:
+        raise BadInput(f"no column time_s among {', '.join(columns[:8]) or 'none'}")
+    if "total_w" in columns:
+        return "total_w"
+    if {"voltage_v", "current_a"} <= set(columns):
+        return "voltage_v × current_a"
+    rails = [name.removesuffix(RAIL) for name in columns if name.endswith(RAIL)]
+    if not rails:
+        raise BadInput("no power: it takes total_w, or voltage_v and current_a, or rails as NAME_w")
+    return " + ".join(whole(rails))
+
+
+def _reading(row: Mapping[str, Any]) -> Reading | None:
+    """A line of CSV; None: it is no sample."""
+    try:
+        rails = {
+            name.removesuffix(RAIL): float(value)
+            for name, value in row.items()
+            if name and name.endswith(RAIL) and name != "total_w" and value
+        }
+        if row.get("total_w"):
+            power_w = float(row["total_w"])
+        elif row.get("voltage_v") and row.get("current_a"):
+            power_w = float(row["voltage_v"]) * float(row["current_a"])
+        else:
+            power_w = total_w(rails) if rails else math.nan
+        time_s, temp = float(row["time_s"] or "nan"), row.get("temp_c")
+        temp_c = float(temp) if temp else None
+        if not all(map(math.isfinite, (time_s, power_w, *rails.values()))):
+            return None
+    except (TypeError, ValueError):
+        return None
+    throttled = str(row.get("throttled") or "?").strip()
+    return Reading(time_s, rails, power_w, temp_c, SAID.get(throttled.lower(), throttled))
+
+
+# ---------------------------------------------------------------- the log of a run under way
+
+
+class Log:
+    """Writes samples as CSV while they come; `read_samples` reads it, cut off or not.
+
+    Args:
+        again: go on with what is there.
+        zero_s: Unix time of the readings' zero.
+
+    Raises:
+        BadInput: it cannot be written, or what is there is of other sensors.
+    """
+
+    def __init__(self, path: Path, source: PowerSource, rails: Sequence[str], zero_s: float, again: bool) -> None:
+        self._rails, self._zero_s = list(rails), zero_s
+        head = f"# source={source.name} mean={int(source.mean)} total={source.total}\n"
+        head += ",".join(["time_s", "total_w", *(name + RAIL for name in self._rails), "temp_c", "throttled"]) + "\n"
+        try:
+            before = path.read_text(encoding="utf-8", errors="replace") if again and path.exists() else ""
+            if before and not before.startswith(head):
+                raise BadInput(f"{path} was begun with other sensors: go on with the same, or remove it")
+            self._file: TextIO = path.open("a" if before else "w", buffering=1, encoding="utf-8")
+            self._file.write("" if before.endswith("\n") else "\n" if before else head)
+        except OSError as exc:
+            raise BadInput(f"cannot write {path}: {exc.strerror or exc}") from exc
+
+    def take(self, reading: Reading) -> None:
+        """Write a sample."""
+        rails = [f"{reading.rails[name]:.6f}" if name in reading.rails else "" for name in self._rails]
+        temp = "" if reading.temp_c is None else f"{reading.temp_c:.3f}"
+        throttled = "?" if reading.throttled is None else reading.throttled or "no"
+        time_s = f"{reading.time_s + self._zero_s:.6f}"
+        self._file.write(",".join([time_s, f"{reading.total_w:.6f}", *rails, temp, throttled]) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+# ---------------------------------------------------------------- parquet
+
+
+def write_parquet(path: Path, samples: Samples) -> None:
+    """Write samples, in one step.
+
+    Raises:
+        BadInput: pyarrow is not installed.
+        TestbedError: it cannot be written.
+    """
+    pa = _arrow()
+    rails = {name + RAIL: values for name, values in samples.rails.items()}
+    temps = samples.temp_c if samples.temp_c is not None else np.full(len(samples.time_s), np.nan)
+    throttled = pa.array(samples.throttled or [None] * len(samples.time_s), pa.string())
+    columns = {"time_s": samples.time_s, "total_w": samples.total_w, **rails}
+    table = pa.table({**{k: pa.array(v, from_pandas=True) for k, v in columns.items()},
+                      "temp_c": pa.array(temps, pa.float64(), from_pandas=True), "throttled": throttled})  # fmt: skip
+    said = f"source={samples.source} mean={int(samples.mean)} skipped={samples.skipped} total={samples.total}"
+    with whole_file(path) as part:
+        pa.parquet.write_table(table.replace_schema_metadata({MARK: said}), part)
+
+
+def _of_parquet(path: Path) -> Samples:
+    pa = _arrow()
+    try:
+        table = pa.parquet.read_table(path)
+        missing = {"time_s", "total_w"} - set(table.column_names)
+        if missing:
+            raise BadInput(f"no {' and no '.join(sorted(missing))}: it is no power.parquet of a run")
+        marks = (table.schema.metadata or {}).get(MARK, b"").decode()
+        said = dict(re.findall(r"(\w+)=(.*?)(?=\s\w+=|$)", marks))
+        names = [name for name in table.column_names if name in FIXED[:3] or name.endswith(RAIL)]
+        reals = {name: table[name].cast(pa.float64()).to_numpy() for name in names}
+        return Samples(
+            time_s=reals["time_s"],
+            total_w=reals["total_w"],
+            rails={n.removesuffix(RAIL): v for n, v in reals.items() if n.endswith(RAIL) and n not in FIXED},
+            temp_c=reals.get("temp_c"),
+            throttled=tuple(table["throttled"].to_pylist()) if "throttled" in table.column_names else None,
+            mean=said.get("mean") == "1",
+            source=said.get("source", "file"),
+            total=said.get("total", "total_w"),
+            skipped=int(said.get("skipped", 0)),
+        )
+    except (ValueError, pa.ArrowException) as exc:
+        raise BadInput(f"it cannot be read ({exc})") from exc
+
+
+def _arrow() -> Any:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet
+    except ImportError as exc:
+        raise BadInput("power.parquet needs pyarrow: install the extra `ue` or `lab`") from exc
+    return pa

@@ -1,0 +1,156 @@
+"""Sources of power by name, and which of them a machine has."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from testbed.errors import BadInput, SensorError
+from testbed.power.files import read_samples
+from testbed.power.jetson import Jetson
+from testbed.power.nvml import Nvml
+from testbed.power.pi import RaspberryPi
+from testbed.power.rapl import Rapl
+from testbed.power.reading import PowerSource, Reading, joined
+from testbed.power.replay import Replay
+from testbed.power.tegrastats import Tegrastats
+
+SOURCES: dict[str, Callable[[], PowerSource]] = {
+    "jetson": Jetson,
+    "tegrastats": Tegrastats,
+    "pi": RaspberryPi,
+    "rapl": Rapl,
+    "nvml": Nvml,
+}
+UE = ("jetson", "tegrastats", "pi", "rapl")
+"""What `auto` looks for on a UE; the first that is there is taken."""
+BS = ("nvml", "rapl")
+"""What `auto` looks for on a BS; all that are there are taken."""
+NONE, AUTO = "none", "auto"
+
+
+def check_source(name: str) -> None:
+    """Refuse what cannot be a source on any machine.
+
+    Raises:
+        BadInput: neither a known name nor a file that is there.
+    """
+    if name in (NONE, AUTO) or Path(name).is_file():
+        return
+    unknown = [part for part in name.split(",") if part not in SOURCES]
+    if unknown:
+        known = ", ".join([AUTO, NONE, *SOURCES])
+        raise BadInput(f"unknown power source {unknown[0]!r}; known: {known}, or a FILE of samples")
+
+
+def open_source(name: str, candidates: Sequence[str], every: bool = False) -> PowerSource | None:
+    """The source of that name; several separated by commas are added up.
+
+    Args:
+        name: one of `SOURCES`, `auto`, `none`, or a file of samples that is replayed.
+        candidates: for `auto`, which takes the first that is there.
+        every: `auto` takes all that are there and can be added up.
+
+    Returns:
+        None for `none`, and for `auto` where there is none.
+
+    Raises:
+        BadInput: unknown, not on this machine, or not to be added up.
+    """
+    check_source(name)
+    if name == NONE:
+        return None
+    if name == AUTO:
+        there = [one.name for one in survey(candidates, stop=not every) if one.total is not None]
+        return _sum(there, strict=False) if there else None
+    if name.split(",")[0] not in SOURCES:
+        return Replay(read_samples(Path(name)))
+    return _sum(list(dict.fromkeys(name.split(","))))
+
+
+class Found(NamedTuple):
+    """What became of looking for a source."""
+
+    name: str
+    total: str | None
+    """What its power is of; None: it is not there."""
+    why: str
+    """And why not."""
+
+
+def survey(names: Sequence[str], stop: bool = False) -> list[Found]:
+    """Which sources this machine has, tried for real.
+
+    Args:
+        stop: at the first that is there.
+    """
+    found = []
+    for name in names:
+        found.append(_try(name))
+        if stop and found[-1].total is not None:
+            break
+    return found
+
+
+def _try(name: str) -> Found:
+    try:
+        source = SOURCES[name]()
+    except SensorError as exc:
+        return Found(name, None, str(exc))
+    source.close()
+    return Found(name, source.total, "")
+
+
+def _sum(names: Sequence[str], strict: bool = True) -> PowerSource:
+    """All of them as one; where not strict, those alone that can be added to the first."""
+    with contextlib.ExitStack() as unneeded:
+        opened: list[PowerSource] = []
+        try:
+            for name in names:
+                opened.append(SOURCES[name]())
+                unneeded.callback(opened[-1].close)
+        except SensorError as exc:
+            raise BadInput(f"power source {name}: {exc}") from exc
+        alike = [source for source in opened if source.mean == opened[0].mean]
+        if strict and len(alike) < len(opened):
+            raise BadInput(f"power of {','.join(names)} cannot be added up: not all of them count energy; give one")
+        unneeded.pop_all()
+        for source in opened:
+            if source not in alike:
+                source.close()
+    return alike[0] if len(alike) == 1 else Sum(alike)
+
+
+class Sum:
+    """Several sources as one; all give means, or none does."""
+
+    def __init__(self, sources: Sequence[PowerSource]) -> None:
+        self._sources = sources
+        self.name = ",".join(source.name for source in sources)
+        self.mean = sources[0].mean
+        self.period_s = max(source.period_s for source in sources)
+        self.total = " + ".join(f"{source.name} ({source.total})" for source in sources)
+
+    def read(self) -> Reading:
+        """See `PowerSource`."""
+        readings = [source.read() for source in self._sources]
+        temps = [reading.temp_c for reading in readings if reading.temp_c is not None]
+        said = [reading.throttled for reading in readings if reading.throttled is not None]
+        return Reading(
+            max(reading.time_s for reading in readings),
+            {
+                f"{s.name}:{rail}": w
+                for s, r in zip(self._sources, readings, strict=True)
+                for rail, w in r.rails.items()
+            },
+            sum(reading.total_w for reading in readings),
+            max(temps, default=None),
+            joined(part for reason in said for part in reason.split("+")) if said else None,
+        )
+
+    def close(self) -> None:
+        """Close all."""
+        for source in self._sources:
+            source.close()

@@ -1,0 +1,214 @@
+"""What a lab machine says to a UE's agent and hears from it; the frames are those of `protocols.codec`.
+
+An order names a run configuration, and files that were put under the agent's own folder; nothing names a command, or a
+path anywhere else. Files travel in chunks of `MAX_CHUNK_BYTES`, each with its place, and count as there only when the
+digest of the whole is right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union
+
+import msgspec
+
+from testbed.channel.link import Frames
+from testbed.config import RunConfig
+from testbed.errors import BadInput
+from testbed.protocols.codec import Packet, decode
+from testbed.protocols.messages import Message
+
+VERSION = 1
+"""Of these messages."""
+MAX_CHUNK_BYTES = 2**20
+MAX_FILE_BYTES = 64 * 2**30
+MAX_ORDERS = 10_000
+"""That an agent keeps."""
+MAX_RESULT_FILES = 16
+"""Of an order."""
+DATA = "data"
+"""The array that holds a chunk: u1 [n]."""
+FRAME_BYTES = MAX_CHUNK_BYTES + 4096
+
+_PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+Name = Annotated[str, msgspec.Meta(pattern=rf"\A{_PART}(/{_PART}){{0,3}}\Z", max_length=255)]
+"""Of a file, below a folder of the agent's."""
+Id = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9_-]{0,199}\Z")]
+"""Of an order."""
+Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_FILE_BYTES)]
+Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+
+
+class Probing(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A measurement of the link to a base station."""
+
+    bs: str
+    iperf3: str | None
+    seconds: Annotated[int, msgspec.Meta(ge=1, le=600)]
+    count: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+    timeout_s: Seconds
+
+
+class Running(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A run of a UE. Paths in the configuration are names of files that were put; `csi` may be `link`."""
+
+    config: RunConfig
+    link: Id | None = None
+    """Order whose measurement the channel state begins at, for `csi` link."""
+    trace: Name | None = None
+    """Trace to replay between the UE and the base station; None: the link is as it is."""
+
+
+# ---------------------------------------------------------------- lab machine → agent
+
+
+class Call(Message, frozen=True):
+    """Who is there? Answered by `Standing`."""
+
+    version: int
+    token: int
+
+
+class Put(Message, frozen=True):
+    """A chunk of a file; frame `data`: u1 [n]. Answered by `Stored`; without data it asks how much is there."""
+
+    name: Name
+    offset: Size
+    total: Size
+    digest: Digest
+    """Of the whole file."""
+
+
+class Order(Message, frozen=True):
+    """Something to do; the same order again is the same one. Answered by `State`."""
+
+    id: Id
+    what: Union[Probing, Running]  # noqa: UP007 (msgspec reads it at run time, on 3.10 too)
+    start_s: float = 0.0
+    """Not before this time on the agent's monotonic clock."""
+
+
+class Ask(Message, frozen=True):
+    """How does an order stand? Answered by `State`."""
+
+    id: Id
+
+
+class Get(Message, frozen=True):
+    """A chunk of an order's result. Answered by `Chunk`."""
+
+    id: Id
+    name: Name
+    offset: Size
+
+
+class Drop(Message, frozen=True):
+    """An order's results were collected and may go. Answered by `State`."""
+
+    id: Id
+
+
+# ---------------------------------------------------------------- agent → lab machine
+
+
+class Standing(Message, frozen=True):
+    """How an agent stands."""
+
+    version: int
+    token: int
+    time_s: float
+    """On its monotonic clock: what the offset between both clocks is estimated from."""
+    host: str
+    testbed: str
+    free_bytes: int
+    waiting: int
+    """Orders that are not done yet."""
+
+
+class Stored(Message, frozen=True):
+    """So many bytes of a file are there; all of them: its digest was right."""
+
+    name: str
+    size: int
+
+
+class File(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A file of a result."""
+
+    name: Name
+    size: Size
+    digest: Digest
+
+
+class State(Message, frozen=True):
+    """How an order stands; `files` once it is done."""
+
+    id: str
+    state: Literal["unknown", "waiting", "running", "done", "failed"]
+    note: str = ""
+    """Why it failed."""
+    began_s: float = 0.0
+    """On the agent's monotonic clock."""
+    ended_s: float = 0.0
+    files: tuple[File, ...] = ()
+
+
+class Chunk(Message, frozen=True):
+    """A chunk of a result; frame `data`: u1 [n]."""
+
+    id: str
+    name: str
+    offset: int
+
+
+class Refused(Message, frozen=True):
+    """A message that could not be taken, and why."""
+
+    reason: str
+
+
+Orders = Union[Call, Put, Order, Ask, Get, Drop]  # noqa: UP007
+Reports = Union[Standing, Stored, State, Chunk, Refused]  # noqa: UP007
+
+_ORDERS: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Orders, strict=True)
+_REPORTS: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Reports, strict=True)
+
+
+def decode_order(frames: Frames) -> Packet[Any]:
+    """Decode what a lab machine sent. Raises ProtocolError on anything else."""
+    return decode(frames, _ORDERS, "order")
+
+
+def decode_report(frames: Frames) -> Packet[Any]:
+    """Decode what an agent sent. Raises ProtocolError on anything else."""
+    return decode(frames, _REPORTS, "report")
+
+
+def digest_of(path: Path) -> str:
+    """Digest of a file's content."""
+    found = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            found.update(block)
+    return found.hexdigest()
+
+
+def check_name(name: str) -> str:
+    """Return a name that a file below an agent's folder can have.
+
+    Raises:
+        BadInput: another one.
+    """
+    if not re.fullmatch(rf"{_PART}(/{_PART}){{0,3}}", name) or len(name) > 255:
+        raise BadInput(f"bad file name {name!r}; use letters, digits, '.', '-' and '_', in at most 3 folders")
+    return name
+
+
+def order_id(*parts: str, config: Mapping[str, Any]) -> str:
+    """Id of an order: what it is about, and a digest of all that it says, so that another one is not taken for it."""
+    text = msgspec.json.encode(config, order="deterministic")
+    return "-".join([*parts, hashlib.blake2b(text, digest_size=5).hexdigest()])

@@ -1,0 +1,89 @@
+"""Messages that come twice, late or out of order, on real sockets: every method's output stays."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+import pytest
+
+from testbed.protocols import PROTOCOLS, TARGET_ONLY, protocol
+from testbed.protocols.sampling import GREEDY, Sampling
+from testbed.ue.client import Client
+from testbed.ue.remote import decode_remotely
+from testbed.ue.session import SILENCE_S, Session
+from testbed.ue.synthetic import SyntheticDrafter
+from testbed.ue.window import FixedWindow
+from tests.support.postman import AS_IT_IS, Letter, Order, postman
+from tests.support.stations import VOCAB, client, station
+
+METHODS = (*PROTOCOLS, TARGET_ONLY)
+
+
+async def decode(ue: Client, method: str) -> list[int]:
+    if method == TARGET_ONLY:
+        return (await decode_remotely(ue, [3, 1, 4], 24, ())).token_ids
+    sampling = Sampling(0.8) if PROTOCOLS[method].sampled else GREEDY
+    drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.7)
+    session = Session(ue, drafter, protocol(method), FixedWindow(4), sampling=sampling, seed=5)
+    return (await session.decode([3, 1, 4], 24, ())).token_ids
+
+
+@pytest.mark.parametrize("behind", [0, 1, 3])
+async def test_every_message_twice_changes_nothing(behind: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("testbed.ue.session.RESEND_S", 0.2)
+    async with station() as (_, address), postman(address) as between:
+        async with client(address) as ue:
+            quiet = [await decode(ue, method) for method in METHODS]
+        between.decide = lambda letter: Order(copies=2, behind=behind)
+        async with client(between.address, timeout_s=30.0) as ue:
+            assert await asyncio.gather(*(decode(ue, method) for method in METHODS)) == quiet
+    happened = {fault.kind for fault in between.faults if fault.happened}
+    assert {"Open", "Draft", "Hidden", "Opened", "NeedHidden", "Verdict"} <= happened
+
+
+async def test_windows_and_verdicts_that_later_ones_overtake_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("testbed.ue.session.RESEND_S", 0.1)
+    monkeypatch.setattr("tests.support.postman.FLUSH_S", 1.0)
+    dice = random.Random(2)
+
+    def decide(letter: Letter) -> Order:
+        late = letter.kind in ("Draft", "Verdict", "Hidden", "NeedHidden") and dice.random() < 0.3
+        return Order(behind=dice.randint(1, 3)) if late else AS_IT_IS
+
+    async with station() as (_, address), postman(address) as between:
+        async with client(address) as ue:
+            quiet = [await decode(ue, method) for method in PROTOCOLS]
+        between.decide = decide
+        async with client(between.address, timeout_s=30.0) as ue:
+            assert await asyncio.gather(*(decode(ue, method) for method in PROTOCOLS)) == quiet
+    assert sum(fault.happened for fault in between.faults) > 10
+
+
+async def test_a_stream_whose_request_is_lost_is_asked_for_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only after the silence in which a BS may be busy with a long prompt."""
+    monkeypatch.setattr("testbed.ue.remote.RESEND_S", 0.2)
+    lost = iter([Order(copies=0)] * 2)
+
+    async with station() as (_, address), postman(address) as between, client(between.address, timeout_s=60.0) as ue:
+        between.decide = lambda letter: next(lost, AS_IT_IS) if letter.kind == "Open" else AS_IT_IS
+        start_s = time.monotonic()
+        assert len(await decode(ue, TARGET_ONLY)) == 24
+        assert 0.6 < time.monotonic() - start_s < SILENCE_S
+    assert [fault.kind for fault in between.faults] == ["Open"] * 2
+
+
+async def test_the_postman_does_what_it_is_told_and_keeps_book(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lost, late, twice: seen by what arrives, on a link that carries nothing else."""
+    monkeypatch.setattr("testbed.ue.client.RESEND_S", 0.5)
+    orders = iter([Order(copies=0), Order(delay_s=0.3), Order(copies=2)])
+
+    async with station() as (_, address), postman(address) as between, client(between.address) as ue:
+        between.decide = lambda letter: next(orders) if letter.kind == "Ping" else AS_IT_IS
+        carried, start_s = between.carried[between.ues[0], False], time.monotonic()
+        assert len(await ue.rtt_s(2)) == 2  # the first again after 0.5 s, and then 0.3 s late
+        assert time.monotonic() - start_s > 0.75
+        await asyncio.sleep(0.3)
+        assert between.carried[between.ues[0], False] - carried == 3
+    assert [fault.kind for fault in between.faults] == ["Ping"] * 3

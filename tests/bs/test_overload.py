@@ -1,0 +1,78 @@
+"""A crowd comes to a busy base station and leaves again, in virtual time: who goes without, in which order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from testbed.bs.admission import Admission
+from testbed.bs.estimator import Coefficients
+from testbed.bs.scheduler import Fcfs, Scheduler
+from testbed.bs.slo import Slo
+from testbed.errors import AdmissionError
+from testbed.synthetic import next_token
+from tests.support.fleet import VOCAB, Fleet, Served, serve_visits
+from tests.support.overload import CLASSES, KEPT, Phase, Response, check_order, phase
+
+TABLE_12 = Coefficients(a=3.314e-5, b_compute=3.450e-8, b_read=4.620e-6, c=1.486e-2)
+CAP = 1
+"""Requests of a pass, so that few UEs are many: about 64 rounds a second, 210 tokens."""
+STAY, GUESTS = 24, 60
+"""UEs that ask for 120 tokens a second together, and those that make it 420."""
+ARRIVE_S, LEAVE_S, END_S = 10.0, 28.0, 42.0
+SETTLE_S = 4.0
+FLEET = Fleet(prompt=(20, 60), output=(8, 16), spread_s=3.0, until_s=END_S)
+CROWD = replace(FLEET, begin_s=ARRIVE_S, spread_s=0.5, until_s=LEAVE_S)
+
+
+def served(scheduler: Scheduler, admission: Admission | None = None) -> Served:
+    visits = [(FLEET, CLASSES[i % 4]) for i in range(STAY)] + [(CROWD, CLASSES[i % 4]) for i in range(GUESTS)]
+    return serve_visits(visits, scheduler, margin=0.02, admission=admission)
+
+
+def phases(found: Served) -> tuple[Phase, Phase, Phase]:
+    """Before the crowd, with it, and after it."""
+    seen = [
+        Response(r.speed_tps or 0.0, r.ended_s - r.record.latency_s, r.ended_s, len(r.record.token_ids))
+        for r in found.responses
+    ]
+    times = ((FLEET.spread_s, ARRIVE_S), (ARRIVE_S + 1, LEAVE_S), (LEAVE_S + SETTLE_S, 2 * END_S))
+    before, during, after = (phase(seen, *time) for time in times)
+    return before, during, after
+
+
+def assert_lossless(found: Served) -> None:
+    for response in found.responses:
+        ids = list(response.prompt)
+        for token in response.record.token_ids:
+            assert token == next_token(ids, VOCAB, 0)
+            ids.append(token)
+
+
+def test_a_crowd_takes_promises_in_order_of_class_and_leaves_nothing_behind() -> None:
+    found = served(Slo(coefficients=TABLE_12, max_requests=CAP))
+    assert_lossless(found)
+    assert not found.failures
+    check_order(*phases(found), refused=0, admission=False)
+
+
+def test_with_admission_the_crowd_is_refused_and_promises_hold_all_along() -> None:
+    slo = Slo(coefficients=TABLE_12, max_requests=CAP)
+    found = served(slo, Admission(coefficients=TABLE_12, max_requests=CAP))
+    assert_lossless(found)
+    assert all(isinstance(error, AdmissionError) for _, error in found.failures)
+    check_order(*phases(found), refused=len(found.failures), admission=True)
+
+
+@pytest.mark.long
+def test_first_come_first_served_knows_no_order() -> None:
+    """What the promises are worth: without them all get the same speed, busy or not, and the fastest class never what
+    it asked for.
+    """
+    found = served(Fcfs(CAP))
+    assert_lossless(found)
+    before, during, after = phases(found)
+    speeds = [worth * speed for speed, worth in during.worth.items()]
+    assert max(speeds) < 1.4 * min(speeds)
+    assert before.slow[8.0] > KEPT and after.slow[8.0] > KEPT

@@ -1,0 +1,175 @@
+"""What peers that speak ZeroMQ by hand can do to a BS's memory, and what honest ones may."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from testbed.channel import link as links
+from testbed.channel.connections import LOOK_S, MOST_FRAMES, SPARE_BYTES, Connections
+from testbed.channel.link import INBOX, OTHER_BYTES, ZmqLink, ZmqServerLink, new_identity
+from tests.support.zmtp import connect, frame
+
+FRAME_BYTES = 2**16
+WAIT_S = 30.0
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what connections have received")
+
+
+@contextlib.asynccontextmanager
+async def echo() -> AsyncIterator[tuple[ZmqServerLink, list[list[bytes]]]]:
+    """A BS that answers everything with the number of its bytes."""
+    bs, heard = ZmqServerLink("tcp://127.0.0.1:*", frame_bytes=FRAME_BYTES), []
+
+    async def serve() -> None:
+        while True:
+            peer, frames = await bs.recv()
+            heard.append(frames)
+            await bs.send(peer, [b"%d" % sum(map(len, frames))])
+
+    serving = asyncio.create_task(serve())
+    try:
+        yield bs, heard
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        bs.close()
+
+
+async def answered(link: ZmqLink, body: bytes = b"and me?") -> bool:
+    await link.send([body])
+    return (await link.recv(WAIT_S)).frames == [b"%d" % len(body)]
+
+
+@contextlib.contextmanager
+def ue(bs: ZmqServerLink) -> Iterator[ZmqLink]:
+    link = ZmqLink(bs.addresses[0], new_identity())
+    try:
+        yield link
+    finally:
+        link.close()
+
+
+def pour(connected: socket.socket, piece: bytes, sent: list[int]) -> None:
+    """Send the same over and over until the connection ends."""
+    with contextlib.suppress(OSError):
+        for _ in range(100_000):
+            connected.sendall(piece)
+            sent[0] += len(piece)
+            time.sleep(0.002)
+
+
+async def gone(thread: threading.Thread) -> bool:
+    """Whether who pours has been stopped."""
+    await asyncio.get_running_loop().run_in_executor(None, thread.join, WAIT_S)
+    return not thread.is_alive()
+
+
+@pytest.mark.parametrize("body", [bytes(30_000), bytes(200)])
+async def test_a_message_without_an_end_is_cut_off_and_the_others_are_served(body: bytes) -> None:
+    async with echo() as (bs, heard):
+        with ue(bs) as honest, contextlib.closing(connect(bs.addresses[0], b"endless")) as liar:
+            assert await answered(honest)
+            liar.sendall(frame(b"sound", more=False))
+            sent, piece = [0], frame(body, more=True) * (60_000 // len(body))
+            pouring = threading.Thread(target=pour, args=(liar, piece, sent), daemon=True)
+            pouring.start()
+            while pouring.is_alive():
+                assert await answered(honest)
+                await asyncio.sleep(0.02)
+            assert await gone(pouring)
+            assert sent[0] > FRAME_BYTES + OTHER_BYTES
+            assert await answered(honest)
+        assert bs.connections.cut == 1
+        assert [b"sound"] in heard and all(len(frames) == 1 for frames in heard)
+
+
+async def test_large_messages_that_wait_are_no_message_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A BS that is busy for a while, and a UE that sends as much as it may: nothing is cut, nothing is lost."""
+    monkeypatch.setattr(links, "LOOK_S", 0.02)
+    bs = ZmqServerLink("tcp://127.0.0.1:*", frame_bytes=FRAME_BYTES)
+    try:
+        with ue(bs) as link:
+            body = [b"h", bytes(FRAME_BYTES), bytes(FRAME_BYTES - 4096)]
+            for _ in range(3 * INBOX):
+                await link.send(body)
+            for number in range(3 * INBOX):
+                _, frames = await asyncio.wait_for(bs.recv(), WAIT_S)
+                assert frames == body
+                await asyncio.sleep(0.1 if number % INBOX == 0 else 0)
+            await asyncio.sleep(0.1)
+            assert bs.connections.cut == 0
+    finally:
+        bs.close()
+
+
+async def test_a_slow_message_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message of the largest size that dribbles in over many looks, one after another on one connection."""
+    monkeypatch.setattr(links, "LOOK_S", 0.01)
+    async with echo() as (bs, heard):
+        with contextlib.closing(connect(bs.addresses[0], b"slow")) as slow:
+            message = frame(bytes(FRAME_BYTES), more=True) + frame(bytes(FRAME_BYTES), more=False)
+            for _ in range(3):
+                for at in range(0, len(message), 10_000):
+                    slow.sendall(message[at : at + 10_000])
+                    await asyncio.sleep(0.01)
+            while len(heard) < 3:
+                await asyncio.sleep(0.01)
+        assert bs.connections.cut == 0
+
+
+async def test_a_message_of_many_frames_is_read_no_further_and_its_sender_shut_out() -> None:
+    async with echo() as (bs, heard):
+        with contextlib.closing(connect(bs.addresses[0], b"many")) as liar, ue(bs) as honest:
+            liar.sendall(frame(b"", more=True) * 20_000 + frame(b"", more=False))
+            assert await asyncio.get_running_loop().run_in_executor(None, drained, liar)
+            assert await answered(honest)
+        assert len(heard[0]) == MOST_FRAMES + 1 and bs.connections.cut == 1
+
+
+def drained(connected: socket.socket) -> bool:
+    """Whether the other end hangs up."""
+    with contextlib.suppress(OSError):
+        while connected.recv(4096):
+            pass
+    return True
+
+
+async def test_connections_beyond_the_bound_are_dropped_but_for_those_that_were_heard() -> None:
+    async with echo() as (bs, _):
+        bs.connections = Connections(bs.connections._ports, 2**20, INBOX, most=3)
+        with ue(bs) as first, contextlib.ExitStack() as held:
+            assert await answered(first)
+            crowd = [held.enter_context(contextlib.closing(connect(bs.addresses[0], b"c%d" % i))) for i in range(8)]
+            while bs.connections.cut < 6:
+                await asyncio.sleep(LOOK_S / 4)
+            await asyncio.sleep(2 * LOOK_S)
+            assert bs.connections.cut == 6
+            assert await answered(first)
+            for one in crowd:
+                one.close()
+            await asyncio.sleep(3 * LOOK_S)
+            with ue(bs) as late:
+                assert await answered(late)
+
+
+def test_a_descriptor_that_is_none_of_ours_is_left_alone() -> None:
+    connections = Connections(frozenset({1}), 1, 1, most=1)
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, socket.create_connection(listener.getsockname()) as here, listener.accept()[0] as there:
+        there.sendall(bytes(SPARE_BYTES))
+        for descriptor in (0, 10**6, listener.fileno()):
+            connections.heard(descriptor, frames=1)
+        for _ in range(5):
+            connections.look(drained=True)
+        assert connections.cut == 0
+        here.sendall(b"still there")
+        assert there.recv(100) == b"still there"
+    assert not Connections(frozenset(), 1, 1).watched

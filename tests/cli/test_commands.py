@@ -1,0 +1,149 @@
+"""Every command alike: help with examples that can be typed, `--json`, and one line for what cannot be taken."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import typer
+from typer.main import get_command
+
+from testbed.cli.main import app, main
+from testbed.experiments import doctor
+
+
+def walk(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Names and commands, without the groups."""
+    if not hasattr(command, "commands"):
+        yield words, command
+        return
+    for name, inner in command.commands.items():
+        yield from walk(inner, (*words, name))
+
+
+COMMANDS = dict(walk(get_command(app)))
+every = pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What is said of a command line that cannot be taken."""
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.startswith("testbed: ") and shown.err.count("\n") == 1, arguments
+    return shown.err
+
+
+def test_there_are_as_many_as_the_contract_names() -> None:
+    groups = {words[0] for words in COMMANDS}
+    assert len(COMMANDS) > 50
+    assert {"bs", "ue", "channel", "head", "predictor", "estimator", "optim", "latency", "models", "keys"} < groups
+
+
+@every
+def test_help_says_what_everything_is(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--help"]) == 0
+    shown = capsys.readouterr()
+    assert f"Usage: testbed {' '.join(words)}" in shown.out and shown.err == ""
+    assert all(parameter.help for parameter in COMMANDS[words].params if parameter.name != "help")
+
+
+@every
+def test_examples_can_be_typed(words: tuple[str, ...]) -> None:
+    """Each is read by the command's own parser: no option is misspelt, no value of a wrong type, nothing missing."""
+    text = " ".join(words)
+    lines = [line.strip() for line in (COMMANDS[words].help or "").splitlines()]
+    examples = [line for line in lines if line.startswith(f"testbed {text}")]
+    assert examples
+    for line in examples:
+        arguments = shlex.split(re.split(r" [>|&] ?", line)[0])[1 + len(words) :]
+        with COMMANDS[words].make_context(text, arguments, parent=typer.Context(COMMANDS[words])) as context:
+            assert context.params
+
+
+@every
+def test_one_document_of_json_can_be_asked_for(words: tuple[str, ...]) -> None:
+    assert "--json" in {option for parameter in COMMANDS[words].params for option in parameter.opts}
+
+
+@every
+def test_an_option_that_is_not_there(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, *words, "--no-such-option")
+    assert "--no-such-option" in said and f"testbed {' '.join(words)} --help" in said
+
+
+@every
+def test_what_is_needed_is_asked_for(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    needed = [parameter for parameter in COMMANDS[words].params if parameter.required]
+    if needed:
+        said = refused(capsys, *words)
+        names = {name for one in needed for name in (one.name, one.metavar, *one.opts) if name}
+        assert said.startswith("testbed: Missing ") and any(f"'{name}'" in said for name in names)
+
+
+def numbers(command: Any) -> Iterator[str]:
+    """Options whose values are numbers, by the annotations of the function behind them."""
+    kinds = get_type_hints(inspect.unwrap(command.callback))
+    for parameter in command.params:
+        kind = kinds.get(parameter.name)
+        takes_one = parameter.param_type_name == "option" and not (parameter.is_flag or parameter.count)
+        if takes_one and {kind, *get_args(kind)} & {int, float}:
+            yield parameter.opts[0]
+
+
+NUMBERS = [(words, option) for words, command in COMMANDS.items() for option in numbers(command)]
+
+
+@pytest.mark.parametrize(("words", "option"), NUMBERS, ids=lambda value: value if isinstance(value, str) else value[-1])
+def test_a_number_is_a_number(words: tuple[str, ...], option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert option in refused(capsys, *words, option, "many")
+
+
+def test_a_command_that_is_nearly_right_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "capacity" in refused(capsys, "capacty")
+    assert "profile" in refused(capsys, "estimator", "profil")
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [("testbed cap", "capacity"), ("testbed estimator prof", "profile"), ("testbed bs serve --eng", "--engine")],
+)
+def test_the_shell_completes(
+    words: str, found: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (
+        ("_TESTBED_COMPLETE", "complete_bash"),
+        ("COMP_WORDS", words),
+        ("COMP_CWORD", str(words.count(" "))),
+    ):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        main([])
+    assert capsys.readouterr().out.split() == [found]
+
+
+# ---------------------------------------------------------------- doctor
+
+
+def test_the_doctor_answers_in_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert {"llama.cpp drafter", "vLLM engine", "bundled pair", "iperf3", "tc", "power sensors"} <= {
+        finding["name"] for finding in findings
+    }
+    assert all(set(finding) == {"name", "ok", "found", "fix"} for finding in findings)
+
+
+def test_a_bare_machine_is_told_how_to_get_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda *_: None)
+    monkeypatch.setattr(doctor.shutil, "which", lambda *_: None)
+    monkeypatch.setattr(doctor, "output", lambda *_: "")
+    lacking = [finding for finding in doctor.examine() if not finding.ok]
+    assert len(lacking) >= 10
+    assert all(finding.fix and finding.found for finding in lacking)
+    assert all(re.search(r"make setup|apt install|modprobe|run as root|testbed models|optional|meter", finding.fix)
+               for finding in lacking)  # fmt: skip

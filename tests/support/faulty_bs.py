@@ -1,0 +1,111 @@
+"""`testbed bs serve` with an engine that takes its time and can be made to fail: the hook by which tests break passes.
+
+    python -m tests.support.faulty_bs '{"log": "bs.jsonl", "slow_s": 0.003, "fail": 0.05}' bs serve --engine synthetic …
+
+Only tests start it; the package knows nothing of it. What happened is written to `log`, a line of JSON each, with the
+host's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from testbed.bs import serve
+from testbed.bs.engine import VerifyEngine, VerifyRequest, VerifyResult
+from testbed.cli.main import run
+from testbed.errors import EngineError
+
+JUMP_S = 1.0
+"""Least change between wall clock and monotonic clock that counts as a jump."""
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What goes wrong."""
+
+    log: str
+    slow_s: float = 0.0
+    """That a pass takes beside its own time."""
+    fail: float = 0.0
+    """Chance that a pass fails; a request that was in one is in no other."""
+    failures: int = 10**9
+    """After so many none fails."""
+    seed: int = 0
+
+
+class FaultyEngine:
+    """An engine as it is, but for the plan."""
+
+    def __init__(self, engine: VerifyEngine, plan: Plan) -> None:
+        self._engine, self._plan = engine, plan
+        self._dice = random.Random(plan.seed)
+        self._failed: dict[str, float] = {}
+        self._failures = 0
+        self._wall_s = time.time() - time.monotonic()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
+        """A pass, or none."""
+        self._look_at_the_wall()
+        time.sleep(self._plan.slow_s)
+        spared = self._failures >= self._plan.failures or any(request.session in self._failed for request in batch)
+        if self._dice.random() < self._plan.fail and not spared:
+            self._fail(batch)
+        results = self._engine.verify(batch)
+        for request in batch:
+            if (since_s := self._failed.pop(request.session, None)) is not None:
+                self._say("recovered", seconds=time.monotonic() - since_s)
+        return results
+
+    def _fail(self, batch: Sequence[VerifyRequest]) -> None:
+        """Fail in the middle of a pass: inside vLLM where that computes, else when half of it is done."""
+        self._failures += 1
+        self._failed |= {request.session: time.monotonic() for request in batch}
+        self._say("failed", requests=len(batch))
+        runner = getattr(self._engine, "_runner", None)
+        if runner is None:
+            self._engine.verify(batch[: len(batch) // 2 or 1])
+            raise EngineError("this pass was made to fail")
+        inner, step = runner._engine, runner._engine.step
+
+        def broken() -> Any:
+            inner.step = step
+            step()
+            raise RuntimeError("this step was made to fail")
+
+        inner.step = broken
+        try:
+            self._engine.verify(batch)
+        finally:
+            inner.step = step
+
+    def _look_at_the_wall(self) -> None:
+        wall_s = time.time() - time.monotonic()
+        if abs(wall_s - self._wall_s) > JUMP_S:
+            self._say("jumped", seconds=wall_s - self._wall_s)
+            self._wall_s = wall_s
+
+    def _say(self, event: str, **more: float) -> None:
+        with Path(self._plan.log).open("a", encoding="utf-8") as log:
+            log.write(json.dumps({"event": event, "at_s": time.monotonic(), **more}) + "\n")
+
+
+def main() -> None:
+    """Serve as the plan says."""
+    plan = msgspec.json.decode(sys.argv.pop(1), type=Plan)
+    load = serve.load_engine
+    serve.load_engine = lambda *args, **options: FaultyEngine(load(*args, **options), plan)  # type: ignore[assignment]
+    run()
+
+
+if __name__ == "__main__":
+    main()

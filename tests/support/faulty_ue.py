@@ -1,0 +1,121 @@
+"""A UE process on the synthetic pair that decodes until it is told to stop: what real `ue run` does, without a model.
+
+    python -m tests.support.faulty_ue '{"bs": "tcp://127.0.0.1:5555", "name": "a", "methods": ["greedy", "sh"]}'
+
+Each output is a line of JSON on stdout. A line on stdin, or its end, lets what is under way end, and then the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from testbed.clock import WallClock
+from testbed.protocols import TARGET_ONLY, protocol
+from testbed.protocols.sampling import GREEDY, Sampling
+from testbed.ue.client import Client
+from testbed.ue.dial import dial
+from testbed.ue.pace import Steady
+from testbed.ue.remote import decode_remotely
+from testbed.ue.session import Session
+from testbed.ue.synthetic import SyntheticDrafter
+from testbed.ue.window import FixedWindow
+
+VOCAB = 512
+"""Of the synthetic engine."""
+PROMPTS = 5
+TOKENS = 24
+SAMPLED = ("rejection", "split")
+JUMP_S = 1.0
+
+
+class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What it decodes, and how."""
+
+    bs: str
+    name: str
+    """Its identity."""
+    methods: tuple[str, ...]
+    once: bool = False
+    """Every prompt by every method, once, and stop."""
+    at_once: int = 4
+    """Sessions."""
+    token_s: float = 0.002
+    """That a drafted token takes."""
+    seed: int = 0
+    timeout_s: float = 90.0
+
+
+def prompt_of(number: int) -> list[int]:
+    """The prompts that all UEs share."""
+    return [number + 1, 7 * number % VOCAB, 3, 1, 4]
+
+
+async def decode(client: Client, method: str, number: int, token_s: float) -> list[int]:
+    """One output."""
+    prompt = prompt_of(number)
+    if method == TARGET_ONLY:
+        return (await decode_remotely(client, prompt, TOKENS, ())).token_ids
+    sampling = Sampling(0.8) if method in SAMPLED else GREEDY
+    session = Session(
+        client,
+        SyntheticDrafter(vocab_size=VOCAB, alpha=0.7),
+        protocol(method),
+        FixedWindow(4),
+        pace=Steady(client.clock, token_s),
+        sampling=sampling,
+        seed=number,
+    )
+    return (await session.decode(prompt, TOKENS, ())).token_ids
+
+
+def jobs_of(orders: Orders) -> Iterator[tuple[str, int]]:
+    """Method and prompt: all of them once, or at random for ever."""
+    everything = list(itertools.product(orders.methods, range(PROMPTS)))
+    if orders.once:
+        yield from everything
+        return
+    dice = random.Random(orders.seed)
+    while True:
+        yield dice.choice(everything)
+
+
+async def work(orders: Orders) -> None:
+    """Decode with so many sessions at once."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), stop.set)
+    client = dial(orders.bs, None, WallClock(), orders.timeout_s, identity=orders.name.encode())
+    jobs = jobs_of(orders)
+    wall_s = time.time() - time.monotonic()
+
+    async def worker() -> None:
+        nonlocal wall_s
+        for method, number in jobs:
+            tokens = await decode(client, method, number, orders.token_s)
+            jump_s, wall_s = time.time() - time.monotonic() - wall_s, time.time() - time.monotonic()
+            said = {"job": [method, number], "tokens": tokens, "jumped": abs(jump_s) > JUMP_S}
+            print(json.dumps(said), flush=True)
+            if stop.is_set() and not orders.once:
+                return
+
+    try:
+        await client.connect("", VOCAB)
+        await asyncio.gather(*(worker() for _ in range(orders.at_once)))
+    finally:
+        await client.close()
+
+
+def main() -> None:
+    """Work until told to stop."""
+    asyncio.run(work(msgspec.json.decode(sys.argv[1], type=Orders)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""What must hold where a crowd comes to a base station that is busy already, and leaves it again."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable
+from typing import NamedTuple
+
+CLASSES = (2.0, 4.0, 6.0, 8.0)
+KEPT = 0.25
+"""Share of responses that may be slower than promised where a promise holds, in virtual time: short ones are left to
+chance."""
+
+
+class Response(NamedTuple):
+    """One output: its class, when it began and ended, and its tokens."""
+
+    speed_tps: float
+    begun_s: float
+    ended_s: float
+    tokens: int
+
+    @property
+    def worth(self) -> float:
+        """Speed over the promised one."""
+        return self.tokens / (self.ended_s - self.begun_s) / self.speed_tps
+
+
+class Phase(NamedTuple):
+    """Responses that began and ended within a time, by class."""
+
+    worth: dict[float, float]
+    """Median."""
+    slow: dict[float, float]
+    """Share below 1."""
+
+    def kept(self, most: float) -> bool:
+        """Whether every class has what it was promised, but for such a share of responses."""
+        return min(self.worth.values()) >= 1 and max(self.slow.values()) <= most
+
+    def __str__(self) -> str:
+        return "  ".join(f"{c:g}: {self.worth[c]:4.2f} ({self.slow[c]:4.0%} slow)" for c in CLASSES)
+
+
+def phase(responses: Iterable[Response], low_s: float, high_s: float) -> Phase:
+    """What happened between two times."""
+    found: dict[float, list[float]] = {c: [] for c in CLASSES}
+    for response in responses:
+        if low_s <= response.begun_s and response.ended_s <= high_s:
+            found[response.speed_tps].append(response.worth)
+    return Phase(
+        {c: statistics.median(worths) for c, worths in found.items()},
+        {c: sum(worth < 1 for worth in worths) / len(worths) for c, worths in found.items()},
+    )
+
+
+def check_order(
+    before: Phase, during: Phase, after: Phase, *, refused: int, admission: bool, most: float = KEPT
+) -> None:
+    """Promises hold before and after. During, with admission: those that were made hold, and the rest is refused;
+    without: the more a class was promised, the less of it remains, and the slowest has nearly all.
+    """
+    assert before.kept(most) and after.kept(most), f"{before}\n{after}"
+    if admission:
+        assert refused > 0 and during.kept(most), during
+        return
+    assert refused == 0
+    assert during.worth[CLASSES[0]] > 0.6 and during.worth[CLASSES[-1]] < 0.6, during
+    for slower, faster in itertools.pairwise(CLASSES):
+        assert during.worth[slower] > during.worth[faster], during

@@ -1,0 +1,277 @@
+"""A relay of whole messages between UEs and their BS, which decides what becomes of each.
+
+Over TCP nothing is lost, doubled or out of order. The postman takes every message off one ZeroMQ connection and puts it
+on another, so that all of that can happen to it; each UE keeps its identity towards the BS. It keeps book of what it
+did, and of how long each session then took to its next verdict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import zmq
+import zmq.asyncio
+
+from testbed.protocols.codec import decode_downlink, decode_uplink
+from testbed.protocols.messages import Close, Hello, Message, Open, Verdict
+
+FLUSH_S = 5.0
+"""After which a message that nothing overtook goes on all the same."""
+Session = tuple[bytes, int]
+
+
+class Letter(NamedTuple):
+    """A message on its way."""
+
+    ue: bytes
+    up: bool
+    message: Message
+    frames: list[bytes]
+
+    @property
+    def kind(self) -> str:
+        """Name of the message."""
+        return type(self.message).__name__
+
+    @property
+    def session(self) -> Session:
+        """Whose it is; -1 for what belongs to none."""
+        return self.ue, getattr(self.message, "session", -1)
+
+
+class Order(NamedTuple):
+    """What is to become of a letter."""
+
+    copies: int = 1
+    """0: it is lost."""
+    delay_s: float = 0.0
+    """It and all after it wait."""
+    behind: int = 0
+    """So many later ones of its session and direction overtake it; of two copies the second alone."""
+    counted: bool = True
+    """Whether it is a fault by itself, not a part of one that is written down otherwise."""
+
+
+AS_IT_IS = Order()
+Decide = Callable[[Letter], Order]
+
+
+@dataclass
+class Fault:
+    """Something that was done to a session, and when its next verdict passed afterwards."""
+
+    kind: str
+    """Of the message or, where processes are concerned, of the phase."""
+    session: Session
+    since_s: float = 0.0
+    until_s: float | None = None
+    happened: bool = True
+    """Whether it took effect: a letter that was to be overtaken may not have been."""
+
+    @property
+    def recovery_s(self) -> float | None:
+        """Until the next verdict; None: there was nothing to come back from, as where a `Close` is lost."""
+        return None if self.until_s is None else self.until_s - self.since_s
+
+
+@dataclass
+class _Held:
+    letter: Letter
+    left: int
+    fault: Fault
+    timer: asyncio.TimerHandle | None = None
+
+
+@dataclass
+class _Way:
+    """One direction of one UE."""
+
+    queue: asyncio.Queue[tuple[Letter, float]] = field(default_factory=asyncio.Queue)
+    held: list[_Held] = field(default_factory=list)
+
+
+class Postman:
+    """Relays while its `async with` lasts; see `postman`.
+
+    Attributes:
+        decide: asked about every letter, before it goes on.
+        faults: what was done, in order.
+        live: sessions under way, with their protocols.
+        carried: letters that went on, by UE and direction.
+        reading: by UE, whether what the BS sends to it is taken off the connection.
+        unread: by UE, whether anything came while it was not.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._bs = address
+        self._context = zmq.asyncio.Context()
+        self._front = self._context.socket(zmq.ROUTER)
+        self._backs: dict[bytes, zmq.asyncio.Socket] = {}
+        self._ways: dict[tuple[bytes, bool], _Way] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._watched: dict[Session, list[Fault]] = defaultdict(list)
+        self._moving: dict[bytes, list[Fault]] = defaultdict(list)
+        self.decide: Decide = lambda letter: AS_IT_IS
+        self.reading: dict[bytes, asyncio.Event] = {}
+        self.unread: dict[bytes, int] = defaultdict(int)
+        self.faults: list[Fault] = []
+        self.live: dict[Session, str] = {}
+        self.carried: dict[tuple[bytes, bool], int] = defaultdict(int)
+        for option, value in ((zmq.LINGER, 0), (zmq.ROUTER_HANDOVER, 1), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
+            self._front.setsockopt(option, value)
+        self._front.bind("tcp://127.0.0.1:*")
+        self.address = self._front.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    # ------------------------------------------------------------ for those who plan faults
+
+    def watch(self, kind: str, session: Session) -> Fault:
+        """Write a fault down that ends now, and take its session's next verdict as the end of its recovery."""
+        fault = Fault(kind, session)
+        self.faults.append(fault)
+        self._await(fault)
+        return fault
+
+    def sessions_of(self, ue: bytes | None = None) -> list[Session]:
+        """Sessions under way, of one UE or of all."""
+        return [session for session in self.live if ue in (None, session[0])]
+
+    @property
+    def ues(self) -> list[bytes]:
+        """Identities of those who have said something."""
+        return list(self._backs)
+
+    # ------------------------------------------------------------ the relay
+
+    async def run(self) -> None:
+        """Take in what UEs send."""
+        while True:
+            ue, *frames = await self._front.recv_multipart()
+            if ue not in self._backs:
+                self._welcome(ue)
+            self._take(Letter(ue, True, decode_uplink(frames).message, frames))
+
+    def _welcome(self, ue: bytes) -> None:
+        back = self._context.socket(zmq.DEALER)
+        for option, value in ((zmq.LINGER, 0), (zmq.ROUTING_ID, ue), (zmq.RCVHWM, 16), (zmq.RECONNECT_IVL, 50)):
+            back.setsockopt(option, value)
+        back.connect(self._bs)
+        self._backs[ue], self.reading[ue] = back, asyncio.Event()
+        self.reading[ue].set()
+        for up in (True, False):
+            self._ways[ue, up] = way = _Way()
+            self._tasks.append(asyncio.create_task(self._carry(way)))
+        self._tasks.append(asyncio.create_task(self._listen(ue, back)))
+
+    async def _listen(self, ue: bytes, back: zmq.asyncio.Socket) -> None:
+        while True:
+            await self.reading[ue].wait()
+            frames = await back.recv_multipart()
+            if not self.reading[ue].is_set():
+                self.unread[ue] += 1
+                await self.reading[ue].wait()
+            self._take(Letter(ue, False, decode_downlink(frames).message, frames))
+
+    def _take(self, letter: Letter) -> None:
+        if letter.up and isinstance(letter.message, Open):
+            self.live[letter.session] = letter.message.protocol
+            for before in self._moving.pop(letter.ue, []):  # the session that it was in has ended
+                self._await(before, letter.session)
+        order, fault = self.decide(letter), None
+        if order != AS_IT_IS and order.counted:
+            fault = Fault(letter.kind, letter.session, time.monotonic(), happened=not order.behind)
+            self.faults.append(fault)
+        way = self._ways[letter.ue, letter.up]
+        straight = order.copies - (order.behind > 0)
+        for _ in range(straight):
+            way.queue.put_nowait((letter, time.monotonic() + order.delay_s))
+        if order.behind and fault is not None:
+            self._hold(way, letter, order.behind, fault)
+        elif fault is not None:
+            self._await(fault, since_s=fault.since_s)
+        if letter.up and isinstance(letter.message, Close):
+            self.live.pop(letter.session, None)
+            self._moving[letter.ue] += self._watched.pop(letter.session, [])
+
+    async def _carry(self, way: _Way) -> None:
+        while True:
+            letter, at_s = await way.queue.get()
+            await asyncio.sleep(max(0.0, at_s - time.monotonic()))
+            await self._deliver(letter)
+            for held in [h for h in way.held if _overtakes(letter, h.letter)]:
+                held.left -= 1
+                held.fault.happened = True
+                if held.left <= 0:
+                    await self._release(way, held)
+
+    def _hold(self, way: _Way, letter: Letter, behind: int, fault: Fault) -> None:
+        held = _Held(letter, behind, fault)
+        way.held.append(held)
+        loop = asyncio.get_running_loop()
+        held.timer = loop.call_later(FLUSH_S, lambda: self._tasks.append(loop.create_task(self._release(way, held))))
+
+    async def _release(self, way: _Way, held: _Held) -> None:
+        if held in way.held:
+            way.held.remove(held)
+            if held.timer is not None:
+                held.timer.cancel()
+            await self._deliver(held.letter)
+            self._await(held.fault)
+
+    async def _deliver(self, letter: Letter) -> None:
+        self.carried[letter.ue, letter.up] += 1
+        if letter.up:
+            await self._backs[letter.ue].send_multipart(letter.frames)
+        else:
+            await self._front.send_multipart([letter.ue, *letter.frames])
+            if isinstance(letter.message, Verdict):
+                for fault in self._watched.pop(letter.session, []):
+                    fault.until_s = time.monotonic()
+
+    def _await(self, fault: Fault, session: Session | None = None, since_s: float | None = None) -> None:
+        """Take a session's next verdict as the end of a fault's recovery; of what is no session's, the next one's."""
+        if session is None:
+            fault.since_s = since_s or time.monotonic()
+        ue, number = session or fault.session
+        (self._watched[ue, number] if number >= 0 else self._moving[ue]).append(fault)
+
+    async def close(self) -> None:
+        """Stop.
+
+        Raises:
+            Exception: what ended one of its tasks early.
+        """
+        for task in self._tasks:
+            task.cancel()
+        ended = await asyncio.gather(*self._tasks, return_exceptions=True)
+        for socket in (self._front, *self._backs.values()):
+            socket.close(0)
+        self._context.term()
+        for error in ended:
+            if isinstance(error, Exception):
+                raise error
+
+
+def _overtakes(later: Letter, held: Letter) -> bool:
+    """Whether a letter counts as one that overtakes another: of its session, or any after a greeting."""
+    return later is not held and (later.session == held.session or isinstance(held.message, Hello))
+
+
+@contextlib.asynccontextmanager
+async def postman(address: str) -> AsyncIterator[Postman]:
+    """A relay before a BS at `address`."""
+    found = Postman(address)
+    running = asyncio.create_task(found.run())
+    try:
+        yield found
+        if running.done():
+            running.result()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await found.close()

@@ -1,0 +1,38 @@
+"""ZeroMQ's wire protocol (ZMTP 3.0, mechanism NULL) by hand: what libzmq's own sockets do not let a peer do."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+MORE, LONG, COMMAND = 1, 2, 4
+GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
+
+
+def ready(identity: bytes) -> bytes:
+    """The handshake's command of a DEALER."""
+    body = b"\x05READY"
+    for name, value in ((b"Socket-Type", b"DEALER"), (b"Identity", identity)):
+        body += bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
+    return bytes([COMMAND, len(body)]) + body
+
+
+def frame(body: bytes, *, more: bool) -> bytes:
+    """One frame of a message."""
+    if len(body) < 256:
+        return bytes([MORE * more, len(body)]) + body
+    return bytes([MORE * more | LONG]) + struct.pack(">Q", len(body)) + body
+
+
+def connect(address: str, identity: bytes) -> socket.socket:
+    """A blocking connection past the handshake."""
+    host, port = address.removeprefix("tcp://").rsplit(":", 1)
+    connected = socket.create_connection((host, int(port)), timeout=20)
+    connected.sendall(GREETING + ready(identity))
+    got = b""
+    while len(got) < 64 + 2 or len(got) < 66 + got[65]:
+        piece = connected.recv(4096)
+        if not piece:
+            raise ConnectionError("the handshake was refused")
+        got += piece
+    return connected

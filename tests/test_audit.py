@@ -1,0 +1,73 @@
+"""The audit of what is installed: it is what is pinned, and what differs is found."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.metadata
+import json
+from pathlib import Path
+
+import pytest
+
+from scripts import audit
+
+PINS = """# a comment
+alpha==1.0
+beta-two==2.0; python_version < '3.0'
+beta-two==2.1; python_version >= '3.0'
+"""
+
+
+def install(site: Path, name: str, version: str, *more: str, body: bytes = b"x = 1\n") -> Path:
+    """A package as pip leaves it; returns its one module."""
+    module, info = site / f"{name}.py", site / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    module.write_bytes(body)
+    digest = base64.urlsafe_b64encode(hashlib.sha256(body).digest()).rstrip(b"=").decode()
+    (info / "RECORD").write_text(f"{name}.py,sha256={digest},{len(body)}\n{info.name}/RECORD,,\n")
+    (info / "METADATA").write_text("\n".join(["Metadata-Version: 2.4", f"Name: {name}", f"Version: {version}", *more]))
+    return module
+
+
+def test_what_is_installed_is_what_is_pinned(capsys: pytest.CaptureFixture[str]) -> None:
+    assert audit.main([]) == 0
+    table = capsys.readouterr().out
+    assert "no advisory was looked up" in table
+    assert any(line.startswith("numpy ") and "testbed" in line for line in table.splitlines())
+    assert audit.main(["--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    known = {p["name"]: p for p in document["packages"]}
+    assert "BSD-3-Clause" in known["pyzmq"]["licence"] and known["pyzmq"]["needed_by"][0] == "testbed"
+    assert document["wrong"] == [] and document["advisories"] is None
+
+
+def test_what_differs_is_found(tmp_path: Path) -> None:
+    install(tmp_path, "alpha", "1.0", "Requires-Dist: Beta.Two", "Requires-Dist: gamma; extra == 'x'")
+    install(tmp_path, "beta_two", "2.0+local", "License: MIT")
+    install(tmp_path, "gamma", "3.0", "Classifier: License :: OSI Approved :: MIT License")
+    packages = audit.read_packages(importlib.metadata.distributions(path=[str(tmp_path)]))
+    assert [(p.name, p.licence, p.needed_by) for p in packages] == [
+        ("alpha", audit.UNKNOWN, ()), ("beta-two", "MIT", ("alpha",)), ("gamma", "MIT License", ()),
+    ]  # fmt: skip
+    pins = audit.read_pins(PINS)
+    assert [pin.here for pin in pins] == [True, False, True]
+    assert audit.differences(packages, pins) == [
+        "beta-two 2.0+local is installed, 2.1 is pinned", "gamma 3.0 is installed and not pinned",
+    ]  # fmt: skip
+
+
+def test_files_that_were_changed_or_are_gone_are_found(tmp_path: Path) -> None:
+    module = install(tmp_path, "alpha", "1.0")
+    (distribution,) = importlib.metadata.distributions(path=[str(tmp_path)])
+    assert list(audit.changed_files(distribution)) == []
+    module.write_bytes(b"x = 2\n")
+    assert list(audit.changed_files(distribution)) == ["alpha: alpha.py is not what its wheel recorded"]
+    module.unlink()
+    assert ["cannot be read" in problem for problem in audit.changed_files(distribution)] == [True]
+
+
+def test_pins_without_a_hash_are_found() -> None:
+    more = " \\\n    --hash=sha256:"
+    text = f"alpha==1.0{more}00{more}11\nbeta-two==2.1\ngamma==3.0{more}22\n"
+    assert audit.pins_with_hashes(text) == {"alpha", "gamma"}
