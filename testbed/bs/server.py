@@ -206,7 +206,8 @@ class BaseStation:
         except (EngineError, BadInput) as exc:
             self._promises.metrics.failed_passes += 1
             for taken in batch:
-                await (self._run_pass([taken], again=False) if again else self._fail(taken.session, exc))
+                if self._desk.sessions.get(taken.session.key) is taken.session:  # else it closed meanwhile
+                    await (self._run_pass([taken], again=False) if again else self._fail(taken.session, exc))
             return
         verify_s = self._clock.time() - start_s
         self._promises.passed(batch, results, verify_s)
@@ -228,12 +229,11 @@ class BaseStation:
 
     async def _fail(self, session: Session, exc: Exception) -> None:
         """Give up a round; who sends it again is told so again."""
-        if self._desk.sessions.get(session.key) is session:
-            session.current = None
-            self._queue.drop(session)
-            fault = Fault(session=session.key[1], reason=f"verification failed: {reason(exc)}")
-            session.last_reply = encode(fault)
-            await self._link.send(session.key[0], session.last_reply)
+        session.current = None
+        self._queue.drop(session)
+        fault = Fault(session=session.key[1], reason=f"verification failed: {reason(exc)}")
+        session.last_reply = encode(fault)
+        await self._link.send(session.key[0], session.last_reply)
 
     async def _asked(self, session: Session, round_: Round) -> bool:
         """Ask the UE for hidden states where the protocol needs them for judging."""

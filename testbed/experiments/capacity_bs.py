@@ -17,7 +17,6 @@ from testbed.channel.link import Frames, Received
 from testbed.channel.path import Direction, constant
 from testbed.channel.virtual import VirtualLink
 from testbed.clock import Clock
-from testbed.experiments.capacity import CapacityConfig
 from testbed.experiments.capacity_ue import LANGUAGE
 from testbed.experiments.profile import InteractionVerify, Work
 

@@ -22,6 +22,8 @@ PARENT = "TESTBED_PARENT"
 """Environment variable by which a child knows whose end, even by SIGKILL, is its own."""
 STOP_S = 10.0
 PROXY_READY_S = 30.0
+INTERRUPTED = 130
+"""Exit code of a `testbed` process that SIGINT ended."""
 
 
 def command(*arguments: str) -> list[str]:
@@ -99,6 +101,8 @@ def _wait_ready(
             code = process.wait(STOP_S)
             complaining.join(STOP_S)
             reason = (complaints[-1] if complaints else "it said nothing").removeprefix("testbed: ")
+            if code == INTERRUPTED or reason == KeyboardInterrupt.__name__:  # the latter while it was importing
+                raise KeyboardInterrupt  # Ctrl-C strikes all of a terminal's processes: it was meant for us as well
             if code == 2:
                 raise BadInput(reason)
             raise TestbedError(f"the {name} did not start (exit code {code}): {reason}")
