@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from testbed.errors import TestbedError
+from testbed.errors import BadInput, TestbedError
+
+MISTAKEN = {errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG}
+"""Why a path cannot be written where another one could."""
 
 
 @contextlib.contextmanager
@@ -16,6 +20,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     never half of it.
 
     Raises:
+        BadInput: a path that nothing can be written to.
         TestbedError: it cannot be written, as on a full disk; what was there before stays.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}")
@@ -24,7 +29,8 @@ def whole_file(path: Path) -> Iterator[Path]:
         part.replace(path)
     except OSError as exc:
         reason = os.strerror(exc.errno) if exc.errno else exc  # libraries say more, and not the same
-        raise TestbedError(f"cannot write {path}: {reason}") from exc
+        kind = BadInput if exc.errno in MISTAKEN else TestbedError
+        raise kind(f"cannot write {path}: {reason}") from exc
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)

@@ -102,7 +102,7 @@ def test_a_real_base_station(tmp_path: Path) -> None:
         result = CliRunner().invoke(app, ["measure", "--bs", ready["bind"], "--json", "--out", str(out)])
     assert result.exit_code == 0
     document = json.loads(result.stdout)
-    assert set(document) == {"csi", "rtt_ms", "uplink_mbps", "downlink_mbps", "wifi", "notes"}
+    assert set(document) == {"csi", "rtt_ms", "uplink_mbps", "downlink_mbps", "clock", "wifi", "notes"}
     assert 0 < document["rtt_ms"]["least"] <= document["rtt_ms"]["value"] < 1000
     assert document["rtt_ms"]["n"] == 20
     assumed = {"uplink_mbps": 100.0, "downlink_mbps": 100.0}

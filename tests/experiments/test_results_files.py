@@ -29,7 +29,8 @@ from tests.support.refusals import refuse
 
 WHOLE = st.integers(0, 2**31)
 TIME = st.floats(0, 1e3)
-CSIS = st.none() | st.builds(Csi, TIME, TIME, TIME, st.floats(0, 0.9), st.floats(0, 0.9), st.none() | TIME)
+RATE = st.floats(1e-3, 1e3)
+CSIS = st.none() | st.builds(Csi, RATE, RATE, TIME, st.floats(0, 0.9), st.floats(0, 0.9), st.none() | TIME)
 ROUNDS = st.builds(
     RoundRecord, round=WHOLE, protocol=st.sampled_from(["greedy", "fh"]), base_len=WHOLE, drafted=WHOLE, accepted=WHOLE,
     committed=WHOLE, candidates=WHOLE, queried=WHOLE, batch_size=WHOLE, draft_s=TIME, link_s=TIME, queue_s=TIME,
