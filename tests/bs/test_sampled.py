@@ -248,13 +248,13 @@ def test_an_open_that_asks_for_what_cannot_be_drawn(fields: dict[str, float], re
 
 async def test_a_target_that_says_no_numbers_fails_the_request_and_not_the_server() -> None:
     class Broken(SyntheticEngine):
-        broken = True
+        broken = 2  # a pass, and the one by which it is tried again
 
         def verify(self, batch: list[VerifyRequest]) -> list[VerifyResult]:  # type: ignore[override]
             results = super().verify(batch)
             if not self.broken:
                 return results
-            self.broken = False
+            self.broken -= 1
             return [replace(r, logprobs=np.full_like(r.logprobs, np.nan)) for r in results]
 
     async with station(Broken(vocab_size=VOCAB)) as (_, address):

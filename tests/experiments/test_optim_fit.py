@@ -90,4 +90,4 @@ def test_what_cannot_be_measured_or_read(config: FitConfig, tmp_path: Path) -> N
     refuse(lambda: of_directory(tmp_path), ModelError, "config.json does not give layers")
     refuse(lambda: of_gguf(path), ModelError, "does not give layers")
     done = CliRunner().invoke(app, ["fit", "--batches", "1,x"])
-    assert isinstance(done.exception, BadInput) and "--batches takes numbers" in str(done.exception)
+    assert isinstance(done.exception, BadInput) and "--batches takes whole numbers" in str(done.exception)

@@ -46,7 +46,9 @@ def test_a_virtual_ramp_repeats_and_pairs_its_requests() -> None:
 
 def test_without_load_latency_is_that_of_the_profile() -> None:
     """One request at a time: its prompt's pass, its tokens', and the link."""
-    config = RampConfig(windows=(0,), loads=(0.01,), requests=8, step_s=0.0, prompt=(100, 100), response=(10, 10))
+    config = RampConfig(
+        windows=(0,), loads=(0.01,), requests=8, step_s=0.0, prompt=(100, 100), response=(10, 10), network_spread=0.0
+    )
     found = VirtualRamp(config, lambda line: None).run("0", 0, config.loads)
     a, b, r, c = 3.314e-5, 3.450e-8, 4.620e-6, 1.486e-2  # WISP, Table 12
     prompt_s = c + a * 100 + b * 100 * 100
