@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from testbed.errors import TestbedError
-from testbed.files import whole_file
+from testbed.errors import BadInput, TestbedError
+from testbed.files import held, whole_file
 from tests.support.refusals import refuse
 
 
@@ -55,3 +57,24 @@ def test_other_errors_are_not_the_disk_s(tmp_path: Path) -> None:
 
     refuse(write, ValueError, "mine")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_held_by_one_process_and_free_again_when_it_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "run"
+    code = """import sys, pathlib
+from testbed.files import held
+with held(pathlib.Path(sys.argv[1]), "taken"):
+    print("held", flush=True)
+    input()
+"""
+    command = [sys.executable, "-c", code, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        with pytest.raises(BadInput, match=r"^taken$"), held(folder, "taken"):
+            pass
+        other.kill()
+    with held(folder, "taken"):
+        pass
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="cannot write to"), held(tmp_path / "file", "taken"):
+        pass

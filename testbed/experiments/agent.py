@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import platform
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ from testbed.experiments.agent_files import Files, Kept, Shelf, chunk_of, free_b
 from testbed.experiments.agent_work import check_reach, grounded
 from testbed.experiments.journal import NAME as JOURNAL
 from testbed.experiments.processes import STOP_S, command, environment
+from testbed.files import held
 from testbed.protocols.codec import AnyArray, encode
 from testbed.protocols.messages import Message
 from testbed.protocols.orders import (
@@ -76,24 +76,8 @@ def run_agent(setup: Setup, ready: Callable[[str], None], say: Callable[[str], N
         BadInput: an address, keys or folder that cannot be used, or a folder that another agent has.
     """
     require_keys([check_address(setup.listen)], setup.keys, setup.insecure)
-    with _held(setup.workdir):
+    with held(setup.workdir, f"another agent has {setup.workdir}"):
         asyncio.run(_serve(Agent(setup, say), setup, ready))
-
-
-@contextlib.contextmanager
-def _held(workdir: Path) -> Iterator[None]:
-    """The folder, for one agent alone."""
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        lock = (workdir / ".lock").open("a")
-    except OSError as exc:
-        raise BadInput(f"cannot write to {workdir}: {exc.strerror or exc}") from exc
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            raise BadInput(f"another agent has {workdir}") from exc
-        yield
 
 
 async def _serve(agent: Agent, setup: Setup, ready: Callable[[str], None]) -> None:

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from testbed.errors import BadInput, TestbedError
+from testbed.files import whole_file
 from testbed.protocols.codec import AnyArray, encode
 from testbed.protocols.orders import (
     MAX_CHUNK_BYTES,
@@ -117,9 +118,8 @@ class Kept:
 
     def end(self, document: Mapping[str, Any]) -> None:
         """Write down how it ended, in one step."""
-        part = self.folder / f".{STATE}"
-        part.write_text(json.dumps(document), encoding="utf-8")
-        part.replace(self.folder / STATE)
+        with whole_file(self.folder / STATE) as part:
+            part.write_text(json.dumps(document), encoding="utf-8")
 
     def crashed(self) -> int:
         """Count a crash of its process; returns how many there were."""
@@ -164,9 +164,8 @@ class Shelf:
             raise BadInput(f"{MAX_ORDERS} orders are kept already: collect and drop some")
         folder = self._root / order.id
         folder.mkdir(exist_ok=True)
-        part = folder / f".{ORDER}"
-        part.write_bytes(bytes(encode(msgspec.structs.replace(order, arrays=()))[0]))
-        part.replace(folder / ORDER)
+        with whole_file(folder / ORDER) as part:
+            part.write_bytes(bytes(encode(msgspec.structs.replace(order, arrays=()))[0]))
         self._kept[order.id] = Kept(folder)
         return self._kept[order.id]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -21,9 +20,10 @@ from testbed.experiments.field_order import Cell, cells_of
 from testbed.experiments.field_plan import FieldPlan, check_same, load_plan, prompts_of
 from testbed.experiments.journal import NAME as JOURNAL
 from testbed.experiments.results import write_text
+from testbed.files import LOCK, held
 
 CELLS, PLACES, PROMPTS = "cells", "places", "prompts"
-CONFIG, LOG, LOCK, EMULATED = "config.yaml", "log.jsonl", ".lock", "emulated"
+CONFIG, LOG, EMULATED = "config.yaml", "log.jsonl", "emulated"
 VISIT, CELL, NOTE = "visit", "cell", "note"
 
 
@@ -100,16 +100,7 @@ def open_log(out: Path, plan: FieldPlan, emulated: bool) -> Iterator[FieldLog]:
     Raises:
         BadInput: another plan's directory, one where the same plan ran otherwise, or one in use.
     """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        lock = (out / LOCK).open("a")
-    except OSError as exc:
-        raise BadInput(f"cannot write to {out}: {exc.strerror or exc}") from exc
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            raise BadInput(f"another field run holds {out}") from exc
+    with held(out, f"another field run holds {out}"):
         _claim(out, plan, emulated)
         _mend(out / LOG)
         yield FieldLog(out, plan)

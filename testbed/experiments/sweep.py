@@ -6,8 +6,6 @@ A point is a run directory of its own under `points/`; one that has its `summary
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,12 +27,12 @@ from testbed.experiments.sweep_points import (
     values_text,
 )  # fmt: skip
 from testbed.experiments.sweep_run import at_once, in_order, one_by_one
+from testbed.files import held
 
 __all__ = ["EXECUTORS", "Executor", "Point", "SweepConfig", "done", "load_sweep", "points", "run_sweep", "sweep_rows"]
 
 LOCAL, RAY = "local", "ray"
 EXECUTORS = (LOCAL, RAY)
-LOCK = ".lock"
 SAID = {"methods", "channel", NAME, PROTOCOL, RATE}
 """Keys of a point that a row says in its own columns."""
 
@@ -138,19 +136,9 @@ def _claimed(config: SweepConfig, out: Path) -> Iterator[None]:
     path = out / "config.yaml"
     if not path.exists() and out.exists() and any(not p.name.startswith(".") for p in out.iterdir()):
         raise BadInput(f"{out} is not empty and holds no sweep; give another --out")
-    out.mkdir(parents=True, exist_ok=True)
-    lock = os.open(out / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            raise BadInput(
-                f"another process is running the sweep in {out}; wait for it, or give another --out"
-            ) from exc
+    with held(out, f"another process is running the sweep in {out}; wait for it, or give another --out"):
         if not path.exists():
             save(config, path)
         elif load(SweepConfig, path) != config:
             raise BadInput(f"{out} holds another sweep; give another --out, or the same file to resume it")
         yield
-    finally:
-        os.close(lock)
