@@ -11,9 +11,9 @@ import argparse
 import json
 from typing import Any
 
-from testbed.experiments import results
-from testbed.experiments.capacity import SYSTEMS, CapacityConfig
-from testbed.experiments.capacity_run import run_capacity
+from testbed.experiments.capacity.run import run_capacity
+from testbed.experiments.capacity.systems import SYSTEMS, CapacityConfig
+from testbed.experiments.results import directory as results
 
 VIRTUAL_S = 60.0
 SPEED_TPS = 8.0

@@ -22,8 +22,8 @@ from testbed.bs.judge import Candidates, Judge
 from testbed.bs.judges import make_judge
 from testbed.bs.target import describe
 from testbed.channel.csi import PERFECT
-from testbed.experiments import results
-from testbed.experiments.datasets import load_dataset
+from testbed.experiments.inputs.datasets import load_dataset
+from testbed.experiments.results import directory as results
 from testbed.models.bundle import bundled, head_directory
 from testbed.ue.drafter import LlamaDrafter
 from testbed.ue.drafting import DraftSequence

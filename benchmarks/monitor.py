@@ -31,8 +31,8 @@ import numpy as np
 import zmq
 
 from testbed.channel.link import new_identity
-from testbed.experiments import results
-from testbed.experiments.processes import base_station
+from testbed.experiments.results import directory as results
+from testbed.experiments.runs.processes import base_station
 from testbed.protocols.codec import decode_downlink, encode
 from testbed.protocols.messages import VERSION, Close, Draft, Fault, Hello, Open, Verdict
 from testbed.synthetic import next_token

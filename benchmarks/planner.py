@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.experiments import results
+from testbed.experiments.results import directory as results
 from testbed.optim.inference_cost import (
     Cost,
     IntArray,

@@ -15,9 +15,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from testbed.experiments import results
-from testbed.experiments.datasets import load_dataset
-from testbed.experiments.predictor_train import load_families
+from testbed.experiments.inputs.datasets import load_dataset
+from testbed.experiments.predictor.train import load_families
+from testbed.experiments.results import directory as results
 from testbed.models.bundle import bundled
 from testbed.ue.drafter import LlamaDrafter
 from testbed.ue.prompts import Prompter

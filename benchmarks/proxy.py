@@ -21,7 +21,7 @@ from typing import Any
 
 from testbed.channel.emulate import relay
 from testbed.channel.spec import parse_channel
-from testbed.experiments import results
+from testbed.experiments.results import directory as results
 
 ECHOES = 2000
 TURNS = 5

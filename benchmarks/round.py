@@ -27,9 +27,9 @@ import zmq.asyncio
 
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock
-from testbed.experiments import results
-from testbed.experiments.datasets import load_dataset
-from testbed.experiments.processes import base_station, user_equipment
+from testbed.experiments.inputs.datasets import load_dataset
+from testbed.experiments.results import directory as results
+from testbed.experiments.runs.processes import base_station, user_equipment
 from testbed.models.bundle import bundled
 from testbed.protocols import protocol
 from testbed.ue.client import Client

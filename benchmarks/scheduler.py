@@ -21,7 +21,7 @@ from testbed.bs.engine import VerifyRequest
 from testbed.bs.estimator import Coefficients
 from testbed.bs.scheduler import Fcfs, Pending, Scheduler
 from testbed.bs.slo import Slo
-from testbed.experiments import results
+from testbed.experiments.results import directory as results
 
 PENDING = 256
 QUEUES = 50

@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from testbed.experiments import results
-from testbed.experiments.ue_memory import measure
+from testbed.experiments.results import directory as results
+from testbed.experiments.runs.ue_memory import measure
 from testbed.models.bundle import bundled
 from testbed.models.random_gguf import KINDS, SHAPES, write_random
 from testbed.ue.llama import LlamaOptions

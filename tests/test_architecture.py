@@ -47,7 +47,7 @@ BROKEN = [
     ("testbed.bs.judge", "testbed.models.problems"),
     ("testbed.ue.records", "torch"),
     ("testbed.channel.csi", "transformers"),
-    ("testbed.experiments.results", "testbed.cli.output"),
+    ("testbed.experiments.results.directory", "testbed.cli.output"),
 ]
 
 

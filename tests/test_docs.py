@@ -13,7 +13,7 @@ from typer.main import get_command
 from scripts import commands
 from scripts.environment import ROOT
 from testbed.cli.main import app
-from testbed.experiments.sweep_points import KNOWN, SweepConfig
+from testbed.experiments.sweep.points import KNOWN, SweepConfig
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 NAMED = re.compile(r"`([\w/]+\.py):([\w.]+)`")

@@ -42,11 +42,11 @@ def agent(
         testbed ue agent --listen tcp://0.0.0.0:5556 --keys agent-keys --bs-keys orin-1 --workdir /var/lib/testbed
     """
     if carry_out is not None:
-        from testbed.experiments.agent_work import carry_out as do
+        from testbed.experiments.agent.work import carry_out as do
 
         do(workdir, carry_out, str(bs_keys) if bs_keys else None, insecure, note)
         return
-    from testbed.experiments.agent import Setup, run_agent
+    from testbed.experiments.agent.serve import Setup, run_agent
 
     def ready(address: str) -> None:
         if as_json:

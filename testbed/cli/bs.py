@@ -129,7 +129,7 @@ def serve(
     """
     from testbed.bs.judges import WITH_HEAD, judge_kind
     from testbed.bs.serve import serve as run
-    from testbed.experiments.coefficients import coefficients as named
+    from testbed.experiments.inputs.coefficients import coefficients as named
     from testbed.models.bundle import bundled, head_directory
 
     if engine != "synthetic" and model is None:

@@ -83,8 +83,8 @@ def capacity(
 
         testbed capacity --real --mix 10:1,20:1 --ues 8 --set max_batch=2 --out runs/real
     """
-    from testbed.experiments.capacity import CapacityConfig, configured
-    from testbed.experiments.capacity_report import Study, study
+    from testbed.experiments.capacity.report import Study, study
+    from testbed.experiments.capacity.systems import CapacityConfig, configured
 
     asked: dict[str, Any] = {
         "systems": _list(systems), "classes": _list(classes), "mix": _mix(mix), "profile": profile,
@@ -121,8 +121,8 @@ def _real(
     config: Path | None, given: dict[str, Any], loads: tuple[int, ...], more: list[str], out: Path
 ) -> dict[str, Any]:
     """Runs of processes."""
-    from testbed.experiments.capacity import configured
-    from testbed.experiments.capacity_real import RealConfig, study
+    from testbed.experiments.capacity.real import RealConfig, study
+    from testbed.experiments.capacity.systems import configured
 
     if unknown := [name for name in given if name not in RealConfig.__struct_fields__]:
         raise BadInput(f"--real takes no --{unknown[0].replace('_', '-')}; its load is a --mix")

@@ -84,7 +84,7 @@ def demo(
 
         testbed demo --methods target-only,greedy,fh,sh --threshold 0.75 --head runs/head
     """
-    from testbed.experiments.demo import run_demo
+    from testbed.experiments.runs.demo import run_demo
 
     config = DemoConfig(
         prompts=prompts,

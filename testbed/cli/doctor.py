@@ -19,8 +19,8 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON docume
 
         testbed doctor --json
     """
-    from testbed.experiments.doctor import examine
-    from testbed.experiments.doctor_board import examine_board
+    from testbed.experiments.doctor.board_checks import examine_board
+    from testbed.experiments.doctor.checks import examine
 
     findings = [*examine_board(), *examine()]
     if as_json:

@@ -76,7 +76,7 @@ def evaluate(
     """
     from testbed.bs.estimator_csv import read_samples
     from testbed.bs.estimator_fit import regime, score
-    from testbed.experiments.coefficients import read
+    from testbed.experiments.inputs.coefficients import read
 
     samples, held = read_samples(csv), read(coefficients)
     kinds = [kind for kind in ("compute", "memory", "mixed") if any(regime(sample) == kind for sample in samples)]
@@ -85,7 +85,7 @@ def evaluate(
         "regimes": {kind: vars(score(held, [s for s in samples if regime(s) == kind])) for kind in kinds},
     }
     if plot is not None:
-        from testbed.experiments.estimator_plots import residuals
+        from testbed.experiments.plots.estimator import residuals
 
         residuals(held, samples, plot)
         note(f"wrote {plot}")
@@ -130,7 +130,7 @@ def profile(
     if not out.parent.is_dir():
         raise BadInput(f"cannot write {out}: {out.parent} is no directory")
     from testbed.channel.trace import write_lines
-    from testbed.experiments.estimator_profile import csv_lines, plan, report
+    from testbed.experiments.estimator.profile import csv_lines, plan, report
 
     planned = plan(largest, seed, thin)
     options = {"repeats": repeats, "warmups": warmups, "seed": seed}
@@ -177,8 +177,8 @@ def interference(
     """
     stdout = claim_stdout() if as_json else None
     from testbed.bs.estimator import Work
-    from testbed.experiments.interference import interference as run
-    from testbed.experiments.interference import plot
+    from testbed.experiments.estimator.interference import interference as run
+    from testbed.experiments.estimator.interference import plot
 
     asked, short = numbers(lengths, int, "--lengths"), Work(drafted, prefix)
     rows = _benched(
@@ -201,7 +201,7 @@ def interference(
 
 def _measure(engine: str, model: str | None, dtype: str, planned: Any, **options: Any) -> Any:
     """Run the plan."""
-    from testbed.experiments.estimator_profile import measure
+    from testbed.experiments.estimator.profile import measure
 
     def run(loaded: Any, told: Any) -> Any:
         note(f"measuring {len(planned)} configurations")

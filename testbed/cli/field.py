@@ -16,10 +16,10 @@ from testbed.cli.output import note, print_json, print_rows
 from testbed.errors import BadInput
 
 if TYPE_CHECKING:
-    from testbed.experiments.field_log import FieldLog
-    from testbed.experiments.field_plan import FieldPlan, Place
-    from testbed.experiments.field_remote import AgentDevice
-    from testbed.experiments.field_run import Crew, DeviceOf
+    from testbed.experiments.field.log import FieldLog
+    from testbed.experiments.field.plan import FieldPlan, Place
+    from testbed.experiments.field.remote import AgentDevice
+    from testbed.experiments.field.run import Crew, DeviceOf
 
 app = typer.Typer(
     no_args_is_help=True, help="A guided run at several distances, in the field or rehearsed at the desk."
@@ -71,9 +71,9 @@ def run(
 
         testbed field run hall.yaml --out runs/hall
     """
-    from testbed.experiments.field_log import open_log
-    from testbed.experiments.field_plan import load_plan
-    from testbed.experiments.field_run import default_out, on_this_machine, progress_of, visit_all
+    from testbed.experiments.field.log import open_log
+    from testbed.experiments.field.plan import load_plan
+    from testbed.experiments.field.run import default_out, on_this_machine, progress_of, visit_all
     from testbed.shelf import find
 
     found = load_plan(find("plans", plan))
@@ -112,7 +112,7 @@ def report(
 
         testbed field report runs/hall --no-replay --json
     """
-    from testbed.experiments.field_log import read_field
+    from testbed.experiments.field.log import read_field
 
     _, log, emulated = read_field(directory)
     _report(log, emulated, replay, as_json)
@@ -131,7 +131,7 @@ def deploy(
 
         testbed field deploy hall.yaml
     """
-    from testbed.experiments.field_plan import load_plan
+    from testbed.experiments.field.plan import load_plan
     from testbed.shelf import find
 
     found = load_plan(find("plans", plan))
@@ -160,8 +160,8 @@ def collect(
 
         testbed field collect runs/hall
     """
-    from testbed.experiments.field_log import CELL, open_log, read_field
-    from testbed.experiments.field_run import cell_config, progress_of
+    from testbed.experiments.field.log import CELL, open_log, read_field
+    from testbed.experiments.field.run import cell_config, progress_of
 
     plan, _, emulated = read_field(directory)
     brought = 0
@@ -187,7 +187,7 @@ def _with_agents(plan: FieldPlan) -> list[Place]:
 
 
 def _report(log: FieldLog, emulated: bool, replay: bool, as_json: bool) -> None:
-    from testbed.experiments.field_report import report_field
+    from testbed.experiments.field.report import report_field
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
@@ -209,8 +209,8 @@ def _report(log: FieldLog, emulated: bool, replay: bool, as_json: bool) -> None:
 
 def _plan(plan: FieldPlan, where: Path, as_json: bool) -> None:
     """What there is to do, without touching anything."""
-    from testbed.experiments.field_log import FieldLog
-    from testbed.experiments.field_run import progress_of
+    from testbed.experiments.field.log import FieldLog
+    from testbed.experiments.field.run import progress_of
 
     found = progress_of(FieldLog(where, plan))
     if as_json:
@@ -226,9 +226,9 @@ def _plan(plan: FieldPlan, where: Path, as_json: bool) -> None:
 @contextlib.contextmanager
 def _crew(log: FieldLog, emulated: bool, yes: bool) -> Iterator[Crew]:
     """Who does the run: stage, operator and devices."""
-    from testbed.experiments.field_operator import Nobody, Operator, Terminal
-    from testbed.experiments.field_run import Crew
-    from testbed.experiments.field_stage import Field, Stage, emulation
+    from testbed.experiments.field.operator import Nobody, Operator, Terminal
+    from testbed.experiments.field.run import Crew
+    from testbed.experiments.field.stage import Field, Stage, emulation
 
     with contextlib.ExitStack() as held:
         stage: Stage = held.enter_context(emulation(log, note)) if emulated else Field(log.plan)
@@ -237,8 +237,8 @@ def _crew(log: FieldLog, emulated: bool, yes: bool) -> Iterator[Crew]:
 
 
 def _devices(log: FieldLog) -> DeviceOf:
-    from testbed.experiments.field_device import LocalDevice
-    from testbed.experiments.field_run import one_device
+    from testbed.experiments.field.device import LocalDevice
+    from testbed.experiments.field.run import one_device
 
     def device_of(place: Place) -> Any:
         if place.ue is not None:
@@ -250,8 +250,8 @@ def _devices(log: FieldLog) -> DeviceOf:
 
 def _agent_device(plan: FieldPlan, place: Place) -> AgentDevice:
     """The UE of a place that has an agent."""
-    from testbed.experiments.field_agents import Agent
-    from testbed.experiments.field_remote import AgentDevice
+    from testbed.experiments.field.agents import Agent
+    from testbed.experiments.field.remote import AgentDevice
 
     assert place.ue is not None
     agent = Agent(place.ue, place.ue_keys, plan.insecure)

@@ -11,7 +11,7 @@ import typer
 
 from testbed.cli import head_train, head_tune
 from testbed.cli.output import claim_stdout, console, note, print_json
-from testbed.experiments.head_config import CollectConfig
+from testbed.experiments.head.config import CollectConfig
 
 app = typer.Typer(no_args_is_help=True, help="The decision head: collect, label, relabel, train, evaluate.")
 DEFAULT = CollectConfig()
@@ -66,7 +66,7 @@ def collect(
         testbed head collect --out runs/gsm8k --dataset gsm8k-train.jsonl --prompts 1000 --max-tokens 512
         --model ./Llama-3.1-8B-Instruct --drafter Llama-3.2-1B-Instruct.gguf --dtype bfloat16
     """
-    from testbed.experiments.head_collect import collect as run
+    from testbed.experiments.head.collect import collect as run
 
     config = CollectConfig(
         dataset=dataset, prompts=prompts, first=first, window=window, max_tokens=max_tokens, policy=policy,
@@ -107,7 +107,7 @@ def label(
 
         testbed head label runs/gsm8k --scorer my_task.py:answer --dtype bfloat16 --json
     """
-    from testbed.experiments.head_label import label as run
+    from testbed.experiments.head.label import label as run
 
     config = CollectConfig(
         engine=engine, model=model, dtype=dtype, concurrency=concurrency, threads=threads, memory_share=memory_share

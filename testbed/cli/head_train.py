@@ -56,7 +56,7 @@ def relabel(
         draws=draws, seed=seed, tau=tau, temperature=temperature, least_share=least_share, full_quality=full_quality,
         rate_mbps=rate_mbps, rtt_ms=rtt_ms, per=per,
     )  # fmt: skip
-    from testbed.experiments.head import relabel_to
+    from testbed.experiments.head.steps import relabel_to
 
     document = relabel_to(episodes, out, config)
     if as_json:
@@ -120,7 +120,7 @@ def train(
         raise BadInput("--no-csi and --no-relabel take the labels as they are: leave out --relabelled")
     least_share = BUDGET.least_share if relabels else 1.0
     source = relabelled or Relabelling(draws=draws, seed=seed, least_share=least_share)
-    from testbed.experiments.head import train_to
+    from testbed.experiments.head.steps import train_to
 
     with _progress(epochs) as told:
         document = train_to(episodes, out, config, source, told, about)
@@ -155,11 +155,11 @@ def evaluate(
         testbed head eval head --episodes episodes/heldout --out evaluation --json
     """
     config = Relabelling(draws=draws, seed=seed)
-    from testbed.experiments.head import evaluate_on
+    from testbed.experiments.head.steps import evaluate_on
 
     found = evaluate_on(head, episodes, config, tokenizer)
     if out is not None:
-        from testbed.experiments.head_plots import write_evaluation
+        from testbed.experiments.plots.head import write_evaluation
 
         write_evaluation(found, out)
         note(f"wrote {out}")

@@ -49,8 +49,8 @@ def tune(
         testbed head tune runs/head runs/blind --goal 20,50,2 --goal 500,50,1 --prompts 500 --json
     """
     from testbed.decision_head.head import load_head, save_head
-    from testbed.experiments.head_tune import TuneConfig, load_problems
-    from testbed.experiments.head_tune import tune as tune_one
+    from testbed.experiments.head.tune import TuneConfig, load_problems
+    from testbed.experiments.head.tune import tune as tune_one
 
     config = TuneConfig(
         dataset=dataset, first=first, prompts=prompts, window=window, max_tokens=max_tokens, errors=errors,
@@ -76,7 +76,7 @@ def tune(
 
 
 def _goal(text: str) -> Any:
-    from testbed.experiments.head_tune import Goal
+    from testbed.experiments.head.tune import Goal
 
     try:
         rate_mbps, rtt_ms, points = (float(part) for part in text.split(","))

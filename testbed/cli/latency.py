@@ -68,7 +68,7 @@ def fit(
 
         testbed latency fit --csv moe.csv --experts 8,128 --json
     """
-    from testbed.experiments.latency_data import read_points
+    from testbed.experiments.results.latency import read_points
     from testbed.optim.serving_fit import fit as fit_points
 
     if bootstrap < 0:
@@ -88,7 +88,7 @@ def fit(
     if out is not None:
         _write(out, document)
     if plots is not None:
-        from testbed.experiments.latency_plots import write_plots
+        from testbed.experiments.plots.latency import write_plots
 
         for path in write_plots(found, points, latency_s, plots):
             note(f"wrote {path}")
@@ -124,7 +124,7 @@ def _print_lengths(
 
     lengths = by_lengths(points, latency_s)
     if plots is not None:
-        from testbed.experiments.latency_scaling import plot_lengths
+        from testbed.experiments.plots.scaling import plot_lengths
 
         note(f"wrote {plot_lengths(lengths, plots / 'lengths.png')}")
     laws = lengths.laws()

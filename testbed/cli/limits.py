@@ -26,7 +26,7 @@ def limits(
 
         testbed latency limits --csv runs/load/all.csv
     """
-    from testbed.experiments.latency_limits import limits as found_limits
+    from testbed.experiments.latency.limits import limits as found_limits
 
     found = found_limits(csv)
     if as_json:
@@ -56,8 +56,8 @@ def sizes(
 
         testbed latency sizes --csv 3=small/points.csv --csv 12=middle/points.csv --csv 40=large/points.csv
     """
-    from testbed.experiments.latency_data import read_points
-    from testbed.experiments.latency_scaling import by_size, document, plot_sizes
+    from testbed.experiments.plots.scaling import by_size, document, plot_sizes
+    from testbed.experiments.results.latency import read_points
     from testbed.optim.serving_fit import fit
 
     fits = {}

@@ -37,8 +37,8 @@ def measure(
         testbed channel measure --bs tcp://192.0.2.7:5555 --iperf3 192.0.2.7 --seconds 10 --out link.json
     """
     from testbed.channel.keys import load_client
-    from testbed.experiments.measure import measure as run
-    from testbed.experiments.results import write_text
+    from testbed.experiments.results.directory import write_text
+    from testbed.experiments.runs.measure import measure as run
 
     if not timeout_s > 0:
         raise BadInput(f"--timeout must be positive, not {timeout_s:g}")

@@ -33,7 +33,7 @@ def memory(
 
         testbed ue memory --drafter llama-1b-q8.gguf --no-measure --json
     """
-    from testbed.experiments.ue_memory import measure
+    from testbed.experiments.runs.ue_memory import measure
     from testbed.models.bundle import bundled
     from testbed.ue.llama import LlamaOptions
     from testbed.ue.memory import expected

@@ -50,7 +50,7 @@ def export(
     """
     from dataclasses import asdict
 
-    from testbed.experiments.parity import export_and_prove
+    from testbed.experiments.runs.parity import export_and_prove
 
     parity = export_and_prove(model, out, dtype)
     if as_json:

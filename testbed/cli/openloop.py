@@ -52,9 +52,9 @@ def measure(
 
         testbed latency measure --model random --windows 0,4 --prefills 64,128,256 --decodes 32,64 --out runs/lengths
     """
-    from testbed.experiments.load import COLUMNS, LoadConfig
-    from testbed.experiments.load import measure as run
-    from testbed.experiments.load_lengths import measure_lengths
+    from testbed.experiments.latency.load import COLUMNS, LoadConfig
+    from testbed.experiments.latency.load import measure as run
+    from testbed.experiments.latency.load_lengths import measure_lengths
 
     given: dict[str, Any] = {
         "engine": engine, "model": model, "dtype": dtype, "windows": windows and numbers(windows, int, "--windows"),

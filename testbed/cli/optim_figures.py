@@ -34,7 +34,7 @@ def figures(
     import msgspec
     from rich.progress import Progress
 
-    from testbed.experiments.edge_figures import load_figures, run_figures
+    from testbed.experiments.edge.figures import load_figures, run_figures
 
     config = load_figures(file)
     changed = {name: value for name, value in (("seeds", seeds), ("draws", draws)) if value is not None}

@@ -60,7 +60,7 @@ def fit(
         testbed optim fit --csv runs/fit/steps.csv
     """
     stdout = claim_stdout() if as_json and csv is None else None
-    from testbed.experiments.optim_fit import QUICK, FitConfig, dimensions, read_steps, report
+    from testbed.experiments.edge.fit import QUICK, FitConfig, dimensions, read_steps, report
 
     lists = {"batches": batches, "prefixes": prefixes, "windows": windows}
     given = {name: tuple(numbers(text, int, f"--{name}")) for name, text in lists.items() if text is not None}
@@ -85,7 +85,7 @@ def _measure(config: Any) -> Any:
     """With a progress bar on a terminal."""
     from rich.progress import Progress
 
-    from testbed.experiments.optim_fit import measure
+    from testbed.experiments.edge.fit import measure
 
     err = console(stderr=True)
     with Progress(console=err, disable=not err.is_terminal, transient=True) as bar:
@@ -98,8 +98,8 @@ def _measure(config: Any) -> Any:
 def _write(out: Path, steps: Any, models: Any, document: Mapping[str, Any]) -> None:
     import msgspec
 
-    from testbed.experiments.optim_fit import write_steps
-    from testbed.experiments.optim_plots import fit_plot
+    from testbed.experiments.edge.fit import write_steps
+    from testbed.experiments.plots.optim import fit_plot
     from testbed.optim.cost_fit import NODES, NodeFit
 
     write_steps(out / "steps.csv", steps)

@@ -56,8 +56,8 @@ def run(
 
         testbed optim run --tasks 32 --window 4 --modes pipeline,sequential --out runs/pipeline --json
     """
-    from testbed.experiments.pipeline_run import PipelineConfig
-    from testbed.experiments.pipeline_run import run as carry_out
+    from testbed.experiments.edge.pipeline_run import PipelineConfig
+    from testbed.experiments.edge.pipeline_run import run as carry_out
 
     config = PipelineConfig(
         tasks=tasks, shots=shots, max_tokens=max_tokens, window=window, algorithm=algorithm, alpha=alpha,
@@ -74,8 +74,8 @@ def run(
 
 def _cost(config: Any, path: Path | None) -> Any:
     """Coefficients of a file, or of a fit made now."""
-    from testbed.experiments.optim_fit import read_cost
-    from testbed.experiments.pipeline_run import quick_cost
+    from testbed.experiments.edge.fit import read_cost
+    from testbed.experiments.edge.pipeline_run import quick_cost
 
     if path is not None:
         return read_cost(path)

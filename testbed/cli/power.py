@@ -34,7 +34,7 @@ def read(
 
         testbed power read --source rapl --for 5 --json
     """
-    from testbed.experiments.power_read import read_power
+    from testbed.experiments.power.read import read_power
 
     found = read_power(source, seconds)
     if as_json:
@@ -72,7 +72,7 @@ def account(
 
         testbed power account runs/far
     """
-    from testbed.experiments.power_account import account_run
+    from testbed.experiments.power.account import account_run
 
     found = account_run(run_dir, samples, offset_s, align)
     if as_json:

@@ -12,8 +12,8 @@ import typer
 from rich.table import Table
 
 from testbed.cli.output import claim_stdout, console, note, print_json
-from testbed.experiments.predictor_collect import CollectConfig, collect
-from testbed.experiments.predictor_train import TrainConfig
+from testbed.experiments.predictor.collect import CollectConfig, collect
+from testbed.experiments.predictor.train import TrainConfig
 
 app = typer.Typer(no_args_is_help=True, help="The rejection predictor, which tells a UE when to stop drafting.")
 DEFAULT = CollectConfig()
@@ -113,7 +113,7 @@ def train_command(
 
         testbed predictor train --data runs/traces --out runs/predictor --recall 0.95 --trials 12 --models mlp,xgboost
     """
-    from testbed.experiments.predictor_train import train
+    from testbed.experiments.predictor.train import train
     from testbed.ue.predictor import load_predictor
 
     names = tuple(dict.fromkeys(m.strip() for m in models.split(",") if m.strip()))
@@ -158,9 +158,9 @@ def eval_command(
 
         testbed predictor eval --predictor runs/predictor --data runs/test-traces --out runs/figures --json
     """
-    from testbed.experiments.predictor_eval import check_traces, evaluate, theorem
-    from testbed.experiments.predictor_traces import TraceStore
-    from testbed.experiments.predictor_train import load_families
+    from testbed.experiments.predictor.eval import check_traces, evaluate, theorem
+    from testbed.experiments.predictor.traces import TraceStore
+    from testbed.experiments.predictor.train import load_families
     from testbed.models.bundle import bundled
 
     found = load_families(predictor or bundled().require("predictor"))
@@ -180,7 +180,7 @@ def eval_command(
     document = {"dataset": meta.dataset, "prompts": meta.prompts, "window": meta.window, "rows": rows}
     document["theorem1"] = theorem(found, traces)
     if out is not None:
-        from testbed.experiments.predictor_figures import write_figures
+        from testbed.experiments.predictor.figures import write_figures
 
         for path in write_figures(traces, out):
             note(f"wrote {path}")

@@ -51,9 +51,9 @@ def ramp(
 
         testbed latency ramp --real --windows 0,2,4,8 --steps 4 --out runs/ramp-real
     """
-    from testbed.experiments.ramp import RampConfig
-    from testbed.experiments.ramp_measure import measure
-    from testbed.experiments.ramp_rows import table, write
+    from testbed.experiments.latency.ramp import RampConfig
+    from testbed.experiments.latency.ramp_measure import measure
+    from testbed.experiments.latency.ramp_rows import table, write
 
     given: dict[str, Any] = {
         "kind": "real" if real else None, "controller": controller, "steps": steps, "reach": reach,

@@ -27,7 +27,7 @@ def record(
 
         testbed channel record runs/walk --interval 0.2 --force --json
     """
-    from testbed.experiments.recording import record as resample
+    from testbed.experiments.runs.recording import record as resample
 
     path = out or run_dir / "trace.csv"
     if path.exists() and not force:

@@ -28,8 +28,8 @@ def report(
 
         testbed report runs/near runs/far --out compared --formats pdf
     """
-    from testbed.experiments.report import write_shown
-    from testbed.experiments.report_sweep import load_all
+    from testbed.experiments.report.page import write_shown
+    from testbed.experiments.sweep.report import load_all
 
     shown = load_all(runs)
     directory = out or runs[0]

@@ -30,7 +30,7 @@ def rerun(
 
         testbed rerun runs/wisv-table1/points/009917ccdb57 --out runs/again --json
     """
-    from testbed.experiments.rerun import rerun as run_again
+    from testbed.experiments.sweep.rerun import rerun as run_again
 
     directory = out or Path("runs") / f"rerun-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     document = run_again(run, directory, note)

@@ -74,7 +74,7 @@ def serve(
 
         testbed ue serve --host 0.0.0.0 --token-file key.txt
     """
-    from testbed.experiments.state import channel_state, check_csi
+    from testbed.experiments.inputs.state import channel_state, check_csi
     from testbed.models.bundle import bundled
     from testbed.ue.serving import serve as run
 

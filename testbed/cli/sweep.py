@@ -15,8 +15,8 @@ from testbed.cli.output import GRID_COLUMNS, note, print_json, print_rows
 from testbed.errors import BadInput
 
 if TYPE_CHECKING:
-    from testbed.experiments.sweep import Executor
-    from testbed.experiments.sweep_points import SweepConfig
+    from testbed.experiments.sweep.grid import Executor
+    from testbed.experiments.sweep.points import SweepConfig
 
 WORKERS = "Virtual points at once; default: 1, with ray the cluster's cores."
 
@@ -50,7 +50,7 @@ def sweep(
 
         testbed sweep rates.yaml --out runs/rates-2 --workers 4 --json
     """
-    from testbed.experiments.sweep import Executor
+    from testbed.experiments.sweep.grid import Executor
 
     if list_:
         _print_list(as_json)
@@ -61,8 +61,8 @@ def sweep(
 
 
 def _config(file: Path | None) -> SweepConfig:
-    from testbed.experiments.sweep_files import find_sweep
-    from testbed.experiments.sweep_points import load_sweep
+    from testbed.experiments.sweep.files import find_sweep
+    from testbed.experiments.sweep.points import load_sweep
 
     if file is None:
         raise BadInput("which sweep? give a YAML file, or a name of testbed sweep --list")
@@ -70,7 +70,7 @@ def _config(file: Path | None) -> SweepConfig:
 
 
 def _run(config: SweepConfig, directory: Path, how: Executor, as_json: bool) -> None:
-    from testbed.experiments.sweep import run_sweep
+    from testbed.experiments.sweep.grid import run_sweep
 
     with _Bar(config.name) as bar:
         document = run_sweep(config, directory, bar.told, how)
@@ -82,7 +82,7 @@ def _run(config: SweepConfig, directory: Path, how: Executor, as_json: bool) -> 
 
 
 def _print_list(as_json: bool) -> None:
-    from testbed.experiments.sweep_files import sweep_files
+    from testbed.experiments.sweep.files import sweep_files
     from testbed.shelf import folder
 
     found = sweep_files()
@@ -95,7 +95,7 @@ def _print_list(as_json: bool) -> None:
 
 
 def _print_points(config: SweepConfig, directory: Path, how: Executor, as_json: bool) -> None:
-    from testbed.experiments.sweep_points import points
+    from testbed.experiments.sweep.points import points
 
     found = points(config)
     how.check(found)
@@ -107,8 +107,8 @@ def _print_points(config: SweepConfig, directory: Path, how: Executor, as_json: 
 
 
 def _print_plan(config: SweepConfig, directory: Path, how: Executor, as_json: bool) -> None:
-    from testbed.experiments.sweep import done
-    from testbed.experiments.sweep_points import points, values_text
+    from testbed.experiments.sweep.grid import done
+    from testbed.experiments.sweep.points import points, values_text
 
     found = points(config)
     how.check(found)

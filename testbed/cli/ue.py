@@ -128,7 +128,7 @@ def run(
 
         testbed ue run --bs tcp://192.0.2.7:5555 --keys orin-1 --power auto --out runs/energy
     """
-    from testbed.experiments.uerun import run_ue
+    from testbed.experiments.runs.uerun import run_ue
 
     config = RunConfig(
         bs=",".join(bs) if bs else DEFAULT.bs,

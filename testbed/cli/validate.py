@@ -41,9 +41,9 @@ def validate(
 
         testbed channel validate --rates 20 --rtts 50 --workload 10
     """
-    from testbed.experiments.agree import agree
-    from testbed.experiments.validate import ValidateConfig
-    from testbed.experiments.validate import validate as run
+    from testbed.experiments.runs.agree import agree
+    from testbed.experiments.runs.validate import ValidateConfig
+    from testbed.experiments.runs.validate import validate as run
 
     lists = {"rates_mbps": ("--rates", rates), "rtts_ms": ("--rtts", rtts), "losses": ("--losses", losses)}
     points = {name: tuple(numbers(text, float, option)) for name, (option, text) in lists.items() if text.strip()}

@@ -15,8 +15,8 @@ from testbed.bs.estimator_csv import read_samples
 from testbed.bs.estimator_fit import Sample, fit, regime, score
 from testbed.bs.estimator_online import OnlineConfig, OnlineEstimator
 from testbed.errors import BadInput
-from testbed.experiments.profile import Work as ProfileWork
-from testbed.experiments.profile import load_profile
+from testbed.experiments.inputs.profile import Work as ProfileWork
+from testbed.experiments.inputs.profile import load_profile
 
 TRUTH = Coefficients(a=3.314e-5, b_compute=3.450e-8, b_read=4.620e-6, c=1.486e-2)
 WORKS = st.lists(st.builds(Work, st.integers(1, 2000), st.integers(0, 3000)), min_size=1, max_size=12)

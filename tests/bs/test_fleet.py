@@ -12,7 +12,7 @@ from testbed.bs.estimator_online import OnlineEstimator
 from testbed.bs.scheduler import Fcfs, Scheduler
 from testbed.bs.slo import Slo
 from testbed.errors import AdmissionError
-from testbed.experiments.profile import InteractionVerify
+from testbed.experiments.inputs.profile import InteractionVerify
 from testbed.synthetic import next_token
 from tests.support.fleet import VOCAB, Fleet, Served, serve_fleet
 

@@ -15,7 +15,7 @@ from testbed.bs.queue import Taken
 from testbed.bs.scheduler import Fcfs, Pending
 from testbed.bs.sessions import Round, Session, SessionTable
 from testbed.bs.slo import Slo, geometric
-from testbed.experiments.profile import InteractionVerify
+from testbed.experiments.inputs.profile import InteractionVerify
 from testbed.protocols import protocol
 from testbed.protocols.base import Window
 from testbed.protocols.messages import Open

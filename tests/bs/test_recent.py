@@ -17,7 +17,7 @@ from testbed.bs.scheduler import Fcfs
 from testbed.bs.sessions import Round, Session, SessionTable
 from testbed.bs.slo import Slo
 from testbed.channel.csi import Csi
-from testbed.experiments.profile import InteractionVerify
+from testbed.experiments.inputs.profile import InteractionVerify
 from testbed.protocols import PROTOCOLS, protocol
 from testbed.protocols.base import Window
 from testbed.protocols.messages import Verdict

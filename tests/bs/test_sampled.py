@@ -18,11 +18,11 @@ from testbed.channel.cost import Sizes
 from testbed.channel.spec import ChannelSpec
 from testbed.config import RunConfig
 from testbed.errors import BadInput, ProtocolError
-from testbed.experiments.datasets import Example
-from testbed.experiments.prepare import Prompt, Work
-from testbed.experiments.profile import LinearDraft, LinearVerify, Profile
-from testbed.experiments.uerun import result_of
-from testbed.experiments.virtual import Models, run_virtual
+from testbed.experiments.inputs.datasets import Example
+from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile
+from testbed.experiments.runs.prepare import Prompt, Work
+from testbed.experiments.runs.uerun import result_of
+from testbed.experiments.runs.virtual import Models, run_virtual
 from testbed.protocols import protocol
 from testbed.protocols.base import HEADER_DOWN_BYTES, HEADER_UP_BYTES
 from testbed.protocols.codec import AnyArray, Packet

@@ -18,7 +18,7 @@ from testbed.bs.estimator import Coefficients
 from testbed.bs.scheduler import Fcfs, Pending
 from testbed.bs.slo import COMMITTED, Entry, Slo, budget_s, geometric, linear
 from testbed.errors import BadInput
-from testbed.experiments.profile import InteractionVerify, Work
+from testbed.experiments.inputs.profile import InteractionVerify, Work
 from tests.support.devices import A100, CAP, Simulation
 from tests.support.printed import Printed
 

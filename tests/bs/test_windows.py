@@ -26,8 +26,8 @@ from testbed.channel.link import Frames
 from testbed.channel.path import Direction, constant
 from testbed.channel.virtual import VirtualServerLink
 from testbed.errors import BadInput, ProtocolError
-from testbed.experiments.profile import LinearDraft, LinearVerify, Profile
-from testbed.experiments.virtual import ProfilePace, ProfileRunner
+from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile
+from testbed.experiments.runs.virtual import ProfilePace, ProfileRunner
 from testbed.optim.window_controller import WindowConfig
 from testbed.optim.window_cost import LinkCosts, prices
 from testbed.protocols import PROTOCOLS, protocol

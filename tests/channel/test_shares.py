@@ -17,7 +17,7 @@ from testbed.channel.shares import read_shares, uplinks_mbps
 from testbed.channel.spec import ChannelSpec, channel_text, parse_channel
 from testbed.cli.traces import _shares
 from testbed.errors import BadInput
-from testbed.experiments.processes import proxy
+from testbed.experiments.runs.processes import proxy
 from testbed.optim.tasks import Problem, Task, allocation
 from tests.support.refusals import refuse
 

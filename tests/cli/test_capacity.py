@@ -79,7 +79,7 @@ def test_a_sweep_leaves_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_sensitivity_compares_with_nothing_varied(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from testbed.experiments import capacity_report
+    from testbed.experiments.capacity import report as capacity_report
 
     monkeypatch.setattr(capacity_report, "SENSITIVITY", ({"max_batch": 1},))
     rows = call(capsys, "--systems", "sled,centralized", "--classes", "12", "--sensitivity")["rows"]

@@ -14,7 +14,7 @@ import typer
 from typer.main import get_command
 
 from testbed.cli.main import app, main
-from testbed.experiments import doctor
+from testbed.experiments.doctor import checks as doctor
 
 
 def walk(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -13,7 +13,7 @@ from testbed.channel.guard import RELOAD_S
 from testbed.cli.main import main
 from testbed.clock import WallClock
 from testbed.errors import LinkError
-from testbed.experiments.processes import base_station
+from testbed.experiments.runs.processes import base_station
 from testbed.ue.dial import dial
 from tests.support.stations import VOCAB
 

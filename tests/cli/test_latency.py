@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from testbed.cli import latency, window
 from testbed.errors import BadInput
-from testbed.experiments.latency_data import read_points
+from testbed.experiments.results.latency import read_points
 from tests.support.refusals import refuse
 
 SIX = ("c1_p", "c1_v", "c1_d", "c2_p", "c2_v", "c2_d")

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from testbed.cli.main import main
-from testbed.experiments import load_lengths
-from testbed.experiments.load import COLUMNS, LoadConfig, Series
-from testbed.experiments.openloop import LoadPoint
+from testbed.experiments.latency import load_lengths
+from testbed.experiments.latency.load import COLUMNS, LoadConfig, Series
+from testbed.experiments.latency.openloop import LoadPoint
 
 # where so few tokens are asked for, the few rounds in which the controller tries a window cost more than 2 %
 RAMP = "{windows: [0, 4], loads: [3.0, 20.0], requests: 40, step_s: 0.0, seeds: [0], response: [16, 24]}"

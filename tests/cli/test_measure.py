@@ -14,8 +14,8 @@ from testbed.channel.csi import Csi
 from testbed.cli.measure import measure
 from testbed.cli.record import record
 from testbed.errors import BadInput, LinkTimeout
-from testbed.experiments import measure as module
-from testbed.experiments import processes
+from testbed.experiments.runs import measure as module
+from testbed.experiments.runs import processes
 
 app = typer.Typer()
 app.command()(measure)
@@ -111,7 +111,7 @@ def test_a_real_base_station(tmp_path: Path) -> None:
 
 def test_record_on_the_command_line(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    from testbed.experiments.results import write_parquet
+    from testbed.experiments.results.directory import write_parquet
 
     states = [Csi(5.0, 6.0, 7.0, time_s=t, source="passive") for t in (1.0, 1.5, 4.0)]
     rows = [{f"csi_{name}": getattr(s, name) for name in Csi.__struct_fields__} for s in states]

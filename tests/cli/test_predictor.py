@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from testbed.cli.predictor import app
 from testbed.errors import BadInput
-from testbed.experiments.predictor_traces import TraceMeta, TraceStore
-from testbed.experiments.predictor_train import load_families
+from testbed.experiments.predictor.traces import TraceMeta, TraceStore
+from testbed.experiments.predictor.train import load_families
 from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import bundled
 from testbed.ue.predictor import load_predictor

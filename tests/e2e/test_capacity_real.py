@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from testbed.errors import BadInput
-from testbed.experiments.capacity import replaced
-from testbed.experiments.capacity_real import RealConfig, study
+from testbed.experiments.capacity.real import RealConfig, study
+from testbed.experiments.capacity.systems import replaced
 
 CONFIG = RealConfig(
     systems=("wisp",),

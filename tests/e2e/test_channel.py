@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from testbed.channel.trace import Trace, write_trace
-from testbed.experiments.processes import base_station
+from testbed.experiments.runs.processes import base_station
 from testbed.models.bundle import bundled
 
 
@@ -127,7 +127,11 @@ def test_throughput_follows_a_replayed_trace(tmp_path: Path) -> None:
 
 
 def test_the_demo_over_a_relay_and_in_virtual_time(tmp_path: Path) -> None:
-    """The same tokens in the same rounds; the virtual latency is what its own profile makes of them."""
+    """The same tokens in the same rounds, over a link that takes as long in both.
+
+    Whole latencies hold this machine's compute times, twice measured; `benchmarks/emulation.py` holds them against each
+    other on a quiet one.
+    """
     link = "uplink_mbps=20,downlink_mbps=20,rtt_ms=50"
     shared = ["--prompts", "2", "--methods", "greedy,fh,target-only", "--engine", "transformers", "--max-tokens", "32"]
     real = run("demo", *shared, "--channel", f"kind=proxy,{link}", "--out", str(tmp_path / "real"))
@@ -140,8 +144,13 @@ def test_the_demo_over_a_relay_and_in_virtual_time(tmp_path: Path) -> None:
             k: other[k] for k in ("method", "tokens", "rounds", "aal", "uplink_mbps", "rtt_ms")
         }
         assert mine["uplink_bytes"] == pytest.approx(other["uplink_bytes"], rel=0.1)
-        assert mine["latency_s"] == pytest.approx(other["latency_s"], rel=0.3)  # measured to 5 % on a quiet machine
     assert (tmp_path / "virtual" / "profile.yaml").exists()
+    for method in ("greedy", "fh"):
+        links = [
+            float(np.median([r["link_s"] for r in read_rounds(tmp_path / way) if r["method"] == method]))
+            for way in ("real", "virtual")
+        ]
+        assert 0.95 * links[1] <= links[0] <= 1.3 * links[1]  # half of all rounds may be late on a busy machine
     tables = [pq.read_table(tmp_path / way / "requests.parquet").to_pylist() for way in ("real", "virtual")]
     outputs = [{(r["method"], r["request"]): r["token_ids"] for r in table} for table in tables]
     assert outputs[0] == outputs[1]

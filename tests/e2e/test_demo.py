@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from testbed.config import DemoConfig, RunConfig, load
-from testbed.experiments.datasets import load_dataset
-from testbed.experiments.processes import base_station
+from testbed.experiments.inputs.datasets import load_dataset
+from testbed.experiments.runs.processes import base_station
 from testbed.models.bundle import bundled
 from testbed.ue.prompts import Prompter
 from tests.support.html import complaints

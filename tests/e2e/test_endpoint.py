@@ -19,8 +19,8 @@ import pytest
 
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock
-from testbed.experiments.datasets import load_dataset
-from testbed.experiments.processes import base_station
+from testbed.experiments.inputs.datasets import load_dataset
+from testbed.experiments.runs.processes import base_station
 from testbed.models.bundle import bundled
 from testbed.ue.client import Client
 from testbed.ue.prompts import Prompter

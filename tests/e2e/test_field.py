@@ -20,8 +20,8 @@ import pytest
 
 from testbed.channel.trace import read_trace
 from testbed.cli.main import main
-from testbed.experiments.journal import NAME as JOURNAL
-from testbed.experiments.processes import base_station
+from testbed.experiments.runs.journal import NAME as JOURNAL
+from testbed.experiments.runs.processes import base_station
 from testbed.models.bundle import bundled
 
 SMALL = """

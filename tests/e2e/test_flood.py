@@ -16,7 +16,7 @@ import zmq
 import zmq.asyncio
 
 from testbed.channel.link import new_identity
-from testbed.experiments.processes import base_station
+from testbed.experiments.runs.processes import base_station
 from testbed.protocols import protocol
 from testbed.protocols.codec import encode
 from testbed.protocols.messages import Draft, Open

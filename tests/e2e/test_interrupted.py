@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from testbed.bs.estimator_csv import read_samples
-from testbed.experiments.results import read_summary
+from testbed.experiments.results.directory import read_summary
 
 SWEEP = """
 run: {channel: 'kind=virtual,profile=wisv,rtt_ms=50', methods: [greedy], prompts: 2, max_tokens: 24,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from testbed.experiments.processes import base_station
+from testbed.experiments.runs.processes import base_station
 from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import bundled
 from tests.support.heads import head_files

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from testbed.channel.csi import Csi
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock
-from testbed.experiments.processes import base_station
+from testbed.experiments.runs.processes import base_station
 from testbed.protocols import protocol
 from testbed.synthetic import next_token
 from testbed.ue.client import Client

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from testbed.errors import AdmissionError
-from testbed.experiments import processes
+from testbed.experiments.runs import processes
 from testbed.protocols import protocol
 from testbed.synthetic import next_token
 from testbed.ue.client import Client

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from testbed.cli.main import main
-from testbed.experiments.energy import PARTS
-from testbed.experiments.processes import base_station
-from testbed.experiments.results_files import read_requests, read_rounds
+from testbed.experiments.results.energy import PARTS
+from testbed.experiments.results.files import read_requests, read_rounds
+from testbed.experiments.runs.processes import base_station
 from testbed.models.bundle import bundled
 from testbed.power.files import read_samples
 from tests.power.test_accounting import by_grid

@@ -16,7 +16,7 @@ import pytest
 
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock
-from testbed.experiments.processes import base_station
+from testbed.experiments.runs.processes import base_station
 from testbed.protocols import PROTOCOLS, protocol
 from testbed.ue.client import Client
 from testbed.ue.drafter import LlamaDrafter

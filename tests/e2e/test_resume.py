@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from testbed.experiments.journal import NAME
-from testbed.experiments.processes import base_station
+from testbed.experiments.runs.journal import NAME
+from testbed.experiments.runs.processes import base_station
 
 METHODS = ("greedy", "sh", "target-only")
 PROMPTS = 6

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import AdmissionError
-from testbed.experiments.processes import base_station
+from testbed.experiments.runs.processes import base_station
 from testbed.protocols import protocol
 from testbed.ue.session import Session
 from testbed.ue.synthetic import SyntheticDrafter

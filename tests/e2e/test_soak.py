@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from testbed.experiments.processes import base_station
+from testbed.experiments.runs.processes import base_station
 from tests.support.soak import TRICKS, Plan, Soak, table
 
 FLAT = 1.05

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from testbed.experiments.journal import NAME
+from testbed.experiments.runs.journal import NAME
 from testbed.models.bundle import bundled
 from tests.faults.ends import Trigger, from_log
 from tests.faults.outcome import Outcome, compare, counted

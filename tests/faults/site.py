@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.experiments.processes import PARENT
+from testbed.experiments.runs.processes import PARENT
 from testbed.protocols import PROTOCOLS, TARGET_ONLY
 from testbed.synthetic import next_token
 from tests.support.faulty_ue import PROMPTS, SAMPLED, TOKENS, VOCAB, prompt_of

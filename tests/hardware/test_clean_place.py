@@ -19,7 +19,7 @@ import pytest
 
 from scripts.environment import ROOT, output, pip_settings
 from scripts.wheels import build
-from testbed.experiments.processes import base_station
+from testbed.experiments.runs.processes import base_station
 from testbed.models.bundle import bundled
 from tests.hardware.test_scripts import steps
 

@@ -17,7 +17,7 @@ from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from testbed.errors import ModelError
-from testbed.experiments.parity import TOLERANCES, export_and_prove, prove_parity
+from testbed.experiments.runs.parity import TOLERANCES, export_and_prove, prove_parity
 from testbed.models import export
 from testbed.models.export import DTypeName, export_gguf, rope_factors
 from testbed.ue.drafter import LlamaDrafter

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from testbed.experiments.board import Machine
+from testbed.experiments.doctor.board import Machine
 
 JETSON_RELEASE = """\
 # R36 (release), REVISION: 3.0, GCID: 36923193, BOARD: generic, EABI: aarch64, DATE: Fri Jul 19 23:24:25 UTC 2024

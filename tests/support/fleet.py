@@ -17,8 +17,8 @@ from testbed.bs.sessions import SessionTable
 from testbed.bs.synthetic_engine import SyntheticEngine
 from testbed.channel.path import Direction, constant
 from testbed.channel.virtual import VirtualServerLink
-from testbed.experiments.profile import InteractionVerify, LinearDraft, Profile
-from testbed.experiments.virtual import ProfilePace, ProfileRunner
+from testbed.experiments.inputs.profile import InteractionVerify, LinearDraft, Profile
+from testbed.experiments.runs.virtual import ProfilePace, ProfileRunner
 from testbed.protocols import protocol
 from testbed.ue.client import Client
 from testbed.ue.records import RequestRecord

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from testbed.cli.main import main as testbed
-from testbed.experiments.journal import NAME, Journal
+from testbed.experiments.runs.journal import NAME, Journal
 
 PAGE = 4096
 ROOM = 2**24

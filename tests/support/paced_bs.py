@@ -15,7 +15,7 @@ from typing import Any
 from testbed.bs import serve
 from testbed.bs.engine import VerifyEngine, VerifyRequest, VerifyResult
 from testbed.cli.main import run
-from testbed.experiments.profile import Profile, Work, load_profile
+from testbed.experiments.inputs.profile import Profile, Work, load_profile
 
 
 class PacedEngine:

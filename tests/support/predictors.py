@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.experiments.predictor_traces import Traces
+from testbed.experiments.predictor.traces import Traces
 from testbed.ue.drafting import DraftToken
 from testbed.ue.predictor import PredictorInfo, RejectionPredictor
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.experiments import results
+from testbed.experiments.results import directory as results
 
 WINDOWS, RATES, SERIES = (4, 8, 16), (20.0, 500.0), ("SD greedy", "50 % & more")
 PROMPTS = 12

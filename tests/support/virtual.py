@@ -10,12 +10,12 @@ from testbed.bs.judge import Judge
 from testbed.bs.synthetic_engine import SyntheticEngine
 from testbed.channel.spec import ChannelSpec
 from testbed.config import RunConfig
-from testbed.experiments.datasets import Example
-from testbed.experiments.execute import Watch
-from testbed.experiments.payloads import OWN
-from testbed.experiments.prepare import Prompt, Work
-from testbed.experiments.profile import Profile
-from testbed.experiments.virtual import Models, run_virtual
+from testbed.experiments.inputs.datasets import Example
+from testbed.experiments.inputs.payloads import OWN
+from testbed.experiments.inputs.profile import Profile
+from testbed.experiments.runs.execute import Watch
+from testbed.experiments.runs.prepare import Prompt, Work
+from testbed.experiments.runs.virtual import Models, run_virtual
 from testbed.ue.run import Outcome
 from testbed.ue.synthetic import SyntheticDrafter
 

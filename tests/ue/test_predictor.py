@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.errors import BadInput
-from testbed.experiments.predictor_export import forest_arrays, lightgbm_arrays, mlp_arrays, xgboost_arrays
-from testbed.experiments.predictor_models import mlp
+from testbed.experiments.predictor.export import forest_arrays, lightgbm_arrays, mlp_arrays, xgboost_arrays
+from testbed.experiments.predictor.models import mlp
 from testbed.ue.predictor import FEATURES, RejectionPredictor, features, load_predictor, save_predictor
 from tests.support.predictors import Arrays, info, stump, token
 

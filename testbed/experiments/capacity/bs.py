@@ -1,0 +1,179 @@
+"""The modelled parts of a capacity run: the verifier's memory and times, the order of the paper's rounds, the link."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from testbed.bs.engine import VerifyRequest, VerifyResult
+from testbed.bs.scheduler import Pending, Scheduler
+from testbed.channel.link import Frames, Received
+from testbed.channel.path import Direction, constant
+from testbed.channel.virtual import VirtualLink
+from testbed.clock import Clock
+from testbed.experiments.capacity.ue import LANGUAGE
+from testbed.experiments.inputs.profile import InteractionVerify, Work
+
+_ZEROS = np.zeros(512, np.float32)
+
+
+class PrefixCache:
+    """Tokens of each session whose keys and values are kept, the least recently used first."""
+
+    def __init__(self, capacity: int, tail: bool) -> None:
+        self._capacity, self._tail = capacity, tail
+        self._held: OrderedDict[str, int] = OrderedDict()
+        self._total = 0
+        self.evicted = 0
+
+    def cached(self, session: str) -> int:
+        """Leading tokens of a session that are there."""
+        return self._held.get(session, 0)
+
+    def hold(self, session: str, tokens: int) -> None:
+        """Keep a session's first tokens, just used, at the cost of others."""
+        self.drop(session)
+        self._held[session] = tokens
+        self._total += tokens
+        while self._total > self._capacity and len(self._held) > 1:
+            oldest, held = next(iter(self._held.items()))
+            lost = min(held, self._total - self._capacity) if self._tail else held
+            self._total -= lost
+            self.evicted += lost
+            if lost < held:
+                self._held[oldest] = held - lost
+            else:
+                del self._held[oldest]
+
+    def drop(self, session: str) -> None:
+        """Forget a session."""
+        self._total -= self._held.pop(session, 0)
+
+
+class TrafficRunner:
+    """Implements `EngineRunner`: the language's tokens after eq. 19's time.
+
+    Args:
+        cache: None: every pass computes the whole prefix.
+        linger: whether a closed session's tokens stay in the cache.
+    """
+
+    def __init__(self, cost: InteractionVerify, cache: PrefixCache | None, clock: Clock, linger: bool) -> None:
+        self._cost, self._cache, self._clock, self._linger = cost, cache, clock, linger
+        self.passes: list[tuple[list[tuple[int, int]], float]] = []
+        self.keep_passes = False
+
+    async def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
+        """Results of one pass, in order."""
+        results, works = [], []
+        for request in batch:
+            length, drafted = len(request.prefix), len(request.draft)
+            cached = 0 if self._cache is None else min(self._cache.cached(request.session), length - 1)
+            works.append(Work(drafted, drafted + length - cached, cached))
+            target = LANGUAGE[length : length + drafted + 1]
+            results.append(VerifyResult(target, _ZEROS[: drafted + 1], _ZEROS[:drafted], cached=cached))
+        seconds = self._cost.pass_s(works)
+        await self._clock.sleep(seconds)
+        if self.keep_passes:
+            self.passes.append(([(work.new, work.cached) for work in works], seconds))
+        if self._cache is not None:
+            for request, result in zip(batch, results, strict=True):
+                agree = request.draft == result.argmax[:-1]
+                stays = len(agree) if agree.all() else int(agree.argmin())
+                self._cache.hold(request.session, len(request.prefix) + stays)
+        return results
+
+    async def judged(self, positions: int) -> None:
+        """Nothing is judged by hidden states."""
+
+    def release(self, session: str) -> None:
+        """Forget a session."""
+        if self._cache is not None and not self._linger:
+            self._cache.drop(session)
+
+
+class EachRound:
+    """Implements `Scheduler`: another one that is shown every round by itself, whatever the response gained or lost
+    before it (WISP, eq. 6).
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
+        """The other's batch."""
+        alone = [item if item.ahead_s == 0.0 else replace(item, ahead_s=0.0) for item in pending]
+        return self._scheduler.plan(alone, now_s)
+
+
+class Reservation:
+    """Memory that is reserved for a request as a whole; requests wait for it in order."""
+
+    def __init__(self, capacity: int) -> None:
+        self._left = capacity
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def take(self, tokens: int) -> None:
+        """Wait until so many are free and everybody before has theirs."""
+        if not self._waiting and tokens <= self._left:
+            self._left -= tokens
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((tokens, turn))
+        await turn
+
+    def give(self, tokens: int) -> None:
+        """Hand back."""
+        self._left += tokens
+        while self._waiting and self._waiting[0][0] <= self._left:
+            wanted, turn = self._waiting.popleft()
+            self._left -= wanted
+            turn.set_result(None)
+
+
+class RoundDelay(Direction):
+    """One way of a link that takes a time of its own each round: drawn on the way up, half of it each way.
+
+    Args:
+        mean_s: of a round, there and back.
+        spread: a round's lies uniformly within so much of it, either way.
+        way_up: None: this is the way up, and draws.
+    """
+
+    def __init__(self, mean_s: float, spread: float, seed: int, way_up: RoundDelay | None = None) -> None:
+        super().__init__(constant())
+        self._mean_s, self._spread, self._up = mean_s, spread, way_up
+        self._random = random.Random(seed)
+        self.round_s = self._mean_s
+
+    def admit(self, now_s: float, size_bytes: float) -> float:
+        """When a message arrives that is sent now; in order."""
+        if self._up is None:
+            self.round_s = self._mean_s * self._random.uniform(1 - self._spread, 1 + self._spread)
+        round_s = self.round_s if self._up is None else self._up.round_s
+        self._arrived_s = max(self._arrived_s, now_s + round_s / 2)
+        return self._arrived_s
+
+
+class Patient:
+    """Implements `Link`: another one whose messages are waited for as long as it takes."""
+
+    def __init__(self, link: VirtualLink) -> None:
+        self._link = link
+
+    async def send(self, frames: Frames) -> int:
+        """Send one message."""
+        return await self._link.send(frames)
+
+    async def recv(self, timeout_s: float = math.inf) -> Received:
+        """Wait for one message."""
+        return await self._link.recv()
+
+    def close(self) -> None:
+        """Nothing to free."""

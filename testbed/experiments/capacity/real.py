@@ -1,0 +1,259 @@
+"""Token speeds kept for real: a BS process, UE processes that replay recorded drafts, one load after another.
+
+The BS is what `testbed bs serve` starts, with the bundled pair's target on vLLM. A UE is a process of its own with the
+session, windows and messages of every UE; only its drafting is replayed (`ue/recorded.py`), at a device's pace, since
+many drafters on one machine would measure that machine. Speeds, pace and batches are scaled to such a BS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from testbed.channel.spec import ChannelSpec
+from testbed.config import Config, resolved
+from testbed.errors import BadInput, EngineError
+from testbed.experiments.capacity.real_tally import RealRun, tally
+from testbed.experiments.capacity.real_ue import NONE, Order, Report, run_ue
+from testbed.experiments.capacity.systems import dealt, replaced
+from testbed.experiments.results import directory as results
+from testbed.experiments.results.claims import claim
+from testbed.experiments.runs.prepare import predictor_directory
+from testbed.experiments.runs.processes import base_station, proxy
+from testbed.experiments.walks.drafts import DraftsConfig, record
+from testbed.ue.window import FIXED, GAIN, MAX_WINDOW, PREDICTED
+
+FCFS, SLO = "fcfs", "slo"
+SLED = "sled"
+SYSTEMS = {
+    "wisp": (SLO, PREDICTED),
+    "wisp-gain": (SLO, GAIN),
+    "wisp-fixed": (SLO, FIXED),
+    "fcfs-cache": (FCFS, FIXED),
+    "fcfs-predicted": (FCFS, PREDICTED),
+    "fcfs-gain": (FCFS, GAIN),
+    SLED: (FCFS, FIXED),
+    "centralized": (FCFS, NONE),
+}
+"""Order at the BS, and window of the UEs. `fixed-K` is `fcfs-cache` with K tokens. sled has no prefix cache."""
+CALIBRATED_BY = "fcfs-cache"
+LEAD_S = 2.0
+"""Between starting UE processes and their first request, and more for each."""
+EACH_S = 0.15
+MOST_UES = 64
+STOPPING_S = 60.0
+
+Told = Callable[[str], None]
+
+
+class RealConfig(Config, frozen=True, kw_only=True):
+    """What `testbed capacity --real` does.
+
+    Raises:
+        BadInput: values that cannot be.
+    """
+
+    systems: tuple[str, ...] = ("wisp", "fcfs-cache", "sled", "centralized")
+    ues: tuple[int, ...] = (16,)
+    """Processes at once, one load each."""
+    mix: dict[float, int] = msgspec.field(default_factory=lambda: {2.0: 1, 4.0: 1, 6.0: 1, 8.0: 1})
+    """Shares of UEs by speed, in units of `speed_scale` tokens a second."""
+    speed_scale: float | None = None
+    """None: so that the promises add up to `load` of what fcfs-cache carries at this number of UEs, measured first."""
+    load: float = 0.6
+    """As in the virtual mix of 130 UEs, whose promises add up to 650 tokens a second where fcfs-cache carries 1090."""
+    epsilon: float = 0.05
+    repeats: int = 1
+    seed: int = 0
+    warmup_s: float = 4.0
+    horizon_s: float = 20.0
+    """Responses that begin within it, after the warm-up, are judged."""
+    tail_s: float = 3.0
+    """The load goes on for so long after it."""
+    draft_tps: float = 500.0
+    """Tokens a second of a UE's drafter."""
+    rtt_ms: float = 0.0
+    """Of a link through the proxy; 0: none but loopback."""
+    window: int = 5
+    """K of fixed windows."""
+    most: int = 8
+    """K_max of the others."""
+    predictor: str | None = None
+    """Directory; None: the bundled one."""
+    max_batch: int = 2
+    """Requests of a pass."""
+    coefficients: str | None = None
+    """Of scheduler slo: see `bs serve --coefficients`; None: the BS measures them."""
+    admission: bool = False
+    """Whether scheduler slo refuses UEs: a comparison at one load serves all of them."""
+    prompts: int = 400
+    """Recorded; they are dealt out to the UEs, each once before any comes again."""
+    dataset: str = "bundled:test"
+    max_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        for name in self.systems:
+            order_and_window(name, self.window)
+        if not self.systems or len(set(self.systems)) < len(self.systems):
+            raise BadInput("give one system or more, each once")
+        if not self.ues or not all(1 <= n <= MOST_UES for n in self.ues):
+            raise BadInput(f"UE processes: 1 to {MOST_UES}, not {', '.join(map(str, self.ues))}")
+        if not self.mix or any(speed <= 0 or share < 1 for speed, share in self.mix.items()):
+            raise BadInput("a mix has positive speeds, each with a share of 1 or more")
+        for name in ("speed_scale", "load", "horizon_s", "draft_tps"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise BadInput(f"{name.replace('_', '-')} must be positive, not {value:g}")
+        for name, low, high in (
+            ("epsilon", 0, 1), ("warmup_s", 0, 1e4), ("tail_s", 0, 1e4), ("rtt_ms", 0, 1e4), ("repeats", 1, 1000),
+            ("seed", 0, 2**31), ("window", 1, MAX_WINDOW), ("most", 1, MAX_WINDOW), ("max_batch", 1, 4096),
+            ("prompts", max(self.ues), 10**6), ("max_tokens", 1, 10**6),
+        ):  # fmt: skip
+            if not low <= getattr(self, name) <= high:
+                raise BadInput(f"{name.replace('_', '-')} must lie in [{low:g}, {high:g}], not {getattr(self, name):g}")
+
+    @property
+    def depth(self) -> int:
+        """Longest window that any system drafts."""
+        return max(self.most, *(order_and_window(name, self.window)[2] for name in self.systems))
+
+
+def order_and_window(system: str, window: int) -> tuple[str, str, int]:
+    """Order at the BS, rule of the windows, and K of fixed ones.
+
+    Raises:
+        BadInput: an unknown system.
+    """
+    kind, dash, size = system.partition("-")
+    if kind == FIXED and dash:
+        if not size.isdecimal() or not 1 <= int(size) <= MAX_WINDOW:
+            raise BadInput(f"fixed-K has a window K in 1..{MAX_WINDOW}, not {size!r}")
+        return FCFS, FIXED, int(size)
+    if system not in SYSTEMS:
+        raise BadInput(f"unknown system {system!r}; known: {', '.join(SYSTEMS)}, fixed-K")
+    return (*SYSTEMS[system], window)
+
+
+def study(config: RealConfig, out: Path, told: Told) -> dict[str, Any]:
+    """Run every system at every load with every seed, what is there already left out; writes `summary.json`.
+
+    Systems alternate within a seed, so that a slow minute of the machine strikes them alike.
+
+    Raises:
+        BadInput: what cannot be run, or a directory of another study.
+        EngineError: a process died.
+    """
+    claim(config, out, "study")
+    drafts = out / "drafts.msgpack"
+    if not drafts.exists():
+        told(f"recording the drafts of {config.prompts} prompts")
+        asked = DraftsConfig(
+            dataset=config.dataset, prompts=config.prompts, depth=config.depth, max_tokens=config.max_tokens
+        )
+        record(asked, lambda done, of: None).save(drafts)
+    (out / "real").mkdir(exist_ok=True)
+    rows = []
+    loads = itertools.product(range(config.repeats), config.ues, config.systems)
+    for repeat, ues, system in loads:
+        seed = config.seed + repeat
+        at_scale = replaced(config, {"speed_scale": speed_scale(config, ues, out / "real", drafts, told)})
+        run = kept_load(at_scale, system, ues, seed, out / "real" / f"{system}-{ues}-{seed}.json", drafts, told)
+        rows.append(run.row(config.epsilon))
+    document = results.summary(resolved(config), config.seed, results.host(), rows)
+    results.write_summary(out, document)
+    return document
+
+
+def speed_scale(config: RealConfig, ues: int, directory: Path, drafts: Path, told: Told) -> float:
+    """Tokens a second of a speed of 1: the configuration's, or from a load of fcfs-cache that nothing is judged by."""
+    if config.speed_scale is not None:
+        return config.speed_scale
+    free = replaced(config, {"speed_scale": 1.0})
+    run = kept_load(free, CALIBRATED_BY, ues, config.seed, directory / f"calibration-{ues}.json", drafts, told)
+    return config.load * run.goodput_tps / sum(dealt(config.mix, ues))
+
+
+def kept_load(config: RealConfig, system: str, ues: int, seed: int, path: Path, drafts: Path, told: Told) -> RealRun:
+    """One load, from its file where there is one."""
+    if not path.exists():
+        told(f"{system}, {ues} UEs, seed {seed}")
+        run = one_load(config, system, ues, seed, drafts)
+        told(f"  {run.described()}")
+        results.write_text(path, msgspec.json.encode(run).decode())
+    return msgspec.json.decode(path.read_bytes(), type=RealRun)
+
+
+def one_load(config: RealConfig, system: str, ues: int, seed: int, drafts: Path) -> RealRun:
+    """One BS process and `ues` UE processes, until the load is over.
+
+    Raises:
+        EngineError: a process died.
+    """
+    with contextlib.ExitStack() as stack:
+        address = stack.enter_context(base_station(_serving(config, system)))["bind"]
+        if config.rtt_ms > 0:
+            link = ChannelSpec(kind="proxy", rtt_ms=config.rtt_ms)
+            address = stack.enter_context(proxy(link, address))["listen"]
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        start_s = time.monotonic() + LEAD_S + EACH_S * ues
+        reports = _reports(_orders(config, system, ues, seed, address, drafts, start_s), directory)
+    from_s = start_s + config.warmup_s
+    return tally(system, ues, seed, reports, from_s, from_s + config.horizon_s)
+
+
+def _serving(config: RealConfig, system: str) -> list[str]:
+    """Options of the BS."""
+    order, _, _ = order_and_window(system, config.window)
+    found = ["--bind", "tcp://127.0.0.1:*", "--scheduler", order, "--max-batch", str(config.max_batch)]
+    if order == SLO:
+        found += ["--admission" if config.admission else "--no-admission"]
+        found += ["--coefficients", config.coefficients] if config.coefficients else []
+    return [*found, "--no-prefix-cache"] if system == SLED else found
+
+
+def _orders(
+    config: RealConfig, system: str, ues: int, seed: int, address: str, drafts: Path, start_s: float
+) -> list[Order]:
+    order, rule, window = order_and_window(system, config.window)
+    needs = rule in (PREDICTED, GAIN)
+    return [
+        Order(
+            number=number, ues=ues, address=address, recording=str(drafts), rule=rule,
+            window=config.most if needs else window,
+            predictor=str(predictor_directory(config.predictor)) if needs else None,
+            draft_tps=config.draft_tps, speed_tps=speed * (config.speed_scale or 1.0), promised=order == SLO, seed=seed,
+            start_s=start_s, spread_s=config.warmup_s / 2,
+            stop_s=start_s + config.warmup_s + config.horizon_s + config.tail_s,
+        )
+        for number, speed in enumerate(dealt(config.mix, ues))
+    ]  # fmt: skip
+
+
+def _reports(orders: Sequence[Order], directory: Path) -> list[Report]:
+    """Start a process for each order, and wait for all."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([run_ue.__module__])
+    paths = [directory / f"{order.number}.json" for order in orders]
+    processes = [
+        context.Process(target=run_ue, args=(order, path), daemon=True)
+        for order, path in zip(orders, paths, strict=True)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(max(0.0, orders[0].stop_s + STOPPING_S - time.monotonic()))
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.terminate()
+    if dead := [path for path in paths if not path.exists()]:
+        raise EngineError(f"{len(dead)} of {len(paths)} UE processes ended without a report")
+    return [msgspec.json.decode(path.read_bytes(), type=Report) for path in paths]

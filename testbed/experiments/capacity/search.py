@@ -1,0 +1,263 @@
+"""From runs to capacities: bisection over N, many searches at once, every run kept so that a second call resumes."""
+
+from __future__ import annotations
+
+import concurrent.futures as futures
+import functools
+import hashlib
+import json
+import multiprocessing
+import os
+import statistics
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from testbed.config import resolved
+from testbed.errors import BadInput, EngineError
+from testbed.experiments.capacity.run import run_capacity
+from testbed.experiments.capacity.systems import MOST_UES, SYSTEMS, CapacityConfig, System, hardware, speeds, spread
+from testbed.experiments.capacity.tally import ALL, ANY, CLEAR, Run, keeps
+from testbed.experiments.inputs.profile import InteractionVerify, Work
+from testbed.files import whole_file
+from testbed.interrupts import as_worker
+
+WIDER = 1.15
+"""How far a search steps away from its guess at a time, until it has the capacity between two steps."""
+CONDITIONS = ("systems", "classes", "mix", "ues", "repeats", "seed", "paper")
+"""Fields of a configuration that a point states by itself."""
+
+
+class Point(NamedTuple):
+    """One run to be made."""
+
+    config: CapacityConfig
+    system: str
+    classes: tuple[float, ...]
+    """Of each UE."""
+    seed: int
+    until: str = ALL
+    events: bool = False
+
+    @property
+    def key(self) -> str:
+        """Names its file: what its outcome depends on."""
+        kept = {k: v for k, v in resolved(self.config).items() if k not in CONDITIONS}
+        parts = [kept, self.system, self.classes, self.seed, self.until, self.events]
+        return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=10).hexdigest()
+
+
+def run_point(point: Point, directory: Path | None = None) -> Run:
+    """A run's outcome, from its file where there is one."""
+    path = None if directory is None else directory / f"{point.key}.json"
+    if path is not None and path.exists():
+        return msgspec.json.decode(path.read_bytes(), type=Run)
+    found = run_capacity(
+        point.config, SYSTEMS[point.system], point.classes, point.seed, until=point.until, events=point.events
+    )
+    if path is not None:
+        with whole_file(path) as part:
+            part.write_bytes(msgspec.json.encode(found))
+    return found
+
+
+# ---------------------------------------------------------------- many at once
+
+Job = Generator[Point, Run, "object"]
+"""Yields points, is sent their runs, and returns its result."""
+Told = Callable[[int, int, str], None]
+"""Told after every run: jobs done, jobs in all, what was run."""
+
+
+def run_jobs(jobs: Sequence[Job], workers: int, directory: Path | None, told: Told) -> list[object]:
+    """Results of all jobs, in order, with so many runs at once.
+
+    Raises:
+        EngineError: something else ended one of the processes.
+    """
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+    if workers == 1 or len(jobs) == 1:
+        return _one_by_one(jobs, directory, told)
+    context = multiprocessing.get_context("spawn")
+    pool = futures.ProcessPoolExecutor(min(workers, len(jobs)), context, as_worker, (os.getpid(),))
+    try:
+        return _at_once(pool, jobs, directory, told)
+    except BaseException as exc:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in multiprocessing.active_children():
+            process.terminate()
+        if isinstance(exc, BrokenProcessPool):
+            raise EngineError("a run's process was killed; with --out the same call goes on with what is left") from exc
+        raise
+    finally:
+        pool.shutdown()
+
+
+def _one_by_one(jobs: Sequence[Job], directory: Path | None, told: Told) -> list[object]:
+    found = []
+    for done, job in enumerate(jobs):
+
+        def ran(run: Run, done: int = done) -> None:
+            told(done, len(jobs), describe(run))
+
+        found.append(_run_through(job, directory, ran))
+        told(done + 1, len(jobs), "")
+    return found
+
+
+def _run_through(job: Job, directory: Path | None, ran: Callable[[Run], None]) -> object:
+    try:
+        point = next(job)
+        while True:
+            run = run_point(point, directory)
+            ran(run)
+            point = job.send(run)
+    except StopIteration as end:
+        return end.value
+
+
+def _at_once(
+    pool: futures.ProcessPoolExecutor, jobs: Sequence[Job], directory: Path | None, told: Told
+) -> list[object]:
+    found: list[object] = [None] * len(jobs)
+    running: dict[futures.Future[Run], int] = {}
+    ended = 0
+
+    def go_on(number: int, advance: Callable[[], Point]) -> int:
+        try:
+            running[pool.submit(run_point, advance(), directory)] = number
+            return 0
+        except StopIteration as end:
+            found[number] = end.value
+            return 1
+
+    for number, job in enumerate(jobs):
+        ended += go_on(number, functools.partial(next, job))
+    while running:
+        ready, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
+        for future in ready:
+            number, run = running.pop(future), future.result()
+            ended += go_on(number, functools.partial(jobs[number].send, run))
+            told(ended, len(jobs), describe(run))
+    return found
+
+
+def describe(run: Run) -> str:
+    """A run in a few words."""
+    shares = ", ".join(f"{speed}: {count.share:.1%}" for speed, count in run.classes.items())
+    return f"{run.system}, {run.ues} UEs, violated {shares}"
+
+
+# ---------------------------------------------------------------- searches
+
+
+class Found(NamedTuple):
+    """A capacity."""
+
+    ues: int
+    by_seed: tuple[int, ...]
+    at: Run | None
+    """The run at the capacity, to its end; None where it is 0."""
+
+
+def largest(holds: Callable[[int], Generator[Point, Run, bool]], guess: int) -> Generator[Point, Run, int]:
+    """The largest N that holds, taken to hold for all below: steps away from the guess, then bisection.
+
+    Raises:
+        BadInput: more than `MOST_UES` hold.
+    """
+    low, high = 0, guess
+    while (yield from holds(high)):
+        low, high = high, max(high + 1, round(high * WIDER))
+        if high > MOST_UES:
+            raise BadInput(f"more than {MOST_UES} UEs are sustained: this load has no capacity worth a search")
+    if low == 0:
+        step = guess
+        while True:
+            step = min(step - 1, round(step / WIDER))
+            if step < 1 or (yield from holds(step)):
+                break
+            high = step
+        low = max(0, step)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if (yield from holds(middle)):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def capacity_of(config: CapacityConfig, system: str, speed_tps: float) -> Generator[Point, Run, Found]:
+    """A class's capacity alone on the BS: the median of the searches of all seeds, rounded down."""
+    found: list[int] = []
+    guess = guessed(config, SYSTEMS[system], speed_tps)
+    for repeat in range(config.repeats):
+        seed = config.seed + repeat
+
+        def holds(ues: int, seed: int = seed) -> Generator[Point, Run, bool]:
+            run = yield Point(config, system, (speed_tps,) * ues, seed, CLEAR)
+            return run.holds(config.epsilon)
+
+        found.append((yield from largest(holds, max(1, guess))))
+        guess = int(statistics.median(found))
+    ues = int(statistics.median(found))
+    at = (yield Point(config, system, (speed_tps,) * ues, config.seed)) if ues else None
+    return Found(ues, tuple(found), at)
+
+
+def knees_of(config: CapacityConfig, system: str) -> Generator[Point, Run, dict[float, Found]]:
+    """Each class's knee under the mix: the largest N in all at which that class keeps ε."""
+    known: dict[tuple[int, int], Run] = {}
+    knees: dict[float, list[int]] = {speed: [] for speed in speeds(config)}
+    mean = sum(spread(config, 100)) / 100
+    guess = guessed(config, SYSTEMS[system], mean)
+    for repeat in range(config.repeats):
+        for speed in sorted(knees, reverse=True):
+
+            def holds(ues: int, seed: int = config.seed + repeat, speed: float = speed) -> Generator[Point, Run, bool]:
+                if (ues, seed) not in known:
+                    known[ues, seed] = yield Point(config, system, tuple(spread(config, ues)), seed, ANY)
+                count = known[ues, seed].classes.get(f"{speed:g}")
+                return count is None or keeps(count, config.epsilon) is not False
+
+            knees[speed].append((yield from largest(holds, max(1, guess))))
+    found = {}
+    for speed, by_seed in knees.items():
+        ues = int(statistics.median(by_seed))
+        at = (yield Point(config, system, tuple(spread(config, ues)), config.seed)) if ues else None
+        found[speed] = Found(ues, tuple(by_seed), at)
+    return found
+
+
+def single(point: Point) -> Generator[Point, Run, Run]:
+    """One run."""
+    return (yield point)
+
+
+def guessed(config: CapacityConfig, system: System, speed_tps: float) -> int:
+    """Where a search begins: full passes of average rounds, and the memory. The capacity does not depend on it."""
+    cost = hardware(config).verify
+    assert isinstance(cost, InteractionVerify)
+    low, high = config.response
+    mean, square = (low + high) / 2, ((high - low) ** 2 / 12 + ((low + high) / 2) ** 2)
+    context = sum(config.prompt) / 2 + square / (2 * mean)
+    alpha, window = config.acceptance, 0 if system.window == "none" else config.window
+    chance = alpha * (config.tpr if system.window == "predicted" else 1.0)
+    committed = window + 1.0 if chance == 1 else (1 - chance ** (window + 1)) / (1 - chance)
+    new = window + (context if system.memory == "none" else 1)
+    work = Work(window, round(new), 0 if system.memory == "none" else round(context))
+    pass_s = cost.pass_s([work] * config.max_batch)
+    ues = config.max_batch * committed / pass_s / speed_tps
+    if system.memory != "none":
+        ues = min(ues, 1.1 * config.kv_tokens / context)
+    return max(1, round(0.9 * ues))
+
+
+def all_points(points: Iterable[Point]) -> list[Job]:
+    """Jobs of one run each."""
+    return [single(point) for point in points]

@@ -1,0 +1,239 @@
+"""The paper's tables and figures from capacity runs, as CSV files and plots (WISP, Section 5).
+
+Tables 2 and 3 and Fig. 7 are made of the study's own rows; Tables 1, 5 and 6 and Figs. 8 and 11 need runs of their own,
+which `--tables` asks for.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from testbed.bs.estimator import Coefficients, Work
+from testbed.bs.estimator_online import OnlineEstimator
+from testbed.experiments.capacity.search import Point, Told, all_points, run_jobs
+from testbed.experiments.capacity.systems import CapacityConfig, replaced, speeds, spread
+from testbed.experiments.capacity.tally import Run
+from testbed.experiments.capacity.ue import LANGUAGE, Chance, LeftOut, TrafficSequence
+from testbed.experiments.inputs.coefficients import coefficients
+from testbed.experiments.plots import capacity as plots
+from testbed.experiments.plots.style import save_figure
+
+Row = dict[str, Any]
+TABLE_5 = {"Qwen3-0.6B": (0.31, 0.48), "Qwen3-1.7B": (0.42, 0.63), "Qwen3-4B": (0.47, 0.66), "Qwen3-8B": (0.53, 0.71)}
+"""Accepted share of the drafted tokens without and with the predictor, as printed."""
+TABLE_6 = {2: 0.2045, 4: 0.2514, 8: 0.2549, 16: 0.3003}
+TABLE_3 = {"sled": 170.82, "centralized": 326.12, "wisp": 631.86}
+ANCHOR = 0.98
+MIX = {2.0: 1, 4.0: 1, 6.0: 1, 8.0: 1}
+FEW = tuple(TABLE_6)
+SWEPT = tuple(range(10, 211, 20))
+SHOWN = 150
+"""UEs of Figs. 8 and 11: beyond the knee, so that there are violations to attribute."""
+OTHER = "a100-qwen3-32b"
+"""Coefficients that the estimator of Fig. 11 begins with: those of Section 4.4, where the passes are Table 12's."""
+WINDOWS = 100_000
+"""Drawn for each row of Table 5."""
+SPIKE, RECENT = 1.5, 20
+"""τ of eq. 21, and the passes W of its moving mean; the paper gives τ as an example, and no W."""
+
+
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
+    """Rows as CSV, under all names that occur in them."""
+    names = list(dict.fromkeys(name for row in rows for name in row if not isinstance(row[name], dict | list)))
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, names, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def acceptance_of(share: float, window: int) -> float:
+    """α at which `share` of the tokens of fixed windows stays: Σ α^i / K = share, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if sum(middle**i for i in range(1, window + 1)) / window < share:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def table_5(config: CapacityConfig) -> list[Row]:
+    """Accepted share of the drafted tokens by draft model, with and without the predictor: α is what the column OFF
+    says at K; ON follows from the predictor's rates. Tokens sent, and tokens drafted, the one left out among them.
+    """
+    rows = []
+    for model, (off, on) in TABLE_5.items():
+        alpha = acceptance_of(off, config.window)
+        sent, drafted, accepted = _windows(replaced(config, {"acceptance": alpha}))
+        rows.append(
+            {"draft_model": model, "acceptance": alpha, "off_paper": off, "off": off, "on_paper": on,
+             "on": accepted / sent, "on_of_drafted": accepted / drafted, "gain_paper": on / off - 1,
+             "gain": accepted / sent / off - 1}
+        )  # fmt: skip
+    return rows
+
+
+def _windows(config: CapacityConfig) -> tuple[int, int, int]:
+    """Tokens sent, drafted and accepted in many predicted windows."""
+    chance = Chance(config, config.seed)
+    rule = LeftOut(chance, config.window, config.shortest)
+    sent = paid = accepted = 0
+    for _ in range(WINDOWS):
+        sequence = TrafficSequence(chance, 0)
+        rule.paid = 0
+        tokens = [sequence.draft_one()]
+        while rule.keep_drafting(tokens):
+            tokens.append(sequence.draft_one())
+        right = [token.id == LANGUAGE[place] for place, token in enumerate(tokens)]
+        accepted += right.index(False) if False in right else len(right)
+        empty = chance.blank and not tokens[0].top1
+        sent, paid = sent + (0 if empty else len(tokens)), paid + (1 if empty else rule.paid)
+    return sent, sent + paid, accepted
+
+
+def attributed(events: Sequence[tuple[float, float, bool]]) -> list[Row]:
+    """Each verified round with what its violation is put down to (eq. 21): `compute` where its pass took more than
+    `SPIKE` times the mean of the last `RECENT` passes, else `queue`; empty where it was in time.
+    """
+    recent: deque[float] = deque(maxlen=RECENT)
+    rows = []
+    for queue_s, verify_s, violated in events:
+        if not recent or verify_s != recent[-1]:  # rounds of one pass took the same
+            recent.append(verify_s)
+        spike = verify_s / statistics.fmean(recent) > SPIKE
+        cause = ("compute" if spike else "queue") if violated else ""
+        rows.append({"queue_s": queue_s, "verify_s": verify_s, "cause": cause})
+    return rows
+
+
+def regimes(passes: Sequence[tuple[Sequence[tuple[int, int]], float]], start: Coefficients) -> list[Row]:
+    """Each pass by its workload, with the error of an estimator that began with other coefficients and learns (Fig.
+    11): `compute` where nothing is cached, `memory` where all requests' prefixes are, `mixed` between.
+    """
+    estimator = OnlineEstimator(start)
+    rows = []
+    for number, (works, seconds) in enumerate(passes):
+        batch = [Work(new, cached) for new, cached in works]
+        warm = sum(work.cached > 0 for work in batch)
+        rows.append(
+            {"pass": number, "regime": "compute" if not warm else "memory" if warm == len(batch) else "mixed",
+             "requests": len(batch), "new": sum(w.new for w in batch), "cached": sum(w.cached for w in batch),
+             "seconds": seconds, "error_s": estimator.coefficients.batch_s(batch) - seconds}
+        )  # fmt: skip
+        estimator.observe(batch, seconds)
+    return rows
+
+
+# ---------------------------------------------------------------- runs of their own
+
+
+def extra_points(config: CapacityConfig) -> dict[str, list[Point]]:
+    """Runs that `--tables` adds: goodput of few UEs with and without the predictor (Table 6), violations over N in a
+    mix (Table 1, Fig. 7), and every round and pass of `wisp` in it (Figs. 8, 11).
+    """
+    mixed = replaced(config, {"mix": config.mix or MIX})
+    fastest = max(speeds(config))
+    few = [Point(config, system, (fastest,) * n, config.seed) for n in FEW for system in ("wisp-fixed", "wisp")]
+    many = [Point(mixed, system, tuple(spread(mixed, n)), config.seed) for system in config.systems for n in SWEPT]
+    shown = Point(mixed, "wisp", tuple(spread(mixed, SHOWN)), config.seed, events=True)
+    return {"table6": few, "fig7": many, "fig8": [shown]}
+
+
+def run_extras(config: CapacityConfig, workers: int, directory: Path, told: Told) -> dict[str, list[Run]]:
+    """Those runs."""
+    wanted = extra_points(config)
+    jobs = all_points(point for points in wanted.values() for point in points)
+    runs = iter(cast(list[Run], run_jobs(jobs, workers, directory, told)))
+    return {name: [next(runs) for _ in points] for name, points in wanted.items()}
+
+
+def table_6(runs: Sequence[Run]) -> list[Row]:
+    """Goodput by number of UEs, with and without the predictor; beside it the paper's, whose setting is not printed."""
+    rows = []
+    for off, on in zip(runs[::2], runs[1::2], strict=True):
+        rows.append(
+            {"ues": off.ues, "off_tps": off.goodput_tps, "on_tps": on.goodput_tps,
+             "gain": on.goodput_tps / off.goodput_tps - 1, "gain_paper": TABLE_6.get(off.ues)}
+        )  # fmt: skip
+    return rows
+
+
+def by_class(runs: Sequence[Run]) -> list[Row]:
+    """Share of violated responses, one row for each run and class."""
+    return [
+        {"system": run.system, "ues": run.ues, "class_tps": float(speed), "violation": count.share,
+         "judged": count.judged, "goodput_tps": run.goodput_tps}
+        for run in runs
+        for speed, count in run.classes.items()
+    ]  # fmt: skip
+
+
+def table_1(rows: Sequence[Row]) -> list[Row]:
+    """Violations by class at the first N at which first come, first served fails its fastest class as the paper's did
+    (98.35 %); the paper does not print its N.
+    """
+    fastest = max(row["class_tps"] for row in rows)
+    anchors = [
+        row["ues"] for row in rows
+        if row["system"] == "fcfs-cache" and row["class_tps"] == fastest and row["violation"] >= ANCHOR
+    ]  # fmt: skip
+    return [row for row in rows if anchors and row["ues"] == min(anchors)]
+
+
+def table_3(rows: Sequence[Row]) -> list[Row]:
+    """Goodput at the capacity of the fastest class; the paper does not say where its figures were taken."""
+    fastest = max((row["class_tps"] for row in rows), default=0)
+    return [
+        {"system": row["system"], "ues": row["capacity"], "goodput_tps": row["goodput_tps"],
+         "goodput_paper": TABLE_3.get(row["system"])}
+        for row in rows if row["class_tps"] == fastest
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- files
+
+
+def write_study(rows: Sequence[Row], config: CapacityConfig, out: Path) -> None:
+    """Tables and plots of a study's own rows: Table 2 and 3, or violations over N (Fig. 7)."""
+    write_csv(out / "rows.csv", rows)
+    if any("varied" in row for row in rows):
+        return
+    if all("capacity" in row for row in rows):
+        name = "table2" if config.mix is None else "knees"
+        write_csv(out / f"{name}.csv", rows)
+        save_figure(lambda: plots.capacities(rows), out / f"{name}.png")
+        if config.mix is None:
+            write_csv(out / "table3.csv", table_3(rows))
+    elif len({row["ues"] for row in rows}) > 1:
+        shares = [
+            {"system": row["system"], "ues": row["ues"], "class_tps": float(speed), "violation": share}
+            for row in rows
+            for speed, share in row["violations"].items()
+        ]
+        write_csv(out / "fig7.csv", shares)
+        save_figure(lambda: plots.violations(shares, config.epsilon), out / "fig7.png")
+
+
+def write_extras(runs: dict[str, list[Run]], config: CapacityConfig, out: Path) -> None:
+    """Tables 1, 5 and 6, and Figs. 7, 8 and 11."""
+    shares = by_class(runs["fig7"])
+    write_csv(out / "fig7.csv", shares)
+    save_figure(lambda: plots.violations(shares, config.epsilon), out / "fig7.png")
+    write_csv(out / "table1.csv", table_1(shares))
+    write_csv(out / "table5.csv", table_5(config))
+    write_csv(out / "table6.csv", table_6(runs["table6"]))
+    shown = runs["fig8"][0]
+    rounds = attributed(shown.events or [])
+    write_csv(out / "fig8.csv", rounds)
+    save_figure(lambda: plots.plane(rounds), out / "fig8.png")
+    other = coefficients(OTHER)
+    assert other is not None
+    passes = regimes(shown.passes or [], other)
+    write_csv(out / "fig11.csv", passes)
+    save_figure(lambda: plots.workloads(passes), out / "fig11.png")

@@ -1,0 +1,286 @@
+"""Figs. 6–9 of edge SD batching as numbers: latency of every system over a parameter, and the reductions of the text.
+
+A draw's users are the same for all systems of a point, and a seed's the same along a panel where K stays.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from scipy.stats import t as student
+
+from testbed.config import Config, load, resolved, save
+from testbed.errors import BadInput
+from testbed.experiments.plots.optim import panels as panes
+from testbed.experiments.plots.optim import save as save_plot
+from testbed.experiments.plots.optim import style
+from testbed.experiments.results import directory as results
+from testbed.optim.bandwidth import POLICIES, allocate, bits_per_token, communication_s
+from testbed.optim.baselines import ALGORITHMS, batch_by
+from testbed.optim.figures import MODELS, POINTS, Point, Reduction, draw, reduction
+from testbed.optim.readings import Reading
+
+Told = Callable[[int, int, str], None]
+Axis = Literal["tasks", "longest_input", "longest_output", "bandwidth_mhz", "alpha"]
+LABELS: dict[Axis, str] = {
+    "tasks": "tasks K", "longest_input": "longest input [tokens]", "longest_output": "longest output [tokens]",
+    "bandwidth_mhz": "bandwidth [MHz]", "alpha": "acceptance rate α",
+}  # fmt: skip
+
+
+class Line(Config, frozen=True):
+    """A system, and what it changes of the panel's setting.
+
+    Raises:
+        BadInput: an unknown planner or policy.
+    """
+
+    name: str
+    algorithm: str = "dp"
+    policy: str = "optimal"
+    tasks: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.algorithm not in ALGORITHMS:
+            raise BadInput(f"no planner {self.algorithm!r}; known: {', '.join(ALGORITHMS)}")
+        if self.policy not in POLICIES:
+            raise BadInput(f"no bandwidth policy {self.policy!r}; known: {', '.join(POLICIES)}")
+
+
+class Panel(Config, frozen=True):
+    """One parameter over its values; what is not given is Table II's.
+
+    Raises:
+        BadInput: no values, or an unknown model.
+    """
+
+    name: str
+    axis: Axis
+    values: tuple[float, ...]
+    tasks: int = 100
+    longest_input: int = 512
+    longest_output: int = 2048
+    bandwidth_mhz: float = 20.0
+    alpha: float = 0.8
+    draft: str = "LLaMA-1.1B"
+    verify: str = "LLaMA-7B"
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise BadInput(f"panel {self.name!r} has no values")
+        for model in (self.draft, self.verify):
+            if model not in MODELS:
+                raise BadInput(f"no model {model!r}; known: {', '.join(MODELS)}")
+
+    def point(self, value: float, line: Line) -> Point:
+        """The setting of a line at a value.
+
+        Raises:
+            BadInput: a value that its axis does not take.
+        """
+        given: dict[str, Any] = {self.axis: value}
+        if self.axis in ("tasks", "longest_input", "longest_output"):
+            if value != int(value) or value < 1:
+                raise BadInput(f"panel {self.name!r}: {self.axis} must be a whole number of 1 or more, not {value:g}")
+            given[self.axis] = int(value)
+        if self.axis != "tasks" and line.tasks is not None:
+            given["tasks"] = line.tasks
+        setting = msgspec.structs.replace(self, **given)
+        if not (0 < setting.bandwidth_mhz < math.inf and 0 <= setting.alpha < 1):
+            raise BadInput(f"panel {self.name!r}: {self.axis} {value:g} is out of its range")
+        return Point(
+            self.name, math.nan, (), setting.tasks, setting.longest_input, setting.longest_output,
+            setting.bandwidth_mhz * 1e6, setting.draft, setting.verify, setting.alpha,
+        )  # fmt: skip
+
+
+class FiguresConfig(Config, frozen=True):
+    """What `testbed optim figures` computes.
+
+    Raises:
+        BadInput: nothing to compute, an unknown point, or numbers that are not positive.
+    """
+
+    name: str
+    lines: tuple[Line, ...] = ()
+    panels: tuple[Panel, ...] = ()
+    seeds: int = 20
+    """Draws of each value, from seed 0 up."""
+    quoted: tuple[str, ...] = ()
+    """Points whose reductions the text prints: 7a to 9c."""
+    draws: int = 200
+    """Of each of these."""
+    readings: dict[str, Reading] = msgspec.field(default_factory=lambda: {"ours": Reading()})
+
+    def __post_init__(self) -> None:
+        known = [point.figure for point in POINTS]
+        for name in self.quoted:
+            if name not in known:
+                raise BadInput(f"no point {name!r} is quoted; known: {', '.join(known)}")
+        if min(self.seeds, self.draws) < 2:
+            raise BadInput(f"an interval needs 2 draws or more, not {min(self.seeds, self.draws)}")
+        if bool(self.panels) != bool(self.lines) or not (self.panels or self.quoted):
+            raise BadInput("give panels and lines, or quoted points")
+        if self.quoted and not self.readings:
+            raise BadInput("quoted points need a reading")
+
+    @property
+    def jobs(self) -> int:
+        """Values and quoted points."""
+        return sum(len(panel.values) for panel in self.panels) + len(self.quoted) * len(self.readings)
+
+
+def load_figures(path: Path) -> FiguresConfig:
+    """Read a sweep file.
+
+    Raises:
+        BadInput: unreadable, unknown keys, or values of a wrong type or out of range.
+    """
+    try:
+        return load(FiguresConfig, path)
+    except BadInput as exc:
+        raise BadInput(f"{path.name}: {exc}") from exc
+
+
+def run_figures(config: FiguresConfig, out: Path, told: Told) -> dict[str, Any]:
+    """Compute all points; writes `config.yaml`, `points.csv`, `draws.csv`, `quoted.csv`, `summary.json` and plots.
+
+    Raises:
+        BadInput: a directory that holds something already, or a point that cannot be planned.
+    """
+    claim(out)
+    save(config, out / "config.yaml")
+    points, draws = [], []
+    for done, (panel, value, found) in enumerate(_panels(config, told)):
+        points += [_row(panel, value, line, seconds) for line, seconds in zip(config.lines, found, strict=True)]
+        draws += [
+            {"panel": panel.name, "x": value, "line": line.name, "seed": seed, "latency_s": seconds}
+            for line, times in zip(config.lines, found, strict=True)
+            for seed, seconds in enumerate(times.tolist())
+        ]
+        told(done + 1, config.jobs, f"panel {panel.name}")
+    quoted = list(_quoted(config, told))
+    for name, rows in (("points", points), ("draws", draws), ("quoted", quoted)):
+        if rows:
+            write_rows(out / f"{name}.csv", rows)
+    if points:
+        plot(config, points, out)
+    document = {"name": config.name, "seeds": config.seeds, "points": points, "quoted": quoted}
+    results.write_summary(out, results.summary(resolved(config), 0, results.host(), [*points, *quoted]))
+    return document
+
+
+def claim(out: Path) -> None:
+    """Make an empty directory.
+
+    Raises:
+        BadInput: it holds something, or cannot be made.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise BadInput(f"{out} is not empty; give another --out")
+    except OSError as exc:
+        raise BadInput(f"cannot make {out}: {exc.strerror or exc}") from exc
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Rows as CSV."""
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _panels(config: FiguresConfig, told: Told) -> Iterator[tuple[Panel, float, list[np.ndarray[Any, Any]]]]:
+    """Latencies [seeds] of every line, value by value; what was planned once is not planned again."""
+    known: dict[Any, float] = {}
+    for panel in config.panels:
+        for value in panel.values:
+            yield (
+                panel,
+                value,
+                [
+                    np.array([latency_s(panel.point(value, line), line, seed, known) for seed in range(config.seeds)])
+                    for line in config.lines
+                ],
+            )
+
+
+def latency_s(point: Point, line: Line, seed: int, known: dict[Any, float]) -> float:
+    """Total latency T (eq. 23) of a line for one draw.
+
+    Args:
+        known: T_inf by what it depends on; added to.
+    """
+    users, serving = draw(point, seed), point.serving
+    bits = users.inputs * bits_per_token(serving.draft_model.hidden, serving.verify_model.hidden)
+    shares = allocate(line.policy, bits, users.efficiency)
+    key = (line.algorithm, replace(point, figure="", paper_percent=0.0, bandwidth_hz=1.0), seed)
+    if key not in known:
+        known[key] = batch_by(line.algorithm, serving, users.inputs).inference_s
+    return known[key] + communication_s(bits, shares, point.bandwidth_hz, users.efficiency)
+
+
+def mean_interval(values: np.ndarray[Any, Any]) -> tuple[float, float, float]:
+    """Mean, and its 95 % interval by Student's t."""
+    mean = float(values.mean())
+    half = float(student.ppf(0.975, values.size - 1) * values.std(ddof=1) / math.sqrt(values.size))
+    return mean, mean - half, mean + half
+
+
+def _row(panel: Panel, value: float, line: Line, seconds: np.ndarray[Any, Any]) -> dict[str, Any]:
+    mean, low, high = mean_interval(seconds)
+    return {
+        "panel": panel.name, "axis": panel.axis, "x": value, "line": line.name, "draws": seconds.size, "mean_s": mean,
+        "low_s": low, "high_s": high, "median_s": float(np.median(seconds)),
+    }  # fmt: skip
+
+
+def _quoted(config: FiguresConfig, told: Told) -> Iterator[dict[str, Any]]:
+    by_figure = {point.figure: point for point in POINTS}
+    done = config.jobs - len(config.quoted) * len(config.readings)
+    for name, reading in config.readings.items():
+        for figure in config.quoted:
+            found = reduction(by_figure[figure], range(config.draws), reading=reading)
+            done += 1
+            told(done, config.jobs, f"{figure} as read by {name}")
+            yield quoted_row(by_figure[figure], name, found)
+
+
+def quoted_row(point: Point, reading: str, found: Reduction) -> dict[str, Any]:
+    """A quoted point under a reading."""
+    (a, b), (c, d) = found.median_interval, found.draws_interval
+    return {
+        "figure": point.figure, "reading": reading, "paper_percent": point.paper_percent,
+        "median_percent": found.median_percent, "median_low_percent": a, "median_high_percent": b, "low_percent": c,
+        "high_percent": d, "inside": found.holds(point.paper_percent), "draws": len(found.percents),
+        "best": max(found.best, key=lambda name: found.best[name]),
+        "against": " ".join(f"{name} {percent:.1f}" for name, percent in found.against_percent.items()),
+        "window": found.window,
+    }  # fmt: skip
+
+
+def plot(config: FiguresConfig, points: Sequence[dict[str, Any]], out: Path) -> list[Path]:
+    """A panel beside the other, mean lines with their intervals."""
+    figure, axes = panes(len(config.panels), 4.0)
+    for panel, pane in zip(config.panels, axes, strict=True):
+        for i, line in enumerate(config.lines):
+            rows = [row for row in points if (row["panel"], row["line"]) == (panel.name, line.name)]
+            x, mean = [row["x"] for row in rows], np.array([row["mean_s"] for row in rows])
+            pane.plot(x, mean, **style(i), label=line.name)
+            pane.fill_between(
+                x, [r["low_s"] for r in rows], [r["high_s"] for r in rows], color=style(i)["color"], alpha=0.2
+            )  # fmt: skip
+        pane.set(xlabel=LABELS[panel.axis], ylabel="latency [s]")
+        pane.set_ylim(bottom=0)
+        pane.set_title(f"{panel.name}: {panel.draft}, {panel.verify}", loc="left", fontsize=9)
+    axes[0].legend(frameon=False, fontsize=8)
+    return save_plot(figure, out, config.name)

@@ -1,0 +1,256 @@
+"""Measured step times of a pair: the drafter under llama.cpp, the target on its engine (edge SD batching, Fig. 5).
+
+Every batch size meets every prefix and window, in an order drawn by the seed; prompts are random and new, so that no
+cache answers for them. One node is measured after the other, each with the machine for itself.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from testbed.bs.engine import VerifyEngine
+from testbed.bs.engines import leave_a_core, load_engine
+from testbed.bs.estimator import Work
+from testbed.bs.target import Target, describe
+from testbed.config import Config, resolved
+from testbed.errors import BadInput, ModelError
+from testbed.experiments.edge.dimensions import of_directory, of_gguf
+from testbed.experiments.estimator.profile import Bench
+from testbed.models.bundle import bundled
+from testbed.optim.cost_fit import NODES, Node, NodeFit, Phase, Step, cost_document, fit_steps
+from testbed.optim.inference_cost import Cost, Model
+from testbed.ue.batch_drafter import BatchDrafter
+from testbed.ue.llama import MAX_SEQUENCES
+
+Progress = Callable[[int, int, str], None]
+
+
+class FitConfig(Config, frozen=True):
+    """What `testbed optim fit` measures.
+
+    Raises:
+        BadInput: a list that is empty, a number below its least.
+    """
+
+    engine: str = "vllm"
+    model: str | None = None
+    """Directory or Hugging Face id of the target; None: the bundled one."""
+    drafter: str | None = None
+    """GGUF file; None: the bundled drafter."""
+    dtype: str = "float32"
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16)
+    """b; the paper has 4, 8 and 16."""
+    prefixes: tuple[int, ...] = (64, 256, 512, 1024)
+    """Committed tokens; whole blocks of the target's cache are best, since it keeps only those."""
+    windows: tuple[int, ...] = (1, 4, 8)
+    """l"""
+    repeats: int = 5
+    """Measured steps of a combination; their median counts."""
+    warmups: int = 2
+    """Steps before them that are dropped."""
+    threads: int = 1
+    """CPU threads of either model."""
+    clock: Literal["wall", "cpu"] = "wall"
+    """cpu is the process's own time, for machines that others use; with one thread both agree where nobody does."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least, most in (("batches", 1, MAX_SEQUENCES), ("prefixes", 2, 10**6), ("windows", 1, 64)):
+            values = getattr(self, name)
+            if not values or not all(least <= value <= most for value in values):
+                raise BadInput(f"{name} must be one or more numbers of {least} to {most}, not {list(values)}")
+        if self.repeats < 1 or self.warmups < 0 or self.threads < 1 or self.seed < 0:
+            raise BadInput("repeats and threads must be 1 or more, warmups and seed 0 or more")
+        if self.clock == "cpu" and self.threads != 1:
+            raise BadInput("clock cpu adds up what threads take at once; give threads 1")
+
+
+QUICK: dict[str, Any] = {"batches": (1, 4, 8), "prefixes": (64, 256), "windows": (2, 6), "repeats": 3, "warmups": 1}
+"""What `--quick` sets."""
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+def measure(config: FitConfig, told: Progress) -> list[Step]:
+    """Measure both nodes, one after the other.
+
+    Raises:
+        ModelError: a model's files cannot be used, or it has too few positions.
+    """
+    target, drafter_path = paths(config)
+    leave_a_core(config.threads)
+    longest = max(config.prefixes) + (max(config.windows) + 1) * (config.repeats + config.warmups)
+    if longest + max(config.windows) > target.max_positions:
+        raise ModelError(f"the target takes {target.max_positions} positions, and {longest} are to be measured")
+    drafter = BatchDrafter(
+        drafter_path, target.vocab_size, context=longest, sequences=max(config.batches), threads=config.threads
+    )
+    try:
+        steps = list(_run(config, "draft", _DraftBench(drafter, config), told))
+    finally:
+        drafter.close()
+    options = {"max_batch": max(config.batches)} if config.engine == "vllm" else {}
+    engine = load_engine(
+        config.engine, target.directory, dtype=config.dtype, vocab_size=target.vocab_size, **options
+    )  # fmt: skip
+    try:
+        steps += _run(config, "verify", _VerifyBench(engine, config), told)
+    finally:
+        engine.close()
+    return steps
+
+
+def paths(config: FitConfig) -> tuple[Target, Path]:
+    """The target as its directory describes it, and the drafter's file.
+
+    Raises:
+        ModelError: one of them is not there.
+    """
+    drafter = Path(config.drafter) if config.drafter else bundled().require("drafter")
+    if not drafter.is_file():
+        raise ModelError(f"{drafter}: no such file; give a drafter in GGUF format")
+    return describe(config.model or str(bundled().require("target"))), drafter
+
+
+def dimensions(config: FitConfig) -> dict[Node, Model]:
+    """Of both models."""
+    target, drafter = paths(config)
+    return {"draft": of_gguf(drafter), "verify": of_directory(target.directory)}
+
+
+class _DraftBench:
+    """Times draft steps; a combination's repeats go on from each other, a token longer each."""
+
+    def __init__(self, drafter: BatchDrafter, config: FitConfig) -> None:
+        self._drafter, self._rng = drafter, np.random.default_rng([config.seed, 11])
+        self._clock = CLOCKS[config.clock]
+
+    def times(self, phase: Phase, batch: int, prefix: int, window: int, count: int) -> tuple[list[float], list[int]]:
+        """Seconds of `count` steps, and the prefix of each."""
+        found: list[float] = []
+        lengths: list[int] = []
+        self._open(batch, prefix)
+        if phase == "decode":
+            self._drafter.draft(range(batch), 1)
+        for _ in range(count):
+            if phase == "prompt" and found:
+                self._open(batch, prefix, again=True)
+            lengths.append(self._drafter.length(0))
+            start_s = self._clock()
+            drafted = self._drafter.draft(range(batch), window)
+            found.append(self._clock() - start_s)
+            for task, row in enumerate(drafted.tolist()):
+                self._drafter.commit(task, window - 1, row[-1])
+        for task in range(batch):
+            self._drafter.release(task)
+        return found, lengths
+
+    def _open(self, batch: int, prefix: int, again: bool = False) -> None:
+        for task in range(batch):
+            if again:
+                self._drafter.release(task)
+            self._drafter.open(task, self._rng.integers(0, self._drafter.vocab_size, prefix).tolist())
+
+
+class _VerifyBench:
+    """Times verification steps of prompts that nobody has seen."""
+
+    def __init__(self, engine: VerifyEngine, config: FitConfig) -> None:
+        self._bench = Bench(engine, config.seed, CLOCKS[config.clock])
+
+    def times(self, phase: Phase, batch: int, prefix: int, window: int, count: int) -> tuple[list[float], list[int]]:
+        """Seconds of `count` steps, and the prefix of each."""
+        work = Work(prefix + window, 0) if phase == "prompt" else Work(window + 1, prefix)
+        return [self._bench.time_s([work] * batch) for _ in range(count)], [prefix + (phase == "decode")] * count
+
+
+def _run(config: FitConfig, node: Node, bench: _DraftBench | _VerifyBench, told: Progress) -> Iterator[Step]:
+    grid = list(itertools.product(config.batches, config.prefixes, config.windows))
+    combinations: list[tuple[Phase, int, int, int]] = [("decode", *one) for one in grid]
+    combinations += [("prompt", b, prefix, config.windows[0]) for b in config.batches for prefix in config.prefixes]
+    order = np.random.default_rng([config.seed, NODES.index(node)]).permutation(len(combinations))
+    for done, index in enumerate(order.tolist()):
+        phase, batch, prefix, window = combinations[index]
+        told(done, len(combinations), f"{node} {phase}")
+        window = 1 if node == "draft" and phase == "prompt" else window
+        times, lengths = bench.times(phase, batch, prefix, window, config.warmups + config.repeats)
+        kept, mean_prefix = times[config.warmups :], statistics.fmean(lengths[config.warmups :])
+        variation = statistics.stdev(kept) / statistics.fmean(kept) if len(kept) > 1 else 0.0
+        passes = window if node == "draft" else 1
+        yield Step(node, phase, batch, mean_prefix, window, passes, statistics.median(kept), variation)
+    told(len(combinations), len(combinations), f"{node} done")
+
+
+# ---------------------------------------------------------------- files
+
+
+def report(
+    steps: Sequence[Step], models: dict[Node, Model], seed: int = 0, phase: Phase | None = "decode"
+) -> dict[str, Any]:
+    """The fits of both nodes, `cost` as `testbed optim plan` takes it, and the dimensions that the FLOPs are of.
+
+    `cost` is of the steps of one phase; None: of all.
+
+    Raises:
+        BadInput: too few steps of a node.
+    """
+    fits: dict[Node, NodeFit] = {
+        node: fit_steps(models[node], [step for step in steps if step.node == node], seed) for node in NODES
+    }
+    return {
+        "cost": cost_document(fits, phase),
+        "cost_of": phase or "all",
+        **{node: msgspec.to_builtins(fit) for node, fit in fits.items()},
+        "models": {node: resolved(model) for node, model in models.items()},
+    }
+
+
+def write_steps(path: Path, steps: Sequence[Step]) -> None:
+    """Steps as CSV, a row each."""
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, Step.__struct_fields__, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(msgspec.structs.asdict(step) for step in steps)
+
+
+def read_steps(path: Path) -> list[Step]:
+    """Steps that `write_steps` wrote.
+
+    Raises:
+        BadInput: a file that cannot be read, a column that is missing, a value that cannot be used; with the line.
+    """
+    try:
+        rows = list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines(), strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as exc:
+        raise BadInput(f"cannot read {path}: {exc}") from exc
+    steps = []
+    for line, row in enumerate(rows, 2):
+        try:
+            step = msgspec.convert(row, Step, strict=False)
+            if min(step.batch, step.passes, step.window) < 1 or not (step.prefix > 0 and 0 < step.seconds < 1e9):
+                raise ValueError("batch, passes, window, prefix and seconds must be positive")
+        except ValueError as exc:
+            raise BadInput(f"{path} line {line}: {exc}; columns: {','.join(Step.__struct_fields__)}") from exc
+        steps.append(step)
+    return steps
+
+
+def read_cost(path: Path) -> Cost:
+    """`cost` of a document that `testbed optim fit --json` wrote.
+
+    Raises:
+        BadInput: a file that cannot be read, or has none.
+    """
+    try:
+        return msgspec.convert(json.loads(path.read_text(encoding="utf-8"))["cost"], Cost)
+    except (OSError, ValueError, KeyError, TypeError, BadInput) as exc:
+        raise BadInput(f"{path} has no `cost`, as `testbed optim fit --json` writes it: {exc}") from exc

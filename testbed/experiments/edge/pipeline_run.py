@@ -1,0 +1,278 @@
+"""A plan of edge SD batching carried out: uploads by shares, then batches through two processes, beside the model."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from testbed.bs.target import Target
+from testbed.config import Config, resolved, save
+from testbed.errors import BadInput, GateError
+from testbed.experiments.edge.figures import claim, write_rows
+from testbed.experiments.edge.fit import QUICK, FitConfig, dimensions, measure, paths, report
+from testbed.experiments.edge.pipeline import MODES, Pipeline, Run
+from testbed.experiments.edge.pipeline_nodes import Node, Orders, started
+from testbed.experiments.edge.pipeline_report import model_scores, run_row, step_rows
+from testbed.experiments.edge.pipeline_upload import Uploaded, upload
+from testbed.experiments.inputs.datasets import load_dataset
+from testbed.experiments.results import directory as results
+from testbed.optim.bandwidth import POLICIES
+from testbed.optim.figures import GAIN_1M, NOISE_W, POWER_W, RADIUS_M
+from testbed.optim.inference_cost import Cost
+from testbed.optim.tasks import Problem, Task, allocation
+from testbed.optim.tasks import plan as planned
+from testbed.ue.prompts import Prompter
+
+Told = Callable[[str], None]
+OWN = "target-only"
+
+
+class PipelineConfig(Config, frozen=True):
+    """What `testbed optim run` does.
+
+    Raises:
+        BadInput: a number out of its range, an unknown mode or policy.
+    """
+
+    tasks: int = 16
+    """K"""
+    shots: int = 3
+    """Worked examples before a question: none to so many, drawn, so that inputs differ in length."""
+    max_tokens: int = 96
+    """O_max"""
+    window: int | None = None
+    """l; None: the plan's."""
+    algorithm: str = "best"
+    alpha: float = 0.8
+    """What the plan expects."""
+    bandwidth_mhz: float = 1.0
+    """Of the uplink that the users share; the rest of the cell is Table II's."""
+    bits_per_token: float | None = None
+    """λ; None: 16 bits for each element of both models' embeddings."""
+    memory_bytes: float = 16e9
+    policies: tuple[str, ...] = ("optimal", "uniform")
+    """How the bandwidth is shared; the first one's uploads bring the prompts."""
+    modes: tuple[str, ...] = MODES
+    repeats: int = 3
+    """Runs of each mode, in an order drawn by the seed; medians count."""
+    engine: str = "vllm"
+    model: str | None = None
+    drafter: str | None = None
+    dtype: str = "float32"
+    dataset: str = "bundled:test"
+    threads: int = 1
+    """CPU threads of either node."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("tasks", 1), ("shots", 0), ("max_tokens", 1), ("repeats", 1), ("threads", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise BadInput(f"{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
+        for name, known in (("modes", MODES), ("policies", tuple(POLICIES))):
+            if not getattr(self, name) or (unknown := [one for one in getattr(self, name) if one not in known]):
+                raise BadInput(f"no such {name}: {', '.join(unknown or ['none given'])}; known: {', '.join(known)}")
+        if self.window is not None and self.window < 1:
+            raise BadInput(f"window must be at least 1, not {self.window}")
+
+    @property
+    def pair(self) -> FitConfig:
+        """Models and engine."""
+        return FitConfig(
+            engine=self.engine, model=self.model, drafter=self.drafter, dtype=self.dtype, threads=self.threads
+        )
+
+
+class Cell(NamedTuple):
+    """What is to be served."""
+
+    problem: Problem
+    prompts: dict[int, list[int]]
+
+
+def run(config: PipelineConfig, cost: Cost, out: Path, told: Told) -> dict[str, Any]:
+    """Plan, upload, run every mode, hold the outputs against the target's own, and write it all down; where that is
+    broken off, the runs that ended.
+
+    Raises:
+        BadInput: what cannot be run, or a directory that is not empty.
+        GateError: an output differs from the target's own.
+        TestbedError: a node failed, or an upload did not arrive.
+    """
+    target, drafter = paths(config.pair)
+    cell = make_cell(config, target, cost)
+    plan = planned(cell.problem, config.algorithm, config.window)
+    orders = _orders(config, target, drafter, cell, plan)
+    claim(out)
+    save(config, out / "config.yaml")
+    (out / "plan.json").write_text(json.dumps(plan) + "\n", encoding="utf-8")
+    (out / "cell.json").write_text(json.dumps(resolved(cell.problem)) + "\n", encoding="utf-8")
+    told("starting drafter and verifier")
+    with started(orders) as (draft_node, verify_node):
+        told("uploading")
+        uploads = {policy: upload_all(cell, policy) for policy in config.policies}
+        received = uploads[config.policies[0]][0].prompts
+        runs: list[Run] = []
+        try:
+            for one in _runs(config, target, plan, received, (draft_node, verify_node), told):
+                runs.append(one)  # noqa: PERF402 - those that ended count, too, where the next is broken off
+        except BaseException:
+            if runs:
+                _tables(cell, uploads, runs, out)
+            raise
+    return _write(config, cell, plan, uploads, runs, out)
+
+
+def quick_cost(config: PipelineConfig) -> Cost:
+    """Coefficients of this machine, from a small grid."""
+    quick = msgspec.structs.replace(config.pair, **QUICK, seed=config.seed)
+    return Cost(**report(measure(quick, lambda *_: None), dimensions(quick))["cost"])
+
+
+def make_cell(config: PipelineConfig, target: Target, cost: Cost) -> Cell:
+    """Users evenly over a cell of 400 m, as Section IV has it, and their prompts.
+
+    Raises:
+        BadInput: too few prompts in the data set.
+    """
+    rng = np.random.default_rng([config.seed, 23])
+    examples = load_dataset(config.dataset, config.tasks + config.shots)
+    if len(examples) < config.tasks + config.shots:
+        raise BadInput(f"{config.dataset} has {len(examples)} prompts, and {config.tasks + config.shots} are needed")
+    worked = [(e.question, e.answer or "") for e in examples[config.tasks :]]
+    prompters = [Prompter(target.directory, shots=worked[:n]) for n in range(config.shots + 1)]
+    shots = rng.integers(0, config.shots + 1, config.tasks).tolist()
+    prompts = {k: prompters[n].ids(examples[k].question) for k, n in enumerate(shots)}
+    metres = RADIUS_M * np.sqrt(rng.uniform(size=config.tasks))
+    gains = (GAIN_1M * rng.exponential(size=config.tasks) * metres**-2).tolist()
+    models = dimensions(config.pair)
+    problem = Problem(
+        bandwidth_hz=config.bandwidth_mhz * 1e6, noise_w=NOISE_W,
+        tasks=tuple(Task(input_tokens=len(prompts[k]), power_w=POWER_W, gain=gains[k]) for k in range(config.tasks)),
+        bits_per_token=config.bits_per_token, draft_model=models["draft"], verify_model=models["verify"], cost=cost,
+        memory_bytes=config.memory_bytes, max_output_tokens=config.max_tokens, alpha=config.alpha,
+        max_window=max(10, config.window or 0),
+    )  # fmt: skip
+    return Cell(problem, prompts)
+
+
+def upload_all(cell: Cell, policy: str) -> tuple[Uploaded, dict[str, Any]]:
+    """All prompts through the relay by a policy's shares; what arrived is what was sent.
+
+    Raises:
+        GateError: it is not.
+    """
+    shares = allocation(cell.problem, policy)
+    found = upload(cell.prompts, cell.problem.bits.tolist(), shares)
+    if found.prompts != cell.prompts:
+        raise GateError("a prompt arrived other than it was sent")
+    return found, shares
+
+
+def _orders(config: PipelineConfig, target: Target, drafter: Path, cell: Cell, plan: dict[str, Any]) -> Orders:
+    context = max(map(len, cell.prompts.values())) + config.max_tokens + plan["window"] + 1
+    if context > target.max_positions:
+        raise BadInput(f"prompts and outputs take {context} positions, and the target has {target.max_positions}")
+    return Orders(
+        drafter=str(drafter), target=str(target.directory), vocab_size=target.vocab_size, engine=config.engine,
+        dtype=config.dtype, threads=config.threads, context=context, sequences=config.tasks,
+    )  # fmt: skip
+
+
+def _runs(
+    config: PipelineConfig,
+    target: Target,
+    plan: dict[str, Any],
+    prompts: dict[int, list[int]],
+    nodes: tuple[Node, Node],
+    told: Told,
+) -> Iterator[Run]:
+    """Every mode `repeats` times, shuffled, after one run that is dropped; target-only once at least."""
+
+    def one(mode: str) -> Run:
+        batches = [list(prompts)] if mode == OWN else plan["batches"]
+        return Pipeline(
+            *nodes, prompts, batches, mode=mode, window=0 if mode == OWN else plan["window"],
+            max_tokens=config.max_tokens, end_ids=target.end_ids,
+        ).run()  # fmt: skip
+
+    order = [mode for mode in config.modes for _ in range(config.repeats)]
+    if OWN not in order:
+        order.append(OWN)
+    told("warming up")
+    one(config.modes[0])
+    for done, index in enumerate(np.random.default_rng([config.seed, 29]).permutation(len(order)).tolist()):
+        told(f"run {done + 1} of {len(order)}: {order[index]}")
+        yield one(order[index])
+
+
+def _write(
+    config: PipelineConfig,
+    cell: Cell,
+    plan: dict[str, Any],
+    uploads: dict[str, tuple[Uploaded, dict[str, Any]]],
+    runs: Sequence[Run],
+    out: Path,
+) -> dict[str, Any]:
+    """The tables and `summary.json`; returns the document."""
+    steps, rows = _tables(cell, uploads, runs, out)
+    if broken := [row["mode"] for row in rows if not row["lossless"]]:
+        raise GateError(f"outputs of {', '.join(sorted(set(broken)))} differ from the target's own; see {out}")
+    modes = {mode: _median(rows, mode) for mode in dict.fromkeys(row["mode"] for row in rows)}
+    communication = {policy: max(found.arrivals_s) for policy, (found, _) in uploads.items()}
+    document = {
+        "plan": plan,
+        "uploads": {
+            policy: {"communication_s": communication[policy], "model_s": shares["communication_s"]}
+            for policy, (_, shares) in uploads.items()
+        },
+        "modes": modes,
+        "latency_s": {
+            f"{policy}, {mode}": seconds + row["inference_s"]
+            for policy, seconds in communication.items()
+            for mode, row in modes.items()
+        },
+        "model": model_scores(steps),
+        "model_cpu": model_scores(steps, "cpu_"),
+    }
+    results.write_summary(out, results.summary(resolved(config), config.seed, results.host(), [document]))
+    return document
+
+
+def _tables(
+    cell: Cell, uploads: dict[str, tuple[Uploaded, dict[str, Any]]], runs: Sequence[Run], out: Path
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Write `steps.csv`, `runs.csv` and `uploads.csv`; returns the rows of the first two."""
+    own, serving = next((run.outputs for run in runs if run.mode == OWN), None), cell.problem.serving
+    steps = [row for number, one in enumerate(runs) for row in step_rows(one, number, serving)]
+    rows = [run_row(one, number, serving, own) for number, one in enumerate(runs)]
+    for name, table in (("steps", steps), ("runs", rows), ("uploads", _upload_rows(cell, uploads))):
+        write_rows(out / f"{name}.csv", table)
+    return steps, rows
+
+
+def _upload_rows(cell: Cell, uploads: dict[str, tuple[Uploaded, dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [
+        {"policy": policy, "task": k, "tokens": len(cell.prompts[k]), "bits": float(cell.problem.bits[k]),
+         "share": shares["bandwidth"][k], "rate_mbps": shares["rates_mbps"][k], "arrival_s": found.arrivals_s[k],
+         "model_s": float(cell.problem.bits[k]) / (1e6 * shares["rates_mbps"][k])}
+        for policy, (found, shares) in uploads.items()
+        for k in range(len(cell.prompts))
+    ]  # fmt: skip
+
+
+def _median(rows: Sequence[dict[str, Any]], mode: str) -> dict[str, Any]:
+    """Medians over a mode's runs, with the least and largest time."""
+    mine = [row for row in rows if row["mode"] == mode]
+    keys = [key for key, value in mine[0].items() if isinstance(value, float)]
+    times = [row["inference_s"] for row in mine]
+    return {
+        "runs": len(mine), "tokens": mine[0]["tokens"], "steps": mine[0]["steps"],
+        **{key: statistics.median(row[key] for row in mine) for key in keys},
+        "least_s": min(times), "largest_s": max(times), "lossless": all(row["lossless"] for row in mine),
+    }  # fmt: skip

@@ -1,0 +1,129 @@
+"""Prompts uploaded through the relay, each user at the rate of its share (edge SD batching, eqs. 15, 16).
+
+A user's bytes are D_k = λ·I_k bits: a header, the prompt's ids, and zeros that stand for the embeddings which the paper
+uploads. An upload has arrived when its last byte has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from testbed.channel.spec import ChannelSpec
+from testbed.errors import BadInput, LinkTimeout
+from testbed.experiments.runs.processes import proxy
+
+HEADER = struct.Struct("<II")
+"""Task, ids."""
+ID_BYTES = 4
+SLACK_S = 30.0
+"""Beyond four times the expected time, before an upload is given up."""
+
+
+class Uploaded(NamedTuple):
+    """What arrived, and when."""
+
+    prompts: dict[int, list[int]]
+    arrivals_s: list[float]
+    """[K] from the common start."""
+    last_s: float
+    """When the last was there, on the host's monotonic clock."""
+
+
+def upload(prompts: Mapping[int, Sequence[int]], bits: Sequence[float], shares: Mapping[str, Any]) -> Uploaded:
+    """Upload all prompts at once over one relay.
+
+    Args:
+        prompts: ids of tasks 0 to K − 1.
+        bits: [K] size of each upload.
+        shares: document of `testbed.optim.tasks.allocation`.
+
+    Raises:
+        BadInput: an upload that is too small for its ids.
+        LinkTimeout: not everything arrived.
+    """
+    payloads = [payload(task, prompts[task], int(np.ceil(bits[task] / 8))) for task in range(len(prompts))]
+    limit_s = SLACK_S + 4 * shares["communication_s"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "shares.json"
+        path.write_text(json.dumps(shares), encoding="utf-8")
+        return asyncio.run(_upload(payloads, ChannelSpec(kind="proxy", shares=str(path)), limit_s))
+
+
+def payload(task: int, ids: Sequence[int], size_bytes: int) -> bytes:
+    """A user's bytes.
+
+    Raises:
+        BadInput: they do not fit.
+    """
+    content = HEADER.pack(task, len(ids)) + np.array(ids, "<u4").tobytes()
+    if len(content) > size_bytes:
+        raise BadInput(
+            f"the upload of task {task} has {size_bytes} bytes, and its {len(ids)} ids alone take {len(content)}; "
+            "give more bits a token"
+        )
+    return content + bytes(size_bytes - len(content))
+
+
+class _Arrivals:
+    """Takes uploads in."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = sizes
+        self.prompts: dict[int, list[int]] = {}
+        self.times_s: dict[int, float] = {}
+        self.done = asyncio.Event()
+
+    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        try:
+            task, count = HEADER.unpack(await reader.readexactly(HEADER.size))
+            ids = np.frombuffer(await reader.readexactly(ID_BYTES * count), "<u4").tolist()
+            await reader.readexactly(self._sizes[task] - HEADER.size - ID_BYTES * count)
+            self.prompts[task], self.times_s[task] = ids, time.monotonic()
+            if len(self.times_s) == len(self._sizes):
+                self.done.set()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the wait for all arrivals says so
+        finally:
+            writer.close()
+
+
+async def _upload(payloads: Sequence[bytes], spec: ChannelSpec, limit_s: float) -> Uploaded:
+    arrivals = _Arrivals([len(data) for data in payloads])
+    server = await asyncio.start_server(arrivals.take, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        with proxy(spec, f"tcp://127.0.0.1:{port}") as ready:
+            writers = [await _connect(address) for address in ready["listens"]]
+            start_s = time.monotonic()
+            for writer, data in zip(writers, payloads, strict=True):
+                writer.write(data)
+            try:
+                await asyncio.wait_for(arrivals.done.wait(), limit_s)
+            except asyncio.TimeoutError as exc:
+                missing = len(payloads) - len(arrivals.times_s)
+                raise LinkTimeout(
+                    f"{missing} of {len(payloads)} uploads did not arrive within {limit_s:.0f} s"
+                ) from exc
+            for writer in writers:
+                writer.close()
+    finally:
+        server.close()
+        await server.wait_closed()
+    times_s = [arrivals.times_s[task] for task in range(len(payloads))]
+    return Uploaded(arrivals.prompts, [each - start_s for each in times_s], max(times_s))
+
+
+async def _connect(address: str) -> asyncio.StreamWriter:
+    host, port = address.removeprefix("tcp://").rsplit(":", 1)
+    _, writer = await asyncio.open_connection(host, int(port))
+    return writer

@@ -1,0 +1,186 @@
+"""A field run again in virtual time: over the link that was recorded at each place, and over the one that the model has
+for its distance.
+
+The models are the same, so are the tokens up to what a judge makes of another channel state; the devices take what
+`field_profile` learnt in other repeats and at other places.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from testbed.bs.judge import Judge
+from testbed.bs.judges import WITH_HEAD, make_judge
+from testbed.bs.target import find
+from testbed.channel.csi import Csi
+from testbed.channel.spec import ChannelSpec
+from testbed.channel.trace import COLUMNS, Trace, read_trace, write_trace
+from testbed.errors import BadInput
+from testbed.experiments.field.link import constant, rolled, write_model
+from testbed.experiments.field.log import FieldLog
+from testbed.experiments.field.order import Cell
+from testbed.experiments.field.plan import run_config
+from testbed.experiments.field.profile import by_rounds, by_traces, field_profile
+from testbed.experiments.field.samples import REPLAY, VIRTUAL, done_cells, measured_csi, rounds_of, samples
+from testbed.experiments.field.stage import MODEL, target_of
+from testbed.experiments.inputs.datasets import Example
+from testbed.experiments.inputs.profile import Profile, load_profile
+from testbed.experiments.results import directory as results
+from testbed.experiments.runs.execute import Watch
+from testbed.experiments.runs.prepare import Work, prepare
+from testbed.experiments.runs.recording import record
+from testbed.experiments.runs.virtual import Models, load_models, run_virtual
+from testbed.models.bundle import bundled, head_directory
+
+LINK_TRACE = "link.csv"
+"""Of a cell, and of a place: the link as its rounds saw it."""
+STEP_S = 0.5
+"""Of a recorded trace."""
+Rows = list[dict[str, Any]]
+Told = Callable[[int, int], None]
+
+
+def record_links(log: FieldLog) -> dict[str, Trace]:
+    """Write the recorded link of every cell, and of every place, all its cells one after another; returns the places'.
+
+    A cell whose rounds knew nothing of their channel (those of `target-only` never do) has the one that was measured on
+    arrival.
+    """
+    found: dict[str, list[Trace]] = {}
+    for cell in done_cells(log):
+        if rounds_of(log, cell)[0]["csi_uplink_mbps"] is None:
+            trace, header = constant(measured_csi(log, cell.place)), ["measured on arrival"]
+        else:
+            recording = record(log.cell(cell), STEP_S)
+            trace, header = recording.trace, recording.header
+        write_trace(log.cell(cell) / LINK_TRACE, trace, header)
+        found.setdefault(cell.place, []).append(trace)
+    joined = {place: _joined(traces) for place, traces in found.items()}
+    for place, trace in joined.items():
+        header = [f"recorded at {place}, {len(found[place])} runs one after another, the time between them left out"]
+        write_trace(log.place(place) / LINK_TRACE, trace, header)
+    return joined
+
+
+def _joined(traces: Sequence[Trace]) -> Trace:
+    starts = np.cumsum([0.0, *(trace.duration_s for trace in traces[:-1])])
+    columns = {name: np.concatenate([trace.columns[name] for trace in traces]) for name in COLUMNS[1:]}
+    times = [trace.t_s + start for trace, start in zip(traces, starts, strict=True)]
+    return Trace(t_s=np.concatenate(times), **columns)
+
+
+def _knowing(rounds: Rows, csi: Csi) -> Rows:
+    """The rounds, those that knew nothing of their channel with what was measured on arrival."""
+    known = {f"csi_{name}": getattr(csi, name) for name in csi.__struct_fields__}
+    return [row if row["csi_uplink_mbps"] is not None else {**row, **known} for row in rounds]
+
+
+class Bench:
+    """A pair in this process, for all virtual runs of a field run.
+
+    Raises:
+        BadInput: a model or head that cannot be used, or the synthetic engine, whose tokens no virtual run has.
+    """
+
+    def __init__(self, log: FieldLog, emulated: bool) -> None:
+        plan = log.plan
+        if plan.engine == "synthetic":
+            raise BadInput("the synthetic engine has no virtual counterpart here: name another engine in the plan")
+        self._log, self._emulated = log, emulated
+        bundle = bundled()
+        config = run_config(plan, plan.baseline, "tcp://127.0.0.1:5555", "none", plan.dataset)
+        self._config = msgspec.structs.replace(config, limit=plan.repeats * plan.prompts, warmup=0, keys=None)
+        self._padded = load_profile(plan.pad) if plan.pad else None
+        self._work = prepare(self._config, (bundle.drafter, bundle.tokenizer), None)
+        target = target_of(plan)
+        self._head = str(head_directory(plan.head)) if plan.judge in WITH_HEAD else None
+        self._target = find(str(target))
+        self._judge()  # one that cannot be made shows now
+        hidden = plan.judge != "strict"
+        self._models: Models = load_models(target, plan.engine, plan.dtype, self._config, self._work, hidden)
+        self._cells = done_cells(log)
+        self._rounds = {cell: self._known(cell) for cell in self._cells}
+        self._traces = {place: self._model(place) for place in dict.fromkeys(cell.place for cell in self._cells)}
+
+    @property
+    def examples(self) -> list[Example]:
+        """The prompts, by request."""
+        return [prompt.example for prompt in self._work.prompts]
+
+    def close(self) -> None:
+        """Free the pair."""
+        self._models.close()
+
+    def run(self, told: Told) -> Rows:
+        """Every cell over its recorded and over its modelled link; rows of `samples`."""
+        found: Rows = []
+        with tempfile.TemporaryDirectory(prefix="testbed-") as scratch:
+            modelled = Path(scratch) / MODEL
+            for done, cell in enumerate(self._cells):
+                found += self._run(cell, REPLAY, self._log.cell(cell) / LINK_TRACE)
+                write_trace(modelled, rolled(self._traces[cell.place], self._start_s(cell)))
+                found += self._run(cell, VIRTUAL, modelled)
+                told(done + 1, len(self._cells))
+        return found
+
+    def _run(self, cell: Cell, way: str, link: Path) -> Rows:
+        plan = self._log.plan
+        method = next(m for m in plan.methods if m.name == cell.method)
+        config = run_config(plan, cell.method, self._config.bs, "none", plan.dataset)
+        config = msgspec.structs.replace(config, warmup=0, keys=None)
+        channel = ChannelSpec(kind="trace", file=str(link), via="virtual")
+        first = cell.repeat * plan.prompts
+        mine = self._work.prompts[first : first + plan.prompts]
+        work = Work(mine, [], self._work.prompter, self._work.drafter_path)
+        quiet = Watch(lambda *_: None, lambda _: None)
+        profile = self._profile(cell, way, method.hidden_bits)
+        outcomes = run_virtual(config, work, quiet, channel, profile, self._models, judge=self._judge())
+        assert work.prompter is not None
+        texts = {(o.method, o.request): work.prompter.text(o.record.token_ids) for o in outcomes}
+        return samples(
+            plan, cell, way, results.request_rows(outcomes, texts), results.round_rows(outcomes), self.examples
+        )
+
+    def _profile(self, cell: Cell, way: str, hidden_bits: int) -> Profile:
+        here = self._rounds_of(lambda one: one.method == cell.method and one.place == cell.place and one != cell)
+        elsewhere = self._rounds_of(lambda one: one.method == cell.method and one.place != cell.place)
+        computed = here or self._rounds[cell]
+        truth = way == VIRTUAL and self._emulated
+        expected = by_traces(self._traces) if truth else by_rounds
+        return field_profile(computed, elsewhere or computed, expected, self._padded, hidden_bits)
+
+    def _known(self, cell: Cell) -> Rows:
+        """Rounds of a cell, with when its emulated link began."""
+        times = self._log.times_of(cell)
+        rounds = _knowing(rounds_of(self._log, cell), measured_csi(self._log, cell.place))
+        return [{**row, "origin_s": times["origin_s"] if times else None} for row in rounds]
+
+    def _rounds_of(self, wanted: Callable[[Cell], bool]) -> Rows:
+        return [row for cell, rows in self._rounds.items() if wanted(cell) for row in rows]
+
+    def _model(self, name: str) -> Trace:
+        """The modelled link of a place: in an emulated run, what its relay followed."""
+        path = self._log.place(name) / MODEL
+        if path.exists():
+            return read_trace(path)
+        plan = self._log.plan
+        index, place = next((i, place) for i, place in enumerate(plan.places) if place.name == name)
+        return write_model(path, plan.model, place.distance_m, index)
+
+    def _start_s(self, cell: Cell) -> float:
+        """When a cell's first round began, on its modelled link; relay and UE share this machine's monotonic clock."""
+        times = self._log.times_of(cell)
+        begun = [float(row["begin_s"]) for row in self._rounds[cell] if row["begin_s"] is not None]
+        if times is None or times["origin_s"] is None or not begun:
+            return 0.0
+        return max(0.0, min(begun) - float(times["origin_s"]))
+
+    def _judge(self) -> Judge:
+        """A judge that remembers nothing."""
+        return make_judge(self._log.plan.judge, self._head, None, self._target)

@@ -1,0 +1,70 @@
+"""`testbed field report`: what a field run came to, out of its directory alone; again whenever it is asked."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from testbed.config import resolved
+from testbed.errors import BadInput, EngineError
+from testbed.experiments.field.device import Say
+from testbed.experiments.field.log import CELL, FieldLog
+from testbed.experiments.field.plan import FieldPlan, examples_of
+from testbed.experiments.field.replay import Bench, Told, record_links
+from testbed.experiments.field.rows import agreement, field_rows
+from testbed.experiments.field.run import progress_of
+from testbed.experiments.field.samples import FIELD, done_cells, requests_of, rounds_of, samples
+from testbed.experiments.report.page import write_report
+from testbed.experiments.results import directory as results
+
+SAMPLES = "samples.parquet"
+Rows = list[dict[str, Any]]
+
+
+def report_field(log: FieldLog, emulated: bool, say: Say, told: Told, replay: bool = True) -> dict[str, Any]:
+    """Write `samples.parquet`, `summary.json` and the report of a field run, and the recorded links as traces; returns
+    the document of `summary.json`.
+
+    Args:
+        replay: whether to run it again in virtual time, for which its models must be here.
+        told: how many cells of how many were run again.
+
+    Raises:
+        BadInput: nothing has run yet, or its models are not here.
+    """
+    cells = done_cells(log)
+    if not cells:
+        raise BadInput(f"nothing has run in {log.out} yet: testbed field run goes on with it")
+    examples = examples_of(log.plan)
+    found: Rows = []
+    for cell in cells:
+        found += samples(log.plan, cell, FIELD, requests_of(log, cell), rounds_of(log, cell), examples)
+    record_links(log)
+    notes = []
+    if replay:
+        try:
+            say("loading the pair, to run all of it again in virtual time")
+            with contextlib.closing(Bench(log, emulated)) as bench:
+                found += bench.run(told)
+        except (BadInput, EngineError, ImportError) as exc:
+            notes.append(f"no virtual runs: {exc}")
+            say(notes[-1])
+    results.write_parquet(log.out / SAMPLES, found)
+    document = _document(log, emulated, field_rows(log, found), notes)
+    results.write_summary(log.out, document)
+    write_report([log.out], log.out)
+    return document
+
+
+def _document(log: FieldLog, emulated: bool, rows: Rows, notes: list[str]) -> dict[str, Any]:
+    plan: FieldPlan = log.plan
+    document = results.summary(resolved(plan), plan.seed, results.host(), rows)
+    return {
+        **document,
+        "kind": "field",
+        "emulated": emulated,
+        "left": progress_of(log)["left"],
+        "agreement": agreement(rows),
+        "visits": [event for event in log.events if event["event"] != CELL],
+        "notes": notes,
+    }

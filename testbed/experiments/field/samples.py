@@ -1,0 +1,83 @@
+"""What came of every prompt of a field run: read from its cells, or out of virtual time, in the same columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from testbed.channel.csi import Csi
+from testbed.experiments.field.log import FieldLog
+from testbed.experiments.field.order import Cell, cells_of
+from testbed.experiments.field.plan import FieldPlan
+from testbed.experiments.inputs.datasets import Example
+from testbed.experiments.inputs.state import ASSUMED_MBPS
+from testbed.experiments.results.files import read_requests, read_rounds
+from testbed.models.scoring import final_number
+
+Row = Mapping[str, Any]
+FIELD, REPLAY, VIRTUAL = "field", "replay", "virtual"
+"""Measured; in virtual time over the link that was recorded; in virtual time over the modelled link."""
+WAYS = (FIELD, REPLAY, VIRTUAL)
+
+
+def done_cells(log: FieldLog) -> list[Cell]:
+    """Cells that ran to their end, by place."""
+    return [cell for place in log.plan.places for cell in cells_of(log.plan, place.name) if log.done(cell)]
+
+
+def rounds_of(log: FieldLog, cell: Cell) -> list[dict[str, Any]]:
+    """Rows of a cell's `rounds.parquet`, and its place."""
+    rows = read_rounds(log.cell(cell)).to_pylist()
+    return [{**row, "place": cell.place} for row in rows]
+
+
+def requests_of(log: FieldLog, cell: Cell) -> list[dict[str, Any]]:
+    """Rows of a cell's `requests.parquet`."""
+    return [dict(row) for row in read_requests(log.cell(cell)).to_pylist()]
+
+
+def measured_csi(log: FieldLog, place: str) -> Csi:
+    """The link of a place as it was measured on the last arrival; rates that were not are assumed."""
+    visit = log.last_visit(place)
+    known = {key: value for key, value in (visit["measured"]["csi"] if visit else {}).items() if key != "source"}
+    return Csi(**{"uplink_mbps": ASSUMED_MBPS, "downlink_mbps": ASSUMED_MBPS, "rtt_ms": 0.0, **known}, source="probe")
+
+
+def samples(
+    plan: FieldPlan, cell: Cell, way: str, requests: Sequence[Row], rounds: Sequence[Row], examples: Sequence[Example]
+) -> list[dict[str, Any]]:
+    """One row a prompt: `latency_s`, `tokens`, `rounds`, `kept` (mismatches that the judge let stay), `judged` (those
+    and the ones that it rejected), `energy_j`, `right` (None: no reference answer), and the output's `token_ids`.
+
+    Args:
+        requests: rows as in `requests.parquet`, of this cell.
+        rounds: rows as in `rounds.parquet`.
+        examples: prompts of the whole plan; `request` of the answer numbers them.
+    """
+    distance_m = next(place.distance_m for place in plan.places if place.name == cell.place)
+    found = []
+    for row in requests:
+        mine = [r for r in rounds if r["request"] == row["request"]]
+        kept = sum(r["kept"] or 0 for r in mine)
+        request = cell.repeat * plan.prompts + row["request"]
+        result = examples[request].result
+        found.append({
+            "place": cell.place, "distance_m": distance_m, "repeat": cell.repeat, "setting": cell.method, "way": way,
+            "request": request, "tokens": row["tokens"], "rounds": row["rounds"],
+            "latency_s": row["latency_s"], "link_s": sum(r["link_s"] for r in mine), "kept": kept,
+            "judged": kept + sum(map(_rejects, mine)), "uplink_bytes": row["uplink_bytes"], "energy_j": _energy_j(mine),
+            "right": None if result is None else final_number(row["text"] or "") == result,
+            "token_ids": list(row["token_ids"]),
+        })  # fmt: skip
+    return found
+
+
+def _energy_j(rounds: Sequence[Row]) -> float | None:
+    """None where no power was read."""
+    found = [row["energy_j"] for row in rounds]
+    return None if None in found else sum(found)
+
+
+def _rejects(row: Row) -> int:
+    """1 where a mismatch ended the window: later ones were not looked at."""
+    return int(row["accepted"] < row["drafted"])

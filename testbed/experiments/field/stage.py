@@ -1,0 +1,98 @@
+"""Where a field run takes place: in the field, or on this machine with a link for every place."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from testbed.channel.spec import ChannelSpec
+from testbed.experiments.field.device import Reach, Say
+from testbed.experiments.field.link import write_model
+from testbed.experiments.field.log import FieldLog
+from testbed.experiments.field.plan import FieldPlan, Place
+from testbed.experiments.runs.processes import base_station, proxy
+from testbed.experiments.runs.validate import iperf3_server
+from testbed.models.bundle import bundled, head_directory
+
+MODEL = "model.csv"
+"""The modelled link of a place, beside what was measured there."""
+
+
+class Stage(Protocol):
+    """Brings a UE to a place."""
+
+    def at(self, place: Place) -> contextlib.AbstractContextManager[Reach]:
+        """How the base station is reached, as long as the UE is there."""
+
+
+class Field:
+    """Implements `Stage`: the operator walks, the base station is running already."""
+
+    def __init__(self, plan: FieldPlan) -> None:
+        self._plan = plan
+
+    @contextlib.contextmanager
+    def at(self, place: Place) -> Iterator[Reach]:
+        """The same base station from everywhere."""
+        yield Reach(self._plan.bs, self._plan.iperf3 if self._plan.iperf3_s else None)
+
+
+class Emulation:
+    """Implements `Stage`: relays between this machine's UE and base station, each with the modelled link of a place.
+
+    Args:
+        bs: address of the base station.
+        iperf3: port of an iperf3 server beside it; None: there is none.
+    """
+
+    def __init__(self, log: FieldLog, bs: str, iperf3: int | None) -> None:
+        self._log, self._bs, self._iperf3 = log, bs, iperf3
+
+    @contextlib.contextmanager
+    def at(self, place: Place) -> Iterator[Reach]:
+        """Relays that follow the place's trace, from its beginning and again when it ends."""
+        link = ChannelSpec(kind="trace", file=str(self._log.place(place.name) / MODEL))
+        with contextlib.ExitStack() as held:
+            relay = held.enter_context(proxy(link, self._bs))
+            server = None
+            if self._iperf3 is not None:
+                transfers = held.enter_context(proxy(link, f"tcp://127.0.0.1:{self._iperf3}"))
+                server = transfers["listen"].removeprefix("tcp://")
+            yield Reach(relay["listen"], server, relay["origin_s"])
+
+
+@contextlib.contextmanager
+def emulation(log: FieldLog, say: Say) -> Iterator[Emulation]:
+    """A base station on this machine, and an iperf3 server where there is one.
+
+    Raises:
+        BadInput: a model, head or engine that cannot be used, or a place beyond the link's reach.
+        TestbedError: a process did not start.
+    """
+    for index, place in enumerate(log.plan.places):
+        path = log.place(place.name) / MODEL
+        if not path.exists():
+            write_model(path, log.plan.model, place.distance_m, index)
+    with contextlib.ExitStack() as held:
+        say(f"starting the base station ({log.plan.engine})")
+        wanted = log.plan.iperf3_s > 0 and shutil.which("iperf3") is not None
+        ready = held.enter_context(base_station(bs_arguments(log.plan)))
+        port = held.enter_context(iperf3_server("127.0.0.1")) if wanted else None
+        say(f"base station ready on {ready['bind']} (pid {ready['pid']})")
+        yield Emulation(log, ready["bind"], port)
+
+
+def target_of(plan: FieldPlan) -> Path:
+    """Directory of the target."""
+    return Path(plan.target) if plan.target else bundled().require("target")
+
+
+def bs_arguments(plan: FieldPlan) -> list[str]:
+    """Options of `bs serve` for an emulated run."""
+    arguments = ["--engine", plan.engine, "--bind", "tcp://127.0.0.1:*", "--dtype", plan.dtype, "--judge", plan.judge]
+    if plan.head is not None:
+        arguments += ["--head", str(head_directory(plan.head))]
+    return arguments if plan.engine == "synthetic" else [*arguments, "--model", str(target_of(plan))]

@@ -1,0 +1,212 @@
+"""Collecting episodes for a decision head: speculative decoding of a data set, chunk by chunk, resumable."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from testbed.bs.engine import VerifyEngine
+from testbed.bs.engines import leave_a_core, load_engine
+from testbed.bs.model_files import ModelFiles, check_files
+from testbed.bs.target import Target, describe
+from testbed.config import RunConfig
+from testbed.decision_head.episodes import META, EpisodeStore, Meta
+from testbed.errors import BadInput, ModelError
+from testbed.experiments.head.config import CollectConfig
+from testbed.experiments.head.summary import summary
+from testbed.experiments.head.walk import POLICIES, Episode, Walker, chunk_of, walk
+from testbed.experiments.runs.execute import load_drafter
+from testbed.experiments.runs.prepare import Work, prepare
+from testbed.experiments.walks.answers import Task
+from testbed.experiments.walks.completions import Completer
+from testbed.experiments.walks.lockstep import NOTHING, Lockstep
+from testbed.experiments.walks.scorers import scorer
+from testbed.fingerprints import model_fingerprint
+from testbed.models.bundle import BUNDLED, bundled
+from testbed.ue.drafting import Drafter
+from testbed.ue.llama import MAX_SEQUENCES
+
+CHUNK = 50
+"""Prompts of one."""
+Told = Callable[[int, int, str], None]
+"""Done, in all, of what."""
+
+
+def collect(config: CollectConfig, out: Path, told: Told) -> dict[str, Any]:
+    """Collect episodes into a directory, or go on with what is there; returns what `head_summary.summary` says.
+
+    Policy oracle writes labels too.
+
+    Raises:
+        BadInput: anything that cannot be used, or `out` holds another collection.
+        EngineError: the engine failed; chunks written by then stay.
+    """
+    check(config)
+    score = scorer(config.scorer)
+    target, drafter_path = pair_paths(config)
+    files = check_files(target.directory, dtype=config.dtype, vocab_size=target.vocab_size, max_model_len=None)
+    work = _work(config, target, drafter_path)
+    prompts = [prompt.ids for prompt in work.prompts[config.first :]]
+    _check_room(config, prompts, files.max_positions)
+    assert work.prompter is not None
+    task = Task(Completer(target.end_ids), config.max_tokens, work.prompter.text, score)
+    spent = NOTHING
+    leave_a_core(config.threads)
+    with contextlib.closing(load_drafter(_run(config), work)) as drafter:
+        store = EpisodeStore(out)
+        store.create(_meta(config, store, drafter, drafter_path, files, len(prompts)))
+        walker = Walker(drafter, task, config.window, config.policy, config.explore, config.seed)
+        if _to_do(store, walker, prompts):
+            with contextlib.closing(load_target(config, target)) as engine:
+                lockstep = Lockstep(engine, config.concurrency)
+                fill(store, walker, prompts, lockstep, told)
+                spent = lockstep.spent()
+    return summary(store, target.directory) | spent
+
+
+def fill(store: EpisodeStore, walker: Walker, prompts: Sequence[Sequence[int]], lockstep: Lockstep, told: Told) -> None:
+    """Walk the prompts whose chunks are not there, and write every chunk once all of its prompts are done."""
+    first, numbers = store.meta.first, _to_do(store, walker, prompts)
+    told(len(prompts) - len(numbers), len(prompts), "prompts")
+    episodes: dict[int, list[Episode]] = {}
+    ended = len(prompts) - len(numbers)
+    for _, episode in lockstep.run(walk(walker, first + i, prompts[i]) for i in numbers):
+        ended += 1
+        told(ended, len(prompts), "prompts")
+        chunk = (episode.prompt - first) // CHUNK
+        whole = episodes.setdefault(chunk, [])
+        whole.append(episode)
+        if len(whole) == min(CHUNK, len(prompts) - chunk * CHUNK):
+            _write(store, chunk, sorted(episodes.pop(chunk), key=lambda e: e.prompt), walker.policy)
+
+
+def _to_do(store: EpisodeStore, walker: Walker, prompts: Sequence[Sequence[int]]) -> list[int]:
+    """Numbers of the prompts whose chunks are not there, or not with the labels that the policy makes on its way."""
+    done = set(store.chunks())
+    if walker.policy == "oracle":
+        done &= set(store.labelled())
+    return [i for i in range(len(prompts)) if i // CHUNK not in done]
+
+
+def _write(store: EpisodeStore, chunk: int, episodes: Sequence[Episode], policy: str) -> None:
+    store.write(chunk, chunk_of(episodes, store.meta.drafter_hidden, store.meta.target_hidden))
+    if policy == "oracle":
+        critical = np.array([c for episode in episodes for c in episode.critical], np.bool_)
+        store.write_labels(chunk, critical, sum(episode.completions for episode in episodes))
+
+
+def check(config: CollectConfig) -> None:
+    """Refuse what can be refused before any file is read.
+
+    Raises:
+        BadInput: a value out of its range.
+    """
+    if config.policy not in POLICIES:
+        raise BadInput(f"unknown policy {config.policy!r}: known are {', '.join(POLICIES)}")
+    if not 0 <= config.explore <= 1:
+        raise BadInput(f"explore must lie in [0, 1], not {config.explore}")
+    if config.prompts < 1 or config.first < 0:
+        raise BadInput(f"prompts must be at least 1 and first not negative, not {config.prompts} and {config.first}")
+    if not 1 <= config.concurrency <= MAX_SEQUENCES:
+        raise BadInput(f"concurrency must lie in 1..{MAX_SEQUENCES}, not {config.concurrency}")
+    if config.engine not in ("vllm", "transformers"):
+        raise BadInput(f"unknown engine {config.engine!r}: known are vllm, transformers")
+    if config.drafter and not config.model:
+        raise BadInput("a drafter of your own needs its target: give --model too")
+    if config.model and not config.drafter:
+        raise BadInput("a target of your own needs its drafter: give --drafter FILE.gguf too")
+
+
+def pair_paths(config: CollectConfig) -> tuple[Target, Path]:
+    """The target as its directory describes it, and the drafter's file.
+
+    Raises:
+        ModelError: one of them is not there.
+    """
+    drafter = Path(config.drafter) if config.drafter else bundled().require("drafter")
+    if not drafter.is_file():
+        raise ModelError(f"{drafter}: no such file; give a drafter in GGUF format")
+    return describe(config.model or str(bundled().require("target"))), drafter
+
+
+def _run(config: CollectConfig) -> RunConfig:
+    """What a UE would be told: its window, outputs and drafter."""
+    return RunConfig(
+        window=config.window,
+        max_tokens=config.max_tokens,
+        dataset=config.dataset,
+        limit=config.first + config.prompts,
+        warmup=0,
+        concurrency=config.concurrency,
+        threads=config.threads,
+        gpu_layers=config.gpu_layers,
+        kv_type=config.kv_type,
+    )
+
+
+def _work(config: CollectConfig, target: Target, drafter: Path) -> Work:
+    """Prompts from the data set's first on, as a run prepares them."""
+    run = msgspec.structs.replace(_run(config), drafter=str(drafter), tokenizer=str(target.directory))
+    work = prepare(run, (None, None), None)
+    if len(work.prompts) <= config.first:
+        raise BadInput(f"{config.dataset} has {len(work.prompts)} prompts: --first must be less")
+    return work
+
+
+def load_target(config: CollectConfig, target: Target) -> VerifyEngine:
+    """The target on its engine."""
+    options: dict[str, Any] = {"gpu_memory_utilization": config.memory_share} if config.engine == "vllm" else {}
+    return load_engine(config.engine, target.directory, dtype=config.dtype, vocab_size=target.vocab_size, **options)
+
+
+def _check_room(config: CollectConfig, prompts: Sequence[Sequence[int]], positions: int) -> None:
+    longest = max(map(len, prompts))
+    if longest + config.max_tokens + 1 > positions:
+        raise BadInput(
+            f"a prompt of {longest} tokens and {config.max_tokens} to come pass the target's context of {positions}; "
+            "lower --max-tokens"
+        )
+
+
+def _meta(
+    config: CollectConfig, store: EpisodeStore, drafter: Drafter, drafter_path: Path, files: ModelFiles, prompts: int
+) -> Meta:
+    """What the collection is; where labels are not made on the way, their scorer may have been chosen since."""
+    meta = Meta(
+        dataset=config.dataset,
+        first=config.first,
+        prompts=prompts,
+        seed=config.seed,
+        window=config.window,
+        max_tokens=config.max_tokens,
+        policy=config.policy,
+        explore=config.explore if config.policy == "explore" else 0.0,
+        engine=f"{config.engine} {config.dtype}",
+        drafter=config.drafter or BUNDLED,
+        drafter_fingerprint=drafter.fingerprint,
+        drafter_quantisation=quantisation(drafter_path),
+        target=config.model or BUNDLED,
+        target_fingerprint=model_fingerprint(files.directory),
+        drafter_hidden=drafter.hidden_size,
+        target_hidden=files.hidden_size,
+        scorer=config.scorer,
+    )
+    if config.policy != "oracle" and (store.directory / META).exists():
+        meta = msgspec.structs.replace(meta, scorer=store.open().scorer)
+    return meta
+
+
+def quantisation(drafter: Path) -> str:
+    """Type of most weights of a GGUF file, such as F32 or Q8_0."""
+    from gguf import GGUFReader
+
+    counts: Counter[str] = Counter()
+    for tensor in GGUFReader(drafter).tensors:
+        counts[tensor.tensor_type.name] += int(tensor.n_elements)
+    return counts.most_common(1)[0][0]

@@ -1,0 +1,220 @@
+"""Choosing θ of a decision head on calibration problems: the largest that keeps the answers as right as asked for.
+
+Problems are decoded in virtual time under every θ and channel, so that what is chosen is judged by the very answers
+that a base station gives. A head that sees the channel gets one θ for all channels; one that does not, one for each.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from testbed.bs.head_judge import HeadJudge
+from testbed.bs.target import describe
+from testbed.channel.csi import Csi
+from testbed.channel.spec import ChannelSpec
+from testbed.config import Config, RunConfig
+from testbed.decision_head.head import DecisionHead, check_fits
+from testbed.errors import BadInput
+from testbed.experiments.inputs.profile import load_profile
+from testbed.experiments.runs.execute import Watch
+from testbed.experiments.runs.prepare import Work, prepare
+from testbed.experiments.runs.virtual import Models, load_models, run_virtual
+from testbed.fingerprints import model_fingerprint
+from testbed.models.bundle import bundled
+from testbed.models.scoring import final_number
+from testbed.ue.run import Outcome
+
+OWN = "greedy"
+"""Method that gives the target's own outputs in fewer passes than the target alone."""
+LEVELS = 16
+"""θ is tried in steps of one sixteenth, as WISV's Fig. 3 has its axis."""
+
+Told = Callable[[str], None]
+
+
+class Goal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many points of accuracy may be lost against the target alone, on one channel."""
+
+    rate_mbps: float
+    rtt_ms: float
+    points: float
+
+    @property
+    def csi(self) -> Csi:
+        """The channel's state."""
+        return Csi(self.rate_mbps, self.rate_mbps, self.rtt_ms, source="emulated")
+
+
+class TuneConfig(Config, frozen=True, kw_only=True):
+    """What `testbed head tune` does."""
+
+    dataset: str = "bundled:calibration"
+    first: int = 0
+    """Problems left out from the front: those that the head was trained on."""
+    prompts: int = 1000
+    window: int = 32
+    max_tokens: int = 256
+    goals: tuple[Goal, ...] = (Goal(20.0, 50.0, 2.0), Goal(500.0, 50.0, 1.0))
+    errors: float = 1.0
+    """Standard errors by which the loss must lie within the goal."""
+    profile: str = "wisv"
+    engine: str = "vllm"
+    model: str | None = None
+    drafter: str | None = None
+    tokenizer: str | None = None
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.first < 0 or self.prompts < 2:
+            raise BadInput(f"take 2 problems or more, from 0 on, not {self.prompts} from {self.first}")
+        if not self.goals or any(goal.points < 0 for goal in self.goals) or self.errors < 0:
+            raise BadInput("goals are points of accuracy of 0 or more, for one channel or more")
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """One θ on one channel."""
+
+    rate_mbps: float
+    rtt_ms: float
+    quality: float
+    threshold: float
+    accuracy: float
+    lost: float
+    """Points of accuracy below the target alone, on the same problems."""
+    error: float
+    """Standard error of that, paired."""
+    aal: float
+    rounds: float
+    latency_s: float
+    limit: float
+    """Points that may be lost here."""
+
+    def meets(self, errors: float) -> bool:
+        """Whether the loss lies within the goal, so many standard errors included."""
+        return self.lost + errors * self.error <= self.limit
+
+
+@dataclass(frozen=True)
+class Problems:
+    """Calibration problems and what the target makes of them."""
+
+    work: Work
+    models: Models
+    right: list[bool]
+    """Of the target alone, by problem."""
+
+
+def load_problems(config: TuneConfig, told: Told) -> Problems:
+    """Load pair and problems, and have the target solve them.
+
+    Raises:
+        BadInput: models or problems that cannot be used, or too few of them.
+    """
+    bundle = bundled()
+    run = _run_config(config, (OWN,), 0.0)
+    taken = msgspec.structs.replace(run, limit=config.first + config.prompts)
+    whole = prepare(taken, (bundle.drafter, bundle.tokenizer), None)
+    prompts = whole.prompts[config.first :]
+    if len(prompts) < config.prompts:
+        raise BadInput(f"{config.dataset} has no {config.prompts} problems after the first {config.first}")
+    work = replace(whole, prompts=prompts)
+    model = Path(config.model) if config.model else bundle.require("target")
+    models = load_models(model, config.engine, config.dtype, run, work, hidden=True)
+    told(f"{len(prompts)} problems by the target alone")
+    outcomes = _decode(config, run, work, models, config.goals[0], None)
+    return Problems(work, models, _right(work, outcomes))
+
+
+def tune(head: DecisionHead, config: TuneConfig, problems: Problems, told: Told) -> tuple[DecisionHead, list[Trial]]:
+    """Try θ from 1/16 up on every channel; returns the head with what was chosen, and all that was tried.
+
+    Going up ends on a channel where the loss is twice what may be lost. With no θ that meets a goal, the head is strict
+    there (θ = 0).
+
+    Raises:
+        BadInput: a head for another pair.
+    """
+    target = describe(config.model or str(bundled().require("target")))
+    check_fits(head.info, target_fingerprint=model_fingerprint(target.directory))
+    trials = []
+    for goal in config.goals:
+        for level in range(1, LEVELS + 1):
+            trial = _try(head, config, problems, goal, level / LEVELS)
+            trials.append(trial)
+            told(
+                f"{goal.rate_mbps:g} Mbit/s, {goal.rtt_ms:g} ms, θ {trial.threshold:.4g}: AAL {trial.aal:.2f}, "
+                f"{trial.lost:+.2f} ± {trial.error:.2f} points lost"
+            )
+            if trial.lost - config.errors * trial.error > 2 * trial.limit:
+                break
+    info = msgspec.structs.replace(head.info, thresholds=choose(trials, bool(head.info.features), config.errors))
+    return replace(head, info=info), trials
+
+
+def choose(trials: Sequence[Trial], sees_channel: bool, errors: float) -> tuple[tuple[float, float], ...]:
+    """Pairs (q, θ) for a head, q increasing: the largest θ up to which every tried one meets its goal.
+
+    A head that sees the channel has the smallest of these over the channels, one that does not has each one's own.
+    """
+    best: dict[float, float] = {}
+    for quality in sorted({trial.quality for trial in trials}):
+        best[quality] = 0.0
+        for trial in sorted((t for t in trials if t.quality == quality), key=lambda t: t.threshold):
+            if not trial.meets(errors):
+                break
+            best[quality] = trial.threshold
+    if sees_channel:
+        return ((1.0, min(best.values())),)
+    return tuple(sorted(best.items()))
+
+
+def _try(head: DecisionHead, config: TuneConfig, problems: Problems, goal: Goal, threshold: float) -> Trial:
+    run = _run_config(config, ("fh",), threshold, head.info.hidden_bits)
+    outcomes = _decode(config, run, problems.work, problems.models, goal, HeadJudge(head))
+    right = _right(problems.work, outcomes)
+    lost = [100.0 * (own - mine) for own, mine in zip(problems.right, right, strict=True)]
+    rounds = [len(o.record.rounds) for o in outcomes]
+    return Trial(
+        rate_mbps=goal.rate_mbps,
+        rtt_ms=goal.rtt_ms,
+        quality=goal.csi.quality,
+        threshold=threshold,
+        accuracy=statistics.fmean(right),
+        lost=statistics.fmean(lost),
+        error=statistics.stdev(lost) / len(lost) ** 0.5,
+        aal=sum(len(o.record.token_ids) for o in outcomes) / sum(rounds),
+        rounds=statistics.fmean(rounds),
+        latency_s=statistics.fmean(o.record.latency_s for o in outcomes),
+        limit=goal.points,
+    )
+
+
+def _run_config(config: TuneConfig, methods: tuple[str, ...], threshold: float, bits: int = 16) -> RunConfig:
+    return RunConfig(
+        methods=methods, window=config.window, threshold=threshold, max_tokens=config.max_tokens,
+        dataset=config.dataset, drafter=config.drafter, tokenizer=config.tokenizer, hidden_bits=bits, warmup=0,
+        gate=False,
+    )  # fmt: skip
+
+
+def _decode(
+    config: TuneConfig, run: RunConfig, work: Work, models: Models, goal: Goal, judge: HeadJudge | None
+) -> list[Outcome]:
+    channel = ChannelSpec(
+        kind="virtual", uplink_mbps=goal.rate_mbps, downlink_mbps=goal.rate_mbps, rtt_ms=goal.rtt_ms,
+        profile=config.profile,
+    )  # fmt: skip
+    watch = Watch(lambda *_: None, lambda _: None)
+    return run_virtual(run, work, watch, channel, load_profile(config.profile), models, judge=judge)
+
+
+def _right(work: Work, outcomes: Sequence[Outcome]) -> list[bool]:
+    """Whether each problem's answer is the reference's."""
+    assert work.prompter is not None
+    texts = {o.request: work.prompter.text(o.record.token_ids) for o in outcomes}
+    return [final_number(texts[i]) == prompt.example.result for i, prompt in enumerate(work.prompts)]

@@ -1,0 +1,170 @@
+"""Speculative decoding of one prompt as a walk from mismatch to mismatch (WISV Section V-B, stage 1)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.bs.engine import VerifyRequest, VerifyResult
+from testbed.decision_head.episodes import Mismatches
+from testbed.experiments.walks.answers import Answers, Task
+from testbed.experiments.walks.lockstep import Walk
+from testbed.ue.drafting import Drafter, DraftSequence, DraftToken
+
+POLICIES = ("oracle", "explore", "strict")
+"""What becomes of a mismatch, and so under which prefix the next one is met. A head that judges sees prefixes with
+mismatches in them that were kept, and several mismatches in a window.
+
+oracle: AutoJudge's walk. The mismatch is labelled at once, kept if harmless, rejected if critical: the prefixes are
+    those of a perfect judge.
+explore: kept by chance. Prefixes hold critical mismatches too, as those of a permissive head do; a label is then
+    relative to the output that the prefix leads to.
+strict: rejected. Prefixes are the target's own output.
+"""
+
+
+@dataclass(frozen=True)
+class Walker:
+    """What the walks of a collection share."""
+
+    drafter: Drafter
+    task: Task
+    window: int
+    policy: str
+    explore: float
+    seed: int
+
+    @property
+    def ends(self) -> Collection[int]:
+        """Ids that end an output."""
+        return self.task.completer.ends
+
+
+@dataclass
+class Episode:
+    """What a walk met. Columns are those of `Mismatches`, a row a mismatch."""
+
+    prompt: int
+    prompt_len: int
+    position: list[int] = field(default_factory=list)
+    draft_id: list[int] = field(default_factory=list)
+    target_id: list[int] = field(default_factory=list)
+    drafter_hidden: list[NDArray[np.float16]] = field(default_factory=list)
+    target_hidden: list[NDArray[np.float32]] = field(default_factory=list)
+    prefix: list[NDArray[np.int32]] = field(default_factory=list)
+    critical: list[bool] = field(default_factory=list)
+    """Filled by policy oracle alone."""
+    completions: int = 0
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    def meet(self, prefix: NDArray[np.int32], token: DraftToken, result: VerifyResult, row: int) -> None:
+        """Append the mismatch at `row` of a verified window, met after `prefix`."""
+        assert result.hidden is not None
+        self.position.append(len(prefix) - self.prompt_len)
+        self.draft_id.append(token.id)
+        self.target_id.append(int(result.argmax[row]))
+        self.drafter_hidden.append(token.hidden)
+        self.target_hidden.append(result.hidden[row].copy())
+        self.prefix.append(prefix)
+
+
+def walk(walker: Walker, number: int, prompt: Sequence[int]) -> Walk[Episode]:
+    """Decode prompt `number` round by round, as a UE and a BS would, and note every mismatch up to the one at which a
+    window is rejected.
+    """
+    episode = Episode(number, len(prompt))
+    session = f"prompt-{number}"
+    answers = Answers(walker.task, session, len(prompt))
+    text = np.array(prompt, np.int32)
+    sequence = walker.drafter.open(prompt)
+    try:
+        while (room := len(prompt) + walker.task.max_tokens - len(text)) > 0:
+            tokens = _draft(walker, sequence, room)
+            ids = np.array([token.id for token in tokens], np.int32)
+            result = yield VerifyRequest(session, text, ids, hidden=True)
+            accepted = yield from _judge(walker, episode, answers, text, tokens, result)
+            added = [*ids[:accepted].tolist(), int(result.argmax[accepted])][:room]
+            ends = [place for place, token in enumerate(added) if token in walker.ends]
+            text = np.append(text, np.array(added[: ends[0] + 1] if ends else added, np.int32))
+            if ends or len(added) == room:
+                break
+            sequence.commit(accepted, added[-1])
+    finally:
+        sequence.close()
+    episode.completions = answers.completions
+    return episode
+
+
+def _draft(walker: Walker, sequence: DraftSequence, room: int) -> list[DraftToken]:
+    """A window, as a UE's session drafts it: to an end id, or as far as the output has room."""
+    tokens = [sequence.draft_one()]
+    while len(tokens) < min(walker.window, room) and tokens[-1].id not in walker.ends:
+        tokens.append(sequence.draft_one())
+    return tokens
+
+
+def _judge(
+    walker: Walker,
+    episode: Episode,
+    answers: Answers,
+    text: NDArray[np.int32],
+    tokens: Sequence[DraftToken],
+    result: VerifyResult,
+) -> Walk[int]:
+    """How many drafted tokens stay; notes the mismatches on the way."""
+    ids = np.array([token.id for token in tokens], np.int32)
+    rows: list[int] = np.flatnonzero(ids != result.argmax[:-1]).tolist()
+    for row, following in zip(rows, [*rows[1:], len(ids)], strict=False):
+        prefix = np.concatenate([text, ids[:row]])
+        episode.meet(prefix, tokens[row], result, row)
+        if walker.policy == "oracle":
+            begun = result.argmax[row + 1 : following + 1].tolist()  # up to the next mismatch it agrees with the draft
+            critical = yield from answers.critical(prefix.tolist(), int(ids[row]), int(result.argmax[row]), begun)
+            episode.critical.append(critical)
+            kept = not critical
+        else:
+            kept = _chance(walker, episode) < (walker.explore if walker.policy == "explore" else 0.0)
+        if not kept:
+            return row
+    return len(tokens)
+
+
+def _chance(walker: Walker, episode: Episode) -> float:
+    """A number in [0, 1) that depends on the seed, the prompt and the mismatch's place in its episode alone."""
+    return random.Random(f"explore/{walker.seed}/{episode.prompt}/{len(episode)}").random()
+
+
+def chunk_of(episodes: Sequence[Episode], drafter_hidden: int, target_hidden: int) -> Mismatches:
+    """Episodes as arrays; there need not be a mismatch in them.
+
+    Args:
+        drafter_hidden: d_d.
+        target_hidden: d_t.
+    """
+    prefixes = [prefix for episode in episodes for prefix in episode.prefix]
+
+    def column(name: str) -> list[int]:
+        return [value for episode in episodes for value in getattr(episode, name)]
+
+    def stacked(name: str, width: int, dtype: type[np.floating]) -> NDArray[np.floating]:
+        rows = [row for episode in episodes for row in getattr(episode, name)]
+        return np.stack(rows).astype(dtype) if rows else np.empty((0, width), dtype)
+
+    return Mismatches(
+        prompt=np.repeat([e.prompt for e in episodes], [len(e) for e in episodes]).astype(np.int32),
+        order=np.concatenate([np.arange(len(e), dtype=np.int32) for e in episodes]),
+        position=np.array(column("position"), np.int32),
+        draft_id=np.array(column("draft_id"), np.int32),
+        target_id=np.array(column("target_id"), np.int32),
+        drafter_hidden=stacked("drafter_hidden", drafter_hidden, np.float16),
+        target_hidden=stacked("target_hidden", target_hidden, np.float32),
+        prefix_start=np.cumsum([0, *map(len, prefixes)], dtype=np.int64),
+        prefix_ids=np.concatenate([np.empty(0, np.int32), *prefixes]),
+        prompt_len=np.repeat([e.prompt_len for e in episodes], [len(e) for e in episodes]).astype(np.int32),
+    )

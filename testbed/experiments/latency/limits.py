@@ -1,0 +1,78 @@
+"""Where the latency model stops holding: mean, p95 and p99 against it, by how near saturation a load is."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.errors import BadInput
+from testbed.experiments.results.latency import column_of, read_points
+from testbed.optim.serving_fit import Fit, fit
+from testbed.optim.serving_model import Array
+from testbed.optim.serving_points import Points
+
+STATISTICS = ("latency_s", "latency_p95_s", "latency_p99_s")
+EDGES = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, np.inf)
+"""Of x = RPS·C2, the mean's: loads are put together between them."""
+HOLDS = 0.1
+"""The model holds where its errors have a median of this share of what was measured, or less."""
+
+
+class Limits(NamedTuple):
+    """How far the model holds."""
+
+    fits: dict[str, Fit]
+    """By statistic, each fitted to the loads at which nothing piles up."""
+    errors: list[dict[str, Any]]
+    """A row for each range of x: the loads in it, those that piled up among them, and the median |error| of each
+    statistic's own fit, None where it has no steady state."""
+    holds_to: dict[str, float | None]
+    """The largest x up to which every range with loads holds; None: not even the first."""
+
+
+def limits(path: Path, experts: tuple[int, int] | None = None) -> Limits:
+    """Fit mean, p95 and p99 below saturation, and look at all loads of a file of `latency measure`.
+
+    Raises:
+        BadInput: a file that cannot be read, a column that is missing, or points that cannot be fitted.
+    """
+    points, _ = read_points(path)
+    piled = column_of(path, "saturated") > 0 if len(points.rps) else np.zeros(0, bool)
+    measured = {name: read_points(path, name)[1] for name in STATISTICS}
+    if piled.all():
+        raise BadInput(f"{path.name} has no load below saturation")
+    fits = {name: fit(points.take(~piled), seen[~piled], experts, draws=0) for name, seen in measured.items()}
+    x = fits[STATISTICS[0]].unbounded(points)[1]
+    away = {name: _away(fits[name], points, seen) for name, seen in measured.items()}
+    errors = []
+    for low, high in pairwise(EDGES):
+        rows = (x >= low) & (x < high)
+        if rows.any():
+            medians = {name: _median(values[rows]) for name, values in away.items()}
+            errors.append({"from_x": low, "to_x": high if np.isfinite(high) else None, "loads": int(rows.sum()),
+                           "piled_up": int(piled[rows].sum()), **medians})  # fmt: skip
+    return Limits(fits, errors, {name: _holds_to(errors, name) for name in STATISTICS})
+
+
+def _away(found: Fit, points: Points, measured: Array) -> Array:
+    """[n] |model − measured| / measured, inf where the model has no steady state."""
+    away: Array = np.abs(found.unbounded(points)[0] - measured) / measured
+    return away
+
+
+def _median(values: NDArray[np.float64]) -> float | None:
+    middle = float(np.median(values))
+    return middle if np.isfinite(middle) else None
+
+
+def _holds_to(errors: list[dict[str, Any]], name: str) -> float | None:
+    reached = None
+    for row in errors:
+        if row[name] is None or row[name] > HOLDS:
+            break
+        reached = row["to_x"]
+    return reached

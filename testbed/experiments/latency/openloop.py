@@ -1,0 +1,241 @@
+"""A base station under open-loop load: Poisson arrivals that do not wait for answers, and what latency does.
+
+Loads lie evenly between what one request at a time gets through and what many at once do. A load at which requests
+pile up has no mean latency; it is marked and left out of fits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from testbed.clock import Clock
+from testbed.errors import BadInput
+from testbed.experiments.runs.prepare import Prompt
+from testbed.protocols import protocol
+from testbed.ue.client import Client
+from testbed.ue.drafting import Drafter
+from testbed.ue.pace import Pace
+from testbed.ue.records import RequestRecord
+from testbed.ue.remote import decode_remotely
+from testbed.ue.session import Session
+from testbed.ue.window import FixedWindow
+
+GROWTH = 1.5
+"""Requests that came last took this many times as long as those that came first: they pile up."""
+BEHIND = 0.9
+"""Share of the arrivals' rate that must have been answered by the time the last one came and a latency more."""
+
+
+class Served(msgspec.Struct, frozen=True):
+    """One request of a load."""
+
+    arrived_s: float
+    latency_s: float
+    """From its arrival, whether or not the UE was busy."""
+    prompt_len: int
+    tokens: int
+    rounds: int
+    accepted: int
+    rejections: int
+    batch_size: float
+    """Mean over its passes."""
+
+
+class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One load on one BS; latencies in seconds."""
+
+    rps: float
+    """Requests a second offered."""
+    k: int
+    """Drafted tokens a round; 0: the target alone."""
+    alpha: float | None
+    """Measured: accepted / (accepted + first rejections); None without drafts."""
+    prefill: float
+    """Mean tokens of a prompt."""
+    decode: float
+    """Mean tokens of an output."""
+    requests: int
+    latency_s: float
+    latency_p95_s: float
+    latency_p99_s: float
+    batch_size: float
+    saturated: bool
+
+
+@dataclass(frozen=True)
+class Station:
+    """One BS as requests meet it: connections, and how a request is decoded."""
+
+    clients: Iterator[Client]
+    """Endless; each request takes the next."""
+    drafter: Drafter
+    pace: Pace
+    window: int
+    """K; 0: the target decodes alone."""
+    max_tokens: int
+    end_ids: Sequence[int]
+    clock: Clock
+
+    async def decode(self, prompt: Prompt) -> RequestRecord:
+        """One request."""
+        client = next(self.clients)
+        if self.window == 0:
+            return await decode_remotely(client, prompt.ids, self.max_tokens, self.end_ids)
+        session = Session(client, self.drafter, protocol("greedy"), FixedWindow(self.window), pace=self.pace)
+        return await session.decode(prompt.ids, self.max_tokens, self.end_ids)
+
+
+async def synchronous_rps(station: Station, prompts: Iterable[Prompt]) -> float:
+    """Requests a second, one after another."""
+    clock = station.clock
+    start_s, count = clock.time(), 0
+    for prompt in prompts:
+        await station.decode(prompt)
+        count += 1
+    return count / (clock.time() - start_s)
+
+
+async def ceiling_rps(station: Station, prompts: Sequence[Prompt], at_once: int) -> float:
+    """Requests a second with so many always under way, the start and the end of the run left out."""
+    clock = station.clock
+    queue, ended_s = iter(prompts), []
+
+    async def worker() -> None:
+        for prompt in queue:
+            await station.decode(prompt)
+            ended_s.append(clock.time())
+
+    await asyncio.gather(*(worker() for _ in range(at_once)))
+    ended_s.sort()
+    steady = ended_s[at_once // 2 : max(len(ended_s) - at_once, at_once // 2 + 2)]
+    if len(steady) < 2 or steady[-1] <= steady[0]:
+        raise BadInput(f"{len(prompts)} prompts are too few to keep {at_once} requests under way; give more")
+    return (len(steady) - 1) / (steady[-1] - steady[0])
+
+
+def loads(low_rps: float, high_rps: float, count: int) -> list[float]:
+    """`count` loads evenly between the two, neither included.
+
+    Raises:
+        BadInput: no load asked for, or no room between the two.
+    """
+    if count < 1:
+        raise BadInput(f"give one load or more, not {count}")
+    if not 0 < low_rps < high_rps:
+        raise BadInput(
+            f"many requests at once ({high_rps:.3g}/s) get no more done than one at a time ({low_rps:.3g}/s): "
+            "there is no load between the two"
+        )
+    return [low_rps + (high_rps - low_rps) * i / (count + 1) for i in range(1, count + 1)]
+
+
+async def offer(
+    station: Station, prompts: Sequence[Prompt], rps: float, seed: int, told: Callable[[], None] = lambda: None
+) -> list[Served]:
+    """Send every prompt at the times of a Poisson process of rate `rps` and see all of them through."""
+    clock = station.clock
+    gaps = np.random.default_rng([seed, len(prompts)]).exponential(1 / rps, len(prompts))
+    start_s = clock.time()
+    served: list[Served] = []
+
+    async def one(prompt: Prompt, at_s: float) -> None:
+        await _until(clock, at_s)
+        record = await station.decode(prompt)
+        served.append(_served(record, at_s - start_s, clock.time() - at_s))
+        told()
+
+    times = (start_s + np.cumsum(gaps)).tolist()
+    tasks = [asyncio.create_task(one(*pair)) for pair in zip(prompts, times, strict=True)]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return sorted(served, key=lambda s: s.arrived_s)
+
+
+async def _until(clock: Clock, at_s: float) -> None:
+    left_s = at_s - clock.time()
+    if left_s > 0:
+        await clock.sleep(left_s)
+
+
+def _served(record: RequestRecord, arrived_s: float, latency_s: float) -> Served:
+    drafts = [r for r in record.rounds if r.drafted]
+    return Served(
+        arrived_s,
+        latency_s,
+        record.prompt_len,
+        len(record.token_ids),
+        len(record.rounds),
+        sum(r.accepted for r in drafts),
+        sum(r.accepted < r.drafted for r in drafts),
+        statistics.fmean(r.batch_size for r in record.rounds),
+    )
+
+
+def point(served: Sequence[Served], rps: float, k: int) -> LoadPoint:
+    """What a load came to.
+
+    Raises:
+        BadInput: no requests.
+    """
+    if not served:
+        raise BadInput("a load without requests has no latency")
+    latencies = np.array([s.latency_s for s in served])
+    accepted, rejections = sum(s.accepted for s in served), sum(s.rejections for s in served)
+    return LoadPoint(
+        rps=rps,
+        k=k,
+        alpha=accepted / (accepted + rejections) if accepted + rejections else None,
+        prefill=statistics.fmean(s.prompt_len for s in served),
+        decode=statistics.fmean(s.tokens for s in served),
+        requests=len(served),
+        latency_s=float(latencies.mean()),
+        latency_p95_s=float(np.quantile(latencies, 0.95)),
+        latency_p99_s=float(np.quantile(latencies, 0.99)),
+        batch_size=statistics.fmean(s.batch_size for s in served),
+        saturated=piled_up(served),
+    )
+
+
+def piled_up(served: Sequence[Served]) -> bool:
+    """Whether requests came faster than they were answered.
+
+    Either the last third of them took `GROWTH` times as long as the first third, and longer than its spread explains,
+    or answers fell behind arrivals: by one usual latency (the first third's median) after the last arrival, fewer than
+    `BEHIND` of all had ended.
+    """
+    third = len(served) // 3
+    if third < 3:
+        return False
+    ordered = sorted(served, key=lambda s: s.arrived_s)
+    first, last = ([s.latency_s for s in part] for part in (ordered[:third], ordered[-third:]))
+    errors = [statistics.stdev(part) / third**0.5 for part in (first, last)]
+    grown = statistics.fmean(last) - statistics.fmean(first)
+    if statistics.fmean(last) > GROWTH * statistics.fmean(first) and grown > 2 * float(np.hypot(*errors)):
+        return True
+    due_s = ordered[-1].arrived_s + 2 * statistics.median(first)
+    return sum(s.arrived_s + s.latency_s <= due_s for s in served) < BEHIND * len(served)
+
+
+def batches(prompts: Iterable[Prompt], sizes: Iterable[int]) -> Iterator[list[Prompt]]:
+    """Prompts in groups of these sizes, none twice: what was seen before would be in the BS's prefix cache.
+
+    Raises:
+        BadInput: there are too few.
+    """
+    source = iter(prompts)
+    for size in sizes:
+        group = list(itertools.islice(source, size))
+        if len(group) < size:
+            raise BadInput("there are too few prompts for these loads; give a larger data set or fewer requests a load")
+        yield group

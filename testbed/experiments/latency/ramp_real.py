@@ -1,0 +1,125 @@
+"""A load ramp for real: a BS process for every run, one process that sends what many UEs would, drafts replayed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from testbed.config import RunConfig
+from testbed.errors import BadInput
+from testbed.experiments.latency.load import LoadConfig, outputs_of, with_station
+from testbed.experiments.latency.ramp import (
+    HINTS,
+    Answered,
+    Fleet,
+    RampConfig,
+    Request,
+    Run,
+    Told,
+    Ue,
+    arrivals,
+    climb,
+    counts,
+    policy_of,
+    throughput_rps,
+)  # fmt: skip
+from testbed.experiments.runs.prepare import Work, prepare
+from testbed.models.bundle import bundled
+from testbed.ue.client import Client
+from testbed.ue.pace import Steady
+from testbed.ue.replay import ReplayDrafter
+
+AT_ONCE = 32
+"""Requests under way where throughput is measured."""
+CEILING_REQUESTS = 4 * AT_ONCE
+WARM_UP = 8
+"""Requests before a run: a BS's first passes are slower."""
+
+
+class RealRamp:
+    """Runs of one configuration."""
+
+    def __init__(self, config: RampConfig, out: Path, told: Told) -> None:
+        self._config, self._out, self._told = config, out, told
+        self._load = LoadConfig(
+            engine=config.engine, model=config.model, dtype=config.dtype, windows=(1,), alphas=(config.alpha,),
+            at_once=AT_ONCE, max_tokens=config.max_tokens, dataset=config.dataset,
+        )  # fmt: skip
+
+    def loads(self) -> list[float]:
+        """Even steps up to `reach` of the highest throughput of the fixed windows."""
+        config, ceilings = self._config, {}
+        for policy in map(str, config.windows):
+            ceilings[policy] = asyncio.run(self._ceiling(policy))
+            self._told(f"window {policy}: {ceilings[policy]:.3g} requests/s at most")
+        top = config.reach * max(ceilings.values())
+        return [float(f"{top * (i + 1) / config.steps:.3g}") for i in range(config.steps)]
+
+    def run(self, policy: str, seed: int, loads: Sequence[float]) -> Run:
+        """One ramp, by a BS that has seen none of its prompts."""
+        numbers = counts(self._config, loads)
+        first = self._config.seeds.index(seed) * sum(numbers)
+        work = self._work(len(self._config.seeds) * sum(numbers))
+        due = arrivals(loads, numbers, seed)
+        prompts = work.prompts[first : first + len(due)]
+        requests = [
+            Request(step, at_s, prompt.ids, self._config.max_tokens)
+            for (step, at_s), prompt in zip(due, prompts, strict=True)
+        ]
+        answered = asyncio.run(self._climb(policy, seed, work, requests))
+        return Run(policy, seed, list(loads), answered)
+
+    def _work(self, count: int) -> Work:
+        bundle = bundled()
+        run = RunConfig(dataset=self._config.dataset, limit=count, max_tokens=self._config.max_tokens, warmup=WARM_UP)
+        work = prepare(run, (bundle.drafter, bundle.tokenizer), None)
+        if len(work.prompts) < count:
+            raise BadInput(f"this ramp needs {count} prompts, and {self._config.dataset} has {len(work.prompts)}")
+        return work
+
+    def _known(self, work: Work, name: str) -> ReplayDrafter:
+        """Drafts after these prompts, their outputs decoded beforehand."""
+        place = self._out / name
+        place.mkdir(exist_ok=True)
+        every = Work([*work.prompts, *work.warmup], [], work.prompter, work.drafter_path)
+        known = outputs_of(self._load, every, place, self._told)
+        assert work.prompter is not None
+        context = max(map(len, known)) + self._config.max_tokens + self._config.limit + max(self._config.windows) + 1
+        return ReplayDrafter(
+            known, vocab_size=work.prompter.vocab_size, alpha=self._config.alpha, context=context, seed=0
+        )
+
+    def _more(self, policy: str) -> list[str]:
+        """What a BS is told besides."""
+        hints = ["--window-controller", self._config.controller] if policy == HINTS else []
+        return ["--max-batch", str(self._config.max_batch), *hints]
+
+    async def _climb(self, policy: str, seed: int, work: Work, requests: Sequence[Request]) -> list[Answered]:
+        drafter = await asyncio.to_thread(self._known, work, "outputs")
+
+        async def use(clients: Sequence[Client]) -> list[Answered]:
+            fleet = self._fleet(policy, clients, drafter)
+            for number, prompt in enumerate(work.warmup):
+                await fleet.decode(number, prompt.ids, self._config.max_tokens)
+            return await climb(fleet, requests)
+
+        return await with_station(self._load, work, use, self._more(policy), self._config.ues)
+
+    def _fleet(self, policy: str, clients: Sequence[Client], drafter: ReplayDrafter) -> Fleet:
+        welcome, clock = clients[0].welcome, clients[0].clock
+        assert welcome is not None
+        pace = Steady(clock, (self._config.draft_ms or 0.0) / 1e3)
+        ues = [Ue(client, policy_of(policy, self._config.limit)) for client in clients]
+        return Fleet(ues, drafter, pace, welcome.end_ids, clock)
+
+    async def _ceiling(self, policy: str) -> float:
+        work = self._work(CEILING_REQUESTS)
+        drafter = await asyncio.to_thread(self._known, work, "ceiling")
+
+        async def use(clients: Sequence[Client]) -> float:
+            fleet = self._fleet(policy, clients, drafter)
+            requests = [Request(0, 0.0, prompt.ids, self._config.max_tokens) for prompt in work.prompts]
+            return await throughput_rps(fleet, requests, AT_ONCE)
+
+        return await with_station(self._load, work, use, self._more(policy), self._config.ues)

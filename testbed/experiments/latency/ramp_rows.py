@@ -1,0 +1,177 @@
+"""What a load ramp came to: latency by load and window, and how far hinted windows are from the best fixed one."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.errors import BadInput
+from testbed.experiments.latency.openloop import GROWTH
+from testbed.experiments.latency.ramp import HINTS, RampConfig, Run
+
+Array = NDArray[np.float64]
+BLOCK = 25
+"""Requests, one after the other, that are drawn together: their latencies depend on each other."""
+DRAWS = 2000
+LEVEL = 0.95
+WITHIN = 0.02
+"""How much slower than the best fixed window hinted ones may be."""
+
+
+class Ratio(NamedTuple):
+    """A ratio of mean latencies, with the middle `LEVEL` of draws over blocks of requests."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Table(NamedTuple):
+    """A ramp's results."""
+
+    points: list[dict[str, Any]]
+    """One row a load and policy."""
+    loads: list[dict[str, Any]]
+    """One row a load: the best fixed window, and hinted ones against it."""
+    ramp: list[dict[str, Any]]
+    """One row a fixed window: hinted ones against it over all loads."""
+    holds: bool
+    """Whether hinted windows are within `WITHIN` of the best fixed one at every load, and better than each over all."""
+
+
+def table(config: RampConfig, runs: Sequence[Run]) -> Table:
+    """Compare; the first `settle` of each step does not count in `points` and `loads`, but in `ramp` everything does.
+
+    The best fixed window is chosen after the fact, by the very latencies that it is then compared by: that favours it.
+
+    Raises:
+        BadInput: a run is missing.
+    """
+    steps = range(len(runs[0].loads)) if runs else range(0)
+    mine = {policy: _by_seed(config, runs, policy) for policy in config.policies}
+    settled = {(p, s): [_settled(config, run, s) for run in mine[p]] for p in config.policies for s in steps}
+    points = [_point(config, runs, p, s, settled[p, s]) for s in steps for p in config.policies]
+    loads = []
+    for step in steps:
+        fixed = {p: np.concatenate(settled[p, step]).mean() for p in map(str, config.windows)}
+        best = min(fixed, key=lambda p: fixed[p])
+        ratio = _ratio(settled[HINTS, step], settled[best, step])
+        loads.append({
+            "rps": runs[0].loads[step], "best_window": int(best), "best_s": float(fixed[best]),
+            "hinted_s": float(np.concatenate(settled[HINTS, step]).mean()), "ratio": ratio.value,
+            "low": ratio.low, "high": ratio.high, "within": ratio.value <= 1 + WITHIN,
+        })  # fmt: skip
+    whole = {p: [np.array([a.latency_s for a in run.answered]) for run in mine[p]] for p in config.policies}
+    ramp = []
+    for policy in map(str, config.windows):
+        ratio = _ratio(whole[HINTS], whole[policy])
+        mean_s = float(np.concatenate(whole[policy]).mean())
+        ramp.append({
+            "window": int(policy), "latency_s": mean_s, "hinted_s": float(np.concatenate(whole[HINTS]).mean()),
+            "ratio": ratio.value, "low": ratio.low, "high": ratio.high, "better": ratio.value < 1,
+        })  # fmt: skip
+    holds = all(row["within"] for row in loads) and all(row["better"] for row in ramp)
+    return Table(points, loads, ramp, holds)
+
+
+def _by_seed(config: RampConfig, runs: Sequence[Run], policy: str) -> list[Run]:
+    """The runs of one policy."""
+    found = {run.seed: run for run in runs if run.policy == policy}
+    lacking = [seed for seed in config.seeds if seed not in found]
+    if lacking:
+        raise BadInput(f"the ramp of window {policy} with seed {lacking[0]} is missing")
+    return [found[seed] for seed in config.seeds]
+
+
+def _settled(config: RampConfig, run: Run, step: int) -> Array:
+    """Latencies of a step without its first ones."""
+    found = np.array([a.latency_s for a in run.answered if a.step == step])
+    return found[int(config.settle * len(found)) :]
+
+
+def _point(config: RampConfig, runs: Sequence[Run], policy: str, step: int, latencies: list[Array]) -> dict[str, Any]:
+    together = np.concatenate(latencies)
+    mine = [a for run in runs if run.policy == policy for a in run.answered if a.step == step]
+    drafted, tried = sum(a.drafted for a in mine), sum(a.accepted + a.rejections for a in mine)
+    return {
+        "rps": runs[0].loads[step],
+        "policy": policy,
+        "requests": int(together.size),
+        "latency_s": float(together.mean()),
+        "latency_p95_s": float(np.quantile(together, 0.95)),
+        "latency_p99_s": float(np.quantile(together, 0.99)),
+        "window": drafted / max(1, sum(a.rounds for a in mine)),
+        "alpha": sum(a.accepted for a in mine) / tried if tried else None,
+        "piled_up": any(_grows(seed) for seed in latencies),
+    }
+
+
+def _grows(latencies: Array) -> bool:
+    """Whether the last third of a step took `GROWTH` times as long as its first third, beyond their spread."""
+    third = latencies.size // 3
+    if third < 3:
+        return False
+    first, last = latencies[:third], latencies[-third:]
+    error_s = float(np.hypot(first.std(ddof=1), last.std(ddof=1))) / third**0.5
+    return bool(last.mean() > GROWTH * first.mean() and last.mean() - first.mean() > 2 * error_s)
+
+
+def _ratio(ours: list[Array], theirs: list[Array], seed: int = 0) -> Ratio:
+    """Of means over the same requests, which are drawn with replacement in blocks, the same for both."""
+    blocks = [
+        (a[i : i + BLOCK].sum(), b[i : i + BLOCK].sum())
+        for a, b in zip(ours, theirs, strict=True)
+        for i in range(0, len(a), BLOCK)
+    ]
+    sums = np.array(blocks)
+    drawn = np.random.default_rng(seed).integers(0, len(sums), (DRAWS, len(sums)))
+    totals = sums[drawn].sum(axis=1)
+    low, high = np.quantile(totals[:, 0] / totals[:, 1], ((1 - LEVEL) / 2, (1 + LEVEL) / 2)).tolist()
+    whole = sums.sum(axis=0)
+    return Ratio(float(whole[0] / whole[1]), low, high)
+
+
+def write(found: Table, out: Path) -> list[Path]:
+    """Write `points.csv`, `loads.csv`, `ramp.csv` and `ramp.png`.
+
+    Raises:
+        BadInput: no plotting library, or a directory that cannot be written to.
+    """
+    paths = []
+    for name in ("points", "loads", "ramp"):
+        rows: list[dict[str, Any]] = getattr(found, name)
+        paths.append(out / f"{name}.csv")
+        with paths[-1].open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    return [*paths, _plot(found, out / "ramp.png")]
+
+
+def _plot(found: Table, path: Path) -> Path:
+    from testbed.experiments.plots.style import Look, canvas, legend, look_of, save_figure
+
+    def draw() -> Any:
+        figure, axes = canvas(width=6.0, height=3.4)
+        one, fixed = axes[0, 0], [row["policy"] for row in found.points if row["policy"] != HINTS]
+        looks: dict[str, Look | None] = {**look_of(fixed), HINTS: None}
+        for policy, look in looks.items():
+            mine = [row for row in found.points if row["policy"] == policy]
+            x, y = ([row[key] for row in mine] for key in ("rps", "latency_s"))
+            if look is None:
+                one.plot(x, y, "o-", color="black", linewidth=2.2, label="hinted")
+            else:
+                style = {"color": look.colour, "marker": look.marker, "linestyle": look.dash}
+                one.plot(x, y, linewidth=1.0, label=f"K = {policy}", **style)
+        one.set_ylim(0, 2.5 * max(row["best_s"] for row in found.loads))
+        one.set_xlabel("load [requests/s]")
+        one.set_ylabel("mean latency [s]")
+        legend(figure, axes)
+        return figure
+
+    return save_figure(draw, path)

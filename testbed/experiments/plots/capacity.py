@@ -1,0 +1,106 @@
+"""Figures of capacity runs, from the rows of their tables: WISP's Table 2 as curves, its Figs. 7, 8 and 11."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from testbed.experiments.plots.style import COLOURS, canvas, legend, look_of
+
+Row = Mapping[str, Any]
+CAUSES = {"": ("in time", "#999999", "."), "queue": ("late by queueing", "#d55e00", "x"),
+          "compute": ("late by verification", "#0072b2", "^")}  # fmt: skip
+REGIMES = {"compute": ("o", COLOURS[0]), "memory": ("^", COLOURS[3]), "mixed": ("s", COLOURS[2])}
+MOST_PANELS = 4
+"""Side by side."""
+
+
+def capacities(rows: Sequence[Row]) -> Any:
+    """UEs sustained over the class's speed, a line for each system; crosses where the paper's figure is known."""
+    figure, axes = canvas(width=6.0)
+    one, printed = axes[0, 0], "WISP's Table 2"
+    for system, look in look_of([row["system"] for row in rows]).items():
+        mine = sorted((row for row in rows if row["system"] == system), key=lambda row: float(row["class_tps"]))
+        speeds, found = ([row[key] for row in mine] for key in ("class_tps", "capacity"))
+        one.plot(speeds, found, color=look.colour, marker=look.marker, linestyle=look.dash, label=system)
+        paper = [(row["class_tps"], row["paper"]) for row in mine if row.get("paper") is not None]
+        if paper:
+            one.plot(*zip(*paper, strict=True), "x", color=look.colour, markersize=8, markeredgewidth=1.6)
+    if any(row.get("paper") is not None for row in rows):
+        one.plot([], [], "x", color="black", markersize=8, markeredgewidth=1.6, label=printed)
+    one.set_xlabel("token speed of the class [tokens/s]")
+    one.set_ylabel("UEs sustained")
+    one.set_xticks(sorted({row["class_tps"] for row in rows}))
+    one.set_ylim(bottom=0)
+    legend(figure, axes)
+    return figure
+
+
+def violations(rows: Sequence[Row], epsilon: float | None) -> Any:
+    """Share of responses that came too late over the number of UEs, a panel for each class (Fig. 7); the mean where
+    there are several rows of one number.
+    """
+    classes = sorted({row["class_tps"] for row in rows})
+    figure, axes = canvas(
+        min(MOST_PANELS, len(classes)), -(-len(classes) // MOST_PANELS), width=2.7, height=2.3, sharey=True
+    )
+    for one, speed in zip(axes.flat, classes, strict=False):
+        for system, look in look_of([row["system"] for row in rows]).items():
+            mine: dict[float, list[float]] = {}
+            for row in rows:
+                if row["system"] == system and row["class_tps"] == speed:
+                    mine.setdefault(row["ues"], []).append(row["violation"])
+            places = sorted(mine)
+            means = [float(np.mean(mine[at])) for at in places]
+            one.plot(places, means, color=look.colour, marker=look.marker, linestyle=look.dash, label=system)
+        if epsilon is not None:
+            one.axhline(epsilon, color="black", linestyle=":", linewidth=1, label=f"ε = {epsilon:g}")
+        one.set_title(f"{speed:g} tokens/s", loc="left", fontsize=9)
+        one.set_xlabel("UEs")
+        one.xaxis.get_major_locator().set_params(integer=True)
+    for one in axes[:, 0]:
+        one.set_ylabel("share of responses late")
+    for one in list(axes.flat)[len(classes) :]:
+        one.set_visible(False)
+    legend(figure, axes)
+    return figure
+
+
+def plane(rows: Sequence[Row]) -> Any:
+    """Rounds in the queue-compute plane, late ones by cause (Fig. 8)."""
+    figure, axes = canvas(width=6.0, height=3.4)
+    for cause, (label, colour, marker) in CAUSES.items():
+        mine = [row for row in rows if row["cause"] == cause]
+        if mine:
+            x, y = ([float(row[key]) for row in mine] for key in ("queue_s", "verify_s"))
+            axes[0, 0].plot(
+                x, y, marker, color=colour, markersize=4, alpha=0.7, label=f"{label}: {len(mine)}", rasterized=True
+            )
+    axes[0, 0].set_xlabel("time in the queue [s]")
+    axes[0, 0].set_ylabel("time under verification [s]")
+    legend(figure, axes)
+    return figure
+
+
+def workloads(rows: Sequence[Row]) -> Any:
+    """Errors of the estimator by regime, and what passes hold (Fig. 11)."""
+    figure, axes = canvas(2, 1, width=4.2, height=3.2)
+    left, right = axes[0]
+    kinds = [kind for kind in REGIMES if any(row["regime"] == kind for row in rows)]
+    errors = [[abs(row["error_s"]) * 1e3 for row in rows if row["regime"] == kind] for kind in kinds]
+    left.boxplot(errors, whis=(5, 95), showfliers=False, medianprops={"color": "black"})
+    left.set_xticks(range(1, len(kinds) + 1), kinds)
+    left.set_ylabel("absolute error of a pass [ms]")
+    left.set_xlabel("regime; whiskers: 5th and 95th percentile")
+    for kind in kinds:
+        marker, colour = REGIMES[kind]
+        mine = [row for row in rows if row["regime"] == kind]
+        x, y = ([row[key] for row in mine] for key in ("new", "cached"))
+        right.plot(x, y, marker, color=colour, markersize=3, alpha=0.7, label=f"{kind}: {len(mine)}", rasterized=True)
+    right.set_xscale("log")
+    right.set_xlabel("new tokens of a pass")
+    right.set_ylabel("cached tokens")
+    legend(figure, axes)
+    return figure

@@ -1,0 +1,87 @@
+"""The model's coefficients against lengths and model size: the review's Figs. 5 and 6, as lines and plots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from testbed.errors import BadInput
+from testbed.experiments.plots.style import canvas, legend, looks, save_figure
+from testbed.optim.serving_fit import Fit
+from testbed.optim.serving_lengths import Lengths, length, r_squared
+from testbed.optim.serving_model import Array
+from testbed.optim.serving_points import names
+
+
+class Line(NamedTuple):
+    """A coefficient as a line over the size of a model: intercept + slope·millions."""
+
+    intercept: float
+    slope: float
+    r2: float
+
+
+def by_size(fits: Mapping[float, Fit]) -> dict[str, Line]:
+    """Lines through the coefficients of several targets, by millions of parameters (Fig. 5).
+
+    Raises:
+        BadInput: fewer than two sizes, or fits of different forms.
+    """
+    if len(fits) < 2:
+        raise BadInput("a line over model size needs two sizes or more")
+    forms = {each.names for each in fits.values()}
+    if len(forms) > 1:
+        raise BadInput("the fits have different forms; measure all sizes at the same windows and rates")
+    sizes, table = np.array(list(fits)), np.array([each.values for each in fits.values()])
+    return {name: _line(sizes, table[:, i]) for i, name in enumerate(next(iter(forms)))}
+
+
+def _line(x: Array, y: Array) -> Line:
+    slope, intercept = np.polyfit(x, y, 1).tolist()
+    return Line(intercept, slope, r_squared(y, intercept + slope * x))
+
+
+def plot_sizes(fits: Mapping[float, Fit], path: Path) -> Path:
+    """Coefficients against model size."""
+    lines = by_size(fits)
+    sizes = np.array(list(fits))
+    rows = [(name, sizes, np.array([fit.values[i] for fit in fits.values()]), line) for i, (name, line) in
+            enumerate(lines.items())]  # fmt: skip
+    return _plot(rows, "model size [million parameters]", path)
+
+
+def plot_lengths(lengths: Lengths, path: Path) -> Path:
+    """Coefficients against the lengths that they are taken to grow with (Fig. 6)."""
+    laws, table = lengths.laws(), lengths.table
+    rows = []
+    for i, name in enumerate(names("speculation", None)):
+        x = np.array([length(name, *pair) for pair in lengths.pairs])
+        rows.append((name, x, table[:, i], Line(laws[name].intercept, laws[name].slope, laws[name].r2)))
+    return _plot(rows, "prefill [tokens] for p, prefill + 0.5·decode for v and d", path)
+
+
+def _plot(rows: list[tuple[str, Array, Array, Line]], x: str, path: Path) -> Path:
+    return save_figure(lambda: _drawn(rows, x), path)
+
+
+def _drawn(rows: list[tuple[str, Array, Array, Line]], x: str) -> Any:
+    figure, axes = canvas(width=6.0, height=3.4)
+    for (name, where, values, line), look in zip(rows, looks(), strict=False):
+        top = float(np.max(np.abs(values))) or 1.0
+        label = f"{name}, R² {line.r2:.2f}"
+        axes[0, 0].plot(where, values / top, look.marker, color=look.colour, label=label)
+        ends = np.array([where.min(), where.max()])
+        fitted = (line.intercept + line.slope * ends) / top
+        axes[0, 0].plot(ends, fitted, color=look.colour, linestyle=look.dash, linewidth=1.0)
+    axes[0, 0].set_xlabel(x)
+    axes[0, 0].set_ylabel("coefficient, as a share of its largest")
+    legend(figure, axes)
+    return figure
+
+
+def document(lines: Mapping[str, Line]) -> dict[str, Any]:
+    """By coefficient, JSON's types alone."""
+    return {name: line._asdict() for name, line in lines.items()}

@@ -1,0 +1,110 @@
+"""`testbed power account`: the energy of a run that is over, by samples that came from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from testbed.channel.csi import Csi
+from testbed.errors import BadInput
+from testbed.experiments.power.recorder import SAMPLES, facts
+from testbed.experiments.results.directory import read_summary, round_row, write_summary
+from testbed.experiments.results.energy import energy_columns, measured
+from testbed.experiments.results.files import read_requests, read_rounds, write_round_rows
+from testbed.power.files import read_samples, write_parquet
+from testbed.power.samples import Samples
+from testbed.ue.records import RequestRecord, RoundRecord
+
+Key = tuple[str, int]
+
+
+def account_run(run: Path, file: Path | None, offset_s: float | None = None, align: bool = False) -> dict[str, Any]:
+    """Energy of a run's rounds and rows, written into its files: `rounds.parquet`, `summary.json`, `power.parquet`.
+
+    Args:
+        file: of samples at Unix time; None: those that the run has.
+        offset_s: added to their times; None: 0.
+        align: the first sample is at the run's first round.
+
+    Returns:
+        `power`, and `rows` with `method` and the columns of energy alone.
+
+    Raises:
+        BadInput: no run directory, one of a version that wrote no instants, samples of another time, or a parallel
+            choice of offset and alignment.
+    """
+    if align and offset_s is not None:
+        raise BadInput("give --offset-s or --align, not both")
+    document, records = read_summary(run), _records(run)
+    samples = read_samples(file if file is not None else run / SAMPLES)
+    begin_s, end_s = _span(run, records)
+    samples = samples.shifted(begin_s - float(samples.time_s[0]) if align else offset_s or 0.0)
+    _check_overlap(samples, begin_s, end_s)
+    found = dict(zip(records, measured(list(records.values()), samples), strict=True))
+    idle_w = (document.get("power") or {}).get("idle_w") if file is None else None
+    rows = []
+    for row in document["rows"]:
+        own = [record for (method, _), record in found.items() if method == row.get("method")]
+        rows.append(energy_columns(row["method"], own, idle_w))
+    power = {**(document.get("power") or {} if file is None else {}), **facts(samples)}
+    document["rows"] = [{**row, **more} for row, more in zip(document["rows"], rows, strict=True)]
+    document["power"] = power
+    write_round_rows(run, [round_row(*key, round_) for key, record in found.items() for round_ in record.rounds])
+    if file is not None:
+        write_parquet(run / SAMPLES, samples)
+    write_summary(run, document)
+    methods = [row["method"] for row in document["rows"]]
+    return {"power": power, "rows": [{"method": m, **more} for m, more in zip(methods, rows, strict=True)]}
+
+
+def _records(run: Path) -> dict[Key, RequestRecord]:
+    """Requests of a run with their rounds, by method and number."""
+    rounds: dict[Key, list[RoundRecord]] = {}
+    for row in read_rounds(run).to_pylist():
+        rounds.setdefault((row["method"], row["request"]), []).append(_round(run, row))
+    found = {}
+    for row in read_requests(run).to_pylist():
+        key = (row["method"], row["request"])
+        own = rounds.pop(key, [])
+        found[key] = RequestRecord(0, [], "", 0.0, 0, 0, own, row["clock_unix_s"])
+    if rounds:
+        raise BadInput(f"{run}: rounds.parquet has rounds of requests that requests.parquet has not")
+    return found
+
+
+def _round(run: Path, row: Mapping[str, Any]) -> RoundRecord:
+    known = {name: value for name, value in row.items() if value is not None}
+    csi = {name: known[f"csi_{name}"] for name in Csi.__struct_fields__ if f"csi_{name}" in known}
+    try:
+        record = msgspec.convert(known, RoundRecord)
+    except msgspec.ValidationError as exc:
+        raise BadInput(f"{run}: rounds.parquet lacks what an account needs ({exc})") from exc
+    return replace(record, csi=Csi(**csi)) if csi else record
+
+
+def _span(run: Path, records: Mapping[Key, RequestRecord]) -> tuple[float, float]:
+    """When the run's first round began and its last ended, in Unix time."""
+    instants = [
+        instant + record.clock_unix_s
+        for record in records.values()
+        for round_ in record.rounds
+        for instant in (round_.begin_s, round_.end_s)
+        if instant is not None and record.clock_unix_s is not None
+    ]
+    if not instants:
+        raise BadInput(f"{run} does not say when its rounds were: it is a virtual run, or of an older version")
+    return min(instants), max(instants)
+
+
+def _check_overlap(samples: Samples, begin_s: float, end_s: float) -> None:
+    first_s, last_s = float(samples.time_s[0]), float(samples.time_s[-1])
+    if last_s <= begin_s or first_s >= end_s:
+        raise BadInput(
+            f"in Unix time the samples go from {first_s:.3f} to {last_s:.3f}, the run from {begin_s:.3f} "
+            f"to {end_s:.3f}: "
+            "shift them with --offset-s, or give --align where the meter began with the run"
+        )

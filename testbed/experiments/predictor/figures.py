@@ -1,0 +1,125 @@
+"""WISP's Figs. 1 to 3 from traces: waste and goodput, statistics and acceptance, correlations; CSV files and plots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from testbed.errors import BadInput
+from testbed.experiments.predictor.traces import Traces
+from testbed.experiments.results.directory import write_text
+from testbed.ue.predictor import FEATURES
+
+DRAFT_TPS = 50.0
+"""Drafting speed of the paper's Fig. 1."""
+REST_S = 0.05
+"""Everything else of a round of Fig. 1, one RTT of 50 ms; our assumption, the paper gives none."""
+BINS = 20
+Table = tuple[tuple[str, ...], list[Sequence[float | str]]]
+
+
+def write_figures(traces: Traces, out: Path) -> list[Path]:
+    """Write `fig1`, `fig2` and `fig3` as `.csv` and `.png` into `out`; returns the paths.
+
+    Raises:
+        BadInput: no plotting library, or a directory that cannot be written to.
+    """
+    tables = {"fig1": waste_table(traces), "fig2": acceptance_table(traces), "fig3": correlation_table(traces)}
+    figures = {"fig1": _waste(tables["fig1"]), "fig2": _acceptance(tables["fig2"]), "fig3": _matrix(tables["fig3"])}
+    paths = []
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, (header, rows) in tables.items():
+            lines = [",".join(header), *(",".join(map(_cell, row)) for row in rows)]
+            write_text(out / f"{name}.csv", "\n".join(lines) + "\n")
+            figures[name].savefig(out / f"{name}.png", dpi=120, bbox_inches="tight")
+            paths += [out / f"{name}.csv", out / f"{name}.png"]
+    except OSError as exc:
+        raise BadInput(f"cannot write figures into {out}: {exc.strerror or exc}") from exc
+    return paths
+
+
+def _cell(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.6g}"
+
+
+def waste_table(traces: Traces) -> Table:
+    """Fig. 1: by prompt, wasted tokens and wasted time of a round, and committed tokens a second."""
+    rows: list[Sequence[float | str]] = []
+    for prompt in np.unique(traces.prompt):
+        mine = traces.prompt == prompt
+        rounds = int(traces.round[mine].max()) + 1
+        kept = int(traces.accepted[mine].sum())
+        drafted = int(mine.sum() + np.sum(traces.later_prompt == prompt))
+        wasted = (drafted - kept) / rounds
+        goodput = (kept + rounds) / (drafted / DRAFT_TPS + rounds * REST_S)
+        rows.append((int(prompt), rounds, wasted, wasted / DRAFT_TPS, goodput))
+    return ("prompt", "rounds", "wasted_tokens", "wasted_s", "goodput_tps"), rows
+
+
+def acceptance_table(traces: Traces) -> Table:
+    """Fig. 2: share of accepted tokens by statistic, in bins of equal counts (of equal values, the position)."""
+    rows: list[Sequence[float | str]] = []
+    for i, name in enumerate(FEATURES):
+        x, accepted = traces.features[:, i].astype(np.float64), traces.accepted
+        order = np.argsort(x, kind="stable")
+        parts = [order[x[order] == v] for v in np.unique(x)] if name == "position" else np.array_split(order, BINS)
+        rows += [(name, float(x[p].mean()), float(accepted[p].mean()), len(p)) for p in parts if len(p)]
+    return ("statistic", "mean", "acceptance", "tokens"), rows
+
+
+def correlation_table(traces: Traces) -> Table:
+    """Fig. 3: Pearson's correlations of statistics and acceptance; 0 with what never changes."""
+    columns = np.column_stack([traces.features, traces.accepted]).astype(np.float64)
+    centred = columns - columns.mean(axis=0)
+    norms = np.sqrt((centred**2).sum(axis=0))
+    matrix = centred.T @ centred / np.where(norms > 0, norms, 1.0) / np.where(norms > 0, norms, 1.0)[:, None]
+    names = (*FEATURES, "accepted")
+    return ("", *names), [(name, *row) for name, row in zip(names, matrix.tolist(), strict=True)]
+
+
+def _figure(**how: Any) -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as exc:
+        raise BadInput("plots need matplotlib: install the extra `lab`") from exc
+    return Figure(**how)
+
+
+def _waste(table: Table) -> Any:
+    figure = _figure(figsize=(5, 3.5))
+    axes = figure.subplots()
+    axes.plot([r[2] for r in table[1]], [r[4] for r in table[1]], ".", color="#0072b2", alpha=0.6)
+    axes.set_xlabel("wasted draft tokens a round")
+    axes.set_ylabel("goodput [tokens/s]")
+    axes.set_title(
+        f"drafting {DRAFT_TPS:g} tokens/s, {REST_S * 1e3:g} ms a round beside it; a point a prompt", fontsize=9
+    )
+    return figure
+
+
+def _acceptance(table: Table) -> Any:
+    figure = _figure(figsize=(12, 2.8), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(FEATURES), sharey=True), FEATURES, strict=True):
+        rows = [r for r in table[1] if r[0] == name]
+        axes.plot([r[1] for r in rows], [r[2] for r in rows], "o-", markersize=3, color="#0072b2")
+        axes.set_xlabel(name)
+    figure.axes[0].set_ylabel("share accepted")
+    return figure
+
+
+def _matrix(table: Table) -> Any:
+    figure = _figure(figsize=(5, 4.2), layout="constrained")
+    axes = figure.subplots()
+    names, values = table[0][1:], np.array([row[1:] for row in table[1]], np.float64)
+    image = axes.imshow(values, vmin=-1, vmax=1, cmap="RdBu_r")
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    axes.set_yticks(range(len(names)), names)
+    for i, j in np.ndindex(*values.shape):
+        shade = "white" if abs(values[i, j]) > 0.7 else "black"
+        axes.text(j, i, f"{values[i, j]:.2f}", ha="center", va="center", fontsize=8, color=shade)
+    figure.colorbar(image, ax=axes, label="Pearson's r")
+    return figure

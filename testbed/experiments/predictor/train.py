@@ -1,0 +1,154 @@
+"""Training rejection predictors: every family searched, calibrated, given a threshold, and the best of them chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.config import Config
+from testbed.errors import BadInput
+from testbed.experiments.predictor.models import FAMILIES, SPACES, Fitted, draw
+from testbed.experiments.predictor.scores import fpr_at_recall, scores_of, threshold_for
+from testbed.experiments.predictor.traces import TraceMeta, Traces, TraceStore, split
+from testbed.ue.predictor import PredictorInfo, RejectionPredictor, load_predictor, save_predictor
+
+Progress = Callable[[int, int, str], None]
+"""Trials done, in all, and the family at work."""
+
+
+class TrainConfig(Config, frozen=True):
+    """What `testbed predictor train` does."""
+
+    recall: float = 0.8
+    """Share of accepted tokens that predictors must find."""
+    trials: int = 6
+    """Combinations of hyper-parameters tried of every family."""
+    validation: float = 0.25
+    """Share of the prompts kept for choosing, stopping, calibrating and thresholds."""
+    seed: int = 0
+    models: tuple[str, ...] = tuple(FAMILIES)
+
+
+def train(config: TrainConfig, data: Path, out: Path, told: Progress) -> dict[str, RejectionPredictor]:
+    """Train every family and write `out/FAMILY/`, and the best of them into `out` itself; returns them by family.
+
+    The best has the lowest FPR on the validation data's rejected tokens at the recall asked for, within a family and
+    among families; a tie goes to the higher AUC.
+
+    Raises:
+        BadInput: a configuration or data that cannot be used.
+    """
+    _check(config)
+    store = TraceStore(data)
+    meta = store.meta()
+    fitted, held = split(store.load(), config.validation, config.seed)
+    for part in (fitted, held):
+        if len(np.unique(part.accepted)) < 2:
+            raise BadInput(f"{data} holds accepted or rejected tokens only; collect more prompts")
+    found, done = {}, 0
+    for family in config.models:
+        candidates = []
+        for trial, params in enumerate(_trials(family, config)):
+            told(done, len(config.models) * config.trials, family)
+            model = FAMILIES[family](params, fitted, held, config.seed)
+            facts = {"hyper_parameters": params, "trial": trial}
+            candidates.append(_finished(config, meta, family, model, (fitted, held), facts))
+            done += 1
+        found[family] = min(candidates, key=_merit)
+        save_predictor(found[family], out / family)
+    told(done, done, "done")
+    save_predictor(min(found.values(), key=_merit), out)
+    return found
+
+
+def _check(config: TrainConfig) -> None:
+    if not 0 < config.recall < 1:
+        raise BadInput(f"the recall must lie in (0, 1), not {config.recall:g}")
+    if config.trials < 1:
+        raise BadInput(f"trials must be at least 1, not {config.trials}")
+    if unknown := [m for m in config.models if m not in FAMILIES]:
+        raise BadInput(f"unknown model {', '.join(unknown)}; known: {', '.join(FAMILIES)}")
+    if not config.models:
+        raise BadInput(f"which models? known: {', '.join(FAMILIES)}")
+
+
+def _trials(family: str, config: TrainConfig) -> Sequence[dict[str, Any]]:
+    """Different combinations, drawn by the seed."""
+    rng = np.random.default_rng([config.seed, list(FAMILIES).index(family)])
+    found: list[dict[str, Any]] = []
+    for _ in range(100 * config.trials):
+        if len(found) < config.trials and (one := draw(SPACES[family], rng)) not in found:
+            found.append(one)
+    return found
+
+
+def _merit(predictor: RejectionPredictor) -> tuple[float, float]:
+    metrics = predictor.info.metrics
+    return metrics["fpr_at_recall"], -metrics["auc"]
+
+
+def _finished(
+    config: TrainConfig,
+    meta: TraceMeta,
+    family: str,
+    model: Fitted,
+    parts: tuple[Traces, Traces],
+    facts: dict[str, Any],
+) -> RejectionPredictor:
+    """Calibrate a model on the validation data, choose its threshold there, and say how it does."""
+    form, arrays = model
+    fitted, held = parts
+    info = PredictorInfo(
+        model=family,
+        form=form,  # type: ignore[arg-type]
+        drafter_fingerprint=meta.drafter_fingerprint,
+        target_fingerprint=meta.target_fingerprint,
+        recall=config.recall,
+        threshold=0.5,
+        platt=(1.0, 0.0),
+        trained={
+            **facts,
+            "dataset": meta.dataset,
+            "first": meta.first,
+            "prompts": meta.prompts,
+            "window": meta.window,
+            "seed": config.seed,
+            "samples": len(fitted) + len(held),
+            "accepted": int(fitted.accepted.sum() + held.accepted.sum()),
+            "validation_samples": len(held),
+            "calibration": "Platt, on validation data",
+        },
+    )
+    scores = RejectionPredictor(info, arrays).scores(held.features)
+    info = msgspec.structs.replace(info, platt=platt(scores, held.accepted))
+    probabilities = RejectionPredictor(info, arrays).probabilities(held.features)
+    threshold = threshold_for(held.accepted, probabilities, config.recall)
+    metrics = scores_of(held.accepted, probabilities, threshold).numbers()
+    metrics["fpr_at_recall"] = fpr_at_recall(held.accepted, probabilities, config.recall)
+    return RejectionPredictor(msgspec.structs.replace(info, threshold=threshold, metrics=metrics), arrays)
+
+
+def platt(scores: NDArray[np.float64], accepted: NDArray[np.uint8]) -> tuple[float, float]:
+    """(a, b) of sigmoid(a·score + b) by maximum likelihood."""
+    from sklearn.linear_model import LogisticRegression
+
+    model = LogisticRegression(C=np.inf).fit(scores[:, None], accepted)
+    return float(model.coef_[0, 0]), float(model.intercept_[0])
+
+
+def load_families(directory: Path) -> dict[str, RejectionPredictor]:
+    """The predictors that `train` wrote, by family; or the one in a directory of its own.
+
+    Raises:
+        BadInput: there is none.
+    """
+    found = {name: load_predictor(directory / name) for name in FAMILIES if (directory / name).is_dir()}
+    if found:
+        return found
+    one = load_predictor(directory)
+    return {one.info.model: one}

@@ -1,0 +1,104 @@
+"""Runs beside each other: rows of one kind held against the first run's, prompt by prompt where the prompts are one."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from testbed.experiments.report.data import Part, Shown
+from testbed.experiments.report.intervals import AT
+from testbed.experiments.results.intervals import Bootstrap, Interval
+
+SAME = ("method", "series", "judge", "head", "payload", "threshold", "level", "hidden_bits", *AT)
+"""What makes a row of another run the same kind of row."""
+LOOSE = ("method", "series", "window")
+"""What must at least agree where the links of two runs differ in everything."""
+COLUMNS = ("latency", "rounds", "tokens/s", "AAL", "accuracy")
+
+
+def compared_html(shown: Sequence[Shown]) -> str:
+    """A table of how rows of later runs differ from the first run's; empty where no rows are of one kind."""
+    first, lines = shown[0], []
+    for other in shown[1:]:
+        for base, part in pairs(first.parts, other.parts):
+            lines.append(_line(first, base, other, part))
+    if not lines:
+        return ""
+    names = ("run", "method", "window", "prompts", *COLUMNS)
+    head = "".join(f"<th>{name}</th>" for name in names)
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>" for line in lines)
+    return (
+        f"<h2>Held against {html.escape(first.path.resolve().name)}</h2>"
+        f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        "<p><small>Relative changes; of accuracy the difference. Paired rows decode the same prompts: their 95 % "
+        "bootstrap intervals are over the prompts.</small></p>"
+    )
+
+
+def pairs(first: Sequence[Part], other: Sequence[Part]) -> list[tuple[Part, Part]]:
+    """Rows of one kind: alike in `SAME`, else, where that finds none, in `LOOSE` if that names one row only."""
+    for keys in (SAME, LOOSE):
+        known: dict[tuple[str, ...], list[Part]] = {}
+        for part in first:
+            known.setdefault(_key(part, keys), []).append(part)
+        found = [(known[key][0], part) for part in other if len(known.get(key := _key(part, keys), [])) == 1]
+        if found:
+            return found
+    return []
+
+
+def _key(part: Part, keys: Sequence[str]) -> tuple[str, ...]:
+    return tuple(str(part.row.get(key)) for key in keys)
+
+
+def _line(first: Shown, base: Part, other: Shown, part: Part) -> list[str]:
+    drawn = _together(first, base, other, part)
+    cells = [html.escape(other.path.resolve().name), html.escape(part.name), str(part.row.get("window", "–"))]
+    if drawn is None:
+        return [*cells, "others", *(_change(base.row.get(k), part.row.get(k)) for k in
+                ("latency_s", "rounds", "throughput_tps", "aal")), _difference(base.row, part.row)]  # fmt: skip
+    quotients = {
+        "latency": drawn.ratio("b latency_s", "a latency_s"),
+        "rounds": drawn.ratio("b rounds", "a rounds"),
+    }
+    told = [_percent(quotients["latency"]), _percent(quotients["rounds"])]
+    told += [_change(base.row.get(key), part.row.get(key)) for key in ("throughput_tps", "aal")]
+    accuracy = _difference(base.row, part.row)
+    if (right := _right(first, base, other, part)) is not None:
+        found = right.difference("b", "a")
+        accuracy = f"{found.value:+.3f}<br><small>{found.low:+.3f} … {found.high:+.3f}</small>"
+    return [*cells, f"{drawn.n} paired", *told, accuracy]
+
+
+def _together(first: Shown, base: Part, other: Shown, part: Part) -> Bootstrap | None:
+    """Both rows' columns by prompt; None where their prompts are not the same."""
+    a, b = base.requests, part.requests
+    same = first.config.get("dataset") == other.config.get("dataset")
+    if a is None or b is None or not same or not len(a["request"]):
+        return None
+    if any(not np.array_equal(a[key], b[key]) for key in ("request", "prompt_len")):
+        return None
+    columns = {f"{run} {key}": table[key] for run, table in (("a", a), ("b", b)) for key in ("latency_s", "rounds")}
+    return Bootstrap(columns)
+
+
+def _right(first: Shown, base: Part, other: Shown, part: Part) -> Bootstrap | None:
+    a, b = base.right(first.config.get("dataset")), part.right(other.config.get("dataset"))
+    return None if a is None or b is None or a.size != b.size else Bootstrap({"a": a, "b": b})
+
+
+def _percent(found: Interval) -> str:
+    value, low, high = (number - 1 for number in found)
+    return f"{value:+.1%}<br><small>{low:+.1%} … {high:+.1%}</small>"
+
+
+def _change(before: Any, after: Any) -> str:
+    return "–" if not before or after is None else f"{after / before - 1:+.1%}"
+
+
+def _difference(before: Any, after: Any) -> str:
+    a, b = before.get("accuracy"), after.get("accuracy")
+    return "–" if a is None or b is None else f"{b - a:+.3f}"

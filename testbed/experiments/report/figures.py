@@ -1,0 +1,258 @@
+"""Figures of a run or a sweep: latency and its parts, curves over windows and thresholds, lengths, positions, links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from testbed.experiments.plots.style import (
+    HATCHES,
+    PART_COLOURS,
+    PARTS,
+    Figure,
+    canvas,
+    legend,
+    look_of,
+)  # fmt: skip
+from testbed.experiments.report.data import Part, Row, Shown
+from testbed.experiments.report.intervals import LINK, Intervals
+from testbed.experiments.report.tables import cell, link_text
+
+MOST_BARS = 24
+"""Of the plot of latency by row; more rows need windows to be told apart."""
+CURVES = {
+    "aal": "AAL [tokens/round]",
+    "rounds": "rounds of a request",
+    "latency_s": "mean latency of a request [s]",
+    "accuracy": "accuracy",
+}
+GRID = (
+    "series", "judge", "head", "payload", "window", "threshold", "hidden_bits", "uplink_mbps", "downlink_mbps",
+    "rtt_ms", "per",
+)  # fmt: skip
+"""What rows of one method may differ in, besides results."""
+SHORT = {
+    "window": "K", "threshold": "θ", "hidden_bits": "b_h", "uplink_mbps": "up", "downlink_mbps": "down",
+    "rtt_ms": "RTT", "per": "PER",
+}  # fmt: skip
+CLIPPED = 3.0
+"""A bar more than so many times the median's height is cut, and its height written on it."""
+
+
+def row_names(rows: Sequence[Row]) -> list[str]:
+    """A name for each row: its method, and whatever else tells it from the others (a sweep's grid)."""
+    methods = {row["method"] for row in rows}
+    differing = [key for key in GRID if len({(row["method"], str(row.get(key))) for row in rows}) > len(methods)]
+    return [", ".join([row["method"], *(f"{SHORT.get(k, k)} {cell(row.get(k))}" for k in differing)]) for row in rows]
+
+
+def figures(shown: Shown, intervals: Sequence[Intervals]) -> list[Figure]:
+    """All figures that the rows of a run or a sweep allow."""
+    rows, found = shown.rows, []
+    windows = {row.get("window") for row in rows}
+    levels = {_level(row) for row in rows} - {None}
+    if len(rows) <= MOST_BARS:
+        found.append(Figure("latency", "Mean latency of a request, its parts stacked.", lambda: _latency(rows)))
+    if len(windows) > 1:
+        found.append(
+            Figure("latency-window", "Mean latency against the draft window, its parts stacked. Bars out of all "
+                   "proportion are cut, with their height on them.", lambda: _stacked(shown.parts))
+        )  # fmt: skip
+        for key, title in _known(rows, CURVES):
+            caption = f"{title[0].upper()}{title[1:]} against the draft window, with 95 % intervals over the prompts."
+            draw = _curve_drawer(shown.parts, intervals, key, title, "window", "draft window K [tokens]")
+            found.append(Figure(f"{key.removesuffix('_s')}-curve", caption, draw))
+    if len(levels) > 2:
+        for key, title in _known(rows, ("accuracy", "aal", "latency_s")):
+            caption = (
+                f"{title[0].upper()}{title[1:]} against the threshold (Fig. 3), with 95 % intervals over the prompts."
+            )
+            draw = _curve_drawer(shown.parts, intervals, key, title, "level", "threshold, level = 16 θ")
+            found.append(Figure(f"{key.removesuffix('_s')}-threshold", caption, draw))
+    return [*found, *_of_rounds(shown)]
+
+
+def _known(rows: Sequence[Row], keys: Iterable[str]) -> list[tuple[str, str]]:
+    """Those of the columns that rows fill, and what they are called."""
+    return [(key, CURVES[key]) for key in keys if any(row.get(key) is not None for row in rows)]
+
+
+def _level(row: Row) -> float | None:
+    if row.get("level") is not None:
+        return float(row["level"])
+    return None if row.get("threshold") is None else 16 * float(row["threshold"])
+
+
+def _link(row: Row) -> dict[str, Any]:
+    return {key: row.get(key) for key in LINK}
+
+
+def _panels(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Links of the rows, the poorest first."""
+    found = {str(_link(row)): _link(row) for row in rows}
+    return sorted(found.values(), key=lambda link: (link["uplink_mbps"] or 1e9, link["rtt_ms"] or 0))
+
+
+# ---------------------------------------------------------------- latency
+
+
+def _latency(rows: Sequence[Row]) -> Any:
+    figure, axes = canvas(width=7.5, height=0.8 + 0.33 * len(rows))
+    one, names, left = axes[0, 0], row_names(rows), np.zeros(len(rows))
+    for part, colour, hatch in zip(PARTS, PART_COLOURS, HATCHES, strict=False):
+        values = np.array([row.get(part) or 0.0 for row in rows])
+        one.barh(
+            range(len(rows)),
+            values,
+            left=left,
+            color=colour,
+            hatch=hatch,
+            edgecolor="white",
+            label=part.removesuffix("_s"),
+        )
+        left += values
+    one.set_yticks(range(len(rows)), names)
+    one.grid(axis="y", visible=False)
+    one.invert_yaxis()
+    one.set_xlabel("mean latency of a request [s]")
+    legend(figure, axes)
+    return figure
+
+
+def _stacked(parts: Sequence[Part]) -> Any:
+    """Groups of bars by window, a bar for each series, a panel for each link."""
+    panels = _panels([part.row for part in parts])
+    windows, names = sorted({part.row["window"] for part in parts}), list(dict.fromkeys(part.name for part in parts))
+    figure, axes = canvas(1, len(panels), width=8.0, height=2.5, sharex=True)
+    width = 0.84 / len(names)
+    for one, panel in zip(axes[:, 0], panels, strict=True):
+        mine = [part for part in parts if _link(part.row) == panel]
+        top = _top([sum(part.row.get(key) or 0.0 for key in PARTS) for part in mine])
+        for part in mine:
+            at = windows.index(part.row["window"]) - 0.42 + width * (names.index(part.name) + 0.5)
+            _bar(one, at, width * 0.92, part.row, top)
+        one.set_ylim(0, top)
+        one.set_ylabel("mean latency [s]")
+        one.set_title(link_text(panel), loc="left", fontsize=9)
+        one.grid(axis="x", visible=False)
+    axes[-1, 0].xaxis.remove_overlapping_locs = False
+    letters = [chr(ord("a") + i) for i in range(len(names))]
+    places = [at - 0.42 + width * (i + 0.5) for at in range(len(windows)) for i in range(len(names))]
+    axes[-1, 0].set_xticks(range(len(windows)), [f"\n{window}" for window in windows])
+    axes[-1, 0].set_xticks(places, letters * len(windows), minor=True, fontsize=7)
+    axes[-1, 0].tick_params(axis="x", which="both", length=0)
+    key = ", ".join(f"{letter}: {name}" for letter, name in zip(letters, names, strict=True))
+    axes[-1, 0].set_xlabel(f"draft window K [tokens]\n{key}")
+    legend(figure, axes)
+    return figure
+
+
+def _bar(axes: Any, at: float, width: float, row: Row, top: float) -> None:
+    bottom = 0.0
+    for part, colour, hatch in zip(PARTS, PART_COLOURS, HATCHES, strict=False):
+        value = row.get(part) or 0.0
+        label = part.removesuffix("_s")
+        axes.bar(at, value, width, bottom, color=colour, hatch=hatch, edgecolor="white", linewidth=0.4, label=label)
+        bottom += value
+    if bottom > top:
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+        axes.text(at, top * 0.97, f"{bottom:.3g} s", ha="center", va="top", rotation=90, fontsize=7, bbox=box)
+
+
+def _top(totals: Sequence[float]) -> float:
+    """Height of a panel: the tallest bar that is not out of all proportion."""
+    usual = [total for total in totals if total <= CLIPPED * float(np.median(totals))]
+    return 1.12 * max(usual or totals or [1.0])
+
+
+# ---------------------------------------------------------------- curves
+
+
+def _curve_drawer(
+    parts: Sequence[Part], intervals: Sequence[Intervals], key: str, title: str, across: str, label: str
+) -> Any:
+    return lambda: _curves(parts, intervals, key, title, across, label)
+
+
+def _curves(
+    parts: Sequence[Part], intervals: Sequence[Intervals], key: str, title: str, across: str, label: str
+) -> Any:
+    """A line for each series, a panel for each link; a series with one value of `across` is a level line."""
+    target = [part for part in parts if part.row["method"] == "target-only" and across == "level"]
+    pairs = [
+        pair
+        for pair in zip(parts, intervals, strict=True)
+        if pair[0] not in target and pair[0].row.get(key) is not None
+    ]
+    panels = _panels([part.row for part, _ in pairs])
+    look = look_of([part.name for part in parts if part not in target])
+    figure, axes = canvas(min(2, len(panels)), -(-len(panels) // 2), sharey=True, width=4.2)
+    spread = [part.row[key] for part, _ in pairs]
+    for one, panel in zip(axes.flat, panels, strict=False):
+        for number, name in enumerate(look):
+            mine = [(p, i) for p, i in pairs if p.name == name and _link(p.row) == panel]
+            _line(one, mine, key, across, name, look[name], number - (len(look) - 1) / 2)
+        for part in target[:1] if key == "accuracy" else ():
+            one.axhline(part.row[key], color="black", linestyle="--", linewidth=1, label=part.name)
+        one.set_title(link_text(panel), loc="left", fontsize=9)
+        if across == "window":
+            one.set_xscale("log", base=2)
+            windows = sorted({part.row["window"] for part, _ in pairs})
+            one.set_xticks(windows, [str(window) for window in windows])
+            one.minorticks_off()
+        if key == "latency_s" and min(spread) > 0 and max(spread) > 10 * min(spread):
+            one.set_yscale("log")
+            _log_ticks(one.yaxis)
+    for one in axes[:, 0]:
+        one.set_ylabel(title)
+    for one in axes[-1, :]:
+        one.set_xlabel(label)
+    for one in list(axes.flat)[len(panels) :]:
+        one.set_visible(False)
+    legend(figure, axes)
+    return figure
+
+
+def _log_ticks(axis: Any) -> None:
+    """1, 2, 5, 10, 20, … written out."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(10, (1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _line(
+    axes: Any, pairs: Sequence[tuple[Part, Intervals]], key: str, across: str, name: str, look: Any, place: float
+) -> None:
+    """One series, moved aside by its place among the others, so that intervals do not hide each other."""
+    found: dict[float, list[tuple[float, Intervals]]] = {}
+    for part, interval in pairs:
+        at = _level(part.row) if across == "level" else part.row.get(across)
+        if at is not None:
+            found.setdefault(float(at), []).append((part.row[key], interval))
+    if not found:
+        return
+    places = sorted(found)
+    values = np.array([np.mean([value for value, _ in found[at]]) for at in places])
+    known = [found[at][0][1].get(key) for at in places]
+    if all(known) and all(len(found[at]) == 1 for at in places):
+        bounds = np.array([[max(0.0, i.value - i.low), max(0.0, i.high - i.value)] for i in known if i]).T
+    else:
+        bounds = None
+    aside = [at * 1.012**place if across == "window" else at + 0.1 * place for at in places]
+    axes.errorbar(
+        aside, values, bounds, color=look.colour, marker=look.marker, linestyle=look.dash, label=name, elinewidth=0.8,
+        capsize=2,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- rounds
+
+
+def _of_rounds(shown: Shown) -> list[Figure]:
+    from testbed.experiments.report import rounds as report_rounds
+
+    return report_rounds.figures(shown)

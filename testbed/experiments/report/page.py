@@ -1,0 +1,155 @@
+"""Reports: tables and plots of run directories in one self-contained HTML file, always made from the files."""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from testbed.experiments.plots.style import check_formats, write_figure
+from testbed.experiments.report import capacity as report_capacity
+from testbed.experiments.report import field as report_field
+from testbed.experiments.report import figures as report_figures
+from testbed.experiments.report import power as report_power
+from testbed.experiments.report import tables as report_tables
+from testbed.experiments.report.compare import compared_html
+from testbed.experiments.report.data import Shown, load_shown
+from testbed.experiments.report.figures import row_names
+from testbed.experiments.report.intervals import Intervals, with_intervals
+from testbed.experiments.results.directory import write_text
+
+__all__ = ["row_names", "write_report"]
+
+MOST_ROWS = 24
+"""More are folded away."""
+STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:76rem;padding:0 1rem;color:#222}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums}div.wide{overflow-x:auto;margin:1rem 0}
+td,th{padding:.2rem .55rem;border-bottom:1px solid #ddd;text-align:right;vertical-align:top;white-space:nowrap}
+td:first-child,th:first-child{text-align:left}th{font-weight:600}small{color:#666}
+figure{margin:1.5rem 0}figcaption{color:#444;max-width:46rem}img{max-width:100%;height:auto}
+code{background:#f3f3f3;padding:0 .2em}p.note{border-left:4px solid #e69f00;padding-left:.8rem}
+dl{display:grid;grid-template-columns:max-content 1fr;gap:0 1rem}dd{margin:0;overflow-wrap:anywhere}
+@media print{body{max-width:none}figure{break-inside:avoid}}
+"""
+
+
+def write_report(runs: Sequence[Path], out: Path, formats: Sequence[str] = ("png",)) -> Path:
+    """Write `report.html`, `plots/` and `tables/` into `out` from the files of run directories and sweeps that ended.
+
+    Raises:
+        BadInput: a directory that is no run directory, an unknown format, or no plotting library.
+    """
+    return write_shown(load_shown(runs), out, formats)
+
+
+def write_shown(shown: Sequence[Shown], out: Path, formats: Sequence[str] = ("png",)) -> Path:
+    """The same of directories that were read already.
+
+    Args:
+        formats: of the files in `plots/`: png, svg, pdf.
+
+    Raises:
+        BadInput: an unknown format, or no plotting library.
+    """
+    check_formats(formats)
+    intervals = [with_intervals(one.parts, one.config.get("dataset")) if one.speculates else [] for one in shown]
+    for folder in ("plots", "tables"):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+    parts = [_section(one, found, out, formats) for one, found in zip(shown, intervals, strict=True)]
+    compared = compared_html(shown) if len(shown) > 1 else ""
+    names = [one.path.resolve().name for one in shown]
+    title = html.escape(", ".join(names[:4]) + (" …" if len(names) > 4 else ""))
+    page = (
+        f"<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'>"
+        f"<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>testbed report: {title}</title><style>{STYLE}</style></head>\n"
+        f"<body><h1>testbed report</h1>{_contents(shown)}{compared}{''.join(parts)}</body></html>\n"
+    )
+    write_text(out / "report.html", page)
+    return out / "report.html"
+
+
+def _contents(shown: Sequence[Shown]) -> str:
+    if len(shown) < 2:
+        return ""
+    items = "".join(f"<li><a href='#{_id(one)}'>{html.escape(one.path.resolve().name)}</a></li>" for one in shown)
+    return f"<ul>{items}</ul>"
+
+
+def _id(shown: Shown) -> str:
+    return "run-" + re.sub(r"[^A-Za-z0-9-]+", "-", shown.label)
+
+
+def _section(shown: Shown, intervals: Sequence[Intervals], out: Path, formats: Sequence[str]) -> str:
+    name = html.escape(shown.path.resolve().name)
+    said = [f"<h2 id='{_id(shown)}'>{name}</h2>", _facts(shown.document)]
+    if shown.missing:
+        said.append(f"<p class='note'>Not finished: {shown.missing} points of this sweep have not run yet.</p>")
+    figures = [*report_capacity.figures(shown), *report_field.figures(shown)]
+    if shown.speculates:
+        figures += [*report_figures.figures(shown, intervals), *report_power.figures(shown)]
+        said += [*_tables(shown, intervals, out / "tables"), report_power.notes(shown)]
+    else:
+        said.append(_plain(shown))
+    for figure in figures:
+        image = write_figure(figure, out / "plots", shown.label, formats)
+        said.append(
+            f"<figure><img alt='{figure.name}' src='data:image/png;base64,{base64.b64encode(image).decode()}'>"
+            f"<figcaption>{html.escape(figure.caption)}</figcaption></figure>"
+        )
+    return "".join(said)
+
+
+def _tables(shown: Shown, intervals: Sequence[Intervals], folder: Path) -> list[str]:
+    """Table I, where windows vary, and all rows; written as LaTeX and CSV too."""
+    said = []
+    table = report_tables.pivot(shown.rows, [part.name for part in shown.parts])
+    if table is not None:
+        write_text(folder / f"{shown.label}-table1.tex", report_tables.pivot_latex(table))
+        write_text(folder / f"{shown.label}-table1.csv", report_tables.pivot_csv(table))
+        said += ["<h3>By window and link</h3>", report_tables.pivot_html(table)]
+    write_text(folder / f"{shown.label}-rows.csv", report_tables.rows_csv(shown.rows, intervals))
+    rows = report_tables.rows_html(shown.rows, intervals)
+    if any(intervals):
+        rows += (
+            "<p><small>Small print: 95 % bootstrap intervals over the prompts. <i>Times as fast</i> and <i>accuracy "
+            "lost</i> hold a row against the first row of its window and link, prompt by prompt.</small></p>"
+        )
+    if table is not None or len(shown.rows) > MOST_ROWS:
+        return [*said, f"<details><summary>All {len(shown.rows)} rows</summary>{rows}</details>"]
+    return [*said, rows]
+
+
+def _plain(shown: Shown) -> str:
+    """Rows of a study of another kind, as they are."""
+    names = [
+        name
+        for name in dict.fromkeys(name for row in shown.rows for name in row)
+        if not any(isinstance(row.get(name), dict | list) for row in shown.rows)
+    ]
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{report_tables.cell(row.get(name))}</td>" for name in names) + "</tr>"
+        for row in shown.rows
+    )
+    return f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _facts(document: Mapping[str, Any]) -> str:
+    host, config = document.get("host", {}), document.get("config", {})
+    flat = {**config, **config["run"]} if isinstance(config.get("run"), dict) else config
+    facts = {
+        "made": document.get("created", "unknown"),
+        "testbed": f"{document.get('testbed', 'unknown')}, commit {document.get('commit') or 'unknown'}",
+        "seed": document.get("seed", "unknown"),
+        "machine": f"{host.get('cpu', '')}, {host.get('cores', '?')} cores, {host.get('system', '')}",
+        "processes": ", ".join(f"{k} {v}" for k, v in host.get("pids", {}).items()) or "–",
+        "config": ", ".join(
+            f"{k}={v}" for k, v in flat.items() if v is not None and k not in ("run", "series", "grid")
+        ),
+    }
+    return "<dl>" + "".join(f"<dt>{k}</dt><dd>{html.escape(str(v))}</dd>" for k, v in facts.items()) + "</dl>"

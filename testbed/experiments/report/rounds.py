@@ -1,0 +1,145 @@
+"""Figures from the rounds of a run: acceptance by position, committed lengths, the link and the protocol over time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from testbed.experiments.plots.style import Figure, canvas, legend, look_of
+from testbed.experiments.report.data import Part, Shown
+from testbed.experiments.report.intervals import LINK
+from testbed.experiments.report.tables import link_text
+
+MOST = 8
+"""Lines of one figure."""
+COUNTS = ("drafted", "accepted", "committed")
+LINK_COLUMNS = ("csi_time_s", "csi_uplink_mbps", "csi_downlink_mbps", "csi_rtt_ms")
+GAP = 8
+"""So many times the usual step between rounds is a gap, over which no line is drawn: other rows' rounds lie there."""
+MOST_LINKS = 4
+"""Runs whose link is shown over time."""
+
+
+def figures(shown: Shown) -> list[Figure]:
+    """What the rounds of a run allow: of a sweep those of its middle window and poorest link."""
+    chosen, where = _chosen(shown.parts)
+    found = []
+    if chosen:
+        found += [
+            Figure("acceptance", f"Share of rounds in which a drafted token of each position stayed{where}.",
+                   lambda: _acceptance(chosen)),
+            Figure("committed", f"Tokens committed in a round, correction or bonus included{where}.",
+                   lambda: _committed(chosen)),
+        ]  # fmt: skip
+    moving = [part for part in shown.parts if _moves(part)][:MOST_LINKS]
+    if moving:
+        found.append(
+            Figure("link", "Channel state that the rounds saw, and the protocol that each took.", lambda: _link(moving))
+        )
+    return found
+
+
+def _chosen(parts: Sequence[Part]) -> tuple[list[Part], str]:
+    """Rows with rounds that may stand in one figure, and in words what they share."""
+    known = [part for part in parts if part.row["method"] != "target-only" and _holds(part, COUNTS)]
+    if len(known) <= MOST and len({part.name for part in known}) == len(known):
+        return known, ""
+    windows = sorted({part.row["window"] for part in known})
+    window = windows[len(windows) // 2]
+    same = [part for part in known if part.row["window"] == window]
+    link = min(
+        ([part.row.get(key) for key in LINK] for part in same),
+        key=lambda link: [(v is None, v if isinstance(v, int | float) else 0) for v in link],
+    )
+    same = [part for part in same if [part.row.get(key) for key in LINK] == link]
+    chosen = list({part.name: part for part in reversed(same)}.values())[::-1]
+    return chosen[:MOST], f", at K = {window} and {link_text(dict(zip(LINK, link, strict=True)))}"
+
+
+def _holds(part: Part, names: Sequence[str]) -> bool:
+    """Whether a run wrote these columns of numbers for its rounds."""
+    rounds = part.rounds
+    return rounds is not None and all(len(rounds[name]) and rounds[name].dtype != object for name in names)
+
+
+def _acceptance(parts: Sequence[Part]) -> Any:
+    figure, axes = canvas(width=6.5)
+    for part, look in zip(parts, look_of([part.name for part in parts]).values(), strict=True):
+        assert part.rounds is not None
+        drafted, accepted = part.rounds["drafted"], part.rounds["accepted"]
+        positions = np.arange(1, int(drafted.max()) + 1)
+        reached = np.array([(drafted >= at).sum() for at in positions])
+        shares = [(accepted[drafted >= at] >= at).mean() for at in positions]
+        every = max(1, len(positions) // 10)
+        axes[0, 0].plot(
+            positions[reached > 0], shares, color=look.colour, marker=look.marker, linestyle=look.dash, label=part.name,
+            markevery=every,
+        )  # fmt: skip
+    axes[0, 0].set_xlabel("position in the draft window")
+    axes[0, 0].set_ylabel("share of rounds that kept it")
+    axes[0, 0].set_ylim(0, 1)
+    legend(figure, axes)
+    return figure
+
+
+def _committed(parts: Sequence[Part]) -> Any:
+    columns = min(3, len(parts))
+    figure, axes = canvas(columns, -(-len(parts) // columns), width=2.9, height=1.9, sharex=True, sharey=True)
+    most = max(int(part.rounds["committed"].max()) for part in parts if part.rounds)
+    for one, part, look in zip(axes.flat, parts, look_of([part.name for part in parts]).values(), strict=False):
+        assert part.rounds is not None
+        committed = part.rounds["committed"]
+        shares = np.bincount(committed.astype(int), minlength=most + 1) / len(committed)
+        one.bar(range(most + 1), shares, 0.9, color=look.colour)
+        one.axvline(committed.mean(), color="black", linestyle="--", linewidth=1)
+        one.set_title(f"{part.name}: mean {committed.mean():.2f}", loc="left", fontsize=9)
+    for one in axes[:, 0]:
+        one.set_ylabel("share of rounds")
+    for one in axes[-1, :]:
+        one.set_xlabel("tokens committed")
+    for one in list(axes.flat)[len(parts) :]:
+        one.set_visible(False)
+    return figure
+
+
+def _moves(part: Part) -> bool:
+    """Whether a run saw its link change, or changed its protocol."""
+    rounds = part.rounds
+    if rounds is None or not _holds(part, LINK_COLUMNS):
+        return False
+    known = np.isfinite(rounds["csi_time_s"])
+    if known.sum() < 2:
+        return False
+    rates = rounds["csi_uplink_mbps"][known]
+    return bool(np.ptp(rates) > 0) or len(set(rounds["protocol"][known])) > 1
+
+
+def _link(parts: Sequence[Part]) -> Any:
+    figure, axes = canvas(len(parts), 3, width=4.6, height=1.7, sharex="col")
+    for column, part in enumerate(parts):
+        assert part.rounds is not None
+        rounds = {name: values[np.isfinite(part.rounds["csi_time_s"])] for name, values in part.rounds.items()}
+        order = np.argsort(rounds["csi_time_s"], kind="stable")
+        times_s = rounds["csi_time_s"][order] - rounds["csi_time_s"][order[0]]
+        top, middle, low = axes[:, column]
+        gaps = np.flatnonzero(np.diff(times_s) > GAP * max(1e-9, float(np.median(np.diff(times_s))))) + 1
+        for name, colour, dash in (("up", "#0072b2", "-"), ("down", "#e69f00", "--")):
+            rates = np.insert(rounds[f"csi_{name}link_mbps"][order].astype(float), gaps, np.nan)
+            top.plot(np.insert(times_s, gaps, np.nan), rates, color=colour, linestyle=dash, label=f"{name}link")
+        rtts_ms = np.insert(rounds["csi_rtt_ms"][order].astype(float), gaps, np.nan)
+        middle.plot(np.insert(times_s, gaps, np.nan), rtts_ms, color="#009e73", label="RTT")
+        names = sorted(set(rounds["protocol"]))
+        for at, (name, marker) in enumerate(zip(names, itertools.cycle("osd^v"), strict=False)):
+            mine = rounds["protocol"][order] == name
+            low.plot(times_s[mine], np.full(mine.sum(), at), marker, color=f"C{at}", markersize=3)
+        low.set_yticks(range(len(names)), names)
+        low.set_ylim(-0.6, len(names) - 0.4)
+        top.set_title(part.name, loc="left", fontsize=9)
+        low.set_xlabel("time [s]")
+    for one, text in zip(axes[:, 0], ("rate [Mbit/s]", "RTT [ms]", "protocol"), strict=True):
+        one.set_ylabel(text)
+    legend(figure, axes)
+    return figure

@@ -1,0 +1,192 @@
+"""Tables of a report: all rows with their intervals, and the columns of WISV's Table I, as HTML, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from testbed.experiments.report.data import Row
+from testbed.experiments.report.intervals import LINK, Intervals
+
+TABLE = (
+    "method", "series", "judge", "head", "payload", "window", "threshold", "level", "hidden_bits", "uplink_mbps",
+    "downlink_mbps", "rtt_ms", "per", "requests", "accuracy", "aal", "rounds", "acceptance", "acceptance_cond",
+    "latency_s", "latency_p95_s", "throughput_tps", "tokens", "uplink_bytes", "downlink_bytes", "energy_j",
+    "energy_per_token_j", "draft_j", "link_j", "wait_j", "other_j", "above_idle_j", "power_gap_s", "throttled_rounds",
+    "lossless", "ties",
+)  # fmt: skip
+HEADERS = {
+    "window": "K", "threshold": "θ", "hidden_bits": "b_h", "uplink_mbps": "up Mbit/s", "downlink_mbps": "down Mbit/s",
+    "rtt_ms": "RTT ms", "per": "PER", "requests": "n", "aal": "AAL", "acceptance": "accepted", "acceptance_cond": "α",
+    "latency_s": "latency s", "latency_p95_s": "p95 s", "throughput_tps": "tokens/s", "uplink_bytes": "up B",
+    "downlink_bytes": "down B", "energy_j": "energy J", "energy_per_token_j": "J/token", "draft_j": "draft J",
+    "link_j": "link J", "wait_j": "BS J", "other_j": "other J", "above_idle_j": "above idle J",
+    "power_gap_s": "power not known s", "throttled_rounds": "throttled rounds",
+}  # fmt: skip
+CELLS = {
+    "latency_s": ("Latency [s]", "{:.3f}"),
+    "aal": ("AAL", "{:.3f}"),
+    "rounds": ("Rounds", "{:.3f}"),
+    "throughput_tps": ("Throughput [tok/s]", "{:.3f}"),
+    "accuracy": ("Accuracy", "{:.3f}"),
+}
+"""Of Table I: latency, AAL, rounds and throughput as the paper has them, and accuracy."""
+TEX = str.maketrans({"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}"})
+
+
+class Pivot(NamedTuple):
+    """Windows and methods down, links across."""
+
+    links: list[tuple[Any, ...]]
+    keys: list[str]
+    """What the links differ in, in the order of their values."""
+    windows: list[int]
+    names: list[str]
+    cells: dict[tuple[int, str, tuple[Any, ...]], Row]
+
+    def link_text(self, link: Sequence[Any]) -> str:
+        """A link in words."""
+        return link_text(dict(zip(self.keys, link, strict=True)))
+
+
+def link_text(link: Mapping[str, Any]) -> str:
+    """A link in words: the rate once where both directions have it."""
+    up, down = link.get("uplink_mbps"), link.get("downlink_mbps")
+    said = []
+    if up is not None:
+        said.append(f"{up:g} Mbit/s" if down in (None, up) else f"{up:g} up, {down:g} down Mbit/s")
+    said += [f"RTT {link['rtt_ms']:g} ms"] if link.get("rtt_ms") is not None else []
+    said += [f"PER {link['per']:g}"] if link.get("per") else []
+    said += [f"{key.removesuffix('_ms')} {link[key]}" for key in ("file", "jitter_ms") if link.get(key)]
+    return ", ".join(said) or "link not known"
+
+
+def pivot(rows: Sequence[Row], name: Sequence[str]) -> Pivot | None:
+    """Table I of rows; None where windows do not vary, or where other things do.
+
+    Args:
+        name: of every row.
+    """
+    windows = sorted({row["window"] for row in rows if row.get("window") is not None})
+    keys = [key for key in LINK if len({str(row.get(key)) for row in rows}) > 1] or ["uplink_mbps"]
+    links = list(dict.fromkeys(tuple(row.get(key) for key in keys) for row in rows))
+    links.sort(key=lambda link: [(v is None, -v if isinstance(v, int | float) else 0, str(v)) for v in link])
+    cells = {
+        (row["window"], own, tuple(row.get(key) for key in keys)): row for row, own in zip(rows, name, strict=True)
+    }
+    if len(windows) < 2 or len(cells) < len(rows):
+        return None
+    return Pivot(links, keys, windows, list(dict.fromkeys(name)), cells)
+
+
+def pivot_html(table: Pivot) -> str:
+    """Table I, a header over each link's columns."""
+    spans = "".join(f"<th colspan={len(CELLS)}>{html.escape(table.link_text(link))}</th>" for link in table.links)
+    heads = "".join(f"<th>{title}</th>" for _ in table.links for title, _ in CELLS.values())
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>" for line in _lines(table, "–")
+    )
+    return (
+        f"<div class=wide><table><thead><tr><th></th><th></th>{spans}</tr><tr><th>window</th><th>method</th>{heads}"
+        f"</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def pivot_latex(table: Pivot) -> str:
+    """Table I for a paper; needs the package booktabs."""
+    wide = len(CELLS)
+    spans = " & ".join(
+        rf"\multicolumn{{{wide}}}{{c}}{{{table.link_text(link).translate(TEX)}}}" for link in table.links
+    )
+    rules = "".join(rf"\cmidrule(lr){{{3 + wide * i}-{2 + wide * (i + 1)}}}" for i in range(len(table.links)))
+    heads = " & ".join(title for _ in table.links for title, _ in CELLS.values())
+    lines, last = [], ""
+    for line in _lines(table, "--"):
+        if last and line[0] != last:
+            lines.append(r"\midrule")
+        shown = ["" if line[0] == last else f"draft={line[0]}", *line[1:]]
+        last = line[0]
+        lines.append(" & ".join(cell.translate(TEX) for cell in shown) + r" \\")
+    columns = "ll" + "r" * (wide * len(table.links))
+    return "\n".join(
+        [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", rf" & & {spans} \\", rules, rf" & Method & {heads} \\",
+         r"\midrule", *lines, r"\bottomrule", r"\end{tabular}", ""]
+    )  # fmt: skip
+
+
+def pivot_csv(table: Pivot) -> str:
+    """Table I with one header line."""
+    heads = [f"{key} @ {table.link_text(link)}" for link in table.links for key in CELLS]
+    return _csv([["window", "method", *heads], *_lines(table, "")])
+
+
+def _lines(table: Pivot, nothing: str) -> list[list[str]]:
+    lines = []
+    for window in table.windows:
+        for name in table.names:
+            found = [table.cells.get((window, name, link)) for link in table.links]
+            if not any(found):
+                continue
+            cells = [_shown(row, key, form, nothing) for row in found for key, (_, form) in CELLS.items()]
+            lines.append([str(window), name, *cells])
+    return lines
+
+
+def _shown(row: Row | None, key: str, form: str, nothing: str) -> str:
+    return nothing if row is None or row.get(key) is None else form.format(row[key])
+
+
+# ---------------------------------------------------------------- all rows
+
+
+def rows_html(rows: Sequence[Row], intervals: Sequence[Intervals]) -> str:
+    """Every row; columns that no row fills are left out, and under a value the interval where it is known."""
+    shown = [name for name in TABLE if any(row.get(name) is not None for row in rows)]
+    more = [name for name in ("speedup", "accuracy_lost") if any(name in one for one in intervals)]
+    titles = [HEADERS.get(name, name) for name in shown] + [
+        {"speedup": "times as fast"}.get(n, "accuracy lost") for n in more
+    ]
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
+    body = "".join(
+        "<tr>" + "".join(_td(row.get(name), one.get(name)) for name in shown)
+        + "".join(_td(one[name].value if name in one else None, one.get(name)) for name in more) + "</tr>"
+        for row, one in zip(rows, intervals, strict=True)
+    )  # fmt: skip
+    return f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _td(value: Any, interval: Any) -> str:
+    bounds = f"<br><small>{interval.low:.4g} … {interval.high:.4g}</small>" if interval is not None else ""
+    return f"<td>{cell(value)}{bounds}</td>"
+
+
+def cell(value: Any) -> str:
+    """A value as a table shows it."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else html.escape(str(value))
+
+
+def rows_csv(rows: Sequence[Row], intervals: Sequence[Intervals]) -> str:
+    """Every row with all its columns, and `…_low`, `…_high` of those with an interval."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    bounds = list(dict.fromkeys(name for one in intervals for name in one))
+    beside = [name for name in bounds if name not in names]
+    ends = [f"{name}_{end}" for name in bounds for end in ("low", "high")]
+    heads = [*names, *beside, *(f"{end}_bootstrap" if end in names else end for end in ends)]
+    lines: list[list[Any]] = [heads]
+    for row, one in zip(rows, intervals, strict=True):
+        line = [row.get(name) for name in names] + [one[n].value if n in one else None for n in beside]
+        lines.append(line + [value for n in bounds for value in (one[n][1:] if n in one else (None, None))])
+    return _csv(lines)
+
+
+def _csv(lines: Sequence[Sequence[Any]]) -> str:
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(lines)
+    return buffer.getvalue()

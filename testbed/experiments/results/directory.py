@@ -1,0 +1,250 @@
+"""Run directories: outcomes to rows, and everything a run leaves behind."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from testbed import __version__
+from testbed.channel.csi import Csi
+from testbed.errors import BadInput
+from testbed.experiments.inputs.datasets import Example
+from testbed.experiments.results.energy import energy_columns
+from testbed.experiments.results.quality import quality
+from testbed.files import whole_file
+from testbed.ue.records import RequestRecord, RoundRecord
+from testbed.ue.run import Outcome
+
+SCHEMA = 1
+PARTS = ("draft_s", "link_s", "queue_s", "verify_s", "judge_s", "overhead_s")
+JUDGED = ("fh", "sh", "auto")
+
+
+def rows(
+    outcomes: Sequence[Outcome],
+    examples: Sequence[Example],
+    texts: Mapping[tuple[str, int], str],
+    *,
+    window: int,
+    threshold: float,
+    hidden_bits: int = 16,
+    window_rule: str = "fixed",
+    own: Mapping[int, str] | None = None,
+    idle_w: float | None = None,
+) -> list[dict[str, Any]]:
+    """One row a method, in the order in which methods first appear; `docs/architecture.md` says what the columns mean.
+
+    Args:
+        examples: prompts, by request index.
+        texts: output texts, by (method, request).
+        own: the target's own output texts, by request, where they are known.
+        idle_w: power of the idle device, where it was measured.
+    """
+    table = []
+    channel = _channel(outcomes)
+    for method in dict.fromkeys(o.method for o in outcomes):
+        mine = [o for o in outcomes if o.method == method]
+        row: dict[str, Any] = {
+            "method": method,
+            "window": window,
+            "window_rule": window_rule,
+            "threshold": threshold if method in JUDGED else None,
+            "hidden_bits": hidden_bits if method in JUDGED else None,
+            **channel,
+            "requests": len(mine),
+            **quality({o.request: texts.get((method, o.request), "") for o in mine}, examples, own),
+            **_speed([o.record for o in mine]),
+            **_gate(mine),
+            **energy_columns(method, [o.record for o in mine], idle_w),
+        }
+        table.append(row)
+    return table
+
+
+def _channel(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
+    """Means of the channel state that rode with the rounds. Rates that were only inferred from the rounds are left out:
+    small uploads cannot show them.
+    """
+    seen = [r.csi for o in outcomes for r in o.record.rounds if r.csi is not None]
+    sure = [csi for csi in seen if csi.source != "passive"]
+
+    def mean(values: list[float]) -> float | None:
+        return math.fsum(values) / len(values) if values else None
+
+    return {
+        "uplink_mbps": mean([csi.uplink_mbps for csi in sure]),
+        "downlink_mbps": mean([csi.downlink_mbps for csi in sure]),
+        "rtt_ms": mean([csi.rtt_ms for csi in seen]),
+        "per": mean([csi.per_up for csi in sure]),
+    }
+
+
+def _speed(records: Sequence[RequestRecord]) -> dict[str, Any]:
+    rounds = [r for record in records for r in record.rounds]
+    drafted, accepted = sum(r.drafted for r in rounds), sum(r.accepted for r in rounds)
+    rejections = sum(r.accepted < r.drafted for r in rounds)
+    latencies = np.array([record.latency_s for record in records])
+    tokens = [len(record.token_ids) for record in records]
+    return {
+        "aal": sum(r.committed for r in rounds) / len(rounds),
+        "rounds": len(rounds) / len(records),
+        "acceptance": accepted / drafted if drafted else None,
+        "acceptance_cond": accepted / (accepted + rejections) if drafted else None,
+        "latency_s": float(latencies.mean()),
+        "latency_p95_s": float(np.percentile(latencies, 95)),
+        "throughput_tps": sum(tokens) / float(latencies.sum()),
+        "tokens": sum(tokens) / len(records),
+        "wasted_tokens": (drafted - accepted) / len(records),
+        "wasted_s": sum(r.wasted_s for r in rounds) / len(records),
+        "uplink_bytes": sum(r.uplink_bytes for r in records) / len(records),
+        "downlink_bytes": sum(r.downlink_bytes for r in records) / len(records),
+        **{part: sum(getattr(r, part) for r in rounds) / len(records) for part in PARTS},
+    }
+
+
+def _gate(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    if any(o.lossless is None for o in outcomes):
+        return {"lossless": None, "ties": 0}
+    ties = sum(o.divergence is not None and o.divergence.tie for o in outcomes)
+    return {"lossless": all(o.lossless for o in outcomes), "ties": ties}
+
+
+def summary(config: Mapping[str, Any], seed: int, host: Mapping[str, Any], table: Sequence[Any]) -> dict[str, Any]:
+    """The document of `summary.json`."""
+    return {
+        "schema": SCHEMA,
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "testbed": __version__,
+        "commit": _commit(),
+        "seed": seed,
+        "host": dict(host),
+        "config": dict(config),
+        "rows": list(table),
+    }
+
+
+def host() -> dict[str, Any]:
+    """What machine this is."""
+    return {
+        "machine": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+
+
+def _commit() -> str | None:
+    here = Path(__file__).parent
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in one step: readers see the old one or the new one, never half of it.
+
+    Raises:
+        TestbedError: it cannot be written.
+    """
+    with whole_file(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def write_summary(directory: Path, document: Mapping[str, Any]) -> None:
+    """Write `summary.json`."""
+    write_text(directory / "summary.json", json.dumps(document, indent=2) + "\n")
+
+
+def read_summary(directory: Path) -> dict[str, Any]:
+    """Read `summary.json` of a run directory.
+
+    Raises:
+        BadInput: not a run directory, or a schema that this version does not know.
+    """
+    path = directory / "summary.json"
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise BadInput(f"{directory} is no run directory: summary.json cannot be read ({exc})") from exc
+    if not isinstance(document, dict):
+        raise BadInput(f"{directory} is no run directory: summary.json holds no document")
+    schema = document.get("schema")
+    if schema != SCHEMA:
+        newer = isinstance(schema, int) and schema > SCHEMA
+        hint = ": use the version that wrote it" if newer else ""
+        raise BadInput(f"{path} has schema {schema}; this version reads {SCHEMA}{hint}")
+    if not isinstance(document.get("rows"), list):
+        raise BadInput(f"{path} holds no rows; the run may have been written by something else")
+    return document
+
+
+def round_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """Rows of `rounds.parquet`: one a round."""
+    return [round_row(o.method, o.request, record) for o in outcomes for record in o.record.rounds]
+
+
+def round_row(method: str, request: int, record: RoundRecord) -> dict[str, Any]:
+    """A row of `rounds.parquet`."""
+    row: dict[str, Any] = {"method": method, "request": request}
+    row |= {name: getattr(record, name) for name in record.__struct_fields__ if name != "csi"}
+    return row | {f"csi_{n}": getattr(record.csi, n) if record.csi else None for n in Csi.__struct_fields__}
+
+
+def request_rows(outcomes: Sequence[Outcome], texts: Mapping[tuple[str, int], str]) -> list[dict[str, Any]]:
+    """Rows of `requests.parquet`: one a request and method."""
+    return [
+        {
+            "method": o.method,
+            "request": o.request,
+            "prompt_len": o.record.prompt_len,
+            "tokens": len(o.record.token_ids),
+            "rounds": len(o.record.rounds),
+            "latency_s": o.record.latency_s,
+            "uplink_bytes": o.record.uplink_bytes,
+            "downlink_bytes": o.record.downlink_bytes,
+            "finish_reason": o.record.finish_reason,
+            "clock_unix_s": o.record.clock_unix_s,
+            "lossless": o.lossless,
+            "token_ids": o.record.token_ids,
+            "text": texts.get((o.method, o.request)),
+        }
+        for o in outcomes
+    ]
+
+
+def write_parquet(path: Path, table: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows as parquet, in one step.
+
+    Raises:
+        BadInput: pyarrow is not installed.
+        TestbedError: it cannot be written.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as exc:
+        raise BadInput("parquet files need pyarrow: install the extra `lab`") from exc
+    with whole_file(path) as part:
+        pq.write_table(pa.Table.from_pylist(list(table)), part)

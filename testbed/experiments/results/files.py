@@ -1,0 +1,139 @@
+"""`rounds.parquet` and `requests.parquet`: their columns by name and type, written alike by every run and read back
+from runs of older versions too.
+
+A file carries the number of its schema. What an older version did not write yet is null when it is read; what a newer
+one added beside is left out; a schema with a higher number is refused.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from testbed.channel.csi import Csi
+from testbed.errors import BadInput
+from testbed.experiments.results.directory import SCHEMA, request_rows, round_rows
+from testbed.files import whole_file
+from testbed.ue.records import RequestRecord, RoundRecord
+from testbed.ue.run import Outcome
+
+ROUNDS, REQUESTS = "rounds.parquet", "requests.parquet"
+MARK = b"testbed.schema"
+
+Columns = dict[str, type]
+KEYS: Columns = {"method": str, "request": int}
+
+
+def round_columns() -> Columns:
+    """Columns of `rounds.parquet` and their types: method, request, those of `RoundRecord`, and `csi_…` of `Csi`."""
+    own = {name: kind for name, kind in _types(RoundRecord).items() if name != "csi"}
+    return {**KEYS, **own, **{f"csi_{name}": kind for name, kind in _types(Csi).items()}}
+
+
+def request_columns() -> Columns:
+    """Columns of `requests.parquet` and their types: method, request, those of `RequestRecord` with `tokens` and
+    `rounds` as numbers, whether the output is the target's own, and its text.
+    """
+    own = {**_types(RequestRecord), "rounds": int, "tokens": int}
+    return {**KEYS, **own, "lossless": bool, "text": str}
+
+
+def write_rounds(directory: Path, outcomes: Sequence[Outcome]) -> None:
+    """Write one row a round.
+
+    Raises:
+        BadInput: pyarrow is not installed.
+        TestbedError: it cannot be written.
+    """
+    write_round_rows(directory, round_rows(outcomes))
+
+
+def write_round_rows(directory: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The same of rows that are there already."""
+    _write(directory / ROUNDS, rows, round_columns())
+
+
+def write_requests(directory: Path, outcomes: Sequence[Outcome], texts: Mapping[tuple[str, int], str]) -> None:
+    """Write one row a request and method.
+
+    Raises:
+        BadInput: pyarrow is not installed.
+        TestbedError: it cannot be written.
+    """
+    _write(directory / REQUESTS, request_rows(outcomes, texts), request_columns())
+
+
+def read_rounds(directory: Path) -> Any:
+    """A pyarrow table with all `round_columns`, null where the run did not write one.
+
+    Raises:
+        BadInput: no such file, an unreadable one, one of a newer schema, or pyarrow is not installed.
+    """
+    return _read(directory / ROUNDS, round_columns())
+
+
+def read_requests(directory: Path) -> Any:
+    """A pyarrow table with all `request_columns`, as `read_rounds`."""
+    return _read(directory / REQUESTS, request_columns())
+
+
+# ---------------------------------------------------------------- types
+
+
+def _types(struct: type) -> Columns:
+    """Fields of a struct and their types; those that may be None by the other type."""
+    return {name: _bare(hint) for name, hint in typing.get_type_hints(struct).items() if name != "__struct_config__"}
+
+
+def _bare(hint: Any) -> Any:
+    if isinstance(hint, types.UnionType):
+        return next(part for part in hint.__args__ if part is not types.NoneType)
+    return list if typing.get_origin(hint) is list else hint
+
+
+def _arrow() -> Any:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet
+    except ImportError as exc:
+        raise BadInput("parquet files need pyarrow: install the extra `lab`") from exc
+    return pa
+
+
+def _schema(columns: Columns) -> Any:
+    pa = _arrow()
+    kinds = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_(), list: pa.list_(pa.int64())}
+    known = [(name, kinds.get(kind, pa.string())) for name, kind in columns.items()]
+    return pa.schema(known, metadata={MARK: str(SCHEMA)})
+
+
+def _write(path: Path, rows: Sequence[Mapping[str, Any]], columns: Columns) -> None:
+    pa = _arrow()
+    with whole_file(path) as part:
+        pa.parquet.write_table(pa.Table.from_pylist(list(rows), schema=_schema(columns)), part)
+
+
+def _read(path: Path, columns: Columns) -> Any:
+    pa, schema = _arrow(), _schema(columns)
+    try:
+        table = pa.parquet.read_table(path)
+    except (OSError, pa.ArrowException) as exc:
+        raise BadInput(f"{path.parent}: {path.name} cannot be read ({exc})") from exc
+    mark = (table.schema.metadata or {}).get(MARK, b"1").decode()
+    if not mark.isdigit() or int(mark) > SCHEMA:
+        raise BadInput(f"{path} has schema {mark}; this version reads up to {SCHEMA}: use the version that wrote it")
+    missing = sorted({"method", "request"} - set(table.column_names))
+    if missing:
+        raise BadInput(f"{path} lacks {', '.join(missing)}: it is not of a run")
+    arrays = []
+    for field in schema:
+        here = field.name in table.column_names
+        column = table[field.name] if here else pa.nulls(table.num_rows, field.type)
+        try:
+            arrays.append(column.cast(field.type))
+        except pa.ArrowException as exc:
+            raise BadInput(f"{path}: column {field.name} is not {field.type} ({exc})") from exc
+    return pa.table(arrays, schema=schema)

@@ -1,0 +1,135 @@
+"""Measuring this machine once: compute times of a real pair of processes, as a profile for virtual runs."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.channel.spec import ChannelSpec
+from testbed.errors import TestbedError
+from testbed.experiments.inputs.profile import Hot, LinearDraft, LinearVerify, Profile
+from testbed.experiments.results import directory as results
+from testbed.experiments.runs.processes import base_station, proxy, user_equipment
+
+PROMPTS = 6
+"""Decoded at every window; enough for some hundred rounds."""
+HOT_WITHIN_S = 0.02
+"""Work after a shorter pause counts as hot: longer than a co-located round's parts, shorter than a wireless RTT."""
+
+
+def calibrate(
+    bs_arguments: Sequence[str],
+    ue_arguments: Sequence[str],
+    windows: Sequence[int],
+    rtt_ms: float,
+    say: Callable[[str], None],
+) -> Profile:
+    """Decode a few prompts with real processes at several windows, and fit the times of their rounds.
+
+    The processes talk through a relay with the run's own RTT and no rate: a pass after a wait takes longer than one
+    that follows hot on the last (caches, clocks), by half as much again on some machines.
+
+    Raises:
+        BadInput: a process refused its arguments.
+        TestbedError: one failed, or the rounds do not suffice for a fit.
+    """
+    import pyarrow.parquet as pq
+
+    link = ChannelSpec(kind="proxy", rtt_ms=rtt_ms)
+    rounds: list[dict[str, Any]] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="testbed-") as scratch,
+        base_station(bs_arguments) as ready,
+        proxy(link, ready["bind"]) as relay,
+    ):
+        for window in dict.fromkeys(windows):
+            say(f"measuring this machine: window {window}")
+            out = Path(scratch) / str(window)
+            arguments = ["--bs", relay["listen"], "--local-bs", ready["bind"], "--window", str(window)]
+            arguments += [
+                "--protocol",
+                "greedy,colocated,target-only",
+                "--limit",
+                str(PROMPTS),
+                *ue_arguments,
+                "--csi",
+                "none",
+                "--no-gate",
+                "--out",
+                str(out),
+            ]
+            user_equipment(arguments)
+            rounds += pq.read_table(out / "rounds.parquet").to_pylist()
+    return fit(rounds, results.host()["cpu"], rtt_ms)
+
+
+def fit(rounds: Sequence[dict[str, Any]], about: str, rtt_ms: float) -> Profile:
+    """A profile from rows of `rounds.parquet`: greedy rounds over a link that took `rtt_ms` of each, and, for work that
+    follows hot on the last, those of `colocated` and `target-only`.
+
+    Drafting: base + per token, and the prompt's share of the first round. Verifying: base + per new token; a pass
+    without a draft is cheaper than that line says, and has a time of its own. What is
+    left of a round is software on both ends and between them; half of it goes each way.
+
+    Raises:
+        TestbedError: fewer than ten later rounds of a method, or all of one window.
+    """
+    far = [r for r in rounds if r["method"] == "greedy"]
+    near = [r for r in rounds if r["method"] == "colocated"]
+    alone = [r for r in rounds if r["method"] == "target-only"]
+    draft, verify, stack_s = _fit(far, rtt_ms / 1e3)
+    hot_draft, hot_verify, hot_stack_s = _fit(near, 0.0)
+    one_s = float(np.median(column(alone, "verify_s"))) if alone else hot_verify.base_s + hot_verify.per_new_s
+    hot_verify = msgspec.structs.replace(hot_verify, undrafted_s=one_s - hot_verify.base_s - hot_verify.per_new_s)
+    return Profile(
+        name="measured",
+        about=about,
+        source=f"{len(rounds)} rounds on this machine, a relay with an RTT of {rtt_ms:g} ms between its processes",
+        assumptions=(
+            "Times are linear in tokens; what a round spends elsewhere is the same for all, half of it each way.",
+        ),
+        draft=draft,
+        verify=verify,
+        hot=Hot(within_s=HOT_WITHIN_S, draft=hot_draft, verify=hot_verify, stack_s=hot_stack_s),
+        stack_s=stack_s,
+    )
+
+
+def _fit(rounds: Sequence[dict[str, Any]], rtt_s: float) -> tuple[LinearDraft, LinearVerify, float]:
+    """Drafting, verifying, and what is left of a round, one way."""
+    first = [r for r in rounds if r["round"] == 0]
+    later = [r for r in rounds if r["round"] > 0]
+    if len(later) < 10 or len({r["drafted"] for r in later}) < 2 or not first:
+        raise TestbedError("too few rounds to measure this machine by; give longer outputs, or a profile")
+    base_s, per_token_s = line(column(later, "drafted"), column(later, "draft_s"))
+    opening = column(first, "draft_s") - base_s - per_token_s * column(first, "drafted")
+    prefill_s = max(0.0, float(np.median(opening / column(first, "base_len"))))
+    new = np.array([r["drafted"] + (1 if r["round"] else r["base_len"]) for r in rounds], float)
+    verify_base_s, verify_s = line(new, column(rounds, "verify_s"))
+    left = sum(column(later, name) for name in ("link_s", "queue_s", "judge_s", "overhead_s"))
+    return (
+        LinearDraft(per_token_s=per_token_s, base_s=base_s, prefill_per_token_s=prefill_s),
+        LinearVerify(base_s=verify_base_s, per_new_s=verify_s),
+        max(0.0, float(np.mean(left)) - rtt_s) / 2,
+    )
+
+
+def column(rows: Sequence[Mapping[str, Any]], name: str) -> NDArray[np.float64]:
+    """One column of rows [n]."""
+    return np.array([r[name] for r in rows], np.float64)
+
+
+def line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
+    """Least squares of y on x: intercept and slope, neither negative."""
+    slope, base = (float(v) for v in np.polyfit(x, y, 1))
+    if slope < 0:
+        return float(y.mean()), 0.0
+    if base < 0:
+        return 0.0, float((x @ y) / (x @ x))
+    return base, slope

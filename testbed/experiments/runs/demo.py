@@ -1,0 +1,269 @@
+"""`testbed demo`: a BS and a UE on this machine, every method over one link, one table, one run directory.
+
+Where the link is real or emulated, BS, UE and proxy are processes; where it is virtual, both ends run in this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from testbed.bs.engines import ENGINES
+from testbed.bs.judge import Judge
+from testbed.bs.judges import WITH_HEAD, judge_kind, make_judge
+from testbed.bs.target import find
+from testbed.channel.spec import ChannelSpec, parse_channel, tc_config
+from testbed.channel.tc_links import Namespaces
+from testbed.config import BFLOAT16_TIE, DemoConfig, RunConfig, resolved, save
+from testbed.errors import BadInput, GateError
+from testbed.experiments.inputs.datasets import load_dataset
+from testbed.experiments.inputs.profile import load_profile
+from testbed.experiments.report.page import write_report
+from testbed.experiments.results import directory as results
+from testbed.experiments.results.directory import JUDGED
+from testbed.experiments.runs.calibrate import calibrate
+from testbed.experiments.runs.execute import Watch
+from testbed.experiments.runs.journal import NAME as JOURNAL
+from testbed.experiments.runs.prepare import check_window_rule, prepare
+from testbed.experiments.runs.processes import base_station, proxy, user_equipment
+from testbed.experiments.runs.uerun import LiveProgress, result_of, write_run
+from testbed.experiments.runs.virtual import csi_text, load_models, run_virtual
+from testbed.models.bundle import BUNDLED, bundled, head_directory
+from testbed.protocols.adaptive import RULES
+from testbed.protocols.quantise import check_bits
+from testbed.ue.run import check_method, sampling_for
+from testbed.ue.window import HINTED, check_window
+
+Say = Callable[[str], None]
+
+
+def run_demo(config: DemoConfig, out: Path, say: Say) -> dict[str, Any]:
+    """Run the demo and write its run directory; returns the document of `summary.json`.
+
+    Raises:
+        BadInput: anything in the configuration that cannot be used; nothing was started then.
+        GateError: an output of a strict method differs from the target's own.
+    """
+    channel = check_demo(config)
+    run = _virtual if channel.is_virtual else _real
+    rows, pids = run(config, channel, out, say)
+    rows = [labelled(row, config) for row in rows]
+    save(config, out / "config.yaml")
+    summary = results.summary(resolved(config), config.seed, {**results.host(), "pids": pids}, rows)
+    results.write_summary(out, summary)
+    write_report([out], out)
+    strict = config.threshold == 0 or judging(config)[0] == "strict"
+    lossy = [r["method"] for r in summary["rows"] if r["lossless"] is False and (strict or r["method"] not in JUDGED)]
+    if lossy:
+        raise GateError(f"outputs of {', '.join(lossy)} differ from the target's own; see {out}/requests.parquet")
+    return summary
+
+
+def check_demo(config: DemoConfig) -> ChannelSpec:
+    """Refuse what cannot run, before anything is started; returns the channel."""
+    for method in config.methods:
+        check_method(method)
+    check_window(config.window)
+    check_window_rule(config.window_rule, config.predictor)
+    if config.engine not in ENGINES:
+        raise BadInput(f"unknown engine {config.engine!r}; known: {', '.join(ENGINES)}")
+    if config.drafter and not config.model:
+        raise BadInput("a drafter of your own needs its target: give --model too")
+    if config.auto_rule not in RULES:
+        raise BadInput(f"unknown auto-rule {config.auto_rule!r}; known: {', '.join(RULES)}")
+    check_bits(config.hidden_bits)
+    sampling_for(config.methods, config.temperature, config.top_k, config.top_p)
+    check_judge(config)
+    channel = parse_channel(config.channel)
+    if channel.file is not None:
+        channel.trace()
+    if channel.profile is not None:
+        load_profile(channel.profile)
+    if channel.kind == "tc":
+        tc_config(channel, namespaces=1)
+    if channel.is_virtual and config.engine == "synthetic":
+        raise BadInput("a virtual demo needs a real target: --engine vllm or transformers")
+    load_dataset(config.dataset, config.prompts)
+    return channel
+
+
+# ---------------------------------------------------------------- the judge
+
+
+def judging(config: DemoConfig) -> tuple[str, str | None]:
+    """Kind of the judge and the head that it takes: by default none at a threshold of 0, else the bundled one.
+
+    Raises:
+        BadInput: options that do not go together.
+    """
+    if not 0 <= config.threshold <= 1:
+        raise BadInput(f"threshold must lie in [0, 1], not {config.threshold}")
+    asked = config.threshold > 0 and any(method in JUDGED for method in config.methods)
+    given = (config.judge, config.head, config.quality_budget)
+    kind = judge_kind("head" if asked and given == (None, None, None) else config.judge, *given[1:])
+    if kind not in ("strict", "head") and config.threshold == 0:
+        raise BadInput(f"at threshold 0 judge {kind} keeps no mismatch; give a threshold up to 1")
+    return kind, (config.head or BUNDLED) if kind in WITH_HEAD else None
+
+
+def check_judge(config: DemoConfig) -> None:
+    """Refuse a judge that the base station would refuse.
+
+    Raises:
+        BadInput: options that do not go together, no head where one is needed, or another target's.
+    """
+    if judging(config)[1] is not None:
+        judge_of(config)
+
+
+def judge_of(config: DemoConfig) -> Judge:
+    """The judge of a run."""
+    kind, head = judging(config)
+    target = None if config.engine == "synthetic" else find(str(_model(config)))
+    return make_judge(kind, head_directory(head) if head else None, config.quality_budget, target)
+
+
+def labelled(row: dict[str, Any], config: DemoConfig) -> dict[str, Any]:
+    """A row with the judge and head of its method; θ only where the judge goes by it."""
+    if row["method"] not in JUDGED:
+        return {**row, "judge": None, "head": None}
+    kind, head = judging(config)
+    return {
+        **row,
+        "threshold": row["threshold"] if kind in ("strict", "head") else None,
+        "judge": kind if kind != "budget" else f"budget {config.quality_budget:g}",
+        "head": head,
+    }
+
+
+# ---------------------------------------------------------------- processes
+
+
+def _real(config: DemoConfig, channel: ChannelSpec, out: Path, say: Say) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """BS and UE as processes; the link between them is loopback, the proxy's, or tc's."""
+    with tempfile.TemporaryDirectory(prefix="testbed-") as scratch, contextlib.ExitStack() as held:
+        local = f"ipc://{scratch}/bs.sock"
+        host, prefix = held.enter_context(_place(channel))
+        (out / JOURNAL).unlink(missing_ok=True)  # of a demo that was killed: this one begins anew
+        say(f"starting the base station ({config.engine})")
+        alone = ["--insecure"] if channel.kind == "tc" else []  # the link is between two namespaces of this machine
+        ready = held.enter_context(base_station([*_bs_arguments(config, f"tcp://{host}:*,{local}"), *alone]))
+        bind = ready["bind"].split(",")[0]
+        say(f"base station ready on {bind} (pid {ready['pid']}); starting the user equipment")
+        pids, origin_s = {"bs": ready["pid"], "demo": os.getpid()}, 0.0
+        if channel.is_proxied:
+            relay = held.enter_context(proxy(channel, bind))
+            bind, origin_s, pids["proxy"] = relay["listen"], relay["origin_s"], relay["pid"]
+        arguments = ["--bs", bind, "--local-bs", local, "--protocol", ",".join(config.methods), *alone]
+        arguments += ["--csi", csi_text(channel, origin_s), *_ue_arguments(config), "--out", str(out)]
+        document, pids["ue"] = user_equipment(arguments, prefix)
+    return document["rows"], pids
+
+
+@contextlib.contextmanager
+def _place(channel: ChannelSpec) -> Iterator[tuple[str, list[str]]]:
+    """Where the BS listens, and what starts a process where the UE is: under tc, a namespace of its own."""
+    if channel.kind != "tc":
+        yield "127.0.0.1", []
+        return
+    with Namespaces([tc_config(channel, namespaces=1).link]) as spaces:
+        yield spaces.host_address(0), spaces.prefix(0)
+
+
+def _bs_arguments(config: DemoConfig, bind: str) -> list[str]:
+    arguments = ["--engine", config.engine, "--bind", bind, "--dtype", config.dtype]
+    kind, head = judging(config)
+    arguments += ["--judge", kind, *(["--head", str(head_directory(head))] if head else [])]
+    if config.quality_budget is not None:
+        arguments += ["--quality-budget", str(config.quality_budget)]
+    if config.window_rule.startswith(HINTED):
+        arguments += ["--window-controller", "on"]
+    return arguments if config.engine == "synthetic" else [*arguments, "--model", str(_model(config))]
+
+
+def _ue_arguments(config: DemoConfig) -> list[str]:
+    arguments = [
+        "--window", str(config.window), "--dataset", config.dataset, "--limit", str(config.prompts),
+        "--max-tokens", str(config.max_tokens), "--threshold", str(config.threshold),
+        "--tie-tolerance", str(_tolerance(config)), "--seed", str(config.seed), "--auto-rule", config.auto_rule,
+        "--top-k", str(config.top_k), "--top-p", str(config.top_p), "--hidden-bits", str(config.hidden_bits),
+        "--window-rule", config.window_rule, *(["--predictor", config.predictor] if config.predictor else []),
+    ]  # fmt: skip
+    if config.temperature is not None:
+        arguments += ["--temperature", str(config.temperature)]
+    if config.drafter:
+        arguments += ["--drafter", config.drafter, "--tokenizer", str(config.model)]
+    return arguments
+
+
+def _model(config: DemoConfig) -> Path:
+    return Path(config.model) if config.model else bundled().require("target")
+
+
+def _tolerance(config: DemoConfig) -> float:
+    if config.tie_tolerance is not None:
+        return config.tie_tolerance
+    return 0.0 if config.dtype == "float32" else BFLOAT16_TIE
+
+
+# ---------------------------------------------------------------- virtual time
+
+
+def virtual_config(config: DemoConfig) -> RunConfig:
+    """What the UE of a virtual demo does."""
+    return RunConfig(
+        methods=config.methods,
+        window=config.window,
+        threshold=config.threshold,
+        max_tokens=config.max_tokens,
+        dataset=config.dataset,
+        limit=config.prompts,
+        seed=config.seed,
+        drafter=config.drafter,
+        tokenizer=config.model if config.drafter else None,
+        tie_tolerance=_tolerance(config),
+        auto_rule=config.auto_rule,
+        temperature=config.temperature,
+        top_k=config.top_k,
+        top_p=config.top_p,
+        hidden_bits=config.hidden_bits,
+        window_rule=config.window_rule,
+        predictor=config.predictor,
+    )
+
+
+def _virtual(
+    config: DemoConfig, channel: ChannelSpec, out: Path, say: Say
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Both ends in this process and virtual time; compute times from a profile, or measured first."""
+    run = virtual_config(config)
+    bundle = bundled()
+    work = prepare(run, (bundle.drafter, bundle.tokenizer), None)
+    if channel.profile is not None:
+        profile = load_profile(channel.profile)
+    else:
+        ue_arguments = ["--dataset", config.dataset, "--max-tokens", str(config.max_tokens)]
+        if config.drafter:
+            ue_arguments += ["--drafter", config.drafter, "--tokenizer", str(config.model)]
+        windows = (max(1, config.window // 2), config.window, min(2 * config.window, 64))
+        rtt_ms = float(np.mean(trace.rtt_ms)) if (trace := channel.trace()) else channel.rtt_ms
+        profile = calibrate(_bs_arguments(config, "tcp://127.0.0.1:*"), ue_arguments, windows, rtt_ms, say)
+    say(f"virtual run with profile {profile.name} ({profile.about})")
+    models = load_models(_model(config), config.engine, config.dtype, run, work, judging(config)[1] is not None)
+    try:
+        with LiveProgress(len(work.prompts) * len(run.methods)) as live:
+            watch = Watch(live.round, live.done)
+            outcomes = run_virtual(run, work, watch, channel, profile, models, judge=judge_of(config))
+    finally:
+        models.close()
+    result = result_of(run, work, outcomes)
+    out.mkdir(parents=True, exist_ok=True)
+    save(profile, out / "profile.yaml")
+    write_run(out, run, work, result)
+    return result.rows, {"demo": os.getpid()}

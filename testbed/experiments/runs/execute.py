@@ -1,0 +1,224 @@
+"""A UE's whole run: data set in, outcomes out, with warm-up, gate and progress."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import msgspec
+
+from testbed.channel.link import Link
+from testbed.clock import Clock, WallClock, unix_zero_s
+from testbed.config import RunConfig
+from testbed.errors import BadInput
+from testbed.experiments.inputs.padding import padded
+from testbed.experiments.inputs.state import channel_state
+from testbed.experiments.runs.prepare import Work, policy_of
+from testbed.protocols import TARGET_ONLY
+from testbed.protocols.messages import Welcome
+from testbed.ue.dial import dial
+from testbed.ue.drafter import LlamaDrafter
+from testbed.ue.drafting import Drafter
+from testbed.ue.pace import Pace
+from testbed.ue.records import RoundRecord
+from testbed.ue.run import Clients, Job, Outcome, Runner, Setting, sampling_for, schedule
+from testbed.ue.session import REAL_TIME
+
+Progress = Callable[[Job, RoundRecord], None]
+Done = Callable[[Outcome], None]
+
+
+class Watch(NamedTuple):
+    """Who is told how the run goes."""
+
+    round: Progress
+    done: Done
+
+
+class Begun(NamedTuple):
+    """A run that goes on."""
+
+    identity: bytes
+    """Of the UE."""
+    done: Sequence[Outcome] = ()
+    """What it has decoded."""
+
+
+async def execute(config: RunConfig, work: Work, watch: Watch, begun: Begun | None = None) -> list[Outcome]:
+    """Decode every prompt by every method; outcomes in the order in which they ended, gate applied.
+
+    Args:
+        begun: what of it is done already; None: nothing.
+
+    Raises:
+        BadInput: the drafter cannot be used, or does not go with the BS's target.
+        LinkError: the BS cannot be reached.
+    """
+    drafter = load_drafter(config, work)
+    clock = WallClock()
+    try:
+        setting = setting_of(config, _real_clients(config, clock, begun.identity if begun else None), drafter)
+        return await decode_all(config, work, watch, setting, clock, begun.done if begun else ())
+    finally:
+        drafter.close()
+
+
+def load_drafter(config: RunConfig, work: Work) -> LlamaDrafter:
+    """The drafter of a run, with room for its prompts and outputs.
+
+    Raises:
+        ModelError: it cannot be used.
+    """
+    longest = max(len(p.ids) for p in [*work.prompts, *work.warmup])
+    return LlamaDrafter(
+        work.drafter_path,
+        vocab_size=work.prompter.vocab_size if work.prompter else None,
+        context=longest + config.max_tokens + 1,
+        sequences=config.concurrency,
+        threads=config.threads,
+        gpu_layers=config.gpu_layers,
+        kv_type=config.kv_type,
+    )
+
+
+def _real_clients(config: RunConfig, clock: Clock, identity: bytes | None) -> Clients:
+    """Connections over ZeroMQ: to the BS, and beside the link where the configuration names another address."""
+    insecure, timeout_s, pad = config.insecure, config.timeout_s, config.pad
+
+    def wrap(link: Link) -> Link:
+        return link if pad is None else padded(link, pad, config.hidden_bits)
+
+    link = dial(config.bs, config.keys, clock, timeout_s, config.failover_s, insecure, identity, wrap)
+    if config.local_bs in (None, config.bs):
+        return Clients(link, link)
+    keys = config.keys.split(",")[0] if config.keys else None
+    return Clients(link, dial(str(config.local_bs), keys, clock, timeout_s, insecure=insecure))
+
+
+def setting_of(config: RunConfig, clients: Clients, drafter: Drafter, pace: Pace = REAL_TIME) -> Setting:
+    """What all requests of a run share, as its configuration has it."""
+    return Setting(
+        clients,
+        drafter,
+        policy_of(config, drafter.fingerprint),
+        config.threshold,
+        config.tie_tolerance,
+        pace=pace,
+        rule=config.auto_rule,
+        sampling=sampling_for(config.methods, config.temperature, config.top_k, config.top_p),
+        seed=config.seed,
+        hidden_bits=config.hidden_bits,
+        speed_tps=config.speed_tps,
+        accept_slower=config.accept_slower,
+    )
+
+
+async def decode_all(
+    config: RunConfig, work: Work, watch: Watch, setting: Setting, clock: Clock, done: Sequence[Outcome] = ()
+) -> list[Outcome]:
+    """Connect, warm up, decode every prompt under every method, hold the outputs against the target's own, and close.
+
+    Args:
+        done: what of it there is already.
+
+    Raises:
+        BadInput: the BS refuses the drafter's vocabulary, or a prompt is too long for it.
+        LinkError: the BS cannot be reached.
+    """
+    link, local = setting.clients
+    try:
+        fingerprint = work.prompter.fingerprint if work.prompter else ""
+        welcome = await link.connect(fingerprint, setting.drafter.vocab_size)
+        if local is not link:
+            await local.connect(fingerprint, setting.drafter.vocab_size)
+        _check_context(work, config, welcome)
+        state = await channel_state(config.csi, link, clock)
+        zero_s = unix_zero_s() if isinstance(clock, WallClock) else None
+        return await _run_all(config, work, watch, Runner(replace(setting, state=state)), welcome, done, zero_s)
+    finally:
+        if local is not link:
+            await local.close()
+        await link.close()
+
+
+def _check_context(work: Work, config: RunConfig, welcome: Welcome) -> None:
+    if config.window > welcome.max_window:
+        raise BadInput(f"window {config.window}: the BS takes at most {welcome.max_window}")
+    for prompt in work.prompts:
+        if len(prompt.ids) + config.max_tokens + 1 > welcome.max_positions:
+            raise BadInput(
+                f"a prompt of {len(prompt.ids)} tokens and {config.max_tokens} to come pass the target's context of "
+                f"{welcome.max_positions}; shorten it or lower --max-tokens"
+            )
+
+
+async def _run_all(
+    config: RunConfig,
+    work: Work,
+    watch: Watch,
+    runner: Runner,
+    welcome: Welcome,
+    done: Sequence[Outcome],
+    zero_s: float | None,
+) -> list[Outcome]:
+    for method in config.methods:
+        for prompt in work.warmup:
+            await runner.decode(method, prompt.ids, min(config.max_tokens, 32), welcome.end_ids)
+    finished = {(o.method, o.request) for o in done}
+    jobs = schedule(config.methods, len(work.prompts), config.seed)
+    queue = iter([job for job in jobs if (job.method, job.request) not in finished])
+    outcomes: list[Outcome] = list(done)
+
+    async def worker() -> None:
+        for job in queue:
+            ids = work.prompts[job.request].ids
+            told = _teller(watch, job)
+            record = await runner.decode(job.method, ids, config.max_tokens, welcome.end_ids, told, job.request)
+            record = msgspec.structs.replace(record, clock_unix_s=zero_s)
+            outcomes.append(Outcome(job.method, job.request, record))
+            watch.done(outcomes[-1])
+
+    await _together([worker() for _ in range(config.concurrency)])
+    return await _gated(config, work, runner, welcome, outcomes) if config.gate else outcomes
+
+
+def _teller(watch: Watch, job: Job) -> Callable[[RoundRecord], None]:
+    return lambda record: watch.round(job, record)
+
+
+async def _together(workers: Sequence[Coroutine[None, None, None]]) -> None:
+    """Run workers at once; the first failure cancels the others."""
+    tasks = [asyncio.create_task(w) for w in workers]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _gated(
+    config: RunConfig, work: Work, runner: Runner, welcome: Welcome, outcomes: list[Outcome]
+) -> list[Outcome]:
+    """Hold every output that is not left to chance against the target's own, decoded by the same engine."""
+    if all(runner.draws(method) for method in config.methods):
+        return outcomes
+    longest = config.max_tokens
+    own, fixed = work.own, not runner.draws(TARGET_ONLY)
+    own |= {(o.request, longest): o.record.token_ids for o in outcomes if o.method == TARGET_ONLY and fixed}
+    for request, prompt in enumerate(work.prompts):
+        if (request, longest) not in own:
+            record = await runner.own(prompt.ids, longest, welcome.end_ids)
+            own[request, longest] = record.token_ids
+    checked = []
+    for outcome in outcomes:
+        if runner.draws(outcome.method):
+            checked.append(outcome)
+            continue
+        ids = work.prompts[outcome.request].ids
+        found = await runner.check(outcome.request, ids, outcome.record.token_ids, own[outcome.request, longest])
+        lossless = found is None or found.tie
+        checked.append(msgspec.structs.replace(outcome, lossless=lossless, divergence=found))
+    return checked

@@ -1,0 +1,151 @@
+"""What a run decodes, and with what: its configuration checked, its prompts loaded, before anything is connected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from testbed.channel.guard import require_keys
+from testbed.channel.link import check_address
+from testbed.config import RunConfig
+from testbed.errors import BadInput
+from testbed.experiments.inputs.datasets import Example, load_dataset
+from testbed.experiments.inputs.padding import check_pad
+from testbed.experiments.inputs.state import check_csi
+from testbed.experiments.power.recorder import check_power
+from testbed.models.bundle import bundled
+from testbed.protocols.adaptive import RULES
+from testbed.protocols.quantise import check_bits
+from testbed.ue.dial import check_silence, keys_for
+from testbed.ue.predictor import load_predictor
+from testbed.ue.prompts import Prompter
+from testbed.ue.run import check_method, check_speed, sampling_for
+from testbed.ue.window import WindowPolicy, check_rule, check_window, needs_predictor, window_policy
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """A prompt ready to decode."""
+
+    ids: list[int]
+    example: Example
+
+
+@dataclass(frozen=True)
+class Work:
+    """All that a run decodes, and with what."""
+
+    prompts: list[Prompt]
+    warmup: list[Prompt]
+    prompter: Prompter | None
+    drafter_path: Path
+    own: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    """The target's own outputs by (request, max_tokens), once they are known; runs of one work share them."""
+
+
+def prepare(config: RunConfig, paths: tuple[Path | None, Path | None], given: Sequence[int | str] | None) -> Work:
+    """Check a configuration and load its prompts.
+
+    Args:
+        paths: drafter and tokenizer directory of the bundled pair, used where the configuration names none.
+        given: one prompt instead of the data set, as text in a list of one, or as ids; None: the data set.
+
+    Raises:
+        BadInput: anything that cannot be used.
+    """
+    _check(config)
+    drafter = Path(config.drafter) if config.drafter else paths[0]
+    if drafter is None:
+        raise BadInput("which drafter? give --drafter FILE.gguf")
+    if given is not None and not given:
+        raise BadInput("the prompt is empty")
+    by_ids = given is not None and isinstance(given[0], int)
+    directory = Path(config.tokenizer) if config.tokenizer else None if by_ids or config.drafter else paths[1]
+    if directory is None and not by_ids:
+        raise BadInput("which tokenizer? give --tokenizer DIR, the directory of tokenizer.json")
+    if given is not None and by_ids:
+        readable = directory is not None and (directory / "tokenizer.json").exists()
+        prompter = Prompter(directory) if directory is not None and readable else None
+        prompt = Prompt([int(i) for i in given], Example(""))
+        return Work([prompt], [prompt][: config.warmup], prompter, drafter)
+    assert directory is not None
+    if given is not None:
+        examples, limit = [Example(str(given[0]))], 1
+    else:
+        wanted = None if config.limit is None else config.limit + config.warmup + config.shots
+        examples = load_dataset(config.dataset, wanted)
+        limit = min(config.limit or len(examples), max(1, len(examples) - config.shots))
+    shots = [(e.question, e.answer or "") for e in examples[len(examples) - config.shots :]] if config.shots else []
+    prompter = Prompter(directory, config.prompt_format, shots)
+    prompts = [Prompt(prompter.ids(e.question), e) for e in examples]
+    rest = prompts[limit : len(prompts) - config.shots] or prompts[:1]
+    return Work(prompts[:limit], rest[: config.warmup], prompter, drafter)
+
+
+def check_window_rule(rule: str, predictor: str | None) -> None:
+    """Refuse a window rule that cannot be followed.
+
+    Raises:
+        BadInput: unknown, a predictor that it does not need, or none that it does.
+    """
+    check_rule(rule)
+    if needs_predictor(rule):
+        load_predictor(predictor_directory(predictor))
+    elif predictor is not None:
+        raise BadInput(f"a {rule} window needs no predictor: give --window-rule predicted or gain with --predictor")
+
+
+def policy_of(config: RunConfig, drafter: str) -> WindowPolicy:
+    """The window policy of a run.
+
+    Args:
+        drafter: fingerprint of its weights.
+
+    Raises:
+        BadInput: the predictor cannot be used, or was trained for another drafter.
+    """
+    if not needs_predictor(config.window_rule):
+        return window_policy(config.window_rule, config.window)
+    predictor = load_predictor(predictor_directory(config.predictor))
+    predictor.check_drafter(drafter)
+    return window_policy(config.window_rule, config.window, predictor)
+
+
+def predictor_directory(given: str | None) -> Path:
+    """Directory of the predictor that was asked for, or of the bundled one."""
+    return Path(given) if given else bundled().require("predictor")
+
+
+def _check(config: RunConfig) -> None:
+    """Refuse what can be refused before any file is read."""
+    for method in config.methods:
+        check_method(method)
+    check_window(config.window)
+    check_window_rule(config.window_rule, config.predictor)
+    check_speed(config.speed_tps, config.accept_slower)
+    for name, value, least in (
+        ("max-tokens", config.max_tokens, 1),
+        ("limit", 1 if config.limit is None else config.limit, 1),
+        ("concurrency", config.concurrency, 1),
+        ("warmup", config.warmup, 0),
+        ("shots", config.shots, 0),
+    ):
+        if value < least:
+            raise BadInput(f"{name} must be at least {least}, not {value}")
+    if not 0 <= config.threshold <= 1:
+        raise BadInput(f"threshold must lie in [0, 1], not {config.threshold}")
+    if not (config.timeout_s > 0 and config.tie_tolerance >= 0):
+        raise BadInput("timeout must be positive and tie-tolerance not negative")
+    if config.auto_rule not in RULES:
+        raise BadInput(f"unknown auto-rule {config.auto_rule!r}; known: {', '.join(RULES)}")
+    check_bits(config.hidden_bits)
+    check_pad(config.pad, config.methods)
+    sampling_for(config.methods, config.temperature, config.top_k, config.top_p)
+    check_csi(config.csi)
+    keys_for(config.bs, config.keys, config.insecure)
+    check_silence(config.failover_s)
+    check_power(config)
+    if config.local_bs is not None:
+        require_keys([check_address(config.local_bs)], config.keys, config.insecure)

@@ -1,0 +1,206 @@
+"""`testbed ue run` behind its command line: run, rows, outputs, run directory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from testbed.config import RunConfig, resolved, save
+from testbed.errors import BadInput
+from testbed.experiments.power.recorder import finish, settled, source_of, watching
+from testbed.experiments.results import directory as results
+from testbed.experiments.results.files import write_requests, write_rounds
+from testbed.experiments.runs.execute import Begun, Watch, execute
+from testbed.experiments.runs.journal import Journal
+from testbed.experiments.runs.prepare import Work, prepare
+from testbed.models.bundle import bundled
+from testbed.power.reading import PowerSource
+from testbed.ue.records import RoundRecord
+from testbed.ue.run import Job, Outcome
+
+GIVEN = "prompt.json"
+"""The one prompt that was given on the command line, as a list of one text or of ids."""
+
+
+@dataclass
+class UeResult:
+    """What a run of a UE came to."""
+
+    outputs: list[dict[str, Any]]
+    rows: list[dict[str, Any]]
+    losses: list[str]
+    """One line for every output that is not the target's own."""
+    outcomes: list[Outcome] = field(repr=False)
+    texts: dict[tuple[str, int], str] = field(repr=False)
+    power: dict[str, Any] | None = None
+    """Of the samples that `rows` have their energy from; None: none were taken."""
+
+    def document(self) -> dict[str, Any]:
+        """The JSON answer of `ue run`."""
+        return {"outputs": self.outputs, "rows": self.rows} | ({} if self.power is None else {"power": self.power})
+
+
+def run_ue(config: RunConfig, given: Sequence[int | str] | None, out: Path | None, resume: bool = False) -> UeResult:
+    """Run, and write a run directory where `out` says so.
+
+    Args:
+        resume: go on with the unfinished run that is there.
+
+    Raises:
+        BadInput: anything in the configuration that cannot be used.
+        LinkError: the BS cannot be reached.
+    """
+    bundle = bundled()
+    work = prepare(config, (bundle.drafter, bundle.tokenizer), given)
+    if out is None and resume:
+        raise BadInput("go on with which run? give --out DIR with --resume")
+    with source_of(config) as source:  # before anything is written
+        if out is not None:
+            return _into(out, config, work, source, given, resume)
+        live = LiveProgress(len(work.prompts) * len(config.methods))
+        with watching(config, source, None, False) as power, live:
+            outcomes = asyncio.run(execute(config, work, Watch(live.round, live.done)))
+            return result_of(config, work, *settled(power, outcomes))
+
+
+def _into(
+    out: Path,
+    config: RunConfig,
+    work: Work,
+    source: PowerSource | None,
+    given: Sequence[int | str] | None,
+    resume: bool,
+) -> UeResult:
+    """Run, and write a run directory."""
+    journal = (Journal.resume if resume else Journal.begin)(out, config, work)
+    try:
+        if given is not None:
+            results.write_text(out / GIVEN, json.dumps(list(given)))
+        with watching(config, source, out, resume) as power:
+            result = result_of(config, work, *settled(power, _journalled(config, work, journal)))
+        write_run(out, config, work, result)
+        finish(out)
+        journal.finish()
+    finally:
+        journal.close()
+    return result
+
+
+def _journalled(config: RunConfig, work: Work, journal: Journal) -> list[Outcome]:
+    """Run what the journal does not have yet, and write it down there."""
+    with LiveProgress(len(work.prompts) * len(config.methods)) as live:
+
+        def ended(outcome: Outcome) -> None:
+            journal.add(outcome)
+            live.done(outcome)
+
+        for outcome in journal.done:
+            live.done(outcome)
+        watch = Watch(live.round, ended)
+        return asyncio.run(execute(config, work, watch, Begun(journal.identity, journal.done)))
+
+
+def result_of(config: RunConfig, work: Work, outcomes: list[Outcome], power: dict[str, Any] | None = None) -> UeResult:
+    """Rows, outputs and losses of outcomes.
+
+    Args:
+        power: what is known of their energy's samples.
+    """
+
+    def text(outcome: Outcome) -> str:
+        return work.prompter.text(outcome.record.token_ids) if work.prompter else ""
+
+    texts = {(o.method, o.request): text(o) for o in outcomes}
+    examples = [p.example for p in work.prompts]
+    ordered = sorted(outcomes, key=lambda o: config.methods.index(o.method))
+    rows = results.rows(
+        ordered, examples, texts, window=config.window, threshold=config.threshold, hidden_bits=config.hidden_bits,
+        window_rule=config.window_rule, own=_own_texts(config, work), idle_w=power["idle_w"] if power else None,
+    )  # fmt: skip
+    outputs = [
+        {
+            "method": o.method,
+            "prompt": work.prompts[o.request].example.question,
+            "token_ids": o.record.token_ids,
+            "text": texts[o.method, o.request],
+            "rounds": len(o.record.rounds),
+            "finish_reason": o.record.finish_reason,
+        }
+        for o in sorted(outcomes, key=lambda o: (o.request, o.method))
+    ]
+    strict = [o for o in outcomes if config.threshold == 0 or o.method not in results.JUDGED]
+    losses = [_loss(work, o) for o in strict if o.divergence is not None and not o.divergence.tie]
+    return UeResult(outputs, rows, losses, outcomes, texts, power)
+
+
+def _own_texts(config: RunConfig, work: Work) -> dict[int, str] | None:
+    """The target's own outputs by prompt, where the run has them."""
+    if work.prompter is None or not work.own:
+        return None
+    return {i: work.prompter.text(ids) for (i, longest), ids in work.own.items() if longest == config.max_tokens}
+
+
+def _loss(work: Work, outcome: Outcome) -> str:
+    found = outcome.divergence
+    assert found is not None
+
+    def show(ids: list[int]) -> str:
+        return f"{ids} {work.prompter.text(ids)!r}" if work.prompter else str(ids)
+
+    question = work.prompts[outcome.request].example.question
+    return (
+        f"not lossless: {outcome.method}, prompt {outcome.request} ({question[:60]!r}), output position "
+        f"{found.position}: {show(found.output)} where the target decodes {show(found.target)}; "
+        f"logit gap {found.gap:.3g}"
+    )
+
+
+def write_run(out: Path, config: RunConfig, work: Work, result: UeResult) -> None:
+    """Write config, rounds, requests and summary; the summary last, so that its presence means a whole run."""
+    save(config, out / "config.yaml")
+    write_rounds(out, result.outcomes)
+    write_requests(out, result.outcomes, result.texts)
+    document = results.summary(resolved(config), config.seed, results.host(), result.rows)
+    results.write_summary(out, document | ({} if result.power is None else {"power": result.power}))
+
+
+class LiveProgress:
+    """A bar on a terminal (requests, tokens, AAL, round-trip time), silence elsewhere."""
+
+    def __init__(self, total: int) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+        )
+        self._bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
+        self._task = self._bar.add_task("decoding", total=total, state="")
+        self._tokens = self._rounds = 0
+
+    def __enter__(self) -> LiveProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def round(self, job: Job, record: RoundRecord) -> None:
+        """One round ended."""
+        self._tokens += record.committed
+        self._rounds += 1
+        state = f"{job.method}: {self._tokens} tokens, AAL {self._tokens / self._rounds:.2f}"
+        self._bar.update(self._task, state=f"{state}, RTT {record.link_s * 1e3:.1f} ms")
+
+    def done(self, outcome: Outcome) -> None:
+        """One request ended."""
+        self._bar.advance(self._task)

@@ -1,0 +1,144 @@
+"""Runs in numbers: a grid of virtual or real runs from one YAML file, checked first, resumable point by point.
+
+A point is a run directory of its own under `points/`; one that has its `summary.json` is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from testbed.config import load, resolved, save
+from testbed.errors import BadInput, GateError
+from testbed.experiments.results import directory as results
+from testbed.experiments.runs.demo import judging, labelled
+from testbed.experiments.sweep.points import (
+    LEVEL,
+    NAME,
+    PAYLOAD,
+    PROTOCOL,
+    RATE,
+    Point,
+    SweepConfig,
+    load_sweep,
+    points,
+    values_text,
+)  # fmt: skip
+from testbed.experiments.sweep.run import at_once, in_order, one_by_one
+from testbed.files import held
+
+__all__ = ["EXECUTORS", "Executor", "Point", "SweepConfig", "done", "load_sweep", "points", "run_sweep", "sweep_rows"]
+
+LOCAL, RAY = "local", "ray"
+EXECUTORS = (LOCAL, RAY)
+SAID = {"methods", "channel", NAME, PROTOCOL, RATE}
+"""Keys of a point that a row says in its own columns."""
+
+Progress = Callable[[int, int, str], None]
+"""Told before the first point and after every one: points done, points in all, the last one's values."""
+
+
+class Executor(NamedTuple):
+    """Where points run.
+
+    `local`: in `workers` processes of this machine; one by default: this one. `ray`: in `workers` actors of the cluster
+    that is there (`RAY_ADDRESS`, or one of this machine), else of one that is started for it; by default as many as it
+    has cores.
+    """
+
+    kind: str = LOCAL
+    workers: int | None = None
+
+    def check(self, todo: Sequence[Point]) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            BadInput: an unknown kind, no worker, or real runs at once: they would disturb each other's times.
+        """
+        if self.kind not in EXECUTORS:
+            raise BadInput(f"unknown executor {self.kind!r}; known: {', '.join(EXECUTORS)}")
+        if self.workers is not None and self.workers < 1:
+            raise BadInput(f"workers must be at least 1, not {self.workers}")
+        real = [point for point in todo if not point.channel.is_virtual]
+        if real and (self.kind == RAY or (self.workers or 1) > 1):
+            raise BadInput(
+                f"{len(real)} of {len(todo)} points take real time, which runs beside them would disturb: leave out "
+                "--executor and --workers"
+            )
+
+    def run(self, todo: Sequence[Point], folder: Path) -> Iterator[Point]:
+        """Run points and yield each when its directory is whole."""
+        if not todo:
+            return iter(())
+        if self.kind == RAY:
+            from testbed.experiments.sweep.ray import on_ray
+
+            return on_ray(todo, folder, self.workers)
+        if (self.workers or 1) == 1:
+            return one_by_one(todo, folder)
+        return at_once(todo, folder, min(self.workers or 1, len(todo)))
+
+
+def run_sweep(config: SweepConfig, out: Path, told: Progress, executor: Executor = Executor()) -> dict[str, Any]:  # noqa: B008
+    """Run what is not done yet and write `summary.json` with the rows of all points; returns its document.
+
+    Raises:
+        BadInput: a point that cannot run, a directory of another sweep, or one where this sweep is running.
+        GateError: a strict point was not lossless; the others ran.
+    """
+    todo = points(config)
+    executor.check(todo)
+    with _claimed(config, out):
+        left = [point for point in todo if not done(point, out)]
+        ended = len(todo) - len(left)
+        told(ended, len(todo), "")
+        with contextlib.closing(executor.run(in_order(left), out / "points")) as running:  # type: ignore[type-var]
+            for point in running:
+                ended += 1
+                told(ended, len(todo), values_text(point.values))
+        rows = [row for point in todo for row in sweep_rows(point, out)]
+        document = results.summary(resolved(config), config.run.seed, results.host(), rows)
+        results.write_summary(out, document)
+    if lossy := [values_text(point.values) for point in todo if _lossy(point, out)]:
+        raise GateError(f"outputs differ from the target's own at {'; '.join(lossy)}")
+    return document
+
+
+def done(point: Point, out: Path) -> bool:
+    """Whether a point's directory is whole."""
+    return (out / "points" / point.key / "summary.json").exists()
+
+
+def sweep_rows(point: Point, out: Path) -> list[dict[str, Any]]:
+    """Rows of a point that is done, with what tells it from the other points."""
+    rows = results.read_summary(out / "points" / point.key)["rows"]
+    more = {key: point.values[key] for key in (NAME, LEVEL) if key in point.values}
+    more = {"series" if key == NAME else key: value for key, value in more.items()}
+    rest = {key: value for key, value in point.values.items() if key not in SAID}
+    return [
+        {**labelled({**rest, **row}, point.config), **more, PAYLOAD: point.payload, "point": point.key} for row in rows
+    ]
+
+
+def _lossy(point: Point, out: Path) -> bool:
+    """Whether an output that had to be the target's own is not."""
+    strict = point.config.threshold == 0 or judging(point.config)[0] == "strict"
+    return any(
+        row["lossless"] is False and (strict or row["method"] not in results.JUDGED) for row in sweep_rows(point, out)
+    )
+
+
+@contextlib.contextmanager
+def _claimed(config: SweepConfig, out: Path) -> Iterator[None]:
+    """Make the directory this sweep's, or see that it is; nobody else runs it meanwhile."""
+    path = out / "config.yaml"
+    if not path.exists() and out.exists() and any(not p.name.startswith(".") for p in out.iterdir()):
+        raise BadInput(f"{out} is not empty and holds no sweep; give another --out")
+    with held(out, f"another process is running the sweep in {out}; wait for it, or give another --out"):
+        if not path.exists():
+            save(config, path)
+        elif load(SweepConfig, path) != config:
+            raise BadInput(f"{out} holds another sweep; give another --out, or the same file to resume it")
+        yield

@@ -1,0 +1,256 @@
+"""What a sweep holds: its file, and the points that the file stands for, each checked before anything runs."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from testbed.channel.spec import ChannelSpec, channel_text, parse_channel
+from testbed.config import Config, DemoConfig, load, resolved
+from testbed.errors import BadInput
+from testbed.experiments.inputs.payloads import OWN, PAYLOADS
+from testbed.experiments.inputs.profile import load_profile
+from testbed.experiments.runs.demo import check_demo, judging
+from testbed.experiments.runs.prepare import predictor_directory
+from testbed.models.bundle import head_directory
+from testbed.ue.window import FIXED
+
+RATE = "rate_mbps"
+"""Grid key that sets both rates."""
+PAYLOAD = "payload"
+PROTOCOL = "protocol"
+"""Grid key for a single method."""
+LEVEL, LEVELS = "level", 16
+"""Grid key for a threshold as the axis of WISV's Fig. 3 has it, and its end: level = 16 θ."""
+SEED = "seed"
+RUN_KEYS = DemoConfig.__struct_fields__
+NAME = "name"
+"""Key of a series' name."""
+_SAME = {LEVEL: "threshold", PROTOCOL: "methods"}
+"""Keys that say the same thing."""
+LINK_KEYS = tuple(name for name in ChannelSpec.__struct_fields__ if name not in ("kind", "via"))
+KNOWN = tuple(dict.fromkeys((*RUN_KEYS, *LINK_KEYS, RATE, PAYLOAD, PROTOCOL, LEVEL)))
+
+Values = dict[str, Any]
+
+
+class SweepConfig(Config, frozen=True, kw_only=True):
+    """A grid of runs.
+
+    Attributes:
+        run: what all points share, as `testbed demo` takes it; its channel says of what kind they are.
+        grid: values by key; every combination is a point. Keys are those of a run (window, threshold, judge, …), of a
+            channel (uplink_mbps, rtt_ms, file, …), `rate_mbps` for both rates, `protocol` for a single method, `level`
+            for 16 θ, and `payload` (own, rejection) for virtual points whose profile has sizes.
+        zip: lists of one length by key, whose values go together, the first with the first; combined with the grid.
+        series: settings that belong together, each with a `name` and one value for some of these keys; every one is
+            combined with the keys of grid and zip that it does not set itself.
+        exclude: combinations that are left out, each by some of its values; a list stands for any of its values.
+        include: points beside the combinations, each by its values.
+        repeats: runs of every point, with the seeds seed, seed + 1, …
+    """
+
+    name: str = "sweep"
+    run: DemoConfig = DemoConfig(channel="kind=virtual,profile=wisv", methods=("greedy",))
+    grid: dict[str, list[Any]] = msgspec.field(default_factory=dict)
+    zip: dict[str, list[Any]] = msgspec.field(default_factory=dict)
+    series: list[Values] = msgspec.field(default_factory=list)
+    exclude: list[Values] = msgspec.field(default_factory=list)
+    include: list[Values] = msgspec.field(default_factory=list)
+    repeats: int = 1
+
+
+class Point(msgspec.Struct, frozen=True):
+    """One combination."""
+
+    values: Values
+    config: DemoConfig
+    channel: ChannelSpec
+    payload: str = OWN
+
+    @property
+    def key(self) -> str:
+        """Name of its directory: what it is, as far as results depend on it."""
+        parts = [resolved(self.config), channel_text(self.channel), self.payload]
+        if head := judging(self.config)[1]:
+            parts.append(head_stamp(head))
+        if self.config.window_rule != FIXED:
+            parts.append(directory_stamp(predictor_directory(self.config.predictor)))
+        text = json.dumps(parts, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+def load_sweep(path: Path) -> SweepConfig:
+    """Read a sweep.
+
+    Raises:
+        ConfigError: unreadable, unknown keys, or values of a wrong type.
+    """
+    return load(SweepConfig, path)
+
+
+def points(config: SweepConfig) -> list[Point]:
+    """All combinations, in the order of the grid's keys and values, each checked.
+
+    Raises:
+        BadInput: an unknown key, lists that cannot be combined, or a point that cannot run; the message names it.
+    """
+    _check_keys(config)
+    found: dict[str, Point] = {}
+    for values in _repeated(config, [*_kept(config, list(_combinations(config))), *config.include]):
+        point = _named(config, values)
+        found.setdefault(json.dumps([values.get(NAME), point.key]), point)
+    if not found:
+        raise BadInput("exclude leaves no point")
+    return list(found.values())
+
+
+def values_text(values: Mapping[str, Any]) -> str:
+    """Values of a point for people."""
+    return ", ".join(f"{key}={value}" for key, value in values.items()) or "the only one"
+
+
+# ---------------------------------------------------------------- what the file says
+
+
+def _check_keys(config: SweepConfig) -> None:
+    for key in (*config.grid, *config.zip):
+        if key not in KNOWN:
+            raise _unknown(key, KNOWN)
+    for key in itertools.chain(*config.series, *config.exclude, *config.include):
+        if key not in KNOWN and key != NAME:
+            raise _unknown(key, (*KNOWN, NAME))
+    for key, column in (*config.grid.items(), *config.zip.items()):
+        if not column:
+            raise BadInput(f"grid key {key!r} has no values")
+    if len({len(column) for column in config.zip.values()}) > 1:
+        lengths = ", ".join(f"{key} {len(column)}" for key, column in config.zip.items())
+        raise BadInput(f"zipped lists need one length, not {lengths}")
+    given = {_SAME.get(key, key) for key in config.grid}
+    if both := [key for key in config.zip if _SAME.get(key, key) in given]:
+        raise BadInput(f"{both[0]!r} stands in grid and zip; give it once")
+    if config.repeats < 1:
+        raise BadInput(f"repeats must be at least 1, not {config.repeats}")
+    if config.repeats > 1 and SEED in itertools.chain(config.grid, config.zip, *config.series, *config.include):
+        raise BadInput("repeats count seeds up from the run's; leave the key 'seed' out, or repeats")
+
+
+def _unknown(key: str, known: Sequence[str]) -> BadInput:
+    near = difflib.get_close_matches(key, known, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else ";"
+    return BadInput(f"unknown grid key {key!r}{hint} known: {', '.join(known)}")
+
+
+def _combinations(config: SweepConfig) -> Iterator[Values]:
+    """Values of every point: each series with all combinations of the keys that it does not set itself."""
+    for number, one in enumerate(config.series or [{}], 1):
+        given = {_SAME.get(key, key) for key in one}
+        grid = _without(config.grid, given)
+        zipped = _without(config.zip, given)
+        together = [dict(zip(zipped, row, strict=True)) for row in zip(*zipped.values(), strict=True)] or [{}]
+        name = {NAME: str(one.get(NAME, number))} if config.series else {}
+        for *combination, row in itertools.product(*grid.values(), together):
+            yield {
+                **name,
+                **{key: value for key, value in one.items() if key != NAME},
+                **dict(zip(grid, combination, strict=True)),
+                **row,
+            }
+
+
+def _without(columns: Mapping[str, list[Any]], given: set[str]) -> dict[str, list[Any]]:
+    return {key: column for key, column in columns.items() if _SAME.get(key, key) not in given}
+
+
+def _kept(config: SweepConfig, combinations: list[Values]) -> list[Values]:
+    """Combinations that nothing excludes."""
+    for entry in config.exclude:
+        if not any(_matches(values, entry) for values in combinations):
+            raise BadInput(f"exclude {values_text(entry)}: no point is like that")
+    return [values for values in combinations if not any(_matches(values, entry) for entry in config.exclude)]
+
+
+def _matches(values: Values, entry: Values) -> bool:
+    def one(key: str, wanted: Any) -> bool:
+        return key in values and (values[key] == wanted or (isinstance(wanted, list) and values[key] in wanted))
+
+    return all(one(key, wanted) for key, wanted in entry.items())
+
+
+def _repeated(config: SweepConfig, combinations: Iterable[Values]) -> Iterator[Values]:
+    for values in combinations:
+        if config.repeats == 1:
+            yield values
+            continue
+        for seed in range(config.run.seed, config.run.seed + config.repeats):
+            yield {**values, SEED: seed}
+
+
+# ---------------------------------------------------------------- a point
+
+
+def _named(config: SweepConfig, values: Values) -> Point:
+    """A point; where it cannot run, the refusal names it."""
+    try:
+        return _point(config, values)
+    except BadInput as exc:
+        raise BadInput(f"point {values_text(values)}: {exc}") from exc
+
+
+def _point(config: SweepConfig, values: Values) -> Point:
+    payload = values.get(PAYLOAD, OWN)
+    link = {key: value for key, value in values.items() if key in LINK_KEYS}
+    if RATE in values:
+        link |= {"uplink_mbps": values[RATE], "downlink_mbps": values[RATE]}
+    channel = _replaced(parse_channel(str(values.get("channel", config.run.channel))), link)
+    run = {key: value for key, value in values.items() if key in RUN_KEYS}
+    if PROTOCOL in values:
+        run["methods"] = [values[PROTOCOL]]
+    if LEVEL in values:
+        run["threshold"] = _threshold(values[LEVEL])
+    demo = _replaced(config.run, {**run, "channel": channel_text(channel)})
+    if payload not in PAYLOADS:
+        raise BadInput(f"unknown payload {payload!r}; known: {', '.join(PAYLOADS)}")
+    if channel.is_virtual and channel.profile is None:
+        raise BadInput("virtual points need a profile, such as profile=wisv (or a profile.yaml that a demo measured)")
+    if payload != OWN and not (channel.profile and load_profile(channel.profile).sizes):
+        raise BadInput(f"payload {payload} needs virtual time and a profile that has sizes")
+    check_demo(demo)
+    return Point(values, demo, channel, payload)
+
+
+def _threshold(level: Any) -> float:
+    if not (isinstance(level, int | float) and 0 <= level <= LEVELS):
+        raise BadInput(f"a level lies in 0..{LEVELS}, not {level!r}")
+    return level / LEVELS
+
+
+def _replaced(struct: Any, values: Mapping[str, Any]) -> Any:
+    """A copy with other values, checked as if it had been read."""
+    document = {name: getattr(struct, name) for name in struct.__struct_fields__} | dict(values)
+    try:
+        return msgspec.convert(msgspec.to_builtins(document), type(struct))
+    except msgspec.ValidationError as exc:
+        cause = exc.__cause__
+        raise BadInput(str(cause if isinstance(cause, BadInput) else exc)) from exc
+
+
+def head_stamp(head: str) -> str:
+    """What tells one state of a head's files from another."""
+    return directory_stamp(head_directory(head))
+
+
+def directory_stamp(directory: Path) -> str:
+    """What tells one state of a directory's files from another."""
+    digest = hashlib.blake2b(digest_size=6)
+    for path in sorted(directory.iterdir()):
+        if path.is_file():
+            digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,41 @@
+"""Directories for a report where sweeps may still be under way: what has run of them so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from testbed.config import load
+from testbed.errors import BadInput, ConfigError
+from testbed.experiments.report.data import POINTS, Part, Shown, labels, shown_of
+from testbed.experiments.results.directory import read_summary
+from testbed.experiments.sweep.grid import done, sweep_rows
+from testbed.experiments.sweep.points import SweepConfig, points
+
+
+def load_all(paths: Sequence[Path]) -> list[Shown]:
+    """Read run directories and sweeps, ended or not, each with a label of its own.
+
+    Raises:
+        BadInput: one that holds no run, or a sweep of which nothing has run.
+    """
+    return [_partial(path, label) or shown_of(path, label) for path, label in labels(paths)]
+
+
+def _partial(path: Path, label: str) -> Shown | None:
+    """A sweep that has not ended, from the points that have; None where there is a summary, or it is no sweep."""
+    file = path / "config.yaml"
+    if (path / "summary.json").exists() or not file.exists() or not (path / POINTS).is_dir():
+        return None
+    try:
+        config = load(SweepConfig, file)
+    except ConfigError:
+        return None
+    every = points(config)
+    whole = [point for point in every if done(point, path)]
+    if not whole:
+        raise BadInput(f"{path}: none of the {len(every)} points of this sweep has run yet")
+    parts = [Part(row, path / POINTS / point.key) for point in whole for row in sweep_rows(point, path)]
+    first = read_summary(parts[0].directory)
+    document = {**first, "config": {"name": config.name, "run": first["config"]}, "rows": [part.row for part in parts]}
+    return Shown(path, label, document, parts, len(every) - len(whole))

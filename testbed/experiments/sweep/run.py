@@ -1,0 +1,168 @@
+"""Running points of a sweep: one after another in this process, or several at once in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+import msgspec
+
+from testbed.config import RunConfig
+from testbed.errors import EngineError, GateError
+from testbed.experiments.inputs.profile import load_profile
+from testbed.experiments.runs.demo import judge_of, judging, run_demo, virtual_config
+from testbed.experiments.runs.execute import Watch
+from testbed.experiments.runs.prepare import Work, prepare
+from testbed.experiments.runs.uerun import result_of, write_run
+from testbed.experiments.runs.virtual import Models, load_models, run_virtual
+from testbed.experiments.sweep.points import Point
+from testbed.interrupts import as_worker
+from testbed.models.bundle import bundled
+
+Pair = tuple[str, str | None, str | None, str]
+"""Engine, target, drafter and type: what virtual points must agree in to share passes."""
+
+
+def pair_of(point: Point) -> Pair:
+    """The pair that a point runs on."""
+    config = point.config
+    return config.engine, config.model, config.drafter, config.dtype
+
+
+def in_order(todo: Sequence[Point]) -> list[Point]:
+    """Points in the order to run them: pair by pair, and the longest drafts first, since they hold the others."""
+    pairs = list(dict.fromkeys(map(pair_of, todo)))
+    return sorted(todo, key=lambda point: (pairs.index(pair_of(point)), -point.config.window))
+
+
+class Workshop:
+    """Runs points: real ones as demos, virtual ones over a pair that is loaded when one needs it.
+
+    Virtual points share the passes of one pair, whatever their link, window or payload; one pair is held at a time.
+    """
+
+    def __init__(self, todo: Sequence[Point]) -> None:
+        self._todo = [point for point in todo if point.channel.is_virtual]
+        self._pair: Pair | None = None
+        self._models: Models | None = None
+        self._works: dict[tuple[str, int], Work] = {}
+
+    def run(self, point: Point, directory: Path) -> None:
+        """Run a point and write its directory, over whatever a run that was stopped left there.
+
+        Raises:
+            TestbedError: whatever keeps it from running; an output that is not the target's own does not.
+        """
+        if directory.exists():
+            shutil.rmtree(directory)
+        with contextlib.suppress(GateError):  # written down like any other; the sweep says so in the end
+            if point.channel.is_virtual:
+                self._run_virtual(point, directory)
+            else:
+                run_demo(point.config, directory, lambda _: None)
+
+    def close(self) -> None:
+        """Free the models."""
+        if self._models is not None:
+            self._models.close()
+        self._pair = self._models = None
+        self._works = {}
+
+    def _run_virtual(self, point: Point, directory: Path) -> None:
+        assert point.channel.profile is not None
+        if self._pair != pair_of(point):
+            self.close()
+            self._models = load_pair([p for p in self._todo if pair_of(p) == pair_of(point)])
+            self._pair = pair_of(point)
+        assert self._models is not None
+        run = virtual_config(point.config)
+        key = (run.dataset, run.limit or 0)
+        if key not in self._works:
+            self._works[key] = _work(run)
+        work = self._works[key]
+        watch = Watch(lambda *_: None, lambda _: None)
+        profile, judge = load_profile(point.channel.profile), judge_of(point.config)
+        outcomes = run_virtual(run, work, watch, point.channel, profile, self._models, point.payload, judge)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "point.yaml").write_bytes(msgspec.yaml.encode(point))
+        write_run(directory, run, work, result_of(run, work, outcomes))
+
+
+def load_pair(todo: Sequence[Point]) -> Models:
+    """The pair of these points, with room for the longest prompt and output among them."""
+    most = max(point.config.max_tokens for point in todo)
+    runs = [virtual_config(msgspec.structs.replace(point.config, max_tokens=most)) for point in todo]
+    largest = {run.dataset: run for run in sorted(runs, key=lambda run: run.limit or 0)}
+    works = [_work(run) for run in largest.values()]
+    work = max(works, key=lambda work: max(len(prompt.ids) for prompt in [*work.prompts, *work.warmup]))
+    hidden = any(judging(point.config)[1] is not None for point in todo)
+    engine, model, _, dtype = pair_of(todo[0])
+    target = Path(model) if model else bundled().require("target")
+    return load_models(target, engine, dtype, runs[0], work, hidden)
+
+
+def _work(run: RunConfig) -> Work:
+    bundle = bundled()
+    return prepare(run, (bundle.drafter, bundle.tokenizer), None)
+
+
+# ---------------------------------------------------------------- on this machine
+
+
+def one_by_one(todo: Sequence[Point], folder: Path) -> Iterator[Point]:
+    """Run points in this process, and yield each when its directory is whole."""
+    shop = Workshop(todo)
+    try:
+        for point in todo:
+            shop.run(point, folder / point.key)
+            yield point
+    finally:
+        shop.close()
+
+
+def at_once(todo: Sequence[Point], folder: Path, workers: int) -> Iterator[Point]:
+    """The same in so many processes, each with a pair of its own, in the order in which points end.
+
+    Raises:
+        EngineError: something else ended one of the processes.
+    """
+    context = multiprocessing.get_context("spawn")
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    pool = futures.ProcessPoolExecutor(workers, context, _begin, (list(todo), threads, os.getpid()))
+    try:
+        running = {pool.submit(_run, number, folder): point for number, point in enumerate(todo)}
+        for future in futures.as_completed(running):
+            future.result()
+            yield running[future]
+    except BaseException as exc:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in multiprocessing.active_children():
+            process.terminate()
+        if isinstance(exc, BrokenProcessPool):
+            raise EngineError("a worker was killed; the same command goes on with what is left") from exc
+        raise
+    finally:
+        pool.shutdown()
+
+
+_shop: Workshop | None = None
+_todo: Sequence[Point] = ()
+
+
+def _begin(todo: Sequence[Point], threads: int, parent: int) -> None:
+    """In a worker: end with the sweep, even where that is killed, and leave interrupts to it."""
+    global _shop, _todo
+    as_worker(parent)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    _shop, _todo = Workshop(todo), todo
+
+
+def _run(number: int, folder: Path) -> None:
+    assert _shop is not None
+    _shop.run(_todo[number], folder / _todo[number].key)

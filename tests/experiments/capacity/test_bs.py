@@ -1,0 +1,127 @@
+"""The verifier's memory and times, and the link, of capacity runs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.bs.engine import VerifyRequest
+from testbed.bs.estimator import Coefficients
+from testbed.bs.estimator import Work as Share
+from testbed.experiments.capacity.bs import PrefixCache, Reservation, RoundDelay, TrafficRunner
+from testbed.experiments.capacity.systems import CapacityConfig
+from testbed.experiments.capacity.ue import LANGUAGE
+from testbed.experiments.inputs.profile import InteractionVerify
+from testbed.virtual_time import VirtualClock, run_virtually
+
+COST = InteractionVerify(a_s=3e-5, b_compute_s=3e-8, b_read_s=4e-6, c_s=0.015)
+USES = st.lists(st.tuples(st.sampled_from("abcde"), st.integers(1, 60)), max_size=40)
+
+
+@given(USES, st.integers(60, 150), st.booleans())
+def test_the_cache_is_the_naive_one(uses: list[tuple[str, int]], capacity: int, tail: bool) -> None:
+    """Against a list of single tokens, in the order in which they would leave."""
+    cache = PrefixCache(capacity, tail)
+    line: list[tuple[str, int]] = []
+    for session, tokens in uses:
+        cache.hold(session, tokens)
+        line = [held for held in line if held[0] != session] + [(session, i) for i in reversed(range(tokens))]
+        while len(line) > capacity:
+            gone = line.pop(0)
+            if not tail:
+                line = [held for held in line if held[0] != gone[0]]
+        for name in "abcde":
+            assert cache.cached(name) == sum(held[0] == name for held in line)
+
+
+def request(session: str, length: int, drafted: int, wrong: int | None = None) -> VerifyRequest:
+    draft = LANGUAGE[length : length + drafted].copy()
+    if wrong is not None:
+        draft[wrong] += 1
+    return VerifyRequest(session, LANGUAGE[:length], draft)
+
+
+def test_passes_take_what_the_equation_says_and_remember_what_stays() -> None:
+    async def passes() -> list[float]:
+        clock = VirtualClock()
+        runner = TrafficRunner(COST, PrefixCache(1000, tail=False), clock, linger=False)
+        ends_s = []
+        first = await runner.verify([request("a", 100, 5, wrong=2), request("b", 40, 3)])
+        ends_s.append(clock.time())
+        assert [result.cached for result in first] == [0, 0]
+        assert first[0].argmax.tolist() == LANGUAGE[100:106].tolist()
+        second = await runner.verify([request("a", 103, 5), request("b", 44, 2)])
+        ends_s.append(clock.time())
+        assert [result.cached for result in second] == [102, 43]
+        runner.release("a")
+        third = await runner.verify([request("a", 109, 0)])
+        ends_s.append(clock.time())
+        assert third[0].cached == 0
+        return ends_s
+
+    ends_s = run_virtually(passes())
+    times = Coefficients(*(getattr(COST, name) for name in ("a_s", "b_compute_s", "b_read_s", "c_s")))
+    batches = [[Share(105, 0), Share(43, 0)], [Share(6, 102), Share(3, 43)], [Share(109, 0)]]
+    assert np.diff([0.0, *ends_s]) == pytest.approx([times.batch_s(batch) for batch in batches])
+
+
+def test_without_a_cache_everything_is_computed_again() -> None:
+    async def twice() -> float:
+        clock = VirtualClock()
+        runner = TrafficRunner(COST, None, clock, linger=False)
+        for _ in range(2):
+            await runner.verify([request("a", 100, 5)])
+        return clock.time()
+
+    alone_s = Coefficients(3e-5, 3e-8, 4e-6, 0.015).alone_s(105, 0)
+    assert run_virtually(twice()) == pytest.approx(2 * alone_s)
+
+
+def test_reservations_are_served_in_order_and_never_beyond_the_room() -> None:
+    async def run() -> list[int]:
+        memory, order, held, most = Reservation(100), [], 0, 0
+        clock = VirtualClock()
+
+        async def one(number: int, tokens: int) -> None:
+            nonlocal held, most
+            await memory.take(tokens)
+            order.append(number)
+            held += tokens
+            most = max(most, held)
+            await clock.sleep(1.0)
+            held -= tokens
+            memory.give(tokens)
+
+        await asyncio.gather(*(one(i, tokens) for i, tokens in enumerate((60, 50, 10, 10, 90, 5))))
+        assert most <= 100
+        assert clock.time() == pytest.approx(3.0)
+        return order
+
+    assert run_virtually(run()) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_round_takes_its_time_half_of_it_each_way() -> None:
+    config = CapacityConfig(network_ms=40.0, network_spread=0.5)
+    times = config.network_ms / 1e3, config.network_spread
+    up = RoundDelay(*times, 7)
+    down = RoundDelay(*times, 0, up)
+    trips = []
+    for i in range(2000):
+        there_s = up.admit(10.0 * i, 100) - 10.0 * i
+        back_s = down.admit(10.0 * i + 5, 100) - 10.0 * i - 5
+        assert there_s == pytest.approx(back_s)
+        trips.append(there_s + back_s)
+    assert 0.02 <= min(trips) < 0.0202
+    assert 0.0598 < max(trips) <= 0.06
+    assert np.mean(trips) == pytest.approx(0.04, abs=0.001)
+    assert np.std(trips) == pytest.approx(0.04 / np.sqrt(12), rel=0.05)
+
+
+def test_messages_do_not_overtake_each_other() -> None:
+    up = RoundDelay(0.1, 1.0, 1)
+    arrivals = [up.admit(0.001 * i, 10) for i in range(200)]
+    assert arrivals == sorted(arrivals)

@@ -1,0 +1,87 @@
+"""Loads of UE processes: what is asked of each, what is refused, and how their reports are judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.errors import BadInput
+from testbed.experiments.capacity.real import RealConfig, _orders, _serving, order_and_window
+from testbed.experiments.capacity.real_tally import tally
+from testbed.experiments.capacity.real_ue import Report, Response, Round
+from testbed.experiments.capacity.systems import configured
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"systems": ("abacus",)}, "known: wisp"),
+        ({"systems": ("fixed-0",)}, "1..256"),
+        ({"systems": ("fixed-many",)}, "1..256"),
+        ({"systems": ()}, "one system or more"),
+        ({"ues": (65,)}, "1 to 64"),
+        ({"mix": {}}, "a mix"),
+        ({"mix": {2.0: 0}}, "a mix"),
+        ({"draft_tps": 0.0}, "positive"),
+        ({"prompts": 3}, "prompts"),
+        ({"max_batch": 0}, "max-batch"),
+    ],
+)
+def test_what_cannot_be_is_refused(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        RealConfig(**values)
+
+
+def test_it_is_configured_as_the_virtual_study_is(tmp_path: Path) -> None:
+    path = tmp_path / "real.yaml"
+    path.write_text("{mix: {10: 1, 20: 3}, ues: [4]}")
+    config = configured(RealConfig(), path, {"systems": ["fixed-3"]}, ["horizon_s=5"])
+    assert (config.mix, config.ues, config.systems, config.horizon_s) == ({10.0: 1, 20.0: 3}, (4,), ("fixed-3",), 5.0)
+    assert RealConfig(systems=("fixed-12", "wisp")).depth == 12
+
+
+def test_systems_differ_in_what_they_are_named_for() -> None:
+    config = RealConfig(coefficients="a100-qwen3-32b", max_batch=3)
+    assert order_and_window("fixed-7", 5) == ("fcfs", "fixed", 7)
+    assert "--no-prefix-cache" in _serving(config, "sled") and "--no-prefix-cache" not in _serving(config, "wisp")
+    assert "--coefficients" in _serving(config, "wisp") and "--coefficients" not in _serving(config, "fcfs-cache")
+    orders = {
+        name: _orders(config, name, 4, 7, "tcp://x", Path("d"), 100.0) for name in ("wisp", "sled", "centralized")
+    }
+    assert {one.promised for one in orders["wisp"]} == {True} and {one.promised for one in orders["sled"]} == {False}
+    assert orders["wisp"][0].window == config.most and orders["sled"][0].window == config.window
+    assert orders["centralized"][0].rule == "none" and orders["wisp"][0].predictor is not None
+    for name, given in orders.items():
+        assert sorted(one.speed_tps for one in given) == [2.0, 4.0, 6.0, 8.0], name
+        assert all(one.seed == 7 and one.stop_s == 100 + 4 + 20 + 3 for one in given)
+
+
+def reply(end_s: float, **values: Any) -> Round:
+    given = {"drafted": 4, "accepted": 3, "committed": 4, "batch_size": 2, "draft_s": 0.1, "link_s": 0.0}
+    return Round(end_s=end_s, **{**given, "queue_s": 0.2, "verify_s": 0.3, "wasted_s": 0.025, **values})
+
+
+def test_only_the_horizon_counts() -> None:
+    slow = Report(
+        8.0,
+        [Response(9.9, 30.0, 10, True), Response(10.0, 12.0, 15, True), Response(19.9, 21.0, 10, False)],
+        [reply(9.9), reply(10.0), reply(20.0)],
+        False,
+    )
+    fast = Report(2.0, [Response(10.0, 20.0, 20, True), Response(20.0, 90.0, 1, True)], [reply(15.0, accepted=0)], True)
+    run = tally("wisp", 2, 0, [slow, fast], 10.0, 20.0)
+    assert {name: (c.judged, c.violated) for name, c in run.classes.items()} == {"2": (1, 0), "8": (2, 1)}
+    assert run.speeds == {"2": pytest.approx(2.0), "8": pytest.approx((7.5 + 10 / 1.1) / 2)}
+    assert run.goodput_tps == pytest.approx(0.8) and (run.drafted, run.accepted, run.rounds) == (8, 3, 2)
+    assert run.different == 1 and run.wrapped
+    row = run.row(0.05)
+    assert row["violations"] == {"2": 0.0, "8": 0.5} and row["violation"] == pytest.approx(1 / 3)
+    assert not row["holds"] and run.row(0.5)["holds"] and not row["lossless"]
+    assert row["acceptance"] == pytest.approx(3 / 8)
+
+
+def test_a_load_that_judged_nobody_holds() -> None:
+    run = tally("wisp", 1, 0, [Report(8.0, [], [], False)], 0.0, 1.0)
+    assert run.row(0.05)["holds"] and run.goodput_tps == 0 and run.row(0.05)["acceptance"] is None

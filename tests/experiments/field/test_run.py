@@ -1,0 +1,179 @@
+"""The procedure of a field run without a network: what is asked, in which order, and what a stop leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from testbed.config import RunConfig
+from testbed.errors import BadInput, LinkTimeout
+from testbed.experiments.field.device import Probe, Reach
+from testbed.experiments.field.log import LOG, FieldLog, open_log, read_field
+from testbed.experiments.field.operator import SKIP, STOP, Answer, Nobody, Terminal
+from testbed.experiments.field.order import cells_of
+from testbed.experiments.field.plan import FieldPlan, Method, Place
+from testbed.experiments.field.run import Crew, one_device, progress_of, visit_all
+from tests.support.refusals import refuse
+
+PLAN = FieldPlan(
+    places=(Place(name="near", distance_m=2.0), Place(name="far", distance_m=20.0)),
+    methods=(Method(name="a", protocol="greedy"), Method(name="b", protocol="fh")),
+    repeats=2,
+    prompts=2,
+)
+
+
+class Stand:
+    """Stands in for stage, operator and UE; writes what a run leaves behind, and remembers what it was asked."""
+
+    def __init__(self, answers: Mapping[str, str] | None = None, rtt_ms: float = 10.0, breaks_at: int = -1) -> None:
+        self.answers, self.rtt_ms, self.breaks_at = dict(answers or {}), rtt_ms, breaks_at
+        self.asked: list[str] = []
+        self.ran: list[str] = []
+
+    @contextlib.contextmanager
+    def at(self, place: Place) -> Iterator[Reach]:
+        yield Reach("tcp://127.0.0.1:5", None)
+
+    def arrive(self, place: Place, runs: int, before: Mapping[str, Any] | None) -> Answer:
+        self.asked.append(f"{place.name} {runs}{' again' if before else ''}")
+        return Answer(self.answers.get(place.name, ""), "windy")
+
+    def accept(self, place: Place, reasons: Sequence[str]) -> Answer:
+        self.asked.append(f"accept {place.name}")
+        return Answer(self.answers.get("accept", ""))
+
+    def leave(self, place: Place) -> Answer:
+        return Answer("", f"left {place.name}")
+
+    def measure(self, reach: Reach, probe: Probe, folder: Path) -> dict[str, Any]:
+        return {"rtt_ms": {"value": self.rtt_ms}, "csi": {"rtt_ms": self.rtt_ms}, "wifi": None}
+
+    def expect(self, runs: Sequence[tuple[RunConfig, Path]]) -> None:
+        self.asked.append(f"expect {len(runs)}")
+
+    def run(self, config: RunConfig, folder: Path, out: Path) -> None:
+        if len(self.ran) == self.breaks_at:
+            raise LinkTimeout("the BS fell silent")
+        out.mkdir(parents=True)
+        (out / "summary.json").write_text("{}")
+        self.ran.append(f"{out.parent.name}/{out.name}")
+
+    def close(self) -> None:
+        self.asked.append("closed")
+
+
+def visit(out: Path, stand: Stand, plan: FieldPlan = PLAN, operator: Any = None) -> bool:
+    with open_log(out, plan, False) as log:
+        return visit_all(log, Crew(stand, operator or stand, lambda _: one_device(stand), lambda _: None))
+
+
+def test_all_cells_run_once_in_the_plans_order(tmp_path: Path) -> None:
+    stand = Stand()
+    assert visit(tmp_path / "run", stand)
+    assert stand.ran == [cell.key for place in PLAN.places for cell in cells_of(PLAN, place.name)]
+    assert stand.asked == ["near 4", "expect 4", "closed", "far 4", "expect 4", "closed"]
+    again = Stand()
+    assert visit(tmp_path / "run", again)
+    assert again.ran == again.asked == []
+    _, log, emulated = read_field(tmp_path / "run")
+    assert not emulated
+    assert [e["event"] for e in log.events] == ["visit", *["cell"] * 4, "note"] * 2
+    assert log.last_visit("near")["note"] == "windy"  # type: ignore[index]
+    assert log.events[5]["note"] == "left near"
+
+
+def test_a_run_that_breaks_off_goes_on_with_what_is_left(tmp_path: Path) -> None:
+    stand = Stand(breaks_at=5)
+    with pytest.raises(LinkTimeout):
+        visit(tmp_path / "run", stand)
+    assert len(stand.ran) == 5
+    second = Stand()
+    assert visit(tmp_path / "run", second)
+    assert second.asked[0] == "far 3 again"
+    assert stand.ran + second.ran == [cell.key for place in PLAN.places for cell in cells_of(PLAN, place.name)]
+
+
+def test_a_place_can_be_skipped_and_a_day_stopped(tmp_path: Path) -> None:
+    stand = Stand({"near": SKIP})
+    assert not visit(tmp_path / "run", stand)
+    assert all(key.startswith("far/") for key in stand.ran) and len(stand.ran) == 4
+    stopped = Stand({"near": STOP})
+    assert not visit(tmp_path / "run", stopped)
+    assert stopped.ran == [] and stopped.asked == ["near 4"]
+    with open_log(tmp_path / "run", PLAN, False) as log:
+        assert [p["done"] for p in progress_of(log)["places"]] == [0, 4]
+
+
+def test_a_link_that_is_another_ones_is_asked_about_or_refused(tmp_path: Path) -> None:
+    with pytest.raises(LinkTimeout):
+        visit(tmp_path / "run", Stand(breaks_at=1))
+    moved = Stand({"accept": SKIP}, rtt_ms=200.0)
+    assert not visit(tmp_path / "run", moved)
+    assert "accept near" in moved.asked
+    assert all(key.startswith("far/") for key in moved.ran)
+    refuse(
+        lambda: visit(tmp_path / "run", Stand(rtt_ms=300.0), operator=Nobody(trusting=False)), BadInput,
+        "does not look like near", "RTT 300.0 ms, before 10.0 ms",
+    )  # fmt: skip
+    sure = Stand(rtt_ms=200.0)
+    assert visit(tmp_path / "run", sure)
+    with open_log(tmp_path / "run", PLAN, False) as log:
+        assert log.last_visit("near")["differs"] == ["RTT 200.0 ms, before 10.0 ms"]  # type: ignore[index]
+
+
+def test_the_directory_is_one_runs_and_one_processs_at_a_time(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with open_log(out, PLAN, False):
+        refuse(lambda: visit(out, Stand()), BadInput, "another field run holds")
+    other = msgspec.structs.replace(PLAN, places=(Place(name="near", distance_m=3.0), PLAN.places[1]))
+    refuse(lambda: visit(out, Stand(), other), BadInput, "near was at 2 m before, not at 3 m")
+    with pytest.raises(BadInput, match="was in the field"), open_log(out, PLAN, True):
+        pass
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    refuse(lambda: visit(tmp_path / "full", Stand()), BadInput, "holds something else")
+    refuse(lambda: read_field(tmp_path / "full"), BadInput, "no field run")
+
+
+def test_a_log_that_was_cut_off_is_mended(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with open_log(out, PLAN, False) as log:
+        log.add("visit", place="near", distance_m=2.0, measured={"rtt_ms": {"value": 1.0}}, note="", differs=[])
+    whole = (out / LOG).read_bytes()
+    (out / LOG).write_bytes(whole + b'{"event": "vis')
+    assert len(read_field(out)[1].events) == 1
+    with open_log(out, PLAN, False) as log:
+        log.add("note", place="near", note="later")
+    assert [json.loads(line)["event"] for line in (out / LOG).read_text().splitlines()] == ["visit", "note"]
+    (out / LOG).write_text("rubbish\n")
+    refuse(lambda: read_field(out), BadInput, "line 1 cannot be read")
+
+
+def test_each_repeat_has_its_prompts_beside_the_results(tmp_path: Path) -> None:
+    with open_log(tmp_path / "run", PLAN, False) as log:
+        paths = [log.prompts(repeat) for repeat in (0, 1)]
+        texts = [path.read_text() for path in paths]
+        assert all(len(text.splitlines()) == 2 + PLAN.warmup for text in texts)
+        assert texts[0].splitlines()[:2] != texts[1].splitlines()[:2]
+        assert FieldLog(tmp_path / "run", PLAN).prompts(0) == paths[0]
+
+
+def test_an_operator_answers_in_words(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("\nrain on the window\ns\nq\nhm\ny\n"))
+    terminal, place = Terminal(), Place(name="near", distance_m=2.0, about="by the door")
+    assert terminal.arrive(place, 4, None) == Answer("")
+    assert terminal.arrive(place, 4, {"time": "noon"}) == Answer("", "rain on the window")
+    assert terminal.arrive(place, 4, None) == Answer(SKIP)
+    assert terminal.arrive(place, 4, None) == Answer(STOP)
+    assert terminal.accept(place, ["RTT"]) == Answer("")  # "hm" is no answer
+    assert terminal.leave(place) == Answer(STOP)  # the end of stdin
+    said = capsys.readouterr()
+    assert "by the door" in said.err and "again after noon" in said.err and said.out == ""

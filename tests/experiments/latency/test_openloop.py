@@ -1,0 +1,132 @@
+"""Open-loop load: arrivals and latencies of a queue whose theory is known, and when a load counts as too much."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from testbed.errors import BadInput
+from testbed.experiments.inputs.datasets import Example
+from testbed.experiments.latency.load import LoadConfig, write_csv
+from testbed.experiments.latency.openloop import (
+    Served,
+    batches,
+    ceiling_rps,
+    loads,
+    offer,
+    piled_up,
+    point,
+    synchronous_rps,
+)  # fmt: skip
+from testbed.experiments.results.latency import read_points
+from testbed.experiments.runs.prepare import Prompt
+from testbed.ue.records import RequestRecord, RoundRecord
+from testbed.virtual_time import VirtualClock, run_virtually
+
+SERVICE_S = 0.1
+
+
+@dataclass
+class OneServer:
+    """A station that serves one request at a time, each in the same time."""
+
+    clock: VirtualClock = field(default_factory=VirtualClock)
+    free: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def decode(self, prompt: Prompt) -> RequestRecord:
+        async with self.free:
+            await self.clock.sleep(SERVICE_S)
+        rounds = [record(8, 8, 9), record(8, 3, 4)]
+        return RequestRecord(len(prompt.ids), list(range(13)), "stop", SERVICE_S, 1, 1, rounds)
+
+
+def record(drafted: int, accepted: int, committed: int) -> RoundRecord:
+    return RoundRecord(0, "greedy", 5, drafted, accepted, committed, 0, 0, 2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1, 1, 0.0)
+
+
+def prompts(count: int) -> list[Prompt]:
+    return [Prompt([1, 2, 3], Example(str(i))) for i in range(count)]
+
+
+def offered(rps: float, count: int = 4000, seed: int = 0) -> list[Served]:
+    async def run() -> list[Served]:
+        return await offer(OneServer(), prompts(count), rps, seed)  # type: ignore[arg-type]
+
+    return run_virtually(run())
+
+
+@pytest.mark.parametrize("load", [0.2, 0.5, 0.7])
+def test_latency_is_that_of_the_queue(load: float) -> None:
+    """M/D/1 (Pollaczek and Khinchine): s + ρ·s / 2(1 − ρ)."""
+    found = point(offered(load / SERVICE_S), load / SERVICE_S, 8)
+    assert found.latency_s == pytest.approx(SERVICE_S * (1 + load / (2 * (1 - load))), rel=0.06)
+    assert not found.saturated
+    assert found.alpha == pytest.approx(11 / 12) and found.decode == 13 and found.prefill == 3 and found.batch_size == 2
+
+
+def test_arrivals_are_poisson_and_the_seed_s() -> None:
+    gaps = np.diff([s.arrived_s for s in offered(5.0)])
+    assert gaps.mean() == pytest.approx(0.2, rel=0.06) and gaps.std() == pytest.approx(0.2, rel=0.08)
+    assert offered(5.0, 50) == offered(5.0, 50)
+    assert offered(5.0, 50) != offered(5.0, 50, seed=1)
+
+
+@pytest.mark.parametrize("load", [1.3, 2.0])
+def test_more_than_can_be_served_piles_up(load: float) -> None:
+    assert point(offered(load / SERVICE_S, 90), load / SERVICE_S, 8).saturated
+
+
+def test_one_at_a_time_and_at_most() -> None:
+    async def run() -> tuple[float, float]:
+        station = OneServer()
+        low = await synchronous_rps(station, prompts(10))  # type: ignore[arg-type]
+        return low, await ceiling_rps(station, prompts(40), 8)  # type: ignore[arg-type]
+
+    assert run_virtually(run()) == pytest.approx((10.0, 10.0))
+
+
+def test_loads_lie_evenly_between_the_two() -> None:
+    assert loads(1.0, 5.0, 3) == [2.0, 3.0, 4.0]
+    with pytest.raises(BadInput, match="no load between"):
+        loads(5.0, 5.0, 3)
+    with pytest.raises(BadInput, match="one load or more"):
+        loads(1.0, 5.0, 0)
+
+
+def test_no_prompt_is_used_twice() -> None:
+    groups = list(batches(prompts(7), [3, 4]))
+    assert [p.example.question for group in groups for p in group] == [str(i) for i in range(7)]
+    with pytest.raises(BadInput, match="too few prompts"):
+        list(batches(prompts(6), [3, 4]))
+
+
+def test_few_requests_say_nothing_of_piling_up() -> None:
+    assert not piled_up(offered(50.0, 8))
+    with pytest.raises(BadInput, match="no latency"):
+        point([], 1.0, 8)
+
+
+def test_points_are_read_back_by_the_fit(tmp_path: Path) -> None:
+    found = [point(offered(rps, 60), rps, 8) for rps in (1.0, 4.0)]
+    write_csv(tmp_path / "points.csv", found)
+    points, latency_s = read_points(tmp_path / "points.csv")
+    assert latency_s.tolist() == [p.latency_s for p in found]
+    assert points.form == "speculation" and points.rps.tolist() == [1.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"windows": ()}, {"windows": (-1,)}, {"windows": (1000,)}, {"alphas": (1.5,)}, {"rates": 0}, {"at_once": 1}],
+)
+def test_what_cannot_be_measured_is_refused(given: dict[str, object]) -> None:
+    with pytest.raises(BadInput):
+        LoadConfig(**given)  # type: ignore[arg-type]
+
+
+def test_the_target_alone_is_one_series() -> None:
+    assert LoadConfig(windows=(0, 4), alphas=(0.5, 0.8)).series == [(0, None), (4, 0.5), (4, 0.8)]
+    assert LoadConfig(windows=(4,), alphas=()).series == [(4, None)]

@@ -1,0 +1,131 @@
+"""The load ramp: paired requests, the code that serves, and a comparison that can come out either way."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from testbed.errors import BadInput
+from testbed.experiments.latency.ramp import HINTS, Answered, RampConfig, Run, arrivals, counts
+from testbed.experiments.latency.ramp_measure import measure
+from testbed.experiments.latency.ramp_rows import table, write
+from testbed.experiments.latency.ramp_virtual import VirtualRamp
+
+SMALL = RampConfig(windows=(0, 4), loads=(3.0, 20.0), requests=60, step_s=0.0, seeds=(0,), response=(16, 24))
+
+
+def test_arrivals_are_poisson_at_every_load_and_the_same_for_all() -> None:
+    found = arrivals([2.0, 50.0], [4000, 3000], 1)
+    assert found == arrivals([2.0, 50.0], [4000, 3000], 1) != arrivals([2.0, 50.0], [4000, 3000], 2)
+    times = np.array([at_s for _, at_s in found])
+    assert [step for step, _ in found] == [0] * 4000 + [1] * 3000
+    for part, load in ((np.diff(times[:4000]), 2.0), (np.diff(times[4000:]), 50.0)):
+        assert part.mean() == pytest.approx(1 / load, rel=0.05) and part.std() == pytest.approx(1 / load, rel=0.07)
+        assert part.min() > 0
+
+
+def test_steps_last_long_enough_and_hold_enough() -> None:
+    assert counts(RampConfig(requests=100, step_s=10.0), [1.0, 30.0]) == [100, 300]
+
+
+def test_a_virtual_ramp_repeats_and_pairs_its_requests() -> None:
+    ramp = VirtualRamp(SMALL, lambda line: None)
+    runs = {policy: ramp.run(policy, 0, SMALL.loads) for policy in SMALL.policies}
+    assert ramp.run("4", 0, SMALL.loads) == runs["4"]
+    assert [a.at_s for a in runs["0"].answered] == [a.at_s for a in runs[HINTS].answered]
+    assert [a.tokens for a in runs["0"].answered] == [a.tokens for a in runs["4"].answered]
+    assert all(a.drafted == 0 for a in runs["0"].answered)
+    four = runs["4"].answered
+    tried = sum(a.accepted + a.rejections for a in four)
+    assert sum(a.accepted for a in four) / tried == pytest.approx(SMALL.alpha, abs=0.03)
+    assert runs["0"].switches is None and runs[HINTS].switches is not None
+
+
+def test_without_load_latency_is_that_of_the_profile() -> None:
+    """One request at a time: its prompt's pass, its tokens', and the link."""
+    config = RampConfig(
+        windows=(0,), loads=(0.01,), requests=8, step_s=0.0, prompt=(100, 100), response=(10, 10), network_spread=0.0
+    )
+    found = VirtualRamp(config, lambda line: None).run("0", 0, config.loads)
+    a, b, r, c = 3.314e-5, 3.450e-8, 4.620e-6, 1.486e-2  # WISP, Table 12
+    prompt_s = c + a * 100 + b * 100 * 100
+    token_s = sum(c + a + b * (cached + 1) + r * cached for cached in range(100, 109))
+    assert [x.latency_s for x in found.answered] == pytest.approx([0.04 + prompt_s + token_s] * 8)
+
+
+def made(policy: str, latencies: list[list[float]], seed: int = 0) -> Run:
+    answered = [
+        Answered(step, float(i), value, 10, 5, 10, 4, 3)
+        for step, values in enumerate(latencies)
+        for i, value in enumerate(values)
+    ]
+    return Run(policy, seed, [1.0, 2.0], answered)
+
+
+def compare(ours: list[list[float]]) -> tuple[list[bool], list[bool], bool]:
+    config = RampConfig(windows=(0, 4), seeds=(0,), settle=0.5)
+    runs = [made("0", [[1.0] * 100, [3.0] * 100]), made("4", [[2.0] * 100, [2.0] * 100]), made(HINTS, ours)]
+    found = table(config, runs)
+    assert [row["best_window"] for row in found.loads] == [0, 4]
+    return [row["within"] for row in found.loads], [row["better"] for row in found.ramp], found.holds
+
+
+def test_the_comparison_says_what_holds_and_what_does_not() -> None:
+    assert compare([[1.01] * 100, [2.0] * 100]) == ([True, True], [True, True], True)
+    assert compare([[1.03] * 100, [2.0] * 100]) == ([False, True], [True, True], False)
+    assert compare([[9.0] * 50 + [1.0] * 50, [2.0] * 100]) == ([True, True], [False, False], False)
+
+
+def test_intervals_hold_the_ratio_and_shrink_with_requests() -> None:
+    random = np.random.default_rng(0)
+    widths = []
+    for size in (200, 3200):
+        base = random.exponential(1.0, size) + 1
+        config = RampConfig(windows=(4,), seeds=(0,), settle=0.0)
+        runs = [made("4", [base.tolist(), base.tolist()])]
+        ours = (1.1 * base * random.lognormal(0, 0.1, size)).tolist()
+        row = table(config, [*runs, made(HINTS, [ours, ours])]).loads[0]
+        assert row["low"] < row["ratio"] < row["high"] and row["ratio"] == pytest.approx(1.105, abs=0.02)
+        widths.append(row["high"] - row["low"])
+    assert widths[1] < widths[0] / 2
+
+
+def test_a_ramp_goes_on_where_it_stopped_and_leaves_its_files(tmp_path: Path) -> None:
+    out = tmp_path / "ramp"
+    told: list[str] = []
+    runs = measure(SMALL, out, told.append)
+    again: list[str] = []
+    (out / "run-4-seed0.json").unlink()
+    assert measure(SMALL, out, again.append) == runs
+    assert sum("window" in line for line in told) == 3 and sum("window" in line for line in again) == 1
+    paths = write(table(SMALL, runs), out)
+    assert [path.name for path in paths] == ["points.csv", "loads.csv", "ramp.csv", "ramp.png"]
+    with paths[0].open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6 and {row["policy"] for row in rows} == {"0", "4", HINTS}
+    with pytest.raises(BadInput, match="another measurement"):
+        measure(RampConfig(), out, told.append)
+
+
+def test_a_missing_run_is_named() -> None:
+    with pytest.raises(BadInput, match="window hinted with seed 0"):
+        table(RampConfig(windows=(0,), seeds=(0,)), [made("0", [[1.0] * 10, [1.0] * 10])])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"windows": ()}, {"windows": (1, 1)}, {"windows": (-1,)}, {"controller": "max_window=0"}, {"loads": (2.0, 1.0)},
+     {"loads": (0.0,)}, {"seeds": ()}, {"alpha": 1.2}, {"requests": 1}, {"prompt": (5, 2)}, {"draft_ms": -1.0},
+     {"step_s": -1.0}],
+)  # fmt: skip
+def test_what_cannot_be_climbed_is_refused(given: dict[str, object]) -> None:
+    with pytest.raises(BadInput):
+        RampConfig(**given)  # type: ignore[arg-type]
+
+
+def test_profiles_without_eq_19_are_refused() -> None:
+    with pytest.raises(BadInput, match="coefficients"):
+        VirtualRamp(RampConfig(profile="edge-sd"), lambda line: None)

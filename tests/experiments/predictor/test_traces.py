@@ -1,0 +1,162 @@
+"""Drafting traces: what is collected of a pair whose words are known, and what is kept on disk."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from testbed.bs.synthetic_engine import SyntheticEngine
+from testbed.errors import BadInput
+from testbed.experiments.predictor.collect import LANES, CollectConfig, Walk, collect
+from testbed.experiments.predictor.traces import TraceMeta, Traces, TraceStore, joined, split
+from testbed.synthetic import next_token
+from testbed.ue.predictor import FEATURES
+from testbed.ue.synthetic import SyntheticDrafter
+from tests.support.predictors import made_traces
+
+VOCAB, WINDOW, TOKENS = 512, 5, 23
+
+
+def walk(prompts: list[list[int]], end_ids: tuple[int, ...] = ()) -> Traces:
+    drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.7)
+    return Walk(drafter, SyntheticEngine(vocab_size=VOCAB), WINDOW, TOKENS, end_ids).run(prompts, 100)
+
+
+def told_alone(prompt: list[int], end_ids: tuple[int, ...]) -> list[list[tuple[float, ...]]]:
+    """Rounds of one prompt, token by token from the synthetic pair's definition: (*features, label)."""
+    drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.7)
+    ids, rounds = list(prompt), []
+    while len(ids) - len(prompt) < TOKENS and ids[-1] not in end_ids:
+        draft, rows, alive = list(ids), [], True
+        for position in range(1, min(WINDOW, TOKENS - (len(ids) - len(prompt))) + 1):
+            guess, right = drafter.predict(draft, False), next_token(draft, VOCAB, 0)
+            label = -1 if not alive else int(guess.id == right)
+            rows.append((guess.top1, guess.entropy, guess.margin, guess.logit_std, position, label))
+            if alive:
+                ids.append(right)
+                if right in end_ids or len(ids) - len(prompt) == TOKENS:
+                    alive = False if guess.id != right else alive
+            alive = alive and guess.id == right
+            draft.append(guess.id)
+            if guess.id in end_ids:
+                break
+        if alive and ids[-1] not in end_ids and len(ids) - len(prompt) < TOKENS:
+            ids.append(next_token(ids, VOCAB, 0))
+        rounds.append(rows)
+    return rounds
+
+
+@pytest.mark.parametrize("end_ids", [(), tuple(range(40))])
+def test_a_walk_labels_tokens_up_to_the_first_rejection(end_ids: tuple[int, ...]) -> None:
+    prompts = [[200 + i, 300 + 7 * i] for i in range(LANES + 5)]  # more than are under way at once
+    found = walk(prompts, end_ids)
+    assert set(found.prompt.tolist()) == set(range(100, 100 + len(prompts)))
+    for number, prompt in enumerate(prompts, 100):
+        expected = told_alone(prompt, end_ids)
+        known = [row for rows in expected for row in rows if row[-1] >= 0]
+        later = [row for rows in expected for row in rows if row[-1] < 0]
+        mine = found.prompt == number
+        np.testing.assert_allclose(found.features[mine], np.array(known)[:, :5], rtol=1e-6)
+        np.testing.assert_array_equal(found.accepted[mine], np.array(known)[:, 5])
+        rest = found.later_features[found.later_prompt == number]
+        np.testing.assert_allclose(rest, np.array(later).reshape(-1, 6)[:, :5], rtol=1e-6)
+        assert found.round[mine].max() + 1 == len(expected)
+
+
+def meta(**change: object) -> TraceMeta:
+    given: dict[str, object] = {"dataset": "bundled:calibration", "first": 0, "prompts": 4, "window": 8}
+    given |= {"max_tokens": 32, "engine": "synthetic", "dtype": "float32"}
+    given |= {"drafter": "d", "drafter_fingerprint": "1", "target": "t", "target_fingerprint": "2"}
+    return TraceMeta(**(given | change))  # type: ignore[arg-type]
+
+
+def test_traces_come_back_from_their_directory(tmp_path: Path) -> None:
+    store = TraceStore(tmp_path / "new")
+    store.create(meta())
+    parts = [made_traces(prompts=2, seed=seed) for seed in (0, 1)]
+    for number, part in enumerate(parts):
+        store.write(number, part)
+    assert store.chunks() == [0, 1]
+    for f in fields(Traces):
+        np.testing.assert_array_equal(
+            getattr(TraceStore(tmp_path / "new").load(), f.name), getattr(joined(parts), f.name)
+        )
+
+
+def test_another_collection_is_left_alone(tmp_path: Path) -> None:
+    TraceStore(tmp_path).create(meta())
+    TraceStore(tmp_path).create(meta())
+    with pytest.raises(BadInput, match="another collection"):
+        TraceStore(tmp_path).create(meta(window=4))
+
+
+def test_what_holds_no_traces_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="predictor collect"):
+        TraceStore(tmp_path).load()
+    store = TraceStore(tmp_path)
+    store.create(meta())
+    with pytest.raises(BadInput, match=r"no traces in .* yet"):
+        store.load()
+    (tmp_path / "chunk-00000.npz").write_bytes(b"nonsense")
+    with pytest.raises(BadInput, match="no chunk of traces"):
+        store.load()
+    traces = made_traces(prompts=1)
+    store.write(0, Traces(**{**vars(traces), "accepted": traces.accepted[1:]}))
+    with pytest.raises(BadInput, match="do not go together"):
+        store.load()
+
+
+def test_a_split_keeps_prompts_whole() -> None:
+    traces = made_traces(prompts=20)
+    rest, held = split(traces, 0.25, 3)
+    assert len(np.unique(held.prompt)) == 5
+    assert not set(rest.prompt.tolist()) & set(held.prompt.tolist())
+    assert len(rest) + len(held) == len(traces)
+    assert len(rest.later_prompt) + len(held.later_prompt) == len(traces.later_prompt)
+    assert set(held.later_prompt.tolist()) <= set(held.prompt.tolist())
+    again = split(traces, 0.25, 3)[1]
+    np.testing.assert_array_equal(held.prompt, again.prompt)
+    assert set(split(traces, 0.25, 4)[1].prompt.tolist()) != set(held.prompt.tolist())
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_split_needs_something_on_both_sides(share: float) -> None:
+    with pytest.raises(BadInput, match="held out"):
+        split(made_traces(prompts=5), share, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"window": 0}, "window must lie in"),
+        ({"prompts": 0}, "at least 1"),
+        ({"first": -1}, "not negative"),
+        ({"drafter": "mine.gguf"}, "give --model"),
+        ({"dataset": "bundled:none"}, "bundled:test"),
+    ],
+)
+def test_a_collection_that_cannot_be_made_is_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        collect(CollectConfig(**change), tmp_path / "out", lambda *_: None)  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_collecting_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("testbed.experiments.predictor.collect.CHUNK", 3)
+    config = CollectConfig(prompts=4, window=3, max_tokens=8, engine="transformers")
+    told: list[tuple[int, int]] = []
+    whole = collect(config, tmp_path / "out", lambda *t: told.append(t)).load()
+    assert told == [(0, 4), (3, 4), (4, 4)]
+    assert whole.features.shape[1] == len(FEATURES)
+    assert set(whole.features[:, 4].tolist()) == {1.0, 2.0, 3.0}
+    assert 0.3 < whole.accepted.mean() < 1
+    (tmp_path / "out" / "chunk-00001.npz").unlink()
+    told.clear()
+    again = collect(config, tmp_path / "out", lambda *t: told.append(t)).load()
+    assert told == [(3, 4), (4, 4)]
+    np.testing.assert_array_equal(again.accepted, whole.accepted)
+    np.testing.assert_allclose(again.features, whole.features, atol=1e-4)

@@ -1,0 +1,88 @@
+"""Reports: made from the files of a run alone, in one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import BadInput
+from testbed.experiments.report.figures import row_names
+from testbed.experiments.report.page import write_report
+from tests.support.reports import Page, row, save_run
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def test_one_file_holds_the_table_and_the_plots(tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run-1", [row("target-only", aal=1.0, lossless=None), row("fh", lossless=False)])
+    path = write_report([run], tmp_path / "out")
+    assert path == tmp_path / "out" / "report.html"
+    text = path.read_text()
+    page = Page(text)
+    assert not re.search(r"https?:|url\(|@import|<script", text)
+    assert not {"script", "link", "iframe", "object"} & set(page.tags)
+    assert page.links
+    assert all(link.startswith("data:image/png;base64,") for link in page.links)
+    assert len(page.images) == 3
+    assert all(image.startswith(PNG) for image in page.images)
+    plots = {p.name: p.read_bytes() for p in (tmp_path / "out" / "plots").iterdir()}
+    assert set(plots) == {f"1-run-1-{name}.png" for name in ("latency", "acceptance", "committed")}
+    assert sorted(plots.values()) == sorted(page.images)
+    assert {p.name for p in (tmp_path / "out" / "tables").iterdir()} == {"1-run-1-rows.csv"}
+    width = len(page.cells) // 2
+    first, second = page.cells[:width], page.cells[width:]
+    assert first[:5] == ["target-only", "8", "3", "0.6667", "1"]  # columns that no row fills are left out
+    assert first[-2:] == ["–", "0"]
+    assert second[0] == "fh"
+    assert second[-2:] == ["no", "0"]
+    assert "0.4321" in second
+    for fact in ("commit", "A &amp; B, 2 cores", "bs 11, ue 12", "&lt;script&gt;alert(1)", "run-1"):
+        assert fact in text
+
+
+def test_several_runs_stand_one_under_another(tmp_path: Path) -> None:
+    runs = [save_run(tmp_path / name, [row(method)]) for name, method in (("b", "sh"), ("a", "greedy"))]
+    text = write_report(runs, tmp_path).read_text()
+    assert re.findall(r"<h2 id=.*?>(.*?)</h2>", text) == ["b", "a"]
+    assert text.index("<td>sh") < text.index("<td>greedy")
+    assert len(list((tmp_path / "plots").iterdir())) == 6
+
+
+def test_runs_of_one_name_keep_their_own_plots(tmp_path: Path) -> None:
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+    runs = [save_run(tmp_path / "x" / "run", [row("fh")]), save_run(tmp_path / "y" / "run", [row("sh")])]
+    write_report(runs, tmp_path)
+    plots = [p.read_bytes() for p in (tmp_path / "plots").iterdir()]
+    assert len(plots) == 6
+    assert len(set(plots)) == 6
+
+
+def test_a_run_without_rounds_or_with_target_only_has_no_acceptance_plot(tmp_path: Path) -> None:
+    runs = [save_run(tmp_path / "old", [row("fh")], rounds=False), save_run(tmp_path / "alone", [row("target-only")])]
+    write_report(runs, tmp_path)
+    assert {p.name for p in (tmp_path / "plots").iterdir()} == {"1-old-latency.png", "2-alone-latency.png"}
+
+
+def test_a_report_may_be_made_again_over_an_old_one(tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run", [row("fh")], rounds=False)
+    write_report([run], run)
+    assert write_report([run], run).exists()
+
+
+def test_what_is_no_run_directory_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run", [row("fh")], rounds=False)
+    with pytest.raises(BadInput, match="no run directory"):
+        write_report([run, tmp_path], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_of_a_sweep_are_told_apart_by_what_differs() -> None:
+    rows = [{"method": "fh", "window": k, "uplink_mbps": r, "rtt_ms": 50.0} for k in (8, 16) for r in (20.0, 500.0)]
+    assert row_names(rows) == ["fh, K 8, up 20", "fh, K 8, up 500", "fh, K 16, up 20", "fh, K 16, up 500"]
+    assert row_names([{"method": "fh", "window": 8}, {"method": "sh", "window": 8}]) == ["fh", "sh"]
+    grid = [("greedy", None, 16), ("greedy", None, 32), ("fh", 8, 16), ("fh", 8, 32)]
+    rows = [{"method": m, "hidden_bits": b, "window": k} for m, b, k in grid]
+    assert row_names(rows) == ["greedy, K 16", "greedy, K 32", "fh, K 16", "fh, K 32"]

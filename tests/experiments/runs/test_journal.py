@@ -1,0 +1,139 @@
+"""The journal of a run under way: nothing that was decoded is lost, nothing else is taken up."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.channel.csi import Csi
+from testbed.config import RunConfig
+from testbed.errors import BadInput, TestbedError
+from testbed.experiments.inputs.datasets import Example
+from testbed.experiments.runs.journal import NAME, Journal
+from testbed.experiments.runs.prepare import Prompt, Work
+from testbed.ue.records import RequestRecord, RoundRecord
+from testbed.ue.run import Outcome
+from tests.support.refusals import refuse
+
+CONFIG = RunConfig(methods=("greedy", "fh"), limit=3)
+
+
+def work(*prompts: list[int]) -> Work:
+    return Work([Prompt(ids, Example("")) for ids in prompts or ([1, 2], [3])], [], None, Path("x.gguf"))
+
+
+def round_record(number: int, gap: float = 0.25) -> RoundRecord:
+    csi = Csi(uplink_mbps=1.5, downlink_mbps=2.5, rtt_ms=3.5) if number % 2 else None
+    return RoundRecord(
+        number, "fh", 10 + number, 4, 3, 4, 1, 1, 2, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 100, 50, gap, csi=csi, choice="near"
+    )
+
+
+def outcome(request: int, method: str = "fh", rounds: int = 3) -> Outcome:
+    records = [round_record(i) for i in range(rounds)]
+    return Outcome(method, request, RequestRecord(2, [5, 6, 7 + request], "stop", 1.25, 300, 200, records))
+
+
+def test_what_was_added_is_there_when_the_run_goes_on(tmp_path: Path) -> None:
+    journal = Journal.begin(tmp_path / "run", CONFIG, work())
+    journal.add(outcome(0))
+    journal.add(outcome(1, "greedy"))
+    journal.close()  # as a killed process leaves it
+    again = Journal.resume(tmp_path / "run", CONFIG, work())
+    assert again.done == [outcome(0), outcome(1, "greedy")] and again.identity == journal.identity
+    again.add(outcome(1))
+    again.close()
+    third = Journal.resume(tmp_path / "run", CONFIG, work())
+    assert [o.request for o in third.done] == [0, 1, 1]
+    third.finish()
+    assert not (tmp_path / "run" / NAME).exists()
+
+
+@given(cut=st.integers(0, 2000))
+def test_a_journal_cut_off_anywhere_loses_no_more_than_its_last_block(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+) -> None:
+    out = tmp_path_factory.mktemp("run")
+    journal = Journal.begin(out, CONFIG, work())
+    sizes = [(out / NAME).stat().st_size]
+    for request in range(3):
+        journal.add(outcome(request))
+        sizes.append((out / NAME).stat().st_size)
+    journal.close()
+    path = out / NAME
+    path.write_bytes(path.read_bytes()[:cut])
+    if cut < sizes[0]:
+        refuse(lambda: Journal.resume(out, CONFIG, work()), BadInput, "cut off before the run began")
+        return
+    again = Journal.resume(out, CONFIG, work())
+    whole = sum(size <= cut for size in sizes[1:])
+    assert again.done == [outcome(request) for request in range(whole)]
+    again.add(outcome(7))
+    again.close()
+    last = Journal.resume(out, CONFIG, work())
+    assert last.done == [*again.done, outcome(7)]
+    last.close()
+
+
+@pytest.mark.parametrize("gap", [math.inf, -math.inf, math.nan, 1e-300, -0.0])
+def test_numbers_come_back_as_they_were(tmp_path: Path, gap: float) -> None:
+    journal = Journal.begin(tmp_path, CONFIG, work())
+    record = RequestRecord(2, [5], "stop", 0.1 + 0.2, 3, 2, [round_record(0, gap)])
+    journal.add(Outcome("fh", 0, record))
+    journal.close()
+    again = Journal.resume(tmp_path, CONFIG, work())
+    found = again.done[0].record
+    again.close()
+    assert found.latency_s == 0.1 + 0.2
+    assert found.rounds[0].gap == gap or (math.isnan(gap) and math.isnan(found.rounds[0].gap))
+
+
+def test_only_the_same_run_is_gone_on_with(tmp_path: Path) -> None:
+    Journal.begin(tmp_path, CONFIG, work()).close()
+    other = msgspec.structs.replace(CONFIG, window=9, seed=4)
+    refuse(lambda: Journal.resume(tmp_path, other, work()), BadInput, "seed 0", "window 8", "the same")
+    refuse(lambda: Journal.resume(tmp_path, CONFIG, work([1, 2], [4])), BadInput, "other prompts")
+    elsewhere = msgspec.structs.replace(CONFIG, bs="tcp://127.0.0.1:7777", timeout_s=5.0, keys="pi", failover_s=9.0)
+    Journal.resume(tmp_path, elsewhere, work()).close()
+
+
+def test_an_unfinished_run_is_not_written_over(tmp_path: Path) -> None:
+    journal = Journal.begin(tmp_path, CONFIG, work())
+    journal.add(outcome(0))
+    journal.close()
+    before = (tmp_path / NAME).read_bytes()
+    refuse(lambda: Journal.begin(tmp_path, CONFIG, work()), BadInput, "unfinished run", "--resume")
+    assert (tmp_path / NAME).read_bytes() == before
+
+
+def test_there_must_be_something_to_go_on_with(tmp_path: Path) -> None:
+    refuse(lambda: Journal.resume(tmp_path, CONFIG, work()), BadInput, "no unfinished run")
+    (tmp_path / NAME).write_bytes(b"\0\0\0\5hello and more")
+    refuse(lambda: Journal.resume(tmp_path, CONFIG, work()), BadInput, "no journal of this version")
+    (tmp_path / "file").write_text("")
+    refuse(lambda: Journal.begin(tmp_path / "file", CONFIG, work()), BadInput, "file")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("buffering", [0, 8192])
+def test_a_full_disk_is_one_line(buffering: int) -> None:
+    journal = Journal(Path("/dev/full").open("r+b", buffering=buffering), b"", [])  # noqa: SIM115
+    refuse(lambda: journal.add(outcome(0)), TestbedError, "cannot write /dev/full", "No space left")
+    journal.close()  # says it no second time
+
+
+def test_a_run_that_cannot_be_begun_leaves_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", full)
+    refuse(lambda: Journal.begin(tmp_path / "run", CONFIG, work()), TestbedError, "cannot write", "No space left")
+    monkeypatch.undo()
+    Journal.begin(tmp_path / "run", CONFIG, work()).close()

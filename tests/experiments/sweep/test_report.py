@@ -1,0 +1,146 @@
+"""Reports of sweeps and studies: Table I, intervals, every figure, unfinished sweeps, runs beside each other."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from testbed.config import DemoConfig, save
+from testbed.errors import BadInput
+from testbed.experiments.report import tables as report_tables
+from testbed.experiments.report.data import load_shown
+from testbed.experiments.report.intervals import with_intervals
+from testbed.experiments.report.page import write_report, write_shown
+from testbed.experiments.results import directory as results
+from testbed.experiments.results.directory import PARTS
+from testbed.experiments.sweep.points import SweepConfig, points
+from testbed.experiments.sweep.report import load_all
+from tests.support.refusals import refuse
+from tests.support.reports import (
+    RATES,
+    SERIES,
+    WINDOWS,
+    make_capacity,
+    make_load,
+    make_sweep,
+    requests_of,
+)
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_sweep(tmp_path_factory.mktemp("runs") / "small")
+
+
+def test_intervals_are_paired_with_the_first_row_of_a_window_and_link(sweep: Path) -> None:
+    shown = load_shown([sweep])[0]
+    found = with_intervals(shown.parts, shown.config["dataset"])
+    for part, intervals in zip(shown.parts, found, strict=True):
+        requests = requests_of(SERIES.index(part.name), part.row["window"], part.row["uplink_mbps"])
+        assert intervals["latency_s"].value == pytest.approx(np.mean([r["latency_s"] for r in requests]))
+        assert intervals["latency_s"].low < intervals["latency_s"].value < intervals["latency_s"].high
+        total = sum(r["tokens"] for r in requests) / sum(r["rounds"] for r in requests)
+        assert intervals["aal"].value == pytest.approx(total)
+        if part.name == SERIES[0]:
+            assert "speedup" not in intervals
+        else:
+            assert tuple(intervals["speedup"]) == pytest.approx((2, 2, 2))  # twice as fast on every prompt
+
+
+def test_table_one_has_windows_and_methods_down_and_links_across(sweep: Path) -> None:
+    shown = load_shown([sweep])[0]
+    table = report_tables.pivot(shown.rows, [part.name for part in shown.parts])
+    assert table is not None
+    rows = list(csv.reader(io.StringIO(report_tables.pivot_csv(table))))
+    assert len(rows) == 1 + len(WINDOWS) * len(SERIES)
+    assert rows[0][:3] == ["window", "method", "latency_s @ 500 Mbit/s"]
+    first = next(
+        row for row in shown.rows if (row["window"], row["uplink_mbps"], row["series"]) == (4, 500.0, SERIES[0])
+    )
+    assert rows[1][:4] == ["4", "SD greedy", f"{first['latency_s']:.3f}", "3.500"]
+    latex = report_tables.pivot_latex(table)
+    body = [line for line in latex.splitlines() if re.match(r"(draft=\d+ )?& |draft=", line.strip())]
+    columns = 2 + 5 * len(RATES)
+    assert all(line.count(" & ") == columns - 1 for line in body if "\\\\" in line and "multicolumn" not in line)
+    assert r"50 \% \& more" in latex
+    assert latex.count(r"\midrule") == len(WINDOWS)
+    assert latex.startswith(rf"\begin{{tabular}}{{ll{'r' * 10}}}")
+
+
+def test_every_figure_and_table_of_a_sweep_is_written(sweep: Path, tmp_path: Path) -> None:
+    page = write_report([sweep], tmp_path, ("png", "svg", "pdf"))
+    names = {"latency", "latency-window", "aal-curve", "rounds-curve", "latency-curve", "accuracy-curve", "acceptance",
+             "committed"}  # fmt: skip
+    plots = {path.name for path in (tmp_path / "plots").iterdir()}
+    assert plots == {f"1-small-{name}.{kind}" for name in names for kind in ("png", "svg", "pdf")}
+    assert {path.name for path in (tmp_path / "tables").iterdir()} == {
+        "1-small-rows.csv", "1-small-table1.csv", "1-small-table1.tex",
+    }  # fmt: skip
+    text = page.read_text()
+    assert text.count("<figure>") == len(names)
+    assert "50 % &amp; more" in text
+    assert page.stat().st_size < 5_000_000
+    refuse(lambda: write_report([sweep], tmp_path, ("gif",)), BadInput, "known: png, svg, pdf")
+
+
+def test_the_csv_of_all_rows_has_each_bound_once(sweep: Path, tmp_path: Path) -> None:
+    write_report([sweep], tmp_path)
+    with (tmp_path / "tables" / "1-small-rows.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(WINDOWS) * len(RATES) * len(SERIES)
+    assert len(rows[0]) == len(set(rows[0]))
+    for row in rows:
+        assert float(row["latency_s_low"]) < float(row["latency_s"]) < float(row["latency_s_high"])
+
+
+def test_thresholds_make_figure_three(tmp_path: Path) -> None:
+    write_report([make_sweep(tmp_path / "small", level=True)], tmp_path / "out")
+    plots = {path.stem for path in (tmp_path / "out" / "plots").iterdir()}
+    assert {"1-small-accuracy-threshold", "1-small-aal-threshold", "1-small-latency-threshold"} <= plots
+
+
+def test_runs_are_held_against_the_first(sweep: Path, tmp_path: Path) -> None:
+    other = make_sweep(tmp_path / "other")
+    text = write_report([sweep, other], tmp_path / "out").read_text()
+    assert "Held against small" in text
+    assert text.count("12 paired") == len(WINDOWS) * len(RATES) * len(SERIES)
+    assert "+0.0%<br><small>+0.0% … +0.0%</small>" in text
+
+
+def test_an_unfinished_sweep_is_reported_with_what_is_missing(tmp_path: Path) -> None:
+    run = DemoConfig(channel="kind=virtual,profile=wisv,rtt_ms=50", methods=("greedy",), prompts=2)
+    config = SweepConfig(run=run, grid={"window": [4, 8, 16]})
+    (tmp_path / "points").mkdir()
+    save(config, tmp_path / "config.yaml")
+    refuse(lambda: load_all([tmp_path]), BadInput, "none of the 3 points of this sweep has run yet")
+    row = {"method": "greedy", "requests": 2, "latency_s": 1.0, "aal": 2.0, "rounds": 3.0, "accuracy": None,
+           "threshold": None, "lossless": True, **dict.fromkeys(PARTS, 0.1)}  # fmt: skip
+    for point in points(config)[:2]:
+        (tmp_path / "points" / point.key).mkdir()
+        document = results.summary({}, 0, {}, [{**row, "window": point.config.window}])
+        results.write_summary(tmp_path / "points" / point.key, document)
+    shown = load_all([tmp_path])
+    assert (len(shown[0].parts), shown[0].missing) == (2, 1)
+    assert "Not finished: 1 points of this sweep" in write_shown(shown, tmp_path / "out").read_text()
+
+
+# ---------------------------------------------------------------- studies of load
+
+
+def drawn(directory: Path, out: Path) -> Iterator[str]:
+    write_report([directory], out)
+    yield from sorted(path.stem.removeprefix("1-study-") for path in (out / "plots").iterdir())
+
+
+def test_a_study_of_capacity_has_its_curves_and_its_plane(tmp_path: Path) -> None:
+    assert list(drawn(make_capacity(tmp_path / "study"), tmp_path / "out")) == ["capacity", "plane", "violations"]
+
+
+def test_a_measured_load_collapses(tmp_path: Path) -> None:
+    assert list(drawn(make_load(tmp_path / "study"), tmp_path / "out")) == ["collapse", "latency"]

@@ -1,0 +1,112 @@
+"""A run again from what its directory holds: the same in virtual time, and every difference named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from testbed.config import DemoConfig, RunConfig, save
+from testbed.errors import BadInput
+from testbed.experiments.results import directory as results
+from testbed.experiments.results.compare import compare
+from testbed.experiments.runs.uerun import GIVEN
+from testbed.experiments.sweep.grid import run_sweep
+from testbed.experiments.sweep.points import SweepConfig, points
+from testbed.experiments.sweep.rerun import _given, config_of, point_of, rerun
+from tests.support.refusals import refuse
+
+RUN = DemoConfig(
+    channel="kind=virtual,profile=wisv,rtt_ms=50", methods=("greedy",), prompts=2, engine="transformers", max_tokens=24
+)
+CONFIG = SweepConfig(run=RUN, grid={"window": [4, 8]})
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "sweep"
+    run_sweep(CONFIG, out, lambda *_: None)
+    return out
+
+
+def test_a_point_and_a_sweep_repeat(sweep: Path, tmp_path: Path) -> None:
+    point = next((sweep / "points").iterdir())
+    for run, out, kind in ((sweep, tmp_path / "sweep", "sweep"), (point, tmp_path / "point", "point")):
+        found = rerun(run, out, lambda _: None)
+        assert found["kind"] == kind
+        assert found["same"], found
+        assert found["outputs"]["compared"] == (4 if kind == "sweep" else 2)
+
+
+def test_a_point_is_known_by_its_own_file_or_by_its_sweep(sweep: Path, tmp_path: Path) -> None:
+    for point in points(CONFIG):
+        directory = sweep / "points" / point.key
+        assert point_of(directory) == point
+        moved = shutil.copytree(directory, tmp_path / point.key)
+        assert point_of(moved) == point
+        (directory / "point.yaml").unlink()
+        assert point_of(directory) == point  # as runs of older versions have it
+        shutil.copy(moved / "point.yaml", directory)
+    assert point_of(sweep) is None
+
+
+def test_differences_are_named(sweep: Path, tmp_path: Path) -> None:
+    changed = shutil.copytree(sweep, tmp_path / "changed")
+    document = results.read_summary(changed)
+    document["rows"][0] |= {"latency_s": document["rows"][0]["latency_s"] * 1.5, "lossless": False}
+    extra = {**document["rows"][1], "point": "elsewhere"}
+    results.write_summary(changed, {**document, "rows": [document["rows"][0], extra]})
+    found = compare(sweep, changed)
+    assert not found["same"]
+    assert {(d["column"], d["change"] and round(d["change"], 9)) for d in found["differences"]} == {
+        ("latency_s", 0.5), ("lossless", None),
+    }  # fmt: skip
+    assert len(found["missing"]) == len(found["more"]) == 1
+    assert found["more"][0].endswith("elsewhere")
+
+
+def test_other_outputs_are_named(sweep: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    changed = shutil.copytree(sweep, tmp_path / "changed")
+    path = next(changed.glob("points/*/requests.parquet"))
+    rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    rows[1]["token_ids"][3] += 1
+    results.write_parquet(path, rows)
+    found = compare(sweep, changed)["outputs"]
+    assert found["compared"] == 4
+    assert found["different"] == [{"row": path.parent.name, "method": "greedy", "request": rows[1]["request"]}]
+
+
+def test_a_demo_and_a_ue_run_are_told_apart(tmp_path: Path) -> None:
+    save(RUN, tmp_path / "config.yaml")
+    assert config_of(tmp_path) == ("demo", RUN)
+    save(RunConfig(window=4), tmp_path / "config.yaml")
+    assert config_of(tmp_path) == ("ue run", RunConfig(window=4))
+
+
+def test_the_prompt_of_a_command_line_comes_back(tmp_path: Path) -> None:
+    row = {"method": "greedy", "requests": 1}
+    results.write_summary(tmp_path, results.summary({}, 0, {}, [row]))
+    with pytest.raises(BadInput, match="older version did not write down"):
+        _given(tmp_path, RunConfig())
+    assert _given(tmp_path, RunConfig(limit=1)) is None
+    (tmp_path / GIVEN).write_text(json.dumps([1, 2, 3]))
+    assert _given(tmp_path, RunConfig()) == [1, 2, 3]
+
+
+def test_what_cannot_be_run_again_is_refused(sweep: Path, tmp_path: Path) -> None:
+    refuse(lambda: rerun(tmp_path, tmp_path / "out", print), BadInput, "no run directory")
+    refuse(lambda: rerun(sweep, sweep, print), BadInput, "is not empty")
+    results.write_summary(tmp_path, results.summary({}, 0, {}, []))
+    for config, words in (
+        ({"systems": ["wisp"]}, "testbed capacity --config"),
+        ({"a": 1}, "known: sweep, demo, ue run"),
+    ):
+        (tmp_path / "config.yaml").write_bytes(msgspec.yaml.encode(config))
+        refuse(lambda: rerun(tmp_path, tmp_path / "out", print), BadInput, words)
+    assert not (tmp_path / "out").exists()
