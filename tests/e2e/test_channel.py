@@ -129,7 +129,7 @@ def test_throughput_follows_a_replayed_trace(tmp_path: Path) -> None:
 def test_the_demo_over_a_relay_and_in_virtual_time(tmp_path: Path) -> None:
     """The same tokens in the same rounds, over a link that takes as long in both.
 
-    Whole latencies hold this machine's compute times, twice measured; `benchmarks/emulation.py` holds them against each
+    Whole latencies hold this machine's compute times, twice measured; `testbed demo --agree` holds them against each
     other on a quiet one.
     """
     link = "uplink_mbps=20,downlink_mbps=20,rtt_ms=50"
@@ -147,8 +147,8 @@ def test_the_demo_over_a_relay_and_in_virtual_time(tmp_path: Path) -> None:
     assert (tmp_path / "virtual" / "profile.yaml").exists()
     for method in ("greedy", "fh"):
         links = [
-            float(np.median([r["link_s"] for r in read_rounds(tmp_path / way) if r["method"] == method]))
-            for way in ("real", "virtual")
+            float(np.median([r["link_s"] for r in rounds if r["method"] == method]))
+            for rounds in (pq.read_table(tmp_path / way / "rounds.parquet").to_pylist() for way in ("real", "virtual"))
         ]
         assert 0.95 * links[1] <= links[0] <= 1.3 * links[1]  # half of all rounds may be late on a busy machine
     tables = [pq.read_table(tmp_path / way / "requests.parquet").to_pylist() for way in ("real", "virtual")]
