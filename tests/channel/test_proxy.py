@@ -8,7 +8,6 @@ import functools
 import gc
 import os
 import random
-import statistics
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -110,10 +109,11 @@ async def test_bytes_arrive_as_they_were_sent_and_so_does_the_end(spec: ChannelS
 @pytest.mark.parametrize("rtt_ms", [1.0, 10.0, 50.0])
 @precisely
 async def test_a_round_trip_takes_what_was_asked(rtt_ms: float) -> None:
+    """The quickest of them: what a busy machine adds comes on top."""
     async with relayed(echo, FREE) as (_, port):
-        bare_s = statistics.median(await round_trips(port, 20))
+        bare_s = min(await round_trips(port, 20))
     async with relayed(echo, ChannelSpec(kind="proxy", rtt_ms=rtt_ms)) as (_, port):
-        found_s = statistics.median(await round_trips(port, 20))
+        found_s = min(await round_trips(port, 20))
     assert found_s - bare_s == pytest.approx(rtt_ms / 1e3, abs=1e-3)
 
 

@@ -150,7 +150,8 @@ def test_the_demo_over_a_relay_and_in_virtual_time(tmp_path: Path) -> None:
             float(np.median([r["link_s"] for r in rounds if r["method"] == method]))
             for rounds in (pq.read_table(tmp_path / way / "rounds.parquet").to_pylist() for way in ("real", "virtual"))
         ]
-        assert 0.95 * links[1] <= links[0] <= 1.3 * links[1]  # half of all rounds may be late on a busy machine
+        assert min(links) >= 0.050
+        assert links[0] == pytest.approx(links[1], rel=0.3)  # medians: half of all rounds may be late on a busy machine
     tables = [pq.read_table(tmp_path / way / "requests.parquet").to_pylist() for way in ("real", "virtual")]
     outputs = [{(r["method"], r["request"]): r["token_ids"] for r in table} for table in tables]
     assert outputs[0] == outputs[1]
