@@ -2,7 +2,7 @@
 
 All parts of a round are the ones that serve for real, so that this is also what session, codec and server cost.
 
-Run: python benchmarks/capacity.py [--ues N] [--json]
+Run: python benchmarks/capacity.py [--ues N] [--systems NAME …] [--json]
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ues", type=int, default=200)
+    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS), metavar="NAME")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    rows = [measure(name, arguments.ues) for name in SYSTEMS]
+    rows = [measure(name, arguments.ues) for name in arguments.systems]
     if arguments.json:
         print(json.dumps({"host": results.host(), "rows": rows}))
         return

@@ -29,6 +29,7 @@ def scheduler(
     *,
     kv_tokens: int | None = None,
     chunk_tokens: int | None = None,
+    protect: bool = True,
 ) -> Scheduler:
     """The scheduler of that kind.
 
@@ -36,6 +37,7 @@ def scheduler(
         coefficients: of verification passes; `slo` needs them.
         kv_tokens: tokens whose keys and values a pass of `slo` may need; None: any.
         chunk_tokens: of `fcfs`; `slo` goes by deadlines.
+        protect: of `slo`: whether passes stay small for the sake of deadlines.
 
     Raises:
         BadInput: unknown kind, or values that cannot be.
@@ -44,4 +46,10 @@ def scheduler(
         return Fcfs(max_requests, max_tokens, chunk_tokens)
     if coefficients is None:
         raise BadInput("scheduler slo needs the coefficients of verification passes (`testbed estimator fit`)")
-    return Slo(coefficients=coefficients, max_requests=max_requests, max_tokens=max_tokens, kv_tokens=kv_tokens)
+    return Slo(
+        coefficients=coefficients,
+        max_requests=max_requests,
+        max_tokens=max_tokens,
+        kv_tokens=kv_tokens,
+        protect=protect,
+    )

@@ -111,6 +111,9 @@ class Slo:
     """α of a session that nothing is known of yet."""
     committed: str = "geometric"
     """One of `COMMITTED`."""
+    protect: bool = True
+    """Whether a pass stays small enough for every deadline in it that could be met. False: it is filled to its bounds,
+    whatever deadlines that costs: where passes are what is short, small ones cost others more than they save."""
     spend: float = 0.5
     """Share of what an output is ahead of its promise that one round may lose."""
     patience_s: float = 1.0
@@ -202,7 +205,7 @@ class Slo:
         tokens = kv = 0
         took_s, due_s = self.coefficients.c, math.inf
         for entry in line:
-            tightest_s = due_s if entry.late else min(due_s, entry.deadline_s)
+            tightest_s = due_s if entry.late or not self.protect else min(due_s, entry.deadline_s)
             fits = tokens + entry.new <= self.max_tokens and kv + entry.kv <= room
             fits = fits and now_s + (took_s + entry.share_s) <= tightest_s
             if self.hold_s is not None and entry.new - len(entry.pending.request.draft) > PIECE:

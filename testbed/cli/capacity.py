@@ -38,7 +38,10 @@ def capacity(
     config: Annotated[Path | None, typer.Option(help="YAML of a configuration; options given here win.")] = None,
     systems: Annotated[
         str | None,
-        typer.Option(help="Of wisp, fcfs-cache, sled, centralized; wisp-gain, wisp-carry, wisp-fixed, fcfs-predicted."),
+        typer.Option(
+            help="Of wisp, fcfs-cache, sled, centralized; wisp-gain; and with parts of these changed wisp-carry, "
+            "wisp-fixed, wisp-filled, fixed-filled, fcfs-predicted, fcfs-hinted."
+        ),
     ] = None,
     classes: Annotated[str | None, typer.Option(help="Token speeds, each a load of its own.")] = None,
     mix: Annotated[str | None, typer.Option(help="One load instead: speed:share,…, such as 2:1,4:1,6:1,8:1.")] = None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from testbed.bs.estimator import Coefficients
@@ -18,6 +20,7 @@ def test_the_registry() -> None:
     assert scheduler("fcfs", 3, 700, chunk_tokens=128) == Fcfs(3, 700, 128)
     expected = Slo(coefficients=TIMES, max_requests=3, max_tokens=70, kv_tokens=999)
     assert scheduler("slo", 3, 70, TIMES, kv_tokens=999) == expected
+    assert scheduler("slo", 3, 70, TIMES, kv_tokens=999, protect=False) == replace(expected, protect=False)
     with pytest.raises(BadInput, match="unknown scheduler 'lifo'; known: fcfs, slo"):
         scheduler("lifo", 3, 70)
     with pytest.raises(BadInput, match="slo needs the coefficients"):

@@ -77,12 +77,13 @@ def test_a_sweep_leaves_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_sensitivity_compares_with_nothing_varied(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     from testbed.experiments.capacity import report as capacity_report
 
     monkeypatch.setattr(capacity_report, "SENSITIVITY", ({"max_batch": 1},))
-    rows = call(capsys, "--systems", "sled,centralized", "--classes", "12", "--sensitivity")["rows"]
+    out = ("--out", str(tmp_path / "s"))
+    rows = call(capsys, "--systems", "sled,centralized", "--classes", "12", "--sensitivity", *out)["rows"]
     assert isinstance(rows, list)
     assert [(row["system"], row["varied"]) for row in rows] == [
         ("sled", "nothing"), ("centralized", "nothing"), ("sled", "max_batch=1"), ("centralized", "max_batch=1")
@@ -91,6 +92,17 @@ def test_sensitivity_compares_with_nothing_varied(
     assert rows[3]["change"] < 1
     assert rows[2]["factor"] == 1.0
     assert rows[3]["factor"] == pytest.approx(rows[2]["capacity"] / rows[3]["capacity"])
+    assert (tmp_path / "s" / "sensitivity.png").stat().st_size > 1000
+
+
+def test_a_knee_comes_with_what_became_of_its_own_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "s"
+    rows = call(capsys, "--systems", "sled", "--mix", "15:1,30:1", "--out", str(out))["rows"]
+    assert isinstance(rows, list)
+    assert [row["class_tps"] for row in rows] == [15, 30]
+    assert all(row["violation"] <= 0.05 and row["judged"] > 0 for row in rows), rows
+    assert rows[0]["capacity"] > rows[1]["capacity"]
+    assert (out / "knees.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize(

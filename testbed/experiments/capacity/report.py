@@ -27,6 +27,7 @@ from testbed.experiments.capacity.systems import (
     spread,
 )  # fmt: skip
 from testbed.experiments.capacity.tally import Run
+from testbed.experiments.plots.capacity import NOTHING
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import claim
 
@@ -114,7 +115,7 @@ def _capacity(config: CapacityConfig, system: str, speed: float, varied: dict[st
     def rows(result: Found) -> list[Row]:
         row: Row = {"system": system, "class_tps": speed, "capacity": result.ues, "by_seed": list(result.by_seed)}
         if varied is not None:
-            row["varied"] = ", ".join(f"{key}={value}" for key, value in varied.items()) or "nothing"
+            row["varied"] = ", ".join(f"{key}={value}" for key, value in varied.items()) or NOTHING
         paper = TABLE_2.get(config.paper or "", {}).get(system, {}).get(speed)
         if paper is not None:
             row |= {"paper": paper, "ratio": result.ues / paper}
@@ -127,11 +128,17 @@ def _knees(config: CapacityConfig, system: str) -> Asked:
     def rows(result: dict[float, Found]) -> list[Row]:
         return [
             {"system": system, "class_tps": speed, "capacity": knee.ues, "by_seed": list(knee.by_seed),
-             **_figures(knee.at)}
+             **_figures(knee.at), **_own(knee.at, speed)}
             for speed, knee in sorted(result.items())
         ]  # fmt: skip
 
     return Asked(cast(Job, knees_of(config, system)), rows)
+
+
+def _own(run: Run | None, speed_tps: float) -> Row:
+    """What became of one class in a mix."""
+    count = None if run is None else run.classes.get(f"{speed_tps:g}")
+    return {} if count is None else {"violation": count.share, "judged": count.judged}
 
 
 def _at(config: CapacityConfig, system: str, numbers: Sequence[int]) -> list[Asked]:
@@ -175,7 +182,7 @@ def _figures(run: Run | None) -> Row:
 
 def _compare(rows: list[Row]) -> None:
     """What each variation makes of a capacity, and of what `wisp` (or the first system) is over the others."""
-    base = {(row["system"], row["class_tps"]): row["capacity"] for row in rows if row["varied"] == "nothing"}
+    base = {(row["system"], row["class_tps"]): row["capacity"] for row in rows if row["varied"] == NOTHING}
     mine = {(row["system"], row["class_tps"], row["varied"]): row["capacity"] for row in rows}
     first = rows[0]["system"]
     for row in rows:

@@ -25,6 +25,7 @@ from testbed.experiments.capacity.bs import EachRound, Patient, PrefixCache, Res
 from testbed.experiments.capacity.systems import (
     CARRY,
     FCFS,
+    FILLED,
     HINTED,
     MOST_UES,
     NONE,
@@ -95,8 +96,10 @@ class _Traffic:
         coefficients = Coefficients(cost.a_s, cost.b_compute_s, cost.b_read_s, cost.c_s)
         kv = config.kv_tokens if system.memory == "cache" else None
         kind = "fcfs" if system.order == FCFS else "slo"
-        plan = scheduler(kind, config.max_batch, 10**9, coefficients, kv_tokens=kv)
-        if system.order == ROUND:
+        plan = scheduler(
+            kind, config.max_batch, 10**9, coefficients, kv_tokens=kv, protect=system.order != FILLED
+        )  # fmt: skip
+        if system.order in (ROUND, FILLED):
             plan = EachRound(plan)
         desk = Desk(offer, SessionTable(total=2 * MOST_UES))
         self._station = BaseStation(

@@ -23,9 +23,9 @@ C = TypeVar("C", bound=Config)
 FIXED, LEFT_OUT, GAIN, HINTED, NONE = "fixed", "predicted", "gain", "hinted", "none"
 """Windows: K tokens; up to the first predicted rejection, left out; while another is worth its time; as the BS hints,
 which may decode on alone; none, the target decodes alone."""
-FCFS, ROUND, CARRY = "fcfs", "slo-round", "slo"
-"""Orders: first come, first served; SLO-aware with a budget for each round by itself (WISP, eq. 6); SLO-aware with
-what a response is ahead or behind carried over."""
+FCFS, ROUND, FILLED, CARRY = "fcfs", "slo-round", "slo-filled", "slo"
+"""Orders: first come, first served; SLO-aware with a budget for each round by itself (WISP, eq. 6); the same, with
+passes always filled; SLO-aware with what a response is ahead or behind carried over."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ SYSTEMS = {
         System("wisp-gain", "windows by expected gain, promises kept over whole responses", CARRY, GAIN, "cache"),
         System("wisp-carry", "wisp, with promises kept over whole responses", CARRY, LEFT_OUT, "cache"),
         System("wisp-fixed", "wisp, with fixed windows", ROUND, FIXED, "cache"),
+        System("wisp-filled", "wisp, with passes that are always filled", FILLED, LEFT_OUT, "cache"),
+        System("fixed-filled", "wisp-fixed, with passes that are always filled", FILLED, FIXED, "cache"),
         System("fcfs-predicted", "fcfs-cache, with predicted windows", FCFS, LEFT_OUT, "cache"),
         System("fcfs-hinted", "fcfs-cache, with windows that the BS hints, none among them", FCFS, HINTED, "cache"),
     )
@@ -286,15 +288,13 @@ SENSITIVITY: tuple[dict[str, Any], ...] = (
     {"epsilon": 0.01}, {"epsilon": 0.1},
     {"prompt": (50, 150)}, {"prompt": (150, 450)},
     {"response": (20, 280)}, {"response": (200, 400)},
-    {"think_s": 5.0},
-    {"horizon_s": 120.0},
+    {"think_s": 5.0}, {"horizon_s": 120.0},
     {"network_ms": 20.0}, {"network_ms": 100.0}, {"network_spread": 0.0},
     {"draft_tps": 25.0}, {"draft_tps": 100.0},
     {"shortest": 1}, {"window": 3}, {"window": 8},
     {"acceptance": 0.6}, {"acceptance": 0.85},
     {"tpr": 0.94, "fpr": 0.86}, {"after": 0.425},
     {"max_batch": 8}, {"max_batch": 32}, {"max_batch": 256},
-    {"kv_tokens": 26_000}, {"kv_tokens": 104_000},
-    {"evict": "tail"}, {"linger": True},
+    {"kv_tokens": 26_000}, {"kv_tokens": 104_000}, {"evict": "tail"}, {"linger": True},
 )  # fmt: skip
 """What `--sensitivity` varies, one entry at a time."""

@@ -203,11 +203,14 @@ def write_study(rows: Sequence[Row], config: CapacityConfig, out: Path) -> None:
     """Tables and plots of a study's own rows: Table 2 and 3, or violations over N (Fig. 7)."""
     write_csv(out / "rows.csv", rows)
     if any("varied" in row for row in rows):
+        if len({row["system"] for row in rows}) > 1:
+            save_figure(lambda: plots.factors(rows), out / "sensitivity.png")
         return
     if all("capacity" in row for row in rows):
         name = "table2" if config.mix is None else "knees"
         write_csv(out / f"{name}.csv", rows)
-        save_figure(lambda: plots.capacities(rows), out / f"{name}.png")
+        counted = "UEs sustained" if config.mix is None else "UEs of all classes at the knee"
+        save_figure(lambda: plots.capacities(rows, counted), out / f"{name}.png")
         if config.mix is None:
             write_csv(out / "table3.csv", table_3(rows))
     elif len({row["ues"] for row in rows}) > 1:

@@ -13,11 +13,15 @@ Row = Mapping[str, Any]
 CAUSES = {"": ("in time", "#999999", "."), "queue": ("late by queueing", "#d55e00", "x"),
           "compute": ("late by verification", "#0072b2", "^")}  # fmt: skip
 REGIMES = {"compute": ("o", COLOURS[0]), "memory": ("^", COLOURS[3]), "mixed": ("s", COLOURS[2])}
+NOTHING = "nothing"
+"""Names the row of a sensitivity study that has everything as it is."""
+CROWD = 2000
+"""More points than that are drawn smaller and paler."""
 MOST_PANELS = 4
 """Side by side."""
 
 
-def capacities(rows: Sequence[Row]) -> Any:
+def capacities(rows: Sequence[Row], counted: str = "UEs sustained") -> Any:
     """UEs sustained over the class's speed, a line for each system; crosses where the paper's figure is known."""
     figure, axes = canvas(width=6.0)
     one, printed = axes[0, 0], "WISP's Table 2"
@@ -31,7 +35,7 @@ def capacities(rows: Sequence[Row]) -> Any:
     if any(row.get("paper") is not None for row in rows):
         one.plot([], [], "x", color="black", markersize=8, markeredgewidth=1.6, label=printed)
     one.set_xlabel("token speed of the class [tokens/s]")
-    one.set_ylabel("UEs sustained")
+    one.set_ylabel(counted)
     one.set_xticks(sorted({row["class_tps"] for row in rows}))
     one.set_ylim(bottom=0)
     legend(figure, axes)
@@ -43,8 +47,9 @@ def violations(rows: Sequence[Row], epsilon: float | None) -> Any:
     there are several rows of one number.
     """
     classes = sorted({row["class_tps"] for row in rows})
+    width = 2.7 if len(classes) > 1 else 6.0
     figure, axes = canvas(
-        min(MOST_PANELS, len(classes)), -(-len(classes) // MOST_PANELS), width=2.7, height=2.3, sharey=True
+        min(MOST_PANELS, len(classes)), -(-len(classes) // MOST_PANELS), width=width, height=2.3, sharey=True
     )
     for one, speed in zip(axes.flat, classes, strict=False):
         for system, look in look_of([row["system"] for row in rows]).items():
@@ -60,6 +65,7 @@ def violations(rows: Sequence[Row], epsilon: float | None) -> Any:
         one.set_title(f"{speed:g} tokens/s", loc="left", fontsize=9)
         one.set_xlabel("UEs")
         one.xaxis.get_major_locator().set_params(integer=True)
+        one.set_ylim(-0.04, 1.04)
     for one in axes[:, 0]:
         one.set_ylabel("share of responses late")
     for one in list(axes.flat)[len(classes) :]:
@@ -68,16 +74,54 @@ def violations(rows: Sequence[Row], epsilon: float | None) -> Any:
     return figure
 
 
+def goodput(rows: Sequence[Row]) -> Any:
+    """Tokens a second of all UEs over their number, a line for each system; the mean where there are several rows."""
+    figure, axes = canvas(width=6.0)
+    for system, look in look_of([row["system"] for row in rows]).items():
+        mine: dict[float, list[float]] = {}
+        for row in rows:
+            if row["system"] == system:
+                mine.setdefault(row["ues"], []).append(row["goodput_tps"])
+        places = sorted(mine)
+        means = [float(np.mean(mine[at])) for at in places]
+        axes[0, 0].plot(places, means, color=look.colour, marker=look.marker, linestyle=look.dash, label=system)
+    axes[0, 0].set_xlabel("UEs")
+    axes[0, 0].set_ylabel("goodput [tokens/s]")
+    axes[0, 0].xaxis.get_major_locator().set_params(integer=True)
+    axes[0, 0].set_ylim(bottom=0)
+    legend(figure, axes)
+    return figure
+
+
+def factors(rows: Sequence[Row]) -> Any:
+    """What the first system sustains over each other one, by what is varied; a line where nothing is. A panel for each
+    other system and class.
+    """
+    others = {(row["system"], row["class_tps"]): None for row in rows if row["system"] != rows[0]["system"]}
+    varied = [name for name in dict.fromkeys(row["varied"] for row in rows) if name != NOTHING]
+    known = {(row["system"], row["class_tps"], row["varied"]): row["factor"] for row in rows}
+    figure, axes = canvas(max(1, len(others)), width=2.9, height=0.8 + 0.17 * len(varied), sharey=True)
+    for one, (system, speed) in zip(axes[0], others, strict=False):
+        found = [known.get((system, speed, name)) or 0.0 for name in varied]
+        one.barh(range(len(varied)), found, color=COLOURS[0], height=0.7)
+        one.axvline(known[system, speed, NOTHING] or 0.0, color="black", linestyle=":", linewidth=1)
+        one.set_title(f"{rows[0]['system']} over {system}, {speed:g} tokens/s", loc="left", fontsize=8)
+        one.set_xlabel("UEs sustained, ratio")
+    axes[0, 0].set_yticks(range(len(varied)), varied, fontsize=7)
+    axes[0, 0].invert_yaxis()
+    return figure
+
+
 def plane(rows: Sequence[Row]) -> Any:
     """Rounds in the queue-compute plane, late ones by cause (Fig. 8)."""
     figure, axes = canvas(width=6.0, height=3.4)
+    size, shade = (4, 0.7) if len(rows) <= CROWD else (2, 0.4)
     for cause, (label, colour, marker) in CAUSES.items():
         mine = [row for row in rows if row["cause"] == cause]
         if mine:
             x, y = ([float(row[key]) for row in mine] for key in ("queue_s", "verify_s"))
-            axes[0, 0].plot(
-                x, y, marker, color=colour, markersize=4, alpha=0.7, label=f"{label}: {len(mine)}", rasterized=True
-            )
+            axes[0, 0].plot(x, y, marker, color=colour, markersize=size, alpha=shade, rasterized=True)
+            axes[0, 0].plot([], [], marker, color=colour, markersize=6, label=f"{label}: {len(mine)}")
     axes[0, 0].set_xlabel("time in the queue [s]")
     axes[0, 0].set_ylabel("time under verification [s]")
     legend(figure, axes)
