@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("testbed", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 settings.register_profile("explore", settings.get_profile("testbed"), derandomize=False, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "testbed"))
+
+
+def pytest_unconfigure() -> None:
+    """Close /dev/null, which llama-cpp-python opens twice on import and leaves to the interpreter's end. Then CPython
+    still goes by the filters of the last warning that it looked up, a test's, and would report both as errors.
+    """
+    if (utils := sys.modules.get("llama_cpp._utils")) is not None:
+        utils.outnull_file.close()
+        utils.errnull_file.close()
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,8 @@ from testbed.protocols.sampling import Kept
 LOG = logging.getLogger(__name__)
 RETRY_S = 5.0
 """After which a UE that was refused a speed may ask again."""
+BETWEEN_SHARE = 0.01
+"""Weight of the last time between two passes in its mean."""
 DEADLINES = Slo(coefficients=Coefficients(0.0, 0.0, 0.0, 1.0))
 """Says when requests are due where another scheduler plans; that does not depend on how long passes take."""
 
@@ -61,6 +63,8 @@ class Promises:
         self.metrics = Metrics()
         self._averages = Averages()
         self._last: tuple[Sequence[Pending], float] = ((), 0.0)
+        self._ended_s: float | None = None
+        self._between_s = 0.0
         self._drifted = False
 
     # ------------------------------------------------------------ sessions
@@ -71,8 +75,8 @@ class Promises:
         if speed_tps is None or self._admission is None:
             return None
         admission = self._admission
-        if self._estimator is not None:
-            admission = replace(admission, coefficients=self._estimator.coefficients)
+        known = admission.coefficients if self._estimator is None else self._estimator.coefficients
+        admission = replace(admission, coefficients=replace(known, c=known.c + self._between_s))
         load = self._sessions.promised(apart=key)
         answer = admission.admissible(speed_tps, load, self._averages.shape())
         if answer.admitted:
@@ -107,12 +111,14 @@ class Promises:
 
     def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
         """The next batch."""
+        self._note_between(pending, now_s)
         self._last = (pending, now_s)
         self.metrics.waiting = len(pending)
         return self.scheduler.plan(pending, now_s)
 
     def passed(self, batch: Sequence[Taken], results: Sequence[VerifyResult], seconds: float) -> None:
         """A pass took so long."""
+        self._ended_s = self._last[1] + seconds
         works, evicted = [], 0
         for (session, item, whole), result in zip(batch, results, strict=True):
             expected = item.cached_tokens
@@ -158,6 +164,14 @@ class Promises:
             found |= {"coefficients": self._estimator.coefficients.as_dict(), "drifted": self._estimator.drifted}
             found["drift"] = self._estimator.bias
         return found
+
+    def _note_between(self, pending: Sequence[Pending], now_s: float) -> None:
+        """How long the engine stood still since its last pass although there was work: judging, answering, planning.
+        Promises take that time as well, while the estimator sees passes alone.
+        """
+        ended_s, self._ended_s = self._ended_s, None
+        if ended_s is not None and any(item.arrived_s <= ended_s for item in pending):
+            self._between_s += BETWEEN_SHARE * (max(0.0, now_s - ended_s) - self._between_s)
 
     def _kept(self, tokens: int) -> int:
         """How many of so many leading tokens the prefix cache holds."""

@@ -62,7 +62,7 @@ def scripted(directory: Path, trace: Path) -> Path:
 
 
 def test_the_payload_works(trace: Path) -> None:
-    pickle.loads(pickle.dumps(Payload(trace)))
+    pickle.loads(pickle.dumps(Payload(trace)))  # noqa: S301
     assert trace.exists()
 
 

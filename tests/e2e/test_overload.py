@@ -30,8 +30,10 @@ STAY, GUESTS = 24, 60
 """UEs that fit, and those who come on top: twice what a pass of one request after the other carries."""
 ARRIVE_S, LEAVE_S, END_S = 20.0, 45.0, 80.0
 SETTLE_S = 8.0
-MOST_SLOW = 0.4
-"""Share of responses below their promise where it holds: a busy machine adds its own to chance."""
+SIGMAS = 3.0
+"""Standard deviations by which the share of slow responses may differ from virtual time's: which ones fall into the
+crowd's half minute is not the same twice.
+"""
 
 
 async def ue(bs: Client, number: int, times: tuple[float, float], begun_s: float, seen: list[Response]) -> int:
@@ -86,4 +88,4 @@ def test_twice_too_much_load_degrades_in_order_and_passes(admission: bool, monke
     print(f"\nadmission {admission}: {len(seen)} responses, {refused} refusals; speed over the promised one, by class")
     for name, found in (("before", before), ("during", during), ("after", after)):
         print(f"{name:8}{found}")
-    check_order(before, during, after, refused=refused, admission=admission, most=MOST_SLOW)
+    check_order(before, during, after, refused=refused, admission=admission, sigmas=SIGMAS)

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from testbed.experiments.runs.processes import base_station
-from tests.support.soak import TRICKS, Plan, Soak, table
+from tests.support.soak.plan import TRICKS, Plan
+from tests.support.soak.run import Soak
+from tests.support.soak.seen import table
 
 FLAT = 1.05
 SPARE_FILES = 3

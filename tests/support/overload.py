@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -34,13 +35,19 @@ class Phase(NamedTuple):
     """Median."""
     slow: dict[float, float]
     """Share below 1."""
+    responses: dict[float, int]
 
-    def kept(self, most: float) -> bool:
-        """Whether every class has what it was promised, but for such a share of responses."""
-        return min(self.worth.values()) >= 1 and max(self.slow.values()) <= most
+    def kept(self, sigmas: float) -> bool:
+        """Whether every class has what it was promised, but for `KEPT` of its responses and so many standard deviations
+        of a share of so few.
+        """
+        spread = {c: sigmas * math.sqrt(KEPT * (1 - KEPT) / count) for c, count in self.responses.items()}
+        return min(self.worth.values()) >= 1 and all(self.slow[c] <= KEPT + spread[c] for c in spread)
 
     def __str__(self) -> str:
-        return "  ".join(f"{c:g}: {self.worth[c]:4.2f} ({self.slow[c]:4.0%} slow)" for c in CLASSES)
+        return "  ".join(
+            f"{c:g}: {self.worth[c]:4.2f} ({self.slow[c]:4.0%} of {self.responses[c]} slow)" for c in CLASSES
+        )
 
 
 def phase(responses: Iterable[Response], low_s: float, high_s: float) -> Phase:
@@ -52,18 +59,19 @@ def phase(responses: Iterable[Response], low_s: float, high_s: float) -> Phase:
     return Phase(
         {c: statistics.median(worths) for c, worths in found.items()},
         {c: sum(worth < 1 for worth in worths) / len(worths) for c, worths in found.items()},
+        {c: len(worths) for c, worths in found.items()},
     )
 
 
 def check_order(
-    before: Phase, during: Phase, after: Phase, *, refused: int, admission: bool, most: float = KEPT
+    before: Phase, during: Phase, after: Phase, *, refused: int, admission: bool, sigmas: float = 0.0
 ) -> None:
     """Promises hold before and after. During, with admission: those that were made hold, and the rest is refused;
     without: the more a class was promised, the less of it remains, and the slowest has nearly all.
     """
-    assert before.kept(most) and after.kept(most), f"{before}\n{after}"
+    assert before.kept(sigmas) and after.kept(sigmas), f"{before}\n{after}"
     if admission:
-        assert refused > 0 and during.kept(most), during
+        assert refused > 0 and during.kept(sigmas), during
         return
     assert refused == 0
     assert during.worth[CLASSES[0]] > 0.6 and during.worth[CLASSES[-1]] < 0.6, during

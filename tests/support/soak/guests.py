@@ -1,0 +1,51 @@
+"""Peers that come to a soak for a moment: one that falls silent, one that lies. Each says whether it took effect."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import numpy as np
+import zmq
+import zmq.asyncio
+
+from testbed.channel.link import new_identity
+from testbed.protocols.messages import Draft, NeedHidden, Open
+from testbed.synthetic import next_token
+from tests.support.hostile import Liar
+from tests.support.soak.plan import TIMEOUT_S, VOCAB
+from tests.support.soak.ue import connected
+
+GARBAGE = 30
+"""Messages of one liar."""
+SILENT_S = 3.0
+
+
+async def silent(bind: str, ending: asyncio.Event) -> bool:
+    """A UE that is asked for hidden states and says nothing more; whether it was asked."""
+    async with connected(bind, new_identity()) as client:
+        number, ids = client.new_session(), np.array([1, 2, 3], np.int32)
+        await client.send(Open(session=number, protocol="sh", threshold=0.5, hidden_size=4), {"ids": ids})
+        await client.receive(number, TIMEOUT_S)
+        wrong = (next_token([1, 2, 3], VOCAB, 0) + 1) % VOCAB
+        await client.send(Draft(session=number, round=0, base_len=3), {"ids": np.array([wrong], np.int32)})
+        asked = isinstance((await client.receive(number, TIMEOUT_S)).message, NeedHidden)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(ending.wait(), SILENT_S)
+    return asked
+
+
+async def garbage(bind: str, seed: int) -> bool:
+    """A peer that lies; whether the BS answered it."""
+    liar, context = Liar(seed, range(8), VOCAB), zmq.asyncio.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.connect(bind)
+    try:
+        for _ in range(GARBAGE):
+            await socket.send_multipart(liar.frames())
+            await asyncio.sleep(0.02)
+        return bool(await socket.poll(1000 * int(TIMEOUT_S)))
+    finally:
+        socket.close(0)
+        context.term()
