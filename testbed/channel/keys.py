@@ -146,7 +146,8 @@ def load_client(directory: Path) -> ClientKeys:
     Raises:
         BadInput: not there, or open to others.
     """
-    public, secret = _secret(directory, CLIENT, "testbed keys new DIR --ue NAME makes them at the BS")
+    advice = "testbed keys new DIR --ue NAME makes them, at the BS or the agent that they are for"
+    public, secret = _secret(directory, CLIENT, advice)
     return ClientKeys(public, secret, _load(directory / f"{SERVER}.key")[0])
 
 

@@ -13,12 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from testbed.cli.output import note, print_json, print_rows
-from testbed.errors import BadInput
+from testbed.errors import BadInput, LinkError
 
 if TYPE_CHECKING:
     from testbed.experiments.field.log import FieldLog
     from testbed.experiments.field.plan import FieldPlan, Place
-    from testbed.experiments.field.remote import AgentDevice
     from testbed.experiments.field.run import Crew, DeviceOf
 
 app = typer.Typer(
@@ -54,7 +53,9 @@ def run(
         bool, typer.Option("--emulated", help="Rehearse on this machine: distances become links of the plan's model.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Ask nobody; a place that is not what it was is refused.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Check the plan, print what is left; run nothing.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the plan, print what is left and what is missing here; run nothing.")
+    ] = False,
     replay: Annotated[bool, typer.Option(help="Run all of it again in virtual time, for the report.")] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -71,8 +72,9 @@ def run(
 
         testbed field run hall.yaml --out runs/hall
     """
-    from testbed.experiments.field.log import open_log
+    from testbed.experiments.field.log import FieldLog, open_log
     from testbed.experiments.field.plan import load_plan
+    from testbed.experiments.field.ready import check_here
     from testbed.experiments.field.run import default_out, on_this_machine, progress_of, visit_all
     from testbed.shelf import find
 
@@ -81,10 +83,12 @@ def run(
         found = on_this_machine(found)
     where = out or default_out(found, emulated)
     if check:
-        _plan(found, where, as_json)
+        _plan(found, where, emulated, as_json)
         return
     if not (emulated or yes or sys.stdin.isatty()):
         raise BadInput("somebody must say where the UE is: run it on a terminal, or give --yes or --emulated")
+    if progress_of(FieldLog(where, found))["left"]:
+        check_here(found, emulated)
     with open_log(where, found, emulated) as log:
         if progress_of(log)["left"]:
             with _crew(log, emulated, yes) as crew:
@@ -131,22 +135,22 @@ def deploy(
 
         testbed field deploy hall.yaml
     """
+    from testbed.experiments.field.fleet import deploy as carry
+    from testbed.experiments.field.fleet import with_agents
     from testbed.experiments.field.plan import load_plan
+    from testbed.experiments.field.ready import check_here
     from testbed.shelf import find
 
     found = load_plan(find("plans", plan))
-    wanted = [found.drafter, found.tokenizer, *(method.predictor for method in found.methods)]
-    rows = []
-    for place in _with_agents(found):
-        with contextlib.closing(_agent_device(found, place)) as device:
-            files = [device.put(path) for path in wanted if path]
-            rows.append({"place": place.name, "ue": place.ue, "files": files, **device.standing()})
+    with_agents(found)
+    check_here(found)
+    rows = carry(found, note)
     if as_json:
         print_json({"agents": rows})
-        return
-    for row in rows:
-        put = f"{len(row['files'])} files are there" if row["files"] else "nothing to carry: the bundled pair is there"
-        print(f"{row['place']}: {row['host']}, testbed {row['testbed']}, {row['waiting']} orders waiting; {put}")
+    else:
+        for row in rows:
+            print(f"{', '.join(row['places'])}: {row['error'] or _stands(row)}")
+    _all_answered([row["ue"] for row in rows if row["error"]])
 
 
 @app.command()
@@ -160,30 +164,31 @@ def collect(
 
         testbed field collect runs/hall
     """
-    from testbed.experiments.field.log import CELL, open_log, read_field
-    from testbed.experiments.field.run import cell_config, progress_of
+    from testbed.experiments.field.fleet import collect as bring
+    from testbed.experiments.field.log import open_log, read_field
 
     plan, _, emulated = read_field(directory)
-    brought = 0
     with open_log(directory, plan, emulated) as log:
-        for place in _with_agents(plan):
-            with contextlib.closing(_agent_device(plan, place)) as device:
-                for cell in log.left(place.name):
-                    if device.collect(cell_config(log, cell, plan.bs), log.cell(cell)):
-                        log.add(CELL, cell=cell.key, origin_s=None)
-                        brought += 1
-        found = {"collected": brought, **progress_of(log)}
+        found = bring(log, note)
     if as_json:
         print_json(found)
     else:
-        note(f"{brought} runs collected; {found['left']} are left")
+        note(f"{found['collected']} runs collected; {found['left']} are left")
+    _all_answered(found["silent"])
 
 
-def _with_agents(plan: FieldPlan) -> list[Place]:
-    found = [place for place in plan.places if place.ue is not None]
-    if not found:
-        raise BadInput("no place of this plan has an agent: give one its address, as ue: tcp://HOST:PORT")
-    return found
+def _stands(row: dict[str, Any]) -> str:
+    """How an agent stands, in words."""
+    put = f"{len(row['files'])} files are there" if row["files"] else "nothing to carry: the bundled pair is there"
+    return f"{row['host']}, testbed {row['testbed']}, {row['waiting']} orders waiting; {put}"
+
+
+def _all_answered(silent: list[str]) -> None:
+    """Raises:
+    LinkError: some agents did not answer.
+    """
+    if silent:
+        raise LinkError(f"{', '.join(silent)} did not answer; run it again when they do")
 
 
 def _report(log: FieldLog, emulated: bool, replay: bool, as_json: bool) -> None:
@@ -204,15 +209,22 @@ def _report(log: FieldLog, emulated: bool, replay: bool, as_json: bool) -> None:
     print_rows(document["rows"], log.plan.name, COLUMNS)
     for way, worst in document["agreement"].items():
         note(f"{way}: latencies within {worst:.1%} of those that were measured")
+    if document["left"]:
+        note(f"not finished: {document['left']} runs are left")
     note(f"wrote {log.out}/report.html")
 
 
-def _plan(plan: FieldPlan, where: Path, as_json: bool) -> None:
-    """What there is to do, without touching anything."""
+def _plan(plan: FieldPlan, where: Path, emulated: bool, as_json: bool) -> None:
+    """What there is to do, and what this machine lacks for it, without touching anything."""
     from testbed.experiments.field.log import FieldLog
+    from testbed.experiments.field.ready import check_here
     from testbed.experiments.field.run import progress_of
 
-    found = progress_of(FieldLog(where, plan))
+    found = {**progress_of(FieldLog(where, plan)), "missing": None}
+    try:
+        check_here(plan, emulated)
+    except BadInput as exc:
+        found["missing"] = str(exc)
     if as_json:
         print_json(found)
         return
@@ -221,6 +233,8 @@ def _plan(plan: FieldPlan, where: Path, as_json: bool) -> None:
         for number, order in enumerate(place["order"], 1):
             print(f"    repeat {number}: {', '.join(order)}")
     print(f"{found['out']}: {found['left']} runs to do, {plan.prompts} prompts each")
+    if found["missing"]:
+        note(f"it cannot be run from here yet: {found['missing']}")
 
 
 @contextlib.contextmanager
@@ -238,21 +252,12 @@ def _crew(log: FieldLog, emulated: bool, yes: bool) -> Iterator[Crew]:
 
 def _devices(log: FieldLog) -> DeviceOf:
     from testbed.experiments.field.device import LocalDevice
+    from testbed.experiments.field.fleet import agent_device
     from testbed.experiments.field.run import one_device
 
     def device_of(place: Place) -> Any:
         if place.ue is not None:
-            return one_device(_agent_device(log.plan, place))
+            return one_device(agent_device(log.plan, place, note))
         return one_device(LocalDevice(log.plan.keys, log.plan.settle_s, note))
 
     return device_of
-
-
-def _agent_device(plan: FieldPlan, place: Place) -> AgentDevice:
-    """The UE of a place that has an agent."""
-    from testbed.experiments.field.agents import Agent
-    from testbed.experiments.field.remote import AgentDevice
-
-    assert place.ue is not None
-    agent = Agent(place.ue, place.ue_keys, plan.insecure)
-    return AgentDevice(agent, plan.name, place.trace, plan.settle_s, note)

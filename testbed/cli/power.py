@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from testbed.cli.output import ENERGY_COLUMNS, note, print_json, print_rows
+from testbed.cli.output import ENERGY_COLUMNS, note, note_power, print_json, print_rows
 
 app = typer.Typer(no_args_is_help=True, help="Power and heat: read a sensor, account for a run by a meter's samples.")
 
@@ -48,6 +47,7 @@ def read(
         found["throttled"], f"throttled: {found['throttled']}"
     )
     note(f"{found['source']}: {found['samples']} samples in {found['seconds']:.2f} s, {heat}, {slow}")
+    note_power(found)
 
 
 @app.command()
@@ -80,12 +80,4 @@ def account(
         return
     print_rows(found["rows"], columns=ENERGY_COLUMNS)
     note(f"wrote rounds.parquet, power.parquet and summary.json of {run_dir}")
-    _warn(found["power"])
-
-
-def _warn(power: Mapping[str, Any]) -> None:
-    """What of the samples is worth knowing."""
-    if power["skipped"]:
-        note(f"{power['skipped']} lines were no samples")
-    if power["gaps"]:
-        note(f"{power['gaps']} gaps in the samples, {power['gaps_s']:.3g} s together: energy there is not known")
+    note_power(found["power"])

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from testbed.cli.output import ENERGY_COLUMNS, note, print_json, print_rows
+from testbed.cli.output import ENERGY_COLUMNS, note, note_power, print_json, print_rows
 from testbed.config import RunConfig
 from testbed.errors import BadInput, GateError
 from testbed.ue.window import RULES
@@ -180,6 +180,7 @@ def run(
         print_rows(result.rows)
         if result.power is not None:
             print_rows(result.rows, columns=ENERGY_COLUMNS)
+            note_power(result.power)
         if out:
             note(f"wrote {out}")
     if result.losses:

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from testbed.errors import BadInput
+from testbed.errors import BadInput, SensorError
 from testbed.files import whole_file
 from testbed.power import tegrastats
 from testbed.power.rails import total_w, whole
@@ -61,8 +61,9 @@ def _of_csv(text: str) -> Samples:
     rows = csv.DictReader([line for line in lines if not line.startswith("#")], skipinitialspace=True)
     columns = [name.strip() for name in rows.fieldnames or []]
     rows.fieldnames = columns
-    total = said.get("total") or _check_columns(columns)
-    return _gathered([_reading(row) for row in rows], said.get("mean") == "1", said.get("source", "file"), total)
+    names = _check_columns(columns)
+    total = said.get("total") or " + ".join(names)
+    return _gathered([_reading(row, names) for row in rows], said.get("mean") == "1", said.get("source", "file"), total)
 
 
 def _gathered(found: Sequence[Reading | None], mean: bool, source: str, total: str) -> Samples:
@@ -73,22 +74,26 @@ def _gathered(found: Sequence[Reading | None], mean: bool, source: str, total: s
     return samples
 
 
-def _check_columns(columns: Sequence[str]) -> str:
-    """What the whole device is made of."""
+def _check_columns(columns: Sequence[str]) -> tuple[str, ...]:
+    """What the whole device is made of: `total_w`, a product, or rails."""
     if "time_s" not in columns:
         raise BadInput(f"no column time_s among {', '.join(columns[:8]) or 'none'}")
     if "total_w" in columns:
-        return "total_w"
+        return ("total_w",)
     if {"voltage_v", "current_a"} <= set(columns):
-        return "voltage_v × current_a"
+        return ("voltage_v × current_a",)
     rails = [name.removesuffix(RAIL) for name in columns if name.endswith(RAIL)]
     if not rails:
         raise BadInput("no power: it takes total_w, or voltage_v and current_a, or rails as NAME_w")
-    return " + ".join(whole(rails))
+    return whole(rails)
 
 
-def _reading(row: Mapping[str, Any]) -> Reading | None:
-    """A line of CSV; None: it is no sample."""
+def _reading(row: Mapping[str, Any], names: Sequence[str]) -> Reading | None:
+    """A line of CSV; None: it is no sample.
+
+    Args:
+        names: of the rails that make up the whole, where nothing else says what it is.
+    """
     try:
         rails = {
             name.removesuffix(RAIL): float(value)
@@ -100,12 +105,12 @@ def _reading(row: Mapping[str, Any]) -> Reading | None:
         elif row.get("voltage_v") and row.get("current_a"):
             power_w = float(row["voltage_v"]) * float(row["current_a"])
         else:
-            power_w = total_w(rails) if rails else math.nan
+            power_w = total_w(rails, names)
         time_s, temp = float(row["time_s"] or "nan"), row.get("temp_c")
         temp_c = float(temp) if temp else None
         if not all(map(math.isfinite, (time_s, power_w, *rails.values()))):
             return None
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, SensorError):
         return None
     throttled = str(row.get("throttled") or "?").strip()
     return Reading(time_s, rails, power_w, temp_c, SAID.get(throttled.lower(), throttled))

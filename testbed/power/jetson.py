@@ -60,7 +60,8 @@ class Jetson:
         self._channels = channels(root)
         if not self._channels:
             raise SensorError("no INA3221 under /sys/class/hwmon: this is no Jetson, or its driver is not loaded")
-        self.total = " + ".join(whole([channel.rail for channel in self._channels]))
+        self._whole = whole([channel.rail for channel in self._channels])
+        self.total = " + ".join(self._whole)
         self._thermal, self._events = Thermal(root), _Events(root)
 
     def read(self) -> Reading:
@@ -71,7 +72,7 @@ class Jetson:
         temp_c, hot = self._thermal.read()
         events = self._events.new()
         known = None if hot is None and events is None else joined([hot or "", *(events or [])])
-        return Reading(middle_s, rails, total_w(rails), temp_c, known)
+        return Reading(middle_s, rails, total_w(rails, self._whole), temp_c, known)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from testbed.errors import SensorError
+
 WHOLE = (
     ("VDD_IN",),  # Orin Nano, Orin NX, Xavier NX: the module's input
     ("POM_5V_IN",),  # Nano: the board's input
@@ -17,6 +19,16 @@ def whole(rails: Collection[str]) -> tuple[str, ...]:
     return next((known for known in WHOLE if set(known) <= set(rails)), tuple(rails))
 
 
-def total_w(rails: Mapping[str, float]) -> float:
-    """Power of the whole device [W]."""
-    return sum(rails[name] for name in whole(rails))
+def total_w(rails: Mapping[str, float], names: Collection[str]) -> float:
+    """Power of the whole device [W].
+
+    Args:
+        names: the rails that make it up.
+
+    Raises:
+        SensorError: one of them is missing; the others would pass for the whole.
+    """
+    missing = [name for name in names if name not in rails]
+    if missing:
+        raise SensorError(f"no reading of {', '.join(missing)}")
+    return sum(rails[name] for name in names)

@@ -23,6 +23,7 @@ class Sampler:
     Attributes:
         samples: readings passed on.
         missed: times the source had nothing to say.
+        why: what it was the last time; empty where nothing was missed.
         failure: what ended the sampling.
     """
 
@@ -33,6 +34,7 @@ class Sampler:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="power", daemon=True)
         self.samples = self.missed = 0
+        self.why = ""
         self.failure: Exception | None = None
 
     def start(self) -> None:
@@ -55,8 +57,8 @@ class Sampler:
                     last_s = reading.time_s
                     self._take(reading)
                     self.samples += 1
-            except SensorError:
-                self.missed += 1
+            except SensorError as exc:
+                self.missed, self.why = self.missed + 1, str(exc)
                 self._over.wait(min(1.0, max(self._period_s, 0.01)))
             except Exception as exc:
                 self.failure = exc

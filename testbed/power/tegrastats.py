@@ -54,18 +54,23 @@ class Tegrastats:
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         self._rest = b""
         try:
-            self.total = " + ".join(whole(self.read().rails))
+            self._whole = whole(self._parsed().rails)
+            self.total = " + ".join(self._whole)
         except BaseException:
             self.close()
             raise
 
     def read(self) -> Reading:
         """See `PowerSource`; waits for the next line."""
+        found = self._parsed()
+        return Reading(time.perf_counter(), found.rails, total_w(found.rails, self._whole), found.temp_c)
+
+    def _parsed(self) -> Line:
         line = self._line()
         found = parse(line)
         if found is None:
             raise SensorError(f"tegrastats prints no rail: {line[:80]!r}")
-        return Reading(time.perf_counter(), found.rails, total_w(found.rails), found.temp_c)
+        return found
 
     def close(self) -> None:
         """End the program; a second time does nothing."""
@@ -117,19 +122,21 @@ def looks_like(text: str) -> bool:
 
 
 def readings(lines: Iterable[str]) -> Iterator[Reading | None]:
-    """Readings of a log, None for a line that is none.
+    """Readings of a log, None for a line that is none, or that lacks a rail which makes up the whole.
 
     Their times are Unix times where the lines are stamped, those of one second evenly within it; else they are from 0,
     a second a line, as tegrastats prints them by default.
     """
     parsed = [parse(line) for line in lines if line.strip()]
     kept = [line for line in parsed if line is not None]
+    names = whole(sorted({name for line in kept for name in line.rails}))
     times = iter(_times_s(kept))
     for line in parsed:
-        if line is None:
+        time_s = 0.0 if line is None else next(times)
+        if line is None or not set(names) <= set(line.rails):
             yield None
         else:
-            yield Reading(next(times), line.rails, total_w(line.rails), line.temp_c)
+            yield Reading(time_s, line.rails, total_w(line.rails, names), line.temp_c)
 
 
 def _times_s(lines: list[Line]) -> list[float]:

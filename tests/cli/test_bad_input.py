@@ -58,6 +58,8 @@ CASES = [
     (["ue", "agent", "--listen", "tcp://0.0.0.0:*"], "give --keys DIR"),
     (["field", "run", "nowhere"], "no plan 'nowhere'"),
     (["field", "run", "rehearsal", "--emulate"], "No such option"),
+    (["field", "run", "field-example", "--yes"], "place near: lab holds no client.key_secret"),
+    (["field", "deploy", "field-example"], "place near: lab holds no client.key_secret"),
     (["field", "report", "nowhere"], "holds no field run"),
     (["field", "collect", "nowhere"], "holds no field run"),
     (["field", "deploy", "rehearsal"], "no place of this plan has an agent"),

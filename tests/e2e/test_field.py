@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -20,6 +21,7 @@ import pytest
 
 from testbed.channel.trace import read_trace
 from testbed.cli.main import main
+from testbed.experiments.field.agents import Agent
 from testbed.experiments.runs.journal import NAME as JOURNAL
 from testbed.experiments.runs.processes import base_station
 from testbed.models.bundle import bundled
@@ -194,7 +196,9 @@ def test_an_agent_that_is_killed_and_a_lab_machine_that_is_lost_cost_nothing(sta
         assert json.loads((cell / "summary.json").read_text())["rows"][0]["requests"] == 6
 
 
-def test_deploy_asks_agents_how_they_stand_and_strangers_get_no_answer(tmp_path: Path) -> None:
+def test_deploy_asks_agents_how_they_stand_and_passes_over_silent_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     keys = tmp_path / "keys"
     run("keys", "new", str(keys))
     run("keys", "new", str(keys), "--ue", "lab", "--out", str(tmp_path / "lab"))
@@ -207,14 +211,39 @@ def test_deploy_asks_agents_how_they_stand_and_strangers_get_no_answer(tmp_path:
         (row,) = run("field", "deploy", str(plan), "--json")["agents"]
         assert (tmp_path / "agent" / "files" / row["files"][0]).read_bytes() == drafter.read_bytes()
         assert abs(row["clock"]["offset_s"]) <= row["clock"]["error_s"]  # one machine, one clock
+        assert row["places"] == ["desk"] and row["error"] is None
+        silent = "name: lost, distance_m: 9, ue: 'tcp://127.0.0.1:1'"
+        plan.write_text(f"{{places: [{{{silent}}}, {{{place}}}], methods: [{{name: g, protocol: greedy}}]}}")
+        monkeypatch.setattr("testbed.experiments.field.fleet.Agent", functools.partial(Agent, timeout_s=5.0))
+        assert main(["field", "deploy", str(plan), "--json"]) == 1
+        told = capsys.readouterr()
+        rows = {tuple(row["places"]): row for row in json.loads(told.out)["agents"]}
+        assert "did not answer" in rows["lost",]["error"] and rows["desk",]["host"]
+        assert told.err.splitlines()[-1].startswith("testbed: tcp://127.0.0.1:1 did not answer")
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
 
 
 @pytest.mark.long
 def test_the_whole_rehearsal_takes_less_than_ten_minutes_and_virtual_time_agrees(tmp_path: Path) -> None:
-    began_s = time.monotonic()
+    """What it comes to is held anywhere; what it takes, and how far virtual time is off, on a machine that is free."""
+    began_s, busy_s, own_s = time.monotonic(), machine_s(), sum(os.times()[:4])
     document = run("field", "run", "rehearsal", "--emulated", "--out", str(tmp_path / "run"), "--json")
-    assert time.monotonic() - began_s < 600
-    assert len(document["rows"]) == 4 * 3 * 3
-    assert document["agreement"]["virtual"] < 0.1
+    wall_s, own_s = time.monotonic() - began_s, sum(os.times()[:4]) - own_s
+    others = (machine_s() - busy_s - own_s) / wall_s
+    assert own_s < 600
+    assert len(document["rows"]) == 4 * 3 * 3 and not document["notes"]
+    assert all(
+        row["same_outputs"] == 1 for row in document["rows"] if row["setting"] == "greedy" and row["way"] != "field"
+    )
+    off = document["agreement"]["virtual"]
+    if others > 0.2:
+        pytest.skip(f"others used {others:.1f} processors meanwhile: {wall_s:.0f} s, virtual time off by {off:.1%}")
+    assert wall_s < 600
+    assert off < 0.1
+
+
+def machine_s() -> float:
+    """Processor time that this machine has spent on programs since it started (proc_stat(5): user, nice, system)."""
+    ticks = Path("/proc/stat").read_text().split(maxsplit=4)[1:4]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")

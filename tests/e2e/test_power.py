@@ -64,6 +64,7 @@ def test_parts_add_up_to_what_the_samples_say(run: tuple[Path, dict[str, Any], l
             assert row["energy_j"] == pytest.approx(whole_j, rel=0.02, abs=1e-5)
             assert sum(row[name] for name in PARTS) == pytest.approx(row["energy_j"], rel=0.02, abs=1e-6)
         assert row["throttled"] in ("thermal", None)  # None: no sample yet
+    assert any(row["power_gap_s"] < 1e-6 for row in rounds)
     for row in answer["rows"]:
         assert row["throttled_rounds"] > 0
         if row["energy_requests"] == row["requests"]:

@@ -1,13 +1,15 @@
 """What boards say, as public sources have it; trees of sysfs as the kernel's documentation draws them.
 
-- TEGRASTATS_ORIN_NANO: a line of a Jetson Orin Nano under JetPack 6, from the tests of github.com/henrygd/beszel
-  (agent/gpu_test.go, TestParseJetsonData, "more valid data").
+- TEGRASTATS_ORIN_NANO: a line from the tests of github.com/henrygd/beszel (agent/gpu_test.go, TestParseJetsonData,
+  "more valid data"), which do not name the board: by its cores, rails and memory an Orin Nano of 8 GB.
 - PMIC_PI5: `vcgencmd pmic_read_adc` of a Raspberry Pi 5 under load, from github.com/jfikar/RPi5-power (README.md).
 - PMIC_PI5_EARLY: the same of an early board, lines of what jeffgeerling.com shows of it (blog, 2023-10-04,
   "Overclocking and Underclocking the Raspberry Pi 5"): currents alone, then an ellipsis.
 - Rails of `orin_nx` and `agx_orin`: the kernel's device trees arch/arm64/boot/dts/nvidia/tegra234-p3767.dtsi and
   tegra234-p3701.dtsi; names of files: Documentation/hwmon/ina3221.rst. Their numbers are made up.
 - `rapl`: Documentation/power/powercap/powercap.rst. Its numbers are made up.
+- `soctherm_oc` and its files: drivers/thermal/tegra234-oc-event.c of NVIDIA's linux-nv-oot. The counts are made up.
+- Zones and cooling devices of `orin_nx`: Documentation/ABI/testing/sysfs-class-thermal; names as on Jetson Linux.
 - Bits of get_throttled: Raspberry Pi documentation, "vcgencmd"; event reasons: NVML API reference.
 """
 

@@ -84,6 +84,10 @@ def test_a_meters_csv(tmp_path: Path) -> None:
     found = read_samples(path)
     np.testing.assert_allclose(found.total_w, [5, 6, 7])  # one rail is the whole
     assert found.throttled == ("", "throttled", "under-voltage")
+    path.write_text("time_s,VDD_IN_w,VDD_SOC_w\n0,5,1\n1,,1\n2,7,1\n")
+    found = read_samples(path)
+    np.testing.assert_allclose(found.total_w, [5, 7])  # the other rail does not pass for the whole
+    assert found.skipped == 1
 
 
 def test_a_log_of_tegrastats(tmp_path: Path) -> None:

@@ -148,6 +148,19 @@ def test_the_program_is_read_as_it_prints(tmp_path: Path) -> None:
         source.close()
 
 
+def test_a_line_without_the_input_rail_is_no_reading_of_the_whole(tmp_path: Path) -> None:
+    line = recorded.TEGRASTATS_ORIN_NANO
+    short = line.replace("VDD_IN 12479mW/12479mW ", "")
+    source = Tegrastats(script(tmp_path / "tegrastats", f'echo "{line}"; echo "{short}"; echo "{line}"; exec sleep 60'))
+    try:
+        refuse(source.read, SensorError, "no reading of VDD_IN")
+        assert source.read().total_w == 12.479
+    finally:
+        source.close()
+    found = list(readings([line, short, line]))
+    assert [reading and reading.total_w for reading in found] == [12.479, None, 12.479]
+
+
 def test_a_program_that_ends_is_an_error(tmp_path: Path) -> None:
     refuse(lambda: Tegrastats(script(tmp_path / "tegrastats", "exit 3")), SensorError, "tegrastats ended")
     refuse(lambda: Tegrastats(str(tmp_path / "none")), SensorError, "no Jetson")
@@ -158,7 +171,7 @@ def test_a_program_that_ends_is_an_error(tmp_path: Path) -> None:
 
 def test_the_rails_of_a_pi_5() -> None:
     found = parse_pmic(recorded.PMIC_PI5)
-    assert len(found.rails) == 12 and found.skipped == 0
+    assert len(found.rails) == 12 and found.unread == ()
     assert found.rails["VDD_CORE"] == pytest.approx(10.87674 * 0.8974594)
     assert found.rails["HDMI"] == pytest.approx(0.0136752 * 5.07056)
     assert not {"EXT5V", "BATT"} & set(found.rails)
@@ -171,9 +184,13 @@ def test_currents_without_voltages_are_no_power() -> None:
     refuse(lambda: parse_pmic(""), SensorError, "nothing")
 
 
-def test_lines_that_say_something_else_are_counted() -> None:
-    broken = recorded.PMIC_PI5 + "VDD_CORE_A current(7)=nanA\nHDMI_A current(22)=1V\nwhat\n"
-    assert parse_pmic(broken) == parse_pmic(recorded.PMIC_PI5)._replace(skipped=3)
+def test_lines_that_say_something_else_are_told() -> None:
+    extra = ("VDD_CORE_A current(7)=nanA", "HDMI_A current(22)=1V", "what")
+    broken = recorded.PMIC_PI5 + "\n".join(extra)
+    assert parse_pmic(broken) == parse_pmic(recorded.PMIC_PI5)._replace(unread=extra)
+    alone = parse_pmic(recorded.PMIC_PI5.replace("VDD_CORE_V", "VDD_CORE_X"))
+    assert "VDD_CORE" not in alone.rails and len(alone.unread) == 2
+    assert "VDD_CORE_A, which has no voltage" in alone.unread
 
 
 @pytest.mark.parametrize(
@@ -207,6 +224,45 @@ def test_vcgencmd_is_run(tmp_path: Path) -> None:
     script(tmp_path / "vcgencmd", "echo no access >&2; exit 255")
     refuse(source.read, SensorError, "failed: no access")
     refuse(lambda: RaspberryPi(str(tmp_path / "none")), SensorError, "no Raspberry Pi")
+
+
+class Adc:
+    """A vcgencmd that prints what a file holds, and then what another one does."""
+
+    def __init__(self, folder: Path, *answers: str) -> None:
+        self.folder = folder
+        for number, answer in enumerate(answers):
+            (folder / f"adc{number}").write_text(answer)
+        count = f"n=$(cat {folder}/n 2>/dev/null || echo 0); echo $((n + 1)) >{folder}/n"
+        adc = f"{count}; [ -e {folder}/adc$n ] || n={len(answers) - 1}; cat {folder}/adc$n"
+        body = f'case "$1" in pmic_read_adc) {adc} ;; get_throttled) echo throttled=0x0 ;; esac'
+        self.program = script(folder / "vcgencmd", body)
+
+
+CORE = "VDD_CORE_A current(7)=10.87674000A"
+BROKEN = recorded.PMIC_PI5.replace(CORE, "VDD_CORE_A current(7)=nanA")
+ALL_W = sum(parse_pmic(recorded.PMIC_PI5).rails.values())
+
+
+def test_a_line_of_a_pi_that_never_can_be_read_is_told_from_the_beginning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = f"VDD_CORE_A current(7)={tmp_path.name}A"  # a warning comes once in a process
+    broken = recorded.PMIC_PI5.replace(CORE, line)
+    source = RaspberryPi(Adc(tmp_path, broken).program)
+    assert "11 rails" in source.total and "lines that could not be read: 1" in source.total
+    said = [record.message for record in caplog.records]
+    assert len(said) == 1 and repr(line) in said[0]
+    assert source.read().total_w == pytest.approx(ALL_W - 10.87674 * 0.8974594)
+    assert RaspberryPi(Adc(tmp_path, broken).program).total == source.total
+    assert len(caplog.records) == 1  # once
+
+
+def test_a_line_of_a_pi_that_comes_broken_once_costs_its_reading_alone(tmp_path: Path) -> None:
+    source = RaspberryPi(Adc(tmp_path, BROKEN, recorded.PMIC_PI5, BROKEN, recorded.PMIC_PI5).program)
+    assert source.total == "sum of the PMIC's 12 rails, USB devices left out"  # the second answer was whole
+    refuse(source.read, SensorError, "no reading of VDD_CORE", "nanA")
+    assert source.read().total_w == pytest.approx(ALL_W)
 
 
 def script(path: Path, body: str) -> str:

@@ -1,20 +1,25 @@
 """Recorded boards: what their system files hold and what their commands print, written below a directory.
 
-Sources, all public:
+Sources, all public, and what of each is here:
 
 - models and compatible strings: Linux, arch/arm64/boot/dts/nvidia/tegra234-p3737-0000+p3701-0000.dts and
   tegra234-p3768-0000+p3767-0005.dts, arch/arm64/boot/dts/broadcom/bcm2712-rpi-5-b.dts and bcm2711-rpi-4-b.dts; the Pi's
-  firmware appends the revision: raspinfo in raspberrypi/linux issue 6661, whose `throttled=0x0` and 8 GB are here too
-- `/etc/nv_tegra_release`: as Jetson Linux 36.3 (JetPack 6) writes it; NVIDIA Jetson Linux Developer Guide, release 36
-- `nvpmodel -q`: anduril/jetpack-nixos pull request 460; MAXN_SUPER is mode 2 of the Orin Nano:
+  firmware appends the revision: raspinfo in raspberrypi/linux issue 5876, whose `throttled=0x0` is here too
+- `/etc/nv_tegra_release`: of an AGX Orin with Jetson Linux 36.3 (JetPack 6), whole, from the page "Jetson Setup" of the
+  documentation of NVIDIA's Sionna Research Kit (github.com/NVlabs/sionna-rk); the Orin Nano is given the same file
+- `nvpmodel -q`, MAXN on two lines: anduril/jetpack-nixos pull request 460 (a Thor); the page above has MODE_30W of an
+  Orin in the same form. 15W is the Orin Nano's mode 0: written by hand in that form. MAXN_SUPER is its mode 2:
   ARK-Electronics/ark_jetson_kernel pull request 20
-- `oc*_event_cnt`: NVIDIA Jetson Linux Developer Guide, "Platform Power and Performance"
+- `soctherm_oc` and its files: drivers/thermal/tegra234-oc-event.c of NVIDIA's linux-nv-oot; what each
+  counts: NVIDIA Jetson Linux Developer Guide, "Platform Power and Performance". The counts are made up
 - `throttled=0x50000` and `0x50005`: raspberrypi/firmware issue 615; the bits: Raspberry Pi documentation, "vcgencmd"
 - `Power save: on`: iw's source, power_save.c; governors: Linux, admin-guide/pm/cpufreq.rst; clock sources: Linux,
   admin-guide/kernel-parameters.txt and drivers/clocksource/arm_arch_timer.c
-- version.json: as CUDA 12.2 installs it, the release that comes with JetPack 6.0
+- version.json: shape and version from "Nvidia Support" in the documentation of Network Optix' Nx AI Manager, which
+  shows CUDA 12.2 of a PC; JetPack 6.0 comes with CUDA 12.2 too
 
-Numbers of cores and sizes of memory are the boards' own; the lines around them are Linux's formats.
+Numbers of cores are the boards' own. Sizes of memory are near theirs and made up in the last digits, as is what of it
+is free; the lines around them are Linux's formats.
 """
 
 from __future__ import annotations
@@ -51,6 +56,15 @@ def wifi(root: Path, name: str, driver: str) -> None:
     (interface / "device/driver").symlink_to(module)
 
 
+def over_currents(hwmon: int, counts: Mapping[int, int]) -> dict[str, str]:
+    """Over-current counters of an Orin, all of which throttle."""
+    folder = f"sys/class/hwmon/hwmon{hwmon}"
+    files = {f"{folder}/name": "soctherm_oc\n"}
+    for number, count in counts.items():
+        files |= {f"{folder}/oc{number}_event_cnt": f"{count}\n", f"{folder}/oc{number}_throt_en": "1\n"}
+    return files
+
+
 def memory(total_kib: int, available_kib: int) -> str:
     """`/proc/meminfo`'s first lines."""
     return f"MemTotal:       {total_kib:8d} kB\nMemFree:        {1024:8d} kB\nMemAvailable:   {available_kib:8d} kB\n"
@@ -73,8 +87,7 @@ def jetson_agx_orin(root: Path) -> dict[str, str]:
             "proc/meminfo": memory(64_349_336, 60_000_000),
             "etc/nv_tegra_release": JETSON_RELEASE,
             "usr/local/cuda/version.json": '{"cuda": {"name": "CUDA SDK", "version": "12.2.20230823"}}\n',
-            "sys/class/hwmon/hwmon3/name": "soctherm_oc\n",
-            **{f"sys/class/hwmon/hwmon3/oc{i}_event_cnt": "0\n" for i in (1, 2, 3)},
+            **over_currents(3, {1: 0, 2: 0, 3: 0}),
             **{GOVERNOR.format(i): "performance\n" for i in range(12)},
             CLOCK: "arch_sys_counter\n",
         },
@@ -102,8 +115,7 @@ def jetson_orin_nano(root: Path) -> dict[str, str]:
             "proc/cpuinfo": cores(6),
             "proc/meminfo": memory(7_802_744, 6_000_000),
             "etc/nv_tegra_release": JETSON_RELEASE,
-            "sys/class/hwmon/hwmon1/oc1_event_cnt": "0\n",
-            "sys/class/hwmon/hwmon1/oc3_event_cnt": "37\n",
+            **over_currents(1, {1: 0, 2: 0, 3: 37}),
             **{GOVERNOR.format(i): "schedutil\n" for i in range(6)},
             CLOCK: "arch_sys_counter\n",
         },

@@ -154,6 +154,8 @@ def _check_place(place: Place) -> None:
         raise BadInput(f"place {place.name}: a distance is positive, in metres, not {place.distance_m:g}")
     if place.ue is not None:
         check_address(place.ue)
+    if place.ue_keys is not None and place.ue is None:
+        raise BadInput(f"place {place.name}: ue_keys are for an agent; give its address, as ue: tcp://HOST:PORT")
     if place.trace is not None and place.ue is None:
         raise BadInput(f"place {place.name}: traces are replayed by agents; give it one, as ue: tcp://HOST:PORT")
     if place.trace is not None:

@@ -29,6 +29,7 @@ def field_rows(log: FieldLog, found: Sequence[Row]) -> list[dict[str, Any]]:
     Columns: `latency_s`; `gain`, the baseline's latency over its own, run the same way; `permissiveness`, the share of
     judged mismatches that stayed (None where nothing was judged); `differs`, its latency over the field's, less 1; each
     with `_low` and `_high`, 95 % bootstrap intervals. `same_outputs`: share of prompts whose output is the field's.
+    `temp_c_max`, `throttled_rounds`: of the device while it ran them (None: no sensor told).
     """
     table = []
     for place in log.plan.places:
@@ -84,9 +85,17 @@ def _place_rows(
             "accuracy": drawn.mean(f"right {at}").value if judged_at_all else None,
             "uplink_bytes": drawn.mean(f"uplink_bytes {at}").value,
             "energy_per_token_j": _per_token_j(here, name, way),
+            "temp_c_max": max(_told(here, name, way, "temp_c"), default=None),
+            "throttled_rounds": sum(rounds) if (rounds := _told(here, name, way, "throttled")) else None,
             "same_outputs": _same(here, name, way),
         })  # fmt: skip
     return rows
+
+
+def _told(here: Sequence[Row], name: str, way: str, column: str) -> list[float]:
+    """What prompts of a method say in a column, where they say something."""
+    mine = [row.get(column) for row in here if row["setting"] == name and row["way"] == way]
+    return [value for value in mine if value is not None]
 
 
 def _gain(drawn: Bootstrap, plan: FieldPlan, series: Iterable[Key], name: str, way: str) -> Interval | None:

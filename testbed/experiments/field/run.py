@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from testbed.config import RunConfig
+from testbed.errors import LinkError
 from testbed.experiments.field.device import Device, Probe, Reach, Say
 from testbed.experiments.field.link import differences
 from testbed.experiments.field.log import CELL, NOTE, VISIT, FieldLog
@@ -36,21 +37,31 @@ class Crew(NamedTuple):
 
 
 def visit_all(log: FieldLog, crew: Crew) -> bool:
-    """Visit every place where something is left to do; returns whether nothing is any more.
+    """Visit every place where something is left to do; returns whether nothing is any more. An agent that falls silent
+    holds up no other place.
 
     Raises:
         BadInput: a configuration that cannot be used, or a place that is not what it was, and nobody to ask.
-        LinkError: a base station or an agent that cannot be reached.
+        LinkError: a base station that cannot be reached; after all places, agents that could not be.
     """
+    silent: list[str] = []
     for place in log.plan.places:
         left = log.left(place.name)
-        if not left:
+        if not left or place.ue in silent:
             continue
         answer = crew.operator.arrive(place, len(left), log.last_visit(place.name))
         if answer.word == STOP:
             break
-        if answer.word != SKIP and _visit(log, place, crew, answer.note) == STOP:
-            break
+        try:
+            if answer.word != SKIP and _visit(log, place, crew, answer.note) == STOP:
+                break
+        except LinkError as exc:
+            if place.ue is None:
+                raise
+            silent.append(place.ue)
+            crew.say(f"{place.name}: {exc}; its runs are left for later")
+    if silent:
+        raise LinkError(f"{', '.join(silent)} did not answer; the same command goes on with the runs that are left")
     return not any(log.left(place.name) for place in log.plan.places)
 
 

@@ -47,7 +47,8 @@ def samples(
     plan: FieldPlan, cell: Cell, way: str, requests: Sequence[Row], rounds: Sequence[Row], examples: Sequence[Example]
 ) -> list[dict[str, Any]]:
     """One row a prompt: `latency_s`, `tokens`, `rounds`, `kept` (mismatches that the judge let stay), `judged` (those
-    and the ones that it rejected), `energy_j`, `right` (None: no reference answer), and the output's `token_ids`.
+    and the ones that it rejected), `energy_j`, `temp_c` (the hottest), `throttled` (rounds in which the device was),
+    `right` (None: no reference answer), and the output's `token_ids`.
 
     Args:
         requests: rows as in `requests.parquet`, of this cell.
@@ -66,6 +67,8 @@ def samples(
             "request": request, "tokens": row["tokens"], "rounds": row["rounds"],
             "latency_s": row["latency_s"], "link_s": sum(r["link_s"] for r in mine), "kept": kept,
             "judged": kept + sum(map(_rejects, mine)), "uplink_bytes": row["uplink_bytes"], "energy_j": _energy_j(mine),
+            "temp_c": max((r["temp_c"] for r in mine if r.get("temp_c") is not None), default=None),
+            "throttled": _throttled(mine),
             "right": None if result is None else final_number(row["text"] or "") == result,
             "token_ids": list(row["token_ids"]),
         })  # fmt: skip
@@ -76,6 +79,12 @@ def _energy_j(rounds: Sequence[Row]) -> float | None:
     """None where no power was read."""
     found = [row["energy_j"] for row in rounds]
     return None if None in found else sum(found)
+
+
+def _throttled(rounds: Sequence[Row]) -> int | None:
+    """None where no sensor could tell."""
+    told = [row["throttled"] for row in rounds if row.get("throttled") is not None]
+    return sum(map(bool, told)) if told else None
 
 
 def _rejects(row: Row) -> int:

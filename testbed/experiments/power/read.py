@@ -16,7 +16,7 @@ from testbed.power.sources import NONE, SOURCES, open_source
 
 def read_power(name: str, seconds: float) -> dict[str, Any]:
     """Read a source for some time; answers `source`, `total`, `total_w` and `rails` (means, W), `temp_c` (the hottest),
-    `throttled`, `samples`, `missed`, `seconds`.
+    `throttled`, `samples`, `missed` (readings that failed), `missed_why` (the last of them), `seconds`.
 
     Raises:
         BadInput: no such source, none on this machine, or a time that is none.
@@ -35,7 +35,8 @@ def read_power(name: str, seconds: float) -> dict[str, Any]:
         time.sleep(seconds)
         sampler.stop()
     if sampler.failure is not None or not readings:
-        raise SensorError(f"{source.name} said nothing in {seconds:g} s; longer with --for")
+        why = sampler.failure or sampler.why or "longer with --for"
+        raise SensorError(f"{source.name} said nothing in {seconds:g} s: {why}")
     temps = [reading.temp_c for reading in readings if reading.temp_c is not None]
     said = [reading.throttled for reading in readings if reading.throttled is not None]
     rails = {name: [r.rails[name] for r in readings if name in r.rails] for name in readings[0].rails}
@@ -48,5 +49,6 @@ def read_power(name: str, seconds: float) -> dict[str, Any]:
         "throttled": joined(part for reason in said for part in reason.split("+")) if said else None,
         "samples": len(readings),
         "missed": sampler.missed,
+        "missed_why": sampler.why or None,
         "seconds": time.perf_counter() - begin_s,
     }

@@ -116,6 +116,7 @@ class PowerWatch:
         idle_w = mean_w(samples, *self._idle) if self._idle and self._idle[1] > self._idle[0] else None
         return accounted(outcomes, samples), facts(samples) | {
             "missed": self._sampler.missed,
+            "missed_why": self._sampler.why or None,
             "idle_w": idle_w,
             "idle_s": self._idle[1] - self._idle[0] if self._idle else None,
             "failure": str(self._sampler.failure) if self._sampler.failure else None,

@@ -1,15 +1,17 @@
-"""Figures of a field run: latency, gain over the baseline and the head's permissiveness against distance, measured and
-run again in virtual time.
+"""A field run in a report: visits and notes; latency, gain over the baseline and the head's permissiveness against
+distance, measured and run again in virtual time.
 """
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from testbed.experiments.plots.style import Figure, Look, canvas, legend, look_of
 from testbed.experiments.report.data import Row, Shown
+from testbed.experiments.report.tables import cell
 
 WAYS = {"field": "measured", "replay": "replayed link", "virtual": "modelled link"}
 COLUMNS = {
@@ -31,6 +33,44 @@ def figures(shown: Shown) -> list[Figure]:
             how = "emulated" if shown.document.get("emulated") else "in the field"
             found.append(Figure(name, f"{caption} ({how}, and in virtual time).", _drawn(rows, name, label, looks)))
     return found
+
+
+def notes(shown: Shown) -> str:
+    """What to know of a field run before its figures: whether it is whole, how far virtual time is off, where devices
+    were throttled, and every visit with its link and what the operator noted. Empty for other kinds.
+    """
+    document = shown.document
+    if document.get("kind") != "field":
+        return ""
+    said = [f"Not finished: {document['left']} runs are left."] if document.get("left") else []
+    said += map(str, document.get("notes") or ())
+    slowed = [row for row in shown.rows if row.get("throttled_rounds")]
+    if slowed:
+        where = ", ".join(f"{row['throttled_rounds']} of {row['setting']} at {row['place']}" for row in slowed)
+        said.append(f"The device was throttled in rounds of these runs: {where}.")
+    marked = "".join(f"<p class='note'>{html.escape(text)}</p>" for text in said)
+    off = [f"{WAYS[way]}: within {worst:.1%}" for way, worst in (document.get("agreement") or {}).items()]
+    held = f"<p>Mean latencies in virtual time, held against those measured — {'; '.join(off)}.</p>" if off else ""
+    return f"{marked}{held}{_visits(document.get('visits') or ())}"
+
+
+def _visits(events: Sequence[Row]) -> str:
+    """Visits and notes, one line each, in the order of the day."""
+    heads = ("time", "place", "uplink Mbit/s", "downlink Mbit/s", "RTT ms", "RSSI dBm", "clock ms", "notes")
+    lines = []
+    for event in events:
+        measured = event.get("measured") or {}
+        csi, clock = measured.get("csi") or {}, measured.get("clock") or {}
+        offset = f"{clock['offset_s'] * 1e3:.3f} ± {clock['error_s'] * 1e3:.3f}" if clock else None
+        differs = [f"not as before: {text}" for text in event.get("differs") or ()]
+        cells = [
+            event["time"], event["place"], csi.get("uplink_mbps"), csi.get("downlink_mbps"), csi.get("rtt_ms"),
+            csi.get("rssi_dbm"), offset, "; ".join(filter(None, [*differs, event.get("note")])) or None,
+        ]  # fmt: skip
+        lines.append("<tr>" + "".join(f"<td>{cell(value)}</td>" for value in cells) + "</tr>")
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    table = f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    return f"<h3>Visits</h3>{table}<p><small>Clock: the base station's less the UE's.</small></p>" if lines else ""
 
 
 def _drawn(rows: Sequence[Row], name: str, label: str, looks: Mapping[str, Look]) -> Callable[[], Any]:

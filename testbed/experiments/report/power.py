@@ -37,6 +37,8 @@ def notes(shown: Shown) -> str:
     ]
     if power.get("gaps"):
         said.append(f"{power['gaps']} gaps of {power['gaps_s']:.3g} s together, in which energy is not known")
+    if power.get("missed"):
+        said.append(f"{power['missed']} readings failed, the last one: {power.get('missed_why')}")
     warnings = [] if not power.get("failure") else [f"Sampling ended early: {power['failure']}."]
     slowed = [(row["method"], row["throttled_rounds"]) for row in shown.rows if row.get("throttled_rounds")]
     if slowed:

@@ -90,7 +90,7 @@ def test_a_jetson_out_of_the_box(tmp_path: Path) -> None:
     assert lacking(machine) >= {"CUDA toolkit", "power mode", "throttled since boot", "clock governor"}
     assert found["JetPack"].found == "Jetson Linux 36.3.0 (JetPack 6)"
     assert found["power mode"].found == "15W (mode 0)"
-    assert found["throttled since boot"].found == "oc1 0, oc3 37"
+    assert found["throttled since boot"].found == "oc1 0, oc2 0, oc3 37"
     assert found["Wi-Fi"].found == "no interface (wired)"
 
 

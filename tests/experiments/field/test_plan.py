@@ -65,6 +65,7 @@ def test_every_method_comes_once_in_every_repeat_and_orders_are_balanced_over_th
         ({"places": (Place(name="here", distance_m=0.0),)}, "positive, in metres"),
         ({"places": (Place(name="here", distance_m=1.0, ue="here"),)}, "bad address"),
         ({"places": (Place(name="here", distance_m=1.0, trace="walk"),)}, "traces are replayed by agents"),
+        ({"places": (Place(name="here", distance_m=1.0, ue_keys="lab"),)}, "ue_keys are for an agent"),
         ({"settle_s": -1.0}, "settle_s"),
         ({"methods": (Method(name="x", protocol="nothing"),)}, "method x: unknown protocol"),
         ({"methods": (Method(name="x", protocol="colocated"),)}, "no link in it"),
@@ -93,7 +94,9 @@ def test_a_data_set_that_is_too_short_is_noticed_before(tmp_path: Path) -> None:
 def test_unknown_keys_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text("{places: [{name: a, distance_m: 1, distanse: 2}], methods: [{name: g, protocol: greedy}]}")
-    refuse(lambda: load_plan(path), ConfigError, "distanse")
+    refuse(lambda: load_plan(path), ConfigError, "distanse", "did you mean 'distance_m'?")
+    path.write_text("{places: [{name: a, distance_m: 1}], methods: [{name: g, protocoll: greedy}]}")
+    refuse(lambda: load_plan(path), ConfigError, "protocoll", "did you mean 'protocol'?")
 
 
 def test_repeats_take_other_prompts_and_methods_the_same() -> None:

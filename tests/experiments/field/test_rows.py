@@ -42,6 +42,7 @@ def made() -> list[dict[str, Any]]:
             "place": "near", "distance_m": 2.0, "repeat": request // 2, "setting": setting, "way": way,
             "request": request, "tokens": 10, "rounds": 5, "latency_s": latency_s, "link_s": 0.1, "uplink_bytes": 9,
             "energy_j": 5.0 if way == "field" else None,
+            "temp_c": 50.0 + request if way == "field" else None, "throttled": request if way == "field" else None,
             "kept": 3 * request if setting == "wisv" else 0, "judged": 6 if setting == "wisv" else 5,
             "right": request != 3, "token_ids": [request, way == "virtual" and request == 0],
         }
@@ -64,6 +65,8 @@ def test_rows_are_what_they_are_by_hand(tmp_path: Path) -> None:
     assert greedy["energy_per_token_j"] == 0.5
     virtual = rows["greedy", "virtual"]
     assert virtual["energy_per_token_j"] is None
+    assert (greedy["temp_c_max"], greedy["throttled_rounds"]) == (53.0, 6)
+    assert (virtual["temp_c_max"], virtual["throttled_rounds"]) == (None, None)
     assert virtual["differs"] == pytest.approx(0.1) and greedy["differs"] is None
     assert virtual["same_outputs"] == 0.75 and greedy["same_outputs"] is None
     assert agreement(list(rows.values())) == {"virtual": pytest.approx(0.1)}

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from testbed.config import RunConfig
-from testbed.errors import BadInput, LinkTimeout
+from testbed.errors import BadInput, LinkError, LinkTimeout
 from testbed.experiments.field.device import Probe, Reach
 from testbed.experiments.field.log import LOG, FieldLog, open_log, read_field
 from testbed.experiments.field.operator import SKIP, STOP, Answer, Nobody, Terminal
@@ -99,6 +99,29 @@ def test_a_run_that_breaks_off_goes_on_with_what_is_left(tmp_path: Path) -> None
     assert visit(tmp_path / "run", second)
     assert second.asked[0] == "far 3 again"
     assert stand.ran + second.ran == [cell.key for place in PLAN.places for cell in cells_of(PLAN, place.name)]
+
+
+def test_agents_that_fall_silent_hold_up_no_other_place(tmp_path: Path) -> None:
+    places = tuple(Place(name=f"at-{i}", distance_m=1.0 + i, ue=f"tcp://127.0.0.1:{5 + i % 2}") for i in range(4))
+    plan = msgspec.structs.replace(PLAN, places=places)
+    stand, said, asked = Stand(), list[str](), list[str]()
+
+    def device_of(place: Place) -> contextlib.AbstractContextManager[Any]:
+        asked.append(place.name)
+        if place.ue == "tcp://127.0.0.1:5":
+            raise LinkTimeout("no answer")
+        return one_device(stand)
+
+    with open_log(tmp_path / "run", plan, False) as log:
+        refuse(lambda: visit_all(log, Crew(stand, stand, device_of, said.append)), LinkError,
+               "tcp://127.0.0.1:5 did not answer", "the same command goes on")  # fmt: skip
+        assert [p["done"] for p in progress_of(log)["places"]] == [0, 4, 0, 4]
+    assert asked == ["at-0", "at-1", "at-3"]  # who was silent once is not waited for again
+    assert any("at-0: no answer" in line for line in said)
+    local = Stand(breaks_at=0)
+    with pytest.raises(LinkTimeout):  # where this machine is the UE, it is the base station that is gone
+        visit(tmp_path / "local", local)
+    assert local.asked.count("closed") == 1
 
 
 def test_a_place_can_be_skipped_and_a_day_stopped(tmp_path: Path) -> None:

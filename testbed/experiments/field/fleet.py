@@ -1,0 +1,84 @@
+"""The agents of a plan, one after another: files there, results back. One that is silent holds up no other."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from testbed.errors import BadInput, LinkError
+from testbed.experiments.field.agents import Agent
+from testbed.experiments.field.device import Say
+from testbed.experiments.field.log import CELL, FieldLog
+from testbed.experiments.field.plan import FieldPlan, Place
+from testbed.experiments.field.remote import AgentDevice
+from testbed.experiments.field.run import cell_config, progress_of
+
+
+def agent_device(plan: FieldPlan, place: Place, say: Say) -> AgentDevice:
+    """The UE of a place that has an agent.
+
+    Raises:
+        BadInput: its keys cannot be used.
+        LinkError: it does not answer.
+    """
+    assert place.ue is not None
+    agent = Agent(place.ue, place.ue_keys, plan.insecure)
+    return AgentDevice(agent, plan.name, place.trace, plan.settle_s, say)
+
+
+def deploy(plan: FieldPlan, say: Say) -> list[dict[str, Any]]:
+    """Carry the plan's files to its agents; answers a row for each: `ue`, `places`, `files` that are there, how it
+    stands, and `error` where it did not answer.
+
+    Raises:
+        BadInput: no place has an agent, a file is not here, or an agent has no room for it.
+    """
+    wanted = [plan.drafter, plan.tokenizer, *(method.predictor for method in plan.methods)]
+    rows: dict[str, dict[str, Any]] = {}
+    for place in with_agents(plan):
+        row = rows.setdefault(str(place.ue), {"ue": place.ue, "places": [], "error": None})
+        row["places"].append(place.name)
+        if len(row["places"]) > 1:
+            continue
+        try:
+            with contextlib.closing(agent_device(plan, place, say)) as device:
+                files = [device.put(path) for path in dict.fromkeys(wanted) if path]
+                row.update(device.standing(), files=files)
+        except LinkError as exc:
+            row["error"] = str(exc)
+    return list(rows.values())
+
+
+def collect(log: FieldLog, say: Say) -> dict[str, Any]:
+    """Bring home what agents have done; answers `collected`, `silent` (agents that did not answer) and what is left.
+
+    Raises:
+        BadInput: no place has an agent.
+    """
+    brought, silent = 0, dict[str, str]()
+    for place in with_agents(log.plan):
+        left = log.left(place.name)
+        if not left or str(place.ue) in silent:
+            continue
+        try:
+            with contextlib.closing(agent_device(log.plan, place, say)) as device:
+                for cell in left:
+                    if device.collect(cell_config(log, cell, log.plan.bs), log.cell(cell)):
+                        log.add(CELL, cell=cell.key, origin_s=None)
+                        brought += 1
+        except LinkError as exc:
+            silent[str(place.ue)] = str(exc)
+            say(f"{place.name}: {exc}")
+    return {"collected": brought, "silent": list(silent), **progress_of(log)}
+
+
+def with_agents(plan: FieldPlan) -> list[Place]:
+    """Places whose UE an agent drives.
+
+    Raises:
+        BadInput: there are none.
+    """
+    found = [place for place in plan.places if place.ue is not None]
+    if not found:
+        raise BadInput("no place of this plan has an agent: give one its address, as ue: tcp://HOST:PORT")
+    return found
