@@ -5,11 +5,14 @@ second while it is measured, and one without. The same 64 UEs load the one, then
 drawn anew every time. Each UE is a peer of its own and sends the target's own tokens, so that every window stays. It is
 done in two ways:
 
-- full: a UE drafts again at once; the base station is never idle, so that what it does beside rounds costs rounds.
-- paced: a UE drafts for 100 ms, and the base station is idle in between; what counts is how long a round takes.
+- full: a UE drafts again at once; base station and UEs are never idle, so that on two cores whatever is done beside
+  rounds, by whatever process, costs rounds.
+- paced: a UE drafts for 100 ms, one after another: some hundred rounds a second, as engines with models do. The base
+  station is idle in between; what counts is how long a round takes.
 
 Given are medians over pairs of (with / without), with 95 % intervals by bootstrap over pairs: rounds a second, the mean
-round as the UEs see it, and the base station's CPU time a round. The goal: rounds less than 2 % slower.
+round as the UEs see it, and the base station's CPU time a round; and the CPU time of the live view's own process, as a
+share of one core. The goal: rounds less than 2 % slower.
 
 Run: python benchmarks/monitor.py [--pairs N] [--seconds S] [--text] [--json]
 """
@@ -69,7 +72,8 @@ def main() -> None:
     for row in rows:
         print(
             f"{row['pace']:6} {row['pairs']} pairs; without: {row['rounds_per_s']:.0f} rounds/s, "
-            f"{row['round_ms']:.2f} ms, {row['cpu_us']:.0f} µs of CPU a round; updates {row['updates_per_s']:.1f}/s"
+            f"{row['round_ms']:.2f} ms, {row['cpu_us']:.0f} µs of CPU a round; updates {row['updates_per_s']:.1f}/s, "
+            f"which take {100 * row['view_share']:.1f} % of a core"
         )
         for name in ("rounds", "time", "cpu"):
             value, low, high = row[name]
@@ -86,6 +90,8 @@ class Turn(NamedTuple):
     round_s: float
     cpu_s: float
     updates_per_s: float
+    view_share: float
+    """CPU time of the live view's process over time."""
 
 
 def paired(pace: str, on: dict[str, Any], off: dict[str, Any], view: Any, pairs: int, seconds: float) -> dict[str, Any]:
@@ -106,6 +112,7 @@ def paired(pace: str, on: dict[str, Any], off: dict[str, Any], view: Any, pairs:
         "round_ms": float(np.median([other.round_s for other in others])) * 1e3,
         "cpu_us": float(np.median([other.cpu_s for other in others])) * 1e6,
         "updates_per_s": float(np.median([one.updates_per_s for one, _ in turns])),
+        "view_share": float(np.median([one.view_share for one, _ in turns])),
         **{name: interval(ratios[:, i], rng) for i, name in enumerate(("rounds", "time", "cpu"))},
     }
 
@@ -119,18 +126,30 @@ def interval(values: Any, rng: np.random.Generator) -> list[float]:
 def turn(load: Load, view: Any, seconds: float) -> Turn:
     """Load one base station for so long, with a viewer where there is one."""
     with looking(view) as updates:
+        load.begin()
         load.run(WARM_S)
-        before_s, seen = cpu_s(load.pid), updates()
+        before_s, shown_s, seen = cpu_s(load.pid), sum(map(cpu_s, load.web)), updates()
         rounds, round_s, wall_s = load.run(seconds)
         spent_s, seen = cpu_s(load.pid) - before_s, updates() - seen
+        shown_s = sum(map(cpu_s, load.web)) - shown_s
         load.rest()
         rounds, round_s = max(1, rounds), round_s or wall_s  # a machine that stood still: medians bear it
-        return Turn(rounds / wall_s, round_s, spent_s / rounds, seen / wall_s)
+        return Turn(rounds / wall_s, round_s, spent_s / rounds, seen / wall_s, shown_s / wall_s)
 
 
 def cpu_s(pid: int) -> float:
     """CPU time of all threads of a process so far."""
     return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+
+
+def children(pid: int) -> list[int]:
+    """Of a base station: its live view, where it has one."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if stat.read_text().rpartition(")")[2].split()[1] == str(pid):
+                found.append(int(stat.parent.name))
+    return found
 
 
 # ---------------------------------------------------------------- UEs
@@ -201,13 +220,18 @@ class Load:
 
     def __init__(self, bs: dict[str, Any], pace_s: float) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
-        self._pace_s, self.pid = pace_s, bs["pid"]
+        self._pace_s, self.pid, self.web = pace_s, bs["pid"], children(bs["pid"])
         self._ues = [Ue(self._context, bs["bind"], number) for number in range(UES)]
         self._by_socket = {ue.socket: ue for ue in self._ues}
         self._poller = zmq.Poller()
         for ue in self._ues:
             self._poller.register(ue.socket, zmq.POLLIN)
-        self._due = [(pace_s * number / UES, ue) for number, ue in enumerate(self._ues)]
+        self._due: list[tuple[float, Ue]] = []
+
+    def begin(self) -> None:
+        """Have the UEs draft, one a little after the other where they are paced."""
+        now_s = time.perf_counter()
+        self._due = [(now_s + self._pace_s * number / UES, ue) for number, ue in enumerate(self._ues)]
 
     def run(self, seconds: float) -> tuple[int, float, float]:
         """Rounds, the mean round's time from window to verdict, and for how long."""
@@ -228,13 +252,12 @@ class Load:
         return len(times_s), float(np.mean(times_s or [0.0])), time.perf_counter() - begun_s
 
     def rest(self) -> None:
-        """Wait for all verdicts that are under way, and have the UEs begin anew."""
+        """Wait for all verdicts that are under way."""
         pace_s, self._pace_s = self._pace_s, 1e9
+        self._due = [(1e9, ue) for _, ue in self._due]
         while len(self._due) < UES:
             self.run(0.01)
         self._pace_s = pace_s
-        now_s = time.perf_counter()
-        self._due = [(now_s + pace_s * number / UES, ue) for number, ue in enumerate(self._ues)]
 
     def close(self) -> None:
         for ue in self._ues:

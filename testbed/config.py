@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -271,7 +271,8 @@ def _nearest(complaint: str, kind: type[Config]) -> str:
 def _keys(kind: type[msgspec.Struct]) -> list[str]:
     """Keys of a configuration, and of those within it."""
     fields = msgspec.structs.fields(kind)
-    inner = [field.type for field in fields if isinstance(field.type, type) and issubclass(field.type, Config)]
+    types = [one for field in fields for one in (field.type, *get_args(field.type))]  # its own, or of a tuple of them
+    inner = [one for one in types if isinstance(one, type) and issubclass(one, Config)]
     return [*(field.encode_name for field in fields), *(key for one in inner for key in _keys(one))]
 
 

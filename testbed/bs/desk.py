@@ -36,6 +36,8 @@ Admit = Callable[[Key, Open], "Busy | None"]
 """Whether what an `Open` asks for can be promised; the answer where it cannot."""
 MAX_HIDDEN = 2**16
 """Largest hidden size of a drafter: with it, the BS makes room for the hidden states that it asks for."""
+MOST_ROUNDS = 2**32
+"""Rounds are numbered below it, so that those that the BS counts on to fit a message."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,8 @@ class Desk:
             raise ProtocolError("a target-only session takes no drafts")
         if not (0 <= message.draft_s < math.inf and 0 <= message.network_s < math.inf):
             raise ProtocolError("times of a round are 0 s or more")
+        if message.round >= MOST_ROUNDS:
+            raise ProtocolError(f"rounds are numbered below {MOST_ROUNDS}")
         window = session.protocol.window(arrays, session.drafter_hidden, session.hidden_bits)
         ids = window.ids.tobytes()
         if message.round == session.last_round:
@@ -202,11 +206,11 @@ def _check_hints(message: Open) -> None:
     """Refuse an `Open` whose wishes for hints do not hold together.
 
     Raises:
-        ProtocolError: a window or round below 0, hints without tokens to come, or a BS that is to decode alone where it
-            cannot: without hints, or where the UE draws tokens.
+        ProtocolError: a window or round that cannot be, hints without tokens to come, or a BS that is to decode alone
+            where it cannot: without hints, or where the UE draws tokens.
     """
-    if message.window < 0 or message.round < 0:
-        raise ProtocolError("window and round of an Open are 0 or more")
+    if message.window < 0 or not 0 <= message.round < MOST_ROUNDS:
+        raise ProtocolError(f"window and round of an Open are 0 or more, the round below {MOST_ROUNDS}")
     if message.window and (message.protocol == TARGET_ONLY or message.max_tokens < 1):
         raise ProtocolError("hints are for sessions that draft, and need max_tokens of at least 1")
     if message.alone and (not message.window or PROTOCOLS[message.protocol].replaces):

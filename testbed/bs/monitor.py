@@ -1,41 +1,74 @@
-"""The live view of a base station process: a web server in a thread of its own, beside the server's event loop."""
+"""The live view of a base station process: a web server in a process of its own, which ends with this one.
+
+It listens before the engine is loaded, and asks the server's event loop only while somebody looks.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
+import logging
+import os
+import signal
 import socket
-import threading
+import subprocess
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from testbed.bs.monitor_source import Station
+from testbed.bs.monitor_source import Source, answer_all
+from testbed.bs.monitor_wire import Closing, Setup, frame
+from testbed.clock import within
 from testbed.config import ServeConfig
 from testbed.errors import BadInput
+from testbed.interrupts import NUMBERS
 from testbed.listening import key_in, listening, url_of
 
-if TYPE_CHECKING:
-    import uvicorn
-
-    from testbed.bs.monitor_feed import Feed
-
+LOG = logging.getLogger(__name__)
 FLAG = "--monitor-token-file"
-CONNECTIONS = 128
-"""Served at once; further ones are answered 503."""
+WEB = "testbed.bs.monitor_web"
+NEEDS = ("prometheus_client", "starlette", "tokenizers", "uvicorn")
 UNREAD_MS = 15_000
 """After which Linux cuts a connection whose client takes nothing of what is sent."""
-GRACE_S = 2
-"""For answers under way when the live view is stopped."""
+LAST_S = 1.0
+"""For the last word to the live view's process."""
 STOP_S = 10.0
 
 
-@dataclass(frozen=True)
 class Monitor:
-    """A live view that answers, whether or not the base station serves yet."""
+    """A live view that answers, whether or not the base station serves yet.
 
-    station: Station
-    url: str
+    Args:
+        link: to its process; it is this object's to close.
+    """
+
+    def __init__(self, link: socket.socket, url: str) -> None:
+        self.url = url
+        self._link = link
+        self._answering: asyncio.Task[None] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def attach(self, source: Source) -> None:
+        """The base station serves from now on: questions are answered on the running event loop."""
+        reader, self._writer = await asyncio.open_connection(sock=self._link.dup())
+        self._writer.transport.set_write_buffer_limits(0)  # to drain is to have all written
+        self._writer.write(frame(source.serving))
+        self._answering = asyncio.create_task(answer_all(source, reader, self._writer))
+
+    async def detach(self) -> None:
+        """It serves no more; the live view is told so, and stands until `close`."""
+        if self._answering is None or self._writer is None:
+            return
+        self._answering.cancel()
+        await asyncio.gather(self._answering, return_exceptions=True)
+        with contextlib.suppress(ConnectionError, asyncio.TimeoutError):
+            self._writer.write(frame(Closing()))
+            await within(LAST_S, self._writer.drain())
+        self._writer.transport.abort()
+
+    def close(self) -> None:
+        """End the live view: its process sees that nobody is at the other end."""
+        self._link.close()
 
 
 def monitor_address(text: str) -> tuple[str, int]:
@@ -79,59 +112,43 @@ def monitored(config: ServeConfig) -> Iterator[Monitor | None]:
     if config.monitor is None:
         yield None
         return
-    try:
-        from testbed.bs.monitor_app import make_app
-        from testbed.bs.monitor_feed import Feed
-    except ImportError as exc:
-        raise BadInput(f"the live view needs {exc.name}: make setup EXTRAS=bs") from exc
+    lacking = next((name for name in NEEDS if importlib.util.find_spec(name) is None), None)
+    if lacking is not None:
+        raise BadInput(f"the live view needs {lacking}: make setup EXTRAS=bs")
     token = key_in(config.monitor_token_file)
     host, port = monitor_address(config.monitor)
-    with listening(host, port, guarded=token is not None, flag=FLAG) as listener:
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
-        station = Station()
-        feed = Feed(station)
-        with _Web(make_app(station, feed, token, host), feed, listener):
-            yield Monitor(station, url_of(listener))
-
-
-class _Web:
-    """The thread of the web server; a context manager."""
-
-    def __init__(self, app: object, feed: Feed, listener: socket.socket) -> None:
-        import uvicorn
-
-        settings = uvicorn.Config(
-            app,  # type: ignore[arg-type]
-            http="h11",  # it bounds headers, which httptools does not
-            log_config=None, log_level="critical", access_log=False, lifespan="off", ws="none", server_header=False,
-            limit_concurrency=CONNECTIONS, timeout_graceful_shutdown=GRACE_S,
-        )  # fmt: skip
-        self._server: uvicorn.Server = uvicorn.Server(settings)
-        self._feed, self._listener = feed, listener
-        self._thread = threading.Thread(target=self._run, name="live view", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
-        self._thread.join(STOP_S)
-
-    def _run(self) -> None:
-        asyncio.run(self._serve())
-
-    async def _serve(self) -> None:
-        working = [asyncio.create_task(self._feed.run()), asyncio.create_task(self._let_go())]
+    ours, theirs = socket.socketpair()
+    with contextlib.closing(ours), contextlib.closing(theirs):
+        with listening(host, port, guarded=token is not None, flag=FLAG) as listener:
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
+            process, monitor = _start(theirs, listener), Monitor(ours, url_of(listener))
+        theirs.close()
+        with contextlib.suppress(ConnectionError):  # it has died, which is noticed later
+            ours.sendall(frame(Setup(host, token)))
         try:
-            await self._server.serve(sockets=[self._listener])
+            yield monitor
         finally:
-            for task in working:
-                task.cancel()
-            await asyncio.gather(*working, return_exceptions=True)
+            monitor.close()
+            _end(process)
 
-    async def _let_go(self) -> None:
-        """Once the server is to stop, end the streams that it would wait for."""
-        while not self._server.should_exit:
-            await asyncio.sleep(0.1)
-        self._feed.close()
+
+def _start(link: socket.socket, listener: socket.socket) -> subprocess.Popen[bytes]:
+    """The live view's process, born with what would interrupt it blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", WEB, str(os.getpid()), str(link.fileno()), str(listener.fileno())],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(link.fileno(), listener.fileno()),
+        )  # fmt: skip
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """It ends by itself, or is made to."""
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from testbed.bs.monitor_feed import Crowded, Feed, Viewer
 from testbed.bs.monitor_metrics import exposition
-from testbed.bs.monitor_source import SERVING, Station
+from testbed.bs.monitor_station import SERVING, Station
 
 LOG = logging.getLogger(__name__)
 STALL_S = 10.0
@@ -56,16 +56,17 @@ def make_app(station: Station, feed: Feed, token: str | None, host: str) -> ASGI
         return HTMLResponse(page.html, headers={"content-security-policy": page.policy})
 
     async def healthy(_: Request) -> Response:
-        return PlainTextResponse("ok\n")
+        stalled = station.state == SERVING and not await station.live() and station.state == SERVING
+        return PlainTextResponse("stalled\n" if stalled else "ok\n", 503 if stalled else 200)
 
     async def ready(_: Request) -> Response:
-        answers = await station.ask(lambda _: True)
+        answers = await station.live()
         state = station.state if answers or station.state != SERVING else "the server does not answer"
         return PlainTextResponse(f"{state}\n", 200 if answers else 503)
 
     async def metrics(_: Request) -> Response:
-        counted = await station.ask(lambda source: source.count())
-        about = {} if station.source is None else station.source.about
+        counted = await station.count()
+        about = {} if station.serving is None else station.serving.about
         if counted is None and station.state == SERVING:
             return PlainTextResponse("the server does not answer\n", 503)
         text = exposition(station.state, about, len(feed.viewers), counted)

@@ -1,6 +1,6 @@
 """What viewers of the live view are sent: how things stand, ten times a second, made once for all of them.
 
-Nothing is asked of the base station while nobody looks. JSON is made here, in the live view's own thread.
+Nothing is asked of the base station while nobody looks. JSON is made here, in the live view's own process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from testbed import __version__
-from testbed.bs.monitor_source import SERVING, Source, Station
+from testbed.bs import notes
+from testbed.bs.monitor_station import SERVING, Station
+from testbed.bs.monitor_wire import Serving
 from testbed.bs.observer import Look, PassNote, RoundNote, Row
 from testbed.bs.recent import RING
 from testbed.protocols.detokeniser import Detokeniser
@@ -28,8 +30,8 @@ INTERVAL_S = 0.1
 """Between updates."""
 QUIET_S = 1.0
 """Between updates while the base station loads or closes."""
-SHARE = 0.05
-"""Of the time that updates may take: on a machine that is too busy for them they become fewer, not the rounds."""
+SHARE = 0.01
+"""Of the base station's time that answers may take: where they take more, updates become fewer, not the rounds."""
 MOST_PAUSE_S = 2.0
 BEHIND = 50
 """Updates that a viewer may be behind; one that is further is dropped."""
@@ -77,7 +79,7 @@ class Feed:
         self.viewers: set[Viewer] = set()
         self._station = station
         self._someone = asyncio.Event()
-        self._source: Source | None = None
+        self._serving: Serving | None = None
         self._rounds: deque[RoundNote] = deque(maxlen=RING)
         self._passes: deque[PassNote] = deque(maxlen=RING)
         self._texts = Texts(None)
@@ -112,8 +114,8 @@ class Feed:
             except Exception:
                 LOG.exception("an update of the live view failed")
             least_s = INTERVAL_S if self._station.state == SERVING else QUIET_S
-            took_s = loop.time() - start_s
-            await asyncio.sleep(max(least_s - took_s, min(took_s / SHARE, MOST_PAUSE_S)))
+            least_s = max(least_s, min(self._station.cpu_s / SHARE, MOST_PAUSE_S))
+            await asyncio.sleep(least_s - (loop.time() - start_s))
 
     def close(self) -> None:
         """Let all viewers go."""
@@ -122,34 +124,37 @@ class Feed:
 
     async def update(self) -> None:
         """Have every viewer sent how things stand."""
-        self._meet(self._station.source)
+        await self._meet(self._station.serving)
         before = (self._rounds[-1].number if self._rounds else 0, self._passes[-1].number if self._passes else 0)
-        look = await self._station.ask(lambda source: source.look(*before))
+        look = await self._station.look(*before)
         if look is None:
             self._send(self._about, self._about)
             for viewer in self.viewers:
                 viewer.fresh = True
             return
-        rounds = [self._texts.spell(note) for note in look.rounds]
+        rounds, passes = [self._texts.spell(note) for note in notes.rounds(look)], notes.passes(look)
         self._rounds += rounds
-        self._passes += look.passes
+        self._passes += passes
         self._send(
-            lambda: _standing(look, rounds, look.passes),
+            lambda: _standing(look, rounds, passes),
             lambda: {**self._about(), "columns": COLUMNS, **_standing(look, self._rounds, self._passes)},
         )
 
-    def _meet(self, source: Source | None) -> None:
-        if source is not self._source:
-            self._source = source
-            self._rounds.clear()
-            self._passes.clear()
-            self._texts = Texts(None if source is None else source.tokenizer)
-            for viewer in self.viewers:
-                viewer.fresh = True
+    async def _meet(self, serving: Serving | None) -> None:
+        """Forget what was of a base station that is another now."""
+        if serving is self._serving:
+            return
+        path = None if serving is None else serving.tokenizer
+        self._texts = Texts(None if path is None else await asyncio.to_thread(load_tokenizer, path))
+        self._serving = serving
+        self._rounds.clear()
+        self._passes.clear()
+        for viewer in self.viewers:
+            viewer.fresh = True
 
     def _about(self) -> dict[str, Any]:
-        source = self._source
-        known = {} if source is None else {**source.about, "text": source.text}
+        serving = self._serving
+        known = {} if serving is None else {**serving.about, "text": serving.text}
         return {"about": {"state": self._station.state, "version": __version__, **known}}
 
     def _send(self, news: Callable[[], dict[str, Any]], whole: Callable[[], dict[str, Any]]) -> None:
@@ -183,6 +188,17 @@ class Texts:
             del self._open[next(iter(self._open))]
         pieces: Sequence[Any] = [known.push(token) for token in note.tokens]
         return note._replace(tokens=list(pieces))
+
+
+def load_tokenizer(path: str) -> Tokenizer | None:
+    """A target's tokenizer; None where its file is none, and ids are shown."""
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(path)
+    except Exception as exc:  # tokenizers raises nothing narrower
+        LOG.warning("%s holds no tokenizer, so that ids are shown: %s", path, exc)
+        return None
 
 
 def event(document: dict[str, Any]) -> bytes:

@@ -15,7 +15,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from testbed.bs.monitor_source import SERVING
+from testbed.bs.monitor_source import Counted
+from testbed.bs.monitor_station import SERVING
 from testbed.bs.observer import Tally
 from testbed.bs.recent import BOUNDS_S
 
@@ -51,9 +52,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Upper bounds of the classes of batch sizes."""
 
 
-def exposition(
-    state: str, about: Mapping[str, str], viewers: int, counted: tuple[dict[str, Any], Tally] | None
-) -> bytes:
+def exposition(state: str, about: Mapping[str, str], viewers: int, counted: Counted | None) -> bytes:
     """The text that Prometheus reads (exposition format 0.0.4 or later); without `counted`, what is known before the
     engine is loaded.
     """
@@ -65,9 +64,7 @@ def exposition(
 class _Counted(Collector):
     """One state of things."""
 
-    def __init__(
-        self, state: str, about: Mapping[str, str], viewers: int, counted: tuple[dict[str, Any], Tally] | None
-    ) -> None:
+    def __init__(self, state: str, about: Mapping[str, str], viewers: int, counted: Counted | None) -> None:
         self._state, self._about, self._viewers, self._counted = state, about, viewers, counted
 
     def collect(self) -> Iterable[Metric]:

@@ -1,100 +1,59 @@
-"""A base station as the live view sees it: from another thread, and only as long as it serves."""
+"""A base station as its live view may ask it, on the server's event loop."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeAlias
 
+import msgspec
+
+from testbed.bs.monitor_wire import Answer, Count, LookAt, Question, Serving, frame, receive
 from testbed.bs.observer import Look, Tally
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
 LOG = logging.getLogger(__name__)
-ASK_S = 5.0
-"""How long the server's event loop may take to answer; its passes run elsewhere, so that it is rarely busy for long."""
-LOADING, SERVING, CLOSING = "loading", "serving", "closing"
-T = TypeVar("T")
+Counted: TypeAlias = tuple[dict[str, Any], Tally]
+"""What a base station counts."""
+NOTHING = msgspec.Raw(msgspec.msgpack.encode(None))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a base station that serves can be asked; `look` and `count` run on its event loop."""
+    """What a base station that serves can be asked."""
 
-    loop: asyncio.AbstractEventLoop
     look: Callable[[int, int], Look]
     """What happened after the round and the pass of these numbers, and how things stand."""
-    count: Callable[[], tuple[dict[str, Any], Tally]]
+    count: Callable[[], Counted]
     """All that is counted."""
-    about: dict[str, str]
-    """What it serves: model, engine, scheduler, judge."""
-    text: bool = False
-    """Whether rounds hold the tokens that were committed."""
-    tokenizer: Tokenizer | None = None
-    """The target's, for text; None: there is none, and ids are shown."""
+    serving: Serving
+    """What is said of it."""
 
 
-class Station:
-    """Whether a base station serves yet, and what it answers.
-
-    `attach` and `detach` are called on the server's event loop, `ask` on that of the live view.
-    """
-
-    def __init__(self) -> None:
-        self.state = LOADING
-        self.source: Source | None = None
-        self._here: asyncio.AbstractEventLoop | None = None
-        self._asked: set[asyncio.Future[Any]] = set()
-
-    def attach(self, source: Source) -> None:
-        """It serves from now on."""
-        self.source, self.state = source, SERVING
-
-    def detach(self) -> None:
-        """It serves no more: whoever has asked is not kept waiting."""
-        self.source, self.state = None, CLOSING
-        if self._here is not None:
-            with contextlib.suppress(RuntimeError):  # the live view is gone
-                self._here.call_soon_threadsafe(self._give_up)
-
-    async def ask(self, question: Callable[[Source], T]) -> T | None:
-        """The answer to a question, put on the server's event loop; None: it does not serve, or takes too long."""
-        source = self.source
-        if source is None:
-            return None
-        here = self._here = asyncio.get_running_loop()
-        answer: asyncio.Future[T | None] = here.create_future()
-
-        def run() -> None:
-            try:
-                found: T | None = question(source)
-            except Exception:
-                LOG.exception("the live view asked for something that failed")
-                found = None
-            with contextlib.suppress(RuntimeError):  # it is gone
-                here.call_soon_threadsafe(_settle, answer, found)
-
-        try:
-            source.loop.call_soon_threadsafe(run)
-        except RuntimeError:  # the server is gone
-            return None
-        self._asked.add(answer)
-        try:
-            return await asyncio.wait_for(answer, ASK_S)
-        except asyncio.TimeoutError:
-            return None
-        finally:
-            self._asked.discard(answer)
-
-    def _give_up(self) -> None:
-        for answer in self._asked:
-            _settle(answer, None)
+async def answer_all(source: Source, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer one question after another until the live view is gone."""
+    try:
+        while True:
+            writer.write(frame(answer(source, await receive(reader, Question))))
+            await writer.drain()
+    except (EOFError, ConnectionError):
+        LOG.warning("the live view has ended; the base station serves on without it")
 
 
-def _settle(answer: asyncio.Future[Any], found: Any) -> None:
-    if not answer.done():
-        answer.set_result(found)
+def answer(source: Source, question: Question) -> Answer:
+    """What is answered to one question, and the CPU time that it took."""
+    begun_s = time.thread_time()
+    try:
+        found = msgspec.Raw(msgspec.msgpack.encode(_found(source, question)))
+    except Exception:
+        LOG.exception("the live view asked for something that failed")
+        found = NOTHING
+    return Answer(question.number, time.thread_time() - begun_s, found)
+
+
+def _found(source: Source, question: Question) -> object:
+    if isinstance(question, LookAt):
+        return source.look(question.rounds, question.passes)
+    return source.count() if isinstance(question, Count) else True

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
 
 from testbed.bs.estimator import Work
 from testbed.bs.sessions import Round, Session
@@ -58,8 +60,8 @@ class RoundNote(NamedTuple):
     """When the verdict was made."""
     draft_s: float
     """The UE's own, as its `Draft` says."""
-    link_s: float | None
-    """From the last verdict to this window's arrival, less `draft_s`: the way down and the way up together; None: not
+    link_s: float
+    """From the last verdict to this window's arrival, less `draft_s`: the way down and the way up together; NaN: not
     known, as of a first round."""
     queue_s: float
     verify_s: float
@@ -73,7 +75,7 @@ class RoundNote(NamedTuple):
     """Mismatches that the judge let stay."""
     batch: int
     """Requests of the pass that verified it."""
-    tokens: list[int]
+    tokens: Sequence[int]
     """Committed since the session's last note; empty unless text is shown."""
     marks: str
     """Of each of `tokens`: d drafted; j drafted, not the target's own, and kept by the judge; t the target's own, or
@@ -87,8 +89,8 @@ class PassNote(NamedTuple):
     """Of the note, from 1."""
     start_s: float
     seconds: float
-    expected_s: float | None
-    """The estimate before the pass; None: the scheduler has no estimator."""
+    expected_s: float
+    """The estimate before the pass; NaN: the scheduler has no estimator."""
     requests: int
     rounds: int
     """Requests that were rounds; the others were pieces of prompts."""
@@ -128,14 +130,19 @@ class Row(NamedTuple):
     """As its last window said."""
 
 
-class Look(NamedTuple):
-    """What one look shows."""
+class Look(msgspec.Struct, array_like=True, frozen=True):
+    """What one look shows, as compact as it is handed over."""
 
     now_s: float
     sessions: int
-    rows: list[Row]
-    rounds: list[RoundNote]
-    passes: list[PassNote]
+    rows: list[Any]
+    """Each a `Row`, or the list of its fields."""
+    rounds: bytes
+    """See `notes.rounds`."""
+    passes: bytes
+    """See `notes.passes`."""
+    words: list[tuple[list[int], str]]
+    """Tokens and marks of the rounds; empty unless text is shown."""
 
 
 class Tally(NamedTuple):

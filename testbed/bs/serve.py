@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from testbed.bs.admission import Admission
 from testbed.bs.bounds import check_bounds, listen, session_table
@@ -23,6 +23,7 @@ from testbed.bs.judges import judge_kind, make_judge
 from testbed.bs.metrics import MetricsFile
 from testbed.bs.monitor import Monitor, check_monitor, monitored
 from testbed.bs.monitor_source import Source
+from testbed.bs.monitor_wire import Serving
 from testbed.bs.observer import Observer
 from testbed.bs.power import metered
 from testbed.bs.recent import Recent
@@ -40,9 +41,6 @@ from testbed.config import ServeConfig
 from testbed.decision_head.head import INFO, WEIGHTS
 from testbed.errors import BadInput
 from testbed.fingerprints import SYNTHETIC, model_fingerprint
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 Ready = Callable[[list[str], Offer, str | None], None]
 """Called once the BS answers: the addresses it listens on, what it serves, and where its live view is."""
@@ -208,30 +206,29 @@ def _windows(config: ServeConfig, loaded: Loaded) -> Windows | None:
 
 
 def _source(config: ServeConfig, loaded: Loaded, station: BaseStation, recent: Recent) -> Source:
-    """What the live view may ask; in the running event loop."""
+    """What the live view may ask."""
     clock, offer = WallClock(), loaded.offer
     model = Path(offer.model).name if Path(offer.model).is_dir() else offer.model
     return Source(
-        loop=asyncio.get_running_loop(),
         look=lambda rounds, passes: recent.look(rounds, passes, clock.time()),
         count=lambda: (station.metrics(), recent.tally()),
-        about={
-            "model": model,
-            "engine": config.engine,
-            "scheduler": config.scheduler,
-            "judge": offer.judge.partition(" ")[0],
-        },
-        text=config.monitor_text,
-        tokenizer=_tokenizer(config) if config.monitor_text else None,
+        serving=Serving(
+            about={
+                "model": model,
+                "engine": config.engine,
+                "scheduler": config.scheduler,
+                "judge": offer.judge.partition(" ")[0],
+            },
+            text=config.monitor_text,
+            tokenizer=_tokenizer(config) if config.monitor_text else None,
+        ),
     )
 
 
-def _tokenizer(config: ServeConfig) -> Tokenizer | None:
-    """The target's; None where it has none."""
-    from tokenizers import Tokenizer
-
+def _tokenizer(config: ServeConfig) -> str | None:
+    """The target's file; None where it has none."""
     path = find(config.model) / "tokenizer.json" if config.engine != "synthetic" and config.model else None
-    return Tokenizer.from_file(str(path)) if path is not None and path.exists() else None
+    return str(path.absolute()) if path is not None and path.exists() else None
 
 
 async def _run(
@@ -248,7 +245,7 @@ async def _run(
         recent = Recent(sessions, text=config.monitor_text) if monitor else None
         station = _station(config, link, runner, loaded, sessions, recent)
         if monitor and recent:
-            monitor.station.attach(_source(config, loaded, station, recent))
+            await monitor.attach(_source(config, loaded, station, recent))
         serving = asyncio.create_task(station.serve())
         counting = asyncio.create_task(metrics.keep(station.metrics, WallClock())) if metrics else None
         loop = asyncio.get_running_loop()
@@ -262,5 +259,5 @@ async def _run(
             await asyncio.gather(counting, return_exceptions=True)
     finally:
         if monitor:
-            monitor.station.detach()
+            await monitor.detach()
         link.close()

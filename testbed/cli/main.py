@@ -13,7 +13,7 @@ from typing import Any
 import typer
 from typer.main import get_command
 
-from testbed import __version__
+from testbed import __version__, logs
 from testbed.cli import (
     agent,
     bs,
@@ -148,6 +148,12 @@ def run() -> None:
     SIGINT interrupts even where a shell started us in the background with it ignored.
     """
     end_with_parent()
+    if not sys.stderr.isatty():  # bars are for people, those of libraries too
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        logs.configure()
+    except BadInput as exc:
+        sys.exit(_say(str(exc), 2))
     sys.exit(main())

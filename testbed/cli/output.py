@@ -64,6 +64,8 @@ GRID_COLUMNS: dict[str, tuple[str, str]] = {
     **{key: COLUMNS[key] for key in ("throughput_tps", "draft_s", "link_s", "verify_s", "lossless")},
 }
 """Of a sweep's rows: what differs from point to point first."""
+OF_A_SERIES = ("method", "judge", "head", "payload")
+"""What the name of a series stands for."""
 
 
 def console(stderr: bool = False) -> Console:
@@ -95,12 +97,33 @@ def print_rows(
     shown = {key: spec for key, spec in columns.items() if any(row.get(key) is not None for row in rows)}
     table = Table(title=title, title_justify="left")
     for key, (header, _) in shown.items():
-        table.add_column(header, justify="left" if key == "method" else "right", no_wrap=True)
+        table.add_column(header, justify="left" if key in ("method", "series") else "right", no_wrap=True)
     for row in rows:
         table.add_row(*(form.format(row[key]) if row.get(key) is not None else "–" for key, (_, form) in shown.items()))
     console().print(table)
 
 
+def grid_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
+    """Columns of a sweep's rows, without what all have alike; of one run's rows, the usual ones."""
+    if len({row.get("method") for row in rows}) == len(rows):
+        return COLUMNS
+    differing = {key for key in GRID_COLUMNS if len({str(row.get(key)) for row in rows}) > 1}
+    stood_for = OF_A_SERIES if "series" in differing else ()
+    return {
+        key: spec for key, spec in GRID_COLUMNS.items() if (key in COLUMNS or key in differing) and key not in stood_for
+    }
+
+
 def note(text: str) -> None:
     """One line for people, on stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+def note_power(power: Mapping[str, Any]) -> None:
+    """What of the samples of power is worth knowing: lines and readings that were none, gaps."""
+    if power.get("skipped"):
+        note(f"{power['skipped']} lines were no samples")
+    if power.get("missed"):
+        note(f"{power['missed']} readings failed, the last one: {power.get('missed_why')}")
+    if power.get("gaps"):
+        note(f"{power['gaps']} gaps in the samples, {power['gaps_s']:.3g} s together: energy there is not known")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from testbed.cli.output import note, print_json, print_rows
+from testbed.cli.output import grid_columns, note, print_json, print_rows
 
 
 def report(
@@ -39,5 +39,5 @@ def report(
         return
     for one in shown:
         if one.speculates:
-            print_rows(one.rows, str(one.path))
+            print_rows(one.rows, str(one.path), grid_columns(one.rows))
     note(f"wrote {page}")

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from testbed.cli.output import GRID_COLUMNS, note, print_json, print_rows
+from testbed.cli.output import grid_columns, note, print_json, print_rows
 from testbed.errors import BadInput
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _run(config: SweepConfig, directory: Path, how: Executor, as_json: bool) -> 
     if as_json:
         print_json(document)
         return
-    print_rows(document["rows"], f"{config.name}: {len(document['rows'])} rows", GRID_COLUMNS)
+    print_rows(document["rows"], f"{config.name}: {len(document['rows'])} rows", grid_columns(document["rows"]))
     note(f"wrote {directory}; testbed report {directory} makes tables and plots of it")
 
 

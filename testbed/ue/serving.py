@@ -37,8 +37,8 @@ State = Callable[[Client, Clock], Awaitable[ChannelState]]
 """Where the channel state comes from, once there is a connection."""
 Ready = Callable[[str, str], None]
 """Called once the endpoint answers: its address, and the model's name."""
-CONNECTIONS = 512
-"""Of clients; requests over more than that are answered 503."""
+CONNECTIONS = 640
+"""Of clients; at so many, requests are answered 503. Load generators open 512 at once."""
 GRACE_S = 5
 """For answers under way when the endpoint is stopped."""
 WARM_UP = 2

@@ -8,6 +8,7 @@ import pytest
 from testbed.bs.desk import Desk, Offer
 from testbed.bs.sessions import SessionTable
 from testbed.errors import ProtocolError
+from testbed.protocols import TARGET_ONLY
 from testbed.protocols.messages import Draft, Hidden, NeedHidden, Open, Opened, Verdict
 from tests.support.stations import client, station
 
@@ -64,3 +65,19 @@ async def test_the_largest_one_is_served_and_a_wrong_answer_ends_nothing() -> No
         await ue.send(Hidden(session=number, round=0), {"hidden": np.zeros((1, 4), np.float16)})
         assert "hidden must be f2" in (await ue.receive(number, 5)).message.reason
         assert len(await ue.rtt_s(2)) == 2
+
+
+@pytest.mark.parametrize("first", [2**32, 2**63, 2**64 - 1])
+async def test_a_round_whose_successors_fit_no_message_is_refused_and_ends_nothing(first: int) -> None:
+    """A session that the target decodes alone counts on from the number that its UE gives."""
+    async with station() as (_, address), client(address) as ue:
+        alone, drafting = ue.new_session(), ue.new_session()
+        opening = Open(session=alone, protocol=TARGET_ONLY, threshold=0.0, hidden_size=64, max_tokens=9, round=first)
+        await ue.send(opening, IDS)
+        assert "window and round" in (await ue.receive(alone, 5)).message.reason
+        await ue.send(Open(session=drafting, protocol="greedy", threshold=0.0, hidden_size=64), IDS)
+        assert isinstance((await ue.receive(drafting, 5)).message, Opened)
+        await ue.send(Draft(session=drafting, round=first, base_len=3), IDS)
+        assert "round" in (await ue.receive(drafting, 5)).message.reason
+        await ue.send(Draft(session=drafting, round=0, base_len=3), IDS)
+        assert isinstance((await ue.receive(drafting, 5)).message, Verdict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import dataclasses
+import contextlib
 import hashlib
 import re
 from typing import Any
@@ -16,19 +16,21 @@ from testbed.bs import monitor_app
 from testbed.bs.monitor import check_monitor, monitor_address
 from testbed.bs.monitor_app import PAGE, SCRIPTS, STYLES, Events, make_app, read_page
 from testbed.bs.monitor_feed import MOST_VIEWERS, Feed
-from testbed.bs.monitor_source import Station
+from testbed.bs.monitor_station import CLOSING, SERVING, Station
 from testbed.config import ServeConfig
 from testbed.errors import BadInput
-from tests.bs.test_monitor_feed import Served
+from tests.support.monitor import changed, connected, serving
 
 TOKEN = "s3cret"
 
 
 async def get(path: str, token: str | None = None, station: Station | None = None, **headers: str) -> httpx.Response:
     """What a client is answered, whose headers have _ for -."""
-    station = station or Station()
-    app = make_app(station, Feed(station), token, "lab.example")
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost:9100") as client:
+    async with contextlib.AsyncExitStack() as stack:
+        station = station or (await stack.enter_async_context(connected()))[1]
+        app = make_app(station, Feed(station), token, "lab.example")
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost:9100")
+        await stack.enter_async_context(client)
         return await client.get(path, headers={name.replace("_", "-"): value for name, value in headers.items()})
 
 
@@ -85,34 +87,32 @@ async def test_the_token_opens_metrics_and_health_needs_none() -> None:
 # ---------------------------------------------------------------- health
 
 
+async def status(path: str, station: Station) -> tuple[int, str]:
+    answer = await get(path, station=station)
+    return answer.status_code, answer.text
+
+
 async def test_ready_is_who_serves() -> None:
-    served, station = Served(), Station()
-    assert ((await get("/readyz", station=station)).status_code, (await get("/readyz", station=station)).text) == (
-        503,
-        "loading\n",
-    )
-    ready = await get("/readyz", station=served.station)
-    assert (ready.status_code, ready.text) == (200, "serving\n")
-    served.station.detach()
-    closing = await get("/readyz", station=served.station)
-    assert (closing.status_code, closing.text) == (503, "closing\n")
-    assert (await get("/healthz", station=served.station)).status_code == 200
+    async with connected() as (_, station):
+        assert await status("/readyz", station) == (503, "loading\n")
+        assert await status("/healthz", station) == (200, "ok\n")
+    async with serving() as (_, monitor, station):
+        assert await status("/readyz", station) == (200, "serving\n")
+        assert await status("/healthz", station) == (200, "ok\n")
+        await monitor.detach()
+        await changed(station, SERVING, CLOSING)
+        assert await status("/readyz", station) == (503, "closing\n")
+        assert await status("/healthz", station) == (200, "ok\n")
 
 
-async def test_metrics_say_so_where_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("testbed.bs.monitor_source.ASK_S", 0.05)
-    served = Served()
-    assert served.station.source is not None
-    silent = asyncio.new_event_loop()
-    served.station.attach(monitor_source(served, loop=silent))
-    assert (await get("/metrics", station=served.station)).status_code == 503
-    assert (await get("/readyz", station=served.station)).text == "the server does not answer\n"
-    silent.close()
-
-
-def monitor_source(served: Served, **changed: Any) -> Any:
-    assert served.station.source is not None
-    return dataclasses.replace(served.station.source, **changed)
+async def test_a_base_station_that_stands_still_is_neither_ready_nor_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("testbed.bs.monitor_station.ASK_S", 0.05)
+    async with serving() as (_, monitor, station):
+        assert monitor._answering is not None
+        monitor._answering.cancel()
+        assert await status("/metrics", station) == (503, "the server does not answer\n")
+        assert await status("/readyz", station) == (503, "the server does not answer\n")
+        assert await status("/healthz", station) == (503, "stalled\n")
 
 
 # ---------------------------------------------------------------- streams
@@ -120,8 +120,6 @@ def monitor_source(served: Served, **changed: Any) -> Any:
 
 async def test_a_viewer_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitor_app, "STALL_S", 0.1)
-    served = Served()
-    feed = Feed(served.station)
     sent: list[str] = []
 
     async def receive() -> dict[str, Any]:
@@ -135,23 +133,25 @@ async def test_a_viewer_that_does_not_read_is_dropped(monkeypatch: pytest.Monkey
         if message["type"] == "http.response.body":
             await asyncio.sleep(60)
 
-    running = asyncio.create_task(feed.run())
-    await asyncio.wait_for(Events(feed)({"type": "http"}, receive, send), 20)
-    assert sent == ["http.response.start", "http.response.body"] and not feed.viewers
-    running.cancel()
+    async with serving() as (_, _, station):
+        feed = Feed(station)
+        running = asyncio.create_task(feed.run())
+        await asyncio.wait_for(Events(feed)({"type": "http"}, receive, send), 20)
+        assert sent == ["http.response.start", "http.response.body"] and not feed.viewers
+        running.cancel()
 
 
 async def test_one_viewer_too_many_is_told_so() -> None:
-    station = Station()
-    feed = Feed(station)
-    viewers = [feed.viewer() for _ in range(MOST_VIEWERS)]
-    for viewer in viewers:
-        viewer.__enter__()
-    app = make_app(station, feed, None, "localhost")
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-        assert (await client.get("/events")).status_code == 503
-    for viewer in viewers:
-        viewer.__exit__(None, None, None)
+    async with connected() as (_, station):
+        feed = Feed(station)
+        viewers = [feed.viewer() for _ in range(MOST_VIEWERS)]
+        for viewer in viewers:
+            viewer.__enter__()
+        app = make_app(station, feed, None, "localhost")
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            assert (await client.get("/events")).status_code == 503
+        for viewer in viewers:
+            viewer.__exit__(None, None, None)
 
 
 # ---------------------------------------------------------------- the page

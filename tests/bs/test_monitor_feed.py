@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import threading
-import time
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -24,41 +24,9 @@ from testbed.bs.monitor_feed import (
     Viewer,
     event,
 )
-from testbed.bs.monitor_source import CLOSING, LOADING, SERVING, Source, Station
-from testbed.bs.observer import Look, RoundNote
-from testbed.bs.recent import Recent
-from testbed.bs.sessions import SessionTable
-from tests.bs.test_recent import one, opened, told
-
-
-class Served:
-    """A base station's recent past, and when it was looked at."""
-
-    def __init__(self, **how: Any) -> None:
-        self.table = SessionTable()
-        self.recent = Recent(self.table, text=True)
-        self.session = opened(self.table, 0)
-        self.looks: list[float] = []
-        self.delay_s = 0.0
-        self.station = Station()
-        self.station.attach(
-            Source(
-                loop=asyncio.get_running_loop(),
-                look=self.look,
-                count=lambda: ({}, self.recent.tally()),
-                about={"model": "m"},
-                text=True,
-                **how,
-            )
-        )
-
-    def look(self, rounds: int, passes: int) -> Look:
-        self.looks.append(asyncio.get_running_loop().time())
-        time.sleep(self.delay_s)
-        return self.recent.look(rounds, passes, 5.0)
-
-    def round(self) -> None:
-        self.recent.round(self.session, one(), told())
+from testbed.bs.monitor_station import CLOSING, LOADING, SERVING
+from testbed.bs.observer import RoundNote
+from tests.support.monitor import changed, connected, serving
 
 
 async def said(viewer: Viewer) -> dict[str, Any]:
@@ -69,18 +37,18 @@ async def said(viewer: Viewer) -> dict[str, Any]:
 
 
 async def test_a_viewer_is_shown_the_whole_first_and_then_the_news() -> None:
-    served = Served()
-    feed = Feed(served.station)
-    served.round()
-    with feed.viewer() as first:
-        await feed.update()
-        whole = await said(first)
+    async with serving() as (served, _, station):
+        feed = Feed(station)
         served.round()
-        with feed.viewer() as second:
+        with feed.viewer() as first:
             await feed.update()
-            news, late = await said(first), await said(second)
-            await feed.update()
-            nothing = await said(first)
+            whole = await said(first)
+            served.round()
+            with feed.viewer() as second:
+                await feed.update()
+                news, late = await said(first), await said(second)
+                await feed.update()
+                nothing = await said(first)
     names = whole["columns"]["rounds"]
     assert whole["columns"] == {key: list(value) for key, value in COLUMNS.items()}
     assert whole["about"]["state"] == SERVING and whole["about"]["model"] == "m"
@@ -89,123 +57,100 @@ async def test_a_viewer_is_shown_the_whole_first_and_then_the_news() -> None:
     assert set(news) == {"now_s", "sessions", "rows", "rounds", "passes"}
     row = dict(zip(whole["columns"]["rows"], news["rows"][0], strict=True))
     assert row["rounds"] == 2 and row["csi"][:3] == [20.0, 50.0, 30.0]
+    first_round = dict(zip(names, late["rounds"][0], strict=True))
+    assert first_round["link_s"] is None and first_round["drafted"] == 4
 
 
 async def test_nothing_is_asked_while_nobody_looks() -> None:
-    served = Served()
-    feed = Feed(served.station)
-    running = asyncio.create_task(feed.run())
-    await asyncio.sleep(0.3)
-    assert served.looks == []
-    with feed.viewer() as viewer:
-        await said(viewer)
-    await asyncio.sleep(0.2)
-    before = len(served.looks)
-    await asyncio.sleep(0.3)
-    assert len(served.looks) == before
-    running.cancel()
+    async with serving() as (served, _, station):
+        feed = Feed(station)
+        running = asyncio.create_task(feed.run())
+        await asyncio.sleep(0.3)
+        assert served.looks == []
+        with feed.viewer() as viewer:
+            await said(viewer)
+        await asyncio.sleep(0.2)
+        before = len(served.looks)
+        await asyncio.sleep(0.3)
+        assert len(served.looks) == before
+        running.cancel()
 
 
 async def test_one_look_serves_all_viewers() -> None:
-    served = Served()
-    feed = Feed(served.station)
-    with feed.viewer() as first, feed.viewer() as second:
-        for _ in range(3):
-            await feed.update()
-            assert await said(first) == await said(second)
-    assert len(served.looks) == 3
+    async with serving() as (served, _, station):
+        feed = Feed(station)
+        with feed.viewer() as first, feed.viewer() as second:
+            for _ in range(3):
+                await feed.update()
+                assert await said(first) == await said(second)
+        assert len(served.looks) == 3
 
 
 async def test_updates_come_at_most_ten_times_a_second() -> None:
-    served = Served()
-    feed = Feed(served.station)
-    running = asyncio.create_task(feed.run())
-    with feed.viewer() as viewer:
-        for _ in range(5):
-            await said(viewer)
-    running.cancel()
-    assert min(b - a for a, b in itertools.pairwise(served.looks)) > 0.09
+    async with serving() as (served, _, station):
+        feed = Feed(station)
+        running = asyncio.create_task(feed.run())
+        with feed.viewer() as viewer:
+            for _ in range(5):
+                await said(viewer)
+        running.cancel()
+    assert served.looks[-1] - served.looks[0] > 0.09 * (len(served.looks) - 1)
 
 
-async def test_updates_become_fewer_where_they_take_long() -> None:
-    served = Served()
-    feed = Feed(served.station)
-    served.delay_s = 0.03
-    running = asyncio.create_task(feed.run())
-    with feed.viewer() as viewer:
-        for _ in range(3):
-            await said(viewer)
-    running.cancel()
-    assert min(b - a for a, b in itertools.pairwise(served.looks)) > 0.03 / SHARE
+async def test_updates_become_fewer_where_they_take_the_base_station_long() -> None:
+    async with serving() as (served, _, station):
+        feed = Feed(station)
+        served.delay_s = 0.005
+        running = asyncio.create_task(feed.run())
+        with feed.viewer() as viewer:
+            for _ in range(3):
+                await said(viewer)
+        running.cancel()
+    assert min(b - a for a, b in itertools.pairwise(served.looks)) > 0.9 * served.delay_s / SHARE
 
 
 async def test_who_does_not_read_is_dropped_and_the_others_are_not() -> None:
-    served = Served()
-    feed = Feed(served.station)
-    with feed.viewer() as slow, feed.viewer() as quick:
-        for _ in range(BEHIND + 1):
+    async with serving() as (_, _, station):
+        feed = Feed(station)
+        with feed.viewer() as slow, feed.viewer() as quick:
+            for _ in range(BEHIND + 1):
+                await feed.update()
+                await said(quick)
+            assert await slow.next() is None
             await feed.update()
-            await said(quick)
-        assert await slow.next() is None
-        await feed.update()
-        assert (await said(quick))["now_s"] == 5.0
+            assert (await said(quick))["now_s"] == 5.0
 
 
 async def test_there_are_only_so_many_viewers() -> None:
-    feed = Feed(Station())
-    viewers = [feed.viewer() for _ in range(MOST_VIEWERS)]
-    for viewer in viewers:
-        viewer.__enter__()
-    with pytest.raises(Crowded):
-        feed.viewer().__enter__()
-    for viewer in viewers:
-        viewer.__exit__(None, None, None)
-    with feed.viewer():
-        pass
+    async with connected() as (_, station):
+        feed = Feed(station)
+        viewers = [feed.viewer() for _ in range(MOST_VIEWERS)]
+        for viewer in viewers:
+            viewer.__enter__()
+        with pytest.raises(Crowded):
+            feed.viewer().__enter__()
+        for viewer in viewers:
+            viewer.__exit__(None, None, None)
+        with feed.viewer():
+            pass
 
 
 async def test_a_base_station_that_loads_or_closes_says_so() -> None:
-    served, station = Served(), Station()
-    feed = Feed(station)
-    with feed.viewer() as viewer:
-        await feed.update()
-        assert (await said(viewer))["about"]["state"] == LOADING
-        assert served.station.source is not None
-        station.attach(served.station.source)
-        await feed.update()
-        assert "columns" in await said(viewer)
-        station.detach()
-        await feed.update()
-        assert (await said(viewer))["about"]["state"] == CLOSING
-        feed.close()
-        assert await viewer.next() is None
-
-
-async def test_a_server_that_closes_keeps_nobody_waiting() -> None:
-    """The server's loop is another thread's, and is stopped with a question open."""
-    other = asyncio.new_event_loop()
-    thread = threading.Thread(target=other.run_forever)
-    thread.start()
-    station = Station()
-    held = threading.Event()
-    source = Source(loop=other, look=lambda *_: held.wait(20), count=dict, about={})  # type: ignore[arg-type,return-value]
-    station.attach(source)
-    asking = asyncio.create_task(station.ask(lambda source: source.look(0, 0)))
-    await asyncio.sleep(0.05)
-    station.detach()
-    assert await asyncio.wait_for(asking, 4) is None
-    held.set()
-    other.call_soon_threadsafe(other.stop)
-    await asyncio.to_thread(thread.join)
-    other.close()
-    station.attach(source)
-    assert await station.ask(lambda source: source.look(0, 0)) is None  # its loop is closed
-
-
-async def test_a_question_that_fails_is_answered_by_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    served = Served()
-    assert await served.station.ask(lambda source: 1 / 0) is None
-    assert "failed" in caplog.text
+    async with serving() as (_, monitor, station), connected() as (_, loading):
+        feed = Feed(loading)
+        with feed.viewer() as viewer:
+            await feed.update()
+            assert (await said(viewer))["about"]["state"] == LOADING
+        feed = Feed(station)
+        with feed.viewer() as viewer:
+            await feed.update()
+            assert "columns" in await said(viewer)
+            await monitor.detach()
+            await changed(station, SERVING, CLOSING)
+            await feed.update()
+            assert (await said(viewer))["about"]["state"] == CLOSING
+            feed.close()
+            assert await viewer.next() is None
 
 
 def bytewise() -> Tokenizer:
@@ -218,7 +163,7 @@ def bytewise() -> Tokenizer:
 
 def note(session: int, tokens: list[int]) -> RoundNote:
     return RoundNote(
-        1, 1, 0, session, 0, 0.0, 0.0, 0.0, None, 0.0, 0.0, 0.0, 0.0, 1, 1, 1, 0, 1, tokens, "d" * len(tokens)
+        1, 1, 0, session, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1, 1, 1, 0, 1, tokens, "d" * len(tokens)
     )
 
 
@@ -243,6 +188,22 @@ def test_without_a_tokenizer_ids_stay_ids_and_what_is_held_is_bounded() -> None:
     for session in range(MOST_TEXTS + 20):
         texts.spell(note(session, [195]))
     assert len(texts._open) == MOST_TEXTS
+
+
+async def test_a_viewer_reads_text_where_there_is_a_tokenizer_and_ids_where_its_file_is_none(tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole.json", tmp_path / "broken.json"
+    bytewise().save(str(whole))
+    broken.write_text("{}")
+    for path, kind in ((whole, str), (broken, int)):
+        async with serving(tokenizer=str(path)) as (served, _, station):
+            served.session.append(np.array([7, 8, 9], np.int32))
+            served.round()
+            feed = Feed(station)
+            with feed.viewer() as viewer:
+                await feed.update()
+                update = await said(viewer)
+        (tokens,) = [dict(zip(update["columns"]["rounds"], one, strict=True))["tokens"] for one in update["rounds"]]
+        assert tokens and all(isinstance(token, kind) for token in tokens), path
 
 
 def test_numbers_that_json_does_not_know_become_null() -> None:

@@ -129,8 +129,8 @@ def test_throughput_follows_a_replayed_trace(tmp_path: Path) -> None:
 def test_the_demo_over_a_relay_and_in_virtual_time(tmp_path: Path) -> None:
     """The same tokens in the same rounds, over a link that takes as long in both.
 
-    Whole latencies hold this machine's compute times, twice measured; `testbed channel validate --workload` holds them against each
-    other on a quiet one.
+    Whole latencies hold this machine's compute times, twice measured; `testbed channel validate --workload` holds them
+    against each other on a quiet one.
     """
     link = "uplink_mbps=20,downlink_mbps=20,rtt_ms=50"
     shared = ["--prompts", "2", "--methods", "greedy,fh,target-only", "--engine", "transformers", "--max-tokens", "32"]

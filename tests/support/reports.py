@@ -53,6 +53,36 @@ def requests_of(series: int, window: int, rate: float) -> list[dict[str, Any]]:
     ]
 
 
+def make_field(out: Path) -> Path:
+    """A field run of two places that is not finished, as its summary has it."""
+    out.mkdir()
+    ends = {
+        f"{name}_{end}": 1.0 for name in ("latency_s", "gain", "permissiveness", "differs") for end in ("low", "high")
+    }
+    rows = [
+        {"place": place, "distance_m": metres, "setting": setting, "way": way, "requests": PROMPTS, "latency_s": 1.0,
+         "gain": 1.5, "permissiveness": 0.5, "differs": None if way == "field" else 0.01, **ends,
+         "temp_c_max": 61.5, "throttled_rounds": 7 if (place, setting, way) == ("far", "sh", "field") else 0}
+        for place, metres in (("near", 2.0), ("far", 40.0))
+        for setting in ("greedy", "sh")
+        for way in ("field", "replay", "virtual")
+    ]  # fmt: skip
+    link = {
+        "csi": {"uplink_mbps": 45.25, "rtt_ms": 9.5, "rssi_dbm": -48.0},
+        "clock": {"offset_s": 0.25, "error_s": 5e-4},
+    }
+    visits = [
+        {"event": "visit", "time": "2026-11-21T09:00:00", "place": "near", "measured": link, "differs": [], "note": ""},
+        {"event": "visit", "time": "2026-11-21T09:20:00", "place": "far", "measured": {"csi": {}},
+         "differs": ["RTT 30 ms, before 9 ms"], "note": "rain & <b>wind"},
+        {"event": "note", "time": "2026-11-21T09:40:00", "place": "far", "note": "somebody walked through"},
+    ]  # fmt: skip
+    document = results.summary(CONFIG, 0, {}, rows)
+    more = {"kind": "field", "emulated": False, "left": 3, "agreement": {"virtual": 0.0114}, "visits": visits}
+    results.write_summary(out, {**document, **more, "notes": ["no virtual runs: there is no target"]})
+    return out
+
+
 def make_sweep(out: Path, level: bool = False) -> Path:
     rows = []
     for number, series in enumerate(SERIES):

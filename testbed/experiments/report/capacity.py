@@ -25,6 +25,10 @@ def figures(shown: Shown) -> list[Figure]:
     if rows and all("capacity" in row and "class_tps" in row for row in rows) and not any("varied" in r for r in rows):
         caption = "UEs that a BS sustains, by token speed; crosses: what WISP's Table 2 prints."
         found.append(Figure("capacity", caption, lambda: capacity_plots.capacities(rows)))
+    served = [row for row in rows if row.get("goodput_tps") is not None and "ues" in row and "system" in row]
+    if len({row["ues"] for row in served}) > 1:
+        caption = "Tokens a second that all UEs together were given, over their number."
+        found.append(Figure("goodput", caption, lambda: capacity_plots.goodput(served)))
     over = _violations_of(shown)
     if over:
         caption = "Share of responses slower than their class, over the number of UEs (WISP Fig. 7)."

@@ -37,8 +37,9 @@ SHORT = {
     "window": "K", "threshold": "θ", "hidden_bits": "b_h", "uplink_mbps": "up", "downlink_mbps": "down",
     "rtt_ms": "RTT", "per": "PER",
 }  # fmt: skip
-CLIPPED = 3.0
-"""A bar more than so many times the median's height is cut, and its height written on it."""
+CLIPPED, NEAR = 3.0, 1.7
+"""A bar of more than `CLIPPED` times the median's height, and `NEAR` times the highest of the others, is cut, with its
+height written on it."""
 
 
 def row_names(rows: Sequence[Row]) -> list[str]:
@@ -163,8 +164,8 @@ def _bar(axes: Any, at: float, width: float, row: Row, top: float) -> None:
 
 def _top(totals: Sequence[float]) -> float:
     """Height of a panel: the tallest bar that is not out of all proportion."""
-    usual = [total for total in totals if total <= CLIPPED * float(np.median(totals))]
-    return 1.12 * max(usual or totals or [1.0])
+    usual = max((total for total in totals if total <= CLIPPED * float(np.median(totals))), default=0.0)
+    return 1.12 * max((total for total in totals if total <= NEAR * usual), default=1.0)
 
 
 # ---------------------------------------------------------------- curves

@@ -30,6 +30,8 @@ body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:76rem;padding
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}div.wide{overflow-x:auto;margin:1rem 0}
 td,th{padding:.2rem .55rem;border-bottom:1px solid #ddd;text-align:right;vertical-align:top;white-space:nowrap}
 td:first-child,th:first-child{text-align:left}th{font-weight:600}small{color:#666}
+.pivot th{white-space:normal}.pivot td,.pivot tbody th{border:0}.pivot tbody{border-bottom:1px solid #999}
+.pivot [colspan]{text-align:center}.pivot th+td,.pivot tr:nth-child(2) th:nth-child(2){text-align:left}
 figure{margin:1.5rem 0}figcaption{color:#444;max-width:46rem}img{max-width:100%;height:auto}
 code{background:#f3f3f3;padding:0 .2em}p.note{border-left:4px solid #e69f00;padding-left:.8rem}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:0 1rem}dd{margin:0;overflow-wrap:anywhere}
@@ -90,6 +92,7 @@ def _section(shown: Shown, intervals: Sequence[Intervals], out: Path, formats: S
     if shown.missing:
         said.append(f"<p class='note'>Not finished: {shown.missing} points of this sweep have not run yet.</p>")
     figures = [*report_capacity.figures(shown), *report_field.figures(shown)]
+    said.append(report_field.notes(shown))
     if shown.speculates:
         figures += [*report_figures.figures(shown, intervals), *report_power.figures(shown)]
         said += [*_tables(shown, intervals, out / "tables"), report_power.notes(shown)]

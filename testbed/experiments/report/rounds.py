@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,9 @@ MOST_LINKS = 4
 
 
 def figures(shown: Shown) -> list[Figure]:
-    """What the rounds of a run allow: of a sweep those of its middle window and poorest link."""
+    """What the rounds of a run allow: of a sweep those of its middle window, its poorest link and, where one series has
+    several, its middle threshold.
+    """
     chosen, where = _chosen(shown.parts)
     found = []
     if chosen:
@@ -50,13 +52,35 @@ def _chosen(parts: Sequence[Part]) -> tuple[list[Part], str]:
     windows = sorted({part.row["window"] for part in known})
     window = windows[len(windows) // 2]
     same = [part for part in known if part.row["window"] == window]
-    link = min(
-        ([part.row.get(key) for key in LINK] for part in same),
-        key=lambda link: [(v is None, v if isinstance(v, int | float) else 0) for v in link],
-    )
-    same = [part for part in same if [part.row.get(key) for key in LINK] == link]
+    link = min(({key: part.row.get(key) for key in LINK} for part in same), key=_quality)
+    same = [part for part in same if {key: part.row.get(key) for key in LINK} == link]
+    same, threshold = _middle(same)
     chosen = list({part.name: part for part in reversed(same)}.values())[::-1]
-    return chosen[:MOST], f", at K = {window} and {link_text(dict(zip(LINK, link, strict=True)))}"
+    return chosen[:MOST], f", at K = {window} and {link_text(link)}{threshold}"
+
+
+def _middle(parts: list[Part]) -> tuple[list[Part], str]:
+    """Of series with several thresholds the rows at the middle one, which is said in words."""
+    found: dict[str, set[float]] = {}
+    for part in parts:
+        found.setdefault(part.name, set()).add(_threshold(part))
+    most: set[float] = max(found.values(), key=len)
+    varying = sorted(most)
+    if len(varying) < 2:
+        return parts, ""
+    middle = varying[len(varying) // 2]
+    kept = [part for part in parts if len(found[part.name]) < 2 or _threshold(part) == middle]
+    return kept, f", θ = {middle:.4g} where it varies"
+
+
+def _threshold(part: Part) -> float:
+    return float(part.row.get("threshold") or 0.0)
+
+
+def _quality(link: Mapping[str, Any]) -> list[tuple[bool, float]]:
+    """By which links are ordered, the poorest first."""
+    signs = {"uplink_mbps": 1, "downlink_mbps": 1, "rtt_ms": -1, "per": -1, "jitter_ms": -1}
+    return [(link.get(key) is None, sign * float(link.get(key) or 0)) for key, sign in signs.items()]
 
 
 def _holds(part: Part, names: Sequence[str]) -> bool:

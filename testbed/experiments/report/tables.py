@@ -86,13 +86,21 @@ def pivot_html(table: Pivot) -> str:
     """Table I, a header over each link's columns."""
     spans = "".join(f"<th colspan={len(CELLS)}>{html.escape(table.link_text(link))}</th>" for link in table.links)
     heads = "".join(f"<th>{title}</th>" for _ in table.links for title, _ in CELLS.values())
+    groups: dict[str, list[list[str]]] = {}
+    for window, *line in _lines(table, "–"):
+        groups.setdefault(window, []).append(line)
     body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>" for line in _lines(table, "–")
+        f"<tbody><tr><th rowspan={len(lines)}>{window}</th>" + "</tr><tr>".join(map(_cells, lines)) + "</tr></tbody>"
+        for window, lines in groups.items()
     )
     return (
-        f"<div class=wide><table><thead><tr><th></th><th></th>{spans}</tr><tr><th>window</th><th>method</th>{heads}"
-        f"</tr></thead><tbody>{body}</tbody></table></div>"
+        f"<div class=wide><table class=pivot><thead><tr><th></th><th></th>{spans}</tr><tr><th>K</th><th>method</th>"
+        f"{heads}</tr></thead>{body}</table></div>"
     )
+
+
+def _cells(line: Sequence[str]) -> str:
+    return "".join(f"<td>{html.escape(cell)}</td>" for cell in line)
 
 
 def pivot_latex(table: Pivot) -> str:

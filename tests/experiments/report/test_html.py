@@ -9,7 +9,7 @@ import pytest
 
 from testbed.experiments.report.page import write_report
 from tests.support.html import complaints
-from tests.support.reports import Page, make_capacity, make_load, make_sweep, row, save_run
+from tests.support.reports import Page, make_capacity, make_field, make_load, make_sweep, row, save_run
 
 MOST_BYTES = 5_000_000
 VALID = """<!DOCTYPE html>
@@ -51,7 +51,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     root = tmp_path_factory.mktemp("pages")
     run = save_run(root / "run & <i>one", [row("target-only", lossless=None), row("fh", lossless=False)])
     sweep, other = make_sweep(root / "sweep"), make_sweep(root / "other", level=True)
-    shown = [[run], [sweep, other, run], [make_capacity(root / "capacity"), make_load(root / "load")]]
+    shown = [[run], [sweep, other, run], [make_capacity(root / "capacity"), make_load(root / "load")],
+             [make_field(root / "field")]]  # fmt: skip
     return [write_report(one, root / f"out-{i}") for i, one in enumerate(shown)]
 
 

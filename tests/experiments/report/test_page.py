@@ -10,7 +10,7 @@ import pytest
 from testbed.errors import BadInput
 from testbed.experiments.report.figures import row_names
 from testbed.experiments.report.page import write_report
-from tests.support.reports import Page, row, save_run
+from tests.support.reports import Page, make_field, row, save_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -40,6 +40,18 @@ def test_one_file_holds_the_table_and_the_plots(tmp_path: Path) -> None:
     assert "0.4321" in second
     for fact in ("commit", "A &amp; B, 2 cores", "bs 11, ue 12", "&lt;script&gt;alert(1)", "run-1"):
         assert fact in text
+
+
+def test_a_field_run_shows_its_visits_and_what_to_know_of_it(tmp_path: Path) -> None:
+    text = write_report([make_field(tmp_path / "hall")], tmp_path / "out").read_text()
+    for words in (
+        "Not finished: 3 runs are left.", "no virtual runs: there is no target", "7 of sh at far",
+        "modelled link: within 1.1%", "<td>45.25</td>", "<td>-48</td>", "<td>250.000 ± 0.500</td>",
+        "not as before: RTT 30 ms, before 9 ms; rain &amp; &lt;b&gt;wind", "somebody walked through",
+    ):  # fmt: skip
+        assert words in text
+    assert len(Page(text).images) == 3
+    assert "Visits" not in write_report([save_run(tmp_path / "run", [row("fh")])], tmp_path / "other").read_text()
 
 
 def test_several_runs_stand_one_under_another(tmp_path: Path) -> None:

@@ -1,0 +1,69 @@
+"""Notes of rounds and passes as they are kept and handed over: records of one length in memory that is taken once.
+
+A note is made some thousand times a second and read by hardly anybody: packing its numbers takes a fraction of what an
+object of them would, and a look hands over bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.bs.observer import Look, PassNote, RoundNote
+
+ROUND = struct.Struct("<4qQ8d5qd")
+"""`RoundNote` without its tokens and marks, and the round's time at the BS in seconds."""
+PASS = struct.Struct("<q3d5q")
+"""`PassNote`."""
+NUMBERS = len(RoundNote._fields) - 2
+"""Fields of a `RoundNote` before its tokens and marks."""
+_ROUND_TYPE = np.dtype(
+    {"names": [*RoundNote._fields[:NUMBERS], "bs_s"], "formats": [f"<{kind}" for kind in "qqqqQddddddddqqqqqd"]}
+)
+
+
+class Ring:
+    """The last records of one layout, numbered from 1.
+
+    Args:
+        size: how many are kept.
+    """
+
+    def __init__(self, layout: struct.Struct, size: int) -> None:
+        self.count = 0
+        """Records so far."""
+        self._pack, self._length, self._size = layout.pack_into, layout.size, size
+        self._bytes = bytearray(layout.size * size)
+
+    def add(self, *values: float) -> None:
+        """Keep a record: its number, and these values."""
+        self._pack(self._bytes, self.count % self._size * self._length, self.count + 1, *values)
+        self.count += 1
+
+    def since(self, number: int) -> bytes:
+        """Records after the one of this number, as far as they are kept."""
+        fresh = min(self.count - number, self._size)
+        if fresh <= 0:
+            return b""
+        start, end = (place % self._size * self._length for place in (self.count - fresh, self.count))
+        return bytes(self._bytes[start:end]) if start < end else bytes(self._bytes[start:]) + self._bytes[:end]
+
+
+def columns(records: bytes) -> NDArray[np.void]:
+    """Records of rounds as an array [rounds] with a field for each of `RoundNote`'s numbers, and `bs_s`."""
+    return np.frombuffer(records, _ROUND_TYPE)
+
+
+def rounds(look: Look) -> list[RoundNote]:
+    """The rounds that a look shows."""
+    nothing: tuple[list[int], str] = ([], "")
+    words = look.words or [nothing] * (len(look.rounds) // ROUND.size)
+    numbers = ROUND.iter_unpack(look.rounds)
+    return [RoundNote._make((*record[:NUMBERS], *said)) for record, said in zip(numbers, words, strict=True)]
+
+
+def passes(look: Look) -> list[PassNote]:
+    """The passes that a look shows."""
+    return [PassNote._make(record) for record in PASS.iter_unpack(look.passes)]

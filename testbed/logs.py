@@ -1,0 +1,66 @@
+"""Warnings of a process on stderr: lines for people, or with `TESTBED_LOG=json` a JSON document a line for journals."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping
+
+from testbed.errors import BadInput
+
+VARIABLE = "TESTBED_LOG"
+KINDS = ("text", "json")
+
+
+def configure(environment: Mapping[str, str] = os.environ) -> None:
+    """Have this process's warnings written as `TESTBED_LOG` says, which its children inherit.
+
+    Raises:
+        BadInput: it says what there is not.
+    """
+    kind = environment.get(VARIABLE, KINDS[0])
+    if kind not in KINDS:
+        raise BadInput(f"{VARIABLE} is {' or '.join(KINDS)}, not {kind!r}")
+    logger = logging.getLogger("testbed")
+    logger.handlers[:] = [_Stderr(_Json() if kind == "json" else _Text())]
+
+
+class _Stderr(logging.Handler):
+    """Writes to whatever is stderr when there is something to say."""
+
+    def __init__(self, formatter: logging.Formatter) -> None:
+        super().__init__(logging.WARNING)
+        self.setFormatter(formatter)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record as one piece."""
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except (OSError, ValueError):  # nobody reads it any more
+            return
+
+
+class _Text(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("testbed: %(message)s")
+
+
+class _Json(logging.Formatter):
+    """Fields: time (UTC), level, logger, pid, message, and the trace of an exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time_s, milliseconds = divmod(round(1e3 * record.created), 1000)
+        document = {
+            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(time_s))}.{milliseconds:03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "pid": record.process,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            document["exception"] = self.formatException(record.exc_info)
+        return json.dumps(document, ensure_ascii=False)

@@ -1,0 +1,88 @@
+"""What a report's figures choose to show, on rows that are made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.experiments.plots import capacity as capacity_plots
+from testbed.experiments.report import capacity, figures, rounds
+from testbed.experiments.report.data import Part, Shown, load_shown
+from testbed.experiments.report.tables import pivot, pivot_html
+from testbed.experiments.results import directory as results
+from tests.support.reports import Page, make_sweep
+
+
+def part(folder: Path, series: str, threshold: float | None, rate: float, rtt_ms: float, accepted: int) -> Part:
+    """A row of a sweep whose rounds all keep so many of 8 tokens."""
+    folder = folder / f"{series}-{threshold}-{rate}-{rtt_ms}"
+    folder.mkdir()
+    kept = {"method": "fh", "drafted": 8, "accepted": accepted, "committed": accepted + 1}
+    results.write_parquet(folder / "rounds.parquet", [{"request": i, **kept} for i in range(3)])
+    row = {"method": "fh", "series": series, "window": 8, "threshold": threshold, "uplink_mbps": rate, "rtt_ms": rtt_ms}
+    return Part(row, folder)
+
+
+def test_rounds_are_those_of_the_poorest_link_and_of_the_middle_threshold(tmp_path: Path) -> None:
+    parts = [
+        part(tmp_path, "head", level / 16, rate, rtt_ms, level // 2)
+        for level in (0, 4, 16)
+        for rate in (5.0, 500.0)
+        for rtt_ms in (5.0, 50.0)
+    ]
+    parts.append(part(tmp_path, "rule", 1.0, 5.0, 50.0, 7))
+    chosen, where = rounds._chosen(parts)
+    found = {one.name: (one.row["threshold"], one.row["uplink_mbps"], one.row["rtt_ms"]) for one in chosen}
+    assert found == {"head": (0.25, 5.0, 50.0), "rule": (1.0, 5.0, 50.0)}
+    assert where == ", at K = 8 and 5 Mbit/s, RTT 50 ms, θ = 0.25 where it varies"
+    drawn = rounds.figures(Shown(tmp_path, "1", {"config": {}}, parts))
+    assert [figure.name for figure in drawn] == ["acceptance", "committed"] and where in drawn[0].caption
+
+
+def test_what_does_not_vary_is_not_said(tmp_path: Path) -> None:
+    parts = [part(tmp_path, "head", 0.5, rate, 5.0, 3) for rate in (5.0, 500.0)]
+    assert rounds._chosen(parts) == (parts[:1], ", at K = 8 and 5 Mbit/s, RTT 5 ms")
+    assert rounds._chosen(parts[1:]) == (parts[1:], "")
+
+
+@pytest.mark.parametrize(
+    ("totals", "highest"),
+    [
+        ([1.0, 2.0, 3.0], 3.0),
+        ([1.0, 1.0, 1.0, 2.0, 4.0], 2.0),  # 4 is four times the usual, and twice the next
+        ([1.0, 1.0, 1.0, 2.5, 4.0], 4.0),  # not so much more than the next
+        ([1.0, 1.0, 1.0, 100.0], 1.0),
+        ([0.0], 0.0),
+        ([], 1.0),
+    ],
+)
+def test_a_bar_is_cut_only_where_it_would_dwarf_all_others(totals: list[float], highest: float) -> None:
+    assert figures._top(totals) == pytest.approx(1.12 * highest)
+
+
+def test_goodput_is_drawn_over_the_number_of_ues() -> None:
+    rows: list[dict[str, Any]] = [
+        {"system": system, "ues": ues, "goodput_tps": 30.0 * ues + seed, "violations": {"1": 0.0}}
+        for system in ("fixed", "gain")
+        for ues in (2, 4, 8)
+        for seed in (0, 1)
+    ]
+    names = [f.name for f in capacity.figures(Shown(Path("none"), "1", {"config": {}, "rows": rows}, []))]
+    assert names == []  # a study's rows are its parts'
+    shown = Shown(Path("none"), "1", {"config": {"epsilon": 0.05}}, [Part(row, Path("none")) for row in rows])
+    assert [figure.name for figure in capacity.figures(shown)] == ["goodput", "violations"]
+    (axes,) = capacity_plots.goodput(rows).axes
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    assert lines == {name: [[2.0, 60.5], [4.0, 120.5], [8.0, 240.5]] for name in ("fixed", "gain")}
+
+
+def test_table_one_has_a_group_of_rows_for_each_window(tmp_path: Path) -> None:
+    (shown,) = load_shown([make_sweep(tmp_path / "sweep")])
+    table = pivot(shown.rows, [one.name for one in shown.parts])
+    assert table is not None
+    tags = Page(pivot_html(table)).tags
+    assert tags.count("tbody") == len(table.windows)
+    assert tags.count("tr") == 2 + len(table.windows) * len(table.names)
+    assert tags.count("td") == len(table.windows) * len(table.names) * (1 + 5 * len(table.links))

@@ -1,0 +1,88 @@
+"""A base station and its live view, each with its end of a pair of sockets, on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from testbed.bs.monitor import Monitor
+from testbed.bs.monitor_source import Counted, Source
+from testbed.bs.monitor_station import LOADING, SERVING, Station
+from testbed.bs.monitor_wire import Serving
+from testbed.bs.observer import Look
+from testbed.bs.recent import Recent
+from testbed.bs.sessions import SessionTable
+from tests.bs.test_recent import one, opened, told
+
+
+@contextlib.asynccontextmanager
+async def connected() -> AsyncIterator[tuple[Monitor, Station]]:
+    """The base station's end and the live view's; nothing is served yet."""
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=theirs)
+    station, monitor = Station(reader, writer), Monitor(ours, "")
+    listening = asyncio.create_task(station.listen())
+    try:
+        yield monitor, station
+    finally:
+        await monitor.detach()
+        monitor.close()
+        await asyncio.wait_for(listening, 10)
+        writer.close()
+        await writer.wait_closed()
+
+
+class Served:
+    """A base station's recent past, and when it was looked at."""
+
+    def __init__(self) -> None:
+        self.table = SessionTable()
+        self.recent = Recent(self.table, text=True)
+        self.session = opened(self.table, 0)
+        self.looks: list[float] = []
+        self.counts = 0
+        self.delay_s = 0.0
+        """CPU time that a look takes."""
+
+    def source(self, **said: Any) -> Source:
+        """What may be asked."""
+        return Source(look=self.look, count=self.count, serving=Serving({"model": "m"}, True, **said))
+
+    def look(self, rounds: int, passes: int) -> Look:
+        """Look, and take time."""
+        self.looks.append(asyncio.get_running_loop().time())
+        until_s = time.thread_time() + self.delay_s
+        while time.thread_time() < until_s:
+            pass
+        return self.recent.look(rounds, passes, 5.0)
+
+    def count(self) -> Counted:
+        """Count, and count that."""
+        self.counts += 1
+        return {}, self.recent.tally()
+
+    def round(self) -> None:
+        """A round is over."""
+        self.recent.round(self.session, one(), told())
+
+
+@contextlib.asynccontextmanager
+async def serving(**said: Any) -> AsyncIterator[tuple[Served, Monitor, Station]]:
+    """A base station that serves, and its live view's idea of it."""
+    served = Served()
+    async with connected() as (monitor, station):
+        await monitor.attach(served.source(**said))
+        await changed(station, LOADING, SERVING)
+        yield served, monitor, station
+
+
+async def changed(station: Station, before: str, after: str) -> None:
+    """Wait until it is heard."""
+    deadline_s = time.monotonic() + 20
+    while station.state == before and time.monotonic() < deadline_s:
+        await asyncio.sleep(0.001)
+    assert station.state == after
