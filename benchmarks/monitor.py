@@ -7,8 +7,8 @@ done in two ways:
 
 - full: a UE drafts again at once; base station and UEs are never idle, so that on two cores whatever is done beside
   rounds, by whatever process, costs rounds.
-- paced: a UE drafts for 100 ms, one after another: some hundred rounds a second, as engines with models do. The base
-  station is idle in between; what counts is how long a round takes.
+- paced: a UE drafts for 100 ms ± 50 %: some hundred rounds a second, as engines with models do. The base station idles
+  in between; what counts is how long a round takes. (UEs that all take as long come in step, and stay so.)
 
 Given are medians over pairs of (with / without), with 95 % intervals by bootstrap over pairs: rounds a second, the mean
 round as the UEs see it, and the base station's CPU time a round; and the CPU time of the live view's own process, as a
@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import heapq
 import http.client
 import json
 import multiprocessing
+import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,13 +96,15 @@ class Turn(NamedTuple):
     """CPU time of the live view's process over time."""
 
 
-def paired(pace: str, on: dict[str, Any], off: dict[str, Any], view: Any, pairs: int, seconds: float) -> dict[str, Any]:
+def paired(
+    pace: str, on: dict[str, Any], off: dict[str, Any], view: Viewer, pairs: int, seconds: float
+) -> dict[str, Any]:
     """Ratios of turns with the live view over turns without."""
     rng = np.random.default_rng(SEED)
     turns = []
     with contextlib.closing(Load(on, PACES_S[pace])) as watched, contextlib.closing(Load(off, PACES_S[pace])) as other:
         for _ in range(pairs):
-            sides = [(watched, view), (other, None)]
+            sides: list[tuple[Load, Viewer | None]] = [(watched, view), (other, None)]
             found = {side: turn(*sides[side], seconds) for side in rng.permutation(2).tolist()}
             turns.append((found[0], found[1]))
     others = [other for _, other in turns]
@@ -123,14 +127,14 @@ def interval(values: Any, rng: np.random.Generator) -> list[float]:
     return [float(x) for x in (np.median(values), *np.quantile(drawn, [0.025, 0.975]))]
 
 
-def turn(load: Load, view: Any, seconds: float) -> Turn:
+def turn(load: Load, view: Viewer | None, seconds: float) -> Turn:
     """Load one base station for so long, with a viewer where there is one."""
-    with looking(view) as updates:
+    with looking(view):
         load.begin()
         load.run(WARM_S)
-        before_s, shown_s, seen = cpu_s(load.pid), sum(map(cpu_s, load.web)), updates()
+        before_s, shown_s, seen = cpu_s(load.pid), sum(map(cpu_s, load.web)), view.seen.value if view else 0
         rounds, round_s, wall_s = load.run(seconds)
-        spent_s, seen = cpu_s(load.pid) - before_s, updates() - seen
+        spent_s, seen = cpu_s(load.pid) - before_s, view.seen.value - seen if view else 0
         shown_s = sum(map(cpu_s, load.web)) - shown_s
         load.rest()
         rounds, round_s = max(1, rounds), round_s or wall_s  # a machine that stood still: medians bear it
@@ -226,12 +230,19 @@ class Load:
         self._poller = zmq.Poller()
         for ue in self._ues:
             self._poller.register(ue.socket, zmq.POLLIN)
-        self._due: list[tuple[float, Ue]] = []
+        self._due: list[tuple[float, int, Ue]] = []
+        self._random = random.Random(SEED)
 
     def begin(self) -> None:
-        """Have the UEs draft, one a little after the other where they are paced."""
-        now_s = time.perf_counter()
-        self._due = [(now_s + self._pace_s * number / UES, ue) for number, ue in enumerate(self._ues)]
+        """Have the UEs draft, at any point of their drafting where they are paced."""
+        self._due = []
+        for ue in self._ues:
+            self._drafting(ue, self._random.random())
+
+    def _drafting(self, ue: Ue, share: float = 1.0) -> None:
+        """It is due when it has drafted, or a share of that."""
+        lasts_s = share * self._pace_s * self._random.uniform(0.5, 1.5)
+        heapq.heappush(self._due, (time.perf_counter() + lasts_s, id(ue), ue))
 
     def run(self, seconds: float) -> tuple[int, float, float]:
         """Rounds, the mean round's time from window to verdict, and for how long."""
@@ -239,14 +250,14 @@ class Load:
         begun_s = time.perf_counter()
         while (now_s := time.perf_counter()) < begun_s + seconds:
             while self._due and self._due[0][0] <= now_s:
-                self._due.pop(0)[1].go(time.perf_counter())
+                heapq.heappop(self._due)[2].go(time.perf_counter())
             wait_s = min(self._due[0][0] if self._due else now_s + 1, begun_s + seconds) - now_s
             for socket, _ in self._poller.poll(max(0.0, 1e3 * wait_s)):
                 ue = self._by_socket[socket]
                 times_s.append(time.perf_counter() - ue.sent_s)
                 ue.hear()
                 if self._pace_s:
-                    self._due.append((time.perf_counter() + self._pace_s, ue))
+                    self._drafting(ue)
                 else:
                     ue.go(time.perf_counter())
         return len(times_s), float(np.mean(times_s or [0.0])), time.perf_counter() - begun_s
@@ -254,7 +265,7 @@ class Load:
     def rest(self) -> None:
         """Wait for all verdicts that are under way."""
         pace_s, self._pace_s = self._pace_s, 1e9
-        self._due = [(1e9, ue) for _, ue in self._due]
+        self._due = [(1e9, number, ue) for _, number, ue in self._due]
         while len(self._due) < UES:
             self.run(0.01)
         self._pace_s = pace_s
@@ -268,58 +279,56 @@ class Load:
 # ---------------------------------------------------------------- a viewer
 
 
+class Viewer(NamedTuple):
+    """A process that looks on when it is told to."""
+
+    pipe: Any
+    seen: Any
+    """Updates that it has had, in shared memory: asking for them would hold up the UEs."""
+
+
 @contextlib.contextmanager
-def viewer(url: str) -> Iterator[Any]:
-    """A process that looks on when it is told to; yields the pipe to tell it."""
+def viewer(url: str) -> Iterator[Viewer]:
+    """A viewer of that live view."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_view, args=(theirs, urlsplit(url).netloc), daemon=True)
+    seen = context.Value("q", 0, lock=False)
+    process = context.Process(target=_view, args=(theirs, seen, urlsplit(url).netloc), daemon=True)
     process.start()
     try:
-        yield ours
+        yield Viewer(ours, seen)
     finally:
         process.kill()
         process.join(10)
 
 
 @contextlib.contextmanager
-def looking(view: Any) -> Iterator[Any]:
-    """A viewer looks on for as long; yields how many updates it has had so far."""
+def looking(view: Viewer | None) -> Iterator[None]:
+    """A viewer looks on for as long."""
     if view is None:
-        yield lambda: 0
+        yield
         return
-    view.send("look")
-    assert view.poll(30) and view.recv() > 0
-
-    def updates() -> int:
-        view.send("count")
-        assert view.poll(30)
-        return int(view.recv())
-
+    view.pipe.send("look")
+    assert view.pipe.poll(30) and view.pipe.recv() == "looking"
     try:
-        yield updates
+        yield
     finally:
-        view.send("leave")
-        assert view.poll(30) and view.recv() == 0
+        view.pipe.send("leave")
+        assert view.pipe.poll(30) and view.pipe.recv() == "left"
 
 
-def _view(pipe: Any, netloc: str) -> None:
+def _view(pipe: Any, seen: Any, netloc: str) -> None:
     while pipe.recv() == "look":
         connection = http.client.HTTPConnection(netloc, timeout=30)
         connection.request("GET", "/events")
         answer = connection.getresponse()
-        count = 0
-        while True:
-            before, count = count, count + answer.read1(2**20).count(b"\n\n")
-            if count and not before:
-                pipe.send(count)
-            asked = pipe.recv() if pipe.poll() else None
-            if asked == "count":
-                pipe.send(count)
-            elif asked == "leave":
-                break
+        answer.read1(2**20)
+        pipe.send("looking")
+        while not pipe.poll():
+            seen.value += answer.read1(2**20).count(b"\n\n")
+        pipe.recv()
         connection.close()
-        pipe.send(0)
+        pipe.send("left")
 
 
 if __name__ == "__main__":
