@@ -21,12 +21,11 @@ import numpy as np
 from testbed.bs.engine import VerifyEngine
 from testbed.bs.engines import leave_a_core, load_engine
 from testbed.bs.estimator import Work
-from testbed.bs.target import Target, describe
 from testbed.config import Config, resolved
 from testbed.errors import BadInput, ModelError
 from testbed.experiments.edge.dimensions import of_directory, of_gguf
 from testbed.experiments.estimator.profile import Bench
-from testbed.models.bundle import bundled
+from testbed.experiments.inputs.pair import pair_paths
 from testbed.optim.cost_fit import NODES, Node, NodeFit, Phase, Step, cost_document, fit_steps
 from testbed.optim.inference_cost import Cost, Model
 from testbed.ue.batch_drafter import BatchDrafter
@@ -86,7 +85,7 @@ def measure(config: FitConfig, told: Progress) -> list[Step]:
     Raises:
         ModelError: a model's files cannot be used, or it has too few positions.
     """
-    target, drafter_path = paths(config)
+    target, drafter_path = pair_paths(config.model, config.drafter)
     leave_a_core(config.threads)
     longest = max(config.prefixes) + (max(config.windows) + 1) * (config.repeats + config.warmups)
     if longest + max(config.windows) > target.max_positions:
@@ -109,21 +108,9 @@ def measure(config: FitConfig, told: Progress) -> list[Step]:
     return steps
 
 
-def paths(config: FitConfig) -> tuple[Target, Path]:
-    """The target as its directory describes it, and the drafter's file.
-
-    Raises:
-        ModelError: one of them is not there.
-    """
-    drafter = Path(config.drafter) if config.drafter else bundled().require("drafter")
-    if not drafter.is_file():
-        raise ModelError(f"{drafter}: no such file; give a drafter in GGUF format")
-    return describe(config.model or str(bundled().require("target"))), drafter
-
-
 def dimensions(config: FitConfig) -> dict[Node, Model]:
     """Of both models."""
-    target, drafter = paths(config)
+    target, drafter = pair_paths(config.model, config.drafter)
     return {"draft": of_gguf(drafter), "verify": of_directory(target.directory)}
 
 

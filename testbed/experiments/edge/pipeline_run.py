@@ -15,12 +15,13 @@ from testbed.bs.target import Target
 from testbed.config import Config, resolved, save
 from testbed.errors import BadInput, GateError
 from testbed.experiments.edge.figures import claim, write_rows
-from testbed.experiments.edge.fit import QUICK, FitConfig, dimensions, measure, paths, report
+from testbed.experiments.edge.fit import QUICK, FitConfig, dimensions, measure, report
 from testbed.experiments.edge.pipeline import MODES, Pipeline, Run
 from testbed.experiments.edge.pipeline_nodes import Node, Orders, started
 from testbed.experiments.edge.pipeline_report import model_scores, run_row, step_rows
 from testbed.experiments.edge.pipeline_upload import Uploaded, upload
 from testbed.experiments.inputs.datasets import load_dataset
+from testbed.experiments.inputs.pair import pair_paths
 from testbed.experiments.results import directory as results
 from testbed.optim.bandwidth import POLICIES
 from testbed.optim.figures import GAIN_1M, NOISE_W, POWER_W, RADIUS_M
@@ -104,7 +105,7 @@ def run(config: PipelineConfig, cost: Cost, out: Path, told: Told) -> dict[str, 
         GateError: an output differs from the target's own.
         TestbedError: a node failed, or an upload did not arrive.
     """
-    target, drafter = paths(config.pair)
+    target, drafter = pair_paths(config.pair.model, config.pair.drafter)
     cell = make_cell(config, target, cost)
     plan = planned(cell.problem, config.algorithm, config.window)
     orders = _orders(config, target, drafter, cell, plan)

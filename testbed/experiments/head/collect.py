@@ -14,13 +14,14 @@ import numpy as np
 from testbed.bs.engine import VerifyEngine
 from testbed.bs.engines import leave_a_core, load_engine
 from testbed.bs.model_files import ModelFiles, check_files
-from testbed.bs.target import Target, describe
+from testbed.bs.target import Target
 from testbed.config import RunConfig
 from testbed.decision_head.episodes import META, EpisodeStore, Meta
-from testbed.errors import BadInput, ModelError
+from testbed.errors import BadInput
 from testbed.experiments.head.config import CollectConfig
 from testbed.experiments.head.summary import summary
 from testbed.experiments.head.walk import POLICIES, Episode, Walker, chunk_of, walk
+from testbed.experiments.inputs.pair import pair_paths
 from testbed.experiments.runs.execute import load_drafter
 from testbed.experiments.runs.prepare import Work, prepare
 from testbed.experiments.walks.answers import Task
@@ -28,7 +29,7 @@ from testbed.experiments.walks.completions import Completer
 from testbed.experiments.walks.lockstep import NOTHING, Lockstep
 from testbed.experiments.walks.scorers import scorer
 from testbed.fingerprints import model_fingerprint
-from testbed.models.bundle import BUNDLED, bundled
+from testbed.models.bundle import BUNDLED
 from testbed.ue.drafting import Drafter
 from testbed.ue.llama import MAX_SEQUENCES
 
@@ -49,7 +50,7 @@ def collect(config: CollectConfig, out: Path, told: Told) -> dict[str, Any]:
     """
     check(config)
     score = scorer(config.scorer)
-    target, drafter_path = pair_paths(config)
+    target, drafter_path = pair_paths(config.model, config.drafter)
     files = check_files(target.directory, dtype=config.dtype, vocab_size=target.vocab_size, max_model_len=None)
     work = _work(config, target, drafter_path)
     prompts = [prompt.ids for prompt in work.prompts[config.first :]]
@@ -121,18 +122,6 @@ def check(config: CollectConfig) -> None:
         raise BadInput("a drafter of your own needs its target: give --model too")
     if config.model and not config.drafter:
         raise BadInput("a target of your own needs its drafter: give --drafter FILE.gguf too")
-
-
-def pair_paths(config: CollectConfig) -> tuple[Target, Path]:
-    """The target as its directory describes it, and the drafter's file.
-
-    Raises:
-        ModelError: one of them is not there.
-    """
-    drafter = Path(config.drafter) if config.drafter else bundled().require("drafter")
-    if not drafter.is_file():
-        raise ModelError(f"{drafter}: no such file; give a drafter in GGUF format")
-    return describe(config.model or str(bundled().require("target"))), drafter
 
 
 def _run(config: CollectConfig) -> RunConfig:

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from testbed.cli.optim import app
 from testbed.errors import BadInput, ModelError
 from testbed.experiments.edge.dimensions import of_directory, of_gguf
-from testbed.experiments.edge.fit import FitConfig, measure, paths, read_cost, read_steps, report, write_steps
+from testbed.experiments.edge.fit import FitConfig, measure, read_cost, read_steps, report, write_steps
+from testbed.experiments.inputs.pair import pair_paths
 from testbed.models.bundle import bundled
 from testbed.optim.cost_fit import Step
 from testbed.optim.inference_cost import Cost, Model
@@ -67,7 +68,7 @@ def test_steps_and_fits_are_files_that_other_commands_read(
 
 
 def test_dimensions_of_the_bundled_pair() -> None:
-    _, drafter = paths(FitConfig())
+    _, drafter = pair_paths(None, None)
     assert of_gguf(drafter) == of_directory(bundled().require("drafter_hf")) == Model(layers=3, hidden=96, ffn=256)
     assert of_directory(bundled().require("target")) == Model(layers=6, hidden=192, ffn=512)
 

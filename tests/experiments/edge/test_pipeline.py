@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from testbed.errors import BadInput, TestbedError
-from testbed.experiments.edge.fit import paths
 from testbed.experiments.edge.pipeline import MODES, Pipeline, Run, StepRecord
 from testbed.experiments.edge.pipeline_nodes import Done, Draft, Failed, Node, Open, Orders, Verify, answers, started
 from testbed.experiments.edge.pipeline_report import (
@@ -27,6 +26,7 @@ from testbed.experiments.edge.pipeline_report import (
 )
 from testbed.experiments.edge.pipeline_run import PipelineConfig, make_cell, run
 from testbed.experiments.edge.pipeline_upload import payload, upload
+from testbed.experiments.inputs.pair import pair_paths
 from testbed.models.bundle import bundled
 from testbed.optim.inference_cost import Cost, Model, Serving
 from testbed.optim.tasks import Problem, Task, allocation
@@ -367,7 +367,7 @@ def test_a_plan_is_carried_out_by_two_processes(tmp_path: Path) -> None:
     assert pipeline["recursion_s"] <= pipeline["inference_s"]
     assert document["latency_s"]["uniform, pipeline"] > document["latency_s"]["optimal, pipeline"]
     refuse(lambda: run(config, COST, tmp_path / "run", said.append), BadInput, "is not empty")
-    target, _ = paths(config.pair)
+    target, _ = pair_paths(config.pair.model, config.pair.drafter)
     again, other = make_cell(config, target, COST), make_cell(PipelineConfig(tasks=5, seed=1), target, COST)
     assert json.loads((tmp_path / "run" / "plan.json").read_text()) == document["plan"]
     assert [len(again.prompts[k]) for k in range(5)] != [len(other.prompts[k]) for k in range(5)]
