@@ -28,7 +28,10 @@ def measure(
         str | None, typer.Option(help="Acceptance rates of replayed drafts; none: the real drafter. [0.8]")
     ] = None,
     rates: Annotated[int | None, typer.Option(help="Loads between one at a time and the ceiling. [9]")] = None,
-    requests: Annotated[int | None, typer.Option(help="Requests of each load. [60]")] = None,
+    requests: Annotated[int | None, typer.Option(help="Requests of each load and repeat. [60]")] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="Repeats of all, in another order, pooled: evens out a machine's moods. [1]")
+    ] = None,
     at_once: Annotated[int | None, typer.Option(help="Under way where the ceiling is measured. [32]")] = None,
     draft_ms: Annotated[float | None, typer.Option(help="Time that a replayed token takes to draft. [0]")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Tokens of an output at most. [256]")] = None,
@@ -52,15 +55,16 @@ def measure(
 
         testbed latency measure --model random --windows 0,4 --prefills 64,128,256 --decodes 32,64 --out runs/lengths
     """
-    from testbed.experiments.latency.load import COLUMNS, LoadConfig
+    from testbed.experiments.latency.load import COLUMNS
     from testbed.experiments.latency.load import measure as run
+    from testbed.experiments.latency.load_config import LoadConfig
     from testbed.experiments.latency.load_lengths import measure_lengths
 
     given: dict[str, Any] = {
         "engine": engine, "model": model, "dtype": dtype, "windows": windows and numbers(windows, int, "--windows"),
         "alphas": alphas and ([] if alphas == "none" else numbers(alphas, float, "--alphas")), "rates": rates,
-        "requests": requests, "at_once": at_once, "draft_ms": draft_ms, "max_tokens": max_tokens, "dataset": dataset,
-        "drafter": drafter, "tokenizer": tokenizer, "seed": seed,
+        "requests": requests, "repeats": repeats, "at_once": at_once, "draft_ms": draft_ms, "max_tokens": max_tokens,
+        "dataset": dataset, "drafter": drafter, "tokenizer": tokenizer, "seed": seed,
     }  # fmt: skip
     chosen = combined(LoadConfig() if config is None else load(LoadConfig, config), given)
     if (prefills is None) is not (decodes is None):

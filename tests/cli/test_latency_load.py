@@ -13,7 +13,8 @@ import pytest
 
 from testbed.cli.main import main
 from testbed.experiments.latency import load_lengths
-from testbed.experiments.latency.load import COLUMNS, LoadConfig, Series
+from testbed.experiments.latency.load import COLUMNS, Series
+from testbed.experiments.latency.load_config import LoadConfig
 from testbed.experiments.latency.openloop import LoadPoint
 
 # where so few tokens are asked for, the few rounds in which the controller tries a window cost more than 2 %

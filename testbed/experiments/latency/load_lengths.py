@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from testbed.experiments.latency.load import LoadConfig, Series, measure, write_csv
+from testbed.experiments.latency.load import Series, measure, write_csv
+from testbed.experiments.latency.load_config import LoadConfig
 
 
 def measure_lengths(

@@ -1,7 +1,8 @@
 """A base station under open-loop load: Poisson arrivals that do not wait for answers, and what latency does.
 
-Loads lie evenly between what one request at a time gets through and what many at once do. A load at which requests
-pile up has no mean latency; it is marked and left out of fits.
+Loads lie evenly between what one request at a time gets through and what many at once do. Of a load's requests those
+count that neither come while the BS fills up nor have nobody coming after them. A load at which requests pile up has no
+mean latency; it is marked and left out of fits.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -29,6 +30,10 @@ from testbed.ue.window import FixedWindow
 
 GROWTH = 1.5
 """Requests that came last took this many times as long as those that came first: they pile up."""
+FILLING, EMPTYING = 0.2, 0.1
+"""Shares of a load's requests, the first and the last ones, that do not count: the BS was idle before, and is after."""
+LEAST = 5
+"""Requests of a load; of fewer, none may be left that counts."""
 BEHIND = 0.9
 """Share of the arrivals' rate that must have been answered by the time the last one came and a latency more."""
 
@@ -49,10 +54,10 @@ class Served(msgspec.Struct, frozen=True):
 
 
 class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One load on one BS; latencies in seconds."""
+    """One load on one BS, of the requests that count; latencies in seconds."""
 
     rps: float
-    """Requests a second offered."""
+    """Requests a second as they came."""
     k: int
     """Drafted tokens a round; 0: the target alone."""
     alpha: float | None
@@ -136,12 +141,10 @@ def loads(low_rps: float, high_rps: float, count: int) -> list[float]:
     return [low_rps + (high_rps - low_rps) * i / (count + 1) for i in range(1, count + 1)]
 
 
-async def offer(
-    station: Station, prompts: Sequence[Prompt], rps: float, seed: int, told: Callable[[], None] = lambda: None
-) -> list[Served]:
+async def offer(station: Station, prompts: Sequence[Prompt], rps: float, seed: Sequence[int]) -> list[Served]:
     """Send every prompt at the times of a Poisson process of rate `rps` and see all of them through."""
     clock = station.clock
-    gaps = np.random.default_rng([seed, len(prompts)]).exponential(1 / rps, len(prompts))
+    gaps = np.random.default_rng([*seed, len(prompts)]).exponential(1 / rps, len(prompts))
     start_s = clock.time()
     served: list[Served] = []
 
@@ -149,7 +152,6 @@ async def offer(
         await _until(clock, at_s)
         record = await station.decode(prompt)
         served.append(_served(record, at_s - start_s, clock.time() - at_s))
-        told()
 
     times = (start_s + np.cumsum(gaps)).tolist()
     tasks = [asyncio.create_task(one(*pair)) for pair in zip(prompts, times, strict=True)]
@@ -182,18 +184,18 @@ def _served(record: RequestRecord, arrived_s: float, latency_s: float) -> Served
     )
 
 
-def point(served: Sequence[Served], rps: float, k: int) -> LoadPoint:
-    """What a load came to.
+def point(repeats: Sequence[Sequence[Served]], k: int) -> LoadPoint:
+    """What a load came to, over all its repeats together.
 
     Raises:
-        BadInput: no requests.
+        BadInput: too few requests.
     """
-    if not served:
-        raise BadInput("a load without requests has no latency")
+    parts = [steady(served) for served in repeats]
+    served = [each for part, _ in parts for each in part]
     latencies = np.array([s.latency_s for s in served])
     accepted, rejections = sum(s.accepted for s in served), sum(s.rejections for s in served)
     return LoadPoint(
-        rps=rps,
+        rps=len(served) / sum(span_s for _, span_s in parts),
         k=k,
         alpha=accepted / (accepted + rejections) if accepted + rejections else None,
         prefill=statistics.fmean(s.prompt_len for s in served),
@@ -203,8 +205,21 @@ def point(served: Sequence[Served], rps: float, k: int) -> LoadPoint:
         latency_p95_s=float(np.quantile(latencies, 0.95)),
         latency_p99_s=float(np.quantile(latencies, 0.99)),
         batch_size=statistics.fmean(s.batch_size for s in served),
-        saturated=piled_up(served),
+        saturated=2 * sum(map(piled_up, repeats)) >= len(repeats),
     )
+
+
+def steady(served: Sequence[Served]) -> tuple[list[Served], float]:
+    """Requests that count, and the seconds from the first of them to the first after them.
+
+    Raises:
+        BadInput: fewer than `LEAST` requests.
+    """
+    if len(served) < LEAST:
+        raise BadInput(f"{len(served)} requests have no steady latency: give a load {LEAST} or more")
+    ordered = sorted(served, key=lambda s: s.arrived_s)
+    first, end = round(FILLING * len(ordered)), len(ordered) - max(1, round(EMPTYING * len(ordered)))
+    return ordered[first:end], ordered[end].arrived_s - ordered[first].arrived_s
 
 
 def piled_up(served: Sequence[Served]) -> bool:

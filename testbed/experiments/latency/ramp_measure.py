@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from testbed.experiments.latency.load import claim, write_whole
+from testbed.experiments.latency.load_config import claim, write_whole
 from testbed.experiments.latency.ramp import RampConfig, Run, Told
 from testbed.experiments.latency.ramp_real import RealRamp
 from testbed.experiments.latency.ramp_virtual import VirtualRamp

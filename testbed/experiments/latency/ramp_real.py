@@ -8,7 +8,7 @@ from pathlib import Path
 
 from testbed.config import RunConfig
 from testbed.errors import BadInput
-from testbed.experiments.latency.load import LoadConfig, outputs_of, with_station
+from testbed.experiments.latency.load_config import LoadConfig
 from testbed.experiments.latency.ramp import (
     HINTS,
     Answered,
@@ -24,6 +24,7 @@ from testbed.experiments.latency.ramp import (
     policy_of,
     throughput_rps,
 )  # fmt: skip
+from testbed.experiments.latency.station import outputs_of, with_station
 from testbed.experiments.runs.prepare import Work, prepare
 from testbed.models.bundle import bundled
 from testbed.ue.client import Client
@@ -82,8 +83,7 @@ class RealRamp:
         """Drafts after these prompts, their outputs decoded beforehand."""
         place = self._out / name
         place.mkdir(exist_ok=True)
-        every = Work([*work.prompts, *work.warmup], [], work.prompter, work.drafter_path)
-        known = outputs_of(self._load, every, place, self._told)
+        known = outputs_of(self._load, work, place, self._told)
         assert work.prompter is not None
         context = max(map(len, known)) + self._config.max_tokens + self._config.limit + max(self._config.windows) + 1
         return ReplayDrafter(

@@ -11,7 +11,8 @@ import pytest
 
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import Example
-from testbed.experiments.latency.load import LoadConfig, write_csv
+from testbed.experiments.latency.load import write_csv
+from testbed.experiments.latency.load_config import LoadConfig
 from testbed.experiments.latency.openloop import (
     Served,
     batches,
@@ -20,6 +21,7 @@ from testbed.experiments.latency.openloop import (
     offer,
     piled_up,
     point,
+    steady,
     synchronous_rps,
 )  # fmt: skip
 from testbed.experiments.results.latency import read_points
@@ -54,7 +56,7 @@ def prompts(count: int) -> list[Prompt]:
 
 def offered(rps: float, count: int = 4000, seed: int = 0) -> list[Served]:
     async def run() -> list[Served]:
-        return await offer(OneServer(), prompts(count), rps, seed)  # type: ignore[arg-type]
+        return await offer(OneServer(), prompts(count), rps, [seed])  # type: ignore[arg-type]
 
     return run_virtually(run())
 
@@ -62,9 +64,10 @@ def offered(rps: float, count: int = 4000, seed: int = 0) -> list[Served]:
 @pytest.mark.parametrize("load", [0.2, 0.5, 0.7])
 def test_latency_is_that_of_the_queue(load: float) -> None:
     """M/D/1 (Pollaczek and Khinchine): s + ρ·s / 2(1 − ρ)."""
-    found = point(offered(load / SERVICE_S), load / SERVICE_S, 8)
+    found = point([offered(load / SERVICE_S)], 8)
     assert found.latency_s == pytest.approx(SERVICE_S * (1 + load / (2 * (1 - load))), rel=0.06)
     assert not found.saturated
+    assert found.rps == pytest.approx(load / SERVICE_S, rel=0.06) and found.requests == 2800
     assert found.alpha == pytest.approx(11 / 12) and found.decode == 13 and found.prefill == 3 and found.batch_size == 2
 
 
@@ -77,7 +80,7 @@ def test_arrivals_are_poisson_and_the_seed_s() -> None:
 
 @pytest.mark.parametrize("load", [1.3, 2.0])
 def test_more_than_can_be_served_piles_up(load: float) -> None:
-    assert point(offered(load / SERVICE_S, 90), load / SERVICE_S, 8).saturated
+    assert point([offered(load / SERVICE_S, 90)], 8).saturated
 
 
 def test_one_at_a_time_and_at_most() -> None:
@@ -106,16 +109,35 @@ def test_no_prompt_is_used_twice() -> None:
 
 def test_few_requests_say_nothing_of_piling_up() -> None:
     assert not piled_up(offered(50.0, 8))
-    with pytest.raises(BadInput, match="no latency"):
-        point([], 1.0, 8)
+    with pytest.raises(BadInput, match="no steady latency"):
+        point([offered(50.0, 4)], 8)
+
+
+def test_requests_count_while_load_is_steady() -> None:
+    """Neither those that meet an idle server nor those that leave one behind; rates are of those that count."""
+    served = offered(5.0, 20)
+    counted, span_s = steady(served[::-1])
+    assert counted == served[4:18] and span_s == served[18].arrived_s - served[4].arrived_s
+    assert point([served], 8).rps == 14 / span_s
+
+
+def test_repeats_are_pooled() -> None:
+    """As if all had been one load; most of them have to pile up before it does."""
+    repeats = [offered(rate, 90, seed) for seed, rate in enumerate((5.0, 6.0, 20.0))]
+    alone, together = [point([served], 8) for served in repeats], point(repeats, 8)
+    assert [p.saturated for p in alone] == [False, False, True] and not together.saturated
+    assert point(repeats[1:], 8).saturated
+    assert together.requests == sum(p.requests for p in alone)
+    assert together.latency_s == pytest.approx(np.mean([p.latency_s for p in alone]))
+    assert 1 / together.rps == pytest.approx(np.mean([1 / p.rps for p in alone]))
 
 
 def test_points_are_read_back_by_the_fit(tmp_path: Path) -> None:
-    found = [point(offered(rps, 60), rps, 8) for rps in (1.0, 4.0)]
+    found = [point([offered(rps, 60)], 8) for rps in (1.0, 4.0)]
     write_csv(tmp_path / "points.csv", found)
     points, latency_s = read_points(tmp_path / "points.csv")
     assert latency_s.tolist() == [p.latency_s for p in found]
-    assert points.form == "speculation" and points.rps.tolist() == [1.0, 4.0]
+    assert points.form == "speculation" and points.rps.tolist() == [p.rps for p in found]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,92 @@
+"""A BS process that one measurement talks to, and what its target says to prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from testbed.channel.link import ZmqLink, new_identity
+from testbed.clock import WallClock
+from testbed.experiments.latency.load_config import LoadConfig, write_whole
+from testbed.experiments.latency.openloop import Station
+from testbed.experiments.runs.prepare import Prompt, Work
+from testbed.experiments.runs.processes import base_station
+from testbed.ue.client import Client
+from testbed.ue.drafting import Drafter
+from testbed.ue.pace import Steady
+from testbed.ue.replay import ReplayDrafter
+from testbed.ue.session import REAL_TIME
+
+CLIENTS = 16
+"""Connections of the one UE, which share what a BS lets each have of sessions."""
+TIMEOUT_S = 600.0
+
+T = TypeVar("T")
+Told = Callable[[str], None]
+Known = dict[tuple[int, ...], list[int]]
+"""The target's own output by prompt."""
+
+
+def outputs_of(config: LoadConfig, work: Work, out: Path, told: Told) -> Known:
+    """What the target decodes after each prompt and after the warm-up's, where replays need it; by a BS of its own, for
+    the prefix cache.
+    """
+    if not any(alpha is not None for _, alpha in config.series):
+        return {}
+    path, prompts = out / "outputs.json", [*work.prompts, *work.warmup]
+    if not path.exists():
+        told(f"the target's own outputs to {len(prompts)} prompts")
+        outputs = asyncio.run(with_station(config, work, lambda clients: _decode_alone(config, prompts, clients)))
+        write_whole(path, msgspec.json.encode(outputs))
+    known = msgspec.json.decode(path.read_bytes(), type=list[list[int]])
+    return {tuple(p.ids): ids for p, ids in zip(prompts, known, strict=True)}
+
+
+Use = Callable[[Sequence[Client]], Awaitable[T]]
+"""What is done over connections to a BS that has just started."""
+
+
+async def with_station(
+    config: LoadConfig, work: Work, use: Use[T], more: Sequence[str] = (), count: int = CLIENTS
+) -> T:
+    """Start a BS, with `more` arguments, connect so many times, and stop it afterwards."""
+    arguments = ["--engine", config.engine, "--bind", "tcp://127.0.0.1:*", "--dtype", config.dtype, *more]
+    if config.model:
+        arguments += ["--model", config.model]
+    with base_station(arguments) as ready:
+        clock = WallClock()
+        clients = [Client(ZmqLink(ready["bind"], new_identity()), clock, 0, TIMEOUT_S) for _ in range(count)]
+        try:
+            assert work.prompter is not None
+            for client in clients:
+                await client.connect(work.prompter.fingerprint, work.prompter.vocab_size)
+            return await use(clients)
+        finally:
+            for client in clients:
+                await client.close()
+
+
+def station_of(config: LoadConfig, clients: Sequence[Client], drafter: Drafter, k: int, replayed: bool) -> Station:
+    welcome = clients[0].welcome
+    assert welcome is not None
+    pace = Steady(clients[0].clock, config.draft_ms / 1e3) if replayed else REAL_TIME
+    return Station(itertools.cycle(clients), drafter, pace, k, config.max_tokens, welcome.end_ids, clients[0].clock)
+
+
+async def _decode_alone(config: LoadConfig, prompts: Sequence[Prompt], clients: Sequence[Client]) -> list[list[int]]:
+    """The target's own outputs, many at once."""
+    station = station_of(config, clients, ReplayDrafter({}, vocab_size=2, alpha=0.0, context=1), 0, False)
+    found: dict[int, list[int]] = {}
+    queue = iter(enumerate(prompts))
+
+    async def worker() -> None:
+        for index, prompt in queue:
+            found[index] = (await station.decode(prompt)).token_ids
+
+    await asyncio.gather(*(worker() for _ in range(config.at_once)))
+    return [found[index] for index in range(len(prompts))]
