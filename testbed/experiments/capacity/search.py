@@ -6,24 +6,21 @@ import concurrent.futures as futures
 import functools
 import hashlib
 import json
-import multiprocessing
-import os
 import statistics
 from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from testbed.config import resolved
-from testbed.errors import BadInput, EngineError
+from testbed.errors import BadInput
 from testbed.experiments.capacity.run import run_capacity
 from testbed.experiments.capacity.systems import MOST_UES, SYSTEMS, CapacityConfig, System, hardware, speeds, spread
 from testbed.experiments.capacity.tally import ALL, ANY, CLEAR, Run, keeps
 from testbed.experiments.inputs.profile import InteractionVerify, Work
+from testbed.experiments.runs.workers import pool_of
 from testbed.files import whole_file
-from testbed.interrupts import as_worker
 
 WIDER = 1.15
 """How far a search steps away from its guess at a time, until it has the capacity between two steps."""
@@ -82,19 +79,9 @@ def run_jobs(jobs: Sequence[Job], workers: int, directory: Path | None, told: To
         directory.mkdir(parents=True, exist_ok=True)
     if workers == 1 or len(jobs) == 1:
         return _one_by_one(jobs, directory, told)
-    context = multiprocessing.get_context("spawn")
-    pool = futures.ProcessPoolExecutor(min(workers, len(jobs)), context, as_worker, (os.getpid(),))
-    try:
+    killed = "a run's process was killed; with --out the same call goes on with what is left"
+    with pool_of(min(workers, len(jobs)), killed) as pool:
         return _at_once(pool, jobs, directory, told)
-    except BaseException as exc:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in multiprocessing.active_children():
-            process.terminate()
-        if isinstance(exc, BrokenProcessPool):
-            raise EngineError("a run's process was killed; with --out the same call goes on with what is left") from exc
-        raise
-    finally:
-        pool.shutdown()
 
 
 def _one_by_one(jobs: Sequence[Job], directory: Path | None, told: Told) -> list[object]:

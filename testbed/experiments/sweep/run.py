@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import shutil
 from collections.abc import Iterator, Sequence
 from concurrent import futures
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import msgspec
 
 from testbed.config import RunConfig
-from testbed.errors import EngineError, GateError
+from testbed.errors import GateError
 from testbed.experiments.inputs.profile import load_profile
 from testbed.experiments.runs.demo import judge_of, judging, run_demo, virtual_config
 from testbed.experiments.runs.execute import Watch
 from testbed.experiments.runs.prepare import Work, prepare
 from testbed.experiments.runs.uerun import result_of, write_run
 from testbed.experiments.runs.virtual import Models, load_models, run_virtual
+from testbed.experiments.runs.workers import pool_of
 from testbed.experiments.sweep.points import Point
-from testbed.interrupts import as_worker
 from testbed.models.bundle import bundled
 
 Pair = tuple[str, str | None, str | None, str]
@@ -132,33 +130,22 @@ def at_once(todo: Sequence[Point], folder: Path, workers: int) -> Iterator[Point
     Raises:
         EngineError: something else ended one of the processes.
     """
-    context = multiprocessing.get_context("spawn")
     threads = max(1, (os.cpu_count() or 1) // workers)
-    pool = futures.ProcessPoolExecutor(workers, context, _begin, (list(todo), threads, os.getpid()))
-    try:
+    killed = "a worker was killed; the same command goes on with what is left"
+    with pool_of(workers, killed, _begin, (list(todo), threads)) as pool:
         running = {pool.submit(_run, number, folder): point for number, point in enumerate(todo)}
         for future in futures.as_completed(running):
             future.result()
             yield running[future]
-    except BaseException as exc:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in multiprocessing.active_children():
-            process.terminate()
-        if isinstance(exc, BrokenProcessPool):
-            raise EngineError("a worker was killed; the same command goes on with what is left") from exc
-        raise
-    finally:
-        pool.shutdown()
 
 
 _shop: Workshop | None = None
 _todo: Sequence[Point] = ()
 
 
-def _begin(todo: Sequence[Point], threads: int, parent: int) -> None:
-    """In a worker: end with the sweep, even where that is killed, and leave interrupts to it."""
+def _begin(todo: Sequence[Point], threads: int) -> None:
+    """In a worker."""
     global _shop, _todo
-    as_worker(parent)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     _shop, _todo = Workshop(todo), todo
 
