@@ -68,6 +68,8 @@ class ServeConfig(Config, frozen=True):
     """Whether scheduler slo refuses sessions whose speed it cannot promise."""
     chunk_tokens: int | None = None
     """New tokens of a prompt that one pass of scheduler fcfs takes; None: all. slo goes by deadlines."""
+    pace: str | None = None
+    """Coefficients of another machine, as `coefficients` has them: passes last as long as there, at least."""
     window_controller: str | None = None
     """Hint UEs how much to draft: `on`, or fields of `optim.window_controller.WindowConfig`, such as `max_window=8`;
     None: no hints."""

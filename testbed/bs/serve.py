@@ -25,6 +25,7 @@ from testbed.bs.monitor import Monitor, check_monitor, monitored
 from testbed.bs.monitor_source import Source
 from testbed.bs.monitor_wire import Serving
 from testbed.bs.observer import Observer
+from testbed.bs.paced import PacedEngine
 from testbed.bs.power import metered
 from testbed.bs.recent import Recent
 from testbed.bs.runner import EngineRunner, ThreadRunner
@@ -64,11 +65,14 @@ class Loaded(NamedTuple):
     """Of scheduler slo and of the window controller; without them None."""
 
 
-def serve(config: ServeConfig, ready: Ready, coefficients: Coefficients | None = None) -> None:
+def serve(
+    config: ServeConfig, ready: Ready, coefficients: Coefficients | None = None, pace: Coefficients | None = None
+) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Args:
         coefficients: that scheduler slo begins with; None: the engine measures a few passes first.
+        pace: how long passes last at least; None: as long as they do.
 
     Raises:
         BadInput: a model, head, address, file or option that cannot be used.
@@ -88,14 +92,18 @@ def serve(config: ServeConfig, ready: Ready, coefficients: Coefficients | None =
         if metrics is not None and meter is not None:
             metrics.add("power", meter.snapshot)
         thread = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="engine"))
-        loaded = thread.submit(_load_all, config, coefficients).result()
+        loaded = thread.submit(_load_all, config, coefficients, pace).result()
+        if metrics is not None and isinstance(loaded.engine, PacedEngine):
+            metrics.add("pace", loaded.engine.snapshot)
         stack.callback(lambda: thread.submit(loaded.engine.close).result())
         asyncio.run(_run(config, ThreadRunner(loaded.engine, thread), loaded, ready, metrics, monitor))
 
 
-def _load_all(config: ServeConfig, coefficients: Coefficients | None) -> Loaded:
+def _load_all(config: ServeConfig, coefficients: Coefficients | None, pace: Coefficients | None) -> Loaded:
     """Load judge and engine, in the thread that will own the engine, and learn how long its passes take."""
     engine, offer, judge = _load(config)
+    if pace is not None:
+        engine = PacedEngine(engine, pace)
     offer = replace(offer, max_window=config.max_window, weights=_weights(config), judge=_judged_by(config))
     try:
         return Loaded(engine, offer, judge, _estimator(config, engine, coefficients))

@@ -78,6 +78,13 @@ def serve(
     chunk_tokens: Annotated[
         int | None, typer.Option(help="New tokens of a prompt that a pass of fcfs takes; slo goes by deadlines.")
     ] = None,
+    pace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROFILE|FILE.json",
+            help="Be as slow as another machine: passes last as long as its coefficients say, or longer.",
+        ),
+    ] = None,
     window_controller: Annotated[
         str | None,
         typer.Option(help="Hint UEs of `ue run --window-rule hinted` how much to draft: on, or max_window=8,…"),
@@ -125,6 +132,8 @@ def serve(
 
         testbed bs serve --window-controller max_window=8
 
+        testbed bs serve --pace a100-qwen3-32b
+
         testbed bs serve --monitor 9100
     """
     from testbed.bs.judges import WITH_HEAD, judge_kind
@@ -162,6 +171,7 @@ def serve(
         coefficients=coefficients,
         admission=admission,
         chunk_tokens=chunk_tokens,
+        pace=pace,
         window_controller=window_controller,
         metrics=metrics,
         metrics_interval_s=metrics_interval_s,
@@ -173,6 +183,9 @@ def serve(
 
     _check(config)
     known = named(config.coefficients) if config.coefficients else None
+    paced = named(config.pace) if config.pace else None
+    if config.pace and paced is None:
+        raise BadInput(f"--pace takes a profile or a file, not {config.pace}: what this engine takes is no pace")
     stdout = claim_stdout() if as_json else sys.stdout
 
     def ready(addresses: list[str], offer: Offer, view: str | None) -> None:
@@ -183,7 +196,7 @@ def serve(
         if view:
             note(f"live view: {view}")
 
-    run(config, ready, known)
+    run(config, ready, known, paced)
 
 
 def _check(config: ServeConfig) -> None:

@@ -40,8 +40,12 @@ def fit(
     csv: Annotated[Path, typer.Option(help="Columns rps,latency_s; for speculation also alpha,k,prefill,decode.")],
     experts: Annotated[str | None, typer.Option(help="Mixture of experts: m,M, m active of M.")] = None,
     column: Annotated[str, typer.Option(help="Column to fit; latency_p95_s, say.")] = "latency_s",
+    windows: Annotated[
+        str | None, typer.Option(help="Take rows of these k alone: 1,2,4; 0: without speculation.")
+    ] = None,
     form: Annotated[
-        Literal["load", "speculation"] | None, typer.Option(help="Default: speculation where its columns are there.")
+        Literal["load", "speculation"] | None,
+        typer.Option(help="Default: speculation where its columns are there and k is not 0."),
     ] = None,
     by_length: Annotated[
         bool, typer.Option("--by-length", help="Fit each prefill and decode length for itself, and lines over them.")
@@ -64,6 +68,8 @@ def fit(
 
         testbed latency fit --csv speculation.csv --out fit.json --plots plots
 
+        testbed latency fit --csv speculation.csv --windows 1,2,4,8
+
         testbed latency fit --csv lengths.csv --by-length --leave-out 1,2,4
 
         testbed latency fit --csv moe.csv --experts 8,128 --json
@@ -73,7 +79,8 @@ def fit(
 
     if bootstrap < 0:
         raise BadInput(f"--bootstrap must be at least 0, not {bootstrap}")
-    points, latency_s = read_points(csv, column)
+    wanted = None if windows is None else numbers(windows, int, "--windows")
+    points, latency_s = read_points(csv, column, wanted)
     if by_length:
         if experts or form or out:
             raise BadInput("--by-length gives a fit for each length: leave out --experts, --form and --out")

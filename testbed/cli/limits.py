@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from testbed.cli.lists import numbers
 from testbed.cli.output import note, print_json, print_rows
 from testbed.errors import BadInput
 
@@ -15,6 +16,7 @@ NUMBER = "{:.6g}"
 
 def limits(
     csv: Annotated[Path, typer.Option(help="all.csv of `testbed latency measure`.")],
+    windows: Annotated[str | None, typer.Option(help="Take rows of these k alone: 1,2,4.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Where the latency model stops holding: mean, p95 and p99, each by a fit of its own, by how near saturation.
@@ -22,13 +24,15 @@ def limits(
     Fits take the loads at which nothing piles up, errors all of them. x = RPS·C2 is the mean's; the model counts as
     holding up to the first range of x in which the median error is above 10 %.
 
-    Example:
+    Examples:
 
         testbed latency limits --csv runs/load/all.csv
+
+        testbed latency limits --csv runs/load/all.csv --windows 0
     """
     from testbed.experiments.latency.limits import limits as found_limits
 
-    found = found_limits(csv)
+    found = found_limits(csv, windows=None if windows is None else numbers(windows, int, "--windows"))
     if as_json:
         fits = {name: {"r2": each.r2, **dict(zip(each.names, each.values.tolist(), strict=True))}
                 for name, each in found.fits.items()}  # fmt: skip

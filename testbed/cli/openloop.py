@@ -23,6 +23,7 @@ def measure(
     engine: Annotated[str | None, typer.Option(help="vllm or transformers. [vllm]")] = None,
     model: Annotated[str | None, typer.Option(help="Target; default: the bundled one.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16. [float32]")] = None,
+    pace: Annotated[str | None, typer.Option(help="As of `bs serve`: a machine whose pace passes keep. [none]")] = None,
     windows: Annotated[str | None, typer.Option(help="Drafted tokens a round; 0: the target alone. [0,2,4,8]")] = None,
     alphas: Annotated[
         str | None, typer.Option(help="Acceptance rates of replayed drafts; none: the real drafter. [0.8]")
@@ -61,7 +62,8 @@ def measure(
     from testbed.experiments.latency.load_lengths import measure_lengths
 
     given: dict[str, Any] = {
-        "engine": engine, "model": model, "dtype": dtype, "windows": windows and numbers(windows, int, "--windows"),
+        "engine": engine, "model": model, "dtype": dtype, "pace": pace,
+        "windows": windows and numbers(windows, int, "--windows"),
         "alphas": alphas and ([] if alphas == "none" else numbers(alphas, float, "--alphas")), "rates": rates,
         "requests": requests, "repeats": repeats, "at_once": at_once, "draft_ms": draft_ms, "max_tokens": max_tokens,
         "dataset": dataset, "drafter": drafter, "tokenizer": tokenizer, "seed": seed,

@@ -33,6 +33,7 @@ def ramp(
     profile: Annotated[str | None, typer.Option(help="Virtual: pass times. [a100-qwen3-32b-appendix]")] = None,
     engine: Annotated[str | None, typer.Option(help="Real: vllm or transformers. [vllm]")] = None,
     model: Annotated[str | None, typer.Option(help="Real: target; default: the bundled one.")] = None,
+    pace: Annotated[str | None, typer.Option(help="Real: as of `bs serve`. [none]")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Real: tokens of an output at most. [64]")] = None,
     check: Annotated[bool, typer.Option(help="Fail unless hinted windows hold what is asked of them.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
@@ -58,7 +59,8 @@ def ramp(
     given: dict[str, Any] = {
         "kind": "real" if real else None, "controller": controller, "steps": steps, "reach": reach,
         "requests": requests, "step_s": step_s, "ues": ues, "alpha": alpha, "draft_ms": draft_ms,
-        "network_ms": network_ms, "profile": profile, "engine": engine, "model": model, "max_tokens": max_tokens,
+        "network_ms": network_ms, "profile": profile, "engine": engine, "model": model, "pace": pace,
+        "max_tokens": max_tokens,
         "windows": windows and numbers(windows, int, "--windows"),
         "loads": loads and numbers(loads, float, "--loads"),
         "seeds": seeds and numbers(seeds, int, "--seeds"),

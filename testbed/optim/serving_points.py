@@ -49,8 +49,10 @@ class Points:
 
     @property
     def form(self) -> Form:
-        """The speculation-aware form where what it needs is known."""
-        return "load" if any(getattr(self, name) is None for name in NEEDED) else "speculation"
+        """The speculation-aware form where what it needs is known and something is drafted."""
+        if self.k is None or not self.k.any() or any(getattr(self, name) is None for name in NEEDED):
+            return "load"
+        return "speculation"
 
     @property
     def verified(self) -> Array:

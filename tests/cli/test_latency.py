@@ -100,6 +100,22 @@ def test_fit_takes_the_six_where_their_columns_are(here: Path) -> None:
     assert pooled["r2"] < 0.9 and "c1_p" not in pooled
 
 
+def test_fit_of_some_windows(here: Path) -> None:
+    """Without speculation a server may be another one: what the others' rows say must not depend on it."""
+    write_speculation(here / "sd.csv")
+    header, *rows = [line.split(",") for line in (here / "sd.csv").read_text().splitlines()]
+    for row in rows:
+        row[5] = str((2 if row[1] == "0" else 1) * float(row[5]))
+    (here / "dense.csv").write_text("\n".join(map(",".join, [header, *rows])))
+    found = answer("fit --csv dense.csv --windows 2,6 --bootstrap 0")
+    assert [found[name] for name in SIX] == pytest.approx(TRUTH, rel=1e-4) and found["points"] == 24
+    assert answer("fit --csv dense.csv --bootstrap 0")["r2"] < 0.98
+    dense = answer("fit --csv dense.csv --windows 0 --bootstrap 0")
+    assert dense["form"] == "load" and dense["points"] == 12
+    assert dense["c1"] == pytest.approx(2 * (0.30 + 256 * 0.020), rel=1e-4)
+    assert dense["c2"] == pytest.approx(0.010 + 256 * 0.0004, rel=1e-4)
+
+
 def test_fit_takes_the_moe_form(here: Path) -> None:
     loads = np.linspace(0.1, 12, 16)
     lines = ["rps,latency_s"]
@@ -266,6 +282,8 @@ def test_files_that_cannot_be_fitted_are_refused_with_the_line(text: str, said: 
         ("fit --csv good.csv --experts a,b", "whole numbers"),
         ("fit --csv good.csv --bootstrap -1", "at least 0"),
         ("fit --csv good.csv --leave-out 1", "--by-length"),
+        ("fit --csv good.csv --windows 3", "no row with k of 3"),
+        ("fit --csv good.csv --windows x", "whole numbers"),
         ("fit --csv good.csv --by-length", "alpha, k, prefill and decode"),
         ("fit --csv good.csv --by-length --out x.json", "leave out"),
         ("fit --csv good.csv --out no/such/dir.json", "cannot write"),

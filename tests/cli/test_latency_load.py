@@ -87,6 +87,19 @@ def test_limits_by_statistic(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["latency", "limits", "--csv", str(tmp_path / "none.csv")]) == 2
 
 
+def test_limits_of_one_window(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two servers in one file, each with limits of its own."""
+    path, lines = tmp_path / "both.csv", ["rps,latency_s,latency_p95_s,latency_p99_s,saturated,k,alpha,decode"]
+    for k, c1, c2 in ((0, 1.2, 0.07), (4, 0.5, 0.02)):
+        rows = write_loads(tmp_path / "one.csv", c1, c2).read_text().splitlines()[1:]
+        lines += [f"{row},{k},0,64" for row in rows]
+    path.write_text("\n".join(lines))
+    document = answer(capsys, "latency", "limits", "--csv", str(path), "--windows", "0")
+    assert document["fits"]["latency_s"]["c1"] == pytest.approx(1.2, rel=1e-3)
+    assert sum(row["loads"] for row in document["errors"]) == 24
+    assert sum(row["piled_up"] for row in document["errors"]) == 2
+
+
 def test_coefficients_over_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [f"{size}={write_loads(tmp_path / f'{size}.csv', 0.1 * size, 0.002 * size)}" for size in (3, 12, 40)]
     options = [part for file in files for part in ("--csv", file)]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 import time
 
 import pytest
@@ -73,13 +72,9 @@ async def load(bind: str) -> tuple[list[Response], int]:
 @pytest.mark.soak
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("admission", [False, True])
-def test_twice_too_much_load_degrades_in_order_and_passes(admission: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def paced(*arguments: str) -> list[str]:
-        return [sys.executable, "-m", "tests.support.paced_bs", PROFILE, *arguments]
-
-    monkeypatch.setattr(processes, "command", paced)
+def test_twice_too_much_load_degrades_in_order_and_passes(admission: bool) -> None:
     options = ["--engine", "synthetic", "--bind", "tcp://127.0.0.1:*", "--scheduler", "slo", "--max-batch", str(CAP)]
-    options += ["--coefficients", PROFILE, "--max-sessions-per-ue", "1024"]
+    options += ["--coefficients", PROFILE, "--pace", PROFILE, "--max-sessions-per-ue", "1024"]
     with processes.base_station([*options, "--admission" if admission else "--no-admission"]) as ready:
         seen, refused = asyncio.run(load(ready["bind"]))
     before = phase(seen, SETTLE_S / 2, ARRIVE_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,15 +35,18 @@ class Limits(NamedTuple):
     """The largest x up to which every range with loads holds; None: not even the first."""
 
 
-def limits(path: Path, experts: tuple[int, int] | None = None) -> Limits:
-    """Fit mean, p95 and p99 below saturation, and look at all loads of a file of `latency measure`.
+def limits(path: Path, experts: tuple[int, int] | None = None, windows: Sequence[int] | None = None) -> Limits:
+    """Fit mean, p95 and p99 below saturation, and look at all loads of a file of `latency measure`; of all windows, or
+    of some.
 
     Raises:
         BadInput: a file that cannot be read, a column that is missing, or points that cannot be fitted.
     """
-    points, _ = read_points(path)
-    piled = column_of(path, "saturated") > 0 if len(points.rps) else np.zeros(0, bool)
-    measured = {name: read_points(path, name)[1] for name in STATISTICS}
+    points, _ = read_points(path, windows=windows)
+    piled = column_of(path, "saturated") > 0
+    if windows is not None:
+        piled = piled[np.isin(column_of(path, "k"), windows)]
+    measured = {name: read_points(path, name, windows)[1] for name in STATISTICS}
     if piled.all():
         raise BadInput(f"{path.name} has no load below saturation")
     fits = {name: fit(points.take(~piled), seen[~piled], experts, draws=0) for name, seen in measured.items()}

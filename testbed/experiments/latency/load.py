@@ -18,7 +18,7 @@ import numpy as np
 from testbed.config import RunConfig, resolved
 from testbed.errors import BadInput
 from testbed.experiments.latency.lengths import drawn
-from testbed.experiments.latency.load_config import LoadConfig, claim, write_whole
+from testbed.experiments.latency.load_config import LoadConfig, claim
 from testbed.experiments.latency.openloop import (
     LoadPoint,
     Served,
@@ -30,10 +30,11 @@ from testbed.experiments.latency.openloop import (
     point,
     synchronous_rps,
 )  # fmt: skip
-from testbed.experiments.latency.station import Known, Told, outputs_of, station_of, with_station
+from testbed.experiments.latency.station import Known, Told, late_share, outputs_of, station_of, with_station
 from testbed.experiments.results import directory as results
 from testbed.experiments.runs.execute import load_drafter
 from testbed.experiments.runs.prepare import Work, prepare
+from testbed.files import whole_file
 from testbed.models.bundle import bundled
 from testbed.ue.client import Client
 from testbed.ue.drafting import Drafter
@@ -63,6 +64,8 @@ class Repeat(msgspec.Struct, frozen=True):
     range: Range
     served: list[list[Served]]
     """By load, in the order of `range.loads`; they were run in another."""
+    late: float | None = None
+    """Share of passes that took longer than the pace; None without one."""
 
 
 class Series(msgspec.Struct, frozen=True):
@@ -95,8 +98,9 @@ def measure(config: LoadConfig, out: Path, told: Told) -> list[Series]:
             if not done[-1].exists():
                 told(f"window {k}" + ("" if alpha is None else f", acceptance rate {alpha:g}"))
                 span = _read(done[0]).range if repeat else None
-                found = _Job(config, work, known, k, alpha, repeat, span, told).run()
-                write_whole(done[-1], msgspec.json.encode(found))
+                found = _Job(config, work, known, k, alpha, repeat, span, told).run(done[-1].with_suffix(".metrics"))
+                with whole_file(done[-1]) as part:
+                    part.write_bytes(msgspec.json.encode(found))
     return _written(config, out, [_pooled(key, [_read(path) for path in paths[key]]) for key in config.series])
 
 
@@ -135,15 +139,21 @@ class _Job:
     """None: to be found first."""
     told: Told
 
-    def run(self) -> Repeat:
-        """With a drafter and a BS of its own."""
+    def run(self, metrics: Path) -> Repeat:
+        """With a drafter and a BS of its own, whose counters go to `metrics`."""
         drafter = self._drafter()
         try:
-            return asyncio.run(
-                with_station(self.config, self.work, lambda clients: self._loads(self._station(clients, drafter)))
+            span, served = asyncio.run(
+                with_station(
+                    self.config, self.work, lambda clients: self._loads(self._station(clients, drafter)), metrics
+                )
             )
         finally:
             drafter.close()
+        late = late_share(metrics)
+        if late is not None:
+            self.told(f"  {late:.1%} of the passes were late")
+        return Repeat(span, served, late)
 
     def _drafter(self) -> Drafter:
         config, prompter = self.config, self.work.prompter
@@ -163,7 +173,7 @@ class _Job:
     def _station(self, clients: Sequence[Client], drafter: Drafter) -> Station:
         return station_of(self.config, clients, drafter, self.k, self.alpha is not None)
 
-    async def _loads(self, station: Station) -> Repeat:
+    async def _loads(self, station: Station) -> tuple[Range, list[list[Served]]]:
         """All loads, in an order of their own, every one with prompts that the BS has not seen."""
         config = self.config
         sizes = [SYNCHRONOUS, ROUNDS_OF_CEILING * config.at_once, *[config.requests] * config.rates]
@@ -183,7 +193,7 @@ class _Job:
             found = point([served[index]], self.k)
             piling = ", requests pile up" if found.saturated else ""
             self.told(f"  {rps:.2f} requests/s: {found.latency_s:.3f} s{piling}")
-        return Repeat(span, served)
+        return span, served
 
 
 def write_csv(path: Path, points: Sequence[LoadPoint]) -> None:

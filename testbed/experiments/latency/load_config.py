@@ -18,6 +18,8 @@ class LoadConfig(Config, frozen=True, kw_only=True):
     model: str | None = None
     """None: the bundled target."""
     dtype: str = "float32"
+    pace: str | None = None
+    """As of `bs serve --pace`."""
     windows: tuple[int, ...] = (0, 2, 4, 8)
     """K; 0: the target alone."""
     alphas: tuple[float, ...] = (0.8,)
@@ -86,10 +88,3 @@ def claim(config: Config, out: Path) -> None:
         raise BadInput(f"{out} is not empty and holds no measurement; give another --out")
     out.mkdir(parents=True, exist_ok=True)
     save(config, path)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """A file that is whole when it is there."""
-    part = path.with_suffix(".part")
-    part.write_bytes(content)
-    part.replace(path)

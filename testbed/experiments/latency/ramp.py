@@ -86,6 +86,8 @@ class RampConfig(Config, frozen=True, kw_only=True):
     model: str | None = None
     """None: the bundled target."""
     dtype: str = "float32"
+    pace: str | None = None
+    """As of `bs serve --pace`; None: the machine's own."""
     dataset: str = "bundled:test"
     max_tokens: int = 64
 
@@ -168,6 +170,8 @@ class Run(msgspec.Struct, frozen=True):
     """In order of arrival."""
     switches: int | None = None
     """Changes of windows by the BS's controllers, all UEs together; None where it does not tell."""
+    late: float | None = None
+    """Share of passes that took longer than the pace; None without one."""
 
 
 def counts(config: RampConfig, loads: Sequence[float]) -> list[int]:

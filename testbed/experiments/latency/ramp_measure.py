@@ -7,10 +7,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from testbed.experiments.latency.load_config import claim, write_whole
+from testbed.experiments.latency.load_config import claim
 from testbed.experiments.latency.ramp import RampConfig, Run, Told
 from testbed.experiments.latency.ramp_real import RealRamp
 from testbed.experiments.latency.ramp_virtual import VirtualRamp
+from testbed.files import whole_file
 
 
 def measure(config: RampConfig, out: Path, told: Told) -> list[Run]:
@@ -23,7 +24,8 @@ def measure(config: RampConfig, out: Path, told: Told) -> list[Run]:
     world = VirtualRamp(config, told) if config.kind == "virtual" else RealRamp(config, out, told)
     path = out / "loads.json"
     if not path.exists():
-        write_whole(path, msgspec.json.encode(list(config.loads) or world.loads()))
+        with whole_file(path) as part:
+            part.write_bytes(msgspec.json.encode(list(config.loads) or world.loads()))
     loads = msgspec.json.decode(path.read_bytes(), type=list[float])
     told(f"loads {', '.join(f'{load:.3g}' for load in loads)} requests/s")
     found = []
@@ -32,7 +34,9 @@ def measure(config: RampConfig, out: Path, told: Told) -> list[Run]:
             path = out / f"run-{policy}-seed{seed}.json"
             if not path.exists():
                 run = world.run(policy, seed, loads)
-                told(f"seed {seed}, window {policy}: {np.mean([a.latency_s for a in run.answered]):.3f} s")
-                write_whole(path, msgspec.json.encode(run))
+                late = "" if run.late is None else f"; {run.late:.1%} of the passes were late"
+                told(f"seed {seed}, window {policy}: {np.mean([a.latency_s for a in run.answered]):.3f} s{late}")
+                with whole_file(path) as part:
+                    part.write_bytes(msgspec.json.encode(run))
             found.append(msgspec.json.decode(path.read_bytes(), type=Run))
     return found

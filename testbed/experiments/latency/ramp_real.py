@@ -24,7 +24,7 @@ from testbed.experiments.latency.ramp import (
     policy_of,
     throughput_rps,
 )  # fmt: skip
-from testbed.experiments.latency.station import outputs_of, with_station
+from testbed.experiments.latency.station import late_share, outputs_of, with_station
 from testbed.experiments.runs.prepare import Work, prepare
 from testbed.models.bundle import bundled
 from testbed.ue.client import Client
@@ -45,7 +45,7 @@ class RealRamp:
         self._config, self._out, self._told = config, out, told
         self._load = LoadConfig(
             engine=config.engine, model=config.model, dtype=config.dtype, windows=(1,), alphas=(config.alpha,),
-            at_once=AT_ONCE, max_tokens=config.max_tokens, dataset=config.dataset,
+            at_once=AT_ONCE, pace=config.pace, max_tokens=config.max_tokens, dataset=config.dataset,
         )  # fmt: skip
 
     def loads(self) -> list[float]:
@@ -68,8 +68,9 @@ class RealRamp:
             Request(step, at_s, prompt.ids, self._config.max_tokens)
             for (step, at_s), prompt in zip(due, prompts, strict=True)
         ]
-        answered = asyncio.run(self._climb(policy, seed, work, requests))
-        return Run(policy, seed, list(loads), answered)
+        metrics = self._out / f"run-{policy}-seed{seed}.metrics"
+        answered = asyncio.run(self._climb(policy, work, requests, metrics))
+        return Run(policy, seed, list(loads), answered, late=late_share(metrics))
 
     def _work(self, count: int) -> Work:
         bundle = bundled()
@@ -95,7 +96,7 @@ class RealRamp:
         hints = ["--window-controller", self._config.controller] if policy == HINTS else []
         return ["--max-batch", str(self._config.max_batch), *hints]
 
-    async def _climb(self, policy: str, seed: int, work: Work, requests: Sequence[Request]) -> list[Answered]:
+    async def _climb(self, policy: str, work: Work, requests: Sequence[Request], metrics: Path) -> list[Answered]:
         drafter = await asyncio.to_thread(self._known, work, "outputs")
 
         async def use(clients: Sequence[Client]) -> list[Answered]:
@@ -104,7 +105,7 @@ class RealRamp:
                 await fleet.decode(number, prompt.ids, self._config.max_tokens)
             return await climb(fleet, requests)
 
-        return await with_station(self._load, work, use, self._more(policy), self._config.ues)
+        return await with_station(self._load, work, use, metrics, self._more(policy), self._config.ues)
 
     def _fleet(self, policy: str, clients: Sequence[Client], drafter: ReplayDrafter) -> Fleet:
         welcome, clock = clients[0].welcome, clients[0].clock
@@ -122,4 +123,5 @@ class RealRamp:
             requests = [Request(0, 0.0, prompt.ids, self._config.max_tokens) for prompt in work.prompts]
             return await throughput_rps(fleet, requests, AT_ONCE)
 
-        return await with_station(self._load, work, use, self._more(policy), self._config.ues)
+        metrics = self._out / "ceiling" / f"{policy}.metrics"
+        return await with_station(self._load, work, use, metrics, self._more(policy), self._config.ues)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -12,10 +13,11 @@ import msgspec
 
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock
-from testbed.experiments.latency.load_config import LoadConfig, write_whole
+from testbed.experiments.latency.load_config import LoadConfig
 from testbed.experiments.latency.openloop import Station
 from testbed.experiments.runs.prepare import Prompt, Work
 from testbed.experiments.runs.processes import base_station
+from testbed.files import whole_file
 from testbed.ue.client import Client
 from testbed.ue.drafting import Drafter
 from testbed.ue.pace import Steady
@@ -41,8 +43,11 @@ def outputs_of(config: LoadConfig, work: Work, out: Path, told: Told) -> Known:
     path, prompts = out / "outputs.json", [*work.prompts, *work.warmup]
     if not path.exists():
         told(f"the target's own outputs to {len(prompts)} prompts")
-        outputs = asyncio.run(with_station(config, work, lambda clients: _decode_alone(config, prompts, clients)))
-        write_whole(path, msgspec.json.encode(outputs))
+        own = msgspec.structs.replace(config, pace=None)
+        decode = with_station(own, work, lambda clients: _decode_alone(own, prompts, clients), out / "outputs.metrics")
+        outputs = asyncio.run(decode)
+        with whole_file(path) as part:
+            part.write_bytes(msgspec.json.encode(outputs))
     known = msgspec.json.decode(path.read_bytes(), type=list[list[int]])
     return {tuple(p.ids): ids for p, ids in zip(prompts, known, strict=True)}
 
@@ -52,12 +57,13 @@ Use = Callable[[Sequence[Client]], Awaitable[T]]
 
 
 async def with_station(
-    config: LoadConfig, work: Work, use: Use[T], more: Sequence[str] = (), count: int = CLIENTS
+    config: LoadConfig, work: Work, use: Use[T], metrics: Path, more: Sequence[str] = (), count: int = CLIENTS
 ) -> T:
-    """Start a BS, with `more` arguments, connect so many times, and stop it afterwards."""
+    """Start a BS with `more` arguments, connect so many times, and stop it afterwards; counters go to `metrics`."""
     arguments = ["--engine", config.engine, "--bind", "tcp://127.0.0.1:*", "--dtype", config.dtype, *more]
-    if config.model:
-        arguments += ["--model", config.model]
+    arguments += ["--metrics", str(metrics)]
+    for name, value in (("--model", config.model), ("--pace", config.pace)):
+        arguments += [name, value] if value else []
     with base_station(arguments) as ready:
         clock = WallClock()
         clients = [Client(ZmqLink(ready["bind"], new_identity()), clock, 0, TIMEOUT_S) for _ in range(count)]
@@ -69,6 +75,13 @@ async def with_station(
         finally:
             for client in clients:
                 await client.close()
+
+
+def late_share(metrics: Path) -> float | None:
+    """Share of a BS's passes that took this machine longer than the pace; None without one."""
+    *_, last = metrics.read_text(encoding="utf-8").splitlines()
+    pace = json.loads(last).get("pace")
+    return pace["late"] / pace["passes"] if pace and pace["passes"] else None
 
 
 def station_of(config: LoadConfig, clients: Sequence[Client], drafter: Drafter, k: int, replayed: bool) -> Station:

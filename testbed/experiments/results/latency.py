@@ -25,13 +25,16 @@ RULES: dict[str, tuple[Callable[[float], bool], str]] = {
 POSITIVE: tuple[Callable[[float], bool], str] = (lambda v: v > 0, "positive, in seconds")
 
 
-def read_points(path: Path, column: str = "latency_s") -> tuple[Points, Array]:
+def read_points(path: Path, column: str = "latency_s", windows: Sequence[int] | None = None) -> tuple[Points, Array]:
     """Points, and [n] the latencies of a column. Columns: rps and that one; alpha, k, prefill and decode where they
     are there; others are not looked at. A byte order mark, CRLF and empty lines are taken.
 
+    Args:
+        windows: take rows of these k alone.
+
     Raises:
         BadInput: a file that cannot be read or is no CSV, a column that is missing or there twice, a cell that is
-            missing, no number, or out of range; with the line.
+            missing, no number, or out of range; with the line; no row of these windows.
     """
     lines = _lines(path)
     if not lines:
@@ -52,7 +55,13 @@ def read_points(path: Path, column: str = "latency_s") -> tuple[Points, Array]:
         raise BadInput(f"{path.name} has a header and no rows")
     columns = {name: np.array([_cell(path, header, line, row, name) for line, row in lines[1:]]) for name in wanted}
     latency_s = columns.pop(wanted[1])
-    return Points(**columns), latency_s
+    points = Points(**columns)
+    if windows is None:
+        return points, latency_s
+    rows = np.zeros(latency_s.size, bool) if points.k is None else np.isin(points.k, windows)
+    if not rows.any():
+        raise BadInput(f"{path.name} has no row with k of {', '.join(map(str, windows))}")
+    return points.take(rows), latency_s[rows]
 
 
 def column_of(path: Path, name: str) -> Array:
