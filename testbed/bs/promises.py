@@ -64,7 +64,9 @@ class Promises:
         self._averages = Averages()
         self._last: tuple[Sequence[Pending], float] = ((), 0.0)
         self._ended_s: float | None = None
-        self._between_s = 0.0
+        self._passed = 0
+        """Requests of the last pass."""
+        self._between_s = self._round_s = 0.0
         self._drifted = False
 
     # ------------------------------------------------------------ sessions
@@ -109,6 +111,11 @@ class Promises:
 
     # ------------------------------------------------------------ passes
 
+    @property
+    def round_s(self) -> float:
+        """What a round takes outside of its pass, while the engine stands still: judging, answering, planning."""
+        return self._round_s
+
     def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
         """The next batch."""
         self._note_between(pending, now_s)
@@ -118,7 +125,7 @@ class Promises:
 
     def passed(self, batch: Sequence[Taken], results: Sequence[VerifyResult], seconds: float) -> None:
         """A pass took so long."""
-        self._ended_s = self._last[1] + seconds
+        self._ended_s, self._passed = self._last[1] + seconds, len(batch)
         works, evicted = [], 0
         for (session, item, whole), result in zip(batch, results, strict=True):
             expected = item.cached_tokens
@@ -171,7 +178,9 @@ class Promises:
         """
         ended_s, self._ended_s = self._ended_s, None
         if ended_s is not None and any(item.arrived_s <= ended_s for item in pending):
-            self._between_s += BETWEEN_SHARE * (max(0.0, now_s - ended_s) - self._between_s)
+            stood_s = max(0.0, now_s - ended_s)
+            self._between_s += BETWEEN_SHARE * (stood_s - self._between_s)
+            self._round_s += BETWEEN_SHARE * (stood_s / max(1, self._passed) - self._round_s)
 
     def _kept(self, tokens: int) -> int:
         """How many of so many leading tokens the prefix cache holds."""

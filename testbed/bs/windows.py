@@ -117,15 +117,17 @@ class Shape:
             self.waited.add(max(0.0, round_.queue_s + round_.verify_s - costs.alone_s(drafted)))
             self.foretold.add(foretold_s)
 
-    def costs(self, coefficients: Coefficients, draft_s: float, max_requests: float) -> RoundCosts:
-        """What a UE's rounds cost: eq. 19 at the mean round."""
+    def costs(
+        self, coefficients: Coefficients, draft_s: float, max_requests: float, between_s: float = 0.0
+    ) -> RoundCosts:
+        """What a UE's rounds cost: eq. 19 at the mean round, and what it takes the BS between passes."""
         extra, cached = self.extra.value, self.cached.value
         token_s = coefficients.a + coefficients.b_compute * (cached + extra)
         return RoundCosts(
             draft_s=draft_s,
             verify_base_s=coefficients.c,
             verify_token_s=max(token_s, 1e-12),
-            verify_request_s=coefficients.b_read * cached + token_s * extra,
+            verify_request_s=coefficients.b_read * cached + token_s * extra + between_s,
             prefill_s=coefficients.share_s(round(self.prompt.value), 0) if self.prompt.value else 0.0,
             response_tokens=self.response.value,
             max_requests=max_requests,
@@ -182,8 +184,12 @@ class Windows:
         self._alpha.add(config.alpha, config.prior_tokens)
         self._given: Counter[int] = Counter()
 
-    def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> int:
-        """Learn from a round that was judged and committed; the window for the session's next one."""
+    def hint(self, session: Session, round_: Round, accepted: int, now_s: float, between_s: float = 0.0) -> int:
+        """Learn from a round that was judged and committed; the window for the session's next one.
+
+        Args:
+            between_s: what a round takes the BS outside of passes, while the engine stands still.
+        """
         drafted = len(round_.window.ids)
         first = session.got <= accepted + 1
         self._load_tps = self._rate.add(accepted + 1, now_s)
@@ -196,7 +202,8 @@ class Windows:
         link = self._learn_ue(ue, session, round_, drafted, first)
         if drafted and not first:
             self._shape.learn_others(round_, ue.costs.now, ue.controller, self._load_tps)
-        ue.costs.now = self._shape.costs(self._coefficients(), ue.draft_s.value, self._max_requests)
+        if ue.controller.due:
+            ue.costs.now = self._shape.costs(self._coefficients(), ue.draft_s.value, self._max_requests, between_s)
         ue.controller.believe(self._alpha.value, SHARED_TOKENS)
         window = ue.controller.update(drafted, accepted, self._load_tps, link)
         if not window and ue.measured < MEASURED:

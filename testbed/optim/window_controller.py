@@ -10,8 +10,9 @@ once staying has cost more than moving. That is:
 
 So it settles: estimates come within 5 % of a step after 3 memories, and from then on a window that is 2·hysteresis
 worse than the best, or more, loses at least hysteresis·(time of a round) each round and is left within
-switching_s / that many rounds (`settle_rounds`). And it does not chatter: to go and come back, estimates must move far
-enough to turn a loss of `hysteresis` into a gain of as much, and stay for both sums to fill.
+switching_s / that many rounds, and `every` more, since prices are looked at only so often (`settle_rounds`). And it
+does not chatter: to go and come back, estimates must move far enough to turn a loss of `hysteresis` into a gain of as
+much, and stay for both sums to fill.
 
 Where k = 0 wins, nothing is learnt of α any more. So speculation is turned off only where it would lose with α a
 standard error above its estimate too; and now and then a few rounds are drafted to see, at the price of `probe_share`
@@ -50,10 +51,12 @@ class WindowConfig(Config, frozen=True):
     """Rounds after which a round counts 1/e of what it did, for α."""
     load_memory: float = 32.0
     """The same for load and link."""
-    hysteresis: float = 0.01
+    hysteresis: float = 0.005
     """Loss that is good enough, as a share of the time of a token."""
-    switching_s: float = 0.02
+    switching_s: float = 0.01
     """What changing the window costs."""
+    every: int = 4
+    """Rounds from one look at the prices to the next: they are most of the work."""
     probe_share: float = 0.005
     """Of the time, for rounds that see whether speculation would pay again."""
     probe_rounds: int = 8
@@ -61,7 +64,7 @@ class WindowConfig(Config, frozen=True):
 
     def __post_init__(self) -> None:
         check_windows(self.max_window, self.least_window)
-        for name in ("memory", "load_memory", "probe_rounds"):
+        for name in ("memory", "load_memory", "every", "probe_rounds"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 1):
                 raise BadInput(f"{name} must be 1 round or more, not {value}")
@@ -79,7 +82,7 @@ DEFAULT = WindowConfig()
 
 
 class WindowController:
-    """The window of one UE; an update takes max_window + 1 prices, and the same updates give the same windows.
+    """The window of one UE. Every so many updates take max_window + 1 prices; the same updates give the same windows.
 
     Raises:
         BadInput: a load or link time that is negative or not finite.
@@ -100,7 +103,7 @@ class WindowController:
         self._shared_alpha, self._shared_tokens = config.alpha, 0.0
         self._loads = self._links = 0
         self._lost_s = self._saved_s = 0.0
-        self._probing = self._left = 0
+        self._probing = self._left = self._rounds = 0
         self._priced = self._prices()
         self._steady = self._best()
 
@@ -142,7 +145,13 @@ class WindowController:
         memory = self.config.load_memory
         follow = math.ceil(math.log(REMAINS) / math.log1p(-1 / memory)) if memory > 1 else 1
         lost_s = self.config.hysteresis * self._now.time_s * committed(self._steady, self.alpha)
-        return follow + (math.ceil(self.config.switching_s / lost_s) if 0 < lost_s < math.inf else 1)
+        left = math.ceil(self.config.switching_s / lost_s) if 0 < lost_s < math.inf else 1
+        return follow + left + self.config.every - 1
+
+    @property
+    def due(self) -> bool:
+        """Whether the next update looks at the prices."""
+        return self._rounds + 1 >= self.config.every
 
     def update(self, drafted: int, accepted: int, load: float | None = None, link: LinkCosts | None = None) -> int:
         """Learn from one round, and give K_max for the next.
@@ -157,8 +166,11 @@ class WindowController:
             raise BadInput(f"accepted must lie in 0..{drafted}, the drafted tokens, not {accepted}")
         check_estimates(0.0, self.load if load is None else load, link or self.link)
         self._learn(drafted, accepted, load, link)
-        self._priced = self._prices()
-        self._decide()
+        self._rounds += 1
+        if self._rounds >= self.config.every:
+            self._priced = self._prices()
+            self._decide(self._rounds)
+            self._rounds = 0
         self._probe(drafted)
         return self.window
 
@@ -192,8 +204,8 @@ class WindowController:
             rate = 1 / min(self._links, self.config.load_memory)
             self.link = LinkCosts(*(old + (new - old) * rate for old, new in zip(self.link, link, strict=True)))
 
-    def _decide(self) -> None:
-        """Add up what staying costs, and switch once it is more than switching."""
+    def _decide(self, rounds: int) -> None:
+        """Add up what staying cost in the last rounds, and switch once it is more than switching."""
         best = self._best()
         if not math.isfinite(self._now.time_s):
             self._switch(best)  # saturated: every round makes it worse
@@ -202,7 +214,7 @@ class WindowController:
             best = self._draftable()
         chosen = self._priced[best - self.config.least_window]
         loss = self._now.time_s - chosen.time_s - self.config.hysteresis * self._now.time_s
-        self._lost_s = max(0.0, self._lost_s + loss * committed(self._steady, self.alpha))
+        self._lost_s = max(0.0, self._lost_s + rounds * loss * committed(self._steady, self.alpha))
         if self._lost_s > self.config.switching_s:
             self._switch(best)
 

@@ -80,8 +80,8 @@ def test_passes_that_took_longer_are_counted() -> None:
     assert counted["passes"] == counted["late"] == 1 and counted["late_s"] >= 0.015
 
 
-def test_the_share_of_late_passes_is_that_of_the_last_line(tmp_path: Path) -> None:
-    lines = [{"passes": 1}, {"passes": 8, "pace": {"passes": 8, "late": 2, "late_s": 0.1}}]
+def test_how_far_passes_exceeded_the_pace_is_that_of_the_last_line(tmp_path: Path) -> None:
+    lines = [{"busy_s": 1.0}, {"busy_s": 8.0, "pace": {"passes": 8, "late": 3, "late_s": 2.0}}]
     (tmp_path / "bs.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     assert late_share(tmp_path / "bs.jsonl") == 0.25
     (tmp_path / "bs.jsonl").write_text(json.dumps(lines[0]) + "\n")

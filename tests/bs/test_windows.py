@@ -56,7 +56,7 @@ class Scripted:
     hints: Sequence[int]
     given: list[int] = field(default_factory=list)
 
-    def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> int:
+    def hint(self, session: Session, round_: Round, accepted: int, now_s: float, between_s: float = 0.0) -> int:
         if not session.hinted:
             return NO_HINT
         self.given.append(self.hints[min(len(self.given), len(self.hints) - 1)])
@@ -227,6 +227,7 @@ def test_wishes_that_do_not_hold_together_are_refused(fields: dict[str, Any], sa
 def serve(
     windows: Windows, speed_s: float, rounds: int, *, csi: Csi | None = None, kind: str = "greedy", alpha: float = 0.8,
     network_s: float = 0.01, seed: int = 0, peer: bytes = b"ue", hinted: int = 8, waited: float = 1.0,
+    between_s: float = 0.0,
 ) -> list[int]:  # fmt: skip
     """Rounds of one long session, one every `speed_s`, with accepted tokens by coins; the hints.
 
@@ -249,7 +250,7 @@ def serve(
             round_.verify_s, round_.queue_s = costs.alone_s(window), waited * min(others_s, 10.0)
         session.got += accepted + 1
         now_s += speed_s
-        window = windows.hint(session, round_, accepted, now_s)
+        window = windows.hint(session, round_, accepted, now_s, between_s)
         hints.append(window)
     return hints
 
@@ -286,6 +287,17 @@ def test_prices_follow_how_long_rounds_really_wait() -> None:
         found[waited] = serve(windows, 0.03, 1500, waited=waited)[-1]
         assert windows._shape.others == pytest.approx(waited, abs=0.02)
     assert found[0.0] < found[3.0]
+
+
+def test_what_rounds_take_between_passes_asks_for_larger_windows() -> None:
+    """A BS that is busy with each round beside its passes has fewer of them where windows are larger."""
+    last = {}
+    for between_s in (0.0, 0.02):
+        windows = controller("max_window=8,memory=1000,load_memory=1")
+        costs = windows._shape.costs(Coefficients(1e-4, 1e-8, 1e-6, 0.02), 0.005, 64, between_s)
+        assert costs.verify_request_s == pytest.approx(between_s)
+        last[between_s] = serve(windows, 0.03, 1500, between_s=between_s)[-1]
+    assert last[0.0] < last[0.02]
 
 
 def test_load_turns_speculation_off_where_tokens_are_dear_and_on_where_requests_are() -> None:

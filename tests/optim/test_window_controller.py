@@ -253,6 +253,29 @@ def test_it_does_not_chatter_under_noise(load: float) -> None:
     assert changes["bare"] >= 4 * max(changes["calm"], 1), changes
 
 
+def test_prices_are_looked_at_every_so_often_and_estimates_kept_up_meanwhile() -> None:
+    """A look less often decides by the same estimates, and counts the rounds since the last one."""
+    asked: list[int] = []
+
+    class Counted:
+        def price(self, window: int, alpha: float, load: float, link: LinkCosts) -> Price:
+            asked.append(window)
+            return COSTS.price(window, alpha, load, link)
+
+    controllers = [
+        WindowController(Counted(), LINK, config=WindowConfig(every=every, max_window=8)) for every in (1, 5)
+    ]
+    at_start, due = len(asked), []
+    for number in range(200):
+        for controller in controllers:
+            due.append(controller.due)
+            controller.update(4, 4 if number % 3 else 2, 20.0)
+    assert due[1::2] == [number % 5 == 4 for number in range(200)] and all(due[::2])
+    assert len(asked) - at_start == 9 * (200 + 40)
+    assert controllers[0].alpha == controllers[1].alpha and controllers[0].load == controllers[1].load
+    assert controllers[0].window == controllers[1].window
+
+
 def test_it_turns_off_where_speculation_loses_and_on_again_when_it_pays() -> None:
     controller = WindowController(COSTS, LINK)
     feed(controller, 400, ALPHA, lambda: 20.0, 1)
@@ -287,10 +310,10 @@ def test_a_least_window_of_one_never_turns_off() -> None:
     assert set(feed(controller, 500, 0.9, lambda: 450.0, 1)) <= set(range(1, 9))
 
 
-def test_beyond_saturation_it_takes_the_window_that_keeps_the_bs_least_busy_and_at_once() -> None:
+def test_beyond_saturation_it_takes_the_window_that_keeps_the_bs_least_busy_at_the_next_look() -> None:
     controller = WindowController(COSTS, LINK, config=WindowConfig(load_memory=1))
     feed(controller, 100, ALPHA, lambda: 20.0, 1)
-    assert controller.update(0, 0, 5000.0) == 0
+    assert [controller.update(0, 0, 5000.0) for _ in range(controller.config.every)][-1] == 0
 
 
 def test_estimates_follow_what_happens() -> None:

@@ -101,6 +101,10 @@ def measure(config: FitConfig, told: Progress) -> list[Step]:
     engine = load_engine(
         config.engine, target.directory, dtype=config.dtype, vocab_size=target.vocab_size, **options
     )  # fmt: skip
+    longest = max(config.prefixes) + engine.block_size + max(config.windows) + 1
+    if longest > engine.max_positions:
+        engine.close()
+        raise ModelError(f"the target takes {engine.max_positions} positions, and {longest} are to be measured")
     try:
         steps += _run(config, "verify", _VerifyBench(engine, config), told)
     finally:
@@ -121,10 +125,10 @@ class _DraftBench:
         self._drafter, self._rng = drafter, np.random.default_rng([config.seed, 11])
         self._clock = CLOCKS[config.clock]
 
-    def times(self, phase: Phase, batch: int, prefix: int, window: int, count: int) -> tuple[list[float], list[int]]:
+    def times(self, phase: Phase, batch: int, prefix: int, window: int, count: int) -> tuple[list[float], list[float]]:
         """Seconds of `count` steps, and the prefix of each."""
         found: list[float] = []
-        lengths: list[int] = []
+        lengths: list[float] = []
         self._open(batch, prefix)
         if phase == "decode":
             self._drafter.draft(range(batch), 1)
@@ -149,15 +153,27 @@ class _DraftBench:
 
 
 class _VerifyBench:
-    """Times verification steps of prompts that nobody has seen."""
+    """Times verification steps of prompts that nobody has seen.
+
+    A prefix ends anywhere in a block of the engine's cache, and what its last block holds is computed again:
+    decoding steps are of prefixes up to a block longer than asked for, evenly.
+    """
 
     def __init__(self, engine: VerifyEngine, config: FitConfig) -> None:
-        self._bench = Bench(engine, config.seed, CLOCKS[config.clock])
+        self._bench, self._block = Bench(engine, config.seed, CLOCKS[config.clock]), engine.block_size
+        self._rng = np.random.default_rng([config.seed, 12])
 
-    def times(self, phase: Phase, batch: int, prefix: int, window: int, count: int) -> tuple[list[float], list[int]]:
-        """Seconds of `count` steps, and the prefix of each."""
-        work = Work(prefix + window, 0) if phase == "prompt" else Work(window + 1, prefix)
-        return [self._bench.time_s([work] * batch) for _ in range(count)], [prefix + (phase == "decode")] * count
+    def times(self, phase: Phase, batch: int, prefix: int, window: int, count: int) -> tuple[list[float], list[float]]:
+        """Seconds of `count` steps, and the mean prefix of each."""
+        if phase == "prompt":
+            return [self._bench.time_s([Work(prefix + window, 0)] * batch) for _ in range(count)], [prefix] * count
+        found: list[float] = []
+        lengths: list[float] = []
+        for shift in self._rng.permutation(count) / count:
+            ends = [prefix + int((task + shift) * self._block / batch) for task in range(batch)]
+            found.append(self._bench.time_s([Work(window + 1, end) for end in ends]))
+            lengths.append(statistics.fmean(ends) + 1)
+        return found, lengths
 
 
 def _run(config: FitConfig, node: Node, bench: _DraftBench | _VerifyBench, told: Progress) -> Iterator[Step]:

@@ -65,7 +65,7 @@ class Repeat(msgspec.Struct, frozen=True):
     served: list[list[Served]]
     """By load, in the order of `range.loads`; they were run in another."""
     late: float | None = None
-    """Share of passes that took longer than the pace; None without one."""
+    """By how much of their time passes exceeded the pace; None without one."""
 
 
 class Series(msgspec.Struct, frozen=True):
@@ -152,7 +152,7 @@ class _Job:
             drafter.close()
         late = late_share(metrics)
         if late is not None:
-            self.told(f"  {late:.1%} of the passes were late")
+            self.told(f"  passes exceeded the pace by {late:.1%}")
         return Repeat(span, served, late)
 
     def _drafter(self) -> Drafter:

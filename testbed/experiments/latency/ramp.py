@@ -171,7 +171,7 @@ class Run(msgspec.Struct, frozen=True):
     switches: int | None = None
     """Changes of windows by the BS's controllers, all UEs together; None where it does not tell."""
     late: float | None = None
-    """Share of passes that took longer than the pace; None without one."""
+    """By how much of their time passes exceeded the pace; None without one."""
 
 
 def counts(config: RampConfig, loads: Sequence[float]) -> list[int]:

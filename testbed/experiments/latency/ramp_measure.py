@@ -34,7 +34,7 @@ def measure(config: RampConfig, out: Path, told: Told) -> list[Run]:
             path = out / f"run-{policy}-seed{seed}.json"
             if not path.exists():
                 run = world.run(policy, seed, loads)
-                late = "" if run.late is None else f"; {run.late:.1%} of the passes were late"
+                late = "" if run.late is None else f"; passes exceeded the pace by {run.late:.1%}"
                 told(f"seed {seed}, window {policy}: {np.mean([a.latency_s for a in run.answered]):.3f} s{late}")
                 with whole_file(path) as part:
                     part.write_bytes(msgspec.json.encode(run))

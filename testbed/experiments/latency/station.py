@@ -78,10 +78,10 @@ async def with_station(
 
 
 def late_share(metrics: Path) -> float | None:
-    """Share of a BS's passes that took this machine longer than the pace; None without one."""
+    """By how much of the time in passes they exceeded the pace, this machine being too slow; None without one."""
     *_, last = metrics.read_text(encoding="utf-8").splitlines()
-    pace = json.loads(last).get("pace")
-    return pace["late"] / pace["passes"] if pace and pace["passes"] else None
+    counted = json.loads(last)
+    return counted["pace"]["late_s"] / counted["busy_s"] if "pace" in counted and counted["busy_s"] else None
 
 
 def station_of(config: LoadConfig, clients: Sequence[Client], drafter: Drafter, k: int, replayed: bool) -> Station:

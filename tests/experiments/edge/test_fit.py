@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from testbed.bs.engine import VerifyRequest, VerifyResult
+from testbed.bs.synthetic_engine import SyntheticEngine
 from testbed.cli.optim import app
 from testbed.errors import BadInput, ModelError
 from testbed.experiments.edge.dimensions import of_directory, of_gguf
-from testbed.experiments.edge.fit import FitConfig, measure, read_cost, read_steps, report, write_steps
+from testbed.experiments.edge.fit import FitConfig, _VerifyBench, measure, read_cost, read_steps, report, write_steps
 from testbed.experiments.inputs.pair import pair_paths
 from testbed.models.bundle import bundled
 from testbed.optim.cost_fit import Step
@@ -47,6 +52,27 @@ def test_every_combination_is_measured_once(measured: list[Step]) -> None:
     # after one warm-up, two steps that each begin a window later than the one before
     assert {s.prefix - 1.5 * s.window for s in drafting} == {16, 48}
     assert {s.prefix for s in measured if s.node == "verify" and s.phase == "decode"} == {17, 49}
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_decoding_steps_of_the_target_end_anywhere_in_a_block(batch: int) -> None:
+    """Evenly, over the tasks of a step and its repeats; prompts are as long as asked for."""
+
+    class Blocks(SyntheticEngine):
+        seen: ClassVar[list[int]] = []
+
+        def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
+            self.seen.extend(len(request.prefix) for request in batch if len(request.draft) == 3)
+            return super().verify(batch)
+
+    engine = Blocks()
+    engine.block_size = 32
+    bench = _VerifyBench(engine, FitConfig())
+    times, prefixes = bench.times("decode", batch, 64, 3, 8)
+    assert len(times) == len(prefixes) == 8 and len(engine.seen) == 8 * batch
+    assert sorted(engine.seen) == [65 + 32 * i // (8 * batch) for i in range(8 * batch)]
+    assert np.mean(prefixes) == pytest.approx(np.mean(engine.seen))
+    assert bench.times("prompt", batch, 64, 3, 2)[1] == [64, 64]
 
 
 def test_steps_and_fits_are_files_that_other_commands_read(
