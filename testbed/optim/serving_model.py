@@ -238,10 +238,10 @@ def compare(dense: Costs, speculative: Costs) -> Comparison:
     return Comparison(dense, speculative, first, second, star / dense.c2_s, "below" if first < 1 else "above")
 
 
-def collapse(rps: ArrayLike, latency_s: ArrayLike, costs: Costs) -> tuple[Array, Array]:
+def collapse(rps: ArrayLike, latency_s: ArrayLike, c1_s: ArrayLike, c2_s: ArrayLike) -> tuple[Array, Array]:
     """x = RPS·C2 and y = L/C1: in these, every configuration lies on `collapsed` (Figure 1)."""
-    x: Array = np.asarray(rps, np.float64) * costs.c2_s
-    y: Array = np.asarray(latency_s, np.float64) / costs.c1_s
+    x: Array = np.asarray(rps, np.float64) * np.asarray(c2_s, np.float64)
+    y: Array = np.asarray(latency_s, np.float64) / np.asarray(c1_s, np.float64)
     return x, y
 
 

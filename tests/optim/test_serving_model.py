@@ -168,7 +168,7 @@ def test_the_load_that_is_refused_is_named() -> None:
 @given(st.floats(0, 0.999), st.floats(0.01, 100), st.floats(1e-4, 10))
 def test_every_configuration_lies_on_the_one_curve(x: float, c1: float, c2: float) -> None:
     costs = Costs(c1, c2)
-    shown = collapse(x / c2, latency(x / c2, *costs), costs)
+    shown = collapse(x / c2, latency(x / c2, *costs), *costs)
     assert float(shown[1]) == pytest.approx(float(collapsed(x)), rel=1e-6)
 
 

@@ -9,15 +9,17 @@ import numpy as np
 
 from testbed.experiments.plots.style import Figure, canvas, legend, looks, save_figure
 from testbed.optim.serving_fit import Fit
-from testbed.optim.serving_model import Array, Costs, CycleCosts, collapse, collapsed
+from testbed.optim.serving_model import Array, collapse, collapsed
 from testbed.optim.serving_points import SETTING, Points
 
 LARGEST_X = 0.98
 """Where curves end."""
-MOST_LABELS = 12
+MOST_LABELS = 24
 """More curves than that get no legend."""
 STEPS = 200
 SHORT = {"alpha": "α", "k": "K"}
+ALIKE = {"k": 0.5, "alpha": 0.05, "decode": 4.0}
+"""Gaps between settings; within less they are one, measured with some luck."""
 
 
 def figures(fit: Fit, points: Points, latency_s: Array) -> list[Figure]:
@@ -43,16 +45,30 @@ def write_plots(fit: Fit, points: Points, latency_s: Array, directory: Path) -> 
 
 
 def _groups(fit: Fit, points: Points) -> list[tuple[str, Any]]:
-    """Label and rows of the points that share a curve."""
-    shown = ("alpha", "k", "decode") if fit.form == "speculation" else ("k",) if fit.experts else ()
-    keys = [(name, getattr(points, name)) for name in shown if getattr(points, name) is not None]
+    """Label and rows of the points that share a curve: of one k, and alike in α and in the length of responses, which
+    are measured at every load for itself.
+    """
+    shown = ("k", "alpha", "decode") if fit.form == "speculation" else ("k",) if fit.experts else ()
+    keys = {name: values for name in shown if (values := getattr(points, name)) is not None}
     if not keys:
         return [("measured", np.ones(points.rps.size, bool))]
-    table = np.stack([values for _, values in keys], axis=1)
-    settings = np.unique(table, axis=0)
-    varying = [i for i in range(len(keys)) if np.ptp(settings[:, i]) > 0] or [0]
-    labels = [", ".join(f"{SHORT.get(keys[i][0], keys[i][0])} {row[i]:g}" for i in varying) for row in settings]
-    return [(label, np.all(table == row, axis=1)) for label, row in zip(labels, settings, strict=True)]
+    alike = np.stack([_alike(values, ALIKE[name]) for name, values in keys.items()], axis=1)
+    settings = np.unique(alike, axis=0)
+    varying = [i for i in range(len(keys)) if np.ptp(alike[:, i]) > 0] or [0]
+    found = []
+    for setting in settings:
+        rows = np.all(alike == setting, axis=1)
+        parts = [(SHORT.get(name, name), values[rows].mean()) for name, values in keys.items()]
+        found.append((", ".join(f"{parts[i][0]} {round(parts[i][1], 2):g}" for i in varying), rows))
+    return found
+
+
+def _alike(values: Array, gap: float) -> Any:
+    """[n] numbers of the groups that values fall into, a gap or more between any two of them."""
+    order = np.argsort(values, kind="stable")
+    group = np.zeros(values.size, int)
+    group[order[1:]] = np.cumsum(np.diff(values[order]) > gap)
+    return group
 
 
 def _latency(fit: Fit, points: Points, latency_s: Array, groups: list[tuple[str, Any]]) -> Any:
@@ -74,8 +90,8 @@ def _latency(fit: Fit, points: Points, latency_s: Array, groups: list[tuple[str,
 def _curve(fit: Fit, points: Points) -> tuple[Array, Array]:
     """The fit from no load to the largest measured one, up to where it saturates."""
     loads = np.linspace(0, float(points.rps.max()), STEPS)
-    first = {name: np.full(STEPS, values[0]) for name in SETTING if (values := getattr(points, name)) is not None}
-    found, _ = fit.unbounded(Points(loads, **first))
+    means = {name: np.full(STEPS, values.mean()) for name in SETTING if (values := getattr(points, name)) is not None}
+    found, _ = fit.unbounded(Points(loads, **means))
     below = np.isfinite(found)
     return loads[below], found[below]
 
@@ -84,7 +100,7 @@ def _collapse(fit: Fit, points: Points, latency_s: Array, groups: list[tuple[str
     figure, axes = canvas(width=6.0, height=3.4)
     one, largest = axes[0, 0], 0.0
     for (label, rows), look in zip(groups, looks(), strict=False):
-        x, y = collapse(points.rps[rows], latency_s[rows], _costs_of(fit, points.take(rows)))
+        x, y = collapse(points.rps[rows], latency_s[rows], *_costs_of(fit, points.take(rows)))
         one.plot(x, y, look.marker, color=look.colour, label=label)
         largest = max(largest, float(x.max()))
     curve = np.linspace(0, min(LARGEST_X, largest * 1.05), STEPS)
@@ -95,11 +111,12 @@ def _collapse(fit: Fit, points: Points, latency_s: Array, groups: list[tuple[str
     return figure
 
 
-def _costs_of(fit: Fit, points: Points) -> Costs:
-    """Of points that share a curve."""
-    if fit.form == "load" or points.alpha is None or points.k is None or points.decode is None:
-        return Costs(*fit.values.tolist())
-    return CycleCosts(*fit.values).effective(float(points.alpha[0]), int(points.k[0]), float(points.decode[0]))
+def _costs_of(fit: Fit, points: Points) -> tuple[Array, Array]:
+    """[n] C1 and C2 of each point."""
+    if fit.form == "load":
+        return np.full(points.rps.size, fit.values[0]), np.full(points.rps.size, fit.values[1])
+    features = points.features(fit.form)
+    return features @ fit.values[:3], features @ fit.values[3:]
 
 
 def _legend(figure: Any, axes: Any, groups: list[tuple[str, Any]]) -> None:
