@@ -29,7 +29,7 @@ from testbed.ue.session import Session
 from testbed.ue.window import FixedWindow
 
 GROWTH = 1.5
-"""Requests that came last took this many times as long as those that came first: they pile up."""
+"""Requests that came last took this many times as long as those in the middle: they pile up."""
 FILLING, EMPTYING = 0.2, 0.1
 """Shares of a load's requests, the first and the last ones, that do not count: the BS was idle before, and is after."""
 LEAST = 5
@@ -225,18 +225,19 @@ def steady(served: Sequence[Served]) -> tuple[list[Served], float]:
 def piled_up(served: Sequence[Served]) -> bool:
     """Whether requests came faster than they were answered.
 
-    Either the last third of them took `GROWTH` times as long as the first third, and longer than its spread explains,
-    or answers fell behind arrivals: by one usual latency (the first third's median) after the last arrival, fewer than
-    `BEHIND` of all had ended.
+    Either the last third of them took `GROWTH` times as long as the middle third, and longer than its spread explains
+    (the first third meets a BS that was idle, and is faster at any load), or answers fell behind arrivals: two median
+    latencies of the first third after the last arrival, fewer than `BEHIND` of all had ended.
     """
     third = len(served) // 3
     if third < 3:
         return False
     ordered = sorted(served, key=lambda s: s.arrived_s)
-    first, last = ([s.latency_s for s in part] for part in (ordered[:third], ordered[-third:]))
-    errors = [statistics.stdev(part) / third**0.5 for part in (first, last)]
-    grown = statistics.fmean(last) - statistics.fmean(first)
-    if statistics.fmean(last) > GROWTH * statistics.fmean(first) and grown > 2 * float(np.hypot(*errors)):
+    parts = (ordered[:third], ordered[third:-third], ordered[-third:])
+    first, middle, last = ([s.latency_s for s in part] for part in parts)
+    errors = [statistics.stdev(part) / len(part) ** 0.5 for part in (middle, last)]
+    grown = statistics.fmean(last) - statistics.fmean(middle)
+    if statistics.fmean(last) > GROWTH * statistics.fmean(middle) and grown > 2 * float(np.hypot(*errors)):
         return True
     due_s = ordered[-1].arrived_s + 2 * statistics.median(first)
     return sum(s.arrived_s + s.latency_s <= due_s for s in served) < BEHIND * len(served)

@@ -83,6 +83,11 @@ def test_more_than_can_be_served_piles_up(load: float) -> None:
     assert point([offered(load / SERVICE_S, 90)], 8).saturated
 
 
+def test_an_idle_start_is_no_piling_up() -> None:
+    """At 0.6 of what can be served the first requests are faster than the others, whatever the seed."""
+    assert sum(piled_up(offered(0.6 / SERVICE_S, 60, seed)) for seed in range(40)) <= 6
+
+
 def test_one_at_a_time_and_at_most() -> None:
     async def run() -> tuple[float, float]:
         station = OneServer()
