@@ -76,6 +76,8 @@ class FitConfig(Config, frozen=True):
 
 QUICK: dict[str, Any] = {"batches": (1, 4, 8), "prefixes": (64, 256), "windows": (2, 6), "repeats": 3, "warmups": 1}
 """What `--quick` sets."""
+BLOCK = 32
+"""Tokens of a block of the largest prefix cache, vLLM's on a CPU."""
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
@@ -88,7 +90,7 @@ def measure(config: FitConfig, told: Progress) -> list[Step]:
     target, drafter_path = pair_paths(config.model, config.drafter)
     leave_a_core(config.threads)
     longest = max(config.prefixes) + (max(config.windows) + 1) * (config.repeats + config.warmups)
-    if longest + max(config.windows) > target.max_positions:
+    if max(longest, max(config.prefixes) + BLOCK) + max(config.windows) > target.max_positions:
         raise ModelError(f"the target takes {target.max_positions} positions, and {longest} are to be measured")
     drafter = BatchDrafter(
         drafter_path, target.vocab_size, context=longest, sequences=max(config.batches), threads=config.threads
@@ -101,10 +103,6 @@ def measure(config: FitConfig, told: Progress) -> list[Step]:
     engine = load_engine(
         config.engine, target.directory, dtype=config.dtype, vocab_size=target.vocab_size, **options
     )  # fmt: skip
-    longest = max(config.prefixes) + engine.block_size + max(config.windows) + 1
-    if longest > engine.max_positions:
-        engine.close()
-        raise ModelError(f"the target takes {engine.max_positions} positions, and {longest} are to be measured")
     try:
         steps += _run(config, "verify", _VerifyBench(engine, config), told)
     finally:

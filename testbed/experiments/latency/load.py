@@ -18,7 +18,7 @@ import numpy as np
 from testbed.config import RunConfig, resolved
 from testbed.errors import BadInput
 from testbed.experiments.latency.lengths import drawn
-from testbed.experiments.latency.load_config import LoadConfig, claim
+from testbed.experiments.latency.load_config import LoadConfig
 from testbed.experiments.latency.openloop import (
     LoadPoint,
     Served,
@@ -32,6 +32,7 @@ from testbed.experiments.latency.openloop import (
 )  # fmt: skip
 from testbed.experiments.latency.station import Known, Told, late_share, outputs_of, station_of, with_station
 from testbed.experiments.results import directory as results
+from testbed.experiments.results.claims import claim
 from testbed.experiments.runs.execute import load_drafter
 from testbed.experiments.runs.prepare import Work, prepare
 from testbed.files import whole_file
@@ -86,7 +87,7 @@ def measure(config: LoadConfig, out: Path, told: Told) -> list[Series]:
         BadInput: what cannot be run, too few prompts, or a directory of another measurement.
     """
     work = _prepare(config)
-    claim(config, out)
+    claim(config, out, "measurement")
     known = outputs_of(config, work, out, told)
     paths: dict[tuple[int, float | None], list[Path]] = {}
     for repeat in range(config.repeats):

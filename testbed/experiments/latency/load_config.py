@@ -1,10 +1,8 @@
-"""What `testbed latency measure` does, and whose a directory is."""
+"""What `testbed latency measure` does."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from testbed.config import Config, load, save
+from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.ue.window import FixedWindow
 
@@ -71,20 +69,3 @@ class LoadConfig(Config, frozen=True, kw_only=True):
         for window in self.windows:
             found += [(0, None)] if window == 0 else [(window, alpha) for alpha in self.alphas or (None,)]
         return found
-
-
-def claim(config: Config, out: Path) -> None:
-    """Make a directory a measurement's own, or find it to be.
-
-    Raises:
-        BadInput: it holds something else.
-    """
-    path = out / "config.yaml"
-    if path.exists():
-        if load(type(config), path) != config:
-            raise BadInput(f"{out} holds another measurement; give another --out, or the same options to resume it")
-        return
-    if out.exists() and any(out.iterdir()):
-        raise BadInput(f"{out} is not empty and holds no measurement; give another --out")
-    out.mkdir(parents=True, exist_ok=True)
-    save(config, path)

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from testbed.experiments.latency.load_config import claim
 from testbed.experiments.latency.ramp import RampConfig, Run, Told
 from testbed.experiments.latency.ramp_real import RealRamp
 from testbed.experiments.latency.ramp_virtual import VirtualRamp
+from testbed.experiments.results.claims import claim
 from testbed.files import whole_file
 
 
@@ -20,7 +20,7 @@ def measure(config: RampConfig, out: Path, told: Told) -> list[Run]:
     Raises:
         BadInput: what cannot be run, or a directory of another ramp.
     """
-    claim(config, out)
+    claim(config, out, "ramp")
     world = VirtualRamp(config, told) if config.kind == "virtual" else RealRamp(config, out, told)
     path = out / "loads.json"
     if not path.exists():
