@@ -33,8 +33,6 @@ MOST_UES = 4096
 """Controllers kept; the one used longest ago goes first."""
 SHARED_TOKENS = 64.0
 """What the acceptance rate over all UEs weighs in the estimate of each, in drafted tokens of its own."""
-MOST_OTHERS = 4.0
-"""Bound of `Shape.others`."""
 MEASURED = 4
 """Rounds that tell how long a UE drafts before its speculation may be off: what is off tells nothing any more."""
 ON = "on"
@@ -101,21 +99,6 @@ class Shape:
         self.prompt, self.response = Mean(MEMORY), Mean(MEMORY)
         self.draft_s = Mean(MEMORY, RoundCosts().draft_s)
         """Of a drafted token."""
-        self.waited, self.foretold = Mean(MEMORY), Mean(MEMORY)
-        """Seconds that other rounds cost a round, and what `RoundCosts.others_s` makes of that."""
-
-    @property
-    def others(self) -> float:
-        """The one over the other."""
-        return min(self.waited.value / self.foretold.value, MOST_OTHERS) if self.foretold.value > 0 else 1.0
-
-    def learn_others(self, round_: Round, costs: RoundCosts, controller: WindowController, load_tps: float) -> None:
-        """Hold a round's time at the BS against the model's, at the window that was drafted."""
-        drafted = len(round_.window.ids)
-        foretold_s = costs.others_s(drafted, controller.alpha, load_tps, controller.link)
-        if math.isfinite(foretold_s):
-            self.waited.add(max(0.0, round_.queue_s + round_.verify_s - costs.alone_s(drafted)))
-            self.foretold.add(foretold_s)
 
     def costs(
         self, coefficients: Coefficients, draft_s: float, max_requests: float, between_s: float = 0.0
@@ -131,7 +114,6 @@ class Shape:
             prefill_s=coefficients.share_s(round(self.prompt.value), 0) if self.prompt.value else 0.0,
             response_tokens=self.response.value,
             max_requests=max_requests,
-            others=self.others,
         )
 
 
@@ -200,8 +182,6 @@ class Windows:
             return NO_HINT
         ue = self._ue(session)
         link = self._learn_ue(ue, session, round_, drafted, first)
-        if drafted and not first:
-            self._shape.learn_others(round_, ue.costs.now, ue.controller, self._load_tps)
         if ue.controller.due:
             ue.costs.now = self._shape.costs(self._coefficients(), ue.draft_s.value, self._max_requests, between_s)
         ue.controller.believe(self._alpha.value, SHARED_TOKENS)

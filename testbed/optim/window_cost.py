@@ -14,6 +14,10 @@ from testbed.errors import BadInput
 from testbed.optim.serving_model import CycleCosts
 
 MAX_WINDOW = 256
+SPREAD = 0.25
+"""Deviation of a pass's length over its mean: what a pass holds differs from one to the next."""
+FORGOTTEN = 6.0
+"""Passes after which it does not matter when a round left."""
 
 
 class LinkCosts(NamedTuple):
@@ -62,6 +66,20 @@ def cut_short(window: int, alpha: float, response: float) -> float:
     return response * tokens / (response + surplus)
 
 
+def until_next(age: float) -> float:
+    """Time to the next pass, where passes follow one another and a round left at the end of one `age` ago; both in mean
+    passes.
+
+    A renewal process: by Wald's identity 1 + Σ_j P(T_j ≤ age) − age, T_j the end of the j-th pass since, here normal
+    with mean j and deviation SPREAD·√j. Below one pass it is about 1 − age, a little above it a round has just missed
+    one, and after many it does not matter when the round left.
+    """
+    if age >= FORGOTTEN:
+        return (1 + SPREAD**2) / 2
+    ended = (math.erfc((j - age) / (SPREAD * math.sqrt(2 * j))) / 2 for j in range(1, int(age) + 4))
+    return 1 + sum(ended) - age
+
+
 class RoundCosts(Config, frozen=True):
     """Device, link and BS: a round drafts k tokens on the device, sends them, waits, and is verified in a pass.
 
@@ -71,9 +89,8 @@ class RoundCosts(Config, frozen=True):
     a/(1 − ρ) on average, and the one that a round comes upon, being likelier a long one, S = a/(1 − ρ) + b'·ρ/(1 − ρ²).
     The pass that the round is in holds it and those that came during S: a + b' + ρ·S. A round waits if another pass
     followed its last one at once, 1 − e^(−ΛS) with Poisson arrivals; then it was away for the time Z of drafting and
-    link and waits for S − Z, or for S/2 where it was away so long that pass and round have nothing to do with each
-    other. Every UE is taken to use the same window, so that the optimum is that of all of them, not what one could
-    take from the others.
+    link and waits for the end of the pass that it comes upon (`until_next`). Every UE is taken to use the same window,
+    so that the optimum is that of all of them, not what one could take from the others.
 
     k = 0 is the BS decoding alone and streaming, the request in every pass once it got into the first:
     (a + b')/(1 − λ·b') a token, the latency model (eq. 1) with C2 = b' a token. The load is λ in tokens a second.
@@ -98,14 +115,11 @@ class RoundCosts(Config, frozen=True):
     """Of a token that is streamed without speculation, beside the pass."""
     response_tokens: float = 0.0
     """Mean length of a response; 0: so long that its last round does not matter."""
-    others: float = 1.0
-    """Share of `others_s` that rounds really wait: UEs that were served together come back together, which the model
-    does not know."""
 
     def __post_init__(self) -> None:
         for name in (
             "draft_s", "verify_base_s", "verify_token_s", "verify_request_s", "prefill_s", "stream_s",
-            "response_tokens", "others",
+            "response_tokens",
         ):  # fmt: skip
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
@@ -127,19 +141,12 @@ class RoundCosts(Config, frozen=True):
             first = -math.expm1(-load * lasts) * lasts / 2 / length if length else 0.0
             once = link.rtt_s / length if length else 0.0
             return Price(lasts + first + once + prompt_s + self.stream_s, busy)
-        others_s = self.others * self._others_s(window, load / tokens, busy, link)
+        others_s = self._others_s(window, load / tokens, busy, link)
         return Price((self._away_s(window, link) + self.alone_s(window) + others_s) / tokens + prompt_s, busy)
 
     def alone_s(self, window: int) -> float:
         """A pass over one round, a + b'."""
         return self.verify_base_s + self._work_s(window)
-
-    def others_s(self, window: int, alpha: float, load: float, link: LinkCosts) -> float:
-        """What the model makes of the other rounds: time waited, and time that they add to a round's pass; for a window
-        of 1 or more. inf at or beyond saturation.
-        """
-        tokens, busy, least = self._busy(window, alpha, load)
-        return math.inf if least >= 1 else self._others_s(window, load / tokens, busy, link)
 
     def _busy(self, window: int, alpha: float, load: float) -> tuple[float, float, float]:
         """Tokens a round, ρ, and the share of saturation."""
@@ -152,7 +159,7 @@ class RoundCosts(Config, frozen=True):
     def _others_s(self, window: int, rounds: float, busy: float, link: LinkCosts) -> float:
         base, work, away = self.verify_base_s, self._work_s(window), self._away_s(window, link)
         other = max(base + work, base / (1 - busy) + work * busy / (1 - busy * busy))
-        return -math.expm1(-rounds * other) * max(other - away, other / 2) + busy * other
+        return (-math.expm1(-rounds * other) * until_next(away / other) + busy) * other
 
     def _work_s(self, window: int) -> float:
         return self.verify_request_s + self.verify_token_s * (window + 1)

@@ -226,13 +226,9 @@ def test_wishes_that_do_not_hold_together_are_refused(fields: dict[str, Any], sa
 
 def serve(
     windows: Windows, speed_s: float, rounds: int, *, csi: Csi | None = None, kind: str = "greedy", alpha: float = 0.8,
-    network_s: float = 0.01, seed: int = 0, peer: bytes = b"ue", hinted: int = 8, waited: float = 1.0,
-    between_s: float = 0.0,
+    network_s: float = 0.01, seed: int = 0, peer: bytes = b"ue", hinted: int = 8, between_s: float = 0.0,
 ) -> list[int]:  # fmt: skip
-    """Rounds of one long session, one every `speed_s`, with accepted tokens by coins; the hints.
-
-    A round waits `waited` times as long for others as the model says.
-    """
+    """Rounds of one long session, one every `speed_s`, with accepted tokens by coins; the hints."""
     random = np.random.default_rng(seed)
     session = Session((peer, 1), "s", np.zeros(8, np.int32), 8, PROTOCOLS[kind], 0.0, 64)
     session.hinted = hinted
@@ -243,11 +239,6 @@ def serve(
         round_ = Round(number, Window(np.zeros(window, np.int32), None), csi, now_s)
         round_.draft_s, round_.network_s = window * 0.005, network_s if number else 0.0
         round_.new, round_.cached = window + 1 + (200 if not number else 0), 200 if number else 0
-        ue = windows._ues.get((peer, hinted, int(PROTOCOLS[kind].replaces)))
-        if window and ue:
-            costs, known = ue.costs.now, ue.controller
-            others_s = costs.others_s(window, known.alpha, windows._load_tps, known.link)
-            round_.verify_s, round_.queue_s = costs.alone_s(window), waited * min(others_s, 10.0)
         session.got += accepted + 1
         now_s += speed_s
         window = windows.hint(session, round_, accepted, now_s, between_s)
@@ -277,16 +268,6 @@ def test_a_ue_whose_first_drafts_were_bad_luck_is_not_left_without_speculation()
     for number in range(4):
         serve(windows, 0.05, 200, alpha=0.9, peer=b"ue%d" % number)
     assert unlucky[-1] <= 1 and serve(windows, 0.05, 400, alpha=0.9, peer=b"unlucky")[-1] >= 3
-
-
-def test_prices_follow_how_long_rounds_really_wait() -> None:
-    """The model takes rounds to wait for most of a pass at this load; where none waits, small windows are less dear."""
-    found = {}
-    for waited in (0.0, 3.0):
-        windows = controller("max_window=8,memory=1000")
-        found[waited] = serve(windows, 0.03, 1500, waited=waited)[-1]
-        assert windows._shape.others == pytest.approx(waited, abs=0.02)
-    assert found[0.0] < found[3.0]
 
 
 def test_what_rounds_take_between_passes_asks_for_larger_windows() -> None:

@@ -15,7 +15,18 @@ from hypothesis import strategies as st
 from testbed.errors import BadInput
 from testbed.optim.serving_model import CycleCosts, latency
 from testbed.optim.window_controller import WindowConfig, WindowController
-from testbed.optim.window_cost import LinkCosts, Price, RoundCosts, ServerCosts, committed, cut_short, prices
+from testbed.optim.window_cost import (
+    FORGOTTEN,
+    SPREAD,
+    LinkCosts,
+    Price,
+    RoundCosts,
+    ServerCosts,
+    committed,
+    cut_short,
+    prices,
+    until_next,
+)
 from tests.support.refusals import refuse
 
 ALPHA, TOKENS, LARGEST = 0.8, 32, 6
@@ -125,6 +136,13 @@ def test_prices_are_what_a_simulated_base_station_takes(load: float, window: int
     requests = 1500
     took = simulate(poisson([load], requests, 5), accepted_runs(requests, 6), lambda _: window)
     assert COSTS.price(window, ALPHA, load, LINK).time_s == pytest.approx(took.mean() / TOKENS, rel=0.05)
+
+
+@pytest.mark.parametrize("age", [0.0, 0.5, 0.8, 1.0, 1.2, 1.5, 2.7, FORGOTTEN])
+def test_the_time_to_the_next_pass_is_that_of_passes_drawn_one_after_the_other(age: float) -> None:
+    ends = np.random.default_rng(3).normal(1.0, SPREAD, (40_000, 16)).cumsum(axis=1)
+    left = np.where(ends > age, ends - age, np.inf).min(axis=1)
+    assert until_next(age) == pytest.approx(left.mean(), abs=0.01)
 
 
 def test_a_base_station_has_a_steady_state_where_the_price_is_finite_and_only_there() -> None:
@@ -273,7 +291,8 @@ def test_prices_are_looked_at_every_so_often_and_estimates_kept_up_meanwhile() -
     assert due[1::2] == [number % 5 == 4 for number in range(200)] and all(due[::2])
     assert len(asked) - at_start == 9 * (200 + 40)
     assert controllers[0].alpha == controllers[1].alpha and controllers[0].load == controllers[1].load
-    assert controllers[0].window == controllers[1].window
+    often, seldom = (COSTS.price(c.window, c.alpha, c.load, c.link).time_s for c in controllers)
+    assert often == pytest.approx(seldom, rel=2 * WindowConfig().hysteresis)
 
 
 def test_it_turns_off_where_speculation_loses_and_on_again_when_it_pays() -> None:

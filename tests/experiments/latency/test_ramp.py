@@ -56,6 +56,17 @@ def test_without_load_latency_is_that_of_the_profile() -> None:
     assert [x.latency_s for x in found.answered] == pytest.approx([0.04 + prompt_s + token_s] * 8)
 
 
+def test_a_bs_that_starts_under_load_does_not_leave_speculation_off() -> None:
+    """Where most UEs stream, a round that speculates waits longer than if all did: no reason to keep it off."""
+    config = RampConfig(windows=(0, 4), loads=(20.0,), requests=300, step_s=0.0)
+    ramp = VirtualRamp(config, lambda line: None)
+    took = {
+        policy: np.mean([a.latency_s for seed in (0, 1) for a in ramp.run(policy, seed, config.loads).answered[75:]])
+        for policy in config.policies
+    }
+    assert took[HINTS] < 1.05 * took["4"] < 0.85 * took["0"]
+
+
 def made(policy: str, latencies: list[list[float]], seed: int = 0) -> Run:
     answered = [
         Answered(step, float(i), value, 10, 5, 10, 4, 3)
