@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from testbed.bs.admission import Admission
-from testbed.bs.averages import Averages
+from testbed.bs.averages import Averages, Between, Standing
 from testbed.bs.engine import VerifyRequest, VerifyResult
 from testbed.bs.estimator import Coefficients, Work
 from testbed.bs.estimator_online import OnlineEstimator
@@ -66,7 +66,8 @@ class Promises:
         self._ended_s: float | None = None
         self._passed = 0
         """Requests of the last pass."""
-        self._between_s = self._round_s = 0.0
+        self._between_s = 0.0
+        self._between = Between()
         self._drifted = False
 
     # ------------------------------------------------------------ sessions
@@ -112,9 +113,9 @@ class Promises:
     # ------------------------------------------------------------ passes
 
     @property
-    def round_s(self) -> float:
-        """What a round takes outside of its pass, while the engine stands still: judging, answering, planning."""
-        return self._round_s
+    def standing(self) -> Standing:
+        """What passes and their rounds take besides."""
+        return self._between.line
 
     def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
         """The next batch."""
@@ -180,7 +181,7 @@ class Promises:
         if ended_s is not None and any(item.arrived_s <= ended_s for item in pending):
             stood_s = max(0.0, now_s - ended_s)
             self._between_s += BETWEEN_SHARE * (stood_s - self._between_s)
-            self._round_s += BETWEEN_SHARE * (stood_s / max(1, self._passed) - self._round_s)
+            self._between.add(max(1, self._passed), stood_s)
 
     def _kept(self, tokens: int) -> int:
         """How many of so many leading tokens the prefix cache holds."""

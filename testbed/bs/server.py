@@ -286,7 +286,7 @@ class BaseStation:
         """The window for a session's next round, 0: the target goes on alone."""
         if self._windows is None:
             return NO_HINT
-        window = self._windows.hint(session, round_, accepted, self._clock.time(), self._promises.round_s)
+        window = self._windows.hint(session, round_, accepted, self._clock.time(), self._promises.standing)
         if window != NO_HINT:
             session.alone = window == 0
         return window

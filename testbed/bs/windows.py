@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from testbed.bs.averages import NEVER, Standing
 from testbed.bs.estimator import Coefficients
 from testbed.bs.sessions import Round, Session
 from testbed.channel.cost import Sizes
@@ -101,16 +102,16 @@ class Shape:
         """Of a drafted token."""
 
     def costs(
-        self, coefficients: Coefficients, draft_s: float, max_requests: float, between_s: float = 0.0
+        self, coefficients: Coefficients, draft_s: float, max_requests: float, standing: Standing = NEVER
     ) -> RoundCosts:
-        """What a UE's rounds cost: eq. 19 at the mean round, and what it takes the BS between passes."""
+        """What a UE's rounds cost: eq. 19 at the mean round, and how long the BS stands still between passes."""
         extra, cached = self.extra.value, self.cached.value
         token_s = coefficients.a + coefficients.b_compute * (cached + extra)
         return RoundCosts(
             draft_s=draft_s,
-            verify_base_s=coefficients.c,
+            verify_base_s=coefficients.c + standing.pass_s,
             verify_token_s=max(token_s, 1e-12),
-            verify_request_s=coefficients.b_read * cached + token_s * extra + between_s,
+            verify_request_s=coefficients.b_read * cached + token_s * extra + standing.request_s,
             prefill_s=coefficients.share_s(round(self.prompt.value), 0) if self.prompt.value else 0.0,
             response_tokens=self.response.value,
             max_requests=max_requests,
@@ -166,11 +167,11 @@ class Windows:
         self._alpha.add(config.alpha, config.prior_tokens)
         self._given: Counter[int] = Counter()
 
-    def hint(self, session: Session, round_: Round, accepted: int, now_s: float, between_s: float = 0.0) -> int:
+    def hint(self, session: Session, round_: Round, accepted: int, now_s: float, standing: Standing = NEVER) -> int:
         """Learn from a round that was judged and committed; the window for the session's next one.
 
         Args:
-            between_s: what a round takes the BS outside of passes, while the engine stands still.
+            standing: what passes and rounds take the BS besides.
         """
         drafted = len(round_.window.ids)
         first = session.got <= accepted + 1
@@ -183,7 +184,7 @@ class Windows:
         ue = self._ue(session)
         link = self._learn_ue(ue, session, round_, drafted, first)
         if ue.controller.due:
-            ue.costs.now = self._shape.costs(self._coefficients(), ue.draft_s.value, self._max_requests, between_s)
+            ue.costs.now = self._shape.costs(self._coefficients(), ue.draft_s.value, self._max_requests, standing)
         ue.controller.believe(self._alpha.value, SHARED_TOKENS)
         window = ue.controller.update(drafted, accepted, self._load_tps, link)
         if not window and ue.measured < MEASURED:

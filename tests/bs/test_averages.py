@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from testbed.bs.averages import GUESS, Averages
+from testbed.bs.averages import GUESS, Averages, Between, Standing
 
 
 def test_nothing_measured_is_the_guess() -> None:
@@ -34,3 +34,26 @@ def test_acceptance_of_a_session_with_a_record_of_its_own() -> None:
     assert averages.acceptance(0, 0) == pytest.approx(0.75)
     assert averages.acceptance(10, 0) == pytest.approx((10 + 7.5) / 20)
     assert averages.acceptance(0, 1000) == pytest.approx(0, abs=0.01)
+
+
+def test_what_is_between_passes_is_a_line_over_their_requests() -> None:
+    random, between = np.random.default_rng(0), Between()
+    assert between.line == Standing(0.0, 0.0)
+    for requests in random.integers(1, 20, 2000).tolist():
+        between.add(requests, 0.001 + 0.0002 * requests + random.normal(0.0, 1e-4))
+    assert between.line.pass_s == pytest.approx(0.001, rel=0.1)
+    assert between.line.request_s == pytest.approx(0.0002, rel=0.1)
+
+
+@pytest.mark.parametrize(("requests", "times"), [((4, 4), (0.01, 0.02)), ((1, 9), (0.02, 0.01)), ((1, 2), (0.0, 0.01))])
+def test_what_passes_do_not_tell_is_not_made_up_and_nothing_is_negative(
+    requests: tuple[int, int], times: tuple[float, float]
+) -> None:
+    between = Between()
+    for _ in range(300):
+        for n, stood_s in zip(requests, times, strict=True):
+            between.add(n, stood_s)
+    base_s, each_s = between.line
+    assert base_s >= -1e-12 and each_s >= 0
+    assert base_s + each_s * np.mean(requests) == pytest.approx(np.mean(times), rel=0.02)
+    assert (requests[0] == 1 and times[0] < times[1]) or each_s == 0

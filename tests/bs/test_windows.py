@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testbed.bs.averages import Standing
 from testbed.bs.desk import Desk, Offer
 from testbed.bs.estimator import Coefficients
 from testbed.bs.judge import StrictJudge
@@ -226,7 +227,7 @@ def test_wishes_that_do_not_hold_together_are_refused(fields: dict[str, Any], sa
 
 def serve(
     windows: Windows, speed_s: float, rounds: int, *, csi: Csi | None = None, kind: str = "greedy", alpha: float = 0.8,
-    network_s: float = 0.01, seed: int = 0, peer: bytes = b"ue", hinted: int = 8, between_s: float = 0.0,
+    network_s: float = 0.01, seed: int = 0, peer: bytes = b"ue", hinted: int = 8, request_s: float = 0.0,
 ) -> list[int]:  # fmt: skip
     """Rounds of one long session, one every `speed_s`, with accepted tokens by coins; the hints."""
     random = np.random.default_rng(seed)
@@ -241,7 +242,7 @@ def serve(
         round_.new, round_.cached = window + 1 + (200 if not number else 0), 200 if number else 0
         session.got += accepted + 1
         now_s += speed_s
-        window = windows.hint(session, round_, accepted, now_s, between_s)
+        window = windows.hint(session, round_, accepted, now_s, Standing(0.0, request_s))
         hints.append(window)
     return hints
 
@@ -273,11 +274,11 @@ def test_a_ue_whose_first_drafts_were_bad_luck_is_not_left_without_speculation()
 def test_what_rounds_take_between_passes_asks_for_larger_windows() -> None:
     """A BS that is busy with each round beside its passes has fewer of them where windows are larger."""
     last = {}
-    for between_s in (0.0, 0.02):
+    for request_s in (0.0, 0.02):
         windows = controller("max_window=8,memory=1000,load_memory=1")
-        costs = windows._shape.costs(Coefficients(1e-4, 1e-8, 1e-6, 0.02), 0.005, 64, between_s)
-        assert costs.verify_request_s == pytest.approx(between_s)
-        last[between_s] = serve(windows, 0.03, 1500, between_s=between_s)[-1]
+        costs = windows._shape.costs(Coefficients(1e-4, 1e-8, 1e-6, 0.02), 0.005, 64, Standing(0.003, request_s))
+        assert costs.verify_request_s == pytest.approx(request_s) and costs.verify_base_s == pytest.approx(0.023)
+        last[request_s] = serve(windows, 0.03, 1500, request_s=request_s)[-1]
     assert last[0.0] < last[0.02]
 
 
