@@ -182,6 +182,8 @@ class Windows:
         if not session.hinted:
             return NO_HINT
         ue = self._ue(session)
+        if first:
+            ue.controller.resume(self._load_tps)
         link = self._learn_ue(ue, session, round_, drafted, first)
         if ue.controller.due:
             ue.costs.now = self._shape.costs(self._coefficients(), ue.draft_s.value, self._max_requests, standing)

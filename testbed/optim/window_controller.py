@@ -135,6 +135,16 @@ class WindowController:
             raise BadInput(f"tokens must be finite and not negative, not {tokens}")
         self._shared_alpha, self._shared_tokens = alpha, tokens
 
+    def resume(self, load: float) -> None:
+        """A response begins: what the load was at the last one is not looked back to, and prices are due.
+
+        Raises:
+            BadInput: a load that is negative or not finite.
+        """
+        check_estimates(0.0, load, self.link)
+        self.load = load
+        self._rounds = self.config.every
+
     @property
     def settle_rounds(self) -> int:
         """Rounds after a step in load or link until the window is within 2·hysteresis of the best, at the latest.
