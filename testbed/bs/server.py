@@ -7,13 +7,14 @@ pending whenever the engine is free. The engine itself runs in a thread of its o
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from testbed.bs.admission import Admission
 from testbed.bs.desk import Desk
-from testbed.bs.engine import VerifyRequest
+from testbed.bs.engine import VerifyRequest, VerifyResult
 from testbed.bs.estimator_online import OnlineEstimator
 from testbed.bs.judge import Judge
 from testbed.bs.keeper import Keeper, shown
@@ -193,6 +194,7 @@ class BaseStation:
             if batch:
                 await self._run_pass(batch)
             if not self._queue:
+                self._learn()
                 self._wake.clear()
 
     # ------------------------------------------------------------ 5 verify
@@ -201,7 +203,7 @@ class BaseStation:
         """One pass; where it fails, every round gets another by itself, so that what fails alone fails alone."""
         start_s = self._clock.time()
         try:
-            results = await self._runner.verify([taken.pending.request for taken in batch])
+            results = await self._verified([taken.pending.request for taken in batch])
             check_distributions(results)
         except (EngineError, BadInput) as exc:
             self._promises.metrics.failed_passes += 1
@@ -226,6 +228,22 @@ class BaseStation:
             if not await self._asked(session, round_):
                 ready.append((session, round_))
         await self._settle(ready)
+
+    async def _verified(self, requests: Sequence[VerifyRequest]) -> list[VerifyResult]:
+        """The engine's pass; meanwhile there is time to learn from the rounds before it."""
+        if self._windows is None:
+            return await self._runner.verify(requests)
+        pass_ = asyncio.ensure_future(self._runner.verify(requests))
+        try:
+            await asyncio.sleep(0)
+            self._learn()
+            return await pass_
+        finally:
+            pass_.cancel()
+
+    def _learn(self) -> None:
+        if self._windows is not None:
+            self._windows.learn(self._promises.standing)
 
     async def _fail(self, session: Session, exc: Exception) -> None:
         """Give up a round; who sends it again is told so again."""
@@ -286,7 +304,7 @@ class BaseStation:
         """The window for a session's next round, 0: the target goes on alone."""
         if self._windows is None:
             return NO_HINT
-        window = self._windows.hint(session, round_, accepted, self._clock.time(), self._promises.standing)
+        window = self._windows.hint(session, round_, accepted, self._clock.time())
         if window != NO_HINT:
             session.alone = window == 0
         return window

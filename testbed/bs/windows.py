@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -141,6 +141,23 @@ class _Ue:
         self.drafted = 0
         """Tokens of its last window, whose time on the link its next draft tells."""
 
+    @property
+    def window(self) -> int:
+        """To be hinted next."""
+        window = self.controller.window
+        return 1 if not window and self.measured < MEASURED else window
+
+
+class _Seen(NamedTuple):
+    """A round that is still to be learnt from."""
+
+    session: Session
+    round_: Round
+    accepted: int
+    first: bool
+    """Of its session."""
+    now_s: float
+
 
 class Windows:
     """Hints for all sessions that want them.
@@ -166,21 +183,37 @@ class Windows:
         self._alpha = Mean(MEMORY)
         self._alpha.add(config.alpha, config.prior_tokens)
         self._given: Counter[int] = Counter()
+        self._later: list[_Seen] = []
 
-    def hint(self, session: Session, round_: Round, accepted: int, now_s: float, standing: Standing = NEVER) -> int:
-        """Learn from a round that was judged and committed; the window for the session's next one.
+    def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> int:
+        """The window for a session's next round, one having been judged and committed; learning from it can wait."""
+        self._later.append(_Seen(session, round_, accepted, session.got <= accepted + 1, now_s))
+        if not session.hinted:
+            return NO_HINT
+        window = self._ue(session).window
+        self._given[window] += 1
+        return window
+
+    def learn(self, standing: Standing = NEVER) -> None:
+        """Learn from all rounds since the last time: best while the engine works, or UEs wait for it.
 
         Args:
             standing: what passes and rounds take the BS besides.
         """
+        seen, self._later = self._later, []
+        for each in seen:
+            self._learn(*each, standing)
+
+    def _learn(
+        self, session: Session, round_: Round, accepted: int, first: bool, now_s: float, standing: Standing
+    ) -> None:
         drafted = len(round_.window.ids)
-        first = session.got <= accepted + 1
         self._load_tps = self._rate.add(accepted + 1, now_s)
         self._learn_shape(round_, drafted, first)
         if drafted:
             self._alpha.add(accepted / max(1, accepted + (accepted < drafted)), accepted + (accepted < drafted))
         if not session.hinted:
-            return NO_HINT
+            return
         ue = self._ue(session)
         if first:
             ue.controller.resume(self._load_tps)
@@ -188,11 +221,7 @@ class Windows:
         if ue.controller.due:
             ue.costs.now = self._shape.costs(self._coefficients(), ue.draft_s.value, self._max_requests, standing)
         ue.controller.believe(self._alpha.value, SHARED_TOKENS)
-        window = ue.controller.update(drafted, accepted, self._load_tps, link)
-        if not window and ue.measured < MEASURED:
-            window = 1
-        self._given[window] += 1
-        return window
+        ue.controller.update(drafted, accepted, self._load_tps, link)
 
     def ended(self, session: Session) -> None:
         """A session ended; what it committed is a response, or the rest of one."""

@@ -57,11 +57,14 @@ class Scripted:
     hints: Sequence[int]
     given: list[int] = field(default_factory=list)
 
-    def hint(self, session: Session, round_: Round, accepted: int, now_s: float, between_s: float = 0.0) -> int:
+    def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> int:
         if not session.hinted:
             return NO_HINT
         self.given.append(self.hints[min(len(self.given), len(self.hints) - 1)])
         return self.given[-1]
+
+    def learn(self, standing: Standing) -> None:
+        """Nothing to learn."""
 
     def ended(self, session: Session) -> None:
         pass
@@ -242,7 +245,8 @@ def serve(
         round_.new, round_.cached = window + 1 + (200 if not number else 0), 200 if number else 0
         session.got += accepted + 1
         now_s += speed_s
-        window = windows.hint(session, round_, accepted, now_s, Standing(0.0, request_s))
+        window = windows.hint(session, round_, accepted, now_s)
+        windows.learn(Standing(0.0, request_s))
         hints.append(window)
     return hints
 
