@@ -256,6 +256,36 @@ def controller(text: str = "on", **passes: float) -> Windows:
     return Windows(window_config(text), lambda: known, 64, VOCAB)
 
 
+def test_a_hint_is_given_at_once_and_learnt_from_later() -> None:
+    windows = controller()
+    serve(windows, 0.05, 20)
+    session = Session((b"ue", 2), "t", np.zeros(8, np.int32), 8, PROTOCOLS["greedy"], 0.0, 64)
+    session.hinted, session.got = 8, 5
+    before = windows.snapshot()
+    hint = windows.hint(session, Round(0, Window(np.zeros(4, np.int32), None), None, 1.0), 4, 1.0)
+    given = windows.snapshot()
+    assert given.pop("hints")[str(hint)] == before["hints"].pop(str(hint), 0) + 1
+    del before["hints"]
+    assert given == before
+    windows.learn()
+    learnt = windows.snapshot()
+    assert learnt["load_tps"] != before["load_tps"] and learnt["acceptance"] > before["acceptance"]
+    windows.learn()
+    assert windows.snapshot() == learnt
+
+
+def test_a_response_begins_at_the_load_of_now_not_at_that_of_the_ue_s_last_one() -> None:
+    windows = controller()
+    serve(windows, 2.0, 50)
+    known = next(iter(windows._ues.values())).controller
+    calm = known.load
+    for number in range(8):
+        serve(windows, 0.02, 200, peer=b"ue%d" % number)
+    assert known.load == calm
+    serve(windows, 0.02, 1)
+    assert known.load > 5 * calm
+
+
 def test_the_hint_is_the_cheapest_window_at_what_was_seen() -> None:
     windows = controller("max_window=8,memory=1000")
     hints = serve(windows, 1.0, 800)

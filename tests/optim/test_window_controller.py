@@ -345,6 +345,17 @@ def test_estimates_follow_what_happens() -> None:
     assert controller.load == pytest.approx(77.0)  # no hint changes nothing
 
 
+def test_a_response_begins_at_the_load_that_is_told_and_with_a_look_at_the_prices() -> None:
+    controller = WindowController(COSTS, LINK, load=10.0)
+    controller.update(2, 2, 10.0)
+    assert not controller.due
+    controller.resume(300.0)
+    assert controller.load == 300.0 and controller.due
+    for load in (-1.0, math.nan, math.inf):
+        refuse(lambda load=load: controller.resume(load), BadInput, "load")
+    assert controller.load == 300.0
+
+
 def test_what_others_drafts_are_worth_counts_as_tokens_and_more_while_nothing_is_drafted() -> None:
     controller = WindowController(COSTS, LINK, config=WindowConfig(memory=50, prior_tokens=0))
     controller.believe(0.9, 30.0)
