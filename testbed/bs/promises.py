@@ -165,6 +165,7 @@ class Promises:
     def snapshot(self) -> dict[str, Any]:
         """Counters, and how things stand now."""
         found = {**self.metrics.snapshot(), "sessions": len(self._sessions), "promises": _named(self._sessions)}
+        found["between"] = self.standing._asdict()
         if isinstance(self.scheduler, Slo):
             queues = self.scheduler.queues(*self._last)
             found |= {"urgent": len(queues.urgent), "utility": len(queues.utility), "hold_s": self.scheduler.hold_s}
