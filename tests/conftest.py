@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from tests.support.reference import Reference
 
 # Before torch is imported: on such small models threads only wait for each other, long where anything else runs.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell's background jobs ignore Ctrl-C, which tests send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no reason to fail, and the same commit always sees the same examples; `explore` looks for new ones.
 settings.register_profile("testbed", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
