@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol, cast
 import zmq
 import zmq.asyncio
 
-from testbed.channel.connections import LOOK_S, LOOK_SHARE, MOST_FRAMES, Connections
+from testbed.channel.connections import AGAIN_S, LOOK_S, LOOK_SHARE, MOST_FRAMES, Connections
 from testbed.channel.guard import Gate
 from testbed.channel.keys import KEY_LENGTH, ClientKeys, ServerKeys
 from testbed.clock import within
@@ -219,11 +219,11 @@ class ZmqServerLink:
 
     async def _look(self) -> None:
         """Hold connections to their bounds."""
-        took_s = 0.0
+        took_s, again = 0.0, False
         while True:
-            await asyncio.sleep(max(LOOK_S, took_s / LOOK_SHARE))
+            await asyncio.sleep(AGAIN_S if again else max(LOOK_S, took_s / LOOK_SHARE))
             begun_s = time.perf_counter()
-            self.connections.look(drained=self._waits)
+            again = self.connections.look(drained=self._waits)
             took_s = time.perf_counter() - begun_s
 
     def owner(self, peer: bytes) -> bytes:
