@@ -46,11 +46,16 @@ class Between:
         self._nn, self._ns = keep * self._nn + n * n, keep * self._ns + n * s
 
     @property
+    def mean_s(self) -> float:
+        """Over all passes; without any 0."""
+        return self._s / self._weight if self._weight else 0.0
+
+    @property
     def line(self) -> Standing:
         """As learnt so far, neither part negative; without passes 0."""
         if not self._weight:
             return NEVER
-        mean, mean_s = self._n / self._weight, self._s / self._weight
+        mean, mean_s = self._n / self._weight, self.mean_s
         variance = max(self._nn / self._weight - mean**2, 0.0)
         request_s = max(0.0, (self._ns / self._weight - mean * mean_s) / (variance + LEAST_SPREAD))
         request_s = min(request_s, mean_s / mean)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from testbed.bs.admission import Admission
@@ -24,8 +25,6 @@ from testbed.protocols.sampling import Kept
 LOG = logging.getLogger(__name__)
 RETRY_S = 5.0
 """After which a UE that was refused a speed may ask again."""
-BETWEEN_SHARE = 0.01
-"""Weight of the last time between two passes in its mean."""
 DEADLINES = Slo(coefficients=Coefficients(0.0, 0.0, 0.0, 1.0))
 """Says when requests are due where another scheduler plans; that does not depend on how long passes take."""
 
@@ -66,9 +65,9 @@ class Promises:
         self._ended_s: float | None = None
         self._passed = 0
         """Requests of the last pass."""
-        self._between_s = 0.0
         self._between = Between()
         self._drifted = False
+        self._unlearnt: list[Callable[[], None]] = []
 
     # ------------------------------------------------------------ sessions
 
@@ -79,7 +78,7 @@ class Promises:
             return None
         admission = self._admission
         known = admission.coefficients if self._estimator is None else self._estimator.coefficients
-        admission = replace(admission, coefficients=replace(known, c=known.c + self._between_s))
+        admission = replace(admission, coefficients=replace(known, c=known.c + self._between.mean_s))
         load = self._sessions.promised(apart=key)
         answer = admission.admissible(speed_tps, load, self._averages.shape())
         if answer.admitted:
@@ -124,6 +123,13 @@ class Promises:
         self.metrics.waiting = len(pending)
         return self.scheduler.plan(pending, now_s)
 
+    def expected_s(self, batch: Sequence[Taken]) -> float:
+        """How long a pass may take; 0 where there is no estimator."""
+        if self._estimator is None:
+            return 0.0
+        works = (Work(pending.new_tokens, pending.cached_tokens) for _, pending, _ in batch)
+        return self._estimator.coefficients.batch_s(works)
+
     def passed(self, batch: Sequence[Taken], results: Sequence[VerifyResult], seconds: float) -> None:
         """A pass took so long."""
         self._ended_s, self._passed = self._last[1] + seconds, len(batch)
@@ -144,8 +150,16 @@ class Promises:
         expected_s = None if self._estimator is None else self._estimator.coefficients.batch_s(works)
         self._observer.passed(works, rounds, self.metrics.waiting, self._last[1], seconds, expected_s)
         if self._estimator is not None and expected_s is not None and seconds > 0:
-            self._learn(self._estimator, works, expected_s, seconds)
-        self._tune()
+            self._unlearnt.append(partial(self._learn, self._estimator, works, expected_s, seconds))
+        if isinstance(self.scheduler, Slo):  # it plans by what is known
+            self.learn()
+            self._tune(self.scheduler)
+
+    def learn(self) -> None:
+        """Learn from all passes since the last time; UEs that wait for the next one need not wait for this."""
+        unlearnt, self._unlearnt = self._unlearnt, []
+        for learn in unlearnt:
+            learn()
 
     def settled(self, session: Session, round_: Round, kept: Kept, now_s: float) -> None:
         """A round was judged; its tokens are about to be committed."""
@@ -180,9 +194,7 @@ class Promises:
         """
         ended_s, self._ended_s = self._ended_s, None
         if ended_s is not None and any(item.arrived_s <= ended_s for item in pending):
-            stood_s = max(0.0, now_s - ended_s)
-            self._between_s += BETWEEN_SHARE * (stood_s - self._between_s)
-            self._between.add(max(1, self._passed), stood_s)
+            self._between.add(max(1, self._passed), max(0.0, now_s - ended_s))
 
     def _kept(self, tokens: int) -> int:
         """How many of so many leading tokens the prefix cache holds."""
@@ -196,11 +208,11 @@ class Promises:
             LOG.warning("passes take %s than the estimator was told at the start; it goes by what it sees", way)
         self._drifted = estimator.drifted
 
-    def _tune(self) -> None:
+    def _tune(self, scheduler: Slo) -> None:
         """Hand the scheduler what was learnt."""
-        if isinstance(self.scheduler, Slo) and (self._cuts or self._estimator is not None):
-            known = self.scheduler.coefficients if self._estimator is None else self._estimator.coefficients
-            self.scheduler = self.scheduler.with_coefficients(known, self._hold_s(self.scheduler))
+        if self._cuts or self._estimator is not None:
+            known = scheduler.coefficients if self._estimator is None else self._estimator.coefficients
+            self.scheduler = scheduler.with_coefficients(known, self._hold_s(scheduler))
 
     def _hold_s(self, scheduler: Slo) -> float | None:
         """A `GUARD_PASSES`-th of the tightest budget: a round may have to wait for a pass, and takes another."""

@@ -203,7 +203,7 @@ class BaseStation:
         """One pass; where it fails, every round gets another by itself, so that what fails alone fails alone."""
         start_s = self._clock.time()
         try:
-            results = await self._verified([taken.pending.request for taken in batch])
+            results = await self._verified(batch)
             check_distributions(results)
         except (EngineError, BadInput) as exc:
             self._promises.metrics.failed_passes += 1
@@ -229,19 +229,14 @@ class BaseStation:
                 ready.append((session, round_))
         await self._settle(ready)
 
-    async def _verified(self, requests: Sequence[VerifyRequest]) -> list[VerifyResult]:
-        """The engine's pass; meanwhile there is time to learn from the rounds before it."""
-        if self._windows is None:
-            return await self._runner.verify(requests)
-        pass_ = asyncio.ensure_future(self._runner.verify(requests))
-        try:
-            await asyncio.sleep(0)
-            self._learn()
-            return await pass_
-        finally:
-            pass_.cancel()
+    async def _verified(self, batch: Sequence[Taken]) -> list[VerifyResult]:
+        """The engine's pass. Half-way through it computes, and there is time to learn from the passes before it."""
+        half_s = self._promises.expected_s(batch) / 2
+        asyncio.get_running_loop().call_later(half_s, self._learn)
+        return await self._runner.verify([taken.pending.request for taken in batch])
 
     def _learn(self) -> None:
+        self._promises.learn()
         if self._windows is not None:
             self._windows.learn(self._promises.standing)
 

@@ -10,9 +10,10 @@ import pytest
 from testbed.bs.admission import Admission
 from testbed.bs.engine import VerifyRequest, VerifyResult
 from testbed.bs.estimator import Coefficients
+from testbed.bs.estimator_online import OnlineEstimator
 from testbed.bs.promises import Promises
 from testbed.bs.queue import Taken
-from testbed.bs.scheduler import Fcfs, Pending
+from testbed.bs.scheduler import Fcfs, Pending, Scheduler
 from testbed.bs.sessions import Round, Session, SessionTable
 from testbed.bs.slo import Slo, geometric
 from testbed.experiments.inputs.profile import InteractionVerify
@@ -160,6 +161,28 @@ def test_evicted_tokens_are_counted_and_the_estimator_sees_what_was_computed() -
     assert metrics["computed_tokens"] == 4 * 105 - metrics["cached_tokens"]
     assert metrics["passes"] == metrics["rounds"] == 4 and metrics["batch_sizes"] == {"1": 4}
     assert metrics["busy_s"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "at_once"), [(Fcfs(), False), (Slo(coefficients=Coefficients(0, 0, 0, PASS_S)), True)]
+)
+def test_passes_are_learnt_from_when_there_is_time_or_where_batches_are_planned_by_them(
+    scheduler: Scheduler, at_once: bool
+) -> None:
+    table = SessionTable()
+    session = opened(table)
+    estimator = OnlineEstimator(Coefficients(0, 0, 0, PASS_S))
+    promises = Promises(table, scheduler, estimator)
+    round_ = a_round(0, 5, 0.0)
+    batch = [Taken(session, promises.pending(session, round_, ask(session, round_)), whole=True)]
+    assert promises.expected_s(batch) == PASS_S
+    zeros = np.zeros(6, np.float32)
+    for _ in range(3):
+        promises.passed(batch, [VerifyResult(zeros.astype(np.int32), zeros, zeros[1:])], 2 * PASS_S)
+    assert estimator.passes == (3 if at_once else 0)
+    promises.learn()
+    promises.learn()
+    assert estimator.passes == 3 and promises.expected_s(batch) > 1.5 * PASS_S
 
 
 def test_how_long_a_pass_may_last_follows_the_fastest_promise() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from testbed.bs.averages import Standing
 from testbed.bs.desk import Desk, Offer
 from testbed.bs.estimator import Coefficients
+from testbed.bs.estimator_online import OnlineEstimator
 from testbed.bs.judge import StrictJudge
 from testbed.bs.scheduler import Fcfs
 from testbed.bs.server import BaseStation
@@ -56,15 +57,19 @@ class Scripted:
 
     hints: Sequence[int]
     given: list[int] = field(default_factory=list)
+    times_s: list[tuple[str, float]] = field(default_factory=list)
+    """When it hinted and learnt."""
 
     def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> int:
         if not session.hinted:
             return NO_HINT
+        self.times_s.append(("hint", asyncio.get_running_loop().time()))
         self.given.append(self.hints[min(len(self.given), len(self.hints) - 1)])
         return self.given[-1]
 
     def learn(self, standing: Standing) -> None:
         """Nothing to learn."""
+        self.times_s.append(("learn", asyncio.get_running_loop().time()))
 
     def ended(self, session: Session) -> None:
         pass
@@ -78,6 +83,7 @@ def run(
     act: Callable[[Client, VirtualClock], Any],
     lose: Callable[[], bool] = lambda: False,
     keep: dict[str, Any] | None = None,
+    estimator: OnlineEstimator | None = None,
 ) -> Any:
     """A BS and one client in virtual time; `lose` says of each message of a session whether it is lost."""
 
@@ -86,8 +92,9 @@ def run(
         engine = SyntheticEngine(vocab_size=VOCAB)
         desk = Desk(Offer("synthetic", "", VOCAB, engine.hidden_size, (), engine.max_positions), SessionTable())
         bs = BaseStation(
-            server, ProfileRunner(engine, PROFILE, clock), desk, Fcfs(), StrictJudge(), clock, windows=windows
-        )
+            server, ProfileRunner(engine, PROFILE, clock), desk, Fcfs(), StrictJudge(), clock,
+            windows=windows, estimator=estimator,
+        )  # fmt: skip
         serving = asyncio.create_task(bs.serve())
         ways = [Direction(constant(delay_s=0.01)) for _ in range(2)]
         client = Client(server.attach(b"ue", *ways), clock, 0, 600.0)
@@ -272,6 +279,17 @@ def test_a_hint_is_given_at_once_and_learnt_from_later() -> None:
     assert learnt["load_tps"] != before["load_tps"] and learnt["acceptance"] > before["acceptance"]
     windows.learn()
     assert windows.snapshot() == learnt
+
+
+def test_where_ues_wait_for_the_next_pass_it_is_learnt_half_way_through_that_pass() -> None:
+    windows, passes = Scripted([0]), OnlineEstimator(Coefficients(0.0, 0.0, 0.0, 0.02))
+    run(windows, lambda c, clock: decode(c, clock, "greedy", Hinted(FixedWindow(4))), estimator=passes)
+    streamed = [at for at, (what, _) in enumerate(windows.times_s) if what == "hint"][2:-1]
+    assert len(streamed) > 10
+    for at in streamed:
+        (_, hinted_s), (what, learnt_s) = windows.times_s[at : at + 2]
+        assert what == "learn" and 0.25 < (learnt_s - hinted_s) / 0.021 < 0.75
+    assert passes.passes > 10
 
 
 def test_a_response_begins_at_the_load_of_now_not_at_that_of_the_ue_s_last_one() -> None:
