@@ -31,6 +31,8 @@ def bandwidth(
 ) -> None:
     """Share the uplink: the optimum lets all uploads end at the same time (edge SD batching, eq. 27).
 
+    `testbed optim plan --help` shows the file.
+
     Examples:
 
         testbed optim bandwidth --tasks cell.json

@@ -1,0 +1,109 @@
+"""How far the planners are from the best batches there are, on cells so small that all can be tried.
+
+Tables I and II (LLaMA-1.1B drafts, LLaMA-7B verifies), window 4; α, O_max (up to 32), inputs (up to 512) and the
+memory, which holds one task or up to all of them, are drawn. Brute force takes all runs of the tasks sorted by input in
+all orders, each priced by eqs. 17 to 22; tests/optim/test_batching.py shows that other batches are no faster.
+
+Run: python benchmarks/planner_gap.py [--tasks K] [--cells N] [--seed S] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Iterator
+
+import numpy as np
+
+from testbed.optim.inference_cost import (
+    Cost,
+    IntArray,
+    Model,
+    Serving,
+    cache_bytes,
+    inference_s,
+    parameter_bytes,
+)
+from testbed.optim.planner import plan_batches
+
+WINDOW = 4
+DRAFT, VERIFY = Model(layers=22, hidden=2048, ffn=5632), Model(layers=32, hidden=4096, ffn=11008)
+COST = Cost(c1_draft=4.11e-13, c2_draft=5.6e-4, c1_verify=2.08e-14, c2_verify=1.28e-2)
+EQUAL = 1e-9
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", type=int, default=6)
+    parser.add_argument("--cells", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    rng = np.random.default_rng(arguments.seed)
+    gaps: dict[str, list[float]] = {"dp": [], "best": []}
+    for _ in range(arguments.cells):
+        serving, inputs = drawn(rng, arguments.tasks)
+        least_s = brute_force(serving, inputs)
+        for name, found in gaps.items():
+            found.append(plan_batches(serving, inputs, name, WINDOW).inference_s / least_s - 1)
+    report = {name: figures(np.array(found)) for name, found in gaps.items()}
+    if arguments.json:
+        print(json.dumps({"tasks": arguments.tasks, "cells": arguments.cells, "seed": arguments.seed, **report}))
+        return
+    for name, row in report.items():
+        print(
+            f"{name:4}  above brute force in {row['above']:.0%} of {arguments.cells} cells of {arguments.tasks} tasks; "
+            f"mean {row['mean']:.2%}, 95th percentile {row['p95']:.2%}, worst {row['worst']:.2%}"
+        )
+
+
+def figures(gaps: np.ndarray) -> dict[str, float]:
+    """Of the relative gaps of all cells."""
+    return {
+        "above": float(np.mean(gaps > EQUAL)), "mean": float(gaps.mean()), "p95": float(np.quantile(gaps, 0.95)),
+        "worst": float(gaps.max()),
+    }  # fmt: skip
+
+
+def drawn(rng: np.random.Generator, tasks: int) -> tuple[Serving, IntArray]:
+    """A cell."""
+    inputs = rng.integers(1, 513, tasks)
+    output = int(rng.integers(8, 33))
+    least = parameter_bytes(DRAFT) + cache_bytes(DRAFT, 1, int(inputs.max()), output)
+    all_tasks = parameter_bytes(DRAFT) + cache_bytes(DRAFT, tasks, int(inputs.max()), output)
+    serving = Serving(
+        draft_model=DRAFT, verify_model=VERIFY, cost=COST, memory_bytes=float(rng.uniform(least, all_tasks)),
+        max_output_tokens=output, alpha=float(rng.uniform(0.3, 0.95)), max_window=WINDOW,
+    )  # fmt: skip
+    return serving, inputs
+
+
+def brute_force(serving: Serving, inputs: IntArray) -> float:
+    """The least latency of all runs in all orders."""
+    ordered = np.sort(inputs)
+    return min(
+        inference_s(serving, WINDOW, np.array(sizes), np.array(longest))
+        for runs in cut(ordered.tolist())
+        if all(fits(serving, size, longest) for size, longest in runs)
+        for order in itertools.permutations(runs)
+        for sizes, longest in [zip(*order, strict=True)]
+    )
+
+
+def cut(ordered: list[int]) -> Iterator[list[tuple[int, int]]]:
+    """All ways to cut sorted inputs into runs: the size and the longest input of each."""
+    for inner in itertools.product((False, True), repeat=len(ordered) - 1):
+        ends = [at for at, ends in enumerate((*inner, True), 1) if ends]
+        yield [(end - begin, ordered[end - 1]) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def fits(serving: Serving, size: int, longest: int) -> bool:
+    """Whether a batch goes into the drafter's memory (eq. 10)."""
+    held = parameter_bytes(DRAFT) + cache_bytes(DRAFT, size, longest, serving.max_output_tokens)
+    return bool(held <= serving.memory_bytes)
+
+
+if __name__ == "__main__":
+    main()
