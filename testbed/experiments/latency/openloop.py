@@ -34,8 +34,8 @@ FILLING, EMPTYING = 0.2, 0.1
 """Shares of a load's requests, the first and the last ones, that do not count: the BS was idle before, and is after."""
 LEAST = 5
 """Requests of a load; of fewer, none may be left that counts."""
-BEHIND = 0.9
-"""Share of the arrivals' rate that must have been answered by the time the last one came and a latency more."""
+BEHIND = 0.75
+"""Share of the arrivals that answers must have kept up with."""
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -226,21 +226,26 @@ def piled_up(served: Sequence[Served]) -> bool:
     """Whether requests came faster than they were answered.
 
     Either the last third of them took `GROWTH` times as long as the middle third, and longer than its spread explains
-    (the first third meets a BS that was idle, and is faster at any load), or answers fell behind arrivals: two median
-    latencies of the first third after the last arrival, fewer than `BEHIND` of all had ended.
+    (the first third meets a BS that was idle, and is faster at any load; requests under way together share their luck,
+    and say no more than one), or from the end of the first third to the last arrival so many more were under way in the
+    end that answers kept up with less than `BEHIND` of the arrivals.
     """
     third = len(served) // 3
     if third < 3:
         return False
     ordered = sorted(served, key=lambda s: s.arrived_s)
-    parts = (ordered[:third], ordered[third:-third], ordered[-third:])
-    first, middle, last = ([s.latency_s for s in part] for part in parts)
-    errors = [statistics.stdev(part) / len(part) ** 0.5 for part in (middle, last)]
+    middle, last = ([s.latency_s for s in part] for part in (ordered[third:-third], ordered[-third:]))
+    together = 1 + statistics.fmean(middle) * len(ordered) / (ordered[-1].arrived_s - ordered[0].arrived_s)
+    errors = [statistics.stdev(part) * (together / len(part)) ** 0.5 for part in (middle, last)]
     grown = statistics.fmean(last) - statistics.fmean(middle)
     if statistics.fmean(last) > GROWTH * statistics.fmean(middle) and grown > 2 * float(np.hypot(*errors)):
         return True
-    due_s = ordered[-1].arrived_s + 2 * statistics.median(first)
-    return sum(s.arrived_s + s.latency_s <= due_s for s in served) < BEHIND * len(served)
+    more = _under_way(ordered, ordered[-1].arrived_s) - _under_way(ordered, ordered[third - 1].arrived_s)
+    return more > (1 - BEHIND) * (len(ordered) - third)
+
+
+def _under_way(served: Sequence[Served], at_s: float) -> int:
+    return sum(s.arrived_s <= at_s < s.arrived_s + s.latency_s for s in served)
 
 
 def batches(prompts: Iterable[Prompt], sizes: Iterable[int]) -> Iterator[list[Prompt]]:

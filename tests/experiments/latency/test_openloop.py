@@ -83,6 +83,31 @@ def test_more_than_can_be_served_piles_up(load: float) -> None:
     assert point([offered(load / SERVICE_S, 90)], 8).saturated
 
 
+def streamed(load: float, count: int, seed: int) -> list[Served]:
+    """A server that takes all requests into each pass, of 10 ms and 4 ms a request; outputs of 8 to 64 tokens."""
+    rng = np.random.default_rng(seed)
+    arrived_s = np.cumsum(rng.exponential(0.004 * 36 / load, count))
+    left = rng.integers(8, 65, count)
+    now_s, under_way, ended = 0.0, np.zeros(count, bool), np.full(count, np.nan)
+    while np.isnan(ended).any():
+        under_way = (arrived_s <= now_s) & np.isnan(ended)
+        if not under_way.any():
+            now_s = arrived_s[np.isnan(ended)][0]
+            continue
+        now_s += 0.01 + 0.004 * under_way.sum()
+        left[under_way] -= 1
+        ended[under_way & (left == 0)] = now_s
+    return [Served(a, b - a, 9, 36, 36, 0, 0, 1.0) for a, b in zip(arrived_s.tolist(), ended.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("load", "least", "most"), [(0.2, 0, 2), (0.5, 0, 4), (0.7, 0, 5), (1.3, 34, 40), (2.0, 40, 40)]
+)
+def test_requests_that_share_passes_pile_up_where_load_is_too_much(load: float, least: int, most: int) -> None:
+    """All take longer then, the first as well, and what came last is served faster than what came before."""
+    assert least <= sum(piled_up(streamed(load, 100, seed)) for seed in range(40)) <= most
+
+
 def test_an_idle_start_is_no_piling_up() -> None:
     """At 0.6 of what can be served the first requests are faster than the others, whatever the seed."""
     assert sum(piled_up(offered(0.6 / SERVICE_S, 60, seed)) for seed in range(40)) <= 6
