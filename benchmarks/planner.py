@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 
 from testbed.experiments.results import directory as results
+from testbed.optim.figures import COST, MODELS
 from testbed.optim.inference_cost import (
-    Cost,
     IntArray,
-    Model,
     Serving,
     cache_bytes,
     draft_s,
@@ -79,8 +78,7 @@ def measured(tasks: int) -> dict[str, Any]:
 def serving(memory_bytes: float) -> Serving:
     """Tables I and II."""
     return Serving(
-        draft_model=Model(layers=22, hidden=2048, ffn=5632), verify_model=Model(layers=32, hidden=4096, ffn=11008),
-        cost=Cost(c1_draft=4.11e-13, c2_draft=5.6e-4, c1_verify=2.08e-14, c2_verify=1.28e-2),
+        draft_model=MODELS["LLaMA-1.1B"], verify_model=MODELS["LLaMA-7B"], cost=COST,
         memory_bytes=memory_bytes, max_output_tokens=2048, alpha=0.8, max_window=WINDOWS[-1],
     )  # fmt: skip
 

@@ -16,20 +16,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from testbed.optim.inference_cost import (
-    Cost,
-    IntArray,
-    Model,
-    Serving,
-    cache_bytes,
-    inference_s,
-    parameter_bytes,
-)
+from testbed.optim.figures import COST, MODELS
+from testbed.optim.inference_cost import IntArray, Serving, cache_bytes, inference_s, parameter_bytes
 from testbed.optim.planner import plan_batches
 
 WINDOW = 4
-DRAFT, VERIFY = Model(layers=22, hidden=2048, ffn=5632), Model(layers=32, hidden=4096, ffn=11008)
-COST = Cost(c1_draft=4.11e-13, c2_draft=5.6e-4, c1_verify=2.08e-14, c2_verify=1.28e-2)
+DRAFT, VERIFY = MODELS["LLaMA-1.1B"], MODELS["LLaMA-7B"]
 EQUAL = 1e-9
 
 
