@@ -40,7 +40,7 @@ faults: $(STAMP)  ## the fault matrix on real processes, a quarter of an hour or
 	$(BIN)/python -m pytest -s -m faults tests/faults $(PYTEST_ARGS)
 
 fuzz: $(STAMP)  ## 100,000 hostile messages to a base station, then the wire codec under libFuzzer (where atheris is there)
-	TESTBED_FUZZ=100000 $(BIN)/python -m pytest -s -m fuzz tests/bs/test_hostile.py tests/ue/test_gguf.py
+	TESTBED_FUZZ=100000 $(BIN)/python -m pytest -s -m fuzz tests/bs/test_hostile.py tests/ue/llama/test_gguf.py
 	@if $(BIN)/python -c 'import atheris' 2>/dev/null; then $(BIN)/python -m scripts.fuzz_codec; \
 	else echo "no atheris: the coverage-guided run is left out (make setup EXTRAS=all,fuzz)"; fi
 

@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from testbed.bs.engine import VerifyEngine, VerifyRequest
-from testbed.bs.engines import leave_a_core, load_engine
-from testbed.bs.judge import Candidates, Judge
-from testbed.bs.judges import make_judge
-from testbed.bs.target import describe
+from testbed.bs.engines.base import VerifyEngine, VerifyRequest
+from testbed.bs.engines.registry import leave_a_core, load_engine
+from testbed.bs.engines.target import describe
+from testbed.bs.judging.base import Candidates, Judge
+from testbed.bs.judging.registry import make_judge
 from testbed.channel.csi import PERFECT
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.results import directory as results
 from testbed.models.bundle import bundled, head_directory
-from testbed.ue.drafter import LlamaDrafter
-from testbed.ue.drafting import DraftSequence
+from testbed.ue.drafters.base import DraftSequence
+from testbed.ue.llama.drafter import LlamaDrafter
 from testbed.ue.prompts import Prompter
 
 BATCHES = (1, 4, 16)

@@ -19,7 +19,7 @@ from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.predictor.train import load_families
 from testbed.experiments.results import directory as results
 from testbed.models.bundle import bundled
-from testbed.ue.drafter import LlamaDrafter
+from testbed.ue.llama.drafter import LlamaDrafter
 from testbed.ue.prompts import Prompter
 
 WINDOW = 8

@@ -33,10 +33,10 @@ from testbed.experiments.runs.processes import base_station, user_equipment
 from testbed.models.bundle import bundled
 from testbed.protocols import protocol
 from testbed.ue.client import Client
+from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RoundRecord
 from testbed.ue.session import Session
-from testbed.ue.synthetic import SyntheticDrafter
-from testbed.ue.window import FixedWindow
+from testbed.ue.windows.rules import FixedWindow
 
 WINDOW = 8
 TOKENS = 1600

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from testbed.bs.engine import VerifyRequest
-from testbed.bs.estimator import Coefficients
-from testbed.bs.scheduler import Fcfs, Pending, Scheduler
-from testbed.bs.slo import Slo
+from testbed.bs.engines.base import VerifyRequest
+from testbed.bs.pending import Pending
+from testbed.bs.scheduling.base import Fcfs, Scheduler
+from testbed.bs.scheduling.slo import Slo
 from testbed.experiments.results import directory as results
+from testbed.optim.pass_time import Coefficients
 
 PENDING = 256
 QUEUES = 50

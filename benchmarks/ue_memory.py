@@ -18,8 +18,8 @@ from testbed.experiments.results import directory as results
 from testbed.experiments.runs.ue_memory import measure
 from testbed.models.bundle import bundled
 from testbed.models.random_gguf import KINDS, SHAPES, write_random
-from testbed.ue.llama import LlamaOptions
-from testbed.ue.memory import expected
+from testbed.ue.llama.context import LlamaOptions
+from testbed.ue.llama.memory import expected
 
 
 def main() -> None:

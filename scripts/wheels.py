@@ -31,9 +31,9 @@ MUST_CARRY = (
     "testbed/py.typed",
     "testbed/models/data/drafter.gguf",
     "testbed/models/data/target/tokenizer.json",
-    "testbed/shelf/hardware/profiles/wisv.yaml",
-    "testbed/shelf/plans/rehearsal.yaml",
-    "testbed/shelf/sweeps/wisv-table1.yaml",
+    "testbed/bundled/hardware/profiles/wisv.yaml",
+    "testbed/bundled/plans/rehearsal.yaml",
+    "testbed/bundled/sweeps/wisv-table1.yaml",
 )
 MUST_NOT = re.compile(r"(^|/)(tests?|__pycache__|\.git|conftest\.py)(/|$)|\.py[co]$")
 BINARY = (".gguf", ".safetensors", ".npz", ".npy", ".parquet", ".ubj", ".pyc")

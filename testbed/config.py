@@ -56,7 +56,7 @@ class ServeConfig(Config, frozen=True):
     prefix_cache: bool = True
     """Whether vLLM reads committed prefixes from its cache; without, every round computes its prefix anew."""
     judge: str | None = None
-    """One of `bs.judges.JUDGES`; None: head where there is one, else strict."""
+    """One of `bs.judging.registry.JUDGES`; None: head where there is one, else strict."""
     head: str | None = None
     """Directory of a decision head."""
     quality_budget: float | None = None
@@ -71,8 +71,8 @@ class ServeConfig(Config, frozen=True):
     pace: str | None = None
     """Coefficients of another machine, as `coefficients` has them: passes last as long as there, at least."""
     window_controller: str | None = None
-    """Hint UEs how much to draft: `on`, or fields of `optim.window_controller.WindowConfig`, such as `max_window=8`;
-    None: no hints."""
+    """Hint UEs how much to draft: `on`, or fields of `optim.draft_window.controller.WindowConfig`, such as
+    `max_window=8`; None: no hints."""
     metrics: str | None = None
     """File for counters, a line of JSON every interval; None: none."""
     metrics_interval_s: float = 1.0
@@ -149,7 +149,8 @@ class RunConfig(Config, frozen=True):
     accept_slower: bool = False
     """Take the class that the BS offers where it cannot promise that one."""
     window_rule: str = "fixed"
-    """When to stop drafting, one of `ue.window.RULES`; with any but fixed, `window` is the most tokens of a round."""
+    """When to stop drafting, one of `ue.windows.rules.RULES`; with any but fixed, `window` is the most tokens of a
+    round."""
     predictor: str | None = None
     """Directory of a rejection predictor; None: the bundled one, where the rule needs one."""
     pad: str | None = None

@@ -83,7 +83,7 @@ def test_the_wheel_carries_every_file_of_the_package(tmp_path: Path) -> None:
     shelves = {"traces": ROOT / "traces", "hardware/profiles": ROOT / "hardware" / "profiles"}
     shelves |= {name: ROOT / name for name in ("sweeps", "plans")}
     shelf = {
-        f"testbed/shelf/{name}/{p.relative_to(folder).as_posix()}"
+        f"testbed/bundled/{name}/{p.relative_to(folder).as_posix()}"
         for name, folder in shelves.items()
         for p in folder.rglob("*")
         if p.is_file()

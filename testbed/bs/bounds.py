@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from testbed.bs.desk import Offer
+from testbed.bs.intake import Offer
 from testbed.bs.sessions import SessionTable
-from testbed.channel.guard import require_keys
+from testbed.channel.access import require_keys
 from testbed.channel.keys import load_server
 from testbed.channel.link import MAX_MESSAGE_BYTES, ZmqServerLink, check_address
 from testbed.config import ServeConfig

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.bs.estimator import Work
 from testbed.clock import Clock
 from testbed.errors import BadInput
+from testbed.optim.pass_time import Work
 
 LOG = logging.getLogger(__name__)
 MOST_SPEEDS = 64

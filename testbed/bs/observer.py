@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from testbed.bs.estimator import Work
 from testbed.bs.sessions import Round, Session
 from testbed.channel.csi import Csi
+from testbed.optim.pass_time import Work
 from testbed.protocols.messages import Verdict
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from testbed.bs.scheduler import Pending
+from testbed.bs.pending import Pending
 from testbed.bs.sessions import Load, Session
 
 

@@ -11,37 +11,37 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from testbed.bs.admission import Admission
 from testbed.bs.bounds import check_bounds, listen, session_table
-from testbed.bs.desk import Desk, Offer
-from testbed.bs.engine import VerifyEngine
-from testbed.bs.engines import ENGINES, leave_a_core, load_engine
-from testbed.bs.estimator import Coefficients
-from testbed.bs.estimator_online import OnlineConfig, OnlineEstimator
-from testbed.bs.judge import Judge
-from testbed.bs.judges import judge_kind, make_judge
+from testbed.bs.engines.base import VerifyEngine
+from testbed.bs.engines.paced import PacedEngine
+from testbed.bs.engines.registry import ENGINES, leave_a_core, load_engine
+from testbed.bs.engines.runner import EngineRunner, ThreadRunner
+from testbed.bs.engines.target import describe, find
+from testbed.bs.intake import Desk, Offer
+from testbed.bs.judging.base import Judge
+from testbed.bs.judging.registry import judge_kind, make_judge
 from testbed.bs.metrics import MetricsFile
-from testbed.bs.monitor import Monitor, check_monitor, monitored
-from testbed.bs.monitor_source import Source
-from testbed.bs.monitor_wire import Serving
+from testbed.bs.monitor.process import Monitor, check_monitor, monitored
+from testbed.bs.monitor.recent import Recent
+from testbed.bs.monitor.source import Source
+from testbed.bs.monitor.wire import Serving
 from testbed.bs.observer import Observer
-from testbed.bs.paced import PacedEngine
+from testbed.bs.pending import PIECE
 from testbed.bs.power import metered
-from testbed.bs.recent import Recent
-from testbed.bs.runner import EngineRunner, ThreadRunner
-from testbed.bs.scheduler import PIECE
-from testbed.bs.schedulers import scheduler
-from testbed.bs.self_profile import self_profile
+from testbed.bs.scheduling.admission import Admission
+from testbed.bs.scheduling.estimator_online import OnlineConfig, OnlineEstimator
+from testbed.bs.scheduling.registry import scheduler
+from testbed.bs.scheduling.self_profile import self_profile
+from testbed.bs.scheduling.window_hints import Windows, window_config
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
-from testbed.bs.target import describe, find
-from testbed.bs.windows import Windows, window_config
 from testbed.channel.link import ZmqServerLink
 from testbed.clock import WallClock
 from testbed.config import ServeConfig
 from testbed.decision_head.head import INFO, WEIGHTS
 from testbed.errors import BadInput
 from testbed.fingerprints import SYNTHETIC, model_fingerprint
+from testbed.optim.pass_time import Coefficients
 
 Ready = Callable[[list[str], Offer, str | None], None]
 """Called once the BS answers: the addresses it listens on, what it serves, and where its live view is."""

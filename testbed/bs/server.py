@@ -12,21 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from testbed.bs.admission import Admission
-from testbed.bs.desk import Desk
-from testbed.bs.engine import VerifyRequest, VerifyResult
-from testbed.bs.estimator_online import OnlineEstimator
-from testbed.bs.judge import Judge
-from testbed.bs.keeper import Keeper, shown
+from testbed.bs.engines.base import VerifyRequest, VerifyResult
+from testbed.bs.engines.runner import EngineRunner
+from testbed.bs.intake import Desk
+from testbed.bs.judging.acceptance import Keeper, shown
+from testbed.bs.judging.base import Judge
+from testbed.bs.judging.distributions import check_distributions
 from testbed.bs.observer import Observer, Unobserved
-from testbed.bs.promises import Promises
 from testbed.bs.queue import Queue, Taken
-from testbed.bs.runner import EngineRunner
-from testbed.bs.sampled import check_distributions
-from testbed.bs.scheduler import Scheduler
+from testbed.bs.scheduling.admission import Admission
+from testbed.bs.scheduling.base import Scheduler
+from testbed.bs.scheduling.estimator_online import OnlineEstimator
+from testbed.bs.scheduling.pass_ledger import Promises
+from testbed.bs.scheduling.window_hints import Windows
 from testbed.bs.sessions import Round, Session
 from testbed.bs.verdict import reason, verdict
-from testbed.bs.windows import Windows
 from testbed.channel.link import ServerLink
 from testbed.clock import Clock
 from testbed.errors import BadInput, EngineError, ProtocolError

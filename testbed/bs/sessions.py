@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.bs.engine import VerifyResult
-from testbed.bs.scheduler import Pending
+from testbed.bs.engines.base import VerifyResult
+from testbed.bs.pending import Pending
 from testbed.channel.csi import Csi
 from testbed.protocols.base import RoundProtocol, Window
 from testbed.protocols.sampling import GREEDY, Sampling

@@ -17,8 +17,8 @@ from typing import NamedTuple, Protocol, cast
 import zmq
 import zmq.asyncio
 
+from testbed.channel.access import Gate
 from testbed.channel.connections import AGAIN_S, LOOK_S, LOOK_SHARE, MOST_FRAMES, Connections
-from testbed.channel.guard import Gate
 from testbed.channel.keys import KEY_LENGTH, ClientKeys, ServerKeys
 from testbed.clock import within
 from testbed.errors import BadInput, LinkError, LinkTimeout

@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from testbed.bundled_files import find
 from testbed.channel.csi import Csi
 from testbed.channel.path import Direction, Schedule, constant
-from testbed.channel.shares import uplinks_mbps
-from testbed.channel.tc_session import TcConfig
+from testbed.channel.radio.shares import uplinks_mbps
+from testbed.channel.tc.session import TcConfig
 from testbed.channel.trace import Trace, read_trace
 from testbed.errors import BadInput
-from testbed.shelf import find
 
 Kind = Literal["none", "proxy", "virtual", "tc", "trace"]
 KINDS = ("none", "proxy", "virtual", "tc", "trace")

@@ -13,7 +13,7 @@ from testbed.config import ServeConfig
 from testbed.errors import BadInput
 
 if TYPE_CHECKING:
-    from testbed.bs.desk import Offer
+    from testbed.bs.intake import Offer
 
 app = typer.Typer(no_args_is_help=True, help="The base station: verifies drafts with the target model.")
 DEFAULT = ServeConfig()
@@ -136,7 +136,7 @@ def serve(
 
         testbed bs serve --monitor 9100
     """
-    from testbed.bs.judges import WITH_HEAD, judge_kind
+    from testbed.bs.judging.registry import WITH_HEAD, judge_kind
     from testbed.bs.serve import serve as run
     from testbed.experiments.inputs.coefficients import coefficients as named
     from testbed.models.bundle import bundled, head_directory

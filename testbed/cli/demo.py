@@ -10,7 +10,7 @@ import typer
 
 from testbed.cli.output import note, print_json, print_rows
 from testbed.config import DemoConfig
-from testbed.ue.window import RULES
+from testbed.ue.windows.rules import RULES
 
 DEFAULT = DemoConfig()
 

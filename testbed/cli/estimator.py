@@ -45,8 +45,8 @@ def fit(
 
         testbed estimator fit --csv passes.csv --json > coefficients.json
     """
-    from testbed.bs.estimator_csv import read_samples
-    from testbed.bs.estimator_fit import fit as run
+    from testbed.bs.scheduling.estimator_csv import read_samples
+    from testbed.bs.scheduling.estimator_fit import fit as run
 
     found = run(read_samples(csv), seed, resamples)
     if found.clamped:
@@ -74,8 +74,8 @@ def evaluate(
 
         testbed estimator eval --csv unseen.csv --coefficients coefficients.json --plot residuals.png --json
     """
-    from testbed.bs.estimator_csv import read_samples
-    from testbed.bs.estimator_fit import regime, score
+    from testbed.bs.scheduling.estimator_csv import read_samples
+    from testbed.bs.scheduling.estimator_fit import regime, score
     from testbed.experiments.inputs.coefficients import read
 
     samples, held = read_samples(csv), read(coefficients)
@@ -176,9 +176,9 @@ def interference(
         testbed estimator interference --lengths 64,256,1024 --out fig4.png --json > fig4.json
     """
     stdout = claim_stdout() if as_json else None
-    from testbed.bs.estimator import Work
     from testbed.experiments.estimator.interference import interference as run
     from testbed.experiments.estimator.interference import plot
+    from testbed.optim.pass_time import Work
 
     asked, short = numbers(lengths, int, "--lengths"), Work(drafted, prefix)
     rows = _benched(
@@ -214,8 +214,8 @@ def _benched(engine: str, model: str | None, dtype: str, run: Callable[[Any, Any
     """Load the engine, and run with a progress bar on a terminal."""
     from rich.progress import Progress
 
-    from testbed.bs.engines import load_engine
-    from testbed.bs.target import describe
+    from testbed.bs.engines.registry import load_engine
+    from testbed.bs.engines.target import describe
     from testbed.models.bundle import bundled
 
     if engine == "synthetic":

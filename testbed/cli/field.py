@@ -72,11 +72,11 @@ def run(
 
         testbed field run hall.yaml --out runs/hall
     """
+    from testbed.bundled_files import find
     from testbed.experiments.field.log import FieldLog, open_log
     from testbed.experiments.field.plan import load_plan
     from testbed.experiments.field.ready import check_here
     from testbed.experiments.field.run import default_out, on_this_machine, progress_of, visit_all
-    from testbed.shelf import find
 
     found = load_plan(find("plans", plan))
     if emulated:
@@ -135,11 +135,11 @@ def deploy(
 
         testbed field deploy hall.yaml
     """
+    from testbed.bundled_files import find
     from testbed.experiments.field.fleet import deploy as carry
     from testbed.experiments.field.fleet import with_agents
     from testbed.experiments.field.plan import load_plan
     from testbed.experiments.field.ready import check_here
-    from testbed.shelf import find
 
     found = load_plan(find("plans", plan))
     with_agents(found)
@@ -251,7 +251,7 @@ def _crew(log: FieldLog, emulated: bool, yes: bool) -> Iterator[Crew]:
 
 
 def _devices(log: FieldLog) -> DeviceOf:
-    from testbed.experiments.field.device import LocalDevice
+    from testbed.experiments.field.devices.base import LocalDevice
     from testbed.experiments.field.fleet import agent_device
     from testbed.experiments.field.run import one_device
 

@@ -15,28 +15,26 @@ from typer.main import get_command
 
 from testbed import __version__, logs
 from testbed.cli import (
-    agent,
     bs,
     capacity,
-    channel,
     demo,
     doctor,
     estimator,
     field,
-    head,
     keys,
-    latency,
-    memory,
     models,
-    optim,
     power,
     predictor,
     report,
     rerun,
-    serve,
     sweep,
-    ue,
 )
+from testbed.cli.channel import group as channel
+from testbed.cli.head import group as head
+from testbed.cli.latency import group as latency
+from testbed.cli.optim import group as optim
+from testbed.cli.ue import agent, memory, serve
+from testbed.cli.ue import run as ue
 from testbed.errors import BadInput, TestbedError
 
 INTERRUPTED = 130

@@ -114,7 +114,7 @@ def train_command(
         testbed predictor train --data runs/traces --out runs/predictor --recall 0.95 --trials 12 --models mlp,xgboost
     """
     from testbed.experiments.predictor.train import train
-    from testbed.ue.predictor import load_predictor
+    from testbed.ue.windows.predictor import load_predictor
 
     names = tuple(dict.fromkeys(m.strip() for m in models.split(",") if m.strip()))
     config = TrainConfig(recall=recall, trials=trials, validation=validation, seed=seed, models=names)

@@ -82,8 +82,8 @@ def _run(config: SweepConfig, directory: Path, how: Executor, as_json: bool) -> 
 
 
 def _print_list(as_json: bool) -> None:
+    from testbed.bundled_files import folder
     from testbed.experiments.sweep.files import sweep_files
-    from testbed.shelf import folder
 
     found = sweep_files()
     if as_json:

@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 from scipy.stats import binom
 
-from testbed.optim import readings
+from testbed.optim import interpretations as readings
 from testbed.optim.bandwidth import allocate, bits_per_token, communication_s, spectral_efficiency
 from testbed.optim.inference_cost import Array, Cost, IntArray, Model, Serving
-from testbed.optim.readings import Reading
+from testbed.optim.interpretations import Reading
 
 MODELS = {
     "LLaMA-68M": Model(layers=2, hidden=768, ffn=3072),

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from testbed.errors import BadInput
 from testbed.power.reading import joined
-from testbed.power.samples import Reals, Samples
+from testbed.power.series import Reals, Samples
 
 
 class Integral:

@@ -18,10 +18,10 @@ import numpy as np
 
 from testbed.errors import BadInput, SensorError
 from testbed.files import whole_file
-from testbed.power import tegrastats
-from testbed.power.rails import total_w, whole
 from testbed.power.reading import PowerSource, Reading
-from testbed.power.samples import Samples, gather
+from testbed.power.sensors import tegrastats
+from testbed.power.sensors.rails import total_w, whole
+from testbed.power.series import Samples, gather
 
 FIXED = ("time_s", "total_w", "temp_c", "throttled")
 MARK = b"testbed.power"

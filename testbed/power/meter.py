@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from testbed.power.reading import PowerSource, Reading
-from testbed.power.samples import GAP_STEPS, LEAST_GAP_S
+from testbed.power.series import GAP_STEPS, LEAST_GAP_S
 
 
 class Meter:

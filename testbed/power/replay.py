@@ -8,7 +8,7 @@ import numpy as np
 
 from testbed.errors import SensorError
 from testbed.power.reading import Reading
-from testbed.power.samples import Samples
+from testbed.power.series import Samples
 
 FASTEST_S = 0.005
 

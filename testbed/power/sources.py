@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from testbed.errors import BadInput, SensorError
 from testbed.power.files import read_samples
-from testbed.power.jetson import Jetson
-from testbed.power.nvml import Nvml
-from testbed.power.pi import RaspberryPi
-from testbed.power.rapl import Rapl
 from testbed.power.reading import PowerSource, Reading, joined
 from testbed.power.replay import Replay
-from testbed.power.tegrastats import Tegrastats
+from testbed.power.sensors.jetson import Jetson
+from testbed.power.sensors.nvml import Nvml
+from testbed.power.sensors.pi import RaspberryPi
+from testbed.power.sensors.rapl import Rapl
+from testbed.power.sensors.tegrastats import Tegrastats
 
 SOURCES: dict[str, Callable[[], PowerSource]] = {
     "jetson": Jetson,

@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from testbed.channel.csi import Csi
-from testbed.channel.passive import PassiveMeter
+from testbed.channel.measuring.passive import PassiveMeter
 from testbed.channel.trace import Trace
 from testbed.clock import Clock
 from testbed.ue.records import RoundRecord

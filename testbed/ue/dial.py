@@ -7,13 +7,13 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from testbed.channel.guard import require_keys
+from testbed.channel.access import require_keys
 from testbed.channel.keys import ClientKeys, load_client
 from testbed.channel.link import Link, ZmqLink, check_address, new_identity
 from testbed.clock import Clock
 from testbed.errors import BadInput
 from testbed.ue.client import Client
-from testbed.ue.stations import Named, Stations
+from testbed.ue.failover import Named, Stations
 
 
 def addresses(bs: str) -> list[str]:

@@ -18,13 +18,13 @@ from testbed.protocols.quantise import FULL_BITS, quantised
 from testbed.protocols.sampling import GREEDY, Sampling, request_seed
 from testbed.ue.channel_state import ChannelState, Unknown
 from testbed.ue.client import Client
-from testbed.ue.drafting import Drafter
+from testbed.ue.drafters.base import Drafter
 from testbed.ue.gate import Divergence, compare
 from testbed.ue.pace import Pace
 from testbed.ue.records import RequestRecord, RoundRecord
-from testbed.ue.remote import decode_remotely
 from testbed.ue.session import REAL_TIME, Progress, Session
-from testbed.ue.window import WindowPolicy
+from testbed.ue.target_only import decode_remotely
+from testbed.ue.windows.rules import WindowPolicy
 
 COLOCATED = "colocated"
 """Greedy speculation with both models on the BS: the drafter talks to it over `Clients.local`."""

@@ -9,7 +9,7 @@ from testbed.protocols.sampling import Counts, Draws, Sampling, draw, quantise, 
 
 
 class DraftSampler:
-    """Chooses the tokens of a session (`testbed.ue.drafting.Choose`) and keeps what each was drawn from."""
+    """Chooses the tokens of a session (`testbed.ue.drafters.base.Choose`) and keeps what each was drawn from."""
 
     def __init__(self, sampling: Sampling, seed: int) -> None:
         """`seed` of the request: see `sampling.Draws`."""

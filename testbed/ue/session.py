@@ -29,13 +29,13 @@ from testbed.protocols.messages import (
 from testbed.protocols.quantise import FULL_BITS
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import RESEND_S, Client
-from testbed.ue.drafting import Drafter
+from testbed.ue.drafters.base import Drafter
 from testbed.ue.exchange import Exchange, record_of
 from testbed.ue.pace import Pace, RealTime
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.sampler import DraftSampler
-from testbed.ue.window import Hinted, WindowPolicy
-from testbed.ue.window_drafter import WindowDrafter
+from testbed.ue.session_drafter import WindowDrafter
+from testbed.ue.windows.rules import Hinted, WindowPolicy
 
 Progress = Callable[[RoundRecord], None]
 REAL_TIME = RealTime()

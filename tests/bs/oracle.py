@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.bs.engine import VerifyEngine, VerifyRequest, VerifyResult
+from testbed.bs.engines.base import VerifyEngine, VerifyRequest, VerifyResult
 from tests.support.models import TOKENS
 from tests.support.reference import Reference
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from testbed.bs.bounds import check_bounds, largest_frame, session_table
-from testbed.bs.desk import Desk, Offer
-from testbed.bs.engine import VerifyRequest, VerifyResult
-from testbed.bs.runner import ThreadRunner
+from testbed.bs.engines.base import VerifyRequest, VerifyResult
+from testbed.bs.engines.runner import ThreadRunner
+from testbed.bs.engines.synthetic import SyntheticEngine
+from testbed.bs.intake import Desk, Offer
 from testbed.bs.sessions import REMEMBERED, SessionTable
-from testbed.bs.synthetic_engine import SyntheticEngine
 from testbed.channel.link import MAX_MESSAGE_BYTES
 from testbed.config import ServeConfig
 from testbed.errors import BadInput
@@ -38,10 +38,10 @@ from testbed.protocols.messages import (
 )
 from testbed.synthetic import next_token
 from testbed.ue.client import Client
-from testbed.ue.remote import decode_remotely
+from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.session import Session
-from testbed.ue.synthetic import SyntheticDrafter
-from testbed.ue.window import FixedWindow
+from testbed.ue.target_only import decode_remotely
+from testbed.ue.windows.rules import FixedWindow
 from tests.support.refusals import refuse
 from tests.support.stations import VOCAB, client, station
 
@@ -219,7 +219,7 @@ async def test_large_windows_wait_up_to_a_number_of_bytes() -> None:
 
 
 async def test_ues_over_the_bounds_wait_and_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("testbed.bs.desk.RETRY_S", 0.02)
+    monkeypatch.setattr("testbed.bs.intake.RETRY_S", 0.02)
     table = SessionTable(per_peer=3, total=8, pending=1, tokens=400)
     async with station(Slow(vocab_size=VOCAB), sessions=table) as (_, address), client(address) as ue:
         drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.8)

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from testbed.bs.admission import Admission
-from testbed.bs.estimator import Coefficients
-from testbed.bs.estimator_online import OnlineEstimator
-from testbed.bs.scheduler import Fcfs, Scheduler
-from testbed.bs.slo import Slo
+from testbed.bs.scheduling.admission import Admission
+from testbed.bs.scheduling.base import Fcfs, Scheduler
+from testbed.bs.scheduling.estimator_online import OnlineEstimator
+from testbed.bs.scheduling.slo import Slo
 from testbed.errors import AdmissionError
 from testbed.experiments.inputs.profile import InteractionVerify
+from testbed.optim.pass_time import Coefficients
 from testbed.synthetic import next_token
 from tests.support.fleet import VOCAB, Fleet, Served, serve_fleet
 

@@ -18,13 +18,13 @@ import zmq.asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.bs.desk import Desk, Offer
-from testbed.bs.judge import Candidates
-from testbed.bs.runner import EngineRunner
-from testbed.bs.scheduler import Fcfs
+from testbed.bs.engines.runner import EngineRunner
+from testbed.bs.engines.synthetic import SyntheticEngine
+from testbed.bs.intake import Desk, Offer
+from testbed.bs.judging.base import Candidates
+from testbed.bs.scheduling.base import Fcfs
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
-from testbed.bs.synthetic_engine import SyntheticEngine
 from testbed.channel.link import new_identity
 from testbed.clock import WallClock
 from testbed.errors import ProtocolError
@@ -33,10 +33,10 @@ from testbed.protocols.codec import decode_downlink, decode_uplink
 from testbed.protocols.messages import Downlink, Fault
 from testbed.protocols.sampling import Sampling
 from testbed.synthetic import next_token
-from testbed.ue.remote import decode_remotely
+from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.session import Session
-from testbed.ue.synthetic import SyntheticDrafter
-from testbed.ue.window import FixedWindow
+from testbed.ue.target_only import decode_remotely
+from testbed.ue.windows.rules import FixedWindow
 from tests.support.hostile import Liar
 from tests.support.stations import VOCAB, client, station
 

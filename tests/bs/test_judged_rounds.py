@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from testbed.bs.engine import VerifyRequest, VerifyResult
-from testbed.bs.head_judge import BudgetJudge, HeadJudge, TableJudge
-from testbed.bs.judge import Judge
-from testbed.bs.synthetic_engine import SyntheticEngine
+from testbed.bs.engines.base import VerifyRequest, VerifyResult
+from testbed.bs.engines.synthetic import SyntheticEngine
+from testbed.bs.judging.base import Judge
+from testbed.bs.judging.head import BudgetJudge, HeadJudge, TableJudge
 from testbed.channel.csi import Csi
 from testbed.errors import ProtocolError
 from testbed.protocols import protocol
 from testbed.synthetic import next_token
+from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
 from testbed.ue.session import Session
-from testbed.ue.synthetic import SyntheticDrafter
-from testbed.ue.window import FixedWindow
+from testbed.ue.windows.rules import FixedWindow
 from tests.support.heads import random_head
 from tests.support.stations import VOCAB, client, station
 

@@ -11,10 +11,10 @@ import pytest
 from testbed.protocols import PROTOCOLS, TARGET_ONLY, protocol
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import Client
-from testbed.ue.remote import decode_remotely
+from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.session import SILENCE_S, Session
-from testbed.ue.synthetic import SyntheticDrafter
-from testbed.ue.window import FixedWindow
+from testbed.ue.target_only import decode_remotely
+from testbed.ue.windows.rules import FixedWindow
 from tests.support.postman import AS_IT_IS, Letter, Order, postman
 from tests.support.stations import VOCAB, client, station
 
@@ -63,7 +63,7 @@ async def test_windows_and_verdicts_that_later_ones_overtake_change_nothing(monk
 
 async def test_a_stream_whose_request_is_lost_is_asked_for_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only after the silence in which a BS may be busy with a long prompt."""
-    monkeypatch.setattr("testbed.ue.remote.RESEND_S", 0.2)
+    monkeypatch.setattr("testbed.ue.target_only.RESEND_S", 0.2)
     lost = iter([Order(copies=0)] * 2)
 
     async with station() as (_, address), postman(address) as between, client(between.address, timeout_s=60.0) as ue:

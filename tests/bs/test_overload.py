@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from testbed.bs.admission import Admission
-from testbed.bs.estimator import Coefficients
-from testbed.bs.scheduler import Fcfs, Scheduler
-from testbed.bs.slo import Slo
+from testbed.bs.scheduling.admission import Admission
+from testbed.bs.scheduling.base import Fcfs, Scheduler
+from testbed.bs.scheduling.slo import Slo
 from testbed.errors import AdmissionError
+from testbed.optim.pass_time import Coefficients
 from testbed.synthetic import next_token
 from tests.support.fleet import VOCAB, Fleet, Served, serve_visits
 from tests.support.overload import CLASSES, KEPT, Phase, Response, check_order, phase

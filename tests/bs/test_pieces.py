@@ -9,9 +9,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from testbed.bs.engine import VerifyRequest, VerifyResult
-from testbed.bs.scheduler import Fcfs
-from testbed.bs.synthetic_engine import SyntheticEngine
+from testbed.bs.engines.base import VerifyRequest, VerifyResult
+from testbed.bs.engines.synthetic import SyntheticEngine
+from testbed.bs.scheduling.base import Fcfs
 from testbed.errors import EngineError, LinkTimeout, ProtocolError
 from testbed.protocols.messages import Close, Draft, Open, Opened, Verdict
 from testbed.synthetic import next_token

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from testbed.bs.engine import VerifyRequest
+from testbed.bs.engines.base import VerifyRequest
+from testbed.bs.pending import Pending
 from testbed.bs.queue import Queue
-from testbed.bs.scheduler import Pending
 from testbed.bs.sessions import Round, Session, SessionTable
 from testbed.protocols.base import Window
 

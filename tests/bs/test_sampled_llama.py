@@ -17,7 +17,7 @@ KINDS = ("rejection", "split")
 @pytest.fixture(scope="module")
 def llamas(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rows, Rows]:
     """Log-probabilities of one tiny random Llama, probabilities of another; both flattened, so that much is drawn."""
-    from testbed.bs.transformers_engine import TransformersEngine
+    from testbed.bs.engines.transformers import TransformersEngine
 
     folder = tmp_path_factory.mktemp("llamas")
     models = [

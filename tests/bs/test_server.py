@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from testbed.bs.engine import VerifyRequest, VerifyResult
-from testbed.bs.judge import Candidates
+from testbed.bs.engines.base import VerifyRequest, VerifyResult
+from testbed.bs.engines.synthetic import SyntheticEngine
+from testbed.bs.judging.base import Candidates
 from testbed.bs.sessions import SessionTable
-from testbed.bs.synthetic_engine import SyntheticEngine
 from testbed.channel.cost import Sizes
 from testbed.errors import EngineError, LinkTimeout, ProtocolError
 from testbed.protocols import PROTOCOLS, protocol
@@ -32,12 +32,12 @@ from testbed.protocols.messages import (
 )  # fmt: skip
 from testbed.protocols.quantise import degrade, quantised
 from testbed.synthetic import next_token
-from testbed.ue.drafting import DraftToken
+from testbed.ue.drafters.base import DraftToken
+from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
-from testbed.ue.remote import decode_remotely
 from testbed.ue.session import Session
-from testbed.ue.synthetic import SyntheticDrafter
-from testbed.ue.window import FixedWindow
+from testbed.ue.target_only import decode_remotely
+from testbed.ue.windows.rules import FixedWindow
 from tests.support.stations import VOCAB, client, station
 
 PROMPT = [3, 1, 4, 1, 5]

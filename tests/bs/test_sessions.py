@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from testbed.bs.engine import VerifyResult
+from testbed.bs.engines.base import VerifyResult
 from testbed.bs.sessions import Key, Round, Session, SessionTable
 from testbed.protocols import protocol
 from testbed.protocols.base import Window

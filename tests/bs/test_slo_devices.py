@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from testbed.bs.scheduler import Fcfs
-from testbed.bs.slo import Slo
+from testbed.bs.scheduling.base import Fcfs
+from testbed.bs.scheduling.slo import Slo
 from tests.support.devices import A100, CAP, Simulation
 from tests.support.printed import Printed
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.bs.engine import VerifyRequest
-from testbed.bs.estimator import Coefficients, Work
-from testbed.bs.scheduler import PIECE, Pending
-from testbed.bs.slo import Slo
+from testbed.bs.engines.base import VerifyRequest
+from testbed.bs.pending import PIECE, Pending
+from testbed.bs.scheduling.slo import Slo
 from testbed.errors import BadInput
+from testbed.optim.pass_time import Coefficients, Work
 
 NOW_S = 50.0
 TIMES = Coefficients(a=1e-3, b_compute=2e-7, b_read=5e-6, c=1e-2)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from testbed.bs.model_files import check_files
-from testbed.bs.transformers_engine import TransformersEngine
+from testbed.bs.engines.model_files import check_files
+from testbed.bs.engines.transformers import TransformersEngine
 from testbed.errors import BadInput, EngineError, ModelError
 from testbed.models.checkpoint import Checkpoint
 from tests.support.models import edit_config
@@ -82,7 +82,7 @@ def test_transformers_runs_no_code_of_the_models(scripted: Path, trace: Path) ->
 
 @WITH_VLLM
 def test_vllm_runs_no_code_of_the_models(scripted: Path, trace: Path) -> None:
-    from testbed.bs.vllm_engine import VllmEngine
+    from testbed.bs.engines.vllm.engine import VllmEngine
 
     with pytest.raises(EngineError, match="could not load"):
         VllmEngine(scripted)
@@ -91,14 +91,14 @@ def test_vllm_runs_no_code_of_the_models(scripted: Path, trace: Path) -> None:
 
 @WITH_VLLM
 def test_vllm_is_told_so_and_cannot_be_told_otherwise(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from testbed.bs.vllm_engine import ENVIRONMENT
+    from testbed.bs.engines.vllm.engine import ENVIRONMENT
 
     assert ENVIRONMENT["HF_HUB_OFFLINE"] == "1"
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from testbed.bs.vllm_runner import engine_args
+        from testbed.bs.engines.vllm.runner import engine_args
     target = check_files(directory, dtype="float32", vocab_size=None, max_model_len=None)
     args = engine_args(target, "float32", {}, {})
     assert args.trust_remote_code is False and str(args.load_format) == "safetensors"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from testbed.bs.vllm_engine import VllmEngine
+from testbed.bs.engines.vllm.engine import VllmEngine
 from testbed.errors import BadInput, EngineError, ModelError
 from tests.bs.oracle import ask, check, tokens, verify_and_check
 from tests.support.models import TOKENS, edit_config, make_model

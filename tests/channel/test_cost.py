@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from testbed.channel.cost import Overheads, Sizes, id_bits, position_bits, round_cost
 from testbed.channel.csi import Csi
-from testbed.cli.channel import app
+from testbed.cli.channel.group import app
 from testbed.errors import BadInput
 
 LLAMA = Sizes(hidden_size=2048, id_bits=17, vocab_size=128256)

@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from testbed.channel import tc
-from testbed.channel.tc_command import has, run
-from testbed.channel.tc_links import Egress, Namespaces
-from testbed.channel.tc_pair import Pair
-from testbed.channel.tc_run import Plan, emulation
-from testbed.channel.tc_session import follow
-from testbed.channel.tc_shape import Duplex, Shape
+from testbed.channel.tc import commands as tc
+from testbed.channel.tc.execute import has, run
+from testbed.channel.tc.links import Egress, Namespaces
+from testbed.channel.tc.pair import Pair
+from testbed.channel.tc.run import Plan, emulation
+from testbed.channel.tc.session import follow
+from testbed.channel.tc.shape import Duplex, Shape
 from testbed.channel.trace import Trace
 from testbed.clock import WallClock
 from testbed.errors import BadInput
@@ -124,9 +124,9 @@ def child(body: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     head = """
         import signal, sys, time
         from pathlib import Path
-        from testbed.channel.tc_links import Egress, Namespaces
-        from testbed.channel.tc_session import TcConfig, run_tc
-        from testbed.channel.tc_shape import Duplex, Shape
+        from testbed.channel.tc.links import Egress, Namespaces
+        from testbed.channel.tc.session import TcConfig, run_tc
+        from testbed.channel.tc.shape import Duplex, Shape
         from testbed.channel.trace import Trace
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

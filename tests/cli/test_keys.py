@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from testbed.channel.guard import RELOAD_S
+from testbed.channel.access import RELOAD_S
 from testbed.cli.main import main
 from testbed.clock import WallClock
 from testbed.errors import LinkError

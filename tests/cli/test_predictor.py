@@ -14,7 +14,7 @@ from testbed.experiments.predictor.traces import TraceMeta, TraceStore
 from testbed.experiments.predictor.train import load_families
 from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import bundled
-from testbed.ue.predictor import load_predictor
+from testbed.ue.windows.predictor import load_predictor
 from tests.support.predictors import made_traces
 
 META = TraceMeta(

@@ -24,7 +24,7 @@ from testbed.experiments.runs.processes import base_station
 from testbed.models.bundle import bundled
 from testbed.ue.client import Client
 from testbed.ue.prompts import Prompter
-from testbed.ue.remote import decode_remotely
+from testbed.ue.target_only import decode_remotely
 
 PROMPTS = 3
 LENGTH = 64

@@ -21,7 +21,7 @@ import pytest
 
 from testbed.channel.trace import read_trace
 from testbed.cli.main import main
-from testbed.experiments.field.agents import Agent
+from testbed.experiments.field.devices.agents import Agent
 from testbed.experiments.runs.journal import NAME as JOURNAL
 from testbed.experiments.runs.processes import base_station
 from testbed.models.bundle import bundled

@@ -21,9 +21,9 @@ from testbed.protocols import protocol
 from testbed.protocols.codec import encode
 from testbed.protocols.messages import Draft, Open
 from testbed.synthetic import next_token
+from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.session import Session
-from testbed.ue.synthetic import SyntheticDrafter
-from testbed.ue.window import FixedWindow
+from testbed.ue.windows.rules import FixedWindow
 from tests.support.stations import VOCAB, client
 from tests.support.zmtp import connect, frame
 

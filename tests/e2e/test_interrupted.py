@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.bs.estimator_csv import read_samples
+from testbed.bs.scheduling.estimator_csv import read_samples
 from testbed.experiments.results.directory import read_summary
 
 SWEEP = """

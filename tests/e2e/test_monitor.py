@@ -20,11 +20,11 @@ from testbed.experiments.runs.processes import base_station
 from testbed.protocols import protocol
 from testbed.synthetic import next_token
 from testbed.ue.client import Client
+from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.pace import Steady
 from testbed.ue.records import RequestRecord
 from testbed.ue.session import Session
-from testbed.ue.synthetic import SyntheticDrafter
-from testbed.ue.window import FixedWindow
+from testbed.ue.windows.rules import FixedWindow
 from tests.support.browser import expect, page
 
 if TYPE_CHECKING:

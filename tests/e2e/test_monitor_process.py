@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from testbed.bs.monitor_web import NICE
+from testbed.bs.monitor.web import NICE
 from testbed.experiments.runs.processes import base_station, command
 
 SERVE = ["--engine", "synthetic", "--bind", "tcp://127.0.0.1:*", "--monitor", "0"]

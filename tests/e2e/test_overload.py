@@ -16,10 +16,10 @@ from testbed.experiments.runs import processes
 from testbed.protocols import protocol
 from testbed.synthetic import next_token
 from testbed.ue.client import Client
+from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.pace import Steady
 from testbed.ue.session import Session
-from testbed.ue.synthetic import SyntheticDrafter
-from testbed.ue.window import FixedWindow
+from testbed.ue.windows.rules import FixedWindow
 from tests.support.overload import CLASSES, Response, check_order, phase
 from tests.support.stations import VOCAB, client
 

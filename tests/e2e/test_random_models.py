@@ -19,11 +19,11 @@ from testbed.clock import WallClock
 from testbed.experiments.runs.processes import base_station
 from testbed.protocols import PROTOCOLS, protocol
 from testbed.ue.client import Client
-from testbed.ue.drafter import LlamaDrafter
+from testbed.ue.llama.drafter import LlamaDrafter
 from testbed.ue.records import RequestRecord
-from testbed.ue.remote import decode_remotely
 from testbed.ue.session import Session
-from testbed.ue.window import FixedWindow
+from testbed.ue.target_only import decode_remotely
+from testbed.ue.windows.rules import FixedWindow
 from tests.support.models import TOKENS
 from tests.support.reference import Reference
 
@@ -44,7 +44,7 @@ class Site(NamedTuple):
     scope="module",
     params=[
         "qwen3",
-        # the same engine and the same sessions again; tests/bs/test_vllm_engine.py has every architecture
+        # the same engine and the same sessions again; tests/bs/engines/vllm/test_engine.py has every architecture
         pytest.param("llama", marks=pytest.mark.long),
         pytest.param("qwen2", marks=pytest.mark.long),
     ],

@@ -11,9 +11,9 @@ import pytest
 from testbed.errors import AdmissionError
 from testbed.experiments.runs.processes import base_station
 from testbed.protocols import protocol
+from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.session import Session
-from testbed.ue.synthetic import SyntheticDrafter
-from testbed.ue.window import FixedWindow
+from testbed.ue.windows.rules import FixedWindow
 from tests.support.stations import VOCAB, client
 
 ARGUMENTS = ["--engine", "synthetic", "--bind", "tcp://127.0.0.1:*", "--scheduler", "slo"]

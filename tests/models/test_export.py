@@ -20,7 +20,7 @@ from testbed.errors import ModelError
 from testbed.experiments.runs.parity import TOLERANCES, export_and_prove, prove_parity
 from testbed.models import export
 from testbed.models.export import DTypeName, export_gguf, rope_factors
-from testbed.ue.drafter import LlamaDrafter
+from testbed.ue.llama.drafter import LlamaDrafter
 from tests.support.models import KINDS, TOKENS, edit_config, make_model
 from tests.support.reference import Reference
 

@@ -9,7 +9,7 @@ import pytest
 
 from testbed.models import pair
 from testbed.models.train import RECIPES
-from testbed.ue.drafter import LlamaDrafter
+from testbed.ue.llama.drafter import LlamaDrafter
 from tests.support.reference import Reference
 
 SHORT = {role: replace(recipe, steps=2) for role, recipe in RECIPES.items()}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from testbed.bs.model_files import check_files
-from testbed.bs.target import describe
+from testbed.bs.engines.model_files import check_files
+from testbed.bs.engines.target import describe
 from testbed.cli.main import main
 from testbed.models.bundle import bundled
 from testbed.protocols.vocabulary import fingerprint

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from testbed.cli.optim import app
+from testbed.cli.optim.group import app
 from testbed.errors import BadInput
 from testbed.optim.tasks import Problem, load_problem, plan
 from tests.support.batching import Instance, Node

@@ -16,7 +16,7 @@ from testbed.errors import BadInput
 from testbed.power.accounting import Integral, Spans, account, heat, mean_w
 from testbed.power.meter import Meter
 from testbed.power.reading import Reading
-from testbed.power.samples import Samples, gather
+from testbed.power.series import Samples, gather
 from tests.support.refusals import refuse
 
 Reals = NDArray[np.float64]

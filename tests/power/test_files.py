@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from testbed.errors import BadInput
 from testbed.power.files import Log, read_samples, write_parquet
 from testbed.power.reading import Reading
-from testbed.power.samples import Samples
+from testbed.power.series import Samples
 from tests.power import recorded
 from tests.support.refusals import refuse
 

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.errors import SensorError
-from testbed.power import nvml, rapl
-from testbed.power.jetson import Jetson
-from testbed.power.nvml import Nvml
-from testbed.power.pi import RaspberryPi, parse_pmic, parse_throttled
-from testbed.power.rapl import Rapl, domains, joules
-from testbed.power.tegrastats import Tegrastats, looks_like, parse, readings
-from testbed.power.thermal import Thermal
+from testbed.power.sensors import nvml, rapl
+from testbed.power.sensors.jetson import Jetson
+from testbed.power.sensors.nvml import Nvml
+from testbed.power.sensors.pi import RaspberryPi, parse_pmic, parse_throttled
+from testbed.power.sensors.rapl import Rapl, domains, joules
+from testbed.power.sensors.tegrastats import Tegrastats, looks_like, parse, readings
+from testbed.power.sensors.thermal import Thermal
 from tests.power import recorded
 from tests.support.refusals import refuse
 

@@ -14,7 +14,7 @@ from testbed.power import sources
 from testbed.power.reading import PowerSource, Reading
 from testbed.power.replay import Replay
 from testbed.power.sampler import Sampler
-from testbed.power.samples import Samples
+from testbed.power.series import Samples
 from testbed.power.sources import Sum, check_source, open_source, survey
 from tests.support.refusals import refuse
 

@@ -9,8 +9,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from testbed.bs.engine import VerifyRequest
-from testbed.bs.synthetic_engine import SyntheticEngine
+from testbed.bs.engines.base import VerifyRequest
+from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.channel.cost import Payload, Sizes, round_cost
 from testbed.channel.csi import Csi
 from testbed.errors import BadInput, ProtocolError
@@ -19,7 +19,7 @@ from testbed.protocols.base import HEADER_DOWN_BYTES, HEADER_UP_BYTES, Drafted
 from testbed.protocols.codec import MAX_ARRAY_BYTES, AnyArray, encode
 from testbed.protocols.messages import Draft, Verdict
 from testbed.protocols.sampling import GREEDY, ONE, Draws, Sampling, pack_target, quantise
-from testbed.ue.synthetic import SyntheticDrafter
+from testbed.ue.drafters.synthetic import SyntheticDrafter
 from tests.support.sampled import Ids, chances, continuation, p_value, sample
 
 KINDS = ("rejection", "split")

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from testbed.bs.engine import VerifyRequest
-from testbed.bs.estimator import Coefficients, Work
-from testbed.bs.scheduler import Pending, Scheduler
+from testbed.bs.engines.base import VerifyRequest
+from testbed.bs.pending import Pending
+from testbed.bs.scheduling.base import Scheduler
+from testbed.optim.pass_time import Coefficients, Work
 
 A100 = Coefficients(a=3.314e-5, b_compute=3.450e-8, b_read=4.620e-6, c=1.486e-2)
 CAP = 13

@@ -15,20 +15,20 @@ import uvicorn
 from openai import AsyncOpenAI
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
-from testbed.bs.synthetic_engine import SyntheticEngine
 from testbed.clock import Clock
 from testbed.config import EndpointConfig
-from testbed.ue.api import Service
-from testbed.ue.api_schema import Limits
-from testbed.ue.backend import Backend
+from testbed.ue.api.app import Service
+from testbed.ue.api.backend import Backend
+from testbed.ue.api.schema import Limits
+from testbed.ue.api.serve import connected, web_settings
 from testbed.ue.channel_state import ChannelState, Unknown
 from testbed.ue.client import Client
-from testbed.ue.drafting import Choose
+from testbed.ue.drafters.base import Choose
+from testbed.ue.drafters.synthetic import SyntheticDrafter, SyntheticSequence
 from testbed.ue.prompts import Prompter
-from testbed.ue.serving import connected, web_settings
-from testbed.ue.synthetic import SyntheticDrafter, SyntheticSequence
 from tests.support.stations import station
 
 WORDS = 64

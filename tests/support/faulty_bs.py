@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from testbed.bs import serve
-from testbed.bs.engine import VerifyEngine, VerifyRequest, VerifyResult
+from testbed.bs.engines.base import VerifyEngine, VerifyRequest, VerifyResult
 from testbed.cli.main import run
 from testbed.errors import EngineError
 

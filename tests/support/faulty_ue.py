@@ -22,11 +22,11 @@ from testbed.protocols import TARGET_ONLY, protocol
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import Client
 from testbed.ue.dial import dial
+from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.pace import Steady
-from testbed.ue.remote import decode_remotely
 from testbed.ue.session import Session
-from testbed.ue.synthetic import SyntheticDrafter
-from testbed.ue.window import FixedWindow
+from testbed.ue.target_only import decode_remotely
+from testbed.ue.windows.rules import FixedWindow
 
 VOCAB = 512
 """Of the synthetic engine."""

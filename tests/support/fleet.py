@@ -9,22 +9,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from testbed.bs.desk import Desk, Offer
-from testbed.bs.judge import StrictJudge
-from testbed.bs.scheduler import Scheduler
+from testbed.bs.engines.synthetic import SyntheticEngine
+from testbed.bs.intake import Desk, Offer
+from testbed.bs.judging.base import StrictJudge
+from testbed.bs.scheduling.base import Scheduler
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
-from testbed.bs.synthetic_engine import SyntheticEngine
 from testbed.channel.path import Direction, constant
 from testbed.channel.virtual import VirtualServerLink
 from testbed.experiments.inputs.profile import InteractionVerify, LinearDraft, Profile
 from testbed.experiments.runs.virtual import ProfilePace, ProfileRunner
 from testbed.protocols import protocol
 from testbed.ue.client import Client
+from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
 from testbed.ue.session import Session
-from testbed.ue.synthetic import SyntheticDrafter
-from testbed.ue.window import FixedWindow
+from testbed.ue.windows.rules import FixedWindow
 from testbed.virtual_time import VirtualClock, run_virtually
 
 VOCAB = 512

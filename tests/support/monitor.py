@@ -9,14 +9,14 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from testbed.bs.monitor import Monitor
-from testbed.bs.monitor_source import Counted, Source
-from testbed.bs.monitor_station import LOADING, SERVING, Station
-from testbed.bs.monitor_wire import Serving
+from testbed.bs.monitor.client import LOADING, SERVING, Station
+from testbed.bs.monitor.process import Monitor
+from testbed.bs.monitor.recent import Recent
+from testbed.bs.monitor.source import Counted, Source
+from testbed.bs.monitor.wire import Serving
 from testbed.bs.observer import Look
-from testbed.bs.recent import Recent
 from testbed.bs.sessions import SessionTable
-from tests.bs.test_recent import one, opened, told
+from tests.bs.monitor.test_recent import one, opened, told
 
 
 @contextlib.asynccontextmanager

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from testbed.experiments.predictor.traces import Traces
-from testbed.ue.drafting import DraftToken
-from testbed.ue.predictor import PredictorInfo, RejectionPredictor
+from testbed.ue.drafters.base import DraftToken
+from testbed.ue.windows.predictor import PredictorInfo, RejectionPredictor
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

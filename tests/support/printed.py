@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from testbed.bs.estimator import Coefficients, Work
-from testbed.bs.scheduler import Pending
+from testbed.bs.pending import Pending
+from testbed.optim.pass_time import Coefficients, Work
 
 
 @dataclass(frozen=True)

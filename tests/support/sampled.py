@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from testbed.bs.engine import VerifyEngine, VerifyRequest
+from testbed.bs.engines.base import VerifyEngine, VerifyRequest
 from testbed.protocols import protocol
 from testbed.protocols.base import Drafted
 from testbed.protocols.codec import AnyArray, decode_downlink, decode_uplink, encode

@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from testbed.bs.desk import Desk, Offer
-from testbed.bs.engine import VerifyEngine
-from testbed.bs.judge import Judge, StrictJudge
-from testbed.bs.runner import ThreadRunner
-from testbed.bs.scheduler import Fcfs, Scheduler
+from testbed.bs.engines.base import VerifyEngine
+from testbed.bs.engines.runner import ThreadRunner
+from testbed.bs.engines.synthetic import SyntheticEngine
+from testbed.bs.intake import Desk, Offer
+from testbed.bs.judging.base import Judge, StrictJudge
+from testbed.bs.scheduling.base import Fcfs, Scheduler
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
-from testbed.bs.synthetic_engine import SyntheticEngine
 from testbed.channel.link import ZmqLink, ZmqServerLink, new_identity
 from testbed.clock import WallClock
 from testbed.ue.client import Client

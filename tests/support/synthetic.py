@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from testbed.bs.synthetic_engine import SyntheticEngine
+from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.synthetic import next_token
-from testbed.ue.synthetic import SyntheticDrafter
+from testbed.ue.drafters.synthetic import SyntheticDrafter
 
 VOCAB, HIDDEN = 40, 8
 ENDS = frozenset({0})

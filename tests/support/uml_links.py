@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
-from testbed.channel.tc import root_qdisc
-from testbed.channel.tc_command import has
-from testbed.channel.tc_links import Egress, Namespaces
-from testbed.channel.tc_shape import Duplex, Shape
+from testbed.channel.tc.commands import root_qdisc
+from testbed.channel.tc.execute import has
+from testbed.channel.tc.links import Egress, Namespaces
+from testbed.channel.tc.shape import Duplex, Shape
 
 CLONE_NEWNET = 0x40000000
 SO_RCVBUFFORCE = 33

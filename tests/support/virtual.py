@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from testbed.bs.desk import Offer
-from testbed.bs.judge import Judge
-from testbed.bs.synthetic_engine import SyntheticEngine
+from testbed.bs.engines.synthetic import SyntheticEngine
+from testbed.bs.intake import Offer
+from testbed.bs.judging.base import Judge
 from testbed.channel.spec import ChannelSpec
 from testbed.config import RunConfig
 from testbed.experiments.inputs.datasets import Example
@@ -16,8 +16,8 @@ from testbed.experiments.inputs.profile import Profile
 from testbed.experiments.runs.execute import Watch
 from testbed.experiments.runs.prepare import Prompt, Work
 from testbed.experiments.runs.virtual import Models, run_virtual
+from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.run import Outcome
-from testbed.ue.synthetic import SyntheticDrafter
 
 VOCAB = 512
 QUIET = Watch(lambda *_: None, lambda _: None)

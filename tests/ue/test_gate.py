@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from testbed.bs.engine import VerifyRequest
+from testbed.bs.engines.base import VerifyRequest
+from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.bs.sessions import SessionTable
-from testbed.bs.synthetic_engine import SyntheticEngine
 from testbed.errors import ProtocolError
 from testbed.ue.gate import Divergence, compare, first_difference
 from tests.support.stations import VOCAB, client, station

@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from testbed.bs.admission import Admission
-from testbed.bs.estimator import Coefficients
+from testbed.bs.scheduling.admission import Admission
 from testbed.bs.sessions import SessionTable
 from testbed.errors import AdmissionError, BadInput
+from testbed.optim.pass_time import Coefficients
 from testbed.protocols import TARGET_ONLY, protocol
 from testbed.synthetic import next_token
 from testbed.ue.client import Client
+from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
-from testbed.ue.remote import decode_remotely
 from testbed.ue.run import Clients, Runner, Setting
 from testbed.ue.session import Session
-from testbed.ue.synthetic import SyntheticDrafter
-from testbed.ue.window import FixedWindow
+from testbed.ue.target_only import decode_remotely
+from testbed.ue.windows.rules import FixedWindow
 from tests.support.stations import VOCAB, client, station
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -76,7 +76,7 @@ async def test_who_takes_less_is_served_at_that(method: str) -> None:
 
 async def test_waiting_for_room_leaves_no_round_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full BS answers `Busy` to the opening and `Resync` to the draft that followed it: one opening mends both."""
-    monkeypatch.setattr("testbed.bs.desk.RETRY_S", 0.05)
+    monkeypatch.setattr("testbed.bs.intake.RETRY_S", 0.05)
     opened = 0
 
     class Counting(SessionTable):

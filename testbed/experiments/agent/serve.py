@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from testbed import __version__
-from testbed.channel.guard import require_keys
+from testbed.channel.access import require_keys
 from testbed.channel.keys import load_server
 from testbed.channel.link import ZmqServerLink, check_address
 from testbed.clock import within

@@ -10,18 +10,18 @@ from typing import Any
 
 import msgspec
 
+from testbed.bundled_files import names
 from testbed.channel.keys import load_client
 from testbed.channel.spec import ChannelSpec
 from testbed.config import RunConfig
 from testbed.errors import BadInput
 from testbed.experiments.agent.files import ORDERS, RESULT, Files, Kept
-from testbed.experiments.field.device import LINK, decode
+from testbed.experiments.field.devices.base import LINK, decode
+from testbed.experiments.links.measure import measure
 from testbed.experiments.results import directory as results
-from testbed.experiments.runs.measure import measure
 from testbed.experiments.runs.processes import proxy
 from testbed.power.sources import AUTO, NONE, SOURCES
 from testbed.protocols.orders import Probing, Running
-from testbed.shelf import names
 from testbed.ue.dial import addresses
 
 FILED = ("drafter", "tokenizer", "dataset", "predictor")

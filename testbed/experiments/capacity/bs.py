@@ -11,8 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from testbed.bs.engine import VerifyRequest, VerifyResult
-from testbed.bs.scheduler import Pending, Scheduler
+from testbed.bs.engines.base import VerifyRequest, VerifyResult
+from testbed.bs.pending import Pending
+from testbed.bs.scheduling.base import Scheduler
 from testbed.channel.link import Frames, Received
 from testbed.channel.path import Direction, constant
 from testbed.channel.virtual import VirtualLink

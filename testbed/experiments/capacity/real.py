@@ -1,8 +1,8 @@
 """Token speeds kept for real: a BS process, UE processes that replay recorded drafts, one load after another.
 
 The BS is what `testbed bs serve` starts, with the bundled pair's target on vLLM. A UE is a process of its own with the
-session, windows and messages of every UE; only its drafting is replayed (`ue/recorded.py`), at a device's pace, since
-many drafters on one machine would measure that machine. Speeds, pace and batches are scaled to such a BS.
+session, windows and messages of every UE; only its drafting is replayed (`ue/drafters/recorded.py`), at a device's
+pace, since many drafters on one machine would measure that machine. Speeds, pace and batches are scaled to such a BS.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from testbed.errors import BadInput, EngineError
 from testbed.experiments.capacity.real_tally import RealRun, tally
 from testbed.experiments.capacity.real_ue import NONE, Order, Report, run_ue
 from testbed.experiments.capacity.systems import dealt, replaced
+from testbed.experiments.lockstep.drafts import DraftsConfig, record
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import claim
 from testbed.experiments.runs.prepare import predictor_directory
 from testbed.experiments.runs.processes import base_station, proxy
-from testbed.experiments.walks.drafts import DraftsConfig, record
-from testbed.ue.window import FIXED, GAIN, MAX_WINDOW, PREDICTED
+from testbed.ue.windows.rules import FIXED, GAIN, MAX_WINDOW, PREDICTED
 
 FCFS, SLO = "fcfs", "slo"
 SLED = "sled"

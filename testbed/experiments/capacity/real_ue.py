@@ -14,13 +14,13 @@ from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock
 from testbed.protocols import protocol
 from testbed.ue.client import Client
+from testbed.ue.drafters.recorded import Recorded, RecordedDrafter, load_recording
 from testbed.ue.pace import Steady
-from testbed.ue.predictor import load_predictor
-from testbed.ue.recorded import Recorded, RecordedDrafter, load_recording
 from testbed.ue.records import RequestRecord, RoundRecord
-from testbed.ue.remote import decode_remotely
 from testbed.ue.session import Session
-from testbed.ue.window import FIXED, WindowPolicy, window_policy
+from testbed.ue.target_only import decode_remotely
+from testbed.ue.windows.predictor import load_predictor
+from testbed.ue.windows.rules import FIXED, WindowPolicy, window_policy
 
 TIMEOUT_S = 60.0
 NONE = "none"

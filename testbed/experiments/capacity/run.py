@@ -1,6 +1,6 @@
 """One capacity run in virtual time: N UEs and a BS, the code that serves for real, an accelerator's times.
 
-Nothing here schedules, verifies or drafts: UEs are `ue.session.Session` and `ue.remote.decode_remotely`, the BS is
+Nothing here schedules, verifies or drafts: UEs are `ue.session.Session` and `ue.target_only.decode_remotely`, the BS is
 `bs.server.BaseStation`; times come from the profile, tokens from `capacity_ue`.
 """
 
@@ -14,10 +14,9 @@ from typing import Any
 
 import msgspec
 
-from testbed.bs.desk import Desk, Offer
-from testbed.bs.estimator import Coefficients
-from testbed.bs.judge import StrictJudge
-from testbed.bs.schedulers import scheduler
+from testbed.bs.intake import Desk, Offer
+from testbed.bs.judging.base import StrictJudge
+from testbed.bs.scheduling.registry import scheduler
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
 from testbed.channel.virtual import VirtualServerLink
@@ -46,11 +45,12 @@ from testbed.experiments.capacity.ue import (
 )  # fmt: skip
 from testbed.experiments.inputs.profile import InteractionVerify
 from testbed.experiments.runs.virtual import hinting
+from testbed.optim.pass_time import Coefficients
 from testbed.protocols import protocol
 from testbed.ue.client import Client
 from testbed.ue.records import RoundRecord
-from testbed.ue.remote import decode_remotely
 from testbed.ue.session import Session
+from testbed.ue.target_only import decode_remotely
 from testbed.virtual_time import VirtualClock, run_virtually
 
 TIMEOUT_S = 1e6

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from testbed.bs.estimator import Coefficients, Work
-from testbed.bs.estimator_online import OnlineEstimator
+from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.experiments.capacity.search import Point, Told, all_points, run_jobs
 from testbed.experiments.capacity.systems import CapacityConfig, replaced, speeds, spread
 from testbed.experiments.capacity.tally import Run
@@ -22,6 +21,7 @@ from testbed.experiments.capacity.ue import LANGUAGE, Chance, LeftOut, TrafficSe
 from testbed.experiments.inputs.coefficients import coefficients
 from testbed.experiments.plots import capacity as plots
 from testbed.experiments.plots.style import save_figure
+from testbed.optim.pass_time import Coefficients, Work
 
 Row = dict[str, Any]
 TABLE_5 = {"Qwen3-0.6B": (0.31, 0.48), "Qwen3-1.7B": (0.42, 0.63), "Qwen3-4B": (0.47, 0.66), "Qwen3-8B": (0.53, 0.71)}

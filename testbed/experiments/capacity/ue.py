@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from testbed.clock import Clock
 from testbed.experiments.capacity.systems import FIXED, GAIN, HINTED, CapacityConfig
-from testbed.ue.drafting import Choose, DraftToken
-from testbed.ue.predictor import PredictorInfo, RejectionPredictor
+from testbed.ue.drafters.base import Choose, DraftToken
 from testbed.ue.records import RoundRecord
-from testbed.ue.window import ExpectedGain, FixedWindow, Hinted, WindowPolicy, check_window
+from testbed.ue.windows.predictor import PredictorInfo, RejectionPredictor
+from testbed.ue.windows.rules import ExpectedGain, FixedWindow, Hinted, WindowPolicy, check_window
 
 VOCAB = 512
 MOST_POSITIONS = 2**16

@@ -6,7 +6,7 @@ import importlib.util
 import shutil
 from pathlib import Path
 
-from testbed.channel.wifi import wifi_interface
+from testbed.channel.measuring.wifi import wifi_interface
 from testbed.experiments.doctor.board import (
     JETPACK_6,
     Board,
@@ -22,7 +22,7 @@ from testbed.experiments.doctor.board import (
     wifi_driver,
 )
 from testbed.experiments.doctor.checks import Finding, output
-from testbed.power.pi import NOW
+from testbed.power.sensors.pi import NOW
 
 GOOD_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page")
 """Clock sources that a program reads without a system call."""

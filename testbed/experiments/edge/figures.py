@@ -25,7 +25,7 @@ from testbed.experiments.results import directory as results
 from testbed.optim.bandwidth import POLICIES, allocate, bits_per_token, communication_s
 from testbed.optim.baselines import ALGORITHMS, batch_by
 from testbed.optim.figures import MODELS, POINTS, Point, Reduction, draw, reduction
-from testbed.optim.readings import Reading
+from testbed.optim.interpretations import Reading
 
 Told = Callable[[int, int, str], None]
 Axis = Literal["tasks", "longest_input", "longest_output", "bandwidth_mhz", "alpha"]

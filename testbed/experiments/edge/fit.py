@@ -18,9 +18,8 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from testbed.bs.engine import VerifyEngine
-from testbed.bs.engines import leave_a_core, load_engine
-from testbed.bs.estimator import Work
+from testbed.bs.engines.base import VerifyEngine
+from testbed.bs.engines.registry import leave_a_core, load_engine
 from testbed.config import Config, resolved
 from testbed.errors import BadInput, ModelError
 from testbed.experiments.edge.dimensions import of_directory, of_gguf
@@ -28,8 +27,9 @@ from testbed.experiments.estimator.profile import Bench
 from testbed.experiments.inputs.pair import pair_paths
 from testbed.optim.cost_fit import NODES, Node, NodeFit, Phase, Step, cost_document, fit_steps
 from testbed.optim.inference_cost import Cost, Model
-from testbed.ue.batch_drafter import BatchDrafter
-from testbed.ue.llama import MAX_SEQUENCES
+from testbed.optim.pass_time import Work
+from testbed.ue.llama.batch_drafter import BatchDrafter
+from testbed.ue.llama.context import MAX_SEQUENCES
 
 Progress = Callable[[int, int, str], None]
 

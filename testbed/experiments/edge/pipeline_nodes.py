@@ -20,10 +20,10 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import msgspec
 import numpy as np
 
-from testbed.bs.engine import VerifyEngine, VerifyRequest
-from testbed.bs.engines import leave_a_core, load_engine
+from testbed.bs.engines.base import VerifyEngine, VerifyRequest
+from testbed.bs.engines.registry import leave_a_core, load_engine
 from testbed.errors import TestbedError
-from testbed.ue.batch_drafter import BatchDrafter
+from testbed.ue.llama.batch_drafter import BatchDrafter
 
 STOP_S = 10.0
 

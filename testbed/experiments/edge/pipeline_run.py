@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from testbed.bs.target import Target
+from testbed.bs.engines.target import Target
 from testbed.config import Config, resolved, save
 from testbed.errors import BadInput, GateError
 from testbed.experiments.edge.figures import claim, write_rows

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from testbed.bs.engine import VerifyEngine
-from testbed.bs.estimator import Work
+from testbed.bs.engines.base import VerifyEngine
 from testbed.errors import BadInput
 from testbed.experiments.estimator.profile import Bench, Progress
+from testbed.optim.pass_time import Work
 
 SHORT = Work(5, 500)
 """The paper's request B."""

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.bs.engine import VerifyEngine, VerifyRequest
-from testbed.bs.estimator import NAMES, Work, features
-from testbed.bs.estimator_fit import Sample, fit, regime, score
+from testbed.bs.engines.base import VerifyEngine, VerifyRequest
+from testbed.bs.scheduling.estimator_fit import Sample, fit, regime, score
 from testbed.errors import BadInput, TestbedError
+from testbed.optim.pass_time import NAMES, Work, features
 
 CATEGORIES = ("compute", "memory", "compute-random", "memory-random", "mixed")
 DRAFTED = 5

@@ -6,11 +6,11 @@ import contextlib
 from typing import Any
 
 from testbed.errors import BadInput, LinkError
-from testbed.experiments.field.agents import Agent
-from testbed.experiments.field.device import Say
+from testbed.experiments.field.devices.agents import Agent
+from testbed.experiments.field.devices.base import Say
+from testbed.experiments.field.devices.remote import AgentDevice
 from testbed.experiments.field.log import CELL, FieldLog
 from testbed.experiments.field.plan import FieldPlan, Place
-from testbed.experiments.field.remote import AgentDevice
 from testbed.experiments.field.run import cell_config, progress_of
 
 

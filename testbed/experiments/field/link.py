@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from testbed.channel.cell import Cell, Mobility, rounded
 from testbed.channel.csi import Csi
-from testbed.channel.fading import PathLoss, Shadowing, SmallScale
+from testbed.channel.radio.cell import Cell, Mobility, rounded
+from testbed.channel.radio.fading import PathLoss, Shadowing, SmallScale
 from testbed.channel.trace import Trace, write_trace
 from testbed.config import Config
 from testbed.errors import BadInput

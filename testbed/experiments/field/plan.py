@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from testbed.channel.iperf3 import parse_server
+from testbed.bundled_files import find
 from testbed.channel.link import check_address
+from testbed.channel.measuring.iperf3 import parse_server
 from testbed.channel.trace import read_trace
 from testbed.config import Config, RunConfig, load
 from testbed.errors import BadInput
@@ -17,9 +18,8 @@ from testbed.experiments.inputs.padding import check_pad
 from testbed.experiments.results.directory import JUDGED
 from testbed.power.sources import check_source
 from testbed.protocols.quantise import check_bits
-from testbed.shelf import find
 from testbed.ue.run import COLOCATED, check_method
-from testbed.ue.window import check_rule, check_window
+from testbed.ue.windows.rules import check_rule, check_window
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}"
 MOST_CELLS = 10_000

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from testbed.channel.guard import is_loopback
+from testbed.channel.access import is_loopback
 from testbed.channel.keys import load_client
 from testbed.errors import BadInput
 from testbed.experiments.field.plan import FieldPlan, Place

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from testbed.bs.judge import Judge
-from testbed.bs.judges import WITH_HEAD, make_judge
-from testbed.bs.target import find
+from testbed.bs.engines.target import find
+from testbed.bs.judging.base import Judge
+from testbed.bs.judging.registry import WITH_HEAD, make_judge
 from testbed.channel.csi import Csi
 from testbed.channel.spec import ChannelSpec
 from testbed.channel.trace import COLUMNS, Trace, read_trace, write_trace
@@ -31,10 +31,10 @@ from testbed.experiments.field.samples import REPLAY, VIRTUAL, done_cells, measu
 from testbed.experiments.field.stage import MODEL, target_of
 from testbed.experiments.inputs.datasets import Example
 from testbed.experiments.inputs.profile import Profile, load_profile
+from testbed.experiments.links.recording import record
 from testbed.experiments.results import directory as results
 from testbed.experiments.runs.execute import Watch
 from testbed.experiments.runs.prepare import Work, prepare
-from testbed.experiments.runs.recording import record
 from testbed.experiments.runs.virtual import Models, load_models, run_virtual
 from testbed.models.bundle import bundled, head_directory
 

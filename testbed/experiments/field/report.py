@@ -7,7 +7,7 @@ from typing import Any
 
 from testbed.config import resolved
 from testbed.errors import BadInput, EngineError
-from testbed.experiments.field.device import Say
+from testbed.experiments.field.devices.base import Say
 from testbed.experiments.field.log import CELL, FieldLog
 from testbed.experiments.field.plan import FieldPlan, examples_of
 from testbed.experiments.field.replay import Bench, Told, record_links

@@ -16,7 +16,7 @@ import msgspec
 
 from testbed.config import RunConfig
 from testbed.errors import LinkError
-from testbed.experiments.field.device import Device, Probe, Reach, Say
+from testbed.experiments.field.devices.base import Device, Probe, Reach, Say
 from testbed.experiments.field.link import differences
 from testbed.experiments.field.log import CELL, NOTE, VISIT, FieldLog
 from testbed.experiments.field.operator import SKIP, STOP, Operator

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Protocol
 
 from testbed.channel.spec import ChannelSpec
-from testbed.experiments.field.device import Reach, Say
+from testbed.experiments.field.devices.base import Reach, Say
 from testbed.experiments.field.link import write_model
 from testbed.experiments.field.log import FieldLog
 from testbed.experiments.field.plan import FieldPlan, Place
+from testbed.experiments.links.validate import iperf3_server
 from testbed.experiments.runs.processes import base_station, proxy
-from testbed.experiments.runs.validate import iperf3_server
 from testbed.models.bundle import bundled, head_directory
 
 MODEL = "model.csv"

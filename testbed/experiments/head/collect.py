@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from testbed.bs.engine import VerifyEngine
-from testbed.bs.engines import leave_a_core, load_engine
-from testbed.bs.model_files import ModelFiles, check_files
-from testbed.bs.target import Target
+from testbed.bs.engines.base import VerifyEngine
+from testbed.bs.engines.model_files import ModelFiles, check_files
+from testbed.bs.engines.registry import leave_a_core, load_engine
+from testbed.bs.engines.target import Target
 from testbed.config import RunConfig
 from testbed.decision_head.episodes import META, EpisodeStore, Meta
 from testbed.errors import BadInput
@@ -22,16 +22,16 @@ from testbed.experiments.head.config import CollectConfig
 from testbed.experiments.head.summary import summary
 from testbed.experiments.head.walk import POLICIES, Episode, Walker, chunk_of, walk
 from testbed.experiments.inputs.pair import pair_paths
+from testbed.experiments.lockstep.answers import Task
+from testbed.experiments.lockstep.completions import Completer
+from testbed.experiments.lockstep.scorers import scorer
+from testbed.experiments.lockstep.walk import NOTHING, Lockstep
 from testbed.experiments.runs.execute import load_drafter
 from testbed.experiments.runs.prepare import Work, prepare
-from testbed.experiments.walks.answers import Task
-from testbed.experiments.walks.completions import Completer
-from testbed.experiments.walks.lockstep import NOTHING, Lockstep
-from testbed.experiments.walks.scorers import scorer
 from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import BUNDLED
-from testbed.ue.drafting import Drafter
-from testbed.ue.llama import MAX_SEQUENCES
+from testbed.ue.drafters.base import Drafter
+from testbed.ue.llama.context import MAX_SEQUENCES
 
 CHUNK = 50
 """Prompts of one."""

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.bs.engines import leave_a_core
-from testbed.bs.target import Target, describe
+from testbed.bs.engines.registry import leave_a_core
+from testbed.bs.engines.target import Target, describe
 from testbed.decision_head.episodes import EpisodeStore, Mismatches
 from testbed.errors import BadInput
 from testbed.experiments.head.collect import Told, load_target
 from testbed.experiments.head.config import CollectConfig
 from testbed.experiments.head.summary import summary
-from testbed.experiments.walks.answers import Answers, Task
-from testbed.experiments.walks.completions import Completer
-from testbed.experiments.walks.lockstep import NOTHING, Lockstep, Walk
-from testbed.experiments.walks.scorers import scorer
+from testbed.experiments.lockstep.answers import Answers, Task
+from testbed.experiments.lockstep.completions import Completer
+from testbed.experiments.lockstep.scorers import scorer
+from testbed.experiments.lockstep.walk import NOTHING, Lockstep, Walk
 from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import BUNDLED, bundled
 from testbed.ue.prompts import Prompter

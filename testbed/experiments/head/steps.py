@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.bs.token_rule import digit_free
+from testbed.bs.judging.token_rule import digit_free
 from testbed.decision_head.episodes import EpisodeStore, Meta, Mismatches
 from testbed.decision_head.evaluate import BANDS, Evaluation, evaluate
 from testbed.decision_head.head import check_fits, load_head, save_head

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.bs.token_rule import digit_free
+from testbed.bs.judging.token_rule import digit_free
 from testbed.decision_head.episodes import EpisodeStore
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from testbed.bs.head_judge import HeadJudge
-from testbed.bs.target import describe
+from testbed.bs.engines.target import describe
+from testbed.bs.judging.head import HeadJudge
 from testbed.channel.csi import Csi
 from testbed.channel.spec import ChannelSpec
 from testbed.config import Config, RunConfig

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.bs.engine import VerifyRequest, VerifyResult
+from testbed.bs.engines.base import VerifyRequest, VerifyResult
 from testbed.decision_head.episodes import Mismatches
-from testbed.experiments.walks.answers import Answers, Task
-from testbed.experiments.walks.lockstep import Walk
-from testbed.ue.drafting import Drafter, DraftSequence, DraftToken
+from testbed.experiments.lockstep.answers import Answers, Task
+from testbed.experiments.lockstep.walk import Walk
+from testbed.ue.drafters.base import Drafter, DraftSequence, DraftToken
 
 POLICIES = ("oracle", "explore", "strict")
 """What becomes of a mismatch, and so under which prefix the next one is met. A head that judges sees prefixes with

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import nnls
 
-from testbed.bs.estimator import Coefficients, coefficients_of, features
-from testbed.bs.estimator import Work as Seen
 from testbed.channel.trace import read_text
 from testbed.errors import BadInput
 from testbed.experiments.inputs.profile import InteractionVerify, VerifyCost, Work, load_profile
+from testbed.optim.pass_time import Coefficients, coefficients_of, features
+from testbed.optim.pass_time import Work as Seen
 
 SELF = "probe"
 """In place of a name: let the engine measure a few passes when it starts."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from testbed.bs.target import Target, describe
+from testbed.bs.engines.target import Target, describe
 from testbed.errors import ModelError
 from testbed.models.bundle import bundled
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from testbed.bundled_files import find
 from testbed.channel.cost import Overheads, Sizes, id_bits
 from testbed.channel.csi import FEATURES
 from testbed.config import Config, load
 from testbed.errors import BadInput
 from testbed.optim.inference_cost import forward_flops
-from testbed.shelf import find
 
 
 class Work(NamedTuple):

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
+from testbed.bundled_files import find
 from testbed.channel.csi import Csi
 from testbed.channel.trace import read_trace
 from testbed.clock import Clock
 from testbed.errors import BadInput
-from testbed.shelf import find
 from testbed.ue.channel_state import ChannelState, Given, Measured, Replayed, Unknown
 from testbed.ue.client import Client
 

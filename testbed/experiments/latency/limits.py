@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from testbed.errors import BadInput
 from testbed.experiments.results.latency import column_of, read_points
-from testbed.optim.serving_fit import Fit, fit
-from testbed.optim.serving_model import Array
-from testbed.optim.serving_points import Points
+from testbed.optim.serving.fit import Fit, fit
+from testbed.optim.serving.model import Array
+from testbed.optim.serving.points import Points
 
 STATISTICS = ("latency_s", "latency_p95_s", "latency_p99_s")
 EDGES = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, np.inf)

@@ -38,8 +38,8 @@ from testbed.experiments.runs.prepare import Work, prepare
 from testbed.files import whole_file
 from testbed.models.bundle import bundled
 from testbed.ue.client import Client
-from testbed.ue.drafting import Drafter
-from testbed.ue.replay import ReplayDrafter
+from testbed.ue.drafters.base import Drafter
+from testbed.ue.drafters.controlled import ReplayDrafter
 
 COLUMNS = (
     "rps", "latency_s", "alpha", "k", "prefill", "decode", "latency_p95_s", "latency_p99_s", "requests", "batch_size",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from testbed.config import Config
 from testbed.errors import BadInput
-from testbed.ue.window import FixedWindow
+from testbed.ue.windows.rules import FixedWindow
 
 LEAST = {"rates": 1, "requests": 5, "repeats": 1, "at_once": 2, "max_tokens": 1, "prefill": 1}
 

@@ -21,12 +21,12 @@ from testbed.errors import BadInput
 from testbed.experiments.runs.prepare import Prompt
 from testbed.protocols import protocol
 from testbed.ue.client import Client
-from testbed.ue.drafting import Drafter
+from testbed.ue.drafters.base import Drafter
 from testbed.ue.pace import Pace
 from testbed.ue.records import RequestRecord
-from testbed.ue.remote import decode_remotely
 from testbed.ue.session import Session
-from testbed.ue.window import FixedWindow
+from testbed.ue.target_only import decode_remotely
+from testbed.ue.windows.rules import FixedWindow
 
 GROWTH = 1.5
 """Requests that came last took this many times as long as those in the middle: they pile up."""

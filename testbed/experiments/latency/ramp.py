@@ -16,18 +16,18 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from testbed.bs.windows import window_config
+from testbed.bs.scheduling.window_hints import window_config
 from testbed.clock import Clock
 from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.protocols import protocol
 from testbed.ue.client import Client
-from testbed.ue.drafting import Drafter
+from testbed.ue.drafters.base import Drafter
 from testbed.ue.pace import Pace
 from testbed.ue.records import RequestRecord
-from testbed.ue.remote import decode_remotely
 from testbed.ue.session import Session
-from testbed.ue.window import FixedWindow, Hinted, WindowPolicy
+from testbed.ue.target_only import decode_remotely
+from testbed.ue.windows.rules import FixedWindow, Hinted, WindowPolicy
 
 HINTS = "hinted"
 """Name of the policy that goes by the BS's hints; the others are named by their window."""

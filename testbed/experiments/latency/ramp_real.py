@@ -28,8 +28,8 @@ from testbed.experiments.latency.station import late_share, outputs_of, with_sta
 from testbed.experiments.runs.prepare import Work, prepare
 from testbed.models.bundle import bundled
 from testbed.ue.client import Client
+from testbed.ue.drafters.controlled import ReplayDrafter
 from testbed.ue.pace import Steady
-from testbed.ue.replay import ReplayDrafter
 
 AT_ONCE = 32
 """Requests under way where throughput is measured."""

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from testbed.bs.desk import Desk, Offer
-from testbed.bs.judge import StrictJudge
-from testbed.bs.scheduler import Fcfs
+from testbed.bs.intake import Desk, Offer
+from testbed.bs.judging.base import StrictJudge
+from testbed.bs.scheduling.base import Fcfs
+from testbed.bs.scheduling.window_hints import window_config
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
-from testbed.bs.windows import window_config
 from testbed.channel.virtual import VirtualServerLink
 from testbed.errors import BadInput
 from testbed.experiments.capacity.bs import Patient, PrefixCache, RoundDelay, TrafficRunner
@@ -35,7 +35,7 @@ from testbed.experiments.latency.ramp import (
 )  # fmt: skip
 from testbed.experiments.runs.virtual import ProfilePace, hinting
 from testbed.ue.client import Client
-from testbed.ue.replay import ReplayDrafter
+from testbed.ue.drafters.controlled import ReplayDrafter
 from testbed.virtual_time import VirtualClock, run_virtually
 
 TIMEOUT_S = 1e6

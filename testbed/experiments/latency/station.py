@@ -19,9 +19,9 @@ from testbed.experiments.runs.prepare import Prompt, Work
 from testbed.experiments.runs.processes import base_station
 from testbed.files import whole_file
 from testbed.ue.client import Client
-from testbed.ue.drafting import Drafter
+from testbed.ue.drafters.base import Drafter
+from testbed.ue.drafters.controlled import ReplayDrafter
 from testbed.ue.pace import Steady
-from testbed.ue.replay import ReplayDrafter
 from testbed.ue.session import REAL_TIME
 
 CLIENTS = 16

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from testbed.bs.estimator import Coefficients
-from testbed.bs.estimator_fit import Sample, design, regime
+from testbed.bs.scheduling.estimator_fit import Sample, design, regime
 from testbed.errors import BadInput
+from testbed.optim.pass_time import Coefficients
 
 MARKS = {"compute": ("o", "#0072b2"), "memory": ("^", "#d55e00"), "mixed": ("s", "#009e73")}
 """By regime: shapes that differ without their colours."""

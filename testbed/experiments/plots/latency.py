@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from testbed.experiments.plots.style import Figure, canvas, legend, looks, save_figure
-from testbed.optim.serving_fit import Fit
-from testbed.optim.serving_model import Array, collapse, collapsed
-from testbed.optim.serving_points import SETTING, Points
+from testbed.optim.serving.fit import Fit
+from testbed.optim.serving.model import Array, collapse, collapsed
+from testbed.optim.serving.points import SETTING, Points
 
 LARGEST_X = 0.98
 """Where curves end."""

@@ -10,10 +10,10 @@ import numpy as np
 
 from testbed.errors import BadInput
 from testbed.experiments.plots.style import canvas, legend, looks, save_figure
-from testbed.optim.serving_fit import Fit
-from testbed.optim.serving_lengths import Lengths, length, r_squared
-from testbed.optim.serving_model import Array
-from testbed.optim.serving_points import names
+from testbed.optim.serving.fit import Fit
+from testbed.optim.serving.lengths import Lengths, length, r_squared
+from testbed.optim.serving.model import Array
+from testbed.optim.serving.points import names
 
 
 class Line(NamedTuple):

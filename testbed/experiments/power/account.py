@@ -16,7 +16,7 @@ from testbed.experiments.results.directory import read_summary, round_row, write
 from testbed.experiments.results.energy import energy_columns, measured
 from testbed.experiments.results.files import read_requests, read_rounds, write_round_rows
 from testbed.power.files import read_samples, write_parquet
-from testbed.power.samples import Samples
+from testbed.power.series import Samples
 from testbed.ue.records import RequestRecord, RoundRecord
 
 Key = tuple[str, int]

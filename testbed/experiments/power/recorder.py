@@ -24,7 +24,7 @@ from testbed.power.accounting import mean_w
 from testbed.power.files import Log, read_samples, write_parquet
 from testbed.power.reading import PowerSource, Reading
 from testbed.power.sampler import Sampler
-from testbed.power.samples import Samples
+from testbed.power.series import Samples
 from testbed.power.sources import AUTO, NONE, UE, check_source, open_source
 from testbed.ue.run import Outcome
 

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from testbed.bs.engine import VerifyEngine, VerifyRequest
+from testbed.bs.engines.base import VerifyEngine, VerifyRequest
 from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.predictor.traces import TraceMeta, Traces, TraceStore
 from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import bundled
-from testbed.ue.drafting import Drafter, DraftSequence, DraftToken
-from testbed.ue.predictor import FEATURES, features
-from testbed.ue.window import FixedWindow
+from testbed.ue.drafters.base import Drafter, DraftSequence, DraftToken
+from testbed.ue.windows.predictor import FEATURES, features
+from testbed.ue.windows.rules import FixedWindow
 
 CHUNK = 25
 """Prompts of a chunk: what an interruption costs at most."""
@@ -56,7 +56,7 @@ def collect(config: CollectConfig, out: Path, told: Progress) -> TraceStore:
         raise BadInput("prompts and max-tokens must be at least 1, and first not negative")
     if config.drafter and not config.model:
         raise BadInput("a drafter of your own needs its target: give --model too")
-    from testbed.bs.target import find
+    from testbed.bs.engines.target import find
 
     target = find(config.model or str(bundled().require("target")))
     drafter = Path(config.drafter) if config.drafter else bundled().require("drafter")
@@ -101,9 +101,9 @@ def with_models(
     told: Progress,
 ) -> None:
     """Load the pair and collect the chunks `todo`."""
-    from testbed.bs.engines import leave_a_core, load_engine
-    from testbed.bs.target import describe
-    from testbed.ue.drafter import LlamaDrafter
+    from testbed.bs.engines.registry import leave_a_core, load_engine
+    from testbed.bs.engines.target import describe
+    from testbed.ue.llama.drafter import LlamaDrafter
     from testbed.ue.prompts import Prompter
 
     prompter = Prompter(paths[1])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from testbed.errors import BadInput
 from testbed.experiments.predictor.scores import fpr_at_recall, scores_of
 from testbed.experiments.predictor.traces import TraceMeta, Traces
-from testbed.ue.predictor import FEATURES, RejectionPredictor
+from testbed.ue.windows.predictor import FEATURES, RejectionPredictor
 
 CALLS = 1000
 """Of each predictor, timed one by one (Appendix B)."""

@@ -1,4 +1,4 @@
-"""Trained models as the plain arrays that `testbed.ue.predictor` computes with."""
+"""Trained models as the plain arrays that `testbed.ue.windows.predictor` computes with."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import numpy as np
 from testbed.errors import BadInput
 from testbed.experiments.predictor.traces import Traces
 from testbed.experiments.results.directory import write_text
-from testbed.ue.predictor import FEATURES
+from testbed.ue.windows.predictor import FEATURES
 
 DRAFT_TPS = 50.0
 """Drafting speed of the paper's Fig. 1."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from testbed.experiments.predictor.export import Arrays, forest_arrays, lightgbm_arrays, mlp_arrays, xgboost_arrays
 from testbed.experiments.predictor.traces import Traces
-from testbed.ue.predictor import FEATURES, MOST_LEAVES
+from testbed.ue.windows.predictor import FEATURES, MOST_LEAVES
 
 Space = dict[str, list[Any]]
 Fitted = tuple[str, Arrays]

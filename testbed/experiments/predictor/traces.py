@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import BadInput
-from testbed.ue.predictor import FEATURES
+from testbed.ue.windows.predictor import FEATURES
 
 META = "meta.json"
 
@@ -49,7 +49,7 @@ class Traces:
     round: NDArray[np.int32]
     """[n] number of the round within its prompt, from 0."""
     features: NDArray[np.float32]
-    """[n, 5], see `testbed.ue.predictor.FEATURES`."""
+    """[n, 5], see `testbed.ue.windows.predictor.FEATURES`."""
     accepted: NDArray[np.uint8]
     """[n] 1: the verifier kept it; 0: it was the round's first rejection."""
     later_prompt: NDArray[np.int32]

@@ -15,7 +15,7 @@ from testbed.errors import BadInput
 from testbed.experiments.predictor.models import FAMILIES, SPACES, Fitted, draw
 from testbed.experiments.predictor.scores import fpr_at_recall, scores_of, threshold_for
 from testbed.experiments.predictor.traces import TraceMeta, Traces, TraceStore, split
-from testbed.ue.predictor import PredictorInfo, RejectionPredictor, load_predictor, save_predictor
+from testbed.ue.windows.predictor import PredictorInfo, RejectionPredictor, load_predictor, save_predictor
 
 Progress = Callable[[int, int, str], None]
 """Trials done, in all, and the family at work."""

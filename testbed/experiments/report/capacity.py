@@ -14,7 +14,7 @@ from testbed.experiments.plots import latency as latency_plots
 from testbed.experiments.plots.style import Figure
 from testbed.experiments.report.data import Shown
 from testbed.experiments.results.latency import read_points
-from testbed.optim.serving_fit import fit
+from testbed.optim.serving.fit import fit
 
 POINTS_FILE, PLANE_FILE, VIOLATIONS_FILE = "points.csv", "fig8.csv", "fig7.csv"
 

@@ -15,7 +15,7 @@ from testbed.experiments.report.data import Row, Shown
 from testbed.experiments.report.figures import MOST_BARS, row_names
 from testbed.experiments.results.energy import PARTS
 from testbed.power.files import read_samples
-from testbed.power.samples import Samples
+from testbed.power.series import Samples
 
 COLOURS = {"draft_j": PART_COLOURS[0], "link_j": PART_COLOURS[1], "wait_j": PART_COLOURS[3], "other_j": PART_COLOURS[5]}
 LABELS = {"draft_j": "draft", "link_j": "waiting, link", "wait_j": "waiting, BS", "other_j": "other"}

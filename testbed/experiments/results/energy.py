@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from testbed.power.accounting import Spans, account, heat
-from testbed.power.samples import Samples
+from testbed.power.series import Samples
 from testbed.protocols import TARGET_ONLY
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.run import COLOCATED

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from testbed.errors import BadInput
-from testbed.optim.serving_model import Array
-from testbed.optim.serving_points import NEEDED, SETTING, Points
+from testbed.optim.serving.model import Array
+from testbed.optim.serving.points import NEEDED, SETTING, Points
 
 RULES: dict[str, tuple[Callable[[float], bool], str]] = {
     "rps": (lambda v: v >= 0, "0 or more, in requests a second"),

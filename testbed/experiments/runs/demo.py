@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from testbed.bs.engines import ENGINES
-from testbed.bs.judge import Judge
-from testbed.bs.judges import WITH_HEAD, judge_kind, make_judge
-from testbed.bs.target import find
+from testbed.bs.engines.registry import ENGINES
+from testbed.bs.engines.target import find
+from testbed.bs.judging.base import Judge
+from testbed.bs.judging.registry import WITH_HEAD, judge_kind, make_judge
 from testbed.channel.spec import ChannelSpec, parse_channel, tc_config
-from testbed.channel.tc_links import Namespaces
+from testbed.channel.tc.links import Namespaces
 from testbed.config import BFLOAT16_TIE, DemoConfig, RunConfig, resolved, save
 from testbed.errors import BadInput, GateError
 from testbed.experiments.inputs.datasets import load_dataset
@@ -38,7 +38,7 @@ from testbed.models.bundle import BUNDLED, bundled, head_directory
 from testbed.protocols.adaptive import RULES
 from testbed.protocols.quantise import check_bits
 from testbed.ue.run import check_method, sampling_for
-from testbed.ue.window import HINTED, check_window
+from testbed.ue.windows.rules import HINTED, check_window
 
 Say = Callable[[str], None]
 

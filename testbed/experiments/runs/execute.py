@@ -19,8 +19,8 @@ from testbed.experiments.runs.prepare import Work, policy_of
 from testbed.protocols import TARGET_ONLY
 from testbed.protocols.messages import Welcome
 from testbed.ue.dial import dial
-from testbed.ue.drafter import LlamaDrafter
-from testbed.ue.drafting import Drafter
+from testbed.ue.drafters.base import Drafter
+from testbed.ue.llama.drafter import LlamaDrafter
 from testbed.ue.pace import Pace
 from testbed.ue.records import RoundRecord
 from testbed.ue.run import Clients, Job, Outcome, Runner, Setting, sampling_for, schedule

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.bs.engine import VerifyEngine, VerifyRequest, VerifyResult
+from testbed.bs.engines.base import VerifyEngine, VerifyRequest, VerifyResult
 from testbed.errors import ModelError
-from testbed.ue.drafting import Choose, Drafter, DraftSequence, DraftToken
+from testbed.ue.drafters.base import Choose, Drafter, DraftSequence, DraftToken
 
 Key = bytes
 """Digest of a prefix."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from testbed.channel.guard import require_keys
+from testbed.channel.access import require_keys
 from testbed.channel.link import check_address
 from testbed.config import RunConfig
 from testbed.errors import BadInput
@@ -20,10 +20,10 @@ from testbed.models.bundle import bundled
 from testbed.protocols.adaptive import RULES
 from testbed.protocols.quantise import check_bits
 from testbed.ue.dial import check_silence, keys_for
-from testbed.ue.predictor import load_predictor
 from testbed.ue.prompts import Prompter
 from testbed.ue.run import check_method, check_speed, sampling_for
-from testbed.ue.window import WindowPolicy, check_rule, check_window, needs_predictor, window_policy
+from testbed.ue.windows.predictor import load_predictor
+from testbed.ue.windows.rules import WindowPolicy, check_rule, check_window, needs_predictor, window_policy
 
 
 class Prompt(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from testbed.errors import ModelError
-from testbed.ue.llama import MAX_BATCH, LlamaOptions
+from testbed.ue.llama.context import MAX_BATCH, LlamaOptions
 
 DRAFTED = 8
 """Tokens that are drafted after the prompt; memory does not grow with them."""
@@ -61,7 +61,7 @@ def resident_bytes(field: str = "VmRSS") -> int:
 def main(path: Path, options: LlamaOptions) -> Measured:
     """Load and draft in this process."""
     import testbed.experiments.runs.uerun  # noqa: F401  (what `testbed ue run` has in memory beside the model)
-    from testbed.ue.drafter import LlamaDrafter
+    from testbed.ue.llama.drafter import LlamaDrafter
 
     with contextlib.suppress(ImportError, OSError, RuntimeError):  # the drafter will say so
         import llama_cpp.llama_cpp  # noqa: F401

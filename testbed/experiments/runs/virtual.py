@@ -10,15 +10,15 @@ from pathlib import Path
 
 import msgspec
 
-from testbed.bs.desk import Desk, Offer
-from testbed.bs.engine import VerifyEngine, VerifyRequest, VerifyResult
-from testbed.bs.engines import leave_a_core, load_engine
-from testbed.bs.judge import Judge, StrictJudge
-from testbed.bs.scheduler import Fcfs
+from testbed.bs.engines.base import VerifyEngine, VerifyRequest, VerifyResult
+from testbed.bs.engines.registry import leave_a_core, load_engine
+from testbed.bs.engines.target import describe
+from testbed.bs.intake import Desk, Offer
+from testbed.bs.judging.base import Judge, StrictJudge
+from testbed.bs.scheduling.base import Fcfs
+from testbed.bs.scheduling.window_hints import Windows
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
-from testbed.bs.target import describe
-from testbed.bs.windows import Windows
 from testbed.channel.path import Direction, constant
 from testbed.channel.spec import ChannelSpec
 from testbed.channel.virtual import Sizer, VirtualServerLink, frame_bytes
@@ -30,13 +30,13 @@ from testbed.experiments.inputs.profile import Work as PassWork
 from testbed.experiments.runs.execute import Watch, decode_all, load_drafter, setting_of
 from testbed.experiments.runs.memo import MemoDrafter, MemoEngine
 from testbed.experiments.runs.prepare import Work
-from testbed.optim.window_controller import DEFAULT as WINDOWS
-from testbed.optim.window_controller import WindowConfig
+from testbed.optim.draft_window.controller import DEFAULT as WINDOWS
+from testbed.optim.draft_window.controller import WindowConfig
 from testbed.protocols.quantise import quantised
 from testbed.ue.client import Client
-from testbed.ue.drafting import Drafter
+from testbed.ue.drafters.base import Drafter
 from testbed.ue.run import Clients, Outcome
-from testbed.ue.window import HINTED
+from testbed.ue.windows.rules import HINTED
 from testbed.virtual_time import VirtualClock, run_virtually
 
 TIMEOUT_S = 3600.0

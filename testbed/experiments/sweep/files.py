@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from testbed import shelf
+from testbed import bundled_files
 from testbed.errors import BadInput
 
 CAPACITY = "capacity"
@@ -25,7 +25,7 @@ class SweepFile(NamedTuple):
 
 def sweep_files() -> list[SweepFile]:
     """All of them, by name; those of a folder below are named `folder/name`."""
-    folder = shelf.folder("sweeps")
+    folder = bundled_files.folder("sweeps")
     return [_described(path, folder) for path in sorted(folder.rglob("*.yaml"))]
 
 
@@ -35,9 +35,9 @@ def find_sweep(name: Path) -> Path:
     Raises:
         BadInput: neither, or one for another command; the message says which.
     """
-    if str(name).startswith(f"{CAPACITY}/") and (shelf.folder("sweeps") / f"{name}.yaml").is_file():
+    if str(name).startswith(f"{CAPACITY}/") and (bundled_files.folder("sweeps") / f"{name}.yaml").is_file():
         raise BadInput(f"{name} is a study of capacity: testbed capacity --config {name}")
-    return shelf.find("sweeps", str(name))
+    return bundled_files.find("sweeps", str(name))
 
 
 def _described(path: Path, folder: Path) -> SweepFile:

@@ -20,7 +20,7 @@ from testbed.experiments.inputs.profile import load_profile
 from testbed.experiments.runs.demo import check_demo, judging
 from testbed.experiments.runs.prepare import predictor_directory
 from testbed.models.bundle import head_directory
-from testbed.ue.window import FIXED
+from testbed.ue.windows.rules import FIXED
 
 RATE = "rate_mbps"
 """Grid key that sets both rates."""

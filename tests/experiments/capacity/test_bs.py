@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.bs.engine import VerifyRequest
-from testbed.bs.estimator import Coefficients
-from testbed.bs.estimator import Work as Share
+from testbed.bs.engines.base import VerifyRequest
 from testbed.experiments.capacity.bs import PrefixCache, Reservation, RoundDelay, TrafficRunner
 from testbed.experiments.capacity.systems import CapacityConfig
 from testbed.experiments.capacity.ue import LANGUAGE
 from testbed.experiments.inputs.profile import InteractionVerify
+from testbed.optim.pass_time import Coefficients
+from testbed.optim.pass_time import Work as Share
 from testbed.virtual_time import VirtualClock, run_virtually
 
 COST = InteractionVerify(a_s=3e-5, b_compute_s=3e-8, b_read_s=4e-6, c_s=0.015)

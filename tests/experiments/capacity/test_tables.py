@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.bs.estimator import Coefficients
 from testbed.experiments.capacity import tables as capacity_tables
 from testbed.experiments.capacity.systems import CapacityConfig
 from testbed.experiments.capacity.tables import acceptance_of, attributed, regimes, table_1, table_3, table_5
+from testbed.optim.pass_time import Coefficients
 
 
 @given(st.floats(0.01, 0.99), st.integers(1, 12))

@@ -15,8 +15,8 @@ from testbed.experiments.capacity.ue import (
     policy,
     predictor,
 )  # fmt: skip
-from testbed.ue.drafting import DraftToken
-from testbed.ue.window import WindowPolicy
+from testbed.ue.drafters.base import DraftToken
+from testbed.ue.windows.rules import WindowPolicy
 from testbed.virtual_time import VirtualClock, run_virtually
 
 WINDOWS = 20_000

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from testbed.cli.optim import app
+from testbed.cli.optim.group import app
 from testbed.config import load
 from testbed.errors import BadInput
 from testbed.experiments.edge.figures import FiguresConfig, Line, Panel, claim, load_figures, mean_interval, run_figures

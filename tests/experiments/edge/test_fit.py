@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from testbed.bs.engine import VerifyRequest, VerifyResult
-from testbed.bs.synthetic_engine import SyntheticEngine
-from testbed.cli.optim import app
+from testbed.bs.engines.base import VerifyRequest, VerifyResult
+from testbed.bs.engines.synthetic import SyntheticEngine
+from testbed.cli.optim.group import app
 from testbed.errors import BadInput, ModelError
 from testbed.experiments.edge.dimensions import of_directory, of_gguf
 from testbed.experiments.edge.fit import FitConfig, _VerifyBench, measure, read_cost, read_steps, report, write_steps

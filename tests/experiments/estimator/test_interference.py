@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from testbed.bs.estimator import Coefficients, Work
 from testbed.cli.estimator import app
 from testbed.errors import BadInput
 from testbed.experiments.estimator.interference import Interference, interference, plot
+from testbed.optim.pass_time import Coefficients, Work
 from tests.experiments.estimator.test_profile import Recorder
 
 TIMES = Coefficients(2e-4, 3e-8, 5e-6, 0.02)

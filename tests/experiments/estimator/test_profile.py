@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testbed.bs.engine import VerifyRequest, VerifyResult
-from testbed.bs.estimator import Coefficients, Work
-from testbed.bs.estimator_csv import read_samples
+from testbed.bs.engines.base import VerifyRequest, VerifyResult
+from testbed.bs.scheduling.estimator_csv import read_samples
 from testbed.errors import BadInput, TestbedError
 from testbed.experiments.estimator import profile as estimator_profile
 from testbed.experiments.estimator.profile import Bench, Measured, csv_lines, measure, plan, report
+from testbed.optim.pass_time import Coefficients, Work
 
 
 class Recorder:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from testbed.bundled_files import find, names
 from testbed.errors import BadInput, ConfigError
 from testbed.experiments.field.order import cells_of, williams
 from testbed.experiments.field.plan import (
@@ -22,7 +23,6 @@ from testbed.experiments.field.plan import (
     prompts_of,
     run_config,
 )
-from testbed.shelf import find, names
 from tests.support.refusals import refuse
 
 PLACES = (Place(name="near", distance_m=2.0), Place(name="far", distance_m=20.0))

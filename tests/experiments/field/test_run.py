@@ -14,7 +14,7 @@ import pytest
 
 from testbed.config import RunConfig
 from testbed.errors import BadInput, LinkError, LinkTimeout
-from testbed.experiments.field.device import Probe, Reach
+from testbed.experiments.field.devices.base import Probe, Reach
 from testbed.experiments.field.log import LOG, FieldLog, open_log, read_field
 from testbed.experiments.field.operator import SKIP, STOP, Answer, Nobody, Terminal
 from testbed.experiments.field.order import cells_of

@@ -19,9 +19,9 @@ from testbed.experiments.head.collect import check, quantisation
 from testbed.experiments.head.config import CollectConfig
 from testbed.experiments.head.label import label
 from testbed.experiments.head.walk import Walker
-from testbed.experiments.walks.answers import Task
-from testbed.experiments.walks.completions import Completer
-from testbed.experiments.walks.lockstep import Lockstep
+from testbed.experiments.lockstep.answers import Task
+from testbed.experiments.lockstep.completions import Completer
+from testbed.experiments.lockstep.walk import Lockstep
 from testbed.models.export import export_gguf
 from tests.support.refusals import refuse
 from tests.support.synthetic import ENDS, HIDDEN, VOCAB, drafter, engine, text_of

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.bs.engines import load_engine
+from testbed.bs.engines.registry import load_engine
 from testbed.experiments.head.walk import Episode, Walker, chunk_of, walk
-from testbed.experiments.walks.answers import Answers, Task
-from testbed.experiments.walks.completions import Completer
-from testbed.experiments.walks.lockstep import Lockstep
-from testbed.experiments.walks.scorers import Scorer
+from testbed.experiments.lockstep.answers import Answers, Task
+from testbed.experiments.lockstep.completions import Completer
+from testbed.experiments.lockstep.scorers import Scorer
+from testbed.experiments.lockstep.walk import Lockstep
 from testbed.synthetic import next_token, noise
-from testbed.ue.drafter import LlamaDrafter
+from testbed.ue.llama.drafter import LlamaDrafter
 from tests.support.models import TOKENS
 from tests.support.reference import Reference
 from tests.support.synthetic import ENDS, HIDDEN, VOCAB, drafter, engine, greedy, text_of

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from testbed.bs.estimator import Work as Seen
 from testbed.errors import BadInput
 from testbed.experiments.inputs.coefficients import coefficients, pass_coefficients
 from testbed.experiments.inputs.profile import InteractionVerify, LinearVerify, Work, load_profile
+from testbed.optim.pass_time import Work as Seen
 
 FOUND = {"a": 1e-4, "b_compute": 2e-9, "b_read": 3e-6, "c": 0.02, "r2": 0.99}
 

@@ -16,10 +16,10 @@ from testbed.protocols.base import HEADER_UP_BYTES
 from testbed.protocols.codec import PAD, decode_uplink, encode
 from testbed.protocols.messages import Draft
 from testbed.ue.client import Client
+from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
 from testbed.ue.session import Session
-from testbed.ue.synthetic import SyntheticDrafter
-from testbed.ue.window import FixedWindow
+from testbed.ue.windows.rules import FixedWindow
 from tests.support.refusals import refuse
 from tests.support.stations import VOCAB, station
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from testbed.bundled_files import names
 from testbed.channel.cost import round_cost
 from testbed.channel.csi import Csi
 from testbed.errors import BadInput
@@ -19,7 +20,6 @@ from testbed.experiments.inputs.profile import (
     load_profile,
 )
 from testbed.optim.inference_cost import forward_flops
-from testbed.shelf import names
 
 # WISV Table I: K, protocol, Mbit/s, latency in s, rounds
 TABLE = [

@@ -13,9 +13,9 @@ from testbed.experiments.latency.lengths import drawn
 from testbed.experiments.latency.limits import HOLDS, limits
 from testbed.experiments.plots.scaling import by_size, plot_lengths, plot_sizes
 from testbed.experiments.runs.prepare import Prompt, Work
-from testbed.optim.serving_fit import Fit
-from testbed.optim.serving_lengths import by_lengths
-from testbed.optim.serving_points import Points
+from testbed.optim.serving.fit import Fit
+from testbed.optim.serving.lengths import by_lengths
+from testbed.optim.serving.points import Points
 
 HEADER = "rps,latency_s,latency_p95_s,latency_p99_s,saturated"
 

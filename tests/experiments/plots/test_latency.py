@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from testbed.experiments.plots.latency import _costs_of, _groups
-from testbed.optim.serving_fit import fit
-from testbed.optim.serving_model import CycleCosts, collapse, collapsed, latency
-from testbed.optim.serving_points import Points
+from testbed.optim.serving.fit import fit
+from testbed.optim.serving.model import CycleCosts, collapse, collapsed, latency
+from testbed.optim.serving.points import Points
 
 COSTS = CycleCosts(0.3, 0.02, 0.002, 0.01, 4e-4, 8e-5)
 

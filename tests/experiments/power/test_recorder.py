@@ -22,7 +22,7 @@ from testbed.experiments.results import directory as results
 from testbed.experiments.results.files import read_rounds, write_requests, write_rounds
 from testbed.power.files import read_samples, write_parquet
 from testbed.power.replay import Replay
-from testbed.power.samples import Samples
+from testbed.power.series import Samples
 from testbed.ue.run import Outcome
 from tests.experiments.results.test_energy import ZERO_S, request, round_, steady
 from tests.support.refusals import refuse

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testbed.bs.synthetic_engine import SyntheticEngine
+from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.errors import BadInput
 from testbed.experiments.predictor.collect import LANES, CollectConfig, Walk, collect
 from testbed.experiments.predictor.traces import TraceMeta, Traces, TraceStore, joined, split
 from testbed.synthetic import next_token
-from testbed.ue.predictor import FEATURES
-from testbed.ue.synthetic import SyntheticDrafter
+from testbed.ue.drafters.synthetic import SyntheticDrafter
+from testbed.ue.windows.predictor import FEATURES
 from tests.support.predictors import made_traces
 
 VOCAB, WINDOW, TOKENS = 512, 5, 23

@@ -17,7 +17,7 @@ from testbed.experiments.predictor.figures import acceptance_table, correlation_
 from testbed.experiments.predictor.scores import calibration_error, fpr_at_recall, scores_of, threshold_for
 from testbed.experiments.predictor.traces import TraceMeta, TraceStore, split
 from testbed.experiments.predictor.train import TrainConfig, load_families, platt, train
-from testbed.ue.predictor import FEATURES, load_predictor, save_predictor
+from testbed.ue.windows.predictor import FEATURES, load_predictor, save_predictor
 from tests.support.predictors import made_traces, stump
 
 META = TraceMeta(

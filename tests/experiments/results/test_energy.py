@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from testbed.channel.spec import ChannelSpec
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile
 from testbed.experiments.results.energy import PARTS, energy_columns, measured
-from testbed.power.samples import Samples
+from testbed.power.series import Samples
 from testbed.ue.records import RequestRecord, RoundRecord
 from tests.support.virtual import decode, synthetic_models
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.bs.engine import VerifyRequest, VerifyResult
-from testbed.bs.synthetic_engine import SyntheticEngine
+from testbed.bs.engines.base import VerifyRequest, VerifyResult
+from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.errors import BadInput
 from testbed.experiments.runs.memo import MemoDrafter, MemoEngine
-from testbed.ue.synthetic import SyntheticDrafter
+from testbed.ue.drafters.synthetic import SyntheticDrafter
 
 VOCAB = 16
 ids = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from testbed.bs.head_judge import HeadJudge
+from testbed.bs.judging.head import HeadJudge
 from testbed.channel.cost import Sizes, id_bits, round_cost
 from testbed.channel.csi import Csi
 from testbed.channel.spec import ChannelSpec

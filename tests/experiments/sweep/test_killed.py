@@ -22,7 +22,7 @@ AHEAD = 1
 """Points that a process may finish beyond the one after which it is to be killed; then it waits for that."""
 SCRIPT = """
 import os, pathlib, random, signal, sys, time
-import llama_cpp, testbed.bs.transformers_engine, torch._dynamo, transformers.models.llama.modeling_llama  # once
+import llama_cpp, testbed.bs.engines.transformers, torch._dynamo, transformers.models.llama.modeling_llama  # once
 from testbed.experiments.sweep.grid import load_sweep, run_sweep
 
 config, out, kills, ahead = load_sweep(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2]), *map(int, sys.argv[3:])

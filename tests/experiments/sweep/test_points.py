@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed import shelf
+from testbed import bundled_files
 from testbed.cli.main import main
 from testbed.cli.sweep import time_left
 from testbed.config import DemoConfig
@@ -167,7 +167,7 @@ def test_every_sweep_that_comes_along_says_what_it_is_for() -> None:
 
 
 def test_a_sweep_is_found_by_name_or_as_a_file(tmp_path: Path) -> None:
-    assert find_sweep(Path("windows")) == shelf.folder("sweeps") / "windows.yaml"
+    assert find_sweep(Path("windows")) == bundled_files.folder("sweeps") / "windows.yaml"
     own = tmp_path / "own.yaml"
     own.write_text("{}")
     assert find_sweep(own) == own

@@ -17,11 +17,11 @@ from testbed.clock import WallClock
 from testbed.protocols import PROTOCOLS, TARGET_ONLY, protocol
 from testbed.protocols.sampling import Sampling
 from testbed.ue.client import Client
+from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.pace import Steady
-from testbed.ue.remote import decode_remotely
 from testbed.ue.session import Session
-from testbed.ue.synthetic import SyntheticDrafter
-from testbed.ue.window import FixedWindow
+from testbed.ue.target_only import decode_remotely
+from testbed.ue.windows.rules import FixedWindow
 from tests.support.soak.plan import TIMEOUT_S, VOCAB, Job, Plan
 from tests.support.soak.seen import Seen
 

@@ -1,0 +1,85 @@
+"""A target without a model: what it says is a pure function of the prefix, at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.bs.engines.base import VerifyRequest, VerifyResult
+from testbed.bs.engines.checks import check_batch, prompt_of
+from testbed.errors import BadInput
+from testbed.synthetic import MIN_VOCAB, Peaked, next_token, noise, runner_up, uniform
+
+
+class SyntheticEngine:
+    """Implements `VerifyEngine` on `testbed.synthetic`'s language."""
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        vocab_size: int = 512,
+        hidden_size: int = 64,
+        max_model_len: int = 4096,
+        max_batch_tokens: int = 8192,
+        seed: int = 0,
+    ) -> None:
+        """Set up the engine.
+
+        Args:
+            model: the name it goes by; None: synthetic.
+            vocab_size: tokens of the language.
+            hidden_size: dimensions of its hidden states, which are noise.
+            max_model_len: positions of a sequence.
+            max_batch_tokens: new tokens of one pass, as a scheduler should see them.
+            seed: the language; the synthetic drafter takes it as `target_seed`.
+
+        Raises:
+            BadInput: fewer than `MIN_VOCAB` tokens.
+        """
+        if vocab_size < MIN_VOCAB:
+            raise BadInput(f"a synthetic vocabulary needs {MIN_VOCAB} tokens or more, got {vocab_size}")
+        self.model_name = "synthetic" if model is None else str(model)
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.max_positions = max_model_len
+        self.max_batch_tokens = max_batch_tokens
+        self.block_size, self.kv_tokens = 1, None
+        self.seed = seed
+
+    def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
+        """See `VerifyEngine.verify`."""
+        check_batch(batch, self.vocab_size, self.max_positions)
+        return [self._verify_one(request) for request in batch]
+
+    def _verify_one(self, request: VerifyRequest) -> VerifyResult:
+        prompt = prompt_of(request)
+        prefixes = [prompt[:end] for end in range(len(request.prefix), len(prompt) + 1)]
+        shapes = [self._shape(prefix) for prefix in prefixes]
+        hidden = [noise(prefix, self.seed, "hidden", self.hidden_size) for prefix in prefixes if request.hidden]
+        gaps = [shape.gap(token) for shape, token in zip(shapes, request.draft.tolist(), strict=False)]
+        return VerifyResult(
+            argmax=np.array([shape.best for shape in shapes], dtype=np.int32),
+            margin=np.array([shape.logit_margin for shape in shapes], dtype=np.float32),
+            draft_gap=np.array(gaps, dtype=np.float32),
+            hidden=np.stack(hidden) if request.hidden else None,
+            logprobs=np.log(np.stack([shape.probs() for shape in shapes])) if request.logprobs else None,
+        )
+
+    def _shape(self, prefix: NDArray[np.int32]) -> Peaked:
+        """What the target thinks after a prefix."""
+        return Peaked(
+            best=next_token(prefix, self.vocab_size, self.seed),
+            second=runner_up(prefix, self.vocab_size, self.seed),
+            vocab=self.vocab_size,
+            sharpness=uniform(prefix, self.seed, "target"),
+        )
+
+    def release(self, session: str) -> None:
+        """Sessions leave nothing behind."""
+
+    def close(self) -> None:
+        """Nothing to free."""

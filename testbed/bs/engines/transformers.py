@@ -1,0 +1,139 @@
+"""Verification on transformers: the reference. One pass per request, its own KV cache per session."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from testbed.bs.engines.base import VerifyRequest, VerifyResult
+from testbed.bs.engines.checks import check_batch, prompt_of
+from testbed.bs.engines.model_files import check_files
+from testbed.errors import EngineError
+
+
+@dataclass(slots=True)
+class _Session:
+    """Ids whose keys and values a cache holds."""
+
+    ids: NDArray[np.int32]
+    cache: DynamicCache
+
+
+class TransformersEngine:
+    """Implements `VerifyEngine`; the least recently used sessions' caches are dropped beyond `max_sessions`.
+
+    Args:
+        model: directory of a Hugging Face model, or its id.
+        dtype: float32 or bfloat16.
+        vocab_size: real tokens; rows of the head beyond them are never chosen. None: all rows.
+        max_model_len: positions of a sequence; None: what the model was made for.
+        max_batch_tokens: new tokens of one pass, as a scheduler should see them.
+        max_sessions: sessions whose keys and values are kept.
+        device: as torch names it; None: a GPU if there is one.
+
+    Raises:
+        ModelError: the model's files cannot be used: see `check_files`.
+        BadInput: arguments that do not hold together.
+        EngineError: transformers could not load the model.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        dtype: str = "float32",
+        vocab_size: int | None = None,
+        max_model_len: int | None = None,
+        max_batch_tokens: int = 8192,
+        max_sessions: int = 64,
+        device: str | None = None,
+    ) -> None:
+        target = check_files(model, dtype=dtype, vocab_size=vocab_size, max_model_len=max_model_len)
+        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        try:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                target.directory,
+                dtype=getattr(torch, dtype),
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+            )
+            self._model: Any = loaded.to(self._device).eval()
+        except Exception as exc:
+            raise EngineError(f"transformers could not load {target.name}: {exc}") from exc
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._max_sessions = max_sessions
+        self.model_name = target.name
+        self.vocab_size = target.vocab_size
+        self.hidden_size = target.hidden_size
+        self.max_positions = target.max_positions
+        self.max_batch_tokens = max_batch_tokens
+        self.block_size, self.kv_tokens = 1, None
+
+    def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
+        """See `VerifyEngine.verify`."""
+        if self._model is None:
+            raise EngineError("the engine is closed")
+        check_batch(batch, self.vocab_size, self.max_positions)
+        return [self._verify_one(request) for request in batch]
+
+    def _verify_one(self, request: VerifyRequest) -> VerifyResult:
+        prompt = prompt_of(request)
+        session = self._sessions.pop(request.session, None) or _Session(prompt[:0], DynamicCache())
+        try:
+            with torch.inference_mode():
+                hidden, cached = self._forward(session, prompt, len(request.prefix) - 1)
+                result = self._judge(hidden, request, cached)
+        except Exception as exc:
+            raise EngineError(f"transformers failed on session {request.session}: {exc}") from exc
+        self._sessions[request.session] = _Session(prompt, session.cache)
+        if len(self._sessions) > self._max_sessions:
+            self._sessions.popitem(last=False)
+        return result
+
+    def _forward(self, session: _Session, prompt: NDArray[np.int32], first: int) -> tuple[Tensor, int]:
+        """Final-layer states [K+1, hidden_size] at the positions from `first` on, and how many leading positions the
+        session's cache had; extends it.
+
+        The cache is rolled back to what it shares with the prompt, and at least to before `first`.
+        """
+        shared = min(len(session.ids), len(prompt), first)
+        differing = np.flatnonzero(session.ids[:shared] != prompt[:shared])
+        kept = int(differing[0]) if len(differing) else shared
+        if kept < len(session.ids):
+            session.cache.crop(kept - len(session.ids))
+        ids = torch.from_numpy(prompt[kept:].astype(np.int64))[None].to(self._device)
+        states: Tensor = self._model.base_model(ids, past_key_values=session.cache, use_cache=True).last_hidden_state
+        return states[0, first - kept :], kept
+
+    def _judge(self, hidden: Tensor, request: VerifyRequest, cached: int) -> VerifyResult:
+        logits: Tensor = self._model.get_output_embeddings()(hidden)[:, : self.vocab_size].float()
+        best, second = logits.topk(2, dim=-1).values.unbind(-1)
+        drafted = torch.from_numpy(request.draft.astype(np.int64)).to(logits.device)
+        faced = logits[:-1].gather(-1, drafted[:, None])[:, 0]
+        return VerifyResult(
+            argmax=logits.argmax(-1).to(torch.int32).cpu().numpy(),
+            margin=(best - second).cpu().numpy(),
+            draft_gap=(best[:-1] - faced).cpu().numpy(),
+            hidden=hidden.float().cpu().numpy() if request.hidden else None,
+            logprobs=logits.log_softmax(-1).cpu().numpy() if request.logprobs else None,
+            cached=cached,
+        )
+
+    def release(self, session: str) -> None:
+        """Forget a session; an unknown one is no error."""
+        self._sessions.pop(session, None)
+
+    def close(self) -> None:
+        """Free the model."""
+        self._sessions.clear()
+        self._model = None

@@ -1,0 +1,45 @@
+"""What a vLLM pass reads for one request, and what it must read again where the prefix cache served too much."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from testbed.bs.engines.base import VerifyRequest
+from testbed.bs.engines.checks import prompt_of
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Ids to read, and what to say about the last of their positions."""
+
+    ids: list[int]
+    facing: list[int]
+    """Drafted token that each of the last positions faces; 0 stands in at the bonus position, which faces none."""
+    hidden: bool = False
+    logprobs: bool = False
+
+    @classmethod
+    def of(cls, request: VerifyRequest) -> Prompt:
+        """Committed prefix and drafted tokens; a row for every position from the prefix's last token on."""
+        return cls(prompt_of(request).tolist(), [*request.draft.tolist(), 0], request.hidden, request.logprobs)
+
+    @property
+    def rows(self) -> int:
+        """Positions to say something about: K+1 for K drafted tokens."""
+        return len(self.facing)
+
+    def cuts(self, missing: int, block_size: int) -> list[Prompt]:
+        """Prompts that bring back the first `missing` rows, in order: one per block that holds some of them.
+
+        vLLM never takes the block of a prompt's last position from the cache, so this prompt, cut at the end of each
+        block in question, has its rows computed, and reads what precedes the block from the cache.
+        """
+        first = len(self.ids) - self.rows
+        end = first + missing
+        cuts: list[Prompt] = []
+        while end > first:
+            start = max(first, (end - 1) // block_size * block_size)
+            facing = self.facing[start - first : end - first]
+            cuts.insert(0, Prompt(self.ids[:end], facing, self.hidden, self.logprobs))
+            end = start
+        return cuts

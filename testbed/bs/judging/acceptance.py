@@ -1,0 +1,69 @@
+"""What stays of a round: by the judge, or by the draws of sessions that sample."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from testbed.bs.judging.base import Candidates, Judge
+from testbed.bs.judging.distributions import drawn
+from testbed.bs.sessions import Round, Session
+from testbed.protocols.base import expect_names, hidden_names, read_hidden
+from testbed.protocols.codec import AnyArray
+from testbed.protocols.sampling import Kept
+
+
+class Keeper:
+    """Asks the judge about the candidates of all rounds of a pass at once."""
+
+    def __init__(self, judge: Judge, vocab_size: int) -> None:
+        self._judge, self._vocab_size = judge, vocab_size
+
+    def keep(self, ready: list[tuple[Session, Round]]) -> list[Kept]:
+        """What stays of each round, and the token that follows."""
+        judged = [i for i, (s, r) in enumerate(ready) if s.protocol and s.protocol.judged and r.candidates()]
+        asked = [self._candidates(*ready[i]) for i in judged]
+        keeps = dict(zip(judged, self._judge.judge(asked), strict=True)) if asked else {}
+        found = []
+        for i, (session, round_) in enumerate(ready):
+            if session.drawn:
+                found.append(drawn(session, round_, self._vocab_size))
+                continue
+            assert round_.result is not None
+            positions = round_.candidates()
+            keep = keeps.get(i, np.zeros(len(positions), np.bool_))
+            stays = next((p for p, kept in zip(positions, keep, strict=True) if not kept), len(round_.window.ids))
+            found.append(Kept(stays, int(round_.result.argmax[stays])))
+        return found
+
+    def by_hidden(self, session: Session) -> bool:
+        """Whether its mismatches are judged by hidden states."""
+        judged = session.protocol is not None and session.protocol.judged
+        return judged and self._judge.needs_hidden(session.threshold)
+
+    def _candidates(self, session: Session, round_: Round) -> Candidates:
+        rows = round_.candidates()
+        result, hidden = round_.result, round_.window.hidden
+        assert result is not None and hidden is not None
+        return Candidates(
+            draft_ids=round_.window.ids[rows],
+            target_ids=result.argmax[rows],
+            drafter_hidden=hidden[rows],
+            target_hidden=None if result.hidden is None else result.hidden[rows],
+            csi=round_.csi,
+            threshold=session.threshold,
+            session=session.key,
+        )
+
+
+def shown(session: Session, round_: Round, arrays: dict[str, AnyArray]) -> None:
+    """Take the hidden states of a round's candidates that its UE was asked for.
+
+    Raises:
+        ProtocolError: other arrays, or arrays that are not what was asked for.
+    """
+    expect_names(arrays, *hidden_names(session.hidden_bits))
+    rows = round_.candidates()
+    states = read_hidden(arrays, len(rows), session.drafter_hidden, session.hidden_bits)
+    hidden = np.zeros((len(round_.window.ids), session.drafter_hidden), states.dtype)
+    hidden[rows] = states
+    round_.window = round_.window._replace(hidden=hidden)

@@ -1,0 +1,46 @@
+"""Sessions whose tokens are drawn: from the engine's distributions, warped as a session asks, to what is kept."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from testbed.bs.engines.base import VerifyResult
+from testbed.bs.sessions import Round, Session
+from testbed.errors import EngineError
+from testbed.protocols.sampling import Draws, Kept, Probs, Sampling, draw, one_hot, warp
+
+
+def check_distributions(results: Sequence[VerifyResult]) -> None:
+    """Refuse distributions that are none.
+
+    Raises:
+        EngineError: a log-probability is NaN.
+    """
+    for result in results:
+        if result.logprobs is not None and np.isnan(result.logprobs).any():
+            raise EngineError("the target's probabilities are not numbers")
+
+
+def drawn(session: Session, round_: Round, vocab_size: int) -> Kept:
+    """What stays of a round and what follows; without drafts, the next token."""
+    assert round_.result is not None
+    target = _target(round_.result, session.sampling, vocab_size)
+    draws = Draws(session.seed, round_.number)
+    if session.protocol is None or not len(round_.window.ids):
+        return Kept(0, draw(target(0), draws.replace(0)))
+    return session.protocol.keep(round_.window, target, draws)
+
+
+def _target(result: VerifyResult, sampling: Sampling, vocab_size: int) -> Callable[[int], Probs]:
+    """The target's distribution at a position; without temperature it is the argmax that other protocols see."""
+
+    @functools.cache
+    def target(position: int) -> Probs:
+        if result.logprobs is None:
+            return one_hot(int(result.argmax[position]), vocab_size)
+        return warp(result.logprobs[position], sampling)
+
+    return target

@@ -1,0 +1,209 @@
+"""The live view's web application: the page, its updates, and what Prometheus and orchestrators ask for.
+
+All that comes from a UE is untrusted, and so is every web site that the viewer's browser has open: see the guard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import importlib.resources
+import ipaddress
+import logging
+from typing import NamedTuple
+
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from testbed.bs.monitor.client import SERVING, Station
+from testbed.bs.monitor.feed import Crowded, Feed, Viewer
+from testbed.bs.monitor.prometheus import exposition
+
+LOG = logging.getLogger(__name__)
+STALL_S = 10.0
+"""How long one update may take to be written; a viewer that does not read so long is dropped."""
+PAGE = "page"
+STYLES = ("page.css",)
+SCRIPTS = ("stream.js", "charts.js", "table.js", "page.js")
+"""In the order in which they run."""
+SECRET = ("/events", "/metrics")
+"""What needs the token, where there is one."""
+HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+def make_app(station: Station, feed: Feed, token: str | None, host: str) -> ASGIApp:
+    """The application.
+
+    Args:
+        token: what clients must say; None: nothing.
+        host: that it listens on, as it was given.
+    """
+    page = read_page()
+
+    async def show(_: Request) -> Response:
+        return HTMLResponse(page.html, headers={"content-security-policy": page.policy})
+
+    async def healthy(_: Request) -> Response:
+        stalled = station.state == SERVING and not await station.live() and station.state == SERVING
+        return PlainTextResponse("stalled\n" if stalled else "ok\n", 503 if stalled else 200)
+
+    async def ready(_: Request) -> Response:
+        answers = await station.live()
+        state = station.state if answers or station.state != SERVING else "the server does not answer"
+        return PlainTextResponse(f"{state}\n", 200 if answers else 503)
+
+    async def metrics(_: Request) -> Response:
+        counted = await station.count()
+        about = {} if station.serving is None else station.serving.about
+        if counted is None and station.state == SERVING:
+            return PlainTextResponse("the server does not answer\n", 503)
+        text = exposition(station.state, about, len(feed.viewers), counted)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    routes = {"/": show, "/healthz": healthy, "/readyz": ready, "/metrics": metrics}
+    app = Starlette(routes=[*(Route(path, answer) for path, answer in routes.items()), Route("/events", Events(feed))])
+    return Guard(app, token, host)
+
+
+class Events:
+    """ASGI application: updates as server-sent events, until either side has enough."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with self._feed.viewer() as viewer:
+                await _stream(viewer, receive, send)
+        except Crowded:
+            await PlainTextResponse("too many viewers\n", 503)(scope, receive, send)
+
+
+async def _stream(viewer: Viewer, receive: Receive, send: Send) -> None:
+    """Send what comes for a viewer; who leaves or does not read is given up."""
+    leaving = asyncio.ensure_future(_left(receive))
+    leaving.add_done_callback(lambda _: viewer.close())
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+    try:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        while (update := await viewer.next()) is not None:
+            body: Message = {"type": "http.response.body", "body": update, "more_body": True}
+            await asyncio.wait_for(send(body), STALL_S)
+        await asyncio.wait_for(send({"type": "http.response.body", "body": b""}), STALL_S)
+    except (OSError, asyncio.TimeoutError):
+        return
+    finally:
+        leaving.cancel()
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Guard:
+    """ASGI middleware that lets in whoever should be, and closes what is sent to all others.
+
+    - With a token, whoever does not say it gets neither updates nor metrics. It travels in a header, never in a cookie,
+      so that other sites that a browser has open cannot borrow it.
+    - Without one, only loopback is listened on. There a web site could have its own name resolved to 127.0.0.1 (DNS
+      rebinding) and read what its visitor's machine serves: so a name in `Host` must be one of this machine's.
+    - Requests that a browser sends for another site are refused, but for following a link to the page.
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None, host: str) -> None:
+        self._app, self._token = app, token
+        self._names = {"localhost", host.lower()} - {""}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        refusal = self._refusal(scope)
+
+        async def sealed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        try:
+            await (refusal or self._app)(scope, receive, sealed)
+        except Exception:
+            LOG.exception("the live view failed at %s", scope["path"])
+            raise
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        if self._token is None and not self._known(headers.get("host", "")):
+            return PlainTextResponse("no such host here: use localhost, or the address\n", 421)
+        if _foreign(headers):
+            return PlainTextResponse("not for other sites\n", 403)
+        if self._token is not None and scope["path"] in SECRET:
+            given = headers.get("authorization", "").encode()
+            if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+                return PlainTextResponse("wrong or missing token\n", 401, {"www-authenticate": "Bearer"})
+        return None
+
+    def _known(self, host: str) -> bool:
+        """Whether a `Host` names this machine: an address (a rebound name is none), or a name that it is known by."""
+        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        if name.lower() in self._names:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def _foreign(headers: Headers) -> bool:
+    """Whether a browser says that another site asks."""
+    if headers.get("sec-fetch-mode") == "navigate":
+        return False
+    origin = headers.get("origin")
+    own = origin is None or origin.partition("://")[2] == headers.get("host")
+    return not own or headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
+
+
+# ---------------------------------------------------------------- the page
+
+
+class Page(NamedTuple):
+    """The page as one file."""
+
+    html: str
+    policy: str
+    """Its content security policy: its own script and style and its own updates, nothing else from anywhere."""
+
+
+def read_page() -> Page:
+    """Put the page together from its parts in the package."""
+    folder = importlib.resources.files("testbed.bs.monitor") / PAGE
+    style = "".join((folder / name).read_text(encoding="utf-8") for name in STYLES)
+    parts = "".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    script = f'"use strict";\n{parts}'
+    html = (folder / "page.html").read_text(encoding="utf-8")
+    html = html.replace("<style></style>", f"<style>{style}</style>")
+    html = html.replace("<script></script>", f"<script>{script}</script>")
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return Page(html, policy)
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

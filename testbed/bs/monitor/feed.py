@@ -1,0 +1,216 @@
+"""What viewers of the live view are sent: how things stand, ten times a second, made once for all of them.
+
+Nothing is asked of the base station while nobody looks. JSON is made here, in the live view's own process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from testbed import __version__
+from testbed.bs.monitor import record_ring as notes
+from testbed.bs.monitor.client import SERVING, Station
+from testbed.bs.monitor.recent import RING
+from testbed.bs.monitor.wire import Serving
+from testbed.bs.observer import Look, PassNote, RoundNote, Row
+from testbed.protocols.detokeniser import Detokeniser
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+LOG = logging.getLogger(__name__)
+INTERVAL_S = 0.1
+"""Between updates."""
+QUIET_S = 1.0
+"""Between updates while the base station loads or closes."""
+SHARE = 0.01
+"""Of the base station's time that answers may take: where they take more, updates become fewer, not the rounds."""
+MOST_PAUSE_S = 2.0
+BEHIND = 50
+"""Updates that a viewer may be behind; one that is further is dropped."""
+MOST_VIEWERS = 16
+MOST_TEXTS = 1024
+"""Sessions whose text is pieced together at once; of more, the one seen longest ago loses what was held of it."""
+COLUMNS = {"rows": Row._fields, "rounds": RoundNote._fields, "passes": PassNote._fields}
+"""What the entries of the lists are, as the first update says."""
+
+
+class Crowded(Exception):
+    """As many viewers as there may be."""
+
+
+class Viewer:
+    """One who looks on: updates that wait to be sent to it."""
+
+    def __init__(self) -> None:
+        self.fresh = True
+        """Whether it has seen nothing yet."""
+        self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    def put(self, update: bytes) -> None:
+        """Have an update sent; who is too far behind is sent no more."""
+        if self._waiting.qsize() < BEHIND:
+            self._waiting.put_nowait(update)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Send no more, not even what waits."""
+        while not self._waiting.empty():
+            self._waiting.get_nowait()
+        self._waiting.put_nowait(None)
+
+    async def next(self) -> bytes | None:
+        """The next update; None: there are no more."""
+        return await self._waiting.get()
+
+
+class Feed:
+    """Makes the updates, while there are viewers."""
+
+    def __init__(self, station: Station) -> None:
+        self.viewers: set[Viewer] = set()
+        self._station = station
+        self._someone = asyncio.Event()
+        self._serving: Serving | None = None
+        self._rounds: deque[RoundNote] = deque(maxlen=RING)
+        self._passes: deque[PassNote] = deque(maxlen=RING)
+        self._texts = Texts(None)
+
+    @contextlib.contextmanager
+    def viewer(self) -> Iterator[Viewer]:
+        """A new viewer, for as long as it stays.
+
+        Raises:
+            Crowded: there are as many as there may be.
+        """
+        if len(self.viewers) >= MOST_VIEWERS:
+            raise Crowded
+        viewer = Viewer()
+        self.viewers.add(viewer)
+        self._someone.set()
+        try:
+            yield viewer
+        finally:
+            self.viewers.discard(viewer)
+            if not self.viewers:
+                self._someone.clear()
+
+    async def run(self) -> None:
+        """Make updates until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._someone.wait()
+            start_s = loop.time()
+            try:
+                await self.update()
+            except Exception:
+                LOG.exception("an update of the live view failed")
+            least_s = INTERVAL_S if self._station.state == SERVING else QUIET_S
+            least_s = max(least_s, min(self._station.cpu_s / SHARE, MOST_PAUSE_S))
+            await asyncio.sleep(least_s - (loop.time() - start_s))
+
+    def close(self) -> None:
+        """Let all viewers go."""
+        for viewer in self.viewers:
+            viewer.close()
+
+    async def update(self) -> None:
+        """Have every viewer sent how things stand."""
+        await self._meet(self._station.serving)
+        before = (self._rounds[-1].number if self._rounds else 0, self._passes[-1].number if self._passes else 0)
+        look = await self._station.look(*before)
+        if look is None:
+            self._send(self._about, self._about)
+            for viewer in self.viewers:
+                viewer.fresh = True
+            return
+        rounds, passes = [self._texts.spell(note) for note in notes.rounds(look)], notes.passes(look)
+        self._rounds += rounds
+        self._passes += passes
+        self._send(
+            lambda: _standing(look, rounds, passes),
+            lambda: {**self._about(), "columns": COLUMNS, **_standing(look, self._rounds, self._passes)},
+        )
+
+    async def _meet(self, serving: Serving | None) -> None:
+        """Forget what was of a base station that is another now."""
+        if serving is self._serving:
+            return
+        path = None if serving is None else serving.tokenizer
+        self._texts = Texts(None if path is None else await asyncio.to_thread(load_tokenizer, path))
+        self._serving = serving
+        self._rounds.clear()
+        self._passes.clear()
+        for viewer in self.viewers:
+            viewer.fresh = True
+
+    def _about(self) -> dict[str, Any]:
+        serving = self._serving
+        known = {} if serving is None else {**serving.about, "text": serving.text}
+        return {"about": {"state": self._station.state, "version": __version__, **known}}
+
+    def _send(self, news: Callable[[], dict[str, Any]], whole: Callable[[], dict[str, Any]]) -> None:
+        """The news, or, to those who have seen nothing yet, the whole; each is made once, where anybody needs it."""
+        made: dict[bool, bytes] = {}
+        for viewer in self.viewers:
+            if viewer.fresh not in made:
+                made[viewer.fresh] = event(whole() if viewer.fresh else news())
+            viewer.put(made[viewer.fresh])
+            viewer.fresh = False
+
+
+class Texts:
+    """The text of tokens that come one after another in many sessions.
+
+    Args:
+        tokenizer: None: ids stay ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._open: dict[int, Detokeniser] = {}
+
+    def spell(self, note: RoundNote) -> RoundNote:
+        """A note with the text that each token settles in the token's place; often it is empty."""
+        if self._tokenizer is None or not note.tokens:
+            return note
+        known = self._open.pop(note.session, None) or Detokeniser(self._tokenizer)
+        self._open[note.session] = known
+        if len(self._open) > MOST_TEXTS:
+            del self._open[next(iter(self._open))]
+        pieces: Sequence[Any] = [known.push(token) for token in note.tokens]
+        return note._replace(tokens=list(pieces))
+
+
+def load_tokenizer(path: str) -> Tokenizer | None:
+    """A target's tokenizer; None where its file is none, and ids are shown."""
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(path)
+    except Exception as exc:  # tokenizers raises nothing narrower
+        LOG.warning("%s holds no tokenizer, so that ids are shown: %s", path, exc)
+        return None
+
+
+def event(document: dict[str, Any]) -> bytes:
+    """A document as a server-sent event; numbers that are not finite become null."""
+    return b"data: " + msgspec.json.encode(document) + b"\n\n"
+
+
+def _standing(look: Look, rounds: Sequence[RoundNote], passes: Sequence[PassNote]) -> dict[str, Any]:
+    return {
+        "now_s": look.now_s,
+        "sessions": look.sessions,
+        "rows": look.rows,
+        "rounds": list(rounds),
+        "passes": list(passes),
+    }

@@ -1,0 +1,154 @@
+"""The live view of a base station process: a web server in a process of its own, which ends with this one.
+
+It listens before the engine is loaded, and asks the server's event loop only while somebody looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from testbed.bs.monitor.source import Source, answer_all
+from testbed.bs.monitor.wire import Closing, Setup, frame
+from testbed.clock import within
+from testbed.config import ServeConfig
+from testbed.errors import BadInput
+from testbed.interrupts import NUMBERS
+from testbed.listening import key_in, listening, url_of
+
+LOG = logging.getLogger(__name__)
+FLAG = "--monitor-token-file"
+WEB = "testbed.bs.monitor.web"
+NEEDS = ("prometheus_client", "starlette", "tokenizers", "uvicorn")
+UNREAD_MS = 15_000
+"""After which Linux cuts a connection whose client takes nothing of what is sent."""
+LAST_S = 1.0
+"""For the last word to the live view's process."""
+STOP_S = 10.0
+
+
+class Monitor:
+    """A live view that answers, whether or not the base station serves yet.
+
+    Args:
+        link: to its process; it is this object's to close.
+    """
+
+    def __init__(self, link: socket.socket, url: str) -> None:
+        self.url = url
+        self._link = link
+        self._answering: asyncio.Task[None] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def attach(self, source: Source) -> None:
+        """The base station serves from now on: questions are answered on the running event loop."""
+        reader, self._writer = await asyncio.open_connection(sock=self._link.dup())
+        self._writer.transport.set_write_buffer_limits(0)  # to drain is to have all written
+        self._writer.write(frame(source.serving))
+        self._answering = asyncio.create_task(answer_all(source, reader, self._writer))
+
+    async def detach(self) -> None:
+        """It serves no more; the live view is told so, and stands until `close`."""
+        if self._answering is None or self._writer is None:
+            return
+        self._answering.cancel()
+        await asyncio.gather(self._answering, return_exceptions=True)
+        with contextlib.suppress(ConnectionError, asyncio.TimeoutError):
+            self._writer.write(frame(Closing()))
+            await within(LAST_S, self._writer.drain())
+        self._writer.transport.abort()
+
+    def close(self) -> None:
+        """End the live view: its process sees that nobody is at the other end."""
+        self._link.close()
+
+
+def monitor_address(text: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`, `[IPv6]:PORT` or `PORT`; a port alone is on loopback.
+
+    Raises:
+        BadInput: neither.
+    """
+    host, colon, port = text.rpartition(":")
+    host = host.strip()
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise BadInput(f"{text}: write an IPv6 address in brackets, as in [::1]:9100")
+    if not port.isdecimal() or not port.isascii() or int(port) >= 2**16:
+        raise BadInput(f"monitor takes HOST:PORT or PORT, such as 127.0.0.1:9100, not {text!r}")
+    return (host if colon else "127.0.0.1"), int(port)
+
+
+def check_monitor(config: ServeConfig) -> None:
+    """Refuse options of a live view that there is not.
+
+    Raises:
+        BadInput: an address that is none, or the options of a live view without one.
+    """
+    if config.monitor is not None:
+        monitor_address(config.monitor)
+        return
+    for name, value in (("monitor-token-file", config.monitor_token_file), ("monitor-text", config.monitor_text)):
+        if value:
+            raise BadInput(f"--{name} goes with --monitor HOST:PORT")
+
+
+@contextlib.contextmanager
+def monitored(config: ServeConfig) -> Iterator[Monitor | None]:
+    """The live view that a configuration asks for, until the block ends; None where it asks for none.
+
+    Raises:
+        BadInput: an address or key that cannot be used, or a BS that is installed without a web server.
+    """
+    if config.monitor is None:
+        yield None
+        return
+    lacking = next((name for name in NEEDS if importlib.util.find_spec(name) is None), None)
+    if lacking is not None:
+        raise BadInput(f"the live view needs {lacking}: make setup EXTRAS=bs")
+    token = key_in(config.monitor_token_file)
+    host, port = monitor_address(config.monitor)
+    ours, theirs = socket.socketpair()
+    with contextlib.closing(ours), contextlib.closing(theirs):
+        with listening(host, port, guarded=token is not None, flag=FLAG) as listener:
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
+            process, monitor = _start(theirs, listener), Monitor(ours, url_of(listener))
+        theirs.close()
+        with contextlib.suppress(ConnectionError):  # it has died, which is noticed later
+            ours.sendall(frame(Setup(host, token)))
+        try:
+            yield monitor
+        finally:
+            monitor.close()
+            _end(process)
+
+
+def _start(link: socket.socket, listener: socket.socket) -> subprocess.Popen[bytes]:
+    """The live view's process, born with what would interrupt it blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", WEB, str(os.getpid()), str(link.fileno()), str(listener.fileno())],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(link.fileno(), listener.fileno()),
+        )  # fmt: skip
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """It ends by itself, or is made to."""
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

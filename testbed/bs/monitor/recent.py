@@ -1,0 +1,221 @@
+"""The recent past of a base station: rounds and passes in rings of bounded length, sums, and how sessions stand.
+
+A round or a pass is noted in constant time, as numbers in memory that is there; more is made of the notes only when
+somebody looks. All of it runs on the server's event loop, so that nothing here needs a lock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from testbed.bs.monitor.record_ring import PASS, ROUND, Ring, columns
+from testbed.bs.observer import Look, Row, Tally
+from testbed.bs.sessions import Round, Session, SessionTable
+from testbed.channel.csi import Csi
+from testbed.optim.pass_time import Work
+from testbed.protocols import TARGET_ONLY
+from testbed.protocols.messages import NO_HINT, Verdict
+
+RING = 1024
+"""Rounds that are remembered, and passes."""
+MOST_ROWS = 256
+"""Sessions that a look shows."""
+MOST_UES = 4096
+"""UEs that keep their number; of more, the one seen longest ago gets a new one."""
+BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper bounds of the classes of rounds' times at the BS."""
+COUNTS = ("drafted", "accepted", "committed", "judged")
+PARTS = ("draft", "link", "queue", "verify", "hidden", "judge")
+"""Of a round's time, in the order of `RoundNote`."""
+
+
+@dataclass(slots=True)
+class _Ue:
+    """One peer's number, and the places that its sessions hold."""
+
+    number: int
+    taken: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Track:
+    """What is remembered of a session beside its own fields."""
+
+    ue: _Ue
+    number: int
+    """Of the UE."""
+    place: int
+    session: int
+    shown: int
+    """Tokens of the session that notes have told of, or that it was opened with."""
+    told_s: float = math.nan
+    """When its last verdict was made."""
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    judged: int = 0
+    window: int = 0
+    hint: int = NO_HINT
+    csi: Csi | None = None
+
+
+class Recent:
+    """Implements `Observer`.
+
+    Args:
+        sessions: all that are served.
+        text: whether notes hold the tokens that were committed.
+    """
+
+    def __init__(self, sessions: SessionTable, *, text: bool = False) -> None:
+        self._sessions, self._text = sessions, text
+        self._rounds, self._passes = Ring(ROUND, RING), Ring(PASS, RING)
+        self._words: deque[tuple[list[int], str]] = deque(maxlen=RING)
+        self._session_count = self._ue_count = 0
+        self._tracks: dict[str, _Track] = {}
+        self._ues: OrderedDict[bytes, _Ue] = OrderedDict()
+        self._tallied = 0
+        """Rounds that are in the sums below."""
+        self._counts = np.zeros(len(COUNTS), np.int64)
+        self._seconds = np.zeros(len(PARTS) + 1)
+        self._times = np.zeros(len(BOUNDS_S) + 1, np.int64)
+
+    # ------------------------------------------------------------ notes
+
+    def round(self, session: Session, round_: Round, verdict: Verdict) -> None:
+        """Note a round."""
+        track = self._tracks.get(session.name) or self._begin(session)
+        drafted, accepted, bs_s = len(round_.window.ids), verdict.accepted, verdict.bs_s
+        committed = accepted + (verdict.token >= 0)
+        judged = verdict.kept if verdict.kept and session.protocol is not None and session.protocol.judged else 0
+        arrived_s, waited_s, draft_s = round_.arrived_s, round_.waited_s, round_.draft_s
+        end_s = arrived_s + waited_s + bs_s
+        link_s = max(arrived_s - track.told_s - draft_s, 0.0) if drafted else math.nan  # what is no number stays so
+        track.told_s, track.window, track.hint = end_s, drafted, verdict.window
+        track.rounds += 1
+        track.drafted += drafted
+        track.accepted += accepted
+        track.judged += judged
+        if round_.csi is not None:
+            track.csi = round_.csi
+        if self._text:
+            self._words.append(self._spoken(session, round_, track, accepted, committed))
+        self._rounds.add(
+            track.number, track.place, track.session, round_.number, arrived_s, end_s, draft_s, link_s, round_.queue_s,
+            round_.verify_s, waited_s, verdict.judge_s, drafted, accepted, committed, judged, round_.batch_size, bs_s,
+        )  # fmt: skip
+        if self._rounds.count - self._tallied == RING:
+            self._tally()
+
+    def passed(
+        self, works: Sequence[Work], rounds: int, waiting: int, start_s: float, seconds: float, expected_s: float | None
+    ) -> None:
+        """Note a pass."""
+        new = cached = 0
+        for work in works:
+            new += work.new
+            cached += work.cached
+        expected_s = math.nan if expected_s is None else expected_s
+        self._passes.add(start_s, seconds, expected_s, len(works), rounds, waiting, new, cached)
+
+    def ended(self, session: Session) -> None:
+        """Free a session's place."""
+        track = self._tracks.pop(session.name, None)
+        if track is not None:
+            track.ue.taken.discard(track.place)
+
+    # ------------------------------------------------------------ looks
+
+    def look(self, rounds: int, passes: int, now_s: float) -> Look:
+        """How things stand.
+
+        Args:
+            rounds: number of the last round's note that the looker has; those after it are shown, as far as they are
+                remembered.
+            passes: the same for passes.
+            now_s: on the server's clock.
+        """
+        fresh = min(max(0, self._rounds.count - rounds), len(self._words))
+        return Look(
+            now_s,
+            len(self._sessions),
+            [self._row(session) for session in itertools.islice(self._sessions, MOST_ROWS)],
+            self._rounds.since(rounds),
+            self._passes.since(passes),
+            list(itertools.islice(self._words, len(self._words) - fresh, None)),
+        )
+
+    def tally(self) -> Tally:
+        """Sums so far."""
+        self._tally()
+        *seconds, time_s = self._seconds.tolist()
+        drafted, accepted, committed, judged = self._counts.tolist()
+        parts = dict(zip(PARTS, seconds, strict=True))
+        return Tally(drafted, accepted, committed, judged, parts, self._times.tolist(), time_s)
+
+    # ------------------------------------------------------------ inside
+
+    def _begin(self, session: Session) -> _Track:
+        """Give a session that is new its place."""
+        peer = session.key[0]
+        ue = self._ues.get(peer)
+        if ue is None:
+            self._ue_count += 1
+            ue = self._ues[peer] = _Ue(self._ue_count)
+            if len(self._ues) > MOST_UES:
+                self._ues.popitem(last=False)
+        self._ues.move_to_end(peer)
+        place = next(i for i in itertools.count() if i not in ue.taken)
+        ue.taken.add(place)
+        self._session_count += 1
+        track = _Track(ue, ue.number, place, self._session_count, session.length - session.got)
+        self._tracks[session.name] = track
+        return track
+
+    def _spoken(
+        self, session: Session, round_: Round, track: _Track, accepted: int, committed: int
+    ) -> tuple[list[int], str]:
+        """The tokens that came since the last note, and a mark for each; they are committed already. Before the round's
+        own there may be one that the UE drew after its last window.
+        """
+        tokens: list[int] = session.tokens[track.shown : session.length].tolist()
+        track.shown = session.length
+        marks = ["d"] * accepted
+        if session.protocol is not None and session.protocol.judged:
+            for position in round_.candidates():
+                if position < accepted:
+                    marks[position] = "j"
+        before = "t" * (len(tokens) - committed)
+        return tokens, (before + "".join(marks)).ljust(len(tokens), "t")
+
+    def _tally(self) -> None:
+        """Add what came since the last time to the sums."""
+        fresh = columns(self._rounds.since(self._tallied))
+        self._tallied = self._rounds.count
+        self._counts += [fresh[name].sum() for name in COUNTS]
+        self._seconds += [np.nansum(fresh[name]) for name in (*(f"{part}_s" for part in PARTS), "bs_s")]
+        self._times += np.bincount(np.searchsorted(BOUNDS_S, fresh["bs_s"]), minlength=len(self._times))
+
+    def _row(self, session: Session) -> Row:
+        track = self._tracks.get(session.name) or self._begin(session)
+        kind = TARGET_ONLY if session.protocol is None else session.protocol.kind
+        return Row(
+            track.number, track.place, track.session, kind, _state(session), session.threshold, session.speed_tps,
+            session.begun_s, session.got, track.rounds, track.drafted, track.accepted, track.judged, track.window,
+            track.hint, track.csi,
+        )  # fmt: skip
+
+
+def _state(session: Session) -> str:
+    """See `Row.state`."""
+    if session.alone:
+        return "alone"
+    if session.current is None:
+        return "ue"
+    return "bs" if session.current.asked_s is None else "hidden"

@@ -1,0 +1,76 @@
+"""The live view's process: a web server for whoever looks, which asks the base station over a socket.
+
+It is started by `monitor.py` and ends with the base station, whatever ends that. SIGINT and SIGTERM are blocked in it
+from its start, so that what strikes all of a terminal's or a service's processes leaves it to the base station.
+
+Run: python -m testbed.bs.monitor.web PARENT_PID SOCKET LISTENER, the latter two being file descriptors
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+
+import uvicorn
+
+from testbed import logs
+from testbed.bs.monitor.app import make_app
+from testbed.bs.monitor.client import Station
+from testbed.bs.monitor.feed import Feed
+from testbed.bs.monitor.wire import Setup, receive
+from testbed.interrupts import as_worker
+
+NICE = 10
+"""Below the base station and what else drafts or verifies on this machine: a busy one gives it a tenth of a core."""
+CONNECTIONS = 128
+"""Served at once; further ones are answered 503."""
+GRACE_S = 2
+"""For answers under way when the base station is gone."""
+
+
+def main(arguments: list[str]) -> None:
+    """Serve until the base station is gone."""
+    parent, link, listener = map(int, arguments)
+    as_worker(parent)
+    os.nice(NICE)
+    logs.configure()
+    with socket.socket(fileno=link) as asked, socket.socket(fileno=listener) as listening:
+        asyncio.run(serve(asked, listening))
+
+
+async def serve(link: socket.socket, listener: socket.socket) -> None:
+    """Serve on a listening socket, for the base station at the other end of `link`."""
+    reader, writer = await asyncio.open_connection(sock=link)
+    try:
+        setup = await receive(reader, Setup)
+    except EOFError:
+        return
+    station = Station(reader, writer)
+    feed = Feed(station)
+    settings = uvicorn.Config(
+        make_app(station, feed, setup.token, setup.host),
+        http="h11",  # it bounds headers, which httptools does not
+        log_config=None, log_level="critical", access_log=False, lifespan="off", ws="none", server_header=False,
+        limit_concurrency=CONNECTIONS, timeout_graceful_shutdown=GRACE_S,
+    )  # fmt: skip
+    server = uvicorn.Server(settings)
+
+    async def follow() -> None:
+        await station.listen()
+        server.should_exit = True
+        feed.close()  # streams, which the server would wait for
+
+    working = [asyncio.create_task(feed.run()), asyncio.create_task(follow())]
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+        writer.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

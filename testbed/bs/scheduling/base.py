@@ -1,0 +1,58 @@
+"""Which pending requests go into the next pass: pure functions of their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from testbed.bs.pending import PIECE, Pending
+from testbed.errors import BadInput
+
+
+class Scheduler(Protocol):
+    """Chooses the batch of the next pass."""
+
+    def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
+        """The next batch, never empty while something is pending; in place of a request it may take a `piece` of it."""
+
+
+@dataclass(frozen=True)
+class Fcfs:
+    """First come, first served, as many as fit: the head of the queue always goes.
+
+    Raises:
+        BadInput: a bound below 1, under which nothing would ever go, or a piece of nothing.
+    """
+
+    max_requests: int = 256
+    max_tokens: int = 8192
+    """New tokens of one pass; a single larger request still goes, alone, where it is not cut into pieces."""
+    chunk_tokens: int | None = None
+    """New tokens of a prefix that one pass takes: longer ones go in pieces of so many, and others beside them. None:
+    whole, however long."""
+
+    def __post_init__(self) -> None:
+        if self.max_requests < 1 or self.max_tokens < 1:
+            raise BadInput(f"a pass takes 1 request and 1 token or more, not {self.max_requests} and {self.max_tokens}")
+        if self.chunk_tokens is not None and self.chunk_tokens < PIECE:
+            raise BadInput(f"a piece of a prompt has {PIECE} tokens or more, not {self.chunk_tokens}")
+
+    def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
+        """In order of arrival until the next request would not fit."""
+        batch: list[Pending] = []
+        tokens = 0
+        for item in sorted(pending, key=lambda p: p.arrived_s)[: self.max_requests]:
+            item = self._cut(item)
+            tokens += item.new_tokens
+            if batch and tokens > self.max_tokens:
+                break
+            batch.append(item)
+        return batch
+
+    def _cut(self, item: Pending) -> Pending:
+        most = self.chunk_tokens
+        if most is None or len(item.request.prefix) - item.cached_tokens <= most:
+            return item
+        end = item.ends(most)
+        return item.piece(end) if end else item

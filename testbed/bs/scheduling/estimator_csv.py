@@ -1,0 +1,87 @@
+"""Measured passes from a CSV file: one row per request, rows of one batch sharing their latency."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from testbed.bs.scheduling.estimator_fit import Sample
+from testbed.channel.trace import read_text
+from testbed.errors import BadInput
+from testbed.optim.pass_time import Work
+
+COLUMNS = ("batch", "new_tokens", "cached_tokens", "latency_s")
+
+
+def read_samples(path: Path | str) -> list[Sample]:
+    """The passes of a file, in the order in which their batches appear first.
+
+    The header names `COLUMNS`, in any order and among others; `batch` is any text, and a batch's rows need not follow
+    each other. Empty lines and lines that begin with # are left out.
+
+    Raises:
+        BadInput: unreadable, a column missing, a value that cannot be, or rows of a batch that differ in their latency;
+            the message names the line.
+    """
+    name = Path(path).name
+    reader = csv.reader(io.StringIO(read_text(path)))
+    places: dict[str, int] | None = None
+    works: dict[str, list[Work]] = {}
+    latency: dict[str, tuple[float, int]] = {}
+    try:
+        for cells in reader:
+            row = [cell.strip() for cell in cells]
+            if not any(row) or row[0].startswith("#"):
+                continue
+            where = f"{name}, line {reader.line_num}"
+            if places is None:
+                places = _places(row, where)
+                continue
+            batch, work, latency_s = _parse(row, places, where)
+            first_s, line = latency.setdefault(batch, (latency_s, reader.line_num))
+            if first_s != latency_s:
+                raise BadInput(
+                    f"{where}: batch {batch} takes {latency_s:g} s here and {first_s:g} s in line {line}; "
+                    "rows of a batch share their latency"
+                )
+            works.setdefault(batch, []).append(work)
+    except csv.Error as exc:
+        raise BadInput(f"{name}, line {reader.line_num}: {exc}") from exc
+    if not works:
+        raise BadInput(f"{name} has no rows; it needs the columns {','.join(COLUMNS)} and a row for each request")
+    return [Sample(tuple(rows), latency[batch][0]) for batch, rows in works.items()]
+
+
+def _places(header: Sequence[str], where: str) -> dict[str, int]:
+    missing = [column for column in COLUMNS if column not in header]
+    if missing:
+        raise BadInput(f"{where}: the header has no {', '.join(missing)}; it needs {','.join(COLUMNS)}")
+    return {column: header.index(column) for column in COLUMNS}
+
+
+def _parse(row: Sequence[str], places: Mapping[str, int], where: str) -> tuple[str, Work, float]:
+    if len(row) <= max(places.values()):
+        raise BadInput(f"{where}: {len(row)} cells, but the header has more columns")
+    batch = row[places["batch"]]
+    if not batch:
+        raise BadInput(f"{where}: batch is empty; rows of one pass share a name or number")
+    new, cached, latency_s = (_number(row[places[column]], column, where) for column in COLUMNS[1:])
+    for column, value in (("new_tokens", new), ("cached_tokens", cached)):
+        if value < 0 or value != int(value):
+            raise BadInput(f"{where}: {column} must be a whole number, 0 or more, not {value:g}")
+    if not latency_s > 0:
+        raise BadInput(f"{where}: latency_s must be positive, not {latency_s:g}")
+    return batch, Work(int(new), int(cached)), latency_s
+
+
+def _number(text: str, column: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError as exc:
+        raise BadInput(f"{where}: {column} must be a number, not {text!r}") from exc
+    if not math.isfinite(value):
+        raise BadInput(f"{where}: {column} must be finite, not {text!r}")
+    return value

@@ -1,0 +1,253 @@
+"""Batches that keep token-speed promises: WISP's Algorithm 1, repaired (Sections 3.1, 4.2 and 4.3).
+
+A class is named by its speed in tokens a second. What is repaired:
+
+- A request that can no longer meet its deadline stays where its deadline puts it among the critical ones, but its
+  deadline bounds no batch: it neither blocks the others (as printed) nor waits behind them for ever (put last).
+- The verifier's own token counts towards the promise (eqs. 5 and 6 leave it out).
+- A request that does not fit is passed over, and the batch goes on growing with those that do.
+
+Beyond the paper: a promise is kept over a whole response, so that what its earlier rounds gained or lost moves the
+deadline of the next one. Where `Pending.ahead_s` is left at 0, each round stands by itself as in eq. 6.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from testbed.bs.pending import PIECE, Pending
+from testbed.errors import BadInput
+from testbed.optim.pass_time import Coefficients
+
+
+def geometric(acceptance: float, drafted: int) -> float:
+    """Tokens a round commits if each drafted one is accepted with the same chance α until one is not, the verifier's
+    own token included: (1 − α^(K+1)) / (1 − α); α is accepted / (accepted + first rejections).
+    """
+    return drafted + 1.0 if acceptance >= 1 else (1 - acceptance ** (drafted + 1)) / (1 - acceptance)
+
+
+def linear(acceptance: float, drafted: int) -> float:
+    """α·K + 1: eq. 5 and the verifier's own token; α is accepted / drafted."""
+    return acceptance * drafted + 1
+
+
+COMMITTED: dict[str, Callable[[float, int], float]] = {"geometric": geometric, "linear": linear}
+"""Expected tokens of a round, from α and the number drafted; each means its own α."""
+
+
+GUARD_PASSES = 3
+"""A request may have to wait for the pass under way, then shares its own with others, whose time is more than T̂({i}).
+The third is for those in front of it: with two, deadlines are met in passes so small that others miss theirs."""
+
+
+def budget_s(
+    committed: float, speed_tps: float, draft_s: float, network_s: float, ahead_s: float = 0.0, spend: float = 0.0
+) -> float:
+    """τ: what queueing and verifying may take if `committed` tokens are to come at the promised speed (eq. 6).
+
+    An output that is ahead of its promise may lose `spend` of that in this round. One that is behind has all of it to
+    make up. (The paper looks at each round by itself.) Never below 0: who is late on arrival was due on arrival, not
+    before requests that came earlier.
+    """
+    slack_s = spend * ahead_s if ahead_s > 0 else ahead_s
+    return max(0.0, committed / speed_tps - max(0.0, draft_s) - max(0.0, network_s) + slack_s)
+
+
+class Entry(NamedTuple):
+    """A pending request as the scheduler sees it at one moment."""
+
+    pending: Pending
+    session: str
+    deadline_s: float
+    """d = arrival + τ (eq. 12)."""
+    lst_s: float
+    """Latest start time d − T̂({i}): eq. 17 without δ, which is the same for all."""
+    utility: float
+    """Expected tokens a second of pass (eq. 16), by the time that the request adds to a pass."""
+    late: bool
+    """Its deadline cannot be met any more, not even alone and now."""
+    share_s: float
+    """T̂(B ∪ {i}) − T̂(B)."""
+    new: int
+    """Tokens that the pass computes for it."""
+    kv: int
+    """Tokens whose keys and values it needs."""
+
+
+class Queues(NamedTuple):
+    """What waits, in the order in which it would be taken."""
+
+    urgent: tuple[Entry, ...]
+    """Critical requests, earliest deadline first."""
+    utility: tuple[Entry, ...]
+    """The others, the most tokens a second of pass first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slo:
+    """Implements `Scheduler`: critical requests by earliest deadline, then the rest by utility, as many as fit.
+
+    The head of the line always goes, alone if it must. Whoever else joins must fit the bounds, and leave every deadline
+    in the batch that could be met one that is met, by T̂. No deadline is moved by waiting, and none lies before the
+    arrival: so those in front of a request become fewer, and everybody's turn comes.
+
+    Raises:
+        BadInput: a bound under which nothing would ever go, or a value that cannot be.
+    """
+
+    coefficients: Coefficients
+    max_requests: int = 256
+    max_tokens: int = 8192
+    """New tokens of one pass; a single larger request still goes, alone."""
+    kv_tokens: int | None = None
+    """Tokens whose keys and values one pass may need, M(t); a single larger request still goes, alone. None: any."""
+    guard_s: float | None = None
+    """δ: how long before its latest start a request becomes critical. None: `GUARD_PASSES` passes of what waits."""
+    acceptance: float = 0.8
+    """α of a session that nothing is known of yet."""
+    committed: str = "geometric"
+    """One of `COMMITTED`."""
+    protect: bool = True
+    """Whether a pass stays small enough for every deadline in it that could be met. False: it is filled to its bounds,
+    whatever deadlines that costs: where passes are what is short, small ones cost others more than they save."""
+    spend: float = 0.5
+    """Share of what an output is ahead of its promise that one round may lose."""
+    patience_s: float = 1.0
+    """τ of a request that nothing is promised to."""
+    hold_s: float | None = None
+    """How long a pass may become for the sake of a prompt that is not cached: what would make it longer goes in pieces,
+    so that requests that come during the pass need not wait for all of it. None: prompts go whole."""
+
+    def __post_init__(self) -> None:
+        if self.max_requests < 1 or self.max_tokens < 1:
+            raise BadInput(f"a pass takes 1 request and 1 token or more, not {self.max_requests} and {self.max_tokens}")
+        if self.kv_tokens is not None and self.kv_tokens < 1:
+            raise BadInput(f"a pass needs room for 1 token or more, not {self.kv_tokens}")
+        if self.committed not in COMMITTED:
+            raise BadInput(f"unknown estimate {self.committed!r} of a round's tokens; known: {', '.join(COMMITTED)}")
+        for name in ("acceptance", "spend"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise BadInput(f"{name} must lie in [0, 1], not {getattr(self, name):g}")
+        if self.guard_s is not None and not 0 <= self.guard_s < math.inf:
+            raise BadInput(f"a guard time is 0 s or more, not {self.guard_s:g}")
+        if not 0 <= self.patience_s < math.inf:
+            raise BadInput(f"patience is 0 s or more, not {self.patience_s:g}")
+        if self.hold_s is not None and not self.hold_s >= 0:
+            raise BadInput(f"a pass may last 0 s or more, not {self.hold_s:g}")
+
+    def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
+        """The next batch, never empty while something is pending; the same for any order of the same requests."""
+        queues = self.queues(pending, now_s)
+        return self._fill((*queues.urgent, *queues.utility), now_s)
+
+    def queues(self, pending: Sequence[Pending], now_s: float) -> Queues:
+        """Who waits where at this moment: what `plan` goes by, and metrics may show."""
+        entries = [self._entry(item, now_s) for item in pending]
+        critical_s = now_s + (self._pass_guard_s(entries) if self.guard_s is None else self.guard_s)
+        urgent: list[Entry] = []
+        others: list[Entry] = []
+        for entry in entries:
+            (urgent if critical_s >= entry.lst_s else others).append(entry)
+        urgent.sort(key=_by_deadline)
+        others.sort(key=_by_utility)
+        return Queues(tuple(urgent), tuple(others))
+
+    def with_coefficients(self, coefficients: Coefficients, hold_s: float | None = None) -> Slo:
+        """The same with other times: what an estimator has learnt since."""
+        return replace(self, coefficients=coefficients, hold_s=hold_s)
+
+    def expected(self, item: Pending) -> float:
+        """Tokens that a request's round commits."""
+        acceptance = self.acceptance if item.acceptance is None else item.acceptance
+        return COMMITTED[self.committed](acceptance, len(item.request.draft))
+
+    def deadline_s(self, item: Pending, tokens: float) -> float:
+        """d: when a request of so many expected tokens is due (eq. 12)."""
+        if item.speed_tps is None:
+            return item.arrived_s + self.patience_s
+        return item.arrived_s + budget_s(tokens, item.speed_tps, item.draft_s, item.network_s, item.ahead_s, self.spend)
+
+    def _entry(self, item: Pending, now_s: float) -> Entry:
+        request, times = item.request, self.coefficients
+        new, cached = item.new_tokens, item.cached_tokens
+        tokens = self.expected(item)
+        share_s = times.share_s(new, cached)
+        deadline_s = self.deadline_s(item, tokens)
+        alone_s = times.c + share_s
+        return Entry(
+            item,
+            request.session,
+            deadline_s,
+            deadline_s - alone_s,
+            tokens / share_s if share_s > 0 else math.inf,
+            now_s + alone_s > deadline_s,
+            share_s,
+            new,
+            cached + new,
+        )
+
+    def _pass_guard_s(self, entries: Sequence[Entry]) -> float:
+        """Exact in its sum, so that the order of the entries cannot matter."""
+        if not entries:
+            return 0.0
+        size = min(len(entries), self.max_requests)
+        share_s = math.fsum(entry.share_s for entry in entries) / len(entries)
+        return GUARD_PASSES * (self.coefficients.c + size * share_s)
+
+    def _fill(self, line: Iterable[Entry], now_s: float) -> list[Pending]:
+        """FEASIBLEADD of Algorithm 1 for one after the other; T̂ grows by each one's share."""
+        batch: list[Pending] = []
+        room = math.inf if self.kv_tokens is None else self.kv_tokens
+        tokens = kv = 0
+        took_s, due_s = self.coefficients.c, math.inf
+        for entry in line:
+            tightest_s = due_s if entry.late or not self.protect else min(due_s, entry.deadline_s)
+            fits = tokens + entry.new <= self.max_tokens and kv + entry.kv <= room
+            fits = fits and now_s + (took_s + entry.share_s) <= tightest_s
+            if self.hold_s is not None and entry.new - len(entry.pending.request.draft) > PIECE:
+                if not (fits and took_s + entry.share_s <= self.hold_s):
+                    spare_s = min(self.hold_s, due_s - now_s) - took_s
+                    most = min(self._tokens(entry, spare_s), self.max_tokens - tokens, room - kv - entry.kv + entry.new)
+                    cut = _piece(entry, most if batch else max(most, PIECE), self.coefficients)
+                    if cut is None:
+                        continue
+                    entry, tightest_s = cut, due_s
+            elif batch and not fits:
+                continue
+            batch.append(entry.pending)
+            tokens, kv, took_s, due_s = tokens + entry.new, kv + entry.kv, took_s + entry.share_s, tightest_s
+            if len(batch) == self.max_requests:
+                break
+        return batch
+
+    def _tokens(self, entry: Entry, spare_s: float) -> float:
+        """New tokens of a prefix that a pass computes in so much more time: the root of `share_s`."""
+        times, cached = self.coefficients, entry.pending.cached_tokens
+        linear, left_s = times.a + times.b_compute * cached, spare_s - times.b_read * cached
+        if left_s <= 0:
+            return 0.0
+        if times.b_compute == 0:
+            return left_s / linear if linear > 0 else math.inf
+        return 2 * left_s / (linear + math.sqrt(linear**2 + 4 * times.b_compute * left_s))
+
+
+def _piece(entry: Entry, most: float, times: Coefficients) -> Entry | None:
+    """The entry with a piece of its prefix in its place; None where none ends within so many tokens."""
+    item, cached = entry.pending, entry.pending.cached_tokens
+    end = item.ends(int(min(most, entry.new)))
+    if not end:
+        return None
+    new = end - cached
+    return entry._replace(pending=item.piece(end), share_s=times.share_s(new, cached), new=new, kv=end)
+
+
+def _by_deadline(entry: Entry) -> tuple[float, float, str]:
+    return entry.deadline_s, entry.pending.arrived_s, entry.session
+
+
+def _by_utility(entry: Entry) -> tuple[float, float, float, str]:
+    return -entry.utility, entry.deadline_s, entry.pending.arrived_s, entry.session

@@ -1,0 +1,294 @@
+"""Windows hinted to UEs: a controller for each, fed with what the BS sees of its rounds, of its passes and of the load.
+
+A UE's share comes from its own rounds: how long drafting took (`Draft.draft_s`), the link (`Draft.network_s` and the
+channel state), how many drafted tokens stayed. The BS's share is eq. 19 of WISP at the rounds that it serves, as its
+estimator has learnt it; the load is what it commits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from testbed.bs.scheduling.averages import NEVER, Standing
+from testbed.bs.sessions import Round, Session
+from testbed.channel.cost import Sizes
+from testbed.channel.csi import Csi
+from testbed.errors import BadInput
+from testbed.optim.draft_window.controller import WindowConfig, WindowController
+from testbed.optim.draft_window.cost import LinkCosts, Price, RoundCosts
+from testbed.optim.pass_time import Coefficients
+from testbed.protocols.messages import NO_HINT
+
+LOAD_S = 5.0
+"""Tokens committed so many seconds ago count 1/e of fresh ones in the load."""
+MEMORY = 300.0
+"""Rounds or responses after which one counts 1/e of a fresh one in the means over all UEs."""
+UE_MEMORY = 32.0
+"""The same for a UE's own."""
+MOST_UES = 4096
+"""Controllers kept; the one used longest ago goes first."""
+SHARED_TOKENS = 64.0
+"""What the acceptance rate over all UEs weighs in the estimate of each, in drafted tokens of its own."""
+MEASURED = 4
+"""Rounds that tell how long a UE drafts before its speculation may be off: what is off tells nothing any more."""
+ON = "on"
+"""A controller with nothing changed."""
+
+
+def window_config(text: str) -> WindowConfig:
+    """A controller's configuration: `on`, or some of its fields, such as `max_window=8,least_window=1`.
+
+    Raises:
+        BadInput: an unknown field, or a value that cannot be.
+    """
+    given: dict[str, str] = {}
+    for part in [] if text == ON else text.split(","):
+        name, equals, value = part.strip().partition("=")
+        if not equals or name not in WindowConfig.__struct_fields__:
+            known = ", ".join(WindowConfig.__struct_fields__)
+            raise BadInput(f"a window controller is `{ON}` or FIELD=VALUE,…, not {text!r}; fields: {known}")
+        given[name] = value
+    try:
+        return msgspec.convert(given, WindowConfig, strict=False)
+    except msgspec.ValidationError as exc:
+        cause = exc.__cause__
+        raise BadInput(str(cause if isinstance(cause, BadInput) else exc)) from exc
+
+
+class Mean:
+    """A running mean: plain until there are as many as the memory holds, then exponential."""
+
+    def __init__(self, memory: float, start: float = 0.0) -> None:
+        self._memory, self._count = memory, 0.0
+        self.value = start
+
+    def add(self, value: float, weight: float = 1.0) -> None:
+        """Learn one; a weight of n is as good as n of them."""
+        self._count = min(self._count + weight, max(self._memory, weight))
+        self.value += (value - self.value) * weight / self._count
+
+
+class Rate:
+    """Events a second, old ones forgotten exponentially, and right from the start on."""
+
+    def __init__(self, memory_s: float) -> None:
+        self._memory_s, self._sum = memory_s, 0.0
+        self._begun_s: float | None = None
+        self._last_s = 0.0
+
+    def add(self, count: float, now_s: float) -> float:
+        """Events happened now; returns the rate."""
+        if self._begun_s is None:
+            self._begun_s = self._last_s = now_s
+        self._sum = self._sum * math.exp((self._last_s - now_s) / self._memory_s) + count
+        self._last_s = now_s
+        past = -math.expm1((self._begun_s - now_s) / self._memory_s)
+        return self._sum / self._memory_s / max(past, 0.1)
+
+
+class Shape:
+    """What rounds and responses are like, over all sessions."""
+
+    def __init__(self) -> None:
+        self.cached, self.extra = Mean(MEMORY), Mean(MEMORY)
+        """Tokens that a round finds in the prefix cache, and that it computes beside its window and one."""
+        self.prompt, self.response = Mean(MEMORY), Mean(MEMORY)
+        self.draft_s = Mean(MEMORY, RoundCosts().draft_s)
+        """Of a drafted token."""
+
+    def costs(
+        self, coefficients: Coefficients, draft_s: float, max_requests: float, standing: Standing = NEVER
+    ) -> RoundCosts:
+        """What a UE's rounds cost: eq. 19 at the mean round, and how long the BS stands still between passes."""
+        extra, cached = self.extra.value, self.cached.value
+        token_s = coefficients.a + coefficients.b_compute * (cached + extra)
+        return RoundCosts(
+            draft_s=draft_s,
+            verify_base_s=coefficients.c + standing.pass_s,
+            verify_token_s=max(token_s, 1e-12),
+            verify_request_s=coefficients.b_read * cached + token_s * extra + standing.request_s,
+            prefill_s=coefficients.share_s(round(self.prompt.value), 0) if self.prompt.value else 0.0,
+            response_tokens=self.response.value,
+            max_requests=max_requests,
+        )
+
+
+class _Costs:
+    """Implements `TokenCost`: another one, renewed as the BS learns."""
+
+    def __init__(self, costs: RoundCosts) -> None:
+        self.now = costs
+
+    def price(self, window: int, alpha: float, load: float, link: LinkCosts) -> Price:
+        """As things are now."""
+        return self.now.price(window, alpha, load, link)
+
+
+class _Ue:
+    """One UE: its controller, and the means of its own rounds."""
+
+    def __init__(self, controller: WindowController, costs: _Costs, shape: Shape) -> None:
+        self.controller, self.costs = controller, costs
+        self.draft_s = Mean(UE_MEMORY, shape.draft_s.value)
+        self.linked = False
+        self.measured = 0
+        """Windows whose drafting time is known."""
+        self.drafted = 0
+        """Tokens of its last window, whose time on the link its next draft tells."""
+
+    @property
+    def window(self) -> int:
+        """To be hinted next."""
+        window = self.controller.window
+        return 1 if not window and self.measured < MEASURED else window
+
+
+class _Seen(NamedTuple):
+    """A round that is still to be learnt from."""
+
+    session: Session
+    round_: Round
+    accepted: int
+    first: bool
+    """Of its session."""
+    now_s: float
+
+
+class Windows:
+    """Hints for all sessions that want them.
+
+    Args:
+        coefficients: of passes, as known at the moment.
+        max_requests: of a pass.
+        vocab_size: of the target, for what distributions weigh on the link.
+    """
+
+    def __init__(
+        self,
+        config: WindowConfig,
+        coefficients: Callable[[], Coefficients],
+        max_requests: float = math.inf,
+        vocab_size: int = 0,
+    ) -> None:
+        self._config, self._coefficients, self._max_requests = config, coefficients, max_requests
+        self._vocab_size = vocab_size
+        self._ues: OrderedDict[tuple[bytes, int, int], _Ue] = OrderedDict()
+        self._shape = Shape()
+        self._rate, self._load_tps = Rate(LOAD_S), 0.0
+        self._alpha = Mean(MEMORY)
+        self._alpha.add(config.alpha, config.prior_tokens)
+        self._given: Counter[int] = Counter()
+        self._later: list[_Seen] = []
+
+    def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> int:
+        """The window for a session's next round, one having been judged and committed; learning from it can wait."""
+        self._later.append(_Seen(session, round_, accepted, session.got <= accepted + 1, now_s))
+        if not session.hinted:
+            return NO_HINT
+        window = self._ue(session).window
+        self._given[window] += 1
+        return window
+
+    def learn(self, standing: Standing = NEVER) -> None:
+        """Learn from all rounds since the last time: best while the engine works, or UEs wait for it.
+
+        Args:
+            standing: what passes and rounds take the BS besides.
+        """
+        seen, self._later = self._later, []
+        for each in seen:
+            self._learn(*each, standing)
+
+    def _learn(
+        self, session: Session, round_: Round, accepted: int, first: bool, now_s: float, standing: Standing
+    ) -> None:
+        drafted = len(round_.window.ids)
+        self._load_tps = self._rate.add(accepted + 1, now_s)
+        self._learn_shape(round_, drafted, first)
+        if drafted:
+            self._alpha.add(accepted / max(1, accepted + (accepted < drafted)), accepted + (accepted < drafted))
+        if not session.hinted:
+            return
+        ue = self._ue(session)
+        if first:
+            ue.controller.resume(self._load_tps)
+        link = self._learn_ue(ue, session, round_, drafted, first)
+        if ue.controller.due:
+            ue.costs.now = self._shape.costs(self._coefficients(), ue.draft_s.value, self._max_requests, standing)
+        ue.controller.believe(self._alpha.value, SHARED_TOKENS)
+        ue.controller.update(drafted, accepted, self._load_tps, link)
+
+    def ended(self, session: Session) -> None:
+        """A session ended; what it committed is a response, or the rest of one."""
+        if session.got:
+            self._shape.response.add(session.got)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Hints so far by window, changes of windows, and the estimates that all UEs share."""
+        return {
+            "hints": {str(window): count for window, count in sorted(self._given.items())},
+            "window_switches": sum(ue.controller.switches for ue in self._ues.values()),
+            "load_tps": self._load_tps,
+            "acceptance": self._alpha.value,
+        }
+
+    def _learn_shape(self, round_: Round, drafted: int, first: bool) -> None:
+        shape = self._shape
+        if first:
+            shape.prompt.add(max(0, round_.new + round_.cached - drafted))
+            return
+        shape.cached.add(round_.cached)
+        shape.extra.add(max(0, round_.new - drafted - 1))
+        if drafted:
+            shape.draft_s.add(round_.draft_s / drafted, drafted)
+
+    def _learn_ue(self, ue: _Ue, session: Session, round_: Round, drafted: int, first: bool) -> LinkCosts | None:
+        """Its drafting and its link; the link's time in a draft is that of the round before."""
+        if not drafted:
+            return None
+        if not first:
+            ue.draft_s.add(round_.draft_s / drafted, drafted)
+            ue.measured += 1
+        before, ue.drafted = ue.drafted, drafted
+        token_s = _token_s(session, round_.csi, self._vocab_size)
+        if round_.network_s > 0 and before:
+            rtt_s = max(0.0, round_.network_s - before * token_s)
+        elif round_.csi is not None and not ue.linked:
+            rtt_s = round_.csi.rtt_ms / 1e3
+        else:
+            return None
+        ue.linked = True
+        return LinkCosts(rtt_s, token_s)
+
+    def _ue(self, session: Session) -> _Ue:
+        """Of this session's peer, made where it is new."""
+        stays = int(session.protocol is not None and session.protocol.replaces)
+        least = max(self._config.least_window, stays)
+        key = (session.key[0], session.hinted, least)
+        found = self._ues.get(key)
+        if found is None:
+            most = max(1, least, min(self._config.max_window, session.hinted))
+            config = msgspec.structs.replace(
+                self._config, max_window=most, least_window=min(least, most), alpha=self._alpha.value
+            )
+            costs = _Costs(self._shape.costs(self._coefficients(), self._shape.draft_s.value, self._max_requests))
+            controller = WindowController(costs, load=self._load_tps, config=config)
+            found = self._ues[key] = _Ue(controller, costs, self._shape)
+            while len(self._ues) > MOST_UES:
+                self._ues.popitem(last=False)
+        self._ues.move_to_end(key)
+        return found
+
+
+def _token_s(session: Session, csi: Csi | None, vocab_size: int) -> float:
+    """What another drafted token costs on the link, where its rate is known (WISV, eq. 6)."""
+    if csi is None or session.protocol is None:
+        return 0.0
+    sizes = Sizes(session.drafter_hidden, hidden_bits=session.hidden_bits, vocab_size=vocab_size)
+    bits = session.protocol.payload(2, 0, sizes).uplink_bits - session.protocol.payload(1, 0, sizes).uplink_bits
+    return float(bits) / (csi.uplink_mbps * 1e6 * (1 - csi.per_up))

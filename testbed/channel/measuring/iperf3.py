@@ -1,0 +1,211 @@
+"""TCP transfers by iperf3: the command, its document read, the process run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from testbed.channel.measuring.probe import Estimate, mean_estimate
+from testbed.errors import BadInput, LinkError, LinkTimeout
+
+IPERF3_PORT = 5201
+OMIT_S = 1
+"""Seconds at the start of a transfer that iperf3 leaves out: TCP has not found the rate yet."""
+CONNECT_S = 5
+SLACK_S = 10.0
+"""Longer than this beyond its own length a transfer may not take."""
+BUSY_S, RETRY_S = 10.0, 0.5
+"""How long, and how often, to ask a server that is busy: after a transfer over a slow link it stays so for a while."""
+BLIP_S = 0.1
+"""Shorter intervals of iperf3, at the end of a transfer, are left out of the spread."""
+NO_IPERF3 = "iperf3 is not installed here; install it on both ends (Debian: apt install iperf3)"
+
+
+class _Busy(LinkError):
+    """The server runs another test."""
+
+
+class Throughput(msgspec.Struct, frozen=True):
+    """One direction of a link by a TCP transfer."""
+
+    rate_mbps: Estimate
+    """Goodput at the receiver; the interval from the spread of whole seconds."""
+    loss: float | None
+    """Segments that TCP sent again, over segments sent: retransmits·MSS / bytes sent. It stands in for a packet error
+    rate and is not one: repairs of the link layer stay unseen, drops of a full queue and needless retransmissions are
+    counted. None where the sending side does not count retransmits."""
+    bytes: int
+    """Received."""
+    retransmits: int | None
+    seconds: float
+
+
+def parse_server(address: str) -> tuple[str, int]:
+    """HOST, HOST:PORT or [IPV6]:PORT of an iperf3 server, as host and port.
+
+    Raises:
+        BadInput: anything else.
+    """
+    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.%\w]+)\]|([^\s:\[\]/-][^\s:\[\]/]*))(?::([0-9]{1,5}))?", address)
+    port = int(match[3]) if match and match[3] else IPERF3_PORT
+    if not match or not 0 < port < 65536:
+        raise BadInput(f"bad iperf3 server {address!r}; use HOST or HOST:PORT, such as 192.0.2.7:{IPERF3_PORT}")
+    return match[1] or match[2], port
+
+
+def iperf3_command(host: str, port: int, seconds: int, reverse: bool) -> list[str]:
+    """Command line of one TCP transfer: one stream, as a UE has to its BS; `reverse`: the server sends (downlink).
+
+    Raises:
+        BadInput: seconds below one.
+    """
+    if seconds < 1:
+        raise BadInput(f"a transfer takes at least 1 second, not {seconds}")
+    command = ["iperf3", "--client", host, "--port", str(port), "--json", "--time", str(seconds), "--interval", "1"]
+    command += ["--omit", str(OMIT_S), "--connect-timeout", str(CONNECT_S * 1000)]
+    return [*command, "--reverse"] if reverse else command
+
+
+class _Sum(msgspec.Struct):
+    seconds: Annotated[float, msgspec.Meta(ge=0)]
+    bytes: Annotated[float, msgspec.Meta(ge=0, le=2**63)]
+    retransmits: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    omitted: bool = False
+
+
+class _Interval(msgspec.Struct):
+    sum: _Sum | None = None
+
+
+class _Test(msgspec.Struct):
+    protocol: str = "TCP"
+    reverse: int = 0
+
+
+class _Start(msgspec.Struct):
+    test_start: _Test | None = None
+    tcp_mss: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    tcp_mss_default: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class _End(msgspec.Struct):
+    sum_sent: _Sum | None = None
+    sum_received: _Sum | None = None
+
+
+class _Document(msgspec.Struct):
+    start: _Start
+    intervals: list[_Interval]
+    end: _End
+    error: str | None = None
+
+
+def parse_iperf3(text: str | bytes, reverse: bool, server: str = "the iperf3 server") -> Throughput:
+    """What `iperf3 --json` says of one transfer.
+
+    The rate is what the receiver counted: the sender counts what is still in its buffers. The interval's width is
+    Student's t over whole seconds, on whichever side they were seen. `server` is how an error calls the server.
+
+    Raises:
+        BadInput: not the document of a finished TCP transfer in this direction, or no such host.
+        LinkError: iperf3 reports an error.
+    """
+    try:
+        document = msgspec.json.decode(text, type=_Document)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as exc:
+        raise BadInput(f"not a document of iperf3 --json: {exc}") from exc
+    if document.error is not None:
+        raise _refusal(document.error, server)
+    test, sent = document.start.test_start, document.end.sum_sent
+    if test is None or sent is None or test.protocol != "TCP" or sent.seconds == 0 or sent.bytes == 0:
+        raise BadInput("this iperf3 document holds no TCP transfer; run iperf3 --json without --udp")
+    if bool(test.reverse) != reverse:
+        raise BadInput(f"this iperf3 document is of the {'downlink' if test.reverse else 'uplink'}, not the other one")
+    received = document.end.sum_received
+    if received is None or received.bytes == 0 or received.seconds == 0:
+        received = sent
+    mss = document.start.tcp_mss or document.start.tcp_mss_default
+    loss = None if sent.retransmits is None or not mss else sent.retransmits * mss / sent.bytes
+    return Throughput(
+        rate_mbps=_rate(received, document.intervals),
+        loss=None if loss is None else min(loss, 0.999),  # more was sent again than sent: the link hardly carries
+        bytes=round(received.bytes),
+        retransmits=sent.retransmits,
+        seconds=received.seconds,
+    )
+
+
+def _rate(received: _Sum, intervals: Sequence[_Interval]) -> Estimate:
+    sums = [i.sum for i in intervals if i.sum and not i.sum.omitted and i.sum.seconds >= BLIP_S]
+    rate = 8e-6 * received.bytes / received.seconds
+    if len(sums) < 2:
+        return Estimate(rate, None, None, len(sums))
+    spread = mean_estimate([8e-6 * s.bytes / s.seconds for s in sums])
+    assert spread.high is not None
+    half = spread.high - spread.value
+    return Estimate(rate, max(0.0, rate - half), rate + half, len(sums))
+
+
+def _refusal(error: str, server: str) -> BadInput | LinkError:
+    """One line for an error of iperf3, with what to do."""
+    said = " ".join(error.split())
+    if "Name or service not known" in said:
+        return BadInput(f"no host of the name in {server}; give the address of a machine that runs iperf3 -s")
+    if "unable to connect" in said:
+        return LinkError(f"no iperf3 server answers at {server} ({said}); start one there with iperf3 -s")
+    if "busy" in said:
+        return _Busy(f"{server} is busy with another test; try again when it is over")
+    return LinkError(f"the transfer with {server} broke off: {said}")
+
+
+def run_iperf3(
+    host: str,
+    port: int,
+    seconds: int,
+    reverse: bool,
+    slack_s: float = SLACK_S,
+    busy_s: float = BUSY_S,
+    prefix: Sequence[str] = (),
+) -> Throughput:
+    """Run one transfer and read it; `prefix` goes before the command (`ip netns exec NAME`).
+
+    The child is killed where it takes `slack_s` longer than its length; a busy server is asked again for `busy_s`.
+
+    Raises:
+        BadInput: iperf3 is not installed, no such host, or bad arguments.
+        LinkError: no server there, a busy one, or a transfer that broke off.
+        LinkTimeout: it did not end in time.
+    """
+    command, server = iperf3_command(host, port, seconds, reverse), f"{host}:{port}"
+    if shutil.which(command[0]) is None:
+        raise BadInput(NO_IPERF3)
+    command = [*prefix, *command]
+    limit_s, give_up_s = OMIT_S + seconds + slack_s, time.monotonic() + busy_s
+    while True:
+        try:
+            return parse_iperf3(_output(command, limit_s, server), reverse, server)
+        except _Busy:
+            if time.monotonic() + RETRY_S > give_up_s:
+                raise
+        time.sleep(RETRY_S)
+
+
+def _output(command: list[str], limit_s: float, server: str) -> bytes:
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s, check=False,
+            env={**os.environ, "LC_ALL": "C"},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as exc:
+        raise LinkTimeout(f"iperf3 with {server} was not done within {limit_s:g} s; is the link up?") from exc
+    if done.returncode and not done.stdout.lstrip().startswith(b"{"):
+        complaint = done.stderr.decode(errors="replace").strip().partition("\n")[0] or "it said nothing"
+        raise LinkError(f"iperf3 with {server} failed (exit code {done.returncode}): {complaint}")
+    return done.stdout

@@ -1,0 +1,204 @@
+"""A cell: UEs at distances, standing or moving, that share an uplink; each gets a trace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+
+import numpy as np
+
+from testbed.channel.radio.fading import (
+    Blockage,
+    GilbertElliott,
+    PathLoss,
+    Shadowing,
+    SmallScale,
+    require,
+    shannon_mbps,
+)  # fmt: skip
+from testbed.channel.trace import Array, Trace
+from testbed.errors import BadInput
+
+RADIUS_M = 400.0
+"""Of a cell (edge-SD, Section IV)."""
+MOST_SAMPLES = 50_000
+USES = ("fading", "shadowing", "loss", "blockage", "rtt", "crowd")
+"""What is drawn at random; each use has a generator of its own, so that none changes the others."""
+DECIMALS = {"t_s": 9, "uplink_mbps": 3, "downlink_mbps": 3, "rtt_ms": 3, "per_up": 6, "per_down": 6, "snr_db": 2}
+_Draw = Callable[[str], np.random.Generator]
+
+
+@dataclass(frozen=True)
+class Mobility:
+    """A UE on a straight line from the BS: at rest, or to `until_m` and back again at an even speed.
+
+    Raises:
+        BadInput: distances that are not positive, a negative speed, or nowhere to go to.
+    """
+
+    distance_m: float
+    speed_mps: float = 0.0
+    until_m: float = RADIUS_M
+
+    def __post_init__(self) -> None:
+        for metres in (self.distance_m, self.until_m):
+            require(0 < metres < math.inf, f"distances must be positive, not {metres:g} m")
+        require(0 <= self.speed_mps < math.inf, f"speed must not be negative, not {self.speed_mps:g} m/s")
+        moves = self.speed_mps == 0 or self.until_m != self.distance_m
+        require(moves, f"a UE that moves needs another place to go to than {self.distance_m:g} m")
+
+    def distances(self, t_s: Array) -> Array:
+        """[n] distances from the BS [m]."""
+        way = abs(self.until_m - self.distance_m)
+        if not self.speed_mps:
+            return np.full(t_s.shape, self.distance_m)
+        gone = (self.speed_mps * t_s) % (2 * way)
+        distances: Array = self.distance_m + np.sign(self.until_m - self.distance_m) * np.minimum(gone, 2 * way - gone)
+        return distances
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """Other UEs that come, stay for a while and go: an M/M/∞ queue.
+
+    Raises:
+        BadInput: a negative number, or a stay that is not positive.
+    """
+
+    mean: float = 0.0
+    stay_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.mean < 1e6, f"the number of others must lie in [0, 1e6), not {self.mean:g}")
+        require(0 < self.stay_s < math.inf, f"others must stay for more than 0 s, not {self.stay_s:g}")
+
+    def sizes(self, rng: np.random.Generator, n: int, step_s: float) -> Array:
+        """[n] how many are there; stationary, Poisson."""
+        stays = math.exp(-step_s / self.stay_s)
+        sizes = [int(rng.poisson(self.mean))]
+        for come in rng.poisson(self.mean * (1 - stays), n - 1).tolist():
+            sizes.append(int(rng.binomial(sizes[-1], stays)) + come)
+        return np.array(sizes, np.float64)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A base station and the air around it; the uplink's numbers are those of edge-SD, Section IV and Table II.
+
+    Rates are Shannon's, with the bandwidth in shares and the noise not: an upper bound, which real links stay below.
+
+    Raises:
+        BadInput: a value out of its range.
+    """
+
+    bandwidth_hz: float = 20e6
+    """Of the uplink, and of the downlink too."""
+    noise_w: float = 2.5e-14
+    """σ² = −106 dBm; it is not scaled by the share."""
+    uplink_w: float = 0.2
+    downlink_w: float = 2.0
+    """Ours: the paper takes the downlink as free."""
+    outage_snr_db: float = -7.0
+    """No rate below this SNR; about where LTE's lowest modulation and coding gives up."""
+    rtt_ms: float = 20.0
+    jitter_ms: float = 0.0
+    """Mean of an exponential part that is added to each sample's RTT."""
+    queue_ms: float = 0.0
+    """RTT added by each other UE that is there."""
+    path_loss: PathLoss = field(default_factory=PathLoss)
+    small_scale: SmallScale = field(default_factory=SmallScale)
+    shadowing: Shadowing = field(default_factory=Shadowing)
+    loss: GilbertElliott = field(default_factory=GilbertElliott)
+    """One state for both directions."""
+    blockage: Blockage = field(default_factory=Blockage)
+    crowd: Crowd = field(default_factory=Crowd)
+
+    def __post_init__(self) -> None:
+        for name in ("bandwidth_hz", "noise_w", "uplink_w", "downlink_w"):
+            value = getattr(self, name)
+            require(0 < value < math.inf, f"{name} must be positive, not {value:g}")
+        for name in ("rtt_ms", "jitter_ms", "queue_ms"):
+            value = getattr(self, name)
+            require(0 <= value < math.inf, f"{name} must be finite and not negative, not {value:g}")
+        require(not math.isnan(self.outage_snr_db), "the SNR of an outage must be a number")
+
+    def traces(
+        self, ues: Sequence[Mobility], seconds: float, step_s: float, seed: int, shares: Sequence[float] | None = None
+    ) -> list[Trace]:
+        """One trace for each UE, n = seconds / step_s samples long; the mean over its step is a sample's rate.
+
+        The UEs share the bandwidth, equally or as `shares` says; the crowd's members each take as much as one of them
+        does on average. `snr_db` is the uplink's. The same seed gives the same traces, and another UE beside it
+        changes nothing for a UE but its share.
+
+        Raises:
+            BadInput: no UE, times that make no trace, shares that are none, a negative seed, steps too long for the
+                bursts or the blockage.
+        """
+        require(len(ues) > 0, "a cell needs at least one UE")
+        require(0 < step_s <= seconds < math.inf, f"{seconds:g} s in steps of {step_s:g} s make no trace")
+        require(
+            seconds / step_s <= MOST_SAMPLES, f"{seconds:g} s in steps of {step_s:g} s exceed {MOST_SAMPLES} samples"
+        )
+        require(seed >= 0, f"a seed must not be negative, not {seed}")
+        shares = [1 / len(ues)] * len(ues) if shares is None else shares
+        good = len(shares) == len(ues) and all(share > 0 for share in shares) and sum(shares) <= 1 + 1e-9
+        require(good, f"{len(ues)} UEs need {len(ues)} positive shares that add up to 1 at most, not {list(shares)}")
+        t_s: Array = np.arange(round(seconds / step_s), dtype=np.float64) * step_s
+        others = self.crowd.sizes(_generator(seed, "crowd"), t_s.size, step_s)
+        left = len(ues) / (len(ues) + others)
+        return [
+            self._trace(ue, t_s, step_s, share * left, others, partial(_generator, seed, ue=i))
+            for i, (ue, share) in enumerate(zip(ues, shares, strict=True))
+        ]
+
+    def _trace(self, ue: Mobility, t_s: Array, step_s: float, share: Array, others: Array, draw: _Draw) -> Trace:
+        n = t_s.size
+        distance_m = ue.distances(t_s)
+        moved_m = np.abs(np.diff(distance_m, prepend=distance_m[0]))
+        gain = self.path_loss.gains(distance_m) * self.shadowing.gains(draw("shadowing"), moved_m)
+        gain *= self.blockage.gains(draw("blockage"), n, step_s)
+        rho = self.small_scale.powers(draw("fading"), n, step_s, ue.speed_mps)
+        snr = gain[:, None] * rho * self.uplink_w / self.noise_w
+        per = self.loss.rates(draw("loss"), n, step_s)
+        jitter_ms = draw("rtt").exponential(self.jitter_ms, n)
+        return Trace(
+            t_s=t_s,
+            uplink_mbps=self._rates(snr, share),
+            downlink_mbps=self._rates(snr * (self.downlink_w / self.uplink_w), share),
+            rtt_ms=self.rtt_ms + self.queue_ms * others + jitter_ms,
+            per_up=per,
+            per_down=per,
+            snr_db=10 * np.log10(snr.mean(axis=1)),
+        )
+
+    def _rates(self, snr: Array, share: Array) -> Array:
+        """[n] mean rates [Mbit/s] of steps with m draws of the SNR each, [n, m]."""
+        heard = snr >= 10 ** (self.outage_snr_db / 10)
+        rates: Array = shannon_mbps(self.bandwidth_hz, share, np.where(heard, snr, 0.0).T).mean(axis=0)
+        return rates
+
+
+def scaled(trace: Trace, mean_uplink_mbps: float) -> tuple[Trace, float]:
+    """The trace with both rates multiplied so that the mean uplink is a measured one; and the factor.
+
+    Raises:
+        BadInput: a mean that is not positive, or a trace whose uplink is never there.
+    """
+    require(0 < mean_uplink_mbps < math.inf, f"the mean uplink must be positive, not {mean_uplink_mbps:g} Mbit/s")
+    mean = trace.means()["uplink_mbps"]
+    if not mean:
+        raise BadInput(f"a trace that is always in outage cannot be scaled to a mean of {mean_uplink_mbps:g} Mbit/s")
+    factor = mean_uplink_mbps / mean
+    return replace(trace, uplink_mbps=trace.uplink_mbps * factor, downlink_mbps=trace.downlink_mbps * factor), factor
+
+
+def rounded(trace: Trace) -> Trace:
+    """The trace to the decimals that a file needs."""
+    return Trace(**{f.name: np.round(getattr(trace, f.name), DECIMALS[f.name]) for f in fields(trace)})
+
+
+def _generator(seed: int, use: str, ue: int = 0) -> np.random.Generator:
+    return np.random.default_rng([seed, 1 + USES.index(use), ue])

@@ -1,0 +1,225 @@
+"""Command lines of `tc`, `ip` and `ethtool` that emulate a link, and readers of what they print: nothing is run here.
+
+Qdiscs shape what leaves an interface. netem does everything; where a kernel has none, tbf limits an interface's rate,
+and HTB those of several destinations behind one interface. tc-netem(8), tc-tbf(8), tc-htb(8).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from testbed.channel.tc.shape import FRAME_BYTES, Shape
+from testbed.errors import BadInput, TestbedError
+
+Command = list[str]
+Kind = Literal["netem", "tbf"]
+Verb = Literal["add", "change"]
+
+OFFLOADS = {
+    "tso": "tcp-segmentation-offload",
+    "gso": "generic-segmentation-offload",
+    "gro": "generic-receive-offload",
+}
+"""Names that `ethtool -K` takes, and those that `ethtool -k` prints."""
+MOST_DESTINATIONS = 1000
+
+
+def check_interface(name: str) -> str:
+    """Return a name that an interface can have.
+
+    Raises:
+        BadInput: it cannot.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}", name):
+        raise BadInput(f"bad interface {name!r}; use a name that `ip link` lists, such as wlan0")
+    return name
+
+
+def netem(interface: str, shape: Shape, namespace: str | None = None, verb: Verb = "add") -> list[Command]:
+    """Shape what leaves an interface by netem."""
+    place = ["dev", check_interface(interface), "root", "handle", "1:"]
+    return [[*_tc(namespace), "qdisc", verb, *place, *_netem(shape)]]
+
+
+def tbf(
+    interface: str, shape: Shape, namespace: str | None = None, verb: Verb = "add", mtu: int = 1500
+) -> list[Command]:
+    """Limit the rate of what leaves an interface by a token bucket.
+
+    Raises:
+        BadInput: no rate, or something that only netem does.
+    """
+    if not shape.plain:
+        raise BadInput(f"tbf only limits a rate: {_beyond(shape)} need netem")
+    rate, burst, queue = _rate(shape.rate_mbps), _burst(shape, mtu), shape.queue_bytes(_frame(mtu))
+    place = ["dev", check_interface(interface), "root", "handle", "1:"]
+    options = ["tbf", "rate", rate, "burst", str(burst), "limit", str(queue + burst)]
+    return [[*_tc(namespace), "qdisc", verb, *place, *options]]
+
+
+def htb(
+    interface: str,
+    shapes: Mapping[str, Shape],
+    kind: Kind = "tbf",
+    namespace: str | None = None,
+    verb: Verb = "add",
+    mtu: int = 1500,
+) -> list[Command]:
+    """Give each destination (IPv4 address: shape) behind an interface its own class; other traffic passes untouched.
+
+    With `kind="netem"`, delay and loss of a destination are those of a netem below its class. `verb="change"` takes
+    the same destinations in the same order.
+
+    Raises:
+        BadInput: no or too many destinations, an address that is none, a shape without a rate, or one that needs netem.
+    """
+    if not 0 < len(shapes) <= MOST_DESTINATIONS:
+        raise BadInput(f"htb takes 1 to {MOST_DESTINATIONS} destinations, not {len(shapes)}")
+    tc, device, frame = _tc(namespace), ["dev", check_interface(interface)], _frame(mtu)
+    commands = [] if verb == "change" else [[*tc, "qdisc", "add", *device, "root", "handle", "1:", "htb"]]
+    for number, (address, shape) in enumerate(shapes.items(), 1):
+        if shape.rate_mbps is None:
+            raise BadInput(f"htb needs a rate for {address}")
+        if kind == "tbf" and not shape.plain:
+            raise BadInput(f"htb only limits a rate: {_beyond(shape)} need netem")
+        burst, identity = str(_burst(shape, mtu)), f"1:{number:x}"
+        match = ["u32", "match", "ip", "dst", f"{_ipv4(address)}/32", "flowid", identity]
+        limits = ["rate", _rate(shape.rate_mbps), "burst", burst, "cburst", burst, "quantum", str(frame)]
+        commands.append([*tc, "class", verb, *device, "parent", "1:", "classid", identity, "htb", *limits])
+        queue = _netem(shape, rated=False) if kind == "netem" else ["bfifo", "limit", str(shape.queue_bytes(frame))]
+        commands.append([*tc, "qdisc", verb, *device, "parent", identity, "handle", f"{number + 15:x}:", *queue])
+        if verb == "add":
+            commands.append([*tc, "filter", "add", *device, "parent", "1:", "protocol", "ip", "prio", "1", *match])
+    return commands
+
+
+def shaped(
+    interface: str, shape: Shape, kind: Kind, namespace: str | None = None, verb: Verb = "add", mtu: int = 1500
+) -> list[Command]:
+    """By netem or by tbf; with tbf, nothing for a shape that limits nothing.
+
+    Raises:
+        BadInput: as `tbf`.
+    """
+    if kind == "netem":
+        return netem(interface, shape, namespace, verb)
+    return [] if shape.unlimited else tbf(interface, shape, namespace, verb, mtu)
+
+
+def reshaped(
+    interface: str, before: Shape, after: Shape, kind: Kind, namespace: str | None = None, mtu: int = 1500
+) -> list[Command]:
+    """From one shape to another while packets flow; those under way are kept.
+
+    Raises:
+        BadInput: as `tbf`.
+    """
+    if kind == "tbf" and after.unlimited:
+        return [] if before.unlimited else clear(interface, namespace)
+    verb: Verb = "add" if kind == "tbf" and before.unlimited else "change"
+    return shaped(interface, after, kind, namespace, verb, mtu)
+
+
+def clear(interface: str, namespace: str | None = None) -> list[Command]:
+    """Take an interface's qdisc away; the kernel puts its default there."""
+    return [[*_tc(namespace), "qdisc", "del", "dev", check_interface(interface), "root"]]
+
+
+def offload(
+    interface: str, names: Iterable[str] = tuple(OFFLOADS), on: bool = False, namespace: str | None = None
+) -> list[Command]:
+    """Switch offloads off (or on again), so that a packet is a frame, not up to 64 kB that are lost or kept as one."""
+    switches = [part for name in names for part in (name, "on" if on else "off")]
+    if not switches:
+        return []
+    inside = ["ip", "netns", "exec", namespace] if namespace else []
+    return [[*inside, "ethtool", "-K", check_interface(interface), *switches]]
+
+
+def default_interfaces(routes: str) -> set[str]:
+    """Interfaces of default routes in what `ip -j route show table all` prints, but for those that lead nowhere."""
+    found: set[str] = set()
+    for route in _json(routes, "ip -j route"):
+        if route.get("dst") == "default" and route.get("type", "unicast") == "unicast":
+            found.update(hop["dev"] for hop in [route, *route.get("nexthops", [])] if "dev" in hop)
+    return found
+
+
+def root_qdisc(qdiscs: str) -> dict[str, Any] | None:
+    """The root qdisc with its options and counters, in what `tc -s -j qdisc show dev INTERFACE` prints."""
+    return next((qdisc for qdisc in _json(qdiscs, "tc -j qdisc") if qdisc.get("root")), None)
+
+
+def is_default(qdisc: Mapping[str, Any] | None) -> bool:
+    """Whether a root qdisc is the one that the kernel put there by itself, and puts there again."""
+    return qdisc is None or qdisc.get("handle") == "0:"
+
+
+def offloads_on(features: str) -> list[str]:
+    """Those of `OFFLOADS` that are on and can be switched, in what `ethtool -k` prints."""
+    return [name for name, long in OFFLOADS.items() if re.search(rf"^\s*{long}: on\s*$", features, re.MULTILINE)]
+
+
+def _json(text: str, source: str) -> list[dict[str, Any]]:
+    try:
+        return [entry for entry in json.loads(text or "[]") if entry]
+    except ValueError as exc:
+        raise TestbedError(f"cannot read what `{source}` says: {exc}") from exc
+
+
+def _tc(namespace: str | None) -> Command:
+    return ["tc", "-n", namespace] if namespace else ["tc"]
+
+
+def _netem(shape: Shape, rated: bool = True) -> Command:
+    """Every option is stated: a change keeps what it is not told, and packets under way, which delete and add lose."""
+    delay = [_ms(shape.delay_ms), _ms(shape.jitter_ms), _percent(shape.correlation)]
+    loss = ["gemodel", *map(_percent, shape.gilbert)] if shape.gilbert else ["random", _percent(shape.loss)]
+    rate = ["rate", _rate(shape.rate_mbps if rated else None)]
+    return ["netem", "limit", str(shape.packets), "delay", *delay, "loss", *loss, *rate]
+
+
+def _beyond(shape: Shape) -> str:
+    asked = {"delay": shape.delay_ms, "jitter": shape.jitter_ms, "loss": shape.loss, "bursts of loss": shape.gilbert}
+    return ", ".join(name for name, value in asked.items() if value)
+
+
+def _frame(mtu: int) -> int:
+    return mtu + FRAME_BYTES - 1500
+
+
+def _burst(shape: Shape, mtu: int) -> int:
+    """A millisecond of the rate, and two frames at least: what a burst holds passes at no cost, so it is small."""
+    return max(2 * _frame(mtu), round((shape.rate_mbps or 0) * 1e3 / 8))
+
+
+def _rate(rate_mbps: float | None) -> str:
+    """A rate for tc, whose k and m are decimal; 0 stands for no limit in netem."""
+    bits = round((rate_mbps or 0) * 1e6)
+    for unit, size in (("mbit", 10**6), ("kbit", 10**3)):
+        if bits and bits % size == 0:
+            return f"{bits // size}{unit}"
+    return f"{bits}bit"
+
+
+def _ms(value: float) -> str:
+    return f"{_short(value, 3)}ms"
+
+
+def _percent(share: float) -> str:
+    return f"{_short(100 * share, 6)}%"
+
+
+def _short(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}".rstrip("0").rstrip(".") or "0"
+
+
+def _ipv4(address: str) -> ipaddress.IPv4Address:
+    try:
+        return ipaddress.IPv4Address(address)
+    except ValueError as exc:
+        raise BadInput(f"bad destination {address!r}; use an IPv4 address, such as 10.0.0.7") from exc

@@ -1,0 +1,168 @@
+"""Holds an emulation, and takes back what it did: afterwards, or on the next start after a crash."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.channel.tc import commands as tc
+from testbed.channel.tc.commands import Command
+from testbed.channel.tc.execute import INTERFACES, attempt, last_line, require_root, run
+from testbed.channel.tc.pair import Pair, delete_pair
+from testbed.channel.tc.state import Claim, Ledger, own_claim
+from testbed.errors import BadInput, TestbedError
+from testbed.interrupts import held_back
+
+Say = Callable[[str], None]
+NAMESPACES = Path("/var/run/netns")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an emulation touches, and the commands that set it up."""
+
+    apply: tuple[Command, ...]
+    interfaces: tuple[str, ...] = ()
+    """Those that are there already."""
+    pairs: tuple[int, ...] = ()
+    """UE namespaces that it creates."""
+
+
+@contextlib.contextmanager
+def emulation(plan: Plan, force: int = 0, state: Path | None = None, say: Say = lambda _: None) -> Iterator[None]:
+    """Hold an emulation: set up by the plan's commands, taken back at the end, however that comes.
+
+    What it touches is written down first (in `state`, by default /run/testbed), so that the next emulation can take
+    back what one that was killed left; this happens here before anything else.
+
+    Args:
+        plan: what to set up.
+        force: 2 or more shapes an interface of the default route too.
+        state: folder of the claims.
+        say: told what was cleaned up.
+
+    Raises:
+        BadInput: not root; an interface that is not there, carries the default route, or has a qdisc of somebody
+            else; something that another emulation holds.
+        TestbedError: a command failed, or not all could be taken back.
+    """
+    require_root()
+    ledger = Ledger(state)
+    with ledger.locked():
+        clean(ledger, say)
+        for interface in plan.interfaces:
+            _check_interface(interface, force)
+        _check_free(plan, ledger)
+        claim = own_claim({name: _offloads(name) for name in plan.interfaces}, list(plan.pairs))
+        path = ledger.write(claim)
+    try:
+        _apply(plan.apply, say)
+        yield
+    finally:
+        with held_back():  # taking back is over in a moment, and half of it would need the next start
+            restore(claim)
+            path.unlink(missing_ok=True)
+
+
+def clean(ledger: Ledger, say: Say = lambda _: None) -> None:
+    """Take back what emulations left whose processes have ended; the ledger must be locked.
+
+    Raises:
+        TestbedError: something could not be taken back.
+    """
+    ledger.tidy()
+    for path, claim in ledger.claims():
+        if claim.alive or not (claim.gone or claim.here):
+            continue
+        if not claim.gone:
+            restore(claim)
+            say(
+                f"cleaned up after process {claim.pid}, which ended without doing so: {', '.join(sorted(claim.things))}"
+            )
+        path.unlink(missing_ok=True)
+
+
+def restore(claim: Claim) -> None:
+    """Take back all that a claim names, as far as it is there.
+
+    Raises:
+        TestbedError: something is still there afterwards.
+    """
+    complaints = []
+    for command in undo(claim.interfaces, claim.pairs):
+        done = attempt(command)
+        if done.returncode:
+            complaints.append(f"{' '.join(command)}: {last_line(done.stderr)}")
+    pairs = [Pair(index) for index in claim.pairs]
+    left = [pair.namespace for pair in pairs if (NAMESPACES / pair.namespace).exists()]
+    left += [pair.host_interface for pair in pairs if (INTERFACES / pair.host_interface).exists()]
+    left += [name for name in claim.interfaces if (INTERFACES / name).exists() and not tc.is_default(_root(name))]
+    if left:
+        raise TestbedError(f"could not restore {', '.join(left)}: {'; '.join(complaints)}")
+
+
+def undo(interfaces: dict[str, list[str]], pairs: list[int]) -> list[Command]:
+    """Commands that take back an emulation: interfaces with the offloads to switch on again, and UE namespaces."""
+    commands = []
+    for interface, offloads in interfaces.items():
+        commands += tc.clear(interface) + tc.offload(interface, offloads, on=True)
+    for index in pairs:
+        commands += delete_pair(index)
+    return commands
+
+
+def _check_interface(name: str, force: int) -> None:
+    if not (INTERFACES / tc.check_interface(name)).exists():
+        known = ", ".join(sorted(path.name for path in INTERFACES.iterdir() if path.is_symlink()))
+        raise BadInput(f"no interface {name!r} here; there are {known}")
+    routes = [run(["ip", family, "-j", "route", "show", "table", "all"]) for family in ("-4", "-6")]
+    if force < 2 and any(name in tc.default_interfaces(text) for text in routes):
+        raise BadInput(f"{name} carries the default route, so a mistake cuts this machine off; force it twice to go on")
+
+
+def _check_free(plan: Plan, ledger: Ledger) -> None:
+    """Nothing that the plan touches may belong to somebody else."""
+    wanted = {*plan.interfaces, *(f"UE {index}" for index in plan.pairs)}
+    for _, claim in ledger.claims():
+        taken = wanted & claim.things if claim.here else set()
+        if taken:
+            held = ", ".join(sorted(taken))
+            raise BadInput(f"process {claim.pid} emulates a link on {held}; stop it first, or use others")
+    for pair in map(Pair, plan.pairs):
+        for name, there in ((pair.namespace, NAMESPACES), (pair.host_interface, INTERFACES)):
+            if (there / name).exists():
+                command = "ip netns delete" if there == NAMESPACES else "ip link delete"
+                raise BadInput(f"{name} is there already and not ours; remove it ({command} {name}) or use other UEs")
+    for name in plan.interfaces:
+        qdisc = _root(name)
+        if not tc.is_default(qdisc):
+            kind = qdisc["kind"] if qdisc else ""
+            raise BadInput(f"{name} has a qdisc of somebody else ({kind}); remove it: tc qdisc del dev {name} root")
+
+
+def _root(interface: str) -> dict[str, object] | None:
+    return tc.root_qdisc(run(["tc", "-j", "qdisc", "show", "dev", interface]))
+
+
+def _apply(commands: Sequence[Command], say: Say) -> None:
+    """Run all in order; an emulation goes on where `ethtool` fails or is not there, only in coarser pieces."""
+    coarse = ""
+    for command in commands:
+        if "ethtool" not in command:
+            run(command)
+        elif shutil.which("ethtool") is None:
+            coarse = "no ethtool (apt install ethtool)"
+        elif (done := attempt(command)).returncode:
+            coarse = last_line(done.stderr)
+    if coarse:
+        say(f"offloads stay on, so up to 64 kB are lost or kept as one packet: {coarse}")
+
+
+def _offloads(interface: str) -> list[str]:
+    """Offloads to switch on again later; none where `ethtool` cannot tell, as nothing is switched off then."""
+    if shutil.which("ethtool") is None:
+        return []
+    return tc.offloads_on(attempt(["ethtool", "-k", interface]).stdout)

@@ -1,0 +1,92 @@
+"""`testbed latency limits` and `sizes`: how far the model holds, and what its coefficients grow with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from testbed.cli.lists import numbers
+from testbed.cli.output import note, print_json, print_rows
+from testbed.errors import BadInput
+
+NUMBER = "{:.6g}"
+
+
+def limits(
+    csv: Annotated[Path, typer.Option(help="all.csv of `testbed latency measure`.")],
+    windows: Annotated[str | None, typer.Option(help="Take rows of these k alone: 1,2,4.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Where the latency model stops holding: mean, p95 and p99, each by a fit of its own, by how near saturation.
+
+    Fits take the loads at which nothing piles up, errors all of them. x = RPS·C2 is the mean's; the model counts as
+    holding up to the first range of x in which the median error is above 10 %.
+
+    Examples:
+
+        testbed latency limits --csv runs/load/all.csv
+
+        testbed latency limits --csv runs/load/all.csv --windows 0
+    """
+    from testbed.experiments.latency.limits import limits as found_limits
+
+    found = found_limits(csv, windows=None if windows is None else numbers(windows, int, "--windows"))
+    if as_json:
+        fits = {name: {"r2": each.r2, **dict(zip(each.names, each.values.tolist(), strict=True))}
+                for name, each in found.fits.items()}  # fmt: skip
+        print_json({"fits": fits, "errors": found.errors, "holds_to": found.holds_to})
+        return
+    rows = [{"name": name, "r2": each.r2, "to": found.holds_to[name]} for name, each in found.fits.items()]
+    columns = {"name": ("statistic", "{}"), "r2": ("R²", "{:.4f}"), "to": ("holds up to x", "{:g}")}
+    print_rows(rows, "Fitted below saturation", columns)
+    shown = {"from_x": ("x from", "{:g}"), "to_x": ("to", "{:g}"), "loads": ("loads", "{:d}"),
+             "piled_up": ("piled up", "{:d}"), "latency_s": ("mean: |error|", "{:.3f}"),
+             "latency_p95_s": ("p95", "{:.3f}"), "latency_p99_s": ("p99", "{:.3f}")}  # fmt: skip
+    print_rows(found.errors, "Median relative errors", shown)
+
+
+def sizes(
+    csv: Annotated[
+        list[str], typer.Option(metavar="MILLIONS=FILE", help="points.csv of a target of so many million parameters.")
+    ],
+    plot: Annotated[Path | None, typer.Option(help="Write a plot here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """The model's coefficients against the target's size, and lines through them (Fig. 5 of the review).
+
+    Example:
+
+        testbed latency sizes --csv 3=small/points.csv --csv 12=middle/points.csv --csv 40=large/points.csv
+    """
+    from testbed.experiments.plots.scaling import by_size, document, plot_sizes
+    from testbed.experiments.results.latency import read_points
+    from testbed.optim.serving.fit import fit
+
+    fits = {}
+    for text in csv:
+        millions, _, file = text.partition("=")
+        try:
+            size = float(millions)
+        except ValueError as exc:
+            raise BadInput(f"--csv takes MILLIONS=FILE, not {text!r}") from exc
+        if not 0 < size < 1e9 or not file or size in fits:
+            raise BadInput(f"--csv takes MILLIONS=FILE, each size once and positive, not {text!r}")
+        fits[size] = fit(*read_points(Path(file)), draws=0)
+    lines = by_size(fits)
+    if plot is not None:
+        note(f"wrote {plot_sizes(fits, plot)}")
+    rows: list[dict[str, Any]] = [
+        {"millions": size, "r2": each.r2, **dict(zip(each.names, each.values.tolist(), strict=True))}
+        for size, each in fits.items()
+    ]
+    if as_json:
+        print_json({"sizes": rows, "lines": document(lines)})
+        return
+    cells = {name: (name, "{:.4g}") for name in lines}
+    shown = {"millions": ("million parameters", "{:g}"), **cells, "r2": ("R²", "{:.4f}")}
+    print_rows(rows, "Coefficients in seconds", shown)
+    columns = {"name": ("coefficient", "{}"), "intercept": ("intercept s", NUMBER), "slope": ("s a million", NUMBER),
+               "r2": ("R²", "{:.4f}")}  # fmt: skip
+    print_rows([{"name": name, **line._asdict()} for name, line in lines.items()], "Lines over size", columns)

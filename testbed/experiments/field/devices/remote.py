@@ -1,0 +1,130 @@
+"""A UE of a field run that an agent drives: what is asked of it becomes orders, what comes of it is brought here."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from testbed.bundled_files import find
+from testbed.config import RunConfig
+from testbed.errors import BadInput
+from testbed.experiments.field.devices.agents import Agent, probe_order, run_order
+from testbed.experiments.field.devices.base import LINK, Probe, Reach, Say
+from testbed.experiments.results import directory as results
+from testbed.protocols.orders import Order, Probing, Running, State, digest_of
+
+FILED = ("drafter", "tokenizer", "dataset", "predictor")
+"""Of a run's configuration: files and folders that have to be where the UE is."""
+MOST_FILES = 32
+"""Of a folder that is put."""
+MARK = 12
+"""Digits of its digest that a file's name begins with."""
+
+
+class AgentDevice:
+    """Implements `Device` over an agent.
+
+    Args:
+        name: of the field run, in the ids of its orders.
+        trace: that the agent replays before the base station, by name or file; None: none.
+        settle_s: before the first run.
+    """
+
+    def __init__(self, agent: Agent, name: str, trace: str | None, settle_s: float, say: Say) -> None:
+        self._agent, self._name, self._say = agent, name, say
+        self._trace, self._settle_s = trace, settle_s
+        self._there: dict[str, str] = {}
+        self._link: str | None = None
+
+    def measure(self, reach: Reach, probe: Probe, folder: Path) -> dict[str, Any]:
+        """See `Device.measure`; what waits at the agent is done first."""
+        if waiting := self._agent.standing.waiting:
+            self._say(f"{self._agent.address}: {waiting} orders are waiting there; they come first")
+        what = Probing(reach.bs, reach.iperf3, probe.seconds, probe.handshakes, probe.timeout_s)
+        order = probe_order(f"{self._name}-{folder.name}", what)
+        self._agent.order(order)
+        self._agent.fetch(self._agent.wait(order.id), folder)
+        self._link = order.id
+        try:
+            document: dict[str, Any] = msgspec.json.decode((folder / LINK).read_bytes())
+        except (OSError, msgspec.DecodeError) as exc:
+            raise BadInput(f"the measurement of {self._agent.address} cannot be read: {exc}") from exc
+        return document
+
+    def expect(self, runs: Sequence[tuple[RunConfig, Path]]) -> None:
+        """Give all orders at once: the agent goes on with them where this machine is lost."""
+        start_s = time.perf_counter() + self._agent.offset.offset_s + self._settle_s if self._settle_s else 0.0
+        for config, out in runs:
+            self._agent.order(msgspec.structs.replace(self._order(config, out), start_s=start_s))
+
+    def run(self, config: RunConfig, folder: Path, out: Path) -> None:
+        """See `Device.run`."""
+        order = self._order(config, out)
+        self._agent.order(order)
+        self._bring(self._agent.wait(order.id), out)
+
+    def collect(self, config: RunConfig, out: Path) -> bool:
+        """Bring a run here that has ended; whether it had."""
+        state = self._agent.state(self._order(config, out).id)
+        if state.state == "done":
+            self._bring(state, out)
+        return state.state == "done"
+
+    def standing(self) -> dict[str, Any]:
+        """How the agent stands, and its clock less ours."""
+        now, offset = self._agent.standing, self._agent.offset
+        return {
+            "host": now.host, "testbed": now.testbed, "free_bytes": now.free_bytes, "waiting": now.waiting,
+            "clock": msgspec.to_builtins(offset),
+        }  # fmt: skip
+
+    def close(self) -> None:
+        """Let go of the agent."""
+        self._agent.close()
+
+    def _bring(self, state: State, out: Path) -> None:
+        self._agent.fetch(state, out)
+        results.read_summary(out)
+        self._agent.drop(state.id)
+
+    # ------------------------------------------------------------ orders
+
+    def _order(self, config: RunConfig, out: Path) -> Order:
+        there = {name: self.put(value) for name in FILED if (value := getattr(config, name)) and not _bundled(value)}
+        config = msgspec.structs.replace(config, csi="link", keys=None, insecure=False, **there)
+        trace = self.put(str(find("traces", self._trace))) if self._trace else None
+        return run_order(f"{self._name}-{out.parent.name}-{out.name}", Running(config, self._link, trace))
+
+    def put(self, path: str) -> str:
+        """Have a file, or a folder of files, where the agent is; returns its name there.
+
+        Raises:
+            BadInput: nothing there that could be put.
+        """
+        if path not in self._there:
+            self._there[path] = self._put(Path(path))
+        return self._there[path]
+
+    def _put(self, path: Path) -> str:
+        files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
+        if not files or not files[0].is_file() or len(files) > MOST_FILES:
+            raise BadInput(f"{path} is no file, and no folder of 1 to {MOST_FILES} files")
+        marks = {file: digest_of(file)[:MARK] for file in files}
+        folder = f"{min(marks.values())}-{_plain(path.name)}" if path.is_dir() else marks[path]
+        for file in files:
+            self._agent.put(f"{folder}/{_plain(file.name)}", file)
+        return folder if path.is_dir() else f"{folder}/{_plain(path.name)}"
+
+
+def _plain(name: str) -> str:
+    """A name that an agent takes."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip("._-")[:90] or "file"
+
+
+def _bundled(value: str) -> bool:
+    return value.startswith("bundled:")

@@ -1,0 +1,220 @@
+"""Does an emulated link do what it was asked? Rates by iperf3, round trips by an echo, asked beside measured."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.channel.measuring.iperf3 import NO_IPERF3, run_iperf3
+from testbed.channel.spec import ChannelSpec
+from testbed.channel.tc.links import Namespaces
+from testbed.channel.tc.shape import Duplex
+from testbed.config import Config
+from testbed.errors import BadInput, LinkError, TestbedError
+from testbed.experiments.runs.processes import proxy
+
+ECHOES = 20
+ECHO_BYTES = 1
+"""So few that the rate does not matter."""
+RATE_TOLERANCE = 0.05
+RTT_TOLERANCE, RTT_TOLERANCE_MS = 0.05, 1.0
+"""An RTT agrees within the larger of the two."""
+TC_PAYLOAD = 1448 / 1514
+"""Share of TCP's payload in an Ethernet frame: tc's rate counts the headers too, the relay's does not."""
+START_S = 10.0
+ECHO_CLIENT = """
+import socket, sys, time
+host, port, count, size = sys.argv[1], *map(int, sys.argv[2:])
+with socket.create_connection((host, port), 10) as link:
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    link.settimeout(10)
+    for _ in range(count):
+        start = time.perf_counter()
+        link.sendall(bytes(size))
+        left = size
+        while left:
+            left -= len(link.recv(left)) or sys.exit("closed")
+        print(time.perf_counter() - start)
+"""
+"""In a process of its own, so that it can stand in a UE's namespace."""
+
+
+class ValidateConfig(Config, frozen=True):
+    """A grid of links.
+
+    Raises:
+        BadInput: values that no link has.
+    """
+
+    via: str = "proxy"
+    rates_mbps: tuple[float, ...] = (5.0, 20.0, 50.0, 100.0, 200.0)
+    rtts_ms: tuple[float, ...] = (0.0, 10.0, 50.0, 100.0)
+    losses: tuple[float, ...] = (0.0,)
+    seconds: int = 3
+    """Of each transfer."""
+
+    def __post_init__(self) -> None:
+        if self.via not in ("proxy", "tc"):
+            raise BadInput(f"unknown way {self.via!r}; known: proxy, tc")
+        if not (self.rates_mbps and self.rtts_ms and self.losses) or self.seconds < 1:
+            raise BadInput("give one rate, RTT and loss or more, and transfers of 1 s or more")
+        for rate, rtt_ms, per in itertools.product(self.rates_mbps, self.rtts_ms, self.losses):
+            self.link(rate, rtt_ms, per)
+
+    def link(self, rate_mbps: float, rtt_ms: float, per: float) -> ChannelSpec:
+        """One point of the grid, the same in both directions."""
+        kind: Any = self.via
+        return ChannelSpec(kind=kind, uplink_mbps=rate_mbps, downlink_mbps=rate_mbps, rtt_ms=rtt_ms, per=per)
+
+
+@dataclass(frozen=True)
+class Ends:
+    """How a UE reaches two servers through a link."""
+
+    iperf3: tuple[str, int]
+    echo: tuple[str, int]
+    prefix: list[str]
+
+
+def validate(config: ValidateConfig, told: Callable[[int, int], None]) -> list[dict[str, Any]]:
+    """Measure every point; one row each, with errors and whether they are within tolerance.
+
+    Rates agree within `RATE_TOLERANCE`; where packets are repeated (the proxy's loss) a rate R is expected to carry
+    R·(1 − PER), and through tc the share of it that is payload. An RTT agrees within 5 % or 1 ms.
+
+    Raises:
+        BadInput: no iperf3 here, or a link that cannot be made here.
+        TestbedError: a server or a transfer failed.
+    """
+    if shutil.which("iperf3") is None:
+        raise BadInput(NO_IPERF3)
+    grid = list(itertools.product(config.rates_mbps, config.rtts_ms, config.losses))
+    rows = []
+    for done, (rate, rtt_ms, per) in enumerate(grid):
+        try:
+            measured = _measure(config.link(rate, rtt_ms, per), config.seconds)
+        except LinkError as exc:
+            raise LinkError(f"{rate:g} Mbit/s, {rtt_ms:g} ms, PER {per:g}: {exc}") from exc
+        rows.append(_row(config.via, rate, rtt_ms, per, measured))
+        told(done + 1, len(grid))
+    return rows
+
+
+def _measure(link: ChannelSpec, seconds: int) -> tuple[float, float, float]:
+    """Uplink and downlink in Mbit/s, and the echo in milliseconds."""
+    with _ends(link) as ends:
+        up = run_iperf3(*ends.iperf3, seconds, reverse=False, prefix=ends.prefix).rate_mbps.value
+        down = run_iperf3(*ends.iperf3, seconds, reverse=True, prefix=ends.prefix).rate_mbps.value
+        return up, down, statistics.median(_echo_s(ends.echo, ends.prefix)) * 1e3
+
+
+def _row(via: str, rate: float, rtt_ms: float, per: float, measured: tuple[float, float, float]) -> dict[str, Any]:
+    up, down, echo_ms = measured
+    expected = rate * (1 - per) * (TC_PAYLOAD if via == "tc" else 1)
+    errors = (up / expected - 1, down / expected - 1)
+    rtt_error_ms = echo_ms - rtt_ms
+    within = max(RTT_TOLERANCE_MS, RTT_TOLERANCE * rtt_ms)
+    return {
+        "via": via, "rate_mbps": rate, "rtt_ms": rtt_ms, "per": per, "expected_mbps": expected, "uplink_mbps": up,
+        "downlink_mbps": down, "echo_ms": echo_ms, "uplink_error": errors[0], "downlink_error": errors[1],
+        "rtt_error_ms": rtt_error_ms, "agrees": max(map(abs, errors)) <= RATE_TOLERANCE and abs(rtt_error_ms) <= within,
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------- the bench
+
+
+@contextlib.contextmanager
+def _ends(link: ChannelSpec) -> Iterator[Ends]:
+    """Servers, and the link before them."""
+    with contextlib.ExitStack() as held:
+        if link.kind == "tc":
+            wire = Duplex.of(link.uplink_mbps, link.downlink_mbps, link.rtt_ms, link.per, link.per)
+            spaces = held.enter_context(Namespaces([wire]))
+            host = spaces.host_address(0)
+            ports = held.enter_context(_servers(host))
+            yield Ends((host, ports[0]), (host, ports[1]), spaces.prefix(0))
+            return
+        ports = held.enter_context(_servers("127.0.0.1"))
+        relays = [held.enter_context(proxy(link, f"tcp://127.0.0.1:{port}")) for port in ports]
+        iperf3, echo = (int(relay["listen"].rsplit(":", 1)[1]) for relay in relays)
+        yield Ends(("127.0.0.1", iperf3), ("127.0.0.1", echo), [])
+
+
+@contextlib.contextmanager
+def _servers(host: str) -> Iterator[tuple[int, int]]:
+    """Ports of an iperf3 server and an echo server."""
+    with socket.create_server((host, 0)) as echo, iperf3_server(host) as port:
+        threading.Thread(target=_serve_echo, args=(echo,), daemon=True).start()
+        yield port, int(echo.getsockname()[1])
+        with contextlib.suppress(OSError):
+            echo.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def iperf3_server(host: str) -> Iterator[int]:
+    """An iperf3 server on a free port, which is yielded.
+
+    Raises:
+        TestbedError: it did not start.
+    """
+    with socket.create_server((host, 0)) as free:
+        port = int(free.getsockname()[1])
+    server = subprocess.Popen(
+        ["iperf3", "--server", "--bind", host, "--port", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        _wait_listening(host, port, server)
+        yield port
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _wait_listening(host: str, port: int, server: subprocess.Popen[bytes]) -> None:
+    """Wait until something listens, without a connection that iperf3 would take for a test."""
+    wanted, deadline_s = f":{port:04X}", time.monotonic() + START_S
+    while time.monotonic() < deadline_s and server.poll() is None:
+        with open("/proc/net/tcp", encoding="ascii") as table:
+            if any(line.split()[1].endswith(wanted) and line.split()[3] == "0A" for line in table if wanted in line):
+                return
+        time.sleep(0.02)
+    raise TestbedError(f"the iperf3 server on {host}:{port} did not start")
+
+
+def _serve_echo(server: socket.socket) -> None:
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        with connection, contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while data := connection.recv(65536):
+                connection.sendall(data)
+
+
+def _echo_s(address: tuple[str, int], prefix: Sequence[str]) -> list[float]:
+    """Seconds of echoes, from where the UE is."""
+    command = [*prefix, sys.executable, "-c", ECHO_CLIENT, address[0], str(address[1]), str(ECHOES), str(ECHO_BYTES)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    except subprocess.TimeoutExpired as exc:
+        raise TestbedError("the echo through the link did not end") from exc
+    times = [float(line) for line in done.stdout.split()]
+    if len(times) != ECHOES or not all(map(math.isfinite, times)):
+        raise TestbedError(f"the echo through the link failed: {' '.join(done.stderr.split())[-200:]}")
+    return times

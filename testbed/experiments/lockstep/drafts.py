@@ -1,0 +1,150 @@
+"""Records what the drafter says after every prefix of the target's outputs; `ue/drafters/recorded.py` replays that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from testbed.bs.engines.base import VerifyEngine, VerifyRequest
+from testbed.config import Config
+from testbed.errors import BadInput
+from testbed.experiments.inputs.datasets import load_dataset
+from testbed.experiments.lockstep.walk import Lockstep, Walk
+from testbed.fingerprints import model_fingerprint
+from testbed.models.bundle import bundled
+from testbed.ue.drafters.base import Drafter, DraftSequence, DraftToken
+from testbed.ue.drafters.recorded import Recorded, Recording, Statistics
+
+LANES = 16
+"""Prompts under way at once."""
+
+Told = Callable[[int, int], None]
+"""Prompts done, and in all."""
+
+
+class DraftsConfig(Config, frozen=True, kw_only=True):
+    """What is recorded.
+
+    Raises:
+        BadInput: values that cannot be.
+    """
+
+    dataset: str = "bundled:test"
+    prompts: int = 400
+    depth: int = 16
+    """Tokens of the longest window."""
+    max_tokens: int = 256
+    engine: str = "vllm"
+    dtype: str = "float32"
+    model: str | None = None
+    """Target: directory or Hugging Face id; None: the bundled one."""
+    drafter: str | None = None
+    """GGUF file; None: the bundled one."""
+
+    def __post_init__(self) -> None:
+        for name in ("prompts", "depth", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        if self.drafter and not self.model:
+            raise BadInput("a drafter of your own needs its target: give --model too")
+
+
+def record(config: DraftsConfig, told: Told) -> Recording:
+    """Load the pair, decode, and keep all that was drafted.
+
+    Raises:
+        BadInput: too few prompts, or models that cannot be used.
+    """
+    from testbed.bs.engines.registry import leave_a_core, load_engine
+    from testbed.bs.engines.target import describe
+    from testbed.ue.llama.drafter import LlamaDrafter
+    from testbed.ue.prompts import Prompter
+
+    target = describe(config.model or str(bundled().require("target")))
+    path = Path(config.drafter) if config.drafter else bundled().require("drafter")
+    examples = load_dataset(config.dataset, config.prompts)
+    if len(examples) < config.prompts:
+        raise BadInput(f"{config.dataset} has {len(examples)} prompts, not {config.prompts}")
+    prompter = Prompter(target.directory)
+    prompts = [prompter.ids(example.question) for example in examples]
+    leave_a_core()
+    engine = load_engine(config.engine, target.directory, dtype=config.dtype, vocab_size=target.vocab_size)
+    try:
+        context = max(map(len, prompts)) + config.max_tokens + 2 * config.depth + 2
+        drafter = LlamaDrafter(path, prompter.vocab_size, context=context, sequences=LANES)
+        try:
+            found = record_all(drafter, engine, prompts, config, target.end_ids, told)
+        finally:
+            drafter.close()
+    finally:
+        engine.close()
+    return Recording(
+        drafter=model_fingerprint(path), target=model_fingerprint(target.directory), tokenizer=prompter.fingerprint,
+        vocab_size=prompter.vocab_size, depth=config.depth, end_ids=list(target.end_ids), prompts=found,
+    )  # fmt: skip
+
+
+def record_all(
+    drafter: Drafter,
+    engine: VerifyEngine,
+    prompts: Sequence[Sequence[int]],
+    config: DraftsConfig,
+    end_ids: Sequence[int],
+    told: Told,
+) -> list[Recorded]:
+    """Record prompts, `LANES` of them at a time, in their order."""
+    walks = (_walk(drafter, str(i), prompt, config, frozenset(end_ids)) for i, prompt in enumerate(prompts))
+    found: dict[int, Recorded] = {}
+    for number, one in Lockstep(engine, LANES).run(walks):
+        found[number] = one
+        told(len(found), len(prompts))
+    return [found[i] for i in range(len(prompts))]
+
+
+def _walk(
+    drafter: Drafter, name: str, prompt: Sequence[int], config: DraftsConfig, ends: frozenset[int]
+) -> Walk[Recorded]:
+    """Decode one prompt in windows of `depth` tokens, and one more, which says what follows a window kept whole."""
+    output: list[int] = []
+    drafted: list[Statistics] = []
+    branches: dict[int, list[Statistics]] = {}
+    sequence = drafter.open(prompt)
+    try:
+        while True:
+            window = _draft(sequence, config.depth + 1, ends)
+            ids = np.array([token.id for token in window[: config.depth]], np.int32)
+            answer = yield VerifyRequest(name, np.array([*prompt, *output], np.int32), ids)
+            right = answer.argmax.tolist()[: len(window)]
+            kept = next((i for i, (w, r) in enumerate(zip(window, right, strict=True)) if w.id != r), len(right))
+            drafted += [_statistics(token) for token in window[: kept + 1]]
+            if kept < len(right):
+                rest = window[kept + 1 :]
+                if window[-1].id not in ends:
+                    rest += _draft(sequence, config.depth - 1 - len(rest), ends)
+                branches[len(output) + kept] = [_statistics(token) for token in rest[: config.depth - 1]]
+            added = right[: kept + 1]
+            output += added
+            if output[-1] in ends or len(output) >= config.max_tokens:
+                break
+            sequence.commit(len(added) - 1, added[-1])
+    finally:
+        sequence.close()
+    size = min(len(output), config.max_tokens)
+    return Recorded(
+        prompt=list(prompt), output=output[:size], drafted=drafted[:size],
+        branches={i: branch for i, branch in branches.items() if i < size},
+    )  # fmt: skip
+
+
+def _draft(sequence: DraftSequence, count: int, ends: frozenset[int]) -> list[DraftToken]:
+    """Up to so many tokens, none after an end."""
+    tokens: list[DraftToken] = []
+    while len(tokens) < count and not (tokens and tokens[-1].id in ends):
+        tokens.append(sequence.draft_one())
+    return tokens
+
+
+def _statistics(token: DraftToken) -> Statistics:
+    return token.id, float(token.top1), float(token.entropy), float(token.margin), float(token.logit_std)

@@ -1,0 +1,237 @@
+"""The OpenAI API over a device–edge pair: completions and chat, whole or streamed, errors in OpenAI's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import fastapi
+import msgspec
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from testbed.errors import BadInput, LinkError, ModelError, TestbedError
+from testbed.ue.api.backend import Backend, Closing, Crowded, Ended, Job, Order, Text
+from testbed.ue.api.bodies import BoundedBodies
+from testbed.ue.api.replies import ChatReply, Reply
+from testbed.ue.api.schema import ApiError, ChatRequest, CompletionRequest, Limits, Request
+from testbed.ue.prompts import Prompter
+
+T = TypeVar("T")
+GONE = 499
+"""Status that nobody reads: the client has left."""
+STATUS_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+@dataclass(frozen=True)
+class Service:
+    """What an endpoint serves.
+
+    Attributes:
+        name: of the model.
+        created: when it was started, in seconds since 1970.
+        token: what clients must say; None: nothing.
+    """
+
+    backend: Backend
+    prompter: Prompter
+    limits: Limits
+    name: str
+    created: int
+    token: str | None = None
+
+    def models(self) -> list[dict[str, Any]]:
+        """The one model."""
+        return [{"id": self.name, "object": "model", "created": self.created, "owned_by": "testbed"}]
+
+
+def make_app(service: Service) -> FastAPI:
+    """The web application; its paths exist with and without /v1."""
+    app = FastAPI(title="testbed", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(BoundedBodies)
+    for error, answer in (
+        (ApiError, _refused),
+        (HTTPException, _unknown),
+        (RequestValidationError, _malformed),
+        (Exception, _failed),
+    ):
+        app.add_exception_handler(error, answer)  # type: ignore[arg-type]
+    routes = _routes(service)
+    app.include_router(routes, prefix="/v1")
+    app.include_router(routes)
+    app.add_api_route("/health", _health)
+    return app
+
+
+def _routes(service: Service) -> APIRouter:
+    async def authorised(request: fastapi.Request) -> None:
+        given = request.headers.get("authorization", "")
+        if service.token and not hmac.compare_digest(given.encode(), f"Bearer {service.token}".encode()):
+            raise ApiError(401, "wrong or missing API key", kind="authentication_error", code="invalid_api_key")
+
+    routes = APIRouter(dependencies=[Depends(authorised)])
+
+    @routes.get("/models")
+    async def models() -> JSONResponse:
+        return JSONResponse({"object": "list", "data": service.models()})
+
+    @routes.get("/models/{name:path}")
+    async def model(name: str) -> JSONResponse:
+        if name != service.name:
+            raise ApiError(404, f"the model {name!r} does not exist", param="model", code="model_not_found")
+        return JSONResponse(service.models()[0])
+
+    @routes.post("/completions")
+    async def completions(body: CompletionRequest, request: fastapi.Request) -> Response:
+        order = _order(service, body)
+        return await _answer(service, request, body, order, Reply(service.name, len(order.prompt)))
+
+    @routes.post("/chat/completions")
+    async def chat(body: ChatRequest, request: fastapi.Request) -> Response:
+        order = _order(service, body)
+        return await _answer(service, request, body, order, ChatReply(service.name, len(order.prompt)))
+
+    return routes
+
+
+def _order(service: Service, body: Request) -> Order:
+    body.check(service.name)
+    return body.order(service.prompter, service.limits)
+
+
+async def _answer(service: Service, request: fastapi.Request, body: Request, order: Order, reply: Reply) -> Response:
+    """Decode, unless the client leaves; whatever happens, the job's place is freed."""
+    job = service.backend.job(order)
+    streamed = False
+    try:
+        first = await _unless_gone(request, _begin(job))
+        if body.stream:
+            streamed = True
+            return _Stream(job, _events(job, first, reply, body.wants_usage()))
+        return JSONResponse(await _unless_gone(request, _whole(job, first, reply)))
+    except _Gone:
+        return Response(status_code=GONE)
+    except TestbedError as exc:
+        raise _api_error(exc) from exc
+    finally:
+        if not streamed:
+            job.cancel()
+
+
+async def _begin(job: Job) -> Text | Ended:
+    await job.begin()
+    return await job.next()
+
+
+async def _whole(job: Job, event: Text | Ended, reply: Reply) -> dict[str, Any]:
+    texts = []
+    while isinstance(event, Text):
+        texts.append(event.text)
+        event = await job.next()
+    return reply.whole("".join(texts), event)
+
+
+async def _events(job: Job, event: Text | Ended, reply: Reply, usage: bool) -> AsyncIterator[bytes]:
+    """Server-sent events of a stream; an error becomes the last one."""
+    for chunk in reply.opening():
+        yield _event(chunk)
+    try:
+        while isinstance(event, Text):
+            yield _event(reply.chunk(event.text))
+            event = await job.next()
+    except TestbedError as exc:
+        yield _event(_api_error(exc).body)
+        return
+    yield _event(reply.last(event))
+    if usage:
+        yield _event(reply.usage(event))
+    yield b"data: [DONE]\n\n"
+
+
+def _event(document: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(document) + b"\n\n"
+
+
+class _Stream(StreamingResponse):
+    """A stream that frees its job's place when it ends, also where the client leaves in the midst of it."""
+
+    def __init__(self, job: Job, events: AsyncIterator[bytes]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        self._job = job
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._job.cancel()
+
+
+class _Gone(Exception):
+    """The client has left."""
+
+
+async def _unless_gone(request: fastapi.Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of some work, which is cancelled where the client leaves before."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise _Gone
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _left(request: fastapi.Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+# ---------------------------------------------------------------- errors
+
+
+def _api_error(error: TestbedError) -> ApiError:
+    """How an error of ours is told to a client."""
+    if isinstance(error, Crowded):
+        return ApiError(429, str(error), kind="rate_limit_error", code="rate_limit_exceeded")
+    if isinstance(error, BadInput) and not isinstance(error, ModelError):
+        return ApiError(400, str(error))
+    if isinstance(error, LinkError | Closing):
+        return ApiError(503, str(error), kind="server_error", code="unavailable")
+    return ApiError(502, str(error), kind="server_error", code="backend_error")
+
+
+async def _refused(_: fastapi.Request, error: ApiError) -> JSONResponse:
+    return JSONResponse(error.body, error.status, {"retry-after": "1"} if error.status == 429 else None)
+
+
+async def _unknown(request: fastapi.Request, error: HTTPException) -> JSONResponse:
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    known = ApiError(error.status_code, message, code=STATUS_CODES.get(error.status_code))
+    return JSONResponse(known.body, error.status_code, error.headers)
+
+
+async def _malformed(request: fastapi.Request, error: RequestValidationError) -> JSONResponse:
+    """The first thing that is wrong with a body, and where."""
+    wrong = error.errors()[0]
+    where = ".".join(str(part) for part in wrong["loc"] if part != "body")
+    if wrong["type"] == "json_invalid":
+        return await _refused(request, ApiError(400, f"the body is not JSON: {wrong['ctx']['error']}"))
+    message = f"{where}: {wrong['msg']}" if where else f"the body must be a JSON object: {wrong['msg']}"
+    return await _refused(request, ApiError(400, message, param=where or None))
+
+
+async def _failed(request: fastapi.Request, _: Exception) -> JSONResponse:
+    return await _refused(request, ApiError(500, "the endpoint failed; its log says more", kind="server_error"))
+
+
+async def _health() -> JSONResponse:
+    return JSONResponse({"status": "ok"})

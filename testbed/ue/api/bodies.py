@@ -1,0 +1,73 @@
+"""What an endpoint reads of a request before it looks at it: bounded in size and in time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from testbed.ue.api.schema import ApiError
+
+MOST_BYTES = 4 * 2**20
+"""Of a body."""
+WITHIN_S = 30.0
+"""In which a body must have come."""
+
+
+class BoundedBodies:
+    """An ASGI application before another, which gets each body whole: too large a one is 413, too slow a one 408."""
+
+    def __init__(self, app: ASGIApp, most_bytes: int = MOST_BYTES, within_s: float = WITHIN_S) -> None:
+        self._app, self._most_bytes, self._within_s = app, most_bytes, within_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await asyncio.wait_for(self._read(scope, receive), self._within_s)
+        except asyncio.TimeoutError:
+            error = ApiError(408, f"the body did not come within {self._within_s:g} s", code="request_timeout")
+        except ApiError as too_large:
+            error = too_large
+        else:
+            if body is not None:
+                await self._app(scope, _replayed(body, receive), send)
+            return
+        await JSONResponse(error.body, error.status, {"connection": "close"})(scope, receive, send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+        """A request's body; None where the client left.
+
+        Raises:
+            ApiError: it is too large.
+        """
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isdecimal() and (len(declared) > 20 or int(declared) > self._most_bytes):
+            raise self._too_large()
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return None
+            body += message.get("body", b"")
+            if len(body) > self._most_bytes:
+                raise self._too_large()
+            if not message.get("more_body", False):
+                return bytes(body)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"a body has at most {self._most_bytes} bytes", code="request_too_large")
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """What an application receives: the body in one piece, then whatever comes."""
+    first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Message:
+        return first.pop() if first else await receive()
+
+    return again

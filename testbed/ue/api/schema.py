@@ -1,0 +1,222 @@
+"""What clients of the OpenAI API send: read, checked, and made into orders; and the errors they are answered with."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from testbed.errors import BadInput
+from testbed.protocols.sampling import Sampling, request_seed
+from testbed.ue.api.backend import Order
+from testbed.ue.prompts import Prompter, Turn
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "top_logprobs": (0,),
+    "logprobs": (False,),
+    "prompt_logprobs": (),
+}
+"""Fields that would change an output in a way that is not supported, and the values (null apart) that do not."""
+NO_LOGPROBS = "logprobs do not exist here: the BS says which tokens stay, not how likely they were; leave it out"
+
+
+class ApiError(Exception):
+    """An answer that is an error, in OpenAI's shape."""
+
+    def __init__(
+        self, status: int, message: str, *, kind: str = "invalid_request_error", param: str | None = None,
+        code: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.status = status
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+class StreamOptions(BaseModel):
+    """Of a stream."""
+
+    include_usage: bool | None = None
+
+
+class Part(BaseModel):
+    """A part of a message."""
+
+    type: str
+    text: str = ""
+
+
+class Message(BaseModel):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Part] | None = None
+    tool_calls: list[Any] | None = None
+
+    def turn(self) -> Turn:
+        """As a prompt has it.
+
+        Raises:
+            ApiError: content other than text.
+        """
+        if self.tool_calls:
+            raise ApiError(400, "tool calls are not supported; leave them out", param="messages")
+        parts = self.content if isinstance(self.content, list) else [Part(type="text", text=self.content or "")]
+        other = next((part.type for part in parts if part.type != "text"), None)
+        if other:
+            raise ApiError(400, f"content of type {other!r} is not supported; send text", param="messages")
+        role = "system" if self.role == "developer" else self.role
+        return Turn(role, "".join(part.text for part in parts))
+
+
+class Request(BaseModel):
+    """What both kinds of requests have; fields that are not named here are ignored, or refused by `NEUTRAL`."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: str | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    """Not OpenAI's, but known to other servers; 0 and -1: all."""
+    ignore_eos: bool | None = None
+    """Not OpenAI's either: whether the output goes on after an end token."""
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    def ids(self, prompter: Prompter) -> list[int]:
+        """The prompt's ids."""
+        raise NotImplementedError
+
+    def length(self) -> int | None:
+        """Tokens that are asked for at most."""
+        return self.max_tokens
+
+    def wants_usage(self) -> bool:
+        """Whether the stream is to end with the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def check(self, served: str) -> None:
+        """Refuse what would be answered with something else than was asked for.
+
+        Raises:
+            ApiError: see there.
+        """
+        if self.model is not None and self.model != served:
+            message = f"the model {self.model!r} does not exist; this endpoint serves {served!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        for name, value in (self.model_extra or {}).items():
+            if name in NEUTRAL and value is not None and not any(_same(value, known) for known in NEUTRAL[name]):
+                wrong = NO_LOGPROBS if "logprobs" in name else f"{name} = {value!r} is not supported; leave it out"
+                raise ApiError(400, wrong[:500], param=name, code="unsupported_parameter")
+        if "" in self.stops():
+            raise ApiError(400, "a stop string must not be empty", param="stop")
+
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def order(self, prompter: Prompter, limits: Limits) -> Order:
+        """What the backend is asked for.
+
+        Raises:
+            ApiError: a prompt without room, or a value out of its range.
+        """
+        try:
+            ids = self.ids(prompter)
+            sampling = Sampling(
+                limits.temperature if self.temperature is None else self.temperature,
+                0 if self.top_k in (None, -1) else self.top_k,
+                1.0 if self.top_p is None else self.top_p,
+            )
+        except BadInput as exc:
+            raise ApiError(400, str(exc)) from exc
+        if not ids:
+            raise ApiError(400, "the prompt is empty")
+        room = limits.context - len(ids) - 1
+        wanted = self.length() or max(1, min(limits.max_tokens, room))
+        if wanted > room:
+            raise ApiError(
+                400,
+                f"a prompt of {len(ids)} tokens and {wanted} to come pass the context of {limits.context}; shorten it "
+                "or lower max_tokens",
+                param="max_tokens" if room > 0 else "messages" if isinstance(self, ChatRequest) else "prompt",
+                code="context_length_exceeded",
+            )
+        seed = secrets.randbits(63) if self.seed is None else request_seed(self.seed, "endpoint", 0)
+        return Order(ids, wanted, sampling, seed, self.stops(), bool(self.ignore_eos))
+
+
+class CompletionRequest(Request):
+    """POST /v1/completions."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+
+    def ids(self, prompter: Prompter) -> list[int]:
+        """The prompt's ids: as given, or of its text with the special tokens that the tokenizer adds."""
+        prompt = self.prompt
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+            if len(prompt) > 1:
+                raise ApiError(400, f"{len(prompt)} prompts in one request; send one each", param="prompt")
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            return list(prompter.tokenizer.encode(prompt).ids)
+        ids = [i for i in prompt if isinstance(i, int)]
+        if any(not 0 <= i < prompter.vocab_size for i in ids):
+            raise ApiError(400, f"token ids must lie in 0..{prompter.vocab_size - 1}", param="prompt")
+        return ids
+
+
+class ChatRequest(Request):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+
+    def ids(self, prompter: Prompter) -> list[int]:
+        """The prompt's ids: by the chat template, or plainly."""
+        return prompter.conversation([message.turn() for message in self.messages])
+
+    def length(self) -> int | None:
+        """Tokens that are asked for at most: `max_completion_tokens`, or `max_tokens` as older clients say."""
+        return self.max_completion_tokens or self.max_tokens
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a request gets that does not say, and what it can have.
+
+    Attributes:
+        context: positions that prompt, output and one more token may take together.
+    """
+
+    max_tokens: int
+    temperature: float
+    context: int
+
+
+def _same(value: Any, known: Any) -> bool:
+    return bool(value == known) and isinstance(value, bool) == isinstance(known, bool)

@@ -1,0 +1,234 @@
+"""Start-up and shutdown of an endpoint: configuration to drafter, connection, web server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+
+from testbed.clock import Clock, WallClock
+from testbed.config import EndpointConfig
+from testbed.errors import BadInput
+from testbed.listening import key_in, listening, url_of
+from testbed.protocols import PROTOCOLS
+from testbed.protocols.adaptive import RULES
+from testbed.protocols.messages import Welcome
+from testbed.protocols.quantise import check_bits
+from testbed.protocols.sampling import Sampling
+from testbed.ue.api.app import Service, make_app
+from testbed.ue.api.backend import Backend, Device, Pair
+from testbed.ue.api.schema import Limits
+from testbed.ue.channel_state import ChannelState
+from testbed.ue.client import Client
+from testbed.ue.dial import check_silence, dial, keys_for
+from testbed.ue.drafters.base import Drafter
+from testbed.ue.llama.drafter import LlamaDrafter
+from testbed.ue.prompts import Prompter
+from testbed.ue.run import AUTO, Clients, Runner, Setting
+from testbed.ue.windows.rules import FixedWindow
+
+State = Callable[[Client, Clock], Awaitable[ChannelState]]
+"""Where the channel state comes from, once there is a connection."""
+Ready = Callable[[str, str], None]
+"""Called once the endpoint answers: its address, and the model's name."""
+CONNECTIONS = 640
+"""Of clients; at so many, requests are answered 503. Load generators open 512 at once."""
+GRACE_S = 5
+"""For answers under way when the endpoint is stopped."""
+WARM_UP = 2
+"""Tokens decoded by each method before anybody is served."""
+
+
+def serve(config: EndpointConfig, bundle: tuple[Path | None, Path | None], state: State, ready: Ready) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        bundle: drafter and tokenizer directory, where the configuration names none.
+
+    Raises:
+        BadInput: anything in the configuration that cannot be used.
+        LinkError: the BS cannot be reached.
+        ProtocolError: it refuses.
+    """
+    path, prompter = check(config, bundle)
+    token = key_in(config.token_file)
+    with listening(config.host, config.port, guarded=token is not None) as listener:
+        drafter = LlamaDrafter(
+            path,
+            vocab_size=prompter.vocab_size,
+            context=config.context,
+            sequences=config.sequences,
+            threads=config.threads,
+            gpu_layers=config.gpu_layers,
+            kv_type=config.kv_type,
+        )
+        try:
+            with connected(config, drafter, prompter, state) as (backend, welcome):
+                service = Service(
+                    backend,
+                    prompter,
+                    Limits(config.max_tokens, config.temperature, backend.pair.context),
+                    config.name or _short(welcome.model),
+                    int(time.time()),
+                    token,
+                )
+                asyncio.run(_run(service, listener, lambda: ready(url_of(listener), service.name)))
+        finally:
+            drafter.close()
+
+
+def check(config: EndpointConfig, bundle: tuple[Path | None, Path | None]) -> tuple[Path, Prompter]:
+    """The drafter's path and the prompter, of a configuration that can be served.
+
+    Raises:
+        BadInput: anything that cannot be used.
+    """
+    methods(config.protocols)
+    FixedWindow(config.window)
+    Sampling(config.temperature)
+    keys_for(config.bs, config.keys, config.insecure)
+    check_silence(config.failover_s)
+    check_bits(config.hidden_bits)
+    for name, value, least in (("max-tokens", config.max_tokens, 1), ("queue", config.queue, 0)):
+        if value < least:
+            raise BadInput(f"{name} must be at least {least}, not {value}")
+    if not 0 <= config.threshold <= 1:
+        raise BadInput(f"threshold must lie in [0, 1], not {config.threshold}")
+    if not 0 <= config.port < 2**16:
+        raise BadInput(f"port must lie in 0..65535, not {config.port}")
+    if not config.timeout_s > 0:
+        raise BadInput("timeout must be positive")
+    if config.auto_rule not in RULES:
+        raise BadInput(f"unknown auto-rule {config.auto_rule!r}; known: {', '.join(RULES)}")
+    drafter = Path(config.drafter) if config.drafter else bundle[0]
+    if drafter is None:
+        raise BadInput("which drafter? give --drafter FILE.gguf")
+    directory = Path(config.tokenizer) if config.tokenizer else None if config.drafter else bundle[1]
+    if directory is None:
+        raise BadInput("which tokenizer? give --tokenizer DIR, the directory of tokenizer.json")
+    return drafter, Prompter(directory, config.prompt_format)
+
+
+def methods(names: tuple[str, ...]) -> tuple[str, str]:
+    """The methods at temperature 0 and above.
+
+    Raises:
+        BadInput: an unknown one, or two for the same.
+    """
+    known = (AUTO, *PROTOCOLS)
+    for name in names:
+        if name not in known:
+            raise BadInput(f"unknown protocol {name!r}; an endpoint takes {', '.join(known)}")
+    sampled = [n for n in names if n in PROTOCOLS and PROTOCOLS[n].sampled]
+    greedy = [n for n in names if n not in sampled]
+    if len(sampled) > 1 or len(greedy) > 1:
+        raise BadInput(f"protocols {', '.join(names)}: give one for temperature 0 and one for those above")
+    above = sampled[0] if sampled else "rejection"
+    return greedy[0] if greedy else sampled[0] if sampled else "greedy", above
+
+
+@contextlib.contextmanager
+def connected(
+    config: EndpointConfig, drafter: Drafter, prompter: Prompter, state: State
+) -> Iterator[tuple[Backend, Welcome]]:
+    """A backend whose methods have each decoded something, in a thread of its own.
+
+    Raises:
+        BadInput: drafter, window or context do not go with the BS's target.
+        LinkError: the BS cannot be reached.
+        ProtocolError: it refuses.
+    """
+    device = Device()
+    clients: list[Client] = []
+
+    async def connect() -> tuple[Pair, Welcome]:
+        how = (WallClock(), config.timeout_s, config.failover_s, config.insecure)
+        clients.append(dial(config.bs, config.keys, *how))
+        return await _meet(config, clients[0], drafter, prompter, state)
+
+    async def disconnect() -> None:
+        for client in clients:
+            await client.close()
+
+    try:
+        pair, welcome = device.run(connect())
+        yield Backend(device, pair, config.sequences, config.queue), welcome
+    finally:
+        device.run(disconnect())
+        device.close()
+
+
+async def _meet(
+    config: EndpointConfig, client: Client, drafter: Drafter, prompter: Prompter, state: State
+) -> tuple[Pair, Welcome]:
+    """Greet the BS, and decode something by each method."""
+    welcome = await client.connect(prompter.fingerprint, drafter.vocab_size)
+    if config.window > welcome.max_window:
+        raise BadInput(f"window {config.window}: the BS takes at most {welcome.max_window}")
+    setting = Setting(
+        Clients(client, client),
+        drafter,
+        FixedWindow(config.window),
+        config.threshold,
+        state=await state(client, client.clock),
+        rule=config.auto_rule,
+        hidden_bits=config.hidden_bits,
+    )
+    runner, (greedy, sampled) = Runner(setting), methods(config.protocols)
+    for method in dict.fromkeys((greedy, sampled)):
+        session = await runner.session(method, Sampling(), 0)
+        await session.decode([0], WARM_UP, ())
+    context = min(drafter.context, welcome.max_positions)
+    return Pair(runner, prompter.tokenizer, welcome.end_ids, greedy, sampled, context), welcome
+
+
+def web_settings(service: Service) -> uvicorn.Config:
+    """Of the web server: h11 bounds headers, which httptools does not."""
+    return uvicorn.Config(
+        make_app(service), http="h11", ws="none", lifespan="off", log_config=None, access_log=False,
+        limit_concurrency=CONNECTIONS, timeout_graceful_shutdown=GRACE_S,
+    )  # fmt: skip
+
+
+class _Server(uvicorn.Server):
+    """Says when it answers, and leaves signals to its caller."""
+
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._say = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self._say()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _run(service: Service, listener: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve until a signal comes; then what is under way is cut off, and its sessions are closed."""
+    server = _Server(web_settings(service), ready)
+    closing: list[asyncio.Task[None]] = []
+
+    def stop() -> None:
+        server.force_exit = server.should_exit
+        server.should_exit = True
+        closing.append(asyncio.ensure_future(service.backend.close()))
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    await server.serve(sockets=[listener])
+    await asyncio.gather(*closing)
+
+
+def _short(model: str) -> str:
+    """A directory by its last part, a Hugging Face id as it is."""
+    return model.rstrip("/").rpartition("/")[2] if model[:1] in "/.~" else model

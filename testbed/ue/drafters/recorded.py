@@ -1,0 +1,167 @@
+"""A drafter that has drafted before: what the real one said after every prefix of the target's own outputs, replayed.
+
+Under the strict judge the committed prefix is always one of the target's own output, so that what a drafter says in any
+window is known once it is known after every such prefix: its next token there, and, where that is not the target's, the
+tokens that it would have gone on with. A replay costs nothing, so that many UEs fit on one machine; `ue.pace.Steady`
+gives it a device's pace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from testbed.errors import BadInput, ModelError
+from testbed.ue.drafters.base import Choose, DraftToken
+
+Statistics = tuple[int, float, float, float, float]
+"""Id, top-1 probability, entropy, margin, logit standard deviation of a drafted token."""
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt.
+
+    Raises:
+        BadInput: parts that do not belong together.
+    """
+
+    prompt: list[int]
+    output: list[int]
+    """The target's own."""
+    drafted: list[Statistics]
+    """After each prefix of the output, the drafter's next token; as many as the output has."""
+    branches: dict[int, list[Statistics]]
+    """By place in the output where the drafter disagrees: what it goes on with after its own token."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt or not self.output or len(self.drafted) != len(self.output):
+            raise BadInput("a recording has a prompt, an output, and one drafted token for each of the output's")
+        disagreeing = {i for i, (d, t) in enumerate(zip(self.drafted, self.output, strict=True)) if d[0] != t}
+        if not disagreeing <= set(self.branches):
+            raise BadInput("a recording has a branch wherever the drafter disagrees with the target")
+
+
+class Recording(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pair said to a set of prompts."""
+
+    schema: int = 1
+    drafter: str
+    """Fingerprint of the drafter's weights."""
+    target: str
+    tokenizer: str
+    """Fingerprint that a BS is greeted with."""
+    vocab_size: int
+    depth: int
+    """Tokens of the longest window that can be replayed."""
+    end_ids: list[int]
+    prompts: list[Recorded]
+
+    def save(self, path: Path) -> None:
+        """Write it as one file of MessagePack."""
+        part = path.with_suffix(".part")
+        part.write_bytes(msgspec.msgpack.encode(self))
+        part.replace(path)
+
+
+def load_recording(path: Path) -> Recording:
+    """Read a recording.
+
+    Raises:
+        BadInput: no such file, or not a recording.
+    """
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=Recording)
+    except (OSError, msgspec.DecodeError) as exc:
+        raise BadInput(f"{path} is no recording of drafts: {exc}") from exc
+
+
+class RecordedDrafter:
+    """Implements `Drafter`; hidden states are zero, so that no judge but the strict one makes sense of it."""
+
+    def __init__(self, recording: Recording, hidden_size: int = 1) -> None:
+        self.vocab_size, self.hidden_size = recording.vocab_size, hidden_size
+        self.context = 1 + max(len(one.prompt) + len(one.output) for one in recording.prompts) + recording.depth
+        self.fingerprint = recording.drafter
+        self._known = {tuple(one.prompt): one for one in recording.prompts}
+        self._hidden = np.zeros(hidden_size, np.float16)
+
+    def open(
+        self, prompt: Sequence[int], *, distributions: bool = False, choose: Choose | None = None
+    ) -> RecordedSequence:
+        """See `Drafter.open`.
+
+        Raises:
+            BadInput: a prompt that was not recorded, or distributions, which were not.
+        """
+        if distributions or choose is not None:
+            raise BadInput("recorded drafts have no distributions to draw from; use greedy, fh or sh")
+        known = self._known.get(tuple(int(i) for i in prompt))
+        if known is None:
+            raise BadInput("a recording drafts only after prompts that are in it")
+        return RecordedSequence(known, self._hidden)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class RecordedSequence:
+    """Implements `DraftSequence`."""
+
+    def __init__(self, known: Recorded, hidden: np.ndarray) -> None:
+        self._known, self._hidden = known, hidden
+        self._place = 0
+        self._window: list[int] = []
+
+    @property
+    def length(self) -> int:
+        """Number of committed tokens, the prompt included."""
+        return len(self._known.prompt) + self._place
+
+    def draft_one(self) -> DraftToken:
+        """See `DraftSequence.draft_one`.
+
+        Raises:
+            ModelError: a longer window than was recorded, or beyond the output's end.
+        """
+        token_id, top1, entropy, margin, logit_std = self._next()
+        self._window.append(token_id)
+        return DraftToken(token_id, top1, entropy, margin, logit_std, self._hidden)
+
+    def _next(self) -> Statistics:
+        """The token after the committed prefix and what was drafted since."""
+        output, window = self._known.output, self._window
+        agreed = 0
+        while (
+            agreed < len(window)
+            and self._place + agreed < len(output)
+            and window[agreed] == output[self._place + agreed]
+        ):
+            agreed += 1
+        place = self._place + agreed
+        if agreed == len(window):
+            if place < len(output):
+                return self._known.drafted[place]
+        elif place < len(output):
+            branch, step = self._known.branches[place], len(window) - agreed - 1
+            if step < len(branch):
+                return branch[step]
+        raise ModelError("the recording ends here: record longer windows")
+
+    def commit(self, accepted: int, token: int) -> None:
+        """See `DraftSequence.commit`.
+
+        Raises:
+            ValueError: more tokens than were drafted, or others than the target's own.
+        """
+        if not 0 <= accepted <= len(self._window):
+            raise ValueError(f"{accepted} tokens accepted of {len(self._window)} drafted")
+        added = [*self._window[:accepted], token]
+        if added != self._known.output[self._place : self._place + len(added)]:
+            raise ValueError("recorded drafts follow the target's own output, and this is another")
+        self._place, self._window = self._place + len(added), []
+
+    def close(self) -> None:
+        """Nothing to free."""

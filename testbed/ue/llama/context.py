@@ -1,0 +1,290 @@
+"""One llama.cpp model and context through llama-cpp-python's low-level calls: ids in, logits and hidden states out."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.errors import ConfigError, ModelError
+from testbed.interrupts import held_back
+from testbed.ue.llama.gguf_rules import check_gguf
+
+MAX_BATCH = 512
+"""Tokens that one pass takes."""
+MAX_OUTPUTS = 2
+"""Tokens of one pass that give logits (all do, or none): what a round leaves uncomputed."""
+MAX_SEQUENCES = 256
+MAX_DEFAULT_CONTEXT = 2048
+MAX_DEFAULT_THREADS = 8
+ERROR_LEVEL = 4
+"""Of ggml's log; llama-cpp-python's own comments number the levels otherwise."""
+
+_errors: deque[str] = deque(maxlen=8)
+"""llama.cpp's last error lines, for the messages of ModelError."""
+
+
+@dataclass(frozen=True)
+class LlamaOptions:
+    """How a model is loaded and run.
+
+    Attributes:
+        context: positions that one sequence may take; None takes the model's own, at most MAX_DEFAULT_CONTEXT.
+        sequences: sequences that may be open at once; each has cache for `context` positions.
+        threads: None takes OMP_NUM_THREADS, else the cores that this process may use but one, at most
+            MAX_DEFAULT_THREADS: threads that share a core with others spin at each other's barriers.
+        gpu_layers: layers on the GPU, where llama.cpp was built for one; -1 is all.
+        flash_attention: None leaves the choice to llama.cpp on a GPU and takes none on a CPU, where it is slower for
+            single tokens and sums in f16.
+        kv_type: precision of the KV cache.
+
+    Raises:
+        ConfigError: a value out of its range.
+    """
+
+    context: int | None = None
+    sequences: int = 4
+    threads: int | None = None
+    gpu_layers: int = -1
+    flash_attention: bool | None = None
+    kv_type: Literal["f16", "f32"] = "f16"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.sequences <= MAX_SEQUENCES:
+            raise ConfigError(f"sequences {self.sequences} is not within 1 to {MAX_SEQUENCES}")
+        if self.context is not None and self.context < 1:
+            raise ConfigError(f"context {self.context} is not at least 1")
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"threads {self.threads} is not at least 1")
+        if self.kv_type not in ("f16", "f32"):
+            raise ConfigError(f"kv_type {self.kv_type!r} is neither 'f16' nor 'f32'")
+
+
+@functools.cache
+def _library() -> Any:
+    """llama_cpp.llama_cpp, with its log kept out of the terminal.
+
+    Raises:
+        ModelError: llama-cpp-python cannot be imported.
+    """
+    try:
+        from llama_cpp import llama_cpp
+    except (ImportError, OSError, RuntimeError) as exc:
+        raise ModelError(f"llama.cpp cannot be used, install llama-cpp-python: {_one_line(exc)}") from exc
+    llama_cpp.llama_log_set(_log_callback(), ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
+    return llama_cpp
+
+
+@functools.cache
+def _log_callback() -> Any:
+    """The callback, kept for as long as llama.cpp may call it."""
+    from llama_cpp import llama_cpp
+
+    def keep_errors(level: int, text: bytes, _: ctypes.c_void_p) -> None:
+        if level == ERROR_LEVEL:
+            _errors.append(text.decode(errors="replace").strip())
+
+    return llama_cpp.llama_log_callback(keep_errors)
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split())
+
+
+def _default_threads() -> int:
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdecimal() and int(asked) > 0:
+        return int(asked)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores - 1, MAX_DEFAULT_THREADS))
+
+
+class LlamaContext:
+    """A GGUF model with one context of several sequences. Not thread-safe.
+
+    Attributes:
+        rows: rows of the output head, padded ones included.
+        hidden_size: width of the final hidden state.
+        context: positions that one sequence may take.
+    """
+
+    def __init__(self, path: Path, options: LlamaOptions) -> None:
+        """Load a model.
+
+        Raises:
+            ModelError: the file is missing or unusable, or the model's cache cannot be rolled back.
+        """
+        self.path = path
+        self._context: Any = None
+        check_gguf(path)
+        self._lib = _library()
+        with held_back():  # an interrupt inside the log callback would be lost
+            self._model = self._load(options)
+        try:
+            self._refuse_unrollable()
+            self.rows = int(self._lib.llama_vocab_n_tokens(self._lib.llama_model_get_vocab(self._model)))
+            self.hidden_size = int(self._lib.llama_model_n_embd(self._model))
+            self.context = self._positions(options)
+            with held_back():
+                self._context = self._make_context(options)
+        except BaseException:
+            self.close()
+            raise
+        self._memory = self._lib.llama_get_memory(self._context)
+        self._logits, self._hidden = _Row(self.rows), _Row(self.hidden_size)
+        self._make_batch()
+        self._outputs_on = True
+
+    def compute(self, sequence: int, position: int, ids: Sequence[int], *, outputs: bool) -> None:
+        """Compute `ids` from `position` on, in passes of bounded size, and leave them in the sequence's cache.
+
+        Args:
+            outputs: make `logits` and `hidden` those of the last id.
+
+        Raises:
+            ModelError: a pass failed; the cache ends before `position`.
+        """
+        head = max(0, len(ids) - MAX_OUTPUTS) if outputs else len(ids)
+        try:
+            for at in range(0, head, MAX_BATCH):
+                self._pass(sequence, position + at, ids[at : min(at + MAX_BATCH, head)], outputs=False)
+            if outputs:
+                self._pass(sequence, position + head, ids[head:], outputs=True)
+        except ModelError:
+            self.forget(sequence, position)
+            raise
+
+    def _pass(self, sequence: int, position: int, ids: Sequence[int], *, outputs: bool) -> None:
+        if outputs is not self._outputs_on:
+            self._lib.llama_set_embeddings(self._context, outputs)
+            self._flags.fill(outputs)
+            self._outputs_on = outputs
+        count = len(ids)
+        self._ids[:count] = ids
+        self._places[:count] = range(position, position + count)
+        self._sequences[:count] = sequence
+        self._batch.n_tokens = count
+        code = self._lib.llama_decode(self._context, self._batch)
+        if code:
+            raise ModelError(f"{self.path}: llama.cpp failed to compute {count} tokens (code {code})")
+
+    def logits(self) -> NDArray[np.float32]:
+        """Logits [rows] of the last id computed with outputs: llama.cpp's memory, overwritten by the next pass."""
+        return self._logits.at(self._lib.llama_get_logits_ith(self._context, -1))
+
+    def hidden(self) -> NDArray[np.float32]:
+        """Final-layer, normalised hidden state [hidden_size] that gave `logits`; overwritten like them."""
+        return self._hidden.at(self._lib.llama_get_embeddings_ith(self._context, -1))
+
+    def forget(self, sequence: int, position: int) -> None:
+        """Drop a sequence's cache from `position` on."""
+        self._lib.llama_memory_seq_rm(self._memory, sequence, position, -1)
+
+    def close(self) -> None:
+        """Free context and model; a second call does nothing."""
+        context, self._context = self._context, None
+        model, self._model = self._model, None
+        if context:
+            self._lib.llama_free(context)
+        if model:
+            self._lib.llama_model_free(model)
+
+    def _load(self, options: LlamaOptions) -> Any:
+        params = self._lib.llama_model_default_params()
+        params.n_gpu_layers = options.gpu_layers
+        # Repacked weights, except on a CPU with AMX, where they crash: github.com/ggml-org/llama.cpp/issues/20824.
+        params.use_extra_bufts = b"AMX_INT8 = 1" not in self._lib.llama_print_system_info()
+        _errors.clear()
+        model = self._lib.llama_model_load_from_file(os.fsencode(self.path), params)
+        if not model:
+            raise ModelError(f"{self.path}: llama.cpp cannot load it: {self._reason()}")
+        return model
+
+    def _reason(self) -> str:
+        return _one_line(_errors[0]) if _errors else "it gives no reason"
+
+    def _refuse_unrollable(self) -> None:
+        lib, model = self._lib, self._model
+        kind = ""
+        if lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model):
+            kind = "a recurrent model"
+        elif lib.llama_model_n_swa(model) > 0:
+            kind = "a model with sliding-window attention"
+        elif lib.llama_model_has_encoder(model):
+            kind = "a model with an encoder"
+        if kind:
+            raise ModelError(f"{self.path}: {kind} cannot be rolled back; give a decoder with full attention")
+
+    def _positions(self, options: LlamaOptions) -> int:
+        trained = int(self._lib.llama_model_n_ctx_train(self._model))
+        if options.context is None:
+            return min(trained, MAX_DEFAULT_CONTEXT)
+        if options.context > trained:
+            raise ModelError(f"{self.path}: context {options.context} is more than the model's {trained} positions")
+        return options.context
+
+    def _make_context(self, options: LlamaOptions) -> Any:
+        lib = self._lib
+        params = lib.llama_context_default_params()
+        params.n_ctx = self.context * options.sequences
+        params.n_seq_max = options.sequences
+        params.n_batch = params.n_ubatch = MAX_BATCH
+        params.n_outputs_max = max(MAX_OUTPUTS, options.sequences)
+        params.n_threads = params.n_threads_batch = options.threads or _default_threads()
+        params.embeddings = True
+        params.pooling_type = lib.LLAMA_POOLING_TYPE_NONE
+        params.kv_unified = False
+        params.type_k = params.type_v = {"f16": lib.GGML_TYPE_F16, "f32": lib.GGML_TYPE_F32}[options.kv_type]
+        params.flash_attn_type = self._flash_attention(options)
+        _errors.clear()
+        context = lib.llama_init_from_model(self._model, params)
+        if not context:
+            raise ModelError(f"{self.path}: llama.cpp cannot make a context: {self._reason()}")
+        return context
+
+    def _flash_attention(self, options: LlamaOptions) -> int:
+        if options.flash_attention is None and options.gpu_layers and self._lib.llama_supports_gpu_offload():
+            return int(self._lib.LLAMA_FLASH_ATTN_TYPE_AUTO)
+        if options.flash_attention:
+            return int(self._lib.LLAMA_FLASH_ATTN_TYPE_ENABLED)
+        return int(self._lib.LLAMA_FLASH_ATTN_TYPE_DISABLED)
+
+    def _make_batch(self) -> None:
+        """One batch over arrays of our own; each entry has one sequence id."""
+        self._ids, self._places = np.zeros(MAX_BATCH, np.int32), np.zeros(MAX_BATCH, np.int32)
+        self._counts = np.ones(MAX_BATCH, np.int32)
+        self._flags = np.ones(MAX_BATCH, np.int8)
+        self._sequences = np.zeros(MAX_BATCH, np.int32)
+        int32 = ctypes.POINTER(ctypes.c_int32)
+        start = self._sequences.ctypes.data
+        self._batch = self._lib.llama_batch(
+            token=self._ids.ctypes.data_as(int32),
+            pos=self._places.ctypes.data_as(int32),
+            n_seq_id=self._counts.ctypes.data_as(int32),
+            seq_id=(int32 * MAX_BATCH)(*[ctypes.cast(start + 4 * i, int32) for i in range(MAX_BATCH)]),
+            logits=self._flags.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+
+
+class _Row:
+    """A numpy view of `size` floats at llama.cpp's pointers; they seldom move, so the last view is kept."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._address = size, 0
+        self._array = np.empty(0, np.float32)
+
+    def at(self, pointer: Any) -> NDArray[np.float32]:
+        address = ctypes.addressof(pointer.contents)
+        if address != self._address:
+            self._array = np.ctypeslib.as_array(pointer, (self._size,))
+            self._address = address
+        return self._array

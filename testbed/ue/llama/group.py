@@ -1,0 +1,87 @@
+"""Several sequences in one pass of llama.cpp: ids in, the most likely next id of each out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.errors import ModelError
+from testbed.ue.llama.context import MAX_BATCH, LlamaContext
+
+
+class Row(NamedTuple):
+    """New ids of one sequence."""
+
+    sequence: int
+    position: int
+    """Of the first of them: what the sequence's cache holds already."""
+    ids: Sequence[int]
+
+
+class LlamaGroup(LlamaContext):
+    """A `LlamaContext` that takes new ids of many sequences at once."""
+
+    def fill(self, rows: Sequence[Row]) -> None:
+        """Compute all ids of all rows without logits, in as few passes as `MAX_BATCH` tokens allow.
+
+        Every pass takes as many ids of each row as of the others, for llama.cpp splits a pass whose sequences differ.
+
+        Raises:
+            ModelError: a pass failed; the caches end where they did before.
+        """
+        left = [row for row in rows if row.ids]
+        try:
+            while left:
+                some = left[:MAX_BATCH]
+                take = min(MAX_BATCH // len(some), min(len(row.ids) for row in some))
+                self._together([row._replace(ids=row.ids[:take]) for row in some], outputs=False)
+                rest = [Row(row.sequence, row.position + take, row.ids[take:]) for row in some]
+                left = [row for row in rest if row.ids] + left[MAX_BATCH:]
+        except ModelError:
+            self._forget_all(rows)
+            raise
+
+    def follow(self, rows: Sequence[Row], vocab_size: int) -> NDArray[np.int32]:
+        """Compute rows of one id each, in one pass: [b] the most likely next ids among the first `vocab_size`.
+
+        Raises:
+            ModelError: the pass failed, or its logits are not numbers; the caches end where they did before.
+        """
+        try:
+            self._together(rows, outputs=True)
+            pointer = self._lib.llama_get_logits(self._context)
+            logits = np.ctypeslib.as_array(pointer, (len(rows), self.rows))[:, :vocab_size]
+            if not np.isfinite(logits.max(axis=1)).all():
+                raise ModelError(f"{self.path}: the drafter's logits are not numbers")
+        except ModelError:
+            self._forget_all(rows)
+            raise
+        best: NDArray[np.int32] = logits.argmax(axis=1).astype(np.int32)
+        return best
+
+    def _together(self, rows: Sequence[Row], *, outputs: bool) -> None:
+        """One pass over all ids of all rows, with the logits of all of them or of none."""
+        if self._outputs_on:  # hidden states, too, which nobody reads here
+            self._lib.llama_set_embeddings(self._context, False)
+            self._flags.fill(False)
+            self._outputs_on = False
+        counts = [len(row.ids) for row in rows]
+        total = sum(counts)
+        self._ids[:total] = np.concatenate([np.asarray(row.ids, np.int32) for row in rows])
+        self._places[:total] = np.concatenate(
+            [np.arange(n) + row.position for n, row in zip(counts, rows, strict=True)]
+        )
+        self._sequences[:total] = np.repeat([row.sequence for row in rows], counts)
+        self._flags[:total] = outputs
+        self._batch.n_tokens = total
+        code = self._lib.llama_decode(self._context, self._batch)
+        self._flags[:total] = False
+        if code:
+            raise ModelError(f"{self.path}: llama.cpp failed to compute {total} tokens (code {code})")
+
+    def _forget_all(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self.forget(row.sequence, row.position)

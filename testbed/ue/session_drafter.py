@@ -1,0 +1,93 @@
+"""A session's drafter: its sequence, its windows, and what it has yet to learn of the committed tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.protocols.base import Drafted
+from testbed.protocols.sampling import Draws
+from testbed.ue.drafters.base import Drafter, DraftSequence, DraftToken
+from testbed.ue.pace import Pace
+from testbed.ue.sampler import DraftSampler
+from testbed.ue.windows.rules import WindowPolicy
+
+
+class WindowDrafter:
+    """Drafts windows after one prompt; the sequence is opened when the first of them is needed.
+
+    Args:
+        sampler: draws the tokens; None: the most likely ones are taken.
+        pace: how long it takes.
+        hidden_bits: bits of an element at which hidden states go up.
+    """
+
+    def __init__(
+        self, drafter: Drafter, policy: WindowPolicy, sampler: DraftSampler | None, pace: Pace, hidden_bits: int
+    ) -> None:
+        self._drafter, self._policy, self._sampler = drafter, policy, sampler
+        self._pace, self._hidden_bits = pace, hidden_bits
+        self._prompt: list[int] = []
+        self._sequence: DraftSequence | None = None
+        self._known = 0
+        self.replaced: int | None = None
+        """The last committed token where this side drew it and the BS does not know it yet."""
+
+    def begin(self, prompt: list[int]) -> None:
+        """What windows come after."""
+        self._prompt, self._sequence, self._known, self.replaced = prompt, None, 0, None
+
+    async def catch_up(self, committed: NDArray[np.int32]) -> None:
+        """Compute what was committed without it: the prompt, and what the BS decoded alone.
+
+        Raises:
+            BadInput: the drafter refuses the prompt.
+        """
+        if self._sequence is None:
+            self._sequence = self._open()
+        for token in committed[self._sequence.length :].tolist():
+            self._sequence.commit(0, token)
+        if len(committed) > self._known:
+            await self._pace.opened(len(committed) - self._known)
+        self._known = len(committed)
+
+    def _open(self) -> DraftSequence:
+        if self._sampler is None:
+            return self._drafter.open(self._prompt)
+        return self._drafter.open(self._prompt, choose=self._sampler)
+
+    async def draft(self, number: int, room: int, ends: Set[int]) -> Drafted:
+        """The window of a round: until the policy says so, an end id, or the room left for the output."""
+        if self._sampler:
+            self._sampler.begin(number)
+        tokens = self._tokens(room, ends)
+        ids, hidden = np.array([t.id for t in tokens], np.int32), np.stack([t.hidden for t in tokens])
+        q = self._sampler.window() if self._sampler else None
+        await self._pace.drafted(len(ids), self._known)
+        return Drafted(ids, hidden, q, self.replaced, self._hidden_bits)
+
+    def _tokens(self, room: int, ends: Set[int]) -> list[DraftToken]:
+        assert self._sequence is not None
+        limit = min(self._policy.max_window, room)
+        tokens = [self._sequence.draft_one()]
+        while len(tokens) < limit and tokens[-1].id not in ends and self._policy.keep_drafting(tokens):
+            tokens.append(self._sequence.draft_one())
+        return tokens
+
+    @property
+    def draws(self) -> Draws | None:
+        """The round's random numbers; None where nothing is drawn."""
+        return self._sampler.draws if self._sampler else None
+
+    def commit(self, accepted: int, token: int) -> None:
+        """Roll back to the first `accepted` tokens of the window, and take the target's after them."""
+        assert self._sequence is not None
+        self._sequence.commit(accepted, token)
+        self._known = self._sequence.length
+
+    def close(self) -> None:
+        """Free the sequence."""
+        if self._sequence is not None:
+            self._sequence.close()

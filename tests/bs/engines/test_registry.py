@@ -1,0 +1,54 @@
+"""The registry of engines."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testbed.bs.engines.registry import ENGINES, load_engine
+from testbed.errors import BadInput, ModelError
+from tests.support.models import TOKENS
+
+
+def test_synthetic() -> None:
+    engine = load_engine(
+        "synthetic", None, dtype="bfloat16", vocab_size=100, max_model_len=50, seed=None, hidden_size=8
+    )
+    assert (engine.model_name, engine.vocab_size, engine.max_positions, engine.hidden_size) == ("synthetic", 100, 50, 8)
+
+
+def test_transformers(random_models: dict[str, Path]) -> None:
+    engine = load_engine("transformers", random_models["qwen2-padded"], vocab_size=TOKENS, max_model_len=50)
+    assert (engine.vocab_size, engine.max_positions) == (TOKENS, 50)
+    engine.close()
+
+
+def test_what_is_unknown_lists_what_is_known() -> None:
+    with pytest.raises(BadInput, match="unknown engine 'sglang': known are vllm, transformers, synthetic"):
+        load_engine("sglang", "x")
+    with pytest.raises(BadInput, match=r"no option speed: known are .*hidden_size"):
+        load_engine("synthetic", None, speed=1)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "transformers"])
+def test_no_model(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="needs a model"):
+        load_engine(kind, None)
+    with pytest.raises(ModelError, match="no model at"):
+        load_engine(kind, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("kind", "absent"), [("synthetic", {"torch", "transformers", "vllm"}), ("transformers", {"vllm"})]
+)
+def test_engines_do_not_import_each_other(kind: str, absent: set[str]) -> None:
+    code = (
+        "import importlib, sys; from testbed.bs.engines.registry import ENGINES; "
+        f"importlib.import_module(ENGINES[{kind!r}][0]); print({{m.split('.')[0] for m in sys.modules}} & {absent!r})"
+    )
+    assert kind in ENGINES
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "set()\n"

@@ -1,0 +1,150 @@
+"""First come, first served: what goes into a pass, by properties that any queue must show."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.bs.engines.base import VerifyRequest
+from testbed.bs.pending import Pending
+from testbed.bs.scheduling.base import Fcfs
+from testbed.errors import BadInput
+
+
+def waiting(name: str, arrived_s: float, prefix: int, draft: int, computed: int = 0) -> Pending:
+    request = VerifyRequest(name, np.zeros(prefix, np.int32), np.zeros(draft, np.int32))
+    return Pending(request, arrived_s, computed)
+
+
+ENTRIES = st.tuples(
+    st.integers(0, 8).map(float), st.integers(1, 400), st.integers(0, 40), st.integers(0, 400)
+)  # arrival, prefix, draft, computed
+QUEUES = st.lists(ENTRIES, max_size=24).map(
+    lambda rows: [waiting(str(i), at, prefix, k, computed) for i, (at, prefix, k, computed) in enumerate(rows)]
+)
+BOUNDS = st.builds(Fcfs, max_requests=st.integers(1, 12), max_tokens=st.integers(1, 900))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "draft", "computed", "expected"),
+    [
+        (100, 8, 0, 108),  # a first pass reads the whole prompt
+        (109, 8, 100, 17),  # later ones what was committed since, and the draft
+        (101, 8, 101, 9),  # at least one committed token is read again, for its logits
+        (50, 8, 101, 9),  # a session that was opened anew with less
+        (100, 0, 99, 1),  # plain decoding
+    ],
+)
+def test_new_tokens_by_hand(prefix: int, draft: int, computed: int, expected: int) -> None:
+    assert waiting("x", 0.0, prefix, draft, computed).new_tokens == expected
+
+
+@given(queue=QUEUES, plan=BOUNDS)
+def test_the_first_to_arrive_always_goes_and_the_rest_in_order(queue: list[Pending], plan: Fcfs) -> None:
+    batch = plan.plan(queue, 99.0)
+    line = sorted(range(len(queue)), key=lambda i: (queue[i].arrived_s, i))
+    assert [item.request.session for item in batch] == [str(i) for i in line[: len(batch)]]
+    assert bool(batch) == bool(queue)
+
+
+@given(queue=QUEUES, plan=BOUNDS)
+def test_bounds_hold_and_nothing_that_fits_is_left(queue: list[Pending], plan: Fcfs) -> None:
+    batch = plan.plan(queue, 99.0)
+    tokens = sum(item.new_tokens for item in batch)
+    assert len(batch) <= plan.max_requests
+    assert tokens <= plan.max_tokens or len(batch) == 1
+    if len(batch) < min(len(queue), plan.max_requests):
+        left = [item for item in queue if item not in batch]
+        assert tokens + min(left, key=lambda item: item.arrived_s).new_tokens > plan.max_tokens
+
+
+@given(queue=QUEUES, plan=BOUNDS, now_s=st.floats(0, 1e6))
+def test_a_plan_depends_on_the_queue_alone_and_leaves_it_as_it_was(
+    queue: list[Pending], plan: Fcfs, now_s: float
+) -> None:
+    before = copy.copy(queue)
+    first = plan.plan(queue, now_s)
+    assert plan.plan(tuple(queue), now_s) == first
+    assert queue == before
+    assert all(any(item is waiting_ for waiting_ in queue) for item in first)
+
+
+@given(queue=QUEUES, plan=BOUNDS)
+def test_a_queue_is_served_to_its_end_in_the_order_of_arrival(queue: list[Pending], plan: Fcfs) -> None:
+    line = sorted(queue, key=lambda item: item.arrived_s)
+    served: list[Pending] = []
+    while queue:
+        batch = plan.plan(queue, 0.0)
+        served += batch
+        queue = [item for item in queue if item not in batch]
+    assert served == line
+
+
+def test_a_request_beyond_the_bound_goes_alone() -> None:
+    queue = [waiting("large", 0.0, 5000, 8), waiting("small", 1.0, 5, 8)]
+    assert [p.request.session for p in Fcfs(8, 4096).plan(queue, 2.0)] == ["large"]
+    assert [p.request.session for p in Fcfs(8, 4096).plan(queue[::-1], 2.0)] == ["large"]
+
+
+@pytest.mark.parametrize(("requests", "tokens"), [(0, 70), (-1, 70), (3, 0)])
+def test_bounds_under_which_nothing_would_ever_go_are_refused(requests: int, tokens: int) -> None:
+    with pytest.raises(BadInput, match="1 request and 1 token or more"):
+        Fcfs(requests, tokens)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "computed", "most", "end"),
+    [
+        (200, 0, 100, 64),  # pieces end at multiples of 64
+        (200, 0, 63, 0),
+        (200, 64, 64, 128),
+        (200, 70, 64, 128),  # what is cached need not end at one
+        (200, 128, 64, 192),
+        (193, 128, 64, 192),
+        (192, 128, 64, 0),  # the last token belongs to the round
+        (65, 0, 500, 64),
+        (64, 0, 500, 0),
+        (1000, 0, 500, 448),
+    ],
+)
+def test_where_pieces_end_by_hand(prefix: int, computed: int, most: int, end: int) -> None:
+    item = waiting("x", 0.0, prefix, 5, computed)
+    assert item.ends(most) == end
+    if end:
+        piece = item.piece(end)
+        assert (piece.cached_tokens, piece.new_tokens) == (computed, end - computed)
+        assert piece.arrived_s == item.arrived_s and piece.request.session == "x"
+
+
+@given(queue=QUEUES, chunk=st.integers(64, 400), requests=st.integers(1, 12))
+def test_in_pieces_nobody_waits_for_more_than_a_chunk_of_anothers_prompt(
+    queue: list[Pending], chunk: int, requests: int
+) -> None:
+    """Served to its end: every request goes whole once, after pieces that each bring it further."""
+    plan, computed, whole = Fcfs(requests, 900, chunk), {}, []
+    while queue:
+        batch = plan.plan(queue, 0.0)
+        assert 0 < len(batch) <= requests
+        for item in batch:
+            name, prefix = item.request.session, len(item.request.prefix)
+            (asked,) = [p for p in queue if p.request.session == name]
+            assert prefix - item.cached_tokens <= chunk
+            if item is asked:
+                whole.append(name)
+                queue = [p for p in queue if p is not asked]
+            else:
+                assert prefix > item.computed and prefix % 64 == 0 and prefix < len(asked.request.prefix)
+                assert computed.get(name, -1) < prefix
+                computed[name] = prefix
+                queue = [replace(p, computed=prefix) if p is asked else p for p in queue]
+    assert len(whole) == len(set(whole))
+
+
+def test_pieces_of_nothing_are_refused() -> None:
+    with pytest.raises(BadInput, match="64 tokens or more, not 63"):
+        Fcfs(chunk_tokens=63)

@@ -1,0 +1,261 @@
+"""What the scheduler is told of a session, against cases worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from testbed.bs.engines.base import VerifyRequest, VerifyResult
+from testbed.bs.pending import Pending
+from testbed.bs.queue import Taken
+from testbed.bs.scheduling.admission import Admission
+from testbed.bs.scheduling.base import Fcfs, Scheduler
+from testbed.bs.scheduling.estimator_online import OnlineEstimator
+from testbed.bs.scheduling.pass_ledger import Promises
+from testbed.bs.scheduling.slo import Slo, geometric
+from testbed.bs.sessions import Round, Session, SessionTable
+from testbed.experiments.inputs.profile import InteractionVerify
+from testbed.optim.pass_time import Coefficients
+from testbed.protocols import protocol
+from testbed.protocols.base import Window
+from testbed.protocols.messages import Open
+from testbed.protocols.sampling import Kept
+from tests.support.fleet import Fleet, serve_fleet
+
+PASS_S = 0.05
+CONSTANT = InteractionVerify(a_s=0, b_compute_s=0, b_read_s=0, c_s=PASS_S)
+ALONE = Fleet(
+    verify=CONSTANT, draft_s=0.02, network_s=0.04, window=5, alpha=1.0, prompt=(100, 100), output=(60, 60),
+    spread_s=0, until_s=0.5,
+)  # fmt: skip
+
+
+class Recorder:
+    """Remembers all that it was shown."""
+
+    def __init__(self) -> None:
+        self.seen: list[Pending] = []
+
+    def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
+        self.seen += pending
+        return list(pending)
+
+
+def opened(table: SessionTable, speed_tps: float | None = None, length: int = 100) -> Session:
+    prefix = np.zeros(length, np.int32)
+    return table.open((b"ue", 1), prefix, protocol("greedy"), 0.0, 64, 0, speed_tps=speed_tps)
+
+
+def a_round(number: int, drafted: int, arrived_s: float, draft_s: float = 0.0, network_s: float = 0.0) -> Round:
+    return Round(
+        number, Window(np.zeros(drafted, np.int32), None), None, arrived_s, draft_s=draft_s, network_s=network_s
+    )
+
+
+def ask(session: Session, round_: Round) -> VerifyRequest:
+    session.current = round_
+    return VerifyRequest(session.name, session.prefix, round_.window.ids)
+
+
+def test_rounds_of_a_ue_by_hand() -> None:
+    """100 ms of drafting, 20 ms up, 50 ms of verifying, 20 ms down: a round takes 190 ms and commits 6 tokens."""
+    recorder = Recorder()
+    served = serve_fleet(ALONE, [8.0], recorder)
+    assert len(recorder.seen) == len(served.responses[0].record.rounds) == 10
+    start_s = recorder.seen[0].arrived_s - 0.12
+    for k, item in enumerate(recorder.seen):
+        assert item.speed_tps == 8.0
+        assert item.arrived_s == pytest.approx(start_s + 0.19 * k + 0.12)
+        assert item.draft_s == pytest.approx(0.1)
+        assert item.network_s == pytest.approx(0.04 if k else 0.0)
+        assert item.ahead_s == pytest.approx(6 * k / 8 - 0.19 * k)
+        assert item.acceptance == (None if k == 0 else 1.0)
+        assert (item.cached_tokens, item.new_tokens) == ((0, 105) if k == 0 else (100 + 6 * k - 1, 6))
+    slo = Slo(coefficients=Coefficients(0, 0, 0, PASS_S))
+    third = recorder.seen[2]
+    # 6 tokens at 8 a second, less 100 ms and 40 ms, and half of what is ahead: 0.75 - 0.14 + (1.5 - 0.38) / 2
+    assert slo.deadline_s(third, slo.expected(third)) - third.arrived_s == pytest.approx(1.17)
+    assert served.metrics["promised_rounds"] == {"8": 10} and served.metrics["missed_deadlines"] == {"8": 0}
+
+
+def test_what_comes_late_is_counted_by_class() -> None:
+    slow = InteractionVerify(a_s=0, b_compute_s=0, b_read_s=0, c_s=1.0)
+    fleet = Fleet(verify=slow, alpha=1.0, output=(60, 60), spread_s=0, until_s=0.5)
+    served = serve_fleet(fleet, [2.0, 20.0, None], Fcfs())
+    assert served.metrics["promised_rounds"] == {"2": 10, "20": 10}
+    assert served.metrics["missed_deadlines"] == {"2": 0, "20": 10}
+
+
+def test_a_margin_is_a_faster_promise() -> None:
+    table = SessionTable()
+    session = opened(table, 8.0)
+    promises = Promises(table, Fcfs(), margin=0.25)
+    promises.pending(session, first := a_round(0, 5, 10.0, 0.5), ask(session, first))
+    session.append(np.zeros(20, np.int32))
+    later = a_round(1, 5, 12.0, 0.4)
+    item = promises.pending(session, later, ask(session, later))
+    assert item.speed_tps == 10.0
+    assert item.ahead_s == pytest.approx(20 / 10 - (12.0 - 0.4 - (10.0 - 0.5)))
+
+
+def test_a_session_that_is_opened_anew_begins_its_promise_anew() -> None:
+    table = SessionTable()
+    promises = Promises(table, Fcfs())
+    for arrived_s in (3.0, 50.0):
+        session = opened(table, 4.0)
+        first = a_round(0, 5, arrived_s, 0.1)
+        assert promises.pending(session, first, ask(session, first)).ahead_s == 0
+        session.append(np.zeros(3, np.int32))
+    assert table.promised() == {4.0: 1}
+
+
+def test_acceptance_is_drawn_from_all_sessions_to_ones_own() -> None:
+    table = SessionTable()
+    session = opened(table)
+    promises = Promises(table, Fcfs())
+    rate = []
+    for k in range(40):
+        round_ = a_round(k, 4, float(k))
+        rate.append(promises.pending(session, round_, ask(session, round_)).acceptance)
+        promises.settled(session, round_, Kept(3, 7), k + 0.1)
+    assert rate[0] is None
+    assert rate[1:] == pytest.approx([0.75] * 39, abs=1e-3)
+    other = table.open((b"other", 1), np.zeros(9, np.int32), protocol("greedy"), 0.0, 64, 0)
+    for k in range(40):
+        round_ = a_round(k, 4, float(k))
+        last = promises.pending(other, round_, ask(other, round_)).acceptance
+        assert last is not None and last == pytest.approx(0.75, abs=1e-3) if k == 0 else last < 0.75
+        promises.settled(other, round_, Kept(0, 7), k + 0.1)
+    assert last is not None and last < 0.2
+    assert geometric(last, 4) < geometric(0.75, 4)
+
+
+@pytest.mark.parametrize(
+    ("block", "accepted", "computed"), [(1, 0, 100), (1, 5, 105), (16, 0, 96), (16, 5, 96), (16, 12, 112), (32, 12, 96)]
+)
+def test_only_whole_blocks_stay_in_the_cache(block: int, accepted: int, computed: int) -> None:
+    table = SessionTable()
+    session = opened(table)
+    promises = Promises(table, Fcfs(), block_size=block)
+    round_ = a_round(0, 12, 0.0)
+    ask(session, round_)
+    promises.settled(session, round_, Kept(accepted, 7), 0.1)
+    assert session.computed == computed
+
+
+def test_evicted_tokens_are_counted_and_the_estimator_sees_what_was_computed() -> None:
+    table = SessionTable()
+    session = opened(table)
+    promises = Promises(table, Fcfs())
+    session.computed = 90
+    round_ = a_round(0, 5, 0.0)
+    item = promises.pending(session, round_, ask(session, round_))
+    zeros = np.zeros(6, np.float32)
+    for cached in (None, 90, 30, 96):
+        result = VerifyResult(zeros.astype(np.int32), zeros, zeros[1:], cached=cached)
+        promises.passed([Taken(session, item, whole=True)], [result], 0.5)
+    metrics = promises.snapshot()
+    assert metrics["evicted_tokens"] == 60
+    assert metrics["cached_tokens"] == 90 + 90 + 30 + 96
+    assert metrics["computed_tokens"] == 4 * 105 - metrics["cached_tokens"]
+    assert metrics["passes"] == metrics["rounds"] == 4 and metrics["batch_sizes"] == {"1": 4}
+    assert metrics["busy_s"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "at_once"), [(Fcfs(), False), (Slo(coefficients=Coefficients(0, 0, 0, PASS_S)), True)]
+)
+def test_passes_are_learnt_from_when_there_is_time_or_where_batches_are_planned_by_them(
+    scheduler: Scheduler, at_once: bool
+) -> None:
+    table = SessionTable()
+    session = opened(table)
+    estimator = OnlineEstimator(Coefficients(0, 0, 0, PASS_S))
+    promises = Promises(table, scheduler, estimator)
+    round_ = a_round(0, 5, 0.0)
+    batch = [Taken(session, promises.pending(session, round_, ask(session, round_)), whole=True)]
+    assert promises.expected_s(batch) == PASS_S
+    zeros = np.zeros(6, np.float32)
+    for _ in range(3):
+        promises.passed(batch, [VerifyResult(zeros.astype(np.int32), zeros, zeros[1:])], 2 * PASS_S)
+    assert estimator.passes == (3 if at_once else 0)
+    promises.learn()
+    promises.learn()
+    assert estimator.passes == 3 and promises.expected_s(batch) > 1.5 * PASS_S
+
+
+def test_how_long_a_pass_may_last_follows_the_fastest_promise() -> None:
+    table = SessionTable()
+    slo = Slo(coefficients=Coefficients(0, 0, 0, PASS_S), patience_s=1.5)
+    promises = Promises(table, slo, cuts=True)
+
+    def hold_s() -> float:
+        promises.passed([], [], 0.1)
+        assert isinstance(promises.scheduler, Slo) and promises.scheduler.hold_s is not None
+        return promises.scheduler.hold_s
+
+    assert hold_s() == pytest.approx(0.5)
+    # before anything is measured: 3 tokens a round, 100 ms of drafting, 50 ms of network
+    for speed_tps, expected in ((2.0, 1.35 / 3), (8.0, 0.225 / 3), (100.0, 0.0)):
+        session = table.open((b"ue", speed_tps), np.zeros(9, np.int32), None, 0.0, 1, 99, speed_tps=speed_tps)  # type: ignore[arg-type]
+        assert hold_s() == pytest.approx(expected)
+    table.close(session.key)
+    assert hold_s() == pytest.approx(0.225 / 3)
+
+
+def test_admission_counts_everybody_else() -> None:
+    table = SessionTable()
+    times = Coefficients(a=1e-4, b_compute=0, b_read=0, c=0.04)
+    admission = Admission(coefficients=times, max_requests=1)
+    promises = Promises(table, Fcfs(), admission=admission)
+    message = Open(session=1, protocol="greedy", threshold=0.0, hidden_size=1, speed_tps=8.0)
+    assert promises.admit((b"ue", 1), message) is None
+    opened(table, 8.0)
+    assert promises.admit((b"ue", 1), message) is None  # the same session again
+    for i in range(6):
+        table.open((b"ue", 2 + i), np.zeros(9, np.int32), None, 0.0, 1, 99, speed_tps=8.0)
+    busy = promises.admit((b"x", 1), message)
+    # 8 sessions at 8 tokens/s and 3 tokens a round: 21 passes of 40 ms a second; with 4 or 6 the last one fits no more
+    assert busy is not None and busy.speed_tps in (0.0, 2.0) and busy.retry_s > 0
+    assert "8 tokens/s cannot be promised beside 7 other sessions" in busy.reason
+    silent = Open(session=1, protocol="greedy", threshold=0.0, hidden_size=1)
+    assert promises.admit((b"x", 1), silent) is None
+    assert promises.snapshot()["refused_sessions"] == {"8": 1}
+
+
+@pytest.mark.parametrize(
+    ("between_s", "waits", "admitted"), [(0.0, True, True), (0.01, True, False), (0.01, False, True)]
+)
+def test_promises_take_the_time_between_passes_as_well(between_s: float, waits: bool, admitted: bool) -> None:
+    """Five sessions of 8 tokens/s, 3 tokens a round: 13.3 passes of 52 ms a second, 0.7 of the time; with 10 ms between
+    them 0.83. Where the engine had nothing to do it was not the passes that took it.
+    """
+    table = SessionTable()
+    times = Coefficients(a=0, b_compute=0, b_read=0, c=0.0525)
+    promises = Promises(table, Fcfs(), admission=Admission(coefficients=times, max_requests=1, limit=0.8))
+    for i in range(4):
+        table.open((b"ue", 2 + i), np.zeros(9, np.int32), None, 0.0, 1, 99, speed_tps=8.0)
+    now_s = 0.0
+    for _ in range(1000):
+        arrived_s = now_s - 1 if waits else now_s
+        waiting = Pending(VerifyRequest("s", np.zeros(9, np.int32), np.zeros(5, np.int32)), arrived_s, 8, 8.0)
+        promises.plan([waiting], now_s)
+        promises.passed([], [], 0.0525)
+        now_s += 0.0525 + between_s
+    message = Open(session=1, protocol="greedy", threshold=0.0, hidden_size=1, speed_tps=8.0)
+    assert (promises.admit((b"ue", 1), message) is None) == admitted
+    assert promises.standing == pytest.approx((between_s if waits else 0.0, 0.0), rel=1e-3)
+
+
+def test_queues_at_the_last_plan_are_gauges() -> None:
+    table = SessionTable()
+    promises = Promises(table, Slo(coefficients=Coefficients(0, 0, 0, PASS_S)))
+    waiting = [
+        Pending(VerifyRequest(str(i), np.zeros(9, np.int32), np.zeros(5, np.int32)), 10.0, 8, speed)
+        for i, speed in enumerate((2.0, 2.0, 40.0))
+    ]
+    promises.plan(waiting, 10.0)
+    metrics = promises.snapshot()
+    assert (metrics["waiting"], metrics["urgent"], metrics["utility"]) == (3, 1, 2)

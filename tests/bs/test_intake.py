@@ -1,0 +1,83 @@
+"""The front desk's bounds on what a UE says of itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from testbed.bs.intake import Desk, Offer
+from testbed.bs.sessions import SessionTable
+from testbed.errors import ProtocolError
+from testbed.protocols import TARGET_ONLY
+from testbed.protocols.messages import Draft, Hidden, NeedHidden, Open, Opened, Verdict
+from tests.support.stations import client, station
+
+IDS = {"ids": np.array([1, 2, 3], np.int32)}
+
+
+def open_(hidden_size: int) -> Open:
+    return Open(session=1, protocol="sh", threshold=0.0, hidden_size=hidden_size)
+
+
+@pytest.mark.parametrize("hidden_size", [-1, 0, 2**16 + 1, 2**45, 2**64 - 1])
+def test_a_hidden_size_that_cannot_be_is_refused(hidden_size: int) -> None:
+    desk = Desk(Offer("synthetic", "", 512, 64, (), 4096), SessionTable())
+    with pytest.raises(ProtocolError, match=f"hidden_size must lie in 1..65536, not {hidden_size}"):
+        desk.open(b"ue", open_(hidden_size), IDS)
+    assert len(desk.sessions) == 0
+
+
+@pytest.mark.parametrize("bits", [-8, 0, 1, 5, 12, 32, 2**64 - 1])
+def test_bits_of_hidden_states_that_cannot_be_are_refused(bits: int) -> None:
+    desk = Desk(Offer("synthetic", "", 512, 64, (), 4096), SessionTable())
+    with pytest.raises(ProtocolError, match=rf"hidden_bits must be one of \(16, 8, 4\), not {bits}"):
+        desk.open(b"ue", Open(session=1, protocol="sh", threshold=0.0, hidden_size=64, hidden_bits=bits), IDS)
+    assert len(desk.sessions) == 0
+
+
+async def test_hostile_levels_are_answered_and_end_nothing() -> None:
+    async with station() as (_, address), client(address) as ue:
+        number = ue.new_session()
+        opening = Open(session=number, protocol="sh", threshold=0.0, hidden_size=4, hidden_bits=4)
+        await ue.send(opening, IDS)
+        assert isinstance((await ue.receive(number, 5)).message, Opened)
+        await ue.send(Draft(session=number, round=0, base_len=3), {"ids": np.array([511], np.int32)})
+        assert isinstance((await ue.receive(number, 5)).message, NeedHidden)
+        packed, scale = np.full((1, 2), 0x88, np.uint8), np.ones(1, np.float16)
+        for arrays, reason in (
+            ({"hidden": np.zeros((1, 4), np.float16)}, "expected the arrays hidden, scale"),
+            ({"hidden": np.zeros((1, 2), np.uint8), "scale": scale}, "levels of hidden states"),
+            ({"hidden": packed, "scale": scale * np.float16("nan")}, "scales of hidden states"),
+        ):
+            await ue.send(Hidden(session=number, round=0), arrays)
+            assert reason in (await ue.receive(number, 5)).message.reason
+        await ue.send(Hidden(session=number, round=0), {"hidden": packed, "scale": scale})
+        assert isinstance((await ue.receive(number, 5)).message, Verdict)
+
+
+async def test_the_largest_one_is_served_and_a_wrong_answer_ends_nothing() -> None:
+    async with station() as (_, address), client(address) as ue:
+        number = ue.new_session()
+        await ue.send(open_(2**16), IDS)
+        assert isinstance((await ue.receive(number, 5)).message, Opened)
+        await ue.send(Draft(session=number, round=0, base_len=3), IDS)
+        assert isinstance((await ue.receive(number, 5)).message, NeedHidden)
+        await ue.send(Hidden(session=number, round=0), {"hidden": np.zeros((1, 4), np.float16)})
+        assert "hidden must be f2" in (await ue.receive(number, 5)).message.reason
+        assert len(await ue.rtt_s(2)) == 2
+
+
+@pytest.mark.parametrize("first", [2**32, 2**63, 2**64 - 1])
+async def test_a_round_whose_successors_fit_no_message_is_refused_and_ends_nothing(first: int) -> None:
+    """A session that the target decodes alone counts on from the number that its UE gives."""
+    async with station() as (_, address), client(address) as ue:
+        alone, drafting = ue.new_session(), ue.new_session()
+        opening = Open(session=alone, protocol=TARGET_ONLY, threshold=0.0, hidden_size=64, max_tokens=9, round=first)
+        await ue.send(opening, IDS)
+        assert "window and round" in (await ue.receive(alone, 5)).message.reason
+        await ue.send(Open(session=drafting, protocol="greedy", threshold=0.0, hidden_size=64), IDS)
+        assert isinstance((await ue.receive(drafting, 5)).message, Opened)
+        await ue.send(Draft(session=drafting, round=first, base_len=3), IDS)
+        assert "round" in (await ue.receive(drafting, 5)).message.reason
+        await ue.send(Draft(session=drafting, round=0, base_len=3), IDS)
+        assert isinstance((await ue.receive(drafting, 5)).message, Verdict)

@@ -1,0 +1,234 @@
+"""A UE with several base stations, on real sockets: who serves, what is kept, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from testbed.bs.engines.synthetic import SyntheticEngine
+from testbed.bs.server import BaseStation
+from testbed.channel.link import ZmqLink, new_identity
+from testbed.clock import WallClock
+from testbed.errors import LinkTimeout, ModelError
+from testbed.protocols import TARGET_ONLY, protocol
+from testbed.protocols.sampling import Sampling
+from testbed.synthetic import next_token
+from testbed.ue import failover as stations
+from testbed.ue.drafters.synthetic import SyntheticDrafter
+from testbed.ue.failover import Named, Station, Stations
+from testbed.ue.records import RequestRecord, RoundRecord
+from testbed.ue.session import Session
+from testbed.ue.target_only import decode_remotely
+from testbed.ue.windows.rules import FixedWindow
+from tests.support.relay import Relay, relay
+from tests.support.stations import VOCAB, station
+
+PROMPT = [3, 1, 4, 1, 5]
+SILENCE_S = 0.5
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stations, "PROBE_S", 0.1)
+    monkeypatch.setattr(stations, "STEADY_S", 0.3)
+
+
+def own(prompt: list[int], length: int) -> list[int]:
+    ids = list(prompt)
+    for _ in range(length):
+        ids.append(next_token(ids, VOCAB, 0))
+    return ids[len(prompt) :]
+
+
+class Site:
+    """Base stations behind relays that can be cut."""
+
+    def __init__(self) -> None:
+        self.bss: list[BaseStation] = []
+        self.relays: list[Relay] = []
+        self.addresses: list[str] = []
+
+    def rounds(self) -> list[int]:
+        return [bs.rounds for bs in self.bss]
+
+    def sessions(self) -> list[int]:
+        return [len(bs._desk.sessions) for bs in self.bss]
+
+
+class Slow(SyntheticEngine):
+    """Takes its time, so that cuts fall into rounds."""
+
+    def verify(self, batch: Any) -> Any:
+        import time
+
+        time.sleep(0.01)
+        return super().verify(batch)
+
+
+@contextlib.asynccontextmanager
+async def site(count: int = 2) -> AsyncIterator[Site]:
+    found = Site()
+    async with contextlib.AsyncExitStack() as held:
+        for _ in range(count):
+            bs, address = await held.enter_async_context(station(Slow(vocab_size=VOCAB)))
+            between, address = await held.enter_async_context(relay(address))
+            found.bss.append(bs)
+            found.relays.append(between)
+            found.addresses.append(address)
+        yield found
+
+
+@contextlib.asynccontextmanager
+async def roaming(site: Site, timeout_s: float = 10.0, greet: bool = True) -> AsyncIterator[Stations]:
+    identity = new_identity()
+    links = [Named(address, ZmqLink(address, identity)) for address in site.addresses]
+    client = Stations(links, WallClock(), 1, timeout_s, SILENCE_S)
+    try:
+        if greet:
+            await client.connect("", VOCAB)
+        yield client
+    finally:
+        await client.close()
+
+
+async def until(condition: Any, wait_s: float = 10.0) -> None:
+    for _ in range(int(wait_s / 0.02)):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it did not come about")
+
+
+async def decode(client: Stations, method: str, length: int, progress: Any = None, prompt: list[int] = PROMPT) -> Any:
+    if method == TARGET_ONLY:
+        return await decode_remotely(client, prompt, length, (), progress)
+    drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.7)
+    sampling = Sampling(0.8) if method in ("rejection", "split") else Sampling(0.0)
+    session = Session(client, drafter, protocol(method), FixedWindow(4), sampling=sampling, seed=7)
+    return await session.decode(prompt, length, (), progress)
+
+
+async def test_the_first_serves_while_it_is_there() -> None:
+    async with site() as where, roaming(where) as client:
+        assert client.serving == where.addresses[0]
+        assert (await decode(client, "greedy", 20)).token_ids == own(PROMPT, 20)
+        assert len(await client.rtt_s(3)) == 3
+        assert where.rounds()[1] == 0 and client.moves == []
+
+
+@pytest.mark.parametrize("method", ["greedy", "fh", "sh", "rejection", "split", TARGET_ONLY])
+async def test_the_next_goes_on_with_the_committed_prefix_and_the_first_comes_back(method: str) -> None:
+    async with site() as where, roaming(where) as client:
+        before = (await decode(client, method, 40)).token_ids
+        rounds: list[int] = []
+
+        def progress(record: RoundRecord) -> None:
+            rounds.append(record.round)
+            if len(rounds) == 3:
+                where.relays[0].down = True
+
+        record: RequestRecord = await decode(client, method, 40, progress)
+        assert record.token_ids == before
+        if method not in ("rejection", "split"):
+            assert before == own(PROMPT, 40)
+        assert client.moves == [where.addresses[1]] and where.rounds()[1] > 0
+        where.relays[0].down = False
+        await until(lambda: client.serving == where.addresses[0])
+        seen = where.rounds()
+        assert (await decode(client, method, 40)).token_ids == before
+        assert where.rounds()[0] > seen[0] and where.rounds()[1] == seen[1]
+        await until(lambda: where.sessions() == [0, 0])
+
+
+async def test_many_sessions_move_at_once_and_none_is_mixed_up() -> None:
+    prompts = [[i, i + 1, i + 2] for i in range(12)]
+    async with site(3) as where, roaming(where) as client:
+
+        async def cuts() -> None:
+            for down, up in ((0, None), (1, None), (None, 0), (0, 1)):
+                await asyncio.sleep(0.8)
+                if down is not None:
+                    where.relays[down].down = True
+                if up is not None:
+                    where.relays[up].down = False
+
+        cutting = asyncio.create_task(cuts())
+        records = await asyncio.gather(*(decode(client, "greedy", 400, prompt=prompt) for prompt in prompts))
+        await cutting
+    assert [record.token_ids for record in records] == [own(prompt, 400) for prompt in prompts]
+    assert len(client.moves) >= 3
+
+
+async def test_a_station_that_is_not_there_at_the_start_may_serve_later() -> None:
+    async with site() as where:
+        where.relays[0].down = True
+        async with roaming(where) as client:
+            assert client.serving == where.addresses[1]
+            assert (await decode(client, "greedy", 20)).token_ids == own(PROMPT, 20)
+            where.relays[0].down = False
+            await until(lambda: client.serving == where.addresses[0])
+            assert (await decode(client, "greedy", 20)).token_ids == own(PROMPT, 20)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"weights": "other"}, "another model"),
+        ({"judge": "head 12"}, "another judge or head"),
+        ({"end_ids": (7,)}, "another model"),
+    ],
+)
+async def test_stations_that_do_not_serve_the_same_are_refused_in_one_line(change: dict[str, Any], what: str) -> None:
+    async with site() as where:
+        where.bss[1]._desk.offer = replace(where.bss[1]._desk.offer, **change)
+        async with roaming(where, greet=False) as client:
+            with pytest.raises(ModelError, match=what) as caught:
+                await client.connect("", VOCAB)
+        assert all(address in str(caught.value) for address in where.addresses)
+        assert "\n" not in str(caught.value)
+
+
+async def test_a_station_that_turns_out_different_later_does_not_take_over() -> None:
+    async with site() as where:
+        where.relays[1].down = True
+        where.bss[1]._desk.offer = replace(where.bss[1]._desk.offer, weights="other")
+        async with roaming(where) as client:
+            where.relays[1].down = False
+            await until(lambda: client._stations[1].refused)
+
+            def progress(record: RoundRecord) -> None:
+                where.relays[0].down = True
+
+            with pytest.raises(ModelError, match=f"{where.addresses[0]} is silent, and .*serves another model"):
+                await decode(client, "greedy", 100, progress)
+        assert where.rounds()[1] == 0
+
+
+async def test_a_drafter_of_another_vocabulary_is_refused_as_by_one_station() -> None:
+    async with site() as where, roaming(where, greet=False) as client:
+        with pytest.raises(ModelError, match="vocabulary mismatch"):
+            await client.connect("", VOCAB + 1)
+
+
+async def test_nobody_there_is_a_timeout_that_names_them_all() -> None:
+    async with site() as where:
+        for between in where.relays:
+            between.down = True
+        async with roaming(where, 0.5, greet=False) as client:
+            with pytest.raises(LinkTimeout, match=", ".join(where.addresses)):
+                await client.connect("", VOCAB)
+
+
+def test_a_long_upload_is_no_silence() -> None:
+    found = Station("tcp://x:1", None)  # type: ignore[arg-type]
+    found.hear(100.0)
+    assert found.silent(105.1, 5.0) and not found.silent(104.9, 5.0)
+    found.sent_bytes = 10**6
+    assert not found.silent(112.9, 5.0) and found.silent(113.1, 5.0)
+    found.hear(113.2)
+    assert found.sent_bytes == 0 and found.since_s == 100.0
