@@ -22,7 +22,7 @@ from testbed.experiments.results import directory as results
 from testbed.optim.figures import COST, MODELS
 from testbed.optim.inference_cost import (
     IntArray,
-    Serving,
+    ServedPair,
     cache_bytes,
     draft_s,
     parameter_bytes,
@@ -75,15 +75,15 @@ def measured(tasks: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def serving(memory_bytes: float) -> Serving:
+def serving(memory_bytes: float) -> ServedPair:
     """Tables I and II."""
-    return Serving(
+    return ServedPair(
         draft_model=MODELS["LLaMA-1.1B"], verify_model=MODELS["LLaMA-7B"], cost=COST,
         memory_bytes=memory_bytes, max_output_tokens=2048, alpha=0.8, max_window=WINDOWS[-1],
     )  # fmt: skip
 
 
-def timed(given: Serving, inputs: IntArray, algorithm: str, turns: int) -> tuple[float, float]:
+def timed(given: ServedPair, inputs: IntArray, algorithm: str, turns: int) -> tuple[float, float]:
     """Least seconds of some turns, and the latency of the plan."""
     seconds = []
     for _ in range(turns):
@@ -105,7 +105,7 @@ def plain_seconds(tasks: int, inputs: IntArray) -> tuple[float, float]:
     return spent_s * sum(steps.values()) / sum(steps[window] for window in chosen), math.inf
 
 
-def plain(given: Serving, inputs: IntArray, window: int) -> float:
+def plain(given: ServedPair, inputs: IntArray, window: int) -> float:
     """Algorithm 1 with the errata's mends, line by line; returns Υ[K, 0, 0]."""
     ordered = np.sort(inputs)
     steps = np.arange(1, steps_needed(given.max_output_tokens, given.alpha, window) + 1)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from testbed.optim.figures import COST, MODELS
-from testbed.optim.inference_cost import IntArray, Serving, cache_bytes, inference_s, parameter_bytes
+from testbed.optim.inference_cost import IntArray, ServedPair, cache_bytes, inference_s, parameter_bytes
 from testbed.optim.planner import plan_batches
 
 WINDOW = 4
@@ -59,20 +59,20 @@ def figures(gaps: np.ndarray) -> dict[str, float]:
     }  # fmt: skip
 
 
-def drawn(rng: np.random.Generator, tasks: int) -> tuple[Serving, IntArray]:
+def drawn(rng: np.random.Generator, tasks: int) -> tuple[ServedPair, IntArray]:
     """A cell."""
     inputs = rng.integers(1, 513, tasks)
     output = int(rng.integers(8, 33))
     least = parameter_bytes(DRAFT) + cache_bytes(DRAFT, 1, int(inputs.max()), output)
     all_tasks = parameter_bytes(DRAFT) + cache_bytes(DRAFT, tasks, int(inputs.max()), output)
-    serving = Serving(
+    serving = ServedPair(
         draft_model=DRAFT, verify_model=VERIFY, cost=COST, memory_bytes=float(rng.uniform(least, all_tasks)),
         max_output_tokens=output, alpha=float(rng.uniform(0.3, 0.95)), max_window=WINDOW,
     )  # fmt: skip
     return serving, inputs
 
 
-def brute_force(serving: Serving, inputs: IntArray) -> float:
+def brute_force(serving: ServedPair, inputs: IntArray) -> float:
     """The least latency of all runs in all orders."""
     ordered = np.sort(inputs)
     return min(
@@ -91,7 +91,7 @@ def cut(ordered: list[int]) -> Iterator[list[tuple[int, int]]]:
         yield [(end - begin, ordered[end - 1]) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def fits(serving: Serving, size: int, longest: int) -> bool:
+def fits(serving: ServedPair, size: int, longest: int) -> bool:
     """Whether a batch goes into the drafter's memory (eq. 10)."""
     held = parameter_bytes(DRAFT) + cache_bytes(DRAFT, size, longest, serving.max_output_tokens)
     return bool(held <= serving.memory_bytes)

@@ -35,7 +35,7 @@ from testbed.protocols import protocol
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RoundRecord
-from testbed.ue.session import Session
+from testbed.ue.session import DecodingSession
 from testbed.ue.windows.rules import FixedWindow
 
 WINDOW = 8
@@ -102,7 +102,7 @@ async def _decode(address: str, ues: int, kind: str) -> list[RoundRecord]:
         client = Client(ZmqLink(address, new_identity()), WallClock(), 1)
         try:
             await client.connect("", VOCAB)
-            session = Session(client, drafter, protocol(kind), FixedWindow(WINDOW))
+            session = DecodingSession(client, drafter, protocol(kind), FixedWindow(WINDOW))
             record = await session.decode([number + 1] * 50, max(400, TOKENS // ues), ())
         finally:
             await client.close()

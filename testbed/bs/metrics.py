@@ -15,7 +15,7 @@ from typing import Any
 
 from testbed.clock import Clock
 from testbed.errors import BadInput
-from testbed.optim.pass_time import Work
+from testbed.optim.pass_time import RequestWork
 
 LOG = logging.getLogger(__name__)
 MOST_SPEEDS = 64
@@ -50,7 +50,7 @@ class Metrics:
         self.error: float | None = None
         """Running mean of |T̂ − T| / T; None without an estimator."""
 
-    def add_pass(self, works: Sequence[Work], rounds: int, evicted: int, seconds: float) -> None:
+    def add_pass(self, works: Sequence[RequestWork], rounds: int, evicted: int, seconds: float) -> None:
         """A pass: what it computed, how many rounds it verified (the others are pieces), and how long it took."""
         self.passes += 1
         self.rounds += rounds

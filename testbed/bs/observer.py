@@ -9,7 +9,7 @@ import msgspec
 
 from testbed.bs.sessions import Round, Session
 from testbed.channel.csi import Csi
-from testbed.optim.pass_time import Work
+from testbed.optim.pass_time import RequestWork
 from testbed.protocols.messages import Verdict
 
 
@@ -20,7 +20,13 @@ class Observer(Protocol):
         """A round was committed; the verdict is about to be sent."""
 
     def passed(
-        self, works: Sequence[Work], rounds: int, waiting: int, start_s: float, seconds: float, expected_s: float | None
+        self,
+        works: Sequence[RequestWork],
+        rounds: int,
+        waiting: int,
+        start_s: float,
+        seconds: float,
+        expected_s: float | None,
     ) -> None:
         """A pass is over; see `PassNote`."""
 
@@ -35,7 +41,13 @@ class Unobserved:
         """Nothing to do, and so for the others."""
 
     def passed(
-        self, works: Sequence[Work], rounds: int, waiting: int, start_s: float, seconds: float, expected_s: float | None
+        self,
+        works: Sequence[RequestWork],
+        rounds: int,
+        waiting: int,
+        start_s: float,
+        seconds: float,
+        expected_s: float | None,
     ) -> None:
         """Nothing."""
 
@@ -102,7 +114,7 @@ class PassNote(NamedTuple):
     """Tokens that it found in the prefix cache."""
 
 
-class Row(NamedTuple):
+class SessionRow(NamedTuple):
     """How a session stands."""
 
     ue: int
@@ -130,13 +142,13 @@ class Row(NamedTuple):
     """As its last window said."""
 
 
-class Look(msgspec.Struct, array_like=True, frozen=True):
+class RecentActivity(msgspec.Struct, array_like=True, frozen=True):
     """What one look shows, as compact as it is handed over."""
 
     now_s: float
     sessions: int
     rows: list[Any]
-    """Each a `Row`, or the list of its fields."""
+    """Each a `SessionRow`, or the list of its fields."""
     rounds: bytes
     """See `notes.rounds`."""
     passes: bytes
@@ -145,7 +157,7 @@ class Look(msgspec.Struct, array_like=True, frozen=True):
     """Tokens and marks of the rounds; empty unless text is shown."""
 
 
-class Tally(NamedTuple):
+class RoundSums(NamedTuple):
     """Sums over all rounds so far."""
 
     drafted: int

@@ -24,7 +24,7 @@ from testbed.bs.metrics import MetricsFile
 from testbed.bs.monitor.process import Monitor, check_monitor, monitored
 from testbed.bs.monitor.recent import Recent
 from testbed.bs.monitor.source import Source
-from testbed.bs.monitor.wire import Serving
+from testbed.bs.monitor.wire import MonitorServing
 from testbed.bs.observer import Observer
 from testbed.bs.pending import PIECE
 from testbed.bs.power import metered
@@ -220,7 +220,7 @@ def _source(config: ServeConfig, loaded: Loaded, station: BaseStation, recent: R
     return Source(
         look=lambda rounds, passes: recent.look(rounds, passes, clock.time()),
         count=lambda: (station.metrics(), recent.tally()),
-        serving=Serving(
+        serving=MonitorServing(
             about={
                 "model": model,
                 "engine": config.engine,

@@ -46,7 +46,7 @@ class ServerKeys(NamedTuple):
     directory: Path
 
 
-class Entry(NamedTuple):
+class KeyEntry(NamedTuple):
     """A UE's key on the list."""
 
     name: str
@@ -100,7 +100,7 @@ def new_client(directory: Path, name: str, out: Path | None = None) -> Path:
     return carried
 
 
-def revoke(directory: Path, name: str) -> Entry:
+def revoke(directory: Path, name: str) -> KeyEntry:
     """Take a UE off the list; a BS that runs notices within `guard.RELOAD_S`.
 
     Raises:
@@ -117,13 +117,13 @@ def revoke(directory: Path, name: str) -> Entry:
     return next(e for e in entries(directory) if e.revoked and e.name == name)
 
 
-def entries(directory: Path) -> list[Entry]:
+def entries(directory: Path) -> list[KeyEntry]:
     """All keys that were ever on the list, by name; files that hold none are left out."""
     found = []
     for place in (CLIENTS, REVOKED):
         for path in sorted((directory / place).glob("*.key")):
             with contextlib.suppress(BadInput):
-                found.append(Entry(path.stem, _load(path)[0].decode(), place == REVOKED))
+                found.append(KeyEntry(path.stem, _load(path)[0].decode(), place == REVOKED))
     return found
 
 

@@ -178,9 +178,9 @@ def interference(
     stdout = claim_stdout() if as_json else None
     from testbed.experiments.estimator.interference import interference as run
     from testbed.experiments.estimator.interference import plot
-    from testbed.optim.pass_time import Work
+    from testbed.optim.pass_time import RequestWork
 
-    asked, short = numbers(lengths, int, "--lengths"), Work(drafted, prefix)
+    asked, short = numbers(lengths, int, "--lengths"), RequestWork(drafted, prefix)
     rows = _benched(
         engine, model, dtype, lambda loaded, told: run(loaded, asked, short, repeats=repeats, seed=seed, told=told)
     )

@@ -12,11 +12,11 @@ import typer
 from rich.table import Table
 
 from testbed.cli.output import claim_stdout, console, note, print_json
-from testbed.experiments.predictor.collect import CollectConfig, collect
+from testbed.experiments.predictor.collect import TraceCollectConfig, collect
 from testbed.experiments.predictor.train import TrainConfig
 
 app = typer.Typer(no_args_is_help=True, help="The rejection predictor, which tells a UE when to stop drafting.")
-DEFAULT = CollectConfig()
+DEFAULT = TraceCollectConfig()
 TRAIN = TrainConfig()
 EVAL_PROMPTS = 100
 
@@ -60,7 +60,7 @@ def collect_command(
 
         testbed predictor collect --dataset bundled:test --prompts 100 --window 16 --out runs/test-traces --json
     """
-    config = CollectConfig(
+    config = TraceCollectConfig(
         dataset=dataset,
         prompts=prompts,
         first=first,
@@ -168,7 +168,7 @@ def eval_command(
     with contextlib.ExitStack() as held:
         if data is None:
             scratch = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="testbed-")))
-            config = CollectConfig(dataset=dataset, prompts=prompts, window=window, engine=engine)
+            config = TraceCollectConfig(dataset=dataset, prompts=prompts, window=window, engine=engine)
             with _bar("collecting") as told:
                 store = collect(config, scratch, told)
         else:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from testbed.models.evaluate import Decoder, Keep, Speculation, speculate
-from testbed.models.problems import FAVOURITE_P, HABIT_SHIFT, Problem, generate
+from testbed.models.evaluate import BatchDecoder, Keep, Speculation, speculate
+from testbed.models.problems import FAVOURITE_P, HABIT_SHIFT, WordProblem, generate
 from testbed.models.scoring import final_number
 from testbed.models.stories import TEMPLATES
 from testbed.models.tokenizer import PROMPT, end_of
@@ -29,8 +29,11 @@ class Bench:
     def __init__(self, pair: Path, problems: int) -> None:
         self.tokenizer = Tokenizer.from_file(str(pair / "target" / "tokenizer.json"))
         end_id = end_of(self.tokenizer)
-        self.target, self.drafter = Decoder.load(pair / "target", end_id), Decoder.load(pair / "drafter", end_id)
-        self.problems: list[Problem] = list(itertools.islice(generate("test", TEST_SEED), problems))
+        self.target, self.drafter = (
+            BatchDecoder.load(pair / "target", end_id),
+            BatchDecoder.load(pair / "drafter", end_id),
+        )
+        self.problems: list[WordProblem] = list(itertools.islice(generate("test", TEST_SEED), problems))
         self.prompts = [self.tokenizer.encode(PROMPT.format(question=p.question)).ids for p in self.problems]
 
     def result(self, output: list[int]) -> str | None:

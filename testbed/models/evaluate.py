@@ -19,7 +19,7 @@ Keep = Callable[[list[int], list[list[int]]], list[bool]]
 
 
 @dataclass
-class Decoder:
+class BatchDecoder:
     """Greedy batch decoding with a causal language model."""
 
     model: Any
@@ -28,7 +28,7 @@ class Decoder:
     batch: int = 100
 
     @classmethod
-    def load(cls, directory: Path, end_id: int) -> Decoder:
+    def load(cls, directory: Path, end_id: int) -> BatchDecoder:
         """A transformers directory, in float32."""
         model = AutoModelForCausalLM.from_pretrained(
             directory, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
@@ -100,7 +100,12 @@ class Speculation:
 
 
 def speculate(
-    drafter: Decoder, target: Decoder, prompts: Sequence[Sequence[int]], window: int, max_tokens: int, keep: Keep
+    drafter: BatchDecoder,
+    target: BatchDecoder,
+    prompts: Sequence[Sequence[int]],
+    window: int,
+    max_tokens: int,
+    keep: Keep,
 ) -> list[Speculation]:
     """Speculative decoding of all prompts in lockstep; `keep` judges mismatches, one at a time and in order."""
     states = [Speculation(len(p), list(p)) for p in prompts]

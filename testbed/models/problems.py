@@ -39,7 +39,7 @@ _BY_OP: dict[str, tuple[Template, ...]] = {op: tuple(t for t in TEMPLATES if t.o
 
 
 @dataclass(frozen=True)
-class Step:
+class ProblemStep:
     """One event: its template, the running number before (`a`), its own number (`b`), and the number after (`c`)."""
 
     template: Template
@@ -49,7 +49,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Problem:
+class WordProblem:
     """A worded problem; `answer` holds the worked steps and the ``#### final`` line."""
 
     question: str
@@ -58,7 +58,7 @@ class Problem:
     skeleton: str
 
 
-def generate(split: str, seed: int, narrator: str = "target") -> Iterator[Problem]:
+def generate(split: str, seed: int, narrator: str = "target") -> Iterator[WordProblem]:
     """Problems of one split, without end, the same for the same arguments.
 
     The skeletons, names and things do not depend on the narrator; only the wording of the steps does.
@@ -98,15 +98,15 @@ def split_of(skeleton: str) -> str:
     return next(name for name, buckets in SPLITS.items() if bucket in buckets)
 
 
-def _skeleton(steps: list[Step]) -> str:
+def _skeleton(steps: list[ProblemStep]) -> str:
     return f"{steps[0].a}|" + "|".join(f"{s.template.key}:{s.b}" for s in steps)
 
 
-def _chain(rng: random.Random) -> list[Step]:
+def _chain(rng: random.Random) -> list[ProblemStep]:
     """A feasible chain of events; every intermediate number lies in 2..MAX_NUMBER."""
     ops, weights = tuple(OP_WEIGHTS), tuple(OP_WEIGHTS.values())
     number = rng.randint(12, 99) if rng.random() < 0.85 else rng.randint(100, 300)
-    steps: list[Step] = []
+    steps: list[ProblemStep] = []
     wanted = rng.choice(STEP_COUNTS)
     while len(steps) < wanted:
         op = rng.choices(ops, weights)[0]
@@ -114,7 +114,7 @@ def _chain(rng: random.Random) -> list[Step]:
         if operand is None:
             continue
         result = apply(op, number, operand)
-        steps.append(Step(rng.choice(_BY_OP[op]), number, operand, result))
+        steps.append(ProblemStep(rng.choice(_BY_OP[op]), number, operand, result))
         number = result
     return steps
 
@@ -148,7 +148,9 @@ def apply(op: str, a: int, b: int) -> int:
     return results[op]
 
 
-def _tell(plot: random.Random, words: random.Random, narrator: str, steps: list[Step], skeleton: str) -> Problem:
+def _tell(
+    plot: random.Random, words: random.Random, narrator: str, steps: list[ProblemStep], skeleton: str
+) -> WordProblem:
     name, other = plot.sample(stories.NAMES, 2)
     items = plot.choice(stories.ITEMS)
     told = {"name": name, "other": other}
@@ -165,10 +167,10 @@ def _tell(plot: random.Random, words: random.Random, narrator: str, steps: list[
     question.append(plot.choice(stories.QUESTIONS).format(items=items, **told))
     ending = _choose(words, narrator, f"ending/{steps[-1].template.key}", stories.ENDINGS)
     lines.append(ending.format(c=final, items=items))
-    return Problem(" ".join(question), " ".join(lines) + f"\n#### {final}", final, skeleton)
+    return WordProblem(" ".join(question), " ".join(lines) + f"\n#### {final}", final, skeleton)
 
 
-def _work(words: random.Random, narrator: str, step: Step, position: str, name: str, items: str) -> str:
+def _work(words: random.Random, narrator: str, step: ProblemStep, position: str, name: str, items: str) -> str:
     """One worked step: connector, body, tail; each a choice of words."""
     key = step.template.key
     connector = _choose(words, narrator, f"connector/{position}/{key}", stories.CONNECTORS[position])

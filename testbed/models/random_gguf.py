@@ -20,7 +20,7 @@ SCALE = 1e-3
 POSITIONS = 32768
 
 
-class Shape(NamedTuple):
+class DecoderShape(NamedTuple):
     """Sizes of a decoder whose output head is its embedding, as its published config.json has them."""
 
     arch: str
@@ -36,15 +36,15 @@ class Shape(NamedTuple):
 
 
 SHAPES = {
-    "qwen2.5-0.5b": Shape("qwen2", 24, 896, 14, 2, 64, 4864, 151936),
-    "qwen3-0.6b": Shape("qwen3", 28, 1024, 16, 8, 128, 3072, 151936),
-    "llama-3.2-1b": Shape("llama", 16, 2048, 32, 8, 64, 8192, 128256),
-    "qwen2.5-1.5b": Shape("qwen2", 28, 1536, 12, 2, 128, 8960, 151936),
-    "qwen3-1.7b": Shape("qwen3", 28, 2048, 16, 8, 128, 6144, 151936),
+    "qwen2.5-0.5b": DecoderShape("qwen2", 24, 896, 14, 2, 64, 4864, 151936),
+    "qwen3-0.6b": DecoderShape("qwen3", 28, 1024, 16, 8, 128, 3072, 151936),
+    "llama-3.2-1b": DecoderShape("llama", 16, 2048, 32, 8, 64, 8192, 128256),
+    "qwen2.5-1.5b": DecoderShape("qwen2", 28, 1536, 12, 2, 128, 8960, 151936),
+    "qwen3-1.7b": DecoderShape("qwen3", 28, 2048, 16, 8, 128, 6144, 151936),
 }
 
 
-def write_random(path: Path, shape: Shape, dtype: str = "q8_0", seed: int = 0) -> None:
+def write_random(path: Path, shape: DecoderShape, dtype: str = "q8_0", seed: int = 0) -> None:
     """Write a file of this shape.
 
     Raises:
@@ -85,7 +85,7 @@ class _Weights:
         self._writer.add_tensor(name, np.ones(size, np.float32))
 
 
-def _describe(writer: gguf.GGUFWriter, shape: Shape) -> None:
+def _describe(writer: gguf.GGUFWriter, shape: DecoderShape) -> None:
     writer.add_context_length(POSITIONS)
     writer.add_embedding_length(shape.hidden)
     writer.add_block_count(shape.layers)
@@ -100,7 +100,7 @@ def _describe(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_tokenizer_model("none")
 
 
-def _add_layer(weights: _Weights, shape: Shape, at: str) -> None:
+def _add_layer(weights: _Weights, shape: DecoderShape, at: str) -> None:
     hidden = shape.hidden
     outputs = {"q": shape.heads * shape.head_size, "k": shape.groups * shape.head_size}
     outputs["v"] = outputs["k"]

@@ -91,7 +91,9 @@ def _segments(tokenizer: Tokenizer, texts: list[tuple[str, bool]]) -> tuple[list
     return ids, labels
 
 
-def _row(tokenizer: Tokenizer, rng: random.Random, source: Iterator[problems.Problem]) -> tuple[list[int], list[int]]:
+def _row(
+    tokenizer: Tokenizer, rng: random.Random, source: Iterator[problems.WordProblem]
+) -> tuple[list[int], list[int]]:
     if rng.random() < DRILL_SHARE:
         facts = list(itertools.islice(problems.drills(rng), DRILLS_PER_ROW))
         return _segments(tokenizer, [piece for ask, reply in facts for piece in ((ask, False), (reply, True))])

@@ -15,7 +15,7 @@ from testbed.errors import BadInput
 from testbed.optim.inference_cost import (
     Array,
     IntArray,
-    Serving,
+    ServedPair,
     forward_flops,
     inference_s,
     most_tasks,
@@ -32,19 +32,19 @@ STATIC_SIZE = 8
 Runs = list[list[int]]
 
 
-def without_pipeline(serving: Serving, inputs: IntArray, window: int | None = None) -> Batching:
+def without_pipeline(serving: ServedPair, inputs: IntArray, window: int | None = None) -> Batching:
     """SD w/o pipeline: the batches and the window of the proposed scheme (Algorithm 1), one node at a time."""
     proposed = plan_batches(serving, inputs, "dp", window)
     return _timed(serving, inputs, proposed.window, [list(batch) for batch in proposed.batches], pipeline=False)
 
 
-def no_batching(serving: Serving, inputs: IntArray, window: int | None = None) -> Batching:
+def no_batching(serving: ServedPair, inputs: IntArray, window: int | None = None) -> Batching:
     """No batching: one task at a time, through the pipeline."""
     most_tasks(serving, inputs)
     return _best_window(serving, inputs, window, lambda _: of_size(len(inputs), 1))
 
 
-def fixed_window(serving: Serving, inputs: IntArray, window: int | None = None) -> Batching:
+def fixed_window(serving: ServedPair, inputs: IntArray, window: int | None = None) -> Batching:
     """FSL: Algorithm 1 at l = 7.
 
     Raises:
@@ -55,25 +55,25 @@ def fixed_window(serving: Serving, inputs: IntArray, window: int | None = None) 
     return plan_batches(serving, inputs, "dp", FIXED_WINDOW)
 
 
-def static(serving: Serving, inputs: IntArray, window: int | None = None) -> Batching:
+def static(serving: ServedPair, inputs: IntArray, window: int | None = None) -> Batching:
     """Static batching: a small fixed size (8, or less where the memory asks for it)."""
     size = min(STATIC_SIZE, _largest(serving, inputs))
     return _best_window(serving, inputs, window, lambda _: of_size(len(inputs), size))
 
 
-def maximal(serving: Serving, inputs: IntArray, window: int | None = None) -> Batching:
+def maximal(serving: ServedPair, inputs: IntArray, window: int | None = None) -> Batching:
     """Max batching: the largest size that fits, whichever tasks meet."""
     size = _largest(serving, inputs)
     return _best_window(serving, inputs, window, lambda _: of_size(len(inputs), size))
 
 
-def heuristic(serving: Serving, inputs: IntArray, window: int | None = None) -> Batching:
+def heuristic(serving: ServedPair, inputs: IntArray, window: int | None = None) -> Batching:
     """Heuristic batching: sizes from 2 up, until the latency rises; never above what fits."""
     largest = _largest(serving, inputs)
     return _best_window(serving, inputs, window, lambda seconds: grow(len(inputs), largest, seconds))
 
 
-def autoregressive(serving: Serving, inputs: IntArray, window: int | None = None) -> Batching:
+def autoregressive(serving: ServedPair, inputs: IntArray, window: int | None = None) -> Batching:
     """ADS: the verify model alone, a token a pass, heuristic batching; its memory is not limited. The window is 0.
 
     A pass over the prompt gives the first token, O_max − 1 passes of one token the others; batches take turns.
@@ -92,7 +92,7 @@ def autoregressive(serving: Serving, inputs: IntArray, window: int | None = None
     return Batching(0, tuple(map(tuple, runs)), seconds(runs))
 
 
-def autoregressive_s(serving: Serving, sizes: IntArray, inputs: IntArray) -> Array:
+def autoregressive_s(serving: ServedPair, sizes: IntArray, inputs: IntArray) -> Array:
     """[M] time of decoding batches with the verify model alone (eqs. 11, 12, 17)."""
     model, cost, tokens = serving.verify_model, serving.cost, serving.max_output_tokens
     prompt = np.asarray(forward_flops(model.layers, model.hidden, model.ffn, inputs, 0))
@@ -102,7 +102,7 @@ def autoregressive_s(serving: Serving, sizes: IntArray, inputs: IntArray) -> Arr
     return seconds
 
 
-BASELINES: dict[str, Callable[[Serving, IntArray, int | None], Batching]] = {
+BASELINES: dict[str, Callable[[ServedPair, IntArray, int | None], Batching]] = {
     "no-pipeline": without_pipeline,
     "no-batching": no_batching,
     "fixed-window": fixed_window,
@@ -115,7 +115,7 @@ BASELINES: dict[str, Callable[[Serving, IntArray, int | None], Batching]] = {
 ALGORITHMS = (*SOLVERS, *BASELINES)
 
 
-def batch_by(algorithm: str, serving: Serving, inputs: IntArray, window: int | None = None) -> Batching:
+def batch_by(algorithm: str, serving: ServedPair, inputs: IntArray, window: int | None = None) -> Batching:
     """Batches by one of `ALGORITHMS`.
 
     Raises:
@@ -131,7 +131,7 @@ def batch_by(algorithm: str, serving: Serving, inputs: IntArray, window: int | N
 # ---------------------------------------------------------------- their parts
 
 
-def _largest(serving: Serving, inputs: IntArray) -> int:
+def _largest(serving: ServedPair, inputs: IntArray) -> int:
     """Tasks that fit into any batch."""
     return min(len(inputs), int(most_tasks(serving, inputs).min()))
 
@@ -158,13 +158,13 @@ def _shapes(runs: Runs, inputs: IntArray) -> tuple[IntArray, IntArray]:
     return np.array([len(run) for run in runs]), np.array([inputs[run].max() for run in runs])
 
 
-def _timed(serving: Serving, inputs: IntArray, window: int, runs: Runs, pipeline: bool = True) -> Batching:
+def _timed(serving: ServedPair, inputs: IntArray, window: int, runs: Runs, pipeline: bool = True) -> Batching:
     seconds = inference_s(serving, window, *_shapes(runs, inputs), pipeline=pipeline)
     return Batching(window, tuple(map(tuple, runs)), seconds)
 
 
 def _best_window(
-    serving: Serving, inputs: IntArray, window: int | None, batches: Callable[[Callable[[Runs], float]], Runs]
+    serving: ServedPair, inputs: IntArray, window: int | None, batches: Callable[[Callable[[Runs], float]], Runs]
 ) -> Batching:
     """The window of the least latency, each with its batches, which may depend on what any would take."""
     _, ordered = ascending(inputs)

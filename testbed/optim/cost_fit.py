@@ -25,7 +25,7 @@ LEAST = 3
 """Steps of a node that a fit needs."""
 
 
-class Step(msgspec.Struct, frozen=True):
+class MeasuredStep(msgspec.Struct, frozen=True):
     """A measured step of a batch."""
 
     node: Node
@@ -65,7 +65,7 @@ class NodeFit(msgspec.Struct, frozen=True):
     """R² with one term more."""
 
 
-def flops(model: Model, step: Step) -> float:
+def flops(model: Model, step: MeasuredStep) -> float:
     """FLOPs of a pass of a step for one task, on average over the step's passes (eqs. 13, 14)."""
     first = step.phase == "prompt"
     number = 1 if first else 2
@@ -76,7 +76,7 @@ def flops(model: Model, step: Step) -> float:
     return float(np.mean(each))
 
 
-def fit_steps(model: Model, steps: Sequence[Step], seed: int = 0, resamples: int = 1000) -> NodeFit:
+def fit_steps(model: Model, steps: Sequence[MeasuredStep], seed: int = 0, resamples: int = 1000) -> NodeFit:
     """Fit one node's steps.
 
     Raises:
@@ -95,7 +95,7 @@ def fit_steps(model: Model, steps: Sequence[Step], seed: int = 0, resamples: int
     )  # fmt: skip
 
 
-TERMS: dict[str, Callable[[Step], float]] = {
+TERMS: dict[str, Callable[[MeasuredStep], float]] = {
     "tasks": lambda step: step.batch,
     "new_tokens": lambda step: step.batch * _new(step),
     "cached_tokens": lambda step: step.batch * (0 if step.phase == "prompt" else step.prefix),
@@ -113,12 +113,12 @@ def cost_document(fits: dict[Node, NodeFit], phase: Phase | None = "decode") -> 
     return {f"{name}_{node}": found[node][name] for node in fits for name in ("c1", "c2")}
 
 
-def _new(step: Step) -> float:
+def _new(step: MeasuredStep) -> float:
     more = step.window if step.node == "verify" else 0
     return step.prefix + more if step.phase == "prompt" else 1 + more
 
 
-def _table(model: Model, steps: Sequence[Step]) -> tuple[Array, Array, Array]:
+def _table(model: Model, steps: Sequence[MeasuredStep]) -> tuple[Array, Array, Array]:
     """[n] tasks, FLOPs of a pass for one, and seconds a pass."""
     batch = np.array([step.batch for step in steps], np.float64)
     each = np.array([flops(model, step) for step in steps])
@@ -154,7 +154,7 @@ def _intervals(batch: Array, each: Array, seconds: Array, seed: int, resamples: 
     return {name: (float(low[i]), float(high[i])) for i, name in enumerate(("c1", "c2"))}
 
 
-def _alone(model: Model, steps: Sequence[Step]) -> dict[str, float] | None:
+def _alone(model: Model, steps: Sequence[MeasuredStep]) -> dict[str, float] | None:
     """A fit to some steps; None where they say nothing."""
     batch, each, seconds = _table(model, steps)
     if len(steps) < LEAST or np.ptp(batch * each) == 0:

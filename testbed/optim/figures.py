@@ -17,8 +17,8 @@ from scipy.stats import binom
 
 from testbed.optim import interpretations as readings
 from testbed.optim.bandwidth import allocate, bits_per_token, communication_s, spectral_efficiency
-from testbed.optim.inference_cost import Array, Cost, IntArray, Model, Serving
-from testbed.optim.interpretations import Reading
+from testbed.optim.inference_cost import Array, Cost, IntArray, Model, ServedPair
+from testbed.optim.interpretations import Interpretation
 
 MODELS = {
     "LLaMA-68M": Model(layers=2, hidden=768, ffn=3072),
@@ -39,7 +39,7 @@ BATCHINGS = ("static", "max", "heuristic")
 
 
 @dataclass(frozen=True)
-class Point:
+class QuotedPoint:
     """A point of a figure that the text quotes."""
 
     figure: str
@@ -55,29 +55,29 @@ class Point:
     alpha: float = 0.8
 
     @property
-    def serving(self) -> Serving:
+    def serving(self) -> ServedPair:
         """Models and hardware."""
-        return Serving(
+        return ServedPair(
             draft_model=MODELS[self.draft], verify_model=MODELS[self.verify], cost=COST, memory_bytes=MEMORY_BYTES,
             max_output_tokens=self.longest_output, alpha=self.alpha, max_window=MAX_WINDOW,
         )  # fmt: skip
 
 
 POINTS = (
-    Point("7a", 31.3, SYSTEMS),
-    Point("7b", 31.6, SYSTEMS),
-    Point("7c", 30.7, SYSTEMS, longest_output=1792),
-    Point("8a", 21.4, BATCHINGS, tasks=90),
-    Point("8b", 19.6, BATCHINGS, longest_input=1792),
-    Point("8c", 20.5, BATCHINGS, longest_output=1024),
-    Point("9a", 44.9, (), bandwidth_hz=25e6, draft="LLaMA-68M"),
-    Point("9b", 29.3, (), bandwidth_hz=25e6),
-    Point("9c", 25.2, (), bandwidth_hz=25e6, verify="LLaMA-13B"),
+    QuotedPoint("7a", 31.3, SYSTEMS),
+    QuotedPoint("7b", 31.6, SYSTEMS),
+    QuotedPoint("7c", 30.7, SYSTEMS, longest_output=1792),
+    QuotedPoint("8a", 21.4, BATCHINGS, tasks=90),
+    QuotedPoint("8b", 19.6, BATCHINGS, longest_input=1792),
+    QuotedPoint("8c", 20.5, BATCHINGS, longest_output=1024),
+    QuotedPoint("9a", 44.9, (), bandwidth_hz=25e6, draft="LLaMA-68M"),
+    QuotedPoint("9b", 29.3, (), bandwidth_hz=25e6),
+    QuotedPoint("9c", 25.2, (), bandwidth_hz=25e6, verify="LLaMA-13B"),
 )
 """Figs. 7a and 7b are the same point, drawn twice."""
 
 
-class Users(NamedTuple):
+class DrawnUsers(NamedTuple):
     """A draw."""
 
     inputs: IntArray
@@ -87,9 +87,9 @@ class Users(NamedTuple):
     outputs: IntArray
     """[K]"""
 
-    def lengths(self, reading: Reading) -> readings.Users:
+    def lengths(self, reading: Interpretation) -> readings.TaskLengths:
         """Inputs, and outputs where the reading lets them differ."""
-        return readings.Users(self.inputs, self.outputs if reading.outputs == "drawn" else None)
+        return readings.TaskLengths(self.inputs, self.outputs if reading.outputs == "drawn" else None)
 
 
 class Reduction(NamedTuple):
@@ -115,22 +115,24 @@ class Reduction(NamedTuple):
         return low <= percent <= high
 
 
-def draw(point: Point, seed: int) -> Users:
+def draw(point: QuotedPoint, seed: int) -> DrawnUsers:
     """Users of a cell, and their input lengths."""
     rng = np.random.default_rng(seed)
     metres = RADIUS_M * np.sqrt(rng.uniform(size=point.tasks))
     gains = GAIN_1M * rng.exponential(size=point.tasks) * metres**-2
     inputs = rng.integers(1, point.longest_input + 1, point.tasks)
     outputs = np.random.default_rng([seed, 1]).integers(1, point.longest_output + 1, point.tasks)
-    return Users(inputs, spectral_efficiency(np.full(point.tasks, POWER_W), gains, NOISE_W), outputs)
+    return DrawnUsers(inputs, spectral_efficiency(np.full(point.tasks, POWER_W), gains, NOISE_W), outputs)
 
 
-def reduction(point: Point, seeds: Sequence[int], algorithm: str = "dp", reading: Reading | None = None) -> Reduction:
+def reduction(
+    point: QuotedPoint, seeds: Sequence[int], algorithm: str = "dp", reading: Interpretation | None = None
+) -> Reduction:
     """The reduction at a point: median and 95 % intervals over draws."""
     names = point.against or ("uniform",)
     percents, windows = np.zeros((len(seeds), len(names))), []
     for k, seed in enumerate(seeds):
-        ours_s, others_s, window = latencies_s(point, draw(point, seed), algorithm, reading or Reading())
+        ours_s, others_s, window = latencies_s(point, draw(point, seed), algorithm, reading or Interpretation())
         percents[k] = [100 * (1 - ours_s / others_s[name]) for name in names]
         windows.append(window)
     least = np.sort(percents.min(axis=1))
@@ -149,7 +151,9 @@ def _median_interval(ordered: Array) -> tuple[float, float]:
     return float(ordered[max(0, below - 1)]), float(ordered[min(ordered.size - 1, ordered.size - below)])
 
 
-def latencies_s(point: Point, users: Users, algorithm: str, reading: Reading) -> tuple[float, dict[str, float], int]:
+def latencies_s(
+    point: QuotedPoint, users: DrawnUsers, algorithm: str, reading: Interpretation
+) -> tuple[float, dict[str, float], int]:
     """Total latency T (eq. 23) of a planner and of each baseline, and the planner's window."""
     serving = point.serving
     if reading.memory == "binary":

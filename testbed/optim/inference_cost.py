@@ -65,7 +65,7 @@ class Cost(Config, frozen=True):
             raise BadInput("drafting and verifying take time: one of c1 and c2 of each must be positive")
 
 
-class Serving(Config, frozen=True):
+class ServedPair(Config, frozen=True):
     """A pair of models, the hardware under it, and how far it decodes.
 
     Raises:
@@ -121,7 +121,7 @@ def cache_bytes(model: Model, size: Numbers, inputs: Numbers, outputs: Numbers) 
     return 4 * model.layers * model.hidden * (inputs + outputs) * size
 
 
-def most_tasks(serving: Serving, inputs: IntArray) -> IntArray:
+def most_tasks(serving: ServedPair, inputs: IntArray) -> IntArray:
     """[K] tasks that fit into a batch whose longest input is `inputs` (eq. 24b).
 
     Raises:
@@ -174,14 +174,14 @@ def verify_flops(model: Model, inputs: Numbers, step: Numbers, window: int, per_
 # ---------------------------------------------------------------- time
 
 
-def draft_s(serving: Serving, size: Numbers, inputs: Numbers, step: Numbers, window: int) -> Array:
+def draft_s(serving: ServedPair, size: Numbers, inputs: Numbers, step: Numbers, window: int) -> Array:
     """T^d: time of drafting `window` tokens for a batch (eqs. 17, 19)."""
     per_step, cost = tokens_per_step(serving.alpha, window), serving.cost
     flops = sum(draft_flops(serving.draft_model, inputs, step, i, per_step) for i in range(1, window + 1))
     return np.asarray(cost.c1_draft * flops * size + window * cost.c2_draft, np.float64)
 
 
-def verify_s(serving: Serving, size: Numbers, inputs: Numbers, step: Numbers, window: int) -> Array:
+def verify_s(serving: ServedPair, size: Numbers, inputs: Numbers, step: Numbers, window: int) -> Array:
     """T^v: time of verifying them (eqs. 17, 18)."""
     flops = verify_flops(serving.verify_model, inputs, step, window, tokens_per_step(serving.alpha, window))
     return np.asarray(serving.cost.c1_verify * flops * size + serving.cost.c2_verify, np.float64)
@@ -203,7 +203,7 @@ def completion_s(batches: Iterable[tuple[Array, Array]], pipeline: bool = True) 
 
 
 def inference_s(
-    serving: Serving,
+    serving: ServedPair,
     window: int,
     sizes: IntArray,
     inputs: IntArray,
@@ -232,7 +232,7 @@ def inference_s(
     return float(completion_s(batches, pipeline).sum())
 
 
-class Fit(NamedTuple):
+class CostFit(NamedTuple):
     """Coefficients of eq. 17, and how much of the measured times they explain."""
 
     c1: float
@@ -242,7 +242,7 @@ class Fit(NamedTuple):
     r2: float
 
 
-def fit_runtime(batch: npt.ArrayLike, flops: npt.ArrayLike, seconds: npt.ArrayLike) -> Fit:
+def fit_runtime(batch: npt.ArrayLike, flops: npt.ArrayLike, seconds: npt.ArrayLike) -> CostFit:
     """Least squares for T(b, F) = c1·F·b + c2 (eq. 17).
 
     Args:
@@ -264,4 +264,4 @@ def fit_runtime(batch: npt.ArrayLike, flops: npt.ArrayLike, seconds: npt.ArrayLi
     residual = spread - c1 * off
     total = float(spread @ spread)
     r2 = 1 - float(residual @ residual) / total if total > 0 else 1.0
-    return Fit(c1, float(time.mean() - c1 * work.mean()), r2)
+    return CostFit(c1, float(time.mean() - c1 * work.mean()), r2)

@@ -14,7 +14,7 @@ import numpy as np
 from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.optim.baselines import FIXED_WINDOW, STATIC_SIZE, Runs, batch_by, grow, of_size
-from testbed.optim.inference_cost import IntArray, Serving, cache_bytes, inference_s, most_tasks, parameter_bytes
+from testbed.optim.inference_cost import IntArray, ServedPair, cache_bytes, inference_s, most_tasks, parameter_bytes
 from testbed.optim.planner import plan_batches
 from testbed.optim.solvers import SOLVERS
 
@@ -22,7 +22,7 @@ SIZED = ("static", "max", "heuristic")
 """Baselines that have a batch size."""
 
 
-class Reading(Config, frozen=True):
+class Interpretation(Config, frozen=True):
     """One choice for each open question; the defaults are ours."""
 
     outputs: Literal["longest", "drawn"] = "longest"
@@ -46,7 +46,7 @@ class Timed(NamedTuple):
     window: int
 
 
-class Users(NamedTuple):
+class TaskLengths(NamedTuple):
     """Lengths of the tasks."""
 
     inputs: IntArray
@@ -55,14 +55,16 @@ class Users(NamedTuple):
     """[K]; None: O_max for all."""
 
 
-def inference_by(name: str, serving: Serving, users: Users, reading: Reading, algorithm: str = "dp") -> Timed:
+def inference_by(
+    name: str, serving: ServedPair, users: TaskLengths, reading: Interpretation, algorithm: str = "dp"
+) -> Timed:
     """T_inf of a planner of `SOLVERS` or a baseline under a reading.
 
     Raises:
         BadInput: an unknown system, or one that the reading says nothing of.
     """
     inputs = users.inputs
-    if reading == Reading():
+    if reading == Interpretation():
         found = batch_by(name, serving, inputs)
         return Timed(found.inference_s, found.window)
     if name in SOLVERS or name == "no-pipeline":
@@ -82,14 +84,14 @@ def inference_by(name: str, serving: Serving, users: Users, reading: Reading, al
     return _sized(name, serving, users, reading, algorithm)
 
 
-def _sized(name: str, serving: Serving, users: Users, reading: Reading, algorithm: str) -> Timed:
+def _sized(name: str, serving: ServedPair, users: TaskLengths, reading: Interpretation, algorithm: str) -> Timed:
     """Static, max or heuristic batching."""
     windows = list(range(1, serving.max_window + 1)) if reading.baseline_window == "best" else [FIXED_WINDOW]
     if reading.baseline_window == "same":
         windows = [plan_batches(serving, users.inputs, algorithm).window]
     if reading.order == "sorted":
         order = np.argsort(users.inputs, kind="stable")
-        users = Users(users.inputs[order], None if users.outputs is None else users.outputs[order])
+        users = TaskLengths(users.inputs[order], None if users.outputs is None else users.outputs[order])
     tasks, fits = len(users.inputs), int(most_tasks(serving, users.inputs).min())
     largest = min(tasks, fits if reading.max_size == "worst" else _mean_size(serving, users))
     found = []
@@ -103,7 +105,7 @@ def _sized(name: str, serving: Serving, users: Users, reading: Reading, algorith
     return min(found)
 
 
-def _seconds(serving: Serving, window: int, runs: Runs, users: Users, pipeline: bool = True) -> float:
+def _seconds(serving: ServedPair, window: int, runs: Runs, users: TaskLengths, pipeline: bool = True) -> float:
     """T_inf of batches that each run as long as their longest output."""
     inputs, outputs = users
     return inference_s(
@@ -116,7 +118,7 @@ def _seconds(serving: Serving, window: int, runs: Runs, users: Users, pipeline: 
     )
 
 
-def _mean_size(serving: Serving, users: Users) -> int:
+def _mean_size(serving: ServedPair, users: TaskLengths) -> int:
     """Tasks of mean length that fit into the memory."""
     mean_output = serving.max_output_tokens if users.outputs is None else float(users.outputs.mean())
     each = cache_bytes(serving.draft_model, 1, float(users.inputs.mean()), mean_output)

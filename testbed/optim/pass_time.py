@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from testbed.errors import BadInput
 
 
-class Work(NamedTuple):
+class RequestWork(NamedTuple):
     """One request's share of a pass."""
 
     new: int
@@ -61,7 +61,7 @@ class Coefficients:
         """T̂({i}): what the latest start time leaves room for."""
         return self.c + self.share_s(new, cached)
 
-    def batch_s(self, batch: Iterable[Work]) -> float:
+    def batch_s(self, batch: Iterable[RequestWork]) -> float:
         """T̂(B); 0 for an empty batch, which is no pass."""
         shares = [self.share_s(*work) for work in batch]
         return self.c + sum(shares) if shares else 0.0
@@ -75,7 +75,7 @@ NAMES = tuple(field.name for field in fields(Coefficients))
 """a, b_compute, b_read, c."""
 
 
-def features(batch: Iterable[Work]) -> NDArray[np.float64]:
+def features(batch: Iterable[RequestWork]) -> NDArray[np.float64]:
     """[4] what a, b_compute, b_read and c are multiplied with: N_linear, N_interactions, N_cached (eq. 18), and 1."""
     new = interactions = cached = 0
     for work in batch:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from testbed.errors import BadInput
-from testbed.optim.inference_cost import IntArray, Serving, inference_s
-from testbed.optim.search import Found
+from testbed.optim.inference_cost import IntArray, ServedPair, inference_s
+from testbed.optim.search import BatchOrder
 from testbed.optim.solvers import SAFE, SOLVERS
 from testbed.optim.stages import Stages
 
@@ -23,7 +23,7 @@ class Batching(NamedTuple):
     """T_inf by eqs. 20–22."""
 
 
-def plan_batches(serving: Serving, inputs: IntArray, algorithm: str = "best", window: int | None = None) -> Batching:
+def plan_batches(serving: ServedPair, inputs: IntArray, algorithm: str = "best", window: int | None = None) -> Batching:
     """Batches and window of the least inference latency that an algorithm finds.
 
     Args:
@@ -40,7 +40,7 @@ def plan_batches(serving: Serving, inputs: IntArray, algorithm: str = "best", wi
     order, ordered = ascending(inputs)
     stages = [Stages(serving, ordered, tokens) for tokens in windows(serving, window)]
     bounds = np.array([each.bound_s() for each in stages])
-    best: tuple[float, int, Found] | None = None
+    best: tuple[float, int, BatchOrder] | None = None
     for k in bounds.argsort(kind="stable"):
         limit_s = np.inf if best is None else best[0]
         if bounds[k] * SAFE > limit_s:
@@ -67,7 +67,7 @@ def ascending(inputs: IntArray) -> tuple[IntArray, IntArray]:
     return order, lengths[order]
 
 
-def windows(serving: Serving, window: int | None) -> range:
+def windows(serving: ServedPair, window: int | None) -> range:
     """The windows to try.
 
     Raises:
@@ -80,7 +80,7 @@ def windows(serving: Serving, window: int | None) -> range:
     return range(window, window + 1)
 
 
-def _batching(serving: Serving, order: IntArray, ordered: IntArray, window: int, found: Found) -> Batching:
+def _batching(serving: ServedPair, order: IntArray, ordered: IntArray, window: int, found: BatchOrder) -> Batching:
     batches = tuple(tuple(order[a:b].tolist()) for a, b in zip(found.starts, found.ends, strict=True))
     seconds = inference_s(serving, window, found.ends - found.starts, ordered[found.ends - 1])
     return Batching(window, batches, seconds)

@@ -24,7 +24,7 @@ GAIN = 1e-9
 """Relative gain below which the search ends."""
 
 
-class Found:
+class BatchOrder:
     """Batches in the order of the pipeline, and how long they take."""
 
     def __init__(self, stages: Stages, starts: IntArray, ends: IntArray) -> None:
@@ -55,7 +55,7 @@ def johnson(stages: Stages, starts: IntArray, ends: IntArray) -> tuple[IntArray,
     return np.take_along_axis(np.tile(starts, (3, 1)), order, -1), np.take_along_axis(np.tile(ends, (3, 1)), order, -1)
 
 
-def best_arranged(stages: Stages, boundaries: IntArray, latency_s: float = np.inf) -> Found | None:
+def best_arranged(stages: Stages, boundaries: IntArray, latency_s: float = np.inf) -> BatchOrder | None:
     """The best of some boundaries [R, M + 1], batches ordered by Johnson's rule, if it beats a latency."""
     return _best(stages, *johnson(stages, boundaries[:, :-1], boundaries[:, 1:]), latency_s)
 
@@ -70,7 +70,7 @@ def every_run(stages: Stages) -> IntArray:
     return _fitting(rows, stages.most)
 
 
-def best_ordered(stages: Stages, boundaries: IntArray) -> list[Found]:
+def best_ordered(stages: Stages, boundaries: IntArray) -> list[BatchOrder]:
     """The best in any order for each number of batches up to `PERMUTED`, of some boundaries [R, M + 1]."""
     batches = (np.diff(boundaries, axis=1) > 0).sum(axis=1)
     found = []
@@ -83,7 +83,7 @@ def best_ordered(stages: Stages, boundaries: IntArray) -> list[Found]:
     return found
 
 
-def improve(stages: Stages, found: Found, seed: int = 0) -> Found:
+def improve(stages: Stages, found: BatchOrder, seed: int = 0) -> BatchOrder:
     """Move boundaries, merge and split batches, and reorder them, as long as it helps."""
     rng = np.random.default_rng(seed)
     work, most = 0, min(WORK_PER_TASK * max(stages.tasks, LEAST_TASKS), WORK)
@@ -104,16 +104,16 @@ def improve(stages: Stages, found: Found, seed: int = 0) -> Found:
     return found
 
 
-def _best(stages: Stages, starts: IntArray, ends: IntArray, latency_s: float) -> Found | None:
+def _best(stages: Stages, starts: IntArray, ends: IntArray, latency_s: float) -> BatchOrder | None:
     """The best of the rows [R, M] that look best, if it beats a latency."""
     least = stages.least_s(*stages.times(starts, ends))
     target = latency_s * (1 - GAIN)
-    best: Found | None = None
+    best: BatchOrder | None = None
     for row in least.argsort(kind="stable")[:TRIES]:
         if least[row] >= target:
             break
         used = ends[row] > starts[row]
-        candidate = Found(stages, starts[row, used], ends[row, used])
+        candidate = BatchOrder(stages, starts[row, used], ends[row, used])
         if candidate.latency_s < target:
             best, target = candidate, candidate.latency_s
     return best
@@ -149,7 +149,7 @@ def _fitting(rows: IntArray, most: IntArray) -> IntArray:
     return fits
 
 
-def _reordered(found: Found, cells: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+def _reordered(found: BatchOrder, cells: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
     """[R, M] the same batches with one of them put elsewhere."""
     m = len(found.starts)
     if m <= PERMUTED:

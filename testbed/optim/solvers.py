@@ -8,7 +8,7 @@ import numpy as np
 
 from testbed.optim.batching import dynamic_program
 from testbed.optim.relaxed import relax
-from testbed.optim.search import Found, best_arranged, best_ordered, every_run, improve
+from testbed.optim.search import BatchOrder, best_arranged, best_ordered, every_run, improve
 from testbed.optim.stages import Stages
 
 WEIGHTS = np.array([(a, b) for a in (0.0, 0.5, 1.0) for b in (0.0, 0.25, 0.5, 0.75, 1.0)])
@@ -26,13 +26,13 @@ SAFE = 1 - 1e-12
 """A bound is taken as broken only by more than rounding."""
 
 
-def paper(stages: Stages, limit_s: float = np.inf) -> Found:
+def paper(stages: Stages, limit_s: float = np.inf) -> BatchOrder:
     """Algorithm 1."""
     boundaries = dynamic_program(stages)
-    return Found(stages, boundaries[:-1], boundaries[1:])
+    return BatchOrder(stages, boundaries[:-1], boundaries[1:])
 
 
-def better(stages: Stages, limit_s: float = np.inf) -> Found | None:
+def better(stages: Stages, limit_s: float = np.inf) -> BatchOrder | None:
     """The best of Algorithm 1, relaxed problems at several weights, and local search from the best of those.
 
     Returns None if a bound proves that nothing at this window is faster than `limit_s`, or where there is much to
@@ -45,7 +45,7 @@ def better(stages: Stages, limit_s: float = np.inf) -> Found | None:
     relaxed = relax(stages, FEWER if crowded else WEIGHTS)
     if max(each.bound_s for each in relaxed) * SAFE > limit_s:
         return None
-    found = [first, *(Found(stages, each.starts, each.ends) for each in relaxed)]
+    found = [first, *(BatchOrder(stages, each.starts, each.ends) for each in relaxed)]
     if stages.tasks <= FEW:
         runs = every_run(stages)
         found += best_ordered(stages, runs)
@@ -56,5 +56,5 @@ def better(stages: Stages, limit_s: float = np.inf) -> Found | None:
     return min((improve(stages, one) for one in found[:STARTS]), key=lambda one: one.latency_s)
 
 
-SOLVERS: dict[str, Callable[[Stages, float], Found | None]] = {"best": better, "dp": paper}
+SOLVERS: dict[str, Callable[[Stages, float], BatchOrder | None]] = {"best": better, "dp": paper}
 """The limit is what another window reached already."""

@@ -18,7 +18,7 @@ import numpy as np
 from testbed.optim.inference_cost import (
     Array,
     IntArray,
-    Serving,
+    ServedPair,
     draft_s,
     most_tasks,
     steps_needed,
@@ -41,7 +41,7 @@ class Stages:
         BadInput: a task that does not fit into the memory alone.
     """
 
-    def __init__(self, serving: Serving, inputs: IntArray, window: int) -> None:
+    def __init__(self, serving: ServedPair, inputs: IntArray, window: int) -> None:
         self.tasks = len(inputs)
         self.window = window
         self.steps = steps_needed(serving.max_output_tokens, serving.alpha, window)
@@ -119,7 +119,7 @@ def paths(drafting: Array, verifying: Array) -> Array:
     return total
 
 
-def _lines(stage: Callable[..., Array], serving: Serving, inputs: IntArray, window: int) -> tuple[Array, Array]:
+def _lines(stage: Callable[..., Array], serving: ServedPair, inputs: IntArray, window: int) -> tuple[Array, Array]:
     """[3, K] line of each task by itself, [3] line of a batch of none."""
     step = np.array([[1], [2], [2 + FAR]])
     fixed = stage(serving, 0, 1, step, window)[:, 0]

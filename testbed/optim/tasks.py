@@ -12,7 +12,7 @@ from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.optim.bandwidth import allocate, bits_per_token, communication_s, rates_bps, spectral_efficiency
 from testbed.optim.baselines import batch_by
-from testbed.optim.inference_cost import Array, Cost, IntArray, Model, Serving
+from testbed.optim.inference_cost import Array, Cost, IntArray, Model, ServedPair
 
 T = TypeVar("T")
 
@@ -93,13 +93,13 @@ class Problem(Config, frozen=True):
         return spectral_efficiency(powers, gains, self.noise_w)
 
     @property
-    def serving(self) -> Serving:
+    def serving(self) -> ServedPair:
         """What serves the tasks.
 
         Raises:
             BadInput: a part that a plan needs is missing.
         """
-        return Serving(
+        return ServedPair(
             draft_model=_given("draft_model", self.draft_model),
             verify_model=_given("verify_model", self.verify_model),
             cost=_given("cost", self.cost),

@@ -70,7 +70,7 @@ def open_source(name: str, candidates: Sequence[str], every: bool = False) -> Po
     return _sum(list(dict.fromkeys(name.split(","))))
 
 
-class Found(NamedTuple):
+class SourceSearch(NamedTuple):
     """What became of looking for a source."""
 
     name: str
@@ -80,7 +80,7 @@ class Found(NamedTuple):
     """And why not."""
 
 
-def survey(names: Sequence[str], stop: bool = False) -> list[Found]:
+def survey(names: Sequence[str], stop: bool = False) -> list[SourceSearch]:
     """Which sources this machine has, tried for real.
 
     Args:
@@ -94,13 +94,13 @@ def survey(names: Sequence[str], stop: bool = False) -> list[Found]:
     return found
 
 
-def _try(name: str) -> Found:
+def _try(name: str) -> SourceSearch:
     try:
         source = SOURCES[name]()
     except SensorError as exc:
-        return Found(name, None, str(exc))
+        return SourceSearch(name, None, str(exc))
     source.close()
-    return Found(name, source.total, "")
+    return SourceSearch(name, source.total, "")
 
 
 def _sum(names: Sequence[str], strict: bool = True) -> PowerSource:

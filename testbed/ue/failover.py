@@ -49,7 +49,7 @@ class Named(NamedTuple):
 
 
 @dataclass
-class Station:
+class KnownStation:
     """What is known of one station."""
 
     address: str
@@ -86,7 +86,7 @@ class Stations(Client):
         self, links: Sequence[Named], clock: Clock, first_session: int, timeout_s: float = 60.0, silence_s: float = 5.0
     ) -> None:
         super().__init__(links[0].link, clock, first_session, timeout_s)
-        self._stations = [Station(*named) for named in links]
+        self._stations = [KnownStation(*named) for named in links]
         self._silence_s = silence_s
         self._at = self._epoch = 0
         self._probes = itertools.count(PROBES)
@@ -197,7 +197,7 @@ class Stations(Client):
             elif number == self._at and not (isinstance(message, Pong) and message.token >= PROBES):
                 self._deliver(packet)
 
-    def _greeted(self, station: Station, message: Welcome | Fault) -> None:
+    def _greeted(self, station: KnownStation, message: Welcome | Fault) -> None:
         """A station answered the greeting."""
         if isinstance(message, Fault):
             station.refused = f"{station.address} refuses: {message.reason}"
@@ -206,7 +206,7 @@ class Stations(Client):
             station.welcome = None if station.refused else message
         self._news.set()
 
-    def _difference(self, station: Station, welcome: Welcome) -> str:
+    def _difference(self, station: KnownStation, welcome: Welcome) -> str:
         """In what a station differs from another that was greeted, in one line; empty where in nothing."""
         known = [(s.address, s.welcome) for s in self._stations if s is not station and s.welcome is not None]
         if self.welcome is not None:
@@ -247,7 +247,7 @@ class Stations(Client):
                 self._choose(now_s)
             await self.clock.sleep(PROBE_S)
 
-    async def _probe(self, station: Station) -> None:
+    async def _probe(self, station: KnownStation) -> None:
         assert self._hello is not None
         ask = self._hello if station.welcome is None else Ping(token=next(self._probes))
         with contextlib.suppress(LinkError):

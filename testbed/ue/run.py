@@ -22,7 +22,7 @@ from testbed.ue.drafters.base import Drafter
 from testbed.ue.gate import Divergence, compare
 from testbed.ue.pace import Pace
 from testbed.ue.records import RequestRecord, RoundRecord
-from testbed.ue.session import REAL_TIME, Progress, Session
+from testbed.ue.session import REAL_TIME, DecodingSession, Progress
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.rules import WindowPolicy
 
@@ -133,7 +133,7 @@ class Setting:
         check_speed(self.speed_tps, self.accept_slower)
 
 
-class Runner:
+class JobRunner:
     """Runs jobs one after another and keeps what the gate and `auto` need."""
 
     def __init__(self, setting: Setting) -> None:
@@ -168,7 +168,7 @@ class Runner:
 
         return await session.decode(prompt, max_tokens, end_ids, ended)
 
-    async def session(self, method: str, sampling: Sampling, seed: int) -> Session:
+    async def session(self, method: str, sampling: Sampling, seed: int) -> DecodingSession:
         """A session over the link, by a protocol or `auto`; its rounds are to be told to `observe`."""
         choice = await self._choose() if method == AUTO else Choice(method, "")
         return self._session(self._setting.clients.link, choice, sampling, seed)
@@ -190,9 +190,9 @@ class Runner:
         """The target's own greedy output."""
         return await decode_remotely(self._setting.clients.link, prompt, max_tokens, end_ids)
 
-    def _session(self, client: Client, choice: Choice, sampling: Sampling = GREEDY, seed: int = 0) -> Session:
+    def _session(self, client: Client, choice: Choice, sampling: Sampling = GREEDY, seed: int = 0) -> DecodingSession:
         setting = self._setting
-        return Session(
+        return DecodingSession(
             client,
             setting.drafter,
             protocol(choice.kind),

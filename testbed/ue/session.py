@@ -46,7 +46,7 @@ SILENCE_S = 10.0
 """First wait for the next token of a BS that decodes alone before the session is opened again; doubled each time."""
 
 
-class Session:
+class DecodingSession:
     """Decodes one prompt with a drafter here and a target there.
 
     Args:

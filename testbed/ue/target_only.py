@@ -44,7 +44,7 @@ async def decode_remotely(
     """
     start_s = client.clock.time()
     ask = _ask(max_tokens, sampling, seed, speed_tps)
-    stream = _Stream(client, ask, {"ids": np.asarray(prompt, np.int32)}, accept_slower)
+    stream = _TokenStream(client, ask, {"ids": np.asarray(prompt, np.int32)}, accept_slower)
     verdicts: list[tuple[Verdict, int]] = []
     times_s = [start_s]
     try:
@@ -69,7 +69,7 @@ async def decode_remotely(
     return RequestRecord(len(prompt), token_ids, reason, latency_s, up, down, rounds)
 
 
-class _Stream:
+class _TokenStream:
     """Tokens that the BS decodes, in order. A stream that breaks off is asked for anew: what comes is a pure function
     of the request, so that what is here already is passed over.
     """

@@ -39,7 +39,7 @@ from testbed.protocols.messages import (
 from testbed.synthetic import next_token
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
-from testbed.ue.session import Session
+from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.rules import FixedWindow
 from tests.support.refusals import refuse
@@ -105,7 +105,7 @@ async def test_a_ue_that_thinks_for_longer_loses_nothing() -> None:
 
     async with station(sessions=SessionTable(idle_s=0.1)) as (bs, address), client(address) as ue:
         drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.8)
-        session = Session(ue, drafter, protocol("fh"), FixedWindow(4), pace=Thinking())
+        session = DecodingSession(ue, drafter, protocol("fh"), FixedWindow(4), pace=Thinking())
         record = await session.decode(PROMPT, 15, ())
         assert record.token_ids == own(15)
         assert bs._desk.sessions._opened > 3
@@ -223,7 +223,7 @@ async def test_ues_over_the_bounds_wait_and_lose_nothing(monkeypatch: pytest.Mon
     table = SessionTable(per_peer=3, total=8, pending=1, tokens=400)
     async with station(Slow(vocab_size=VOCAB), sessions=table) as (_, address), client(address) as ue:
         drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.8)
-        sessions = [Session(ue, drafter, protocol(kind), FixedWindow(3)) for kind in ("greedy", "fh", "sh") * 2]
+        sessions = [DecodingSession(ue, drafter, protocol(kind), FixedWindow(3)) for kind in ("greedy", "fh", "sh") * 2]
         decoding = [session.decode(PROMPT, 20, ()) for session in sessions]
         decoding += [decode_remotely(ue, PROMPT, 20, ()) for _ in range(3)]
         records = await asyncio.gather(*decoding)

@@ -34,7 +34,7 @@ from testbed.protocols.messages import Downlink, Fault
 from testbed.protocols.sampling import Sampling
 from testbed.synthetic import next_token
 from testbed.ue.drafters.synthetic import SyntheticDrafter
-from testbed.ue.session import Session
+from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.rules import FixedWindow
 from tests.support.hostile import Liar
@@ -115,11 +115,13 @@ async def honest(address: str, lying: asyncio.Event) -> int:
                 if kind == TARGET_ONLY:
                     assert (await decode_remotely(ue, prompt, 20, ())).token_ids == own(prompt, 20)
                 elif PROTOCOLS[kind].sampled:
-                    session = Session(ue, drafter, protocol(kind), FixedWindow(4), sampling=Sampling(0.7), seed=3)
+                    session = DecodingSession(
+                        ue, drafter, protocol(kind), FixedWindow(4), sampling=Sampling(0.7), seed=3
+                    )
                     output = (await session.decode([1, 2, 3], 20, ())).token_ids
                     assert drawn.setdefault(kind, output) == output
                 else:
-                    session = Session(ue, drafter, protocol(kind), FixedWindow(4), threshold=0.5)
+                    session = DecodingSession(ue, drafter, protocol(kind), FixedWindow(4), threshold=0.5)
                     assert (await session.decode(prompt, 20, ())).token_ids == own(prompt, 20)
                 right += 1
     return right

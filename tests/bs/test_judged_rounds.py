@@ -15,7 +15,7 @@ from testbed.protocols import protocol
 from testbed.synthetic import next_token
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
-from testbed.ue.session import Session
+from testbed.ue.session import DecodingSession
 from testbed.ue.windows.rules import FixedWindow
 from tests.support.heads import random_head
 from tests.support.stations import VOCAB, client, station
@@ -41,7 +41,7 @@ async def decode(
 ) -> RequestRecord:
     async with station(engine, judge=judge) as (_, address), client(address) as connection:
         drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.7)
-        session = Session(connection, drafter, protocol(kind), FixedWindow(8), threshold, csi=lambda: csi)
+        session = DecodingSession(connection, drafter, protocol(kind), FixedWindow(8), threshold, csi=lambda: csi)
         return await session.decode(PROMPT, 80, ())
 
 

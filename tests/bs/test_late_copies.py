@@ -12,7 +12,7 @@ from testbed.protocols import PROTOCOLS, TARGET_ONLY, protocol
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
-from testbed.ue.session import SILENCE_S, Session
+from testbed.ue.session import SILENCE_S, DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.rules import FixedWindow
 from tests.support.postman import AS_IT_IS, Letter, Order, postman
@@ -26,7 +26,7 @@ async def decode(ue: Client, method: str) -> list[int]:
         return (await decode_remotely(ue, [3, 1, 4], 24, ())).token_ids
     sampling = Sampling(0.8) if PROTOCOLS[method].sampled else GREEDY
     drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.7)
-    session = Session(ue, drafter, protocol(method), FixedWindow(4), sampling=sampling, seed=5)
+    session = DecodingSession(ue, drafter, protocol(method), FixedWindow(4), sampling=sampling, seed=5)
     return (await session.decode([3, 1, 4], 24, ())).token_ids
 
 

@@ -35,7 +35,7 @@ from testbed.synthetic import next_token
 from testbed.ue.drafters.base import DraftToken
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
-from testbed.ue.session import Session
+from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.rules import FixedWindow
 from tests.support.stations import VOCAB, client, station
@@ -56,7 +56,7 @@ async def decode(
 ) -> RequestRecord:
     drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=alpha)
     async with client(address) as connection:
-        session = Session(connection, drafter, protocol(kind), FixedWindow(window), **how)  # type: ignore[arg-type]
+        session = DecodingSession(connection, drafter, protocol(kind), FixedWindow(window), **how)  # type: ignore[arg-type]
         return await session.decode(prompt, tokens, ())
 
 
@@ -77,7 +77,7 @@ async def test_an_end_id_ends_the_output_wherever_it_stands(kind: str) -> None:
     expected = own[: own.index(end) + 1]
     async with station(end_ids=(end,)) as (_, address), client(address) as connection:
         drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.9)
-        record = await Session(connection, drafter, protocol(kind), FixedWindow(8)).decode(PROMPT, 40, (end,))
+        record = await DecodingSession(connection, drafter, protocol(kind), FixedWindow(8)).decode(PROMPT, 40, (end,))
         alone = await decode_remotely(connection, PROMPT, 40, (end,))
     assert record.token_ids == alone.token_ids == expected
     assert record.finish_reason == alone.finish_reason == "stop"
@@ -112,7 +112,7 @@ async def test_quantised_states_take_the_stated_bytes_and_change_no_strict_outpu
     sizes = quantised(Sizes(size), bits)
     async with station() as (_, address), client(address) as connection:
         drafter = SyntheticDrafter(vocab_size=VOCAB, hidden_size=size, alpha=0.6)
-        session = Session(connection, drafter, protocol(kind), FixedWindow(13), hidden_bits=bits)
+        session = DecodingSession(connection, drafter, protocol(kind), FixedWindow(13), hidden_bits=bits)
         record = await session.decode(PROMPT, 120, ())
     assert record.token_ids == targets_own(PROMPT, 120)
     for r in record.rounds:
@@ -135,7 +135,7 @@ async def test_the_judge_sees_the_states_as_they_travelled(kind: str, bits: int)
     judge = KeepAll()
     async with station(judge=judge) as (_, address), client(address) as connection:
         drafter = Noted(vocab_size=VOCAB, alpha=0.5)
-        session = Session(connection, drafter, protocol(kind), FixedWindow(8), threshold=1.0, hidden_bits=bits)
+        session = DecodingSession(connection, drafter, protocol(kind), FixedWindow(8), threshold=1.0, hidden_bits=bits)
         await session.decode(PROMPT, 60, ())
     seen = np.concatenate([c.drafter_hidden for c in judge.seen]).astype(np.float32)
     arrived = {row.tobytes() for row in degrade(np.stack(drawn), bits)}
@@ -226,7 +226,7 @@ async def test_the_same_draft_again_gets_the_same_verdict_and_another_one_a_faul
 async def test_a_session_that_the_bs_forgot_is_opened_again_and_nothing_is_lost() -> None:
     async with station() as (bs, address), client(address) as connection:
         drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.8)
-        session = Session(connection, drafter, protocol("fh"), FixedWindow(4))
+        session = DecodingSession(connection, drafter, protocol("fh"), FixedWindow(4))
         forgotten = []
 
         def forget(record: object) -> None:

@@ -15,7 +15,7 @@ from testbed.bs.engines.base import VerifyRequest
 from testbed.bs.pending import PIECE, Pending
 from testbed.bs.scheduling.slo import Slo
 from testbed.errors import BadInput
-from testbed.optim.pass_time import Coefficients, Work
+from testbed.optim.pass_time import Coefficients, RequestWork
 
 NOW_S = 50.0
 TIMES = Coefficients(a=1e-3, b_compute=2e-7, b_read=5e-6, c=1e-2)
@@ -29,7 +29,7 @@ def waiting(
 
 
 def took_s(batch: Sequence[Pending]) -> float:
-    return TIMES.batch_s(Work(p.new_tokens, p.cached_tokens) for p in batch)
+    return TIMES.batch_s(RequestWork(p.new_tokens, p.cached_tokens) for p in batch)
 
 
 def cut(batch: Sequence[Pending], queue: Sequence[Pending]) -> list[Pending]:

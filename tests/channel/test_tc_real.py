@@ -26,10 +26,10 @@ import pytest
 from testbed.channel.tc import commands as tc
 from testbed.channel.tc.execute import has, run
 from testbed.channel.tc.links import Egress, Namespaces
-from testbed.channel.tc.pair import Pair
+from testbed.channel.tc.pair import NamespacePair
 from testbed.channel.tc.run import Plan, emulation
 from testbed.channel.tc.session import follow
-from testbed.channel.tc.shape import Duplex, Shape
+from testbed.channel.tc.shape import Duplex, LinkShape
 from testbed.channel.trace import Trace
 from testbed.clock import WallClock
 from testbed.errors import BadInput
@@ -59,7 +59,7 @@ pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.skipif(REASON is n
 
 def left_of(*ues: int) -> list[str]:
     """What there is of UEs: namespaces and interfaces."""
-    pairs = [Pair(FIRST + ue) for ue in ues]
+    pairs = [NamespacePair(FIRST + ue) for ue in ues]
     names = [name for name in os.listdir("/sys/class/net") if name in {pair.host_interface for pair in pairs}]
     return names + [pair.namespace for pair in pairs if Path("/run/netns", pair.namespace).exists()]
 
@@ -163,7 +163,7 @@ def test_htb_holds_each_of_two_ues_to_its_rate_and_nobody_else(tmp_path: Path) -
         for address in addresses:
             run(["ip", "-n", pair.namespace, "address", "add", f"{address}/32", "dev", pair.ue_interface])
             run(["ip", "route", "add", f"{address}/32", "via", pair.ue_address])
-        rates = {addresses[0]: Shape(10), addresses[1]: Shape(30)}
+        rates = {addresses[0]: LinkShape(10), addresses[1]: LinkShape(30)}
         with emulation(
             Plan(tuple(tc.htb(pair.host_interface, rates)), interfaces=(pair.host_interface,)), state=tmp_path
         ):
@@ -232,7 +232,7 @@ def test_what_a_killed_emulation_leaves_is_cleaned_by_the_next(tmp_path: Path) -
         with child(body, str(FIRST), str(tmp_path), interface) as process:
             pid = process.pid
             refuse(lambda: enter(Namespaces([Duplex()], FIRST + 1, "tbf", state=tmp_path)), BadInput, str(pid))
-            refuse(lambda: enter(Egress(interface, Shape(5), qdisc="tbf", state=tmp_path)), BadInput, str(pid))
+            refuse(lambda: enter(Egress(interface, LinkShape(5), qdisc="tbf", state=tmp_path)), BadInput, str(pid))
             process.kill()
             process.wait(10)
         assert len(left_of(0, 1)) == 4 and root_kind(interface) == "tbf" and offloads(interface) == []
@@ -298,7 +298,7 @@ def test_an_interrupted_emulation_restores(tmp_path: Path, kind: str, number: in
 def test_a_command_that_fails_halfway_takes_back_the_rest(tmp_path: Path) -> None:
     with veth() as interface:
         plan = Plan(
-            (*tc.tbf(interface, Shape(5)), ["tc", "qdisc", "add", "dev", "nowhere", "root", "htb"]), (interface,)
+            (*tc.tbf(interface, LinkShape(5)), ["tc", "qdisc", "add", "dev", "nowhere", "root", "htb"]), (interface,)
         )
         with pytest.raises(BadInput, match="nowhere"), emulation(plan, state=tmp_path):
             pytest.fail("it was let in")
@@ -324,16 +324,16 @@ def test_the_default_routes_interface_is_refused_unless_forced_twice(tmp_path: P
     name = min(defaults)
     before = root_kind(name)
     for force in (0, 1):
-        held = Egress(name, Shape(1000), qdisc="tbf", force=force, state=tmp_path)
+        held = Egress(name, LinkShape(1000), qdisc="tbf", force=force, state=tmp_path)
         refuse(partial(enter, held), BadInput, name, "default route", "twice")
     assert root_kind(name) == before and not list(tmp_path.glob("*.json"))
 
 
 def test_what_belongs_to_somebody_else_is_left_alone(tmp_path: Path) -> None:
-    pair = Pair(FIRST)
+    pair = NamespacePair(FIRST)
     with veth() as interface:
-        run(tc.tbf(interface, Shape(7))[0])
-        refuse(lambda: enter(Egress(interface, Shape(5), qdisc="tbf", state=tmp_path)), BadInput, interface, "tbf")
+        run(tc.tbf(interface, LinkShape(7))[0])
+        refuse(lambda: enter(Egress(interface, LinkShape(5), qdisc="tbf", state=tmp_path)), BadInput, interface, "tbf")
         assert root_kind(interface) == "tbf"
     run(["ip", "netns", "add", pair.namespace])
     try:
@@ -344,4 +344,4 @@ def test_what_belongs_to_somebody_else_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_an_interface_that_is_not_there(tmp_path: Path) -> None:
-    refuse(lambda: enter(Egress("nowhere0", Shape(5), qdisc="tbf", state=tmp_path)), BadInput, "nowhere0", "lo")
+    refuse(lambda: enter(Egress("nowhere0", LinkShape(5), qdisc="tbf", state=tmp_path)), BadInput, "nowhere0", "lo")

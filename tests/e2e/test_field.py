@@ -21,7 +21,7 @@ import pytest
 
 from testbed.channel.trace import read_trace
 from testbed.cli.main import main
-from testbed.experiments.field.devices.agents import Agent
+from testbed.experiments.field.devices.agents import AgentConnection
 from testbed.experiments.runs.journal import NAME as JOURNAL
 from testbed.experiments.runs.processes import base_station
 from testbed.models.bundle import bundled
@@ -214,7 +214,7 @@ def test_deploy_asks_agents_how_they_stand_and_passes_over_silent_ones(
         assert row["places"] == ["desk"] and row["error"] is None
         silent = "name: lost, distance_m: 9, ue: 'tcp://127.0.0.1:1'"
         plan.write_text(f"{{places: [{{{silent}}}, {{{place}}}], methods: [{{name: g, protocol: greedy}}]}}")
-        monkeypatch.setattr("testbed.experiments.field.fleet.Agent", functools.partial(Agent, timeout_s=5.0))
+        monkeypatch.setattr("testbed.experiments.field.fleet.Agent", functools.partial(AgentConnection, timeout_s=5.0))
         assert main(["field", "deploy", str(plan), "--json"]) == 1
         told = capsys.readouterr()
         rows = {tuple(row["places"]): row for row in json.loads(told.out)["agents"]}

@@ -22,7 +22,7 @@ from testbed.protocols.codec import encode
 from testbed.protocols.messages import Draft, Open
 from testbed.synthetic import next_token
 from testbed.ue.drafters.synthetic import SyntheticDrafter
-from testbed.ue.session import Session
+from testbed.ue.session import DecodingSession
 from testbed.ue.windows.rules import FixedWindow
 from tests.support.stations import VOCAB, client
 from tests.support.zmtp import connect, frame
@@ -47,7 +47,7 @@ def own(length: int) -> list[int]:
 
 async def decode(address: str) -> list[int]:
     async with client(address, timeout_s=60.0) as ue:
-        session = Session(ue, SyntheticDrafter(vocab_size=VOCAB, alpha=0.8), protocol("sh"), FixedWindow(4))
+        session = DecodingSession(ue, SyntheticDrafter(vocab_size=VOCAB, alpha=0.8), protocol("sh"), FixedWindow(4))
         return (await session.decode(PROMPT, 40, ())).token_ids
 
 

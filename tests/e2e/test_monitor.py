@@ -23,7 +23,7 @@ from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.pace import Steady
 from testbed.ue.records import RequestRecord
-from testbed.ue.session import Session
+from testbed.ue.session import DecodingSession
 from testbed.ue.windows.rules import FixedWindow
 from tests.support.browser import expect, page
 
@@ -44,7 +44,7 @@ async def decode(
     client = Client(ZmqLink(address, new_identity()), WallClock(), 1, 60.0)
     try:
         await client.connect("", VOCAB)
-        session = Session(
+        session = DecodingSession(
             client, SyntheticDrafter(vocab_size=VOCAB, alpha=0.7), protocol(kind), FixedWindow(5), csi=lambda: CSI,
             pace=Steady(WallClock(), token_s), speed_tps=speed_tps,
         )  # fmt: skip

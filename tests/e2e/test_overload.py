@@ -18,7 +18,7 @@ from testbed.synthetic import next_token
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.pace import Steady
-from testbed.ue.session import Session
+from testbed.ue.session import DecodingSession
 from testbed.ue.windows.rules import FixedWindow
 from tests.support.overload import CLASSES, Response, check_order, phase
 from tests.support.stations import VOCAB, client
@@ -42,7 +42,7 @@ async def ue(bs: Client, number: int, times: tuple[float, float], begun_s: float
     await asyncio.sleep(max(0.0, times[0] + rng.uniform(0, 3) - (time.monotonic() - begun_s)))
     while (start_s := time.monotonic() - begun_s) < times[1]:
         prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(20, 60))]
-        session = Session(
+        session = DecodingSession(
             bs, drafter, protocol("greedy"), FixedWindow(WINDOW), pace=Steady(bs.clock, DRAFT_S), speed_tps=speed
         )
         try:

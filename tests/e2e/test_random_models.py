@@ -21,7 +21,7 @@ from testbed.protocols import PROTOCOLS, protocol
 from testbed.ue.client import Client
 from testbed.ue.llama.drafter import LlamaDrafter
 from testbed.ue.records import RequestRecord
-from testbed.ue.session import Session
+from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.rules import FixedWindow
 from tests.support.models import TOKENS
@@ -79,7 +79,7 @@ async def decode(site: Site, kind: str, window: int, prompts: Sequence[list[int]
             welcome = await client.connect("", site.drafter.vocab_size)
             if kind == "target-only":
                 return await decode_remotely(client, prompt, TOKENS_OUT, welcome.end_ids)
-            session = Session(client, site.drafter, protocol(kind), FixedWindow(window))
+            session = DecodingSession(client, site.drafter, protocol(kind), FixedWindow(window))
             return await session.decode(prompt, TOKENS_OUT, welcome.end_ids)
         finally:
             await client.close()

@@ -12,7 +12,7 @@ from testbed.errors import AdmissionError
 from testbed.experiments.runs.processes import base_station
 from testbed.protocols import protocol
 from testbed.ue.drafters.synthetic import SyntheticDrafter
-from testbed.ue.session import Session
+from testbed.ue.session import DecodingSession
 from testbed.ue.windows.rules import FixedWindow
 from tests.support.stations import VOCAB, client
 
@@ -26,10 +26,12 @@ async def test_promises_between_processes(tmp_path: Path, coefficients: str) -> 
     drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.8)
     with base_station([*ARGUMENTS, *counted]) as ready:
         async with client(ready["bind"]) as ue:
-            session = Session(ue, drafter, protocol("sh"), FixedWindow(5), speed_tps=2.0)
+            session = DecodingSession(ue, drafter, protocol("sh"), FixedWindow(5), speed_tps=2.0)
             record = await session.decode([1, 2, 3], 40, ())
             with pytest.raises(AdmissionError, match="cannot be promised"):
-                await Session(ue, drafter, protocol("sh"), FixedWindow(5), speed_tps=1e9).decode([1, 2, 3], 40, ())
+                await DecodingSession(ue, drafter, protocol("sh"), FixedWindow(5), speed_tps=1e9).decode(
+                    [1, 2, 3], 40, ()
+                )
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert rows and all(before["passes"] <= after["passes"] for before, after in itertools.pairwise(rows))
     last = rows[-1]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from testbed.models.evaluate import Decoder, Keep, speculate
+from testbed.models.evaluate import BatchDecoder, Keep, speculate
 from tests.support.models import TOKENS, make_model
 from tests.support.reference import Reference
 
@@ -36,9 +36,9 @@ def silence(model: Any) -> None:
         model.lm_head.weight[NO_END] = 0
 
 
-def decoder(directory: Path, end_id: int = NO_END, noise: float = 0.0) -> Decoder:
+def decoder(directory: Path, end_id: int = NO_END, noise: float = 0.0) -> BatchDecoder:
     """The model, its weights shaken a little where a drafter is wanted that agrees now and then."""
-    found = Decoder.load(directory, end_id)
+    found = BatchDecoder.load(directory, end_id)
     found.batch = 2
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -107,11 +107,11 @@ def test_a_lenient_judge_makes_rounds_as_long_as_the_window(noise: float, direct
 
 
 def by_hand(
-    drafter: Decoder, target: Decoder, prompt: list[int], window: int, keep: Keep
+    drafter: BatchDecoder, target: BatchDecoder, prompt: list[int], window: int, keep: Keep
 ) -> tuple[list[int], list[int]]:
     """One prompt, one token at a time, one forward pass for each: output, and tokens a round."""
 
-    def best(decoder: Decoder, ids: list[int]) -> int:
+    def best(decoder: BatchDecoder, ids: list[int]) -> int:
         with torch.inference_mode():
             return int(decoder.model(torch.tensor([ids])).logits[0, -1].argmax())
 

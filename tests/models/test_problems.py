@@ -11,7 +11,7 @@ import pytest
 
 from testbed.errors import BadInput
 from testbed.models import problems, stories
-from testbed.models.problems import HABIT_SHIFT, Problem, favourite, generate, split_of
+from testbed.models.problems import HABIT_SHIFT, WordProblem, favourite, generate, split_of
 from testbed.models.scoring import final_number
 from tests.support.solver import EVENTS, MEANING, NOISE, solve
 
@@ -19,12 +19,12 @@ SPLITS = ("train", "calibration", "test")
 MANY = 5000
 
 
-def take(split: str, count: int, narrator: str = "target", seed: int = 5) -> list[Problem]:
+def take(split: str, count: int, narrator: str = "target", seed: int = 5) -> list[WordProblem]:
     return list(itertools.islice(generate(split, seed, narrator), count))
 
 
 @pytest.fixture(scope="module")
-def samples() -> dict[tuple[str, str], list[Problem]]:
+def samples() -> dict[tuple[str, str], list[WordProblem]]:
     return {(split, who): take(split, 300, who) for split in SPLITS for who in ("target", "drafter")}
 
 
@@ -41,7 +41,7 @@ def test_the_solver_knows_every_template_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_every_answer_follows_from_the_question_alone(
-    split: str, samples: dict[tuple[str, str], list[Problem]]
+    split: str, samples: dict[tuple[str, str], list[WordProblem]]
 ) -> None:
     lengths = set()
     for problem in samples[split, "target"]:
@@ -90,7 +90,7 @@ def check_step(step: str, before: int) -> int:
 @pytest.mark.parametrize("who", ["target", "drafter"])
 @pytest.mark.parametrize("split", SPLITS)
 def test_worked_steps_are_true_and_lead_to_the_answer(
-    split: str, who: str, samples: dict[tuple[str, str], list[Problem]]
+    split: str, who: str, samples: dict[tuple[str, str], list[WordProblem]]
 ) -> None:
     for problem in samples[split, who]:
         body, mark, final = problem.answer.partition("\n#### ")
@@ -111,7 +111,7 @@ def test_a_wrong_equation_would_be_seen() -> None:
             check_step(lie, 12)
 
 
-def test_distractors_carry_numbers_that_do_not_matter(samples: dict[tuple[str, str], list[Problem]]) -> None:
+def test_distractors_carry_numbers_that_do_not_matter(samples: dict[tuple[str, str], list[WordProblem]]) -> None:
     noise = [
         sentence
         for problem in samples["train", "target"]
@@ -125,7 +125,7 @@ def test_distractors_carry_numbers_that_do_not_matter(samples: dict[tuple[str, s
 # ---------------------------------------------------------------- material
 
 
-def test_there_are_forty_templates_or_more_and_all_are_told(samples: dict[tuple[str, str], list[Problem]]) -> None:
+def test_there_are_forty_templates_or_more_and_all_are_told(samples: dict[tuple[str, str], list[WordProblem]]) -> None:
     assert len({template.text for template in stories.TEMPLATES}) >= 40
     seen = {
         key
@@ -137,7 +137,7 @@ def test_there_are_forty_templates_or_more_and_all_are_told(samples: dict[tuple[
     assert seen == set(EVENTS)
 
 
-def test_numbers_stay_in_bounds(samples: dict[tuple[str, str], list[Problem]]) -> None:
+def test_numbers_stay_in_bounds(samples: dict[tuple[str, str], list[WordProblem]]) -> None:
     for problem in itertools.chain(*samples.values()):
         assert all(int(n) <= 999 for n in re.findall(r"\d+", problem.question + problem.answer))
         assert problem.final >= 2
@@ -191,13 +191,15 @@ def test_splits_share_no_skeleton(skeletons: dict[str, set[str]]) -> None:
         assert not skeletons[one] & skeletons[other]
 
 
-def test_a_skeleton_can_be_in_one_split_alone(samples: dict[tuple[str, str], list[Problem]]) -> None:
+def test_a_skeleton_can_be_in_one_split_alone(samples: dict[tuple[str, str], list[WordProblem]]) -> None:
     """Which one is a function of the skeleton, so that what no sample shows is disjoint too."""
     for (split, _), told in samples.items():
         assert {split_of(problem.skeleton) for problem in told} == {split}
 
 
-def test_a_skeleton_tells_the_numbers_and_events_of_its_problem(samples: dict[tuple[str, str], list[Problem]]) -> None:
+def test_a_skeleton_tells_the_numbers_and_events_of_its_problem(
+    samples: dict[tuple[str, str], list[WordProblem]],
+) -> None:
     """What is hashed for the split is what the question tells, so that disjoint skeletons mean disjoint problems."""
     for problem in samples["test", "target"]:
         start, *events = problem.skeleton.split("|")
@@ -212,7 +214,9 @@ def test_a_skeleton_tells_the_numbers_and_events_of_its_problem(samples: dict[tu
         assert told == events
 
 
-def test_both_narrators_tell_the_same_problems_in_other_words(samples: dict[tuple[str, str], list[Problem]]) -> None:
+def test_both_narrators_tell_the_same_problems_in_other_words(
+    samples: dict[tuple[str, str], list[WordProblem]],
+) -> None:
     for split in SPLITS:
         target, drafter = samples[split, "target"], samples[split, "drafter"]
         assert [p.question for p in target] == [p.question for p in drafter]

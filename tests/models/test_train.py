@@ -154,7 +154,7 @@ def test_rows_teach_answers_and_never_questions(tokenizer: Tokenizer) -> None:
     assert kinds == {"problem", "drill"}
 
 
-def told(narrator: str, seed: int) -> list[problems.Problem]:
+def told(narrator: str, seed: int) -> list[problems.WordProblem]:
     """The training problems of the first chunks."""
     chunks = (problems.generate("train", seed * 1_000_003 + chunk, narrator) for chunk in range(4))
     return [problem for chunk in chunks for problem in itertools.islice(chunk, 8)]

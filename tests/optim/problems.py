@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from testbed.optim.inference_cost import Cost, IntArray, Model, Serving
+from testbed.optim.inference_cost import Cost, IntArray, Model, ServedPair
 from tests.support.batching import Instance, Node
 
 LLAMA = {
@@ -18,9 +18,9 @@ TABLE_2 = Cost(c1_draft=4.11e-13, c2_draft=5.6e-4, c1_verify=2.08e-14, c2_verify
 
 def paper_serving(
     output_tokens: int = 2048, alpha: float = 0.8, memory_bytes: float = 16e9, draft: str = "1.1B"
-) -> Serving:
+) -> ServedPair:
     """Tables I and II."""
-    return Serving(
+    return ServedPair(
         draft_model=LLAMA[draft], verify_model=LLAMA["7B"], cost=TABLE_2, memory_bytes=memory_bytes,
         max_output_tokens=output_tokens, alpha=alpha,
     )  # fmt: skip
@@ -28,7 +28,7 @@ def paper_serving(
 
 def draw(
     rng: np.random.Generator, tasks: int, most_output: int = 20, distinct: bool = False
-) -> tuple[Serving, IntArray]:
+) -> tuple[ServedPair, IntArray]:
     """A random problem: either node may be the slow one, overheads and memory may matter or not."""
     draft = Model(layers=int(rng.integers(1, 8)), hidden=int(rng.integers(64, 512)), ffn=int(rng.integers(128, 2048)))
     verify = Model(
@@ -46,7 +46,7 @@ def draw(
     )
     weights = 2 * draft.layers * (4 * draft.hidden**2 + 2 * draft.hidden * draft.ffn)
     caches = 4 * draft.layers * draft.hidden * (int(inputs.max()) + output_tokens)
-    serving = Serving(
+    serving = ServedPair(
         draft_model=draft, verify_model=verify, cost=cost, alpha=float(rng.uniform(0.1, 0.95)), max_window=4,
         memory_bytes=weights + caches * float(rng.choice([1.0, 2.2, 3.5, 100])), max_output_tokens=output_tokens,
     )  # fmt: skip
@@ -57,7 +57,7 @@ def _token(model: Model) -> float:
     return 2.0 * model.layers * (4 * model.hidden**2 + 2 * model.hidden * model.ffn)
 
 
-def instance(serving: Serving, inputs: IntArray) -> Instance:
+def instance(serving: ServedPair, inputs: IntArray) -> Instance:
     """The same for the oracles."""
     cost, draft, verify = serving.cost, serving.draft_model, serving.verify_model
     return Instance(

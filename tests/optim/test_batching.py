@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import BadInput
-from testbed.optim.inference_cost import IntArray, Serving, inference_s
+from testbed.optim.inference_cost import IntArray, ServedPair, inference_s
 from testbed.optim.planner import Batching, plan_batches
 from testbed.optim.relaxed import relax
-from testbed.optim.search import Found, every_run, johnson
+from testbed.optim.search import BatchOrder, every_run, johnson
 from testbed.optim.solvers import SOLVERS, WEIGHTS
 from testbed.optim.stages import Stages
 from tests.optim.problems import draw, instance, paper_serving
@@ -23,7 +23,7 @@ from tests.support.batching import algorithm_1, brute_force, partitions, runs
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-def check(plan: Batching, serving: Serving, inputs: IntArray) -> None:
+def check(plan: Batching, serving: ServedPair, inputs: IntArray) -> None:
     """Every task in one batch, memory kept, the latency that of its batches."""
     one = instance(serving, inputs)
     assert sorted(itertools.chain(*plan.batches)) == list(range(len(inputs)))
@@ -184,7 +184,7 @@ def test_orders_by_johnson_are_the_best_of_a_single_step() -> None:
         single = instance(serving, np.sort(inputs))
         rows = np.arange(6)[None]
         starts, ends = johnson(stages, rows[:, :-1], rows[:, 1:])
-        ours = min(Found(stages, s, e).latency_s for s, e in zip(starts, ends, strict=True))
+        ours = min(BatchOrder(stages, s, e).latency_s for s, e in zip(starts, ends, strict=True))
         least = min(single.latency_s([[k] for k in order], 4) for order in itertools.permutations(range(5)))
         assert ours == pytest.approx(least)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from testbed.errors import BadInput
-from testbed.optim.cost_fit import NODES, Node, Phase, Step, cost_document, fit_steps, flops
+from testbed.optim.cost_fit import NODES, MeasuredStep, Node, Phase, cost_document, fit_steps, flops
 from testbed.optim.inference_cost import Cost, Model
 
 MODEL = Model(layers=3, hidden=96, ffn=256)
@@ -24,7 +24,7 @@ def counted(new: int, cached: int) -> float:
     return MODEL.layers * (projections + attention + feed_forward)
 
 
-def steps(node: Node, c1: float, c2: float, noise: float = 0.0, per_task: float = 0.0) -> list[Step]:
+def steps(node: Node, c1: float, c2: float, noise: float = 0.0, per_task: float = 0.0) -> list[MeasuredStep]:
     """Steps whose times follow eq. 17 pass by pass, with a time of our own for each task."""
     rng, found = np.random.default_rng(1), []
     for batch in (1, 2, 4, 8, 16):
@@ -36,10 +36,10 @@ def steps(node: Node, c1: float, c2: float, noise: float = 0.0, per_task: float 
                     works = [counted(window + 1, prefix - 1)]
                 seconds = sum(c1 * batch * work + c2 + per_task * batch for work in works)
                 seconds *= 1 + noise * rng.standard_normal()
-                found.append(Step(node, "decode", batch, prefix, window, len(works), seconds))
+                found.append(MeasuredStep(node, "decode", batch, prefix, window, len(works), seconds))
             work = counted(prefix, 0) if node == "draft" else counted(prefix + 3, 0)
             seconds = c1 * batch * work + c2 + per_task * batch
-            found.append(Step(node, "prompt", batch, prefix, 1 if node == "draft" else 3, 1, seconds))
+            found.append(MeasuredStep(node, "prompt", batch, prefix, 1 if node == "draft" else 3, 1, seconds))
     return found
 
 
@@ -83,7 +83,7 @@ def test_no_coefficient_is_negative(c1: float, c2: float) -> None:
 
 
 def test_flops_of_a_draft_step_are_the_mean_of_its_passes() -> None:
-    step = Step("draft", "decode", 4, 100, 5, 5, 1.0)
+    step = MeasuredStep("draft", "decode", 4, 100, 5, 5, 1.0)
     assert flops(MODEL, step) == pytest.approx(math.fsum(counted(1, 99 + i) for i in range(5)) / 5)
 
 

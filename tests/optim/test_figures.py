@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from testbed.optim.figures import POINTS, Point, draw, reduction
+from testbed.optim.figures import POINTS, QuotedPoint, draw, reduction
 
 BY_FIGURE = {point.figure: point for point in POINTS}
 
 
 def test_draws_are_seeded_and_as_table_2_has_them() -> None:
-    point = Point("test", 0.0, (), tasks=20_000)
+    point = QuotedPoint("test", 0.0, (), tasks=20_000)
     users = draw(point, 3)
     assert np.array_equal(users.inputs, draw(point, 3).inputs)
     assert not np.array_equal(users.inputs, draw(point, 4).inputs)

@@ -11,7 +11,7 @@ from testbed.errors import BadInput
 from testbed.optim.inference_cost import (
     Cost,
     Model,
-    Serving,
+    ServedPair,
     cache_bytes,
     completion_s,
     draft_flops,
@@ -192,7 +192,7 @@ def test_models_hardware_and_limits_that_are_none() -> None:
             paper_serving(memory_bytes=memory)
     for output, window in ((0, 1), (1, 0)):
         with pytest.raises(BadInput, match="max_output_tokens and max_window must be 1 or more"):
-            Serving(
+            ServedPair(
                 draft_model=good.draft_model, verify_model=good.verify_model, cost=TABLE_2, memory_bytes=1.0, alpha=0.5,
                 max_output_tokens=output, max_window=window,
             )  # fmt: skip

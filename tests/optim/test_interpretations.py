@@ -11,8 +11,8 @@ from testbed.errors import BadInput
 from testbed.optim import interpretations as readings
 from testbed.optim.baselines import batch_by
 from testbed.optim.figures import BATCHINGS, POINTS, draw, reduction
-from testbed.optim.inference_cost import Serving
-from testbed.optim.interpretations import Reading, Users, inference_by
+from testbed.optim.inference_cost import ServedPair
+from testbed.optim.interpretations import Interpretation, TaskLengths, inference_by
 from testbed.optim.planner import plan_batches
 from tests.optim.problems import paper_serving
 
@@ -20,7 +20,9 @@ INPUTS = np.array([40, 300, 10, 120, 77, 500, 260, 33, 410])
 OUTPUTS = np.array([30, 5, 60, 12, 44, 28, 9, 57, 3])
 
 
-def stepped(serving: Serving, window: int, runs: list[list[int]], outputs: np.ndarray, pipeline: bool = True) -> float:
+def stepped(
+    serving: ServedPair, window: int, runs: list[list[int]], outputs: np.ndarray, pipeline: bool = True
+) -> float:
     """T_inf step by step with scalars (eqs. 13, 14, 17, 20-22): batches leave after their longest output."""
     draft, verify, cost, alpha = serving.draft_model, serving.verify_model, serving.cost, serving.alpha
     per_step = (1 - alpha ** (window + 1)) / (1 - alpha)
@@ -53,17 +55,17 @@ def stepped(serving: Serving, window: int, runs: list[list[int]], outputs: np.nd
     return total
 
 
-DRAWN = Reading(outputs="drawn")
+DRAWN = Interpretation(outputs="drawn")
 
 
 def test_the_planners_batches_run_as_long_as_their_tasks() -> None:
     serving = paper_serving(output_tokens=60)
     plan = plan_batches(serving, INPUTS, "dp")
     runs = [list(batch) for batch in plan.batches]
-    found = inference_by("dp", serving, Users(INPUTS, OUTPUTS), DRAWN)
+    found = inference_by("dp", serving, TaskLengths(INPUTS, OUTPUTS), DRAWN)
     assert found.window == plan.window
     assert found.inference_s == pytest.approx(stepped(serving, plan.window, runs, OUTPUTS))
-    apart = inference_by("no-pipeline", serving, Users(INPUTS, OUTPUTS), DRAWN)
+    apart = inference_by("no-pipeline", serving, TaskLengths(INPUTS, OUTPUTS), DRAWN)
     assert apart.inference_s == pytest.approx(stepped(serving, plan.window, runs, OUTPUTS, pipeline=False))
     assert found.inference_s < apart.inference_s
 
@@ -75,11 +77,11 @@ def test_batches_of_one_size(name: str, order: str) -> None:
     places = list(np.argsort(INPUTS)) if order == "sorted" and name == "static" else list(range(9))
     runs = [places[:8], places[8:]] if name == "static" else [[k] for k in places]
     least = min(stepped(serving, window, runs, OUTPUTS) for window in range(1, 11))
-    found = inference_by(name, serving, Users(INPUTS, OUTPUTS), Reading(outputs="drawn", order=order))  # type: ignore[arg-type]
+    found = inference_by(name, serving, TaskLengths(INPUTS, OUTPUTS), Interpretation(outputs="drawn", order=order))  # type: ignore[arg-type]
     assert found.inference_s == pytest.approx(least)
-    fixed = Reading(outputs="drawn", order=order, baseline_window="fixed")  # type: ignore[arg-type]
+    fixed = Interpretation(outputs="drawn", order=order, baseline_window="fixed")  # type: ignore[arg-type]
     if name == "static":
-        seven = inference_by(name, serving, Users(INPUTS, OUTPUTS), fixed)
+        seven = inference_by(name, serving, TaskLengths(INPUTS, OUTPUTS), fixed)
         assert (seven.window, seven.inference_s) == (7, pytest.approx(stepped(serving, 7, runs, OUTPUTS)))
 
 
@@ -88,8 +90,8 @@ def test_max_batching_by_mean_lengths() -> None:
     weights = 2 * draft.layers * (4 * draft.hidden**2 + 2 * draft.hidden * draft.ffn)
     token = 4 * draft.layers * draft.hidden
     serving = paper_serving(output_tokens=60, memory_bytes=weights + 2.5 * token * (500 + 60))
-    users = Users(INPUTS, OUTPUTS)
-    worst, mean = (Reading(outputs="drawn", max_size=size) for size in ("worst", "mean"))
+    users = TaskLengths(INPUTS, OUTPUTS)
+    worst, mean = (Interpretation(outputs="drawn", max_size=size) for size in ("worst", "mean"))
     size = int(2.5 * 560 / (INPUTS.mean() + OUTPUTS.mean()))
     assert size == 6
     for reading, runs in ((worst, [[0, 1], [2, 3], [4, 5], [6, 7], [8]]), (mean, [[*range(6)], [6, 7, 8]])):
@@ -101,36 +103,36 @@ def test_max_batching_by_mean_lengths() -> None:
 
 def test_a_growing_number_of_batches_stops_where_it_pays_no_more() -> None:
     serving = paper_serving(output_tokens=60)
-    reading = Reading(heuristic="count", baseline_window="fixed")
+    reading = Interpretation(heuristic="count", baseline_window="fixed")
     longest = np.full(9, 60)
     times = [stepped(serving, 7, readings.of_size(9, -(-9 // count)), longest) for count in range(2, 10)]
     rises = next((i for i in range(1, len(times)) if times[i] > times[i - 1]), len(times))
-    found = inference_by("heuristic", serving, Users(INPUTS, None), reading)
+    found = inference_by("heuristic", serving, TaskLengths(INPUTS, None), reading)
     assert found.inference_s == pytest.approx(times[rises - 1])
 
 
 @pytest.mark.parametrize("name", ["dp", "no-pipeline", "fixed-window", "no-batching", *BATCHINGS])
 def test_outputs_that_are_all_the_longest_change_nothing(name: str) -> None:
     serving = paper_serving(output_tokens=60)
-    found = inference_by(name, serving, Users(INPUTS, np.full(9, 60)), DRAWN)
+    found = inference_by(name, serving, TaskLengths(INPUTS, np.full(9, 60)), DRAWN)
     plain = batch_by(name, serving, INPUTS)
     assert (found.window, found.inference_s) == (plain.window, pytest.approx(plain.inference_s))
 
 
 def test_what_no_reading_says() -> None:
     with pytest.raises(BadInput, match="how 'autoregressive' serves"):
-        inference_by("autoregressive", paper_serving(), Users(INPUTS, OUTPUTS), DRAWN)
+        inference_by("autoregressive", paper_serving(), TaskLengths(INPUTS, OUTPUTS), DRAWN)
     with pytest.raises(BadInput, match="no planner 'x'"):
-        inference_by("x", paper_serving(), Users(INPUTS, None), Reading())
+        inference_by("x", paper_serving(), TaskLengths(INPUTS, None), Interpretation())
 
 
 def test_outputs_are_drawn_beside_the_inputs() -> None:
     point = next(point for point in POINTS if point.figure == "8c")
     users = draw(point, 2)
     assert users.outputs.min() >= 1 and 900 < users.outputs.max() <= 1024
-    assert users.lengths(Reading()).outputs is None
+    assert users.lengths(Interpretation()).outputs is None
     assert users.lengths(DRAWN).outputs is users.outputs
-    larger = reduction(point, range(2), reading=Reading(memory="binary"))
+    larger = reduction(point, range(2), reading=Interpretation(memory="binary"))
     assert larger.percents != reduction(point, range(2)).percents
     drawn = reduction(point, range(2), reading=DRAWN)
     assert drawn.percents != reduction(point, range(2)).percents

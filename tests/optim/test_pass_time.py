@@ -14,24 +14,24 @@ from testbed.bs.scheduling.estimator_csv import read_samples
 from testbed.bs.scheduling.estimator_fit import Sample, fit, regime, score
 from testbed.bs.scheduling.estimator_online import OnlineConfig, OnlineEstimator
 from testbed.errors import BadInput
-from testbed.experiments.inputs.profile import Work as ProfileWork
+from testbed.experiments.inputs.profile import PassWork as ProfileWork
 from testbed.experiments.inputs.profile import load_profile
-from testbed.optim.pass_time import NAMES, Coefficients, Work, coefficients_of
+from testbed.optim.pass_time import NAMES, Coefficients, RequestWork, coefficients_of
 
 TRUTH = Coefficients(a=3.314e-5, b_compute=3.450e-8, b_read=4.620e-6, c=1.486e-2)
-WORKS = st.lists(st.builds(Work, st.integers(1, 2000), st.integers(0, 3000)), min_size=1, max_size=12)
+WORKS = st.lists(st.builds(RequestWork, st.integers(1, 2000), st.integers(0, 3000)), min_size=1, max_size=12)
 
 
-def batches(count: int, seed: int) -> list[tuple[Work, ...]]:
+def batches(count: int, seed: int) -> list[tuple[RequestWork, ...]]:
     """Passes as the paper mixes them: new prompts, follow-ups, and both."""
     rng, found = np.random.default_rng(seed), []
     for _ in range(count):
         cold = rng.random(int(rng.integers(1, 9))) < rng.choice([0.0, 0.5, 1.0])
         found.append(
             tuple(
-                Work(int(rng.integers(100, 1500)), 0)
+                RequestWork(int(rng.integers(100, 1500)), 0)
                 if new
-                else Work(int(rng.integers(1, 60)), int(rng.integers(1, 2000)))
+                else RequestWork(int(rng.integers(1, 60)), int(rng.integers(1, 2000)))
                 for new in cold
             )
         )
@@ -50,19 +50,19 @@ def test_a_batch_by_hand() -> None:
     simple = Coefficients(a=2.0, b_compute=0.5, b_read=0.25, c=7.0)
     # 3 new after 4 cached: 6 + 0.5·21 + 1 = 17.5; 2 new alone: 4 + 0.5·4 = 6.
     assert simple.share_s(3, 4) == 17.5 and simple.alone_s(3, 4) == 24.5
-    assert simple.batch_s([Work(3, 4), Work(2, 0)]) == 30.5
+    assert simple.batch_s([RequestWork(3, 4), RequestWork(2, 0)]) == 30.5
     assert simple.batch_s([]) == 0.0
 
 
 @given(batch=WORKS)
-def test_batches_take_what_the_device_profile_says(batch: list[Work]) -> None:
+def test_batches_take_what_the_device_profile_says(batch: list[RequestWork]) -> None:
     profile = load_profile("a100-qwen3-32b-appendix").verify
     theirs = profile.pass_s([ProfileWork(0, work.new, work.cached) for work in batch])
     assert TRUTH.batch_s(batch) == pytest.approx(theirs, rel=1e-9)
 
 
-@given(batch=WORKS, more=st.builds(Work, st.integers(1, 2000), st.integers(0, 3000)))
-def test_one_more_request_adds_its_share_to_any_batch(batch: list[Work], more: Work) -> None:
+@given(batch=WORKS, more=st.builds(RequestWork, st.integers(1, 2000), st.integers(0, 3000)))
+def test_one_more_request_adds_its_share_to_any_batch(batch: list[RequestWork], more: RequestWork) -> None:
     added_s = TRUTH.batch_s([*batch, more]) - TRUTH.batch_s(batch)
     assert TRUTH.share_s(*more) == pytest.approx(added_s, rel=1e-6, abs=1e-9)
     assert TRUTH.alone_s(*more) == pytest.approx(TRUTH.batch_s([more]))
@@ -167,9 +167,9 @@ def test_passes_that_can_tell_nothing_are_refused() -> None:
     with pytest.raises(BadInput, match="5 batches are too few"):
         fit(rows[:5])
     with pytest.raises(BadInput, match="cached_tokens is 0 in every batch"):
-        fit([Sample((Work(10 * i + 1, 0),), 0.1 + i) for i in range(9)])
+        fit([Sample((RequestWork(10 * i + 1, 0),), 0.1 + i) for i in range(9)])
     with pytest.raises(BadInput, match="go up and down together"):
-        fit([Sample((Work(4, 9),) * (i + 1), 0.1 + i) for i in range(9)])
+        fit([Sample((RequestWork(4, 9),) * (i + 1), 0.1 + i) for i in range(9)])
     with pytest.raises(BadInput, match="take the same time"):
         fit([row._replace(latency_s=0.5) for row in rows])
     with pytest.raises(BadInput, match="1 resample or more"):
@@ -178,7 +178,11 @@ def test_passes_that_can_tell_nothing_are_refused() -> None:
 
 def test_scores_and_regimes_by_hand() -> None:
     line = Coefficients(a=1.0, b_compute=0.0, b_read=0.0, c=0.0)
-    samples = [Sample((Work(1, 0),), 2.0), Sample((Work(4, 5), Work(2, 0)), 5.0), Sample((Work(3, 1),), 2.0)]
+    samples = [
+        Sample((RequestWork(1, 0),), 2.0),
+        Sample((RequestWork(4, 5), RequestWork(2, 0)), 5.0),
+        Sample((RequestWork(3, 1),), 2.0),
+    ]
     found = score(line, samples)  # errors −1, 1, 1; mean 3, squares 1 + 4 + 1
     assert (found.rmse_s, found.mae_s, found.max_error_s) == (1, 1, 1)
     assert found.r2 == pytest.approx(1 - 3 / 6) and found.adjusted_r2 is None
@@ -202,7 +206,7 @@ def written(path: Path, text: str) -> Path:
 def test_a_file_is_read_whatever_its_order(tmp_path: Path) -> None:
     text = "# measured\nlatency_s,batch,cached_tokens,note,new_tokens\n0.5,b2,10,,3\n\n0.25,7,0,x,40\n0.5,b2,0,,1.0\n"
     found = read_samples(written(tmp_path / "a.csv", "\ufeff" + text))
-    assert found == [Sample((Work(3, 10), Work(1, 0)), 0.5), Sample((Work(40, 0),), 0.25)]
+    assert found == [Sample((RequestWork(3, 10), RequestWork(1, 0)), 0.5), Sample((RequestWork(40, 0),), 0.25)]
 
 
 @pytest.mark.parametrize(
@@ -301,9 +305,9 @@ def test_one_hiccup_is_no_drift_and_moves_little() -> None:
 
 
 def test_what_passes_do_not_show_keeps_its_value() -> None:
-    alike = [Sample((Work(5, 400),) * 4, 1.2 * TRUTH.batch_s([Work(5, 400)] * 4))] * 3000
+    alike = [Sample((RequestWork(5, 400),) * 4, 1.2 * TRUTH.batch_s([RequestWork(5, 400)] * 4))] * 3000
     online = watched(TRUTH, alike, OnlineConfig(memory=20))
-    assert online.coefficients.batch_s([Work(5, 400)] * 4) == pytest.approx(alike[0].latency_s, rel=0.01)
+    assert online.coefficients.batch_s([RequestWork(5, 400)] * 4) == pytest.approx(alike[0].latency_s, rel=0.01)
     assert 0.5 < online.coefficients.b_compute / TRUTH.b_compute < 2
     assert 0.5 < online.coefficients.a / TRUTH.a < 2
 
@@ -316,7 +320,7 @@ def test_a_term_that_began_at_0_can_be_learnt() -> None:
 
 def test_passes_that_cannot_be_are_refused_and_change_nothing() -> None:
     online = OnlineEstimator(TRUTH)
-    for batch, latency_s in (([], 0.1), ([Work(1, 1)], 0.0), ([Work(1, 1)], float("nan"))):
+    for batch, latency_s in (([], 0.1), ([RequestWork(1, 1)], 0.0), ([RequestWork(1, 1)], float("nan"))):
         with pytest.raises(BadInput):
             online.observe(batch, latency_s)
     assert online.passes == 0 and online.coefficients == TRUTH

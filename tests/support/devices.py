@@ -20,7 +20,7 @@ import numpy as np
 from testbed.bs.engines.base import VerifyRequest
 from testbed.bs.pending import Pending
 from testbed.bs.scheduling.base import Scheduler
-from testbed.optim.pass_time import Coefficients, Work
+from testbed.optim.pass_time import Coefficients, RequestWork
 
 A100 = Coefficients(a=3.314e-5, b_compute=3.450e-8, b_read=4.620e-6, c=1.486e-2)
 CAP = 13
@@ -173,9 +173,9 @@ class Simulation:
         took_s = A100.batch_s([self._work(p) for p in batch])
         self._at(now_s + took_s, lambda t: self._done(batch, t))
 
-    def _work(self, item: Pending) -> Work:
+    def _work(self, item: Pending) -> RequestWork:
         cached = min(self._cache.held.get(item.request.session, 0), len(item.request.prefix) - 1)
-        return Work(len(item.request.prefix) + len(item.request.draft) - cached, cached)
+        return RequestWork(len(item.request.prefix) + len(item.request.draft) - cached, cached)
 
     def _done(self, batch: Sequence[Pending], now_s: float) -> None:
         for item in batch:

@@ -22,7 +22,7 @@ from testbed.clock import Clock
 from testbed.config import EndpointConfig
 from testbed.ue.api.app import Service
 from testbed.ue.api.backend import Backend
-from testbed.ue.api.schema import Limits
+from testbed.ue.api.schema import RequestLimits
 from testbed.ue.api.serve import connected, web_settings
 from testbed.ue.channel_state import ChannelState, Unknown
 from testbed.ue.client import Client
@@ -109,7 +109,7 @@ async def endpoint(
         pair = connected(msgspec.structs.replace(config, bs=address), drafter, prompter, unknown)
         backend, _ = await asyncio.to_thread(pair.__enter__)
         stack.push_async_callback(asyncio.to_thread, pair.__exit__, None, None, None)
-        limits = Limits(config.max_tokens, config.temperature, backend.pair.context)
+        limits = RequestLimits(config.max_tokens, config.temperature, backend.pair.context)
         service = Service(backend, prompter, limits, MODEL, 0, token)
         url = await stack.enter_async_context(_web(service))
         client = AsyncOpenAI(base_url=f"{url}/v1", api_key=token or "none", max_retries=0, timeout=30)

@@ -24,7 +24,7 @@ from testbed.ue.client import Client
 from testbed.ue.dial import dial
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.pace import Steady
-from testbed.ue.session import Session
+from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.rules import FixedWindow
 
@@ -64,7 +64,7 @@ async def decode(client: Client, method: str, number: int, token_s: float) -> li
     if method == TARGET_ONLY:
         return (await decode_remotely(client, prompt, TOKENS, ())).token_ids
     sampling = Sampling(0.8) if method in SAMPLED else GREEDY
-    session = Session(
+    session = DecodingSession(
         client,
         SyntheticDrafter(vocab_size=VOCAB, alpha=0.7),
         protocol(method),

@@ -23,7 +23,7 @@ from testbed.protocols import protocol
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
-from testbed.ue.session import Session
+from testbed.ue.session import DecodingSession
 from testbed.ue.windows.rules import FixedWindow
 from testbed.virtual_time import VirtualClock, run_virtually
 
@@ -136,7 +136,7 @@ async def _ue(
     try:
         while clock.time() < fleet.until_s:
             prompt = rng.integers(0, VOCAB, int(rng.integers(*fleet.prompt, endpoint=True))).tolist()
-            session = Session(
+            session = DecodingSession(
                 client, drafter, protocol("greedy"), FixedWindow(fleet.window), pace=ProfilePace(profile, clock),
                 speed_tps=speed_tps, accept_slower=fleet.accept_slower,
             )  # fmt: skip

@@ -9,22 +9,22 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from testbed.bs.monitor.client import LOADING, SERVING, Station
+from testbed.bs.monitor.client import LOADING, SERVING, MonitoredStation
 from testbed.bs.monitor.process import Monitor
 from testbed.bs.monitor.recent import Recent
 from testbed.bs.monitor.source import Counted, Source
-from testbed.bs.monitor.wire import Serving
-from testbed.bs.observer import Look
+from testbed.bs.monitor.wire import MonitorServing
+from testbed.bs.observer import RecentActivity
 from testbed.bs.sessions import SessionTable
 from tests.bs.monitor.test_recent import one, opened, told
 
 
 @contextlib.asynccontextmanager
-async def connected() -> AsyncIterator[tuple[Monitor, Station]]:
+async def connected() -> AsyncIterator[tuple[Monitor, MonitoredStation]]:
     """The base station's end and the live view's; nothing is served yet."""
     ours, theirs = socket.socketpair()
     reader, writer = await asyncio.open_connection(sock=theirs)
-    station, monitor = Station(reader, writer), Monitor(ours, "")
+    station, monitor = MonitoredStation(reader, writer), Monitor(ours, "")
     listening = asyncio.create_task(station.listen())
     try:
         yield monitor, station
@@ -50,9 +50,9 @@ class Served:
 
     def source(self, **said: Any) -> Source:
         """What may be asked."""
-        return Source(look=self.look, count=self.count, serving=Serving({"model": "m"}, True, **said))
+        return Source(look=self.look, count=self.count, serving=MonitorServing({"model": "m"}, True, **said))
 
-    def look(self, rounds: int, passes: int) -> Look:
+    def look(self, rounds: int, passes: int) -> RecentActivity:
         """Look, and take time."""
         self.looks.append(asyncio.get_running_loop().time())
         until_s = time.thread_time() + self.delay_s
@@ -71,7 +71,7 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serving(**said: Any) -> AsyncIterator[tuple[Served, Monitor, Station]]:
+async def serving(**said: Any) -> AsyncIterator[tuple[Served, Monitor, MonitoredStation]]:
     """A base station that serves, and its live view's idea of it."""
     served = Served()
     async with connected() as (monitor, station):
@@ -80,7 +80,7 @@ async def serving(**said: Any) -> AsyncIterator[tuple[Served, Monitor, Station]]
         yield served, monitor, station
 
 
-async def changed(station: Station, before: str, after: str) -> None:
+async def changed(station: MonitoredStation, before: str, after: str) -> None:
     """Wait until it is heard."""
     deadline_s = time.monotonic() + 20
     while station.state == before and time.monotonic() < deadline_s:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from testbed.bs.pending import Pending
-from testbed.optim.pass_time import Coefficients, Work
+from testbed.optim.pass_time import Coefficients, RequestWork
 
 
 @dataclass(frozen=True)
@@ -52,4 +52,4 @@ class Printed:
         return self.alpha * len(item.request.draft) / item.speed_tps - item.draft_s - item.network_s
 
     def _took_s(self, batch: Sequence[Pending]) -> float:
-        return self.coefficients.batch_s([Work(p.new_tokens, p.cached_tokens) for p in batch])
+        return self.coefficients.batch_s([RequestWork(p.new_tokens, p.cached_tokens) for p in batch])

@@ -17,7 +17,7 @@ from typing import Any
 from testbed.channel.tc.commands import root_qdisc
 from testbed.channel.tc.execute import has
 from testbed.channel.tc.links import Egress, Namespaces
-from testbed.channel.tc.shape import Duplex, Shape
+from testbed.channel.tc.shape import Duplex, LinkShape
 
 CLONE_NEWNET = 0x40000000
 SO_RCVBUFFORCE = 33
@@ -84,9 +84,9 @@ def qdisc(links: Namespaces) -> dict[str, Any]:
     return found
 
 
-def losses(links: Namespaces, uplink: Shape) -> dict[str, Any]:
+def losses(links: Namespaces, uplink: LinkShape) -> dict[str, Any]:
     """Which of `PACKETS` were lost: by the qdisc's counters, and by the numbers that did not arrive."""
-    links.reshape(0, Duplex(uplink, Shape()))
+    links.reshape(0, Duplex(uplink, LinkShape()))
     before = qdisc(links)
     with datagrams(links) as (send, receive):
         send(PACKETS)
@@ -113,12 +113,12 @@ def measure() -> dict[str, Any]:
         links.reshape(0, Duplex.of(rtt_ms=10))
         seen["bare"] = qdisc(links)["options"]
         seen["changed"] = ping(links, 40)
-        links.reshape(0, Duplex(Shape(delay_ms=25, jitter_ms=10), Shape()))
+        links.reshape(0, Duplex(LinkShape(delay_ms=25, jitter_ms=10), LinkShape()))
         seen["jitter"] = ping(links, 150)
         links.reshape(0, Duplex.of(20, 20))
         seen["goodput_mbps"] = goodput_mbps(links)
-        seen["loss"] = losses(links, Shape(loss=0.05))
-        seen["gilbert"] = losses(links, Shape(gilbert=(0.02, 0.2)))
+        seen["loss"] = losses(links, LinkShape(loss=0.05))
+        seen["gilbert"] = losses(links, LinkShape(gilbert=(0.02, 0.2)))
         links.reshape(0, Duplex.of(rtt_ms=1000))
         with datagrams(links) as (send, receive):
             send(100)
@@ -127,9 +127,9 @@ def measure() -> dict[str, Any]:
     with Namespaces([Duplex()]) as links:
         host = links.pairs[0].host_interface
         subprocess.run(["tc", "qdisc", "del", "dev", host, "root"], timeout=10, check=True)
-        with Egress(host, Shape(50, delay_ms=15), [links.ue_address(0)]) as egress:
+        with Egress(host, LinkShape(50, delay_ms=15), [links.ue_address(0)]) as egress:
             seen["leaf"] = ping(links, 20)
-            egress.reshape(Shape(50, delay_ms=40))
+            egress.reshape(LinkShape(50, delay_ms=40))
             seen["leaf_changed"] = ping(links, 20)
     seen["left"] = sorted(os.listdir("/run/testbed")), sorted(os.listdir("/sys/class/net")), os.listdir("/run/netns")
     return seen

@@ -14,7 +14,7 @@ from testbed.experiments.inputs.datasets import Example
 from testbed.experiments.inputs.payloads import OWN
 from testbed.experiments.inputs.profile import Profile
 from testbed.experiments.runs.execute import Watch
-from testbed.experiments.runs.prepare import Prompt, Work
+from testbed.experiments.runs.prepare import Prompt, Workload
 from testbed.experiments.runs.virtual import Models, run_virtual
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.run import Outcome
@@ -30,10 +30,10 @@ def synthetic_models(alpha: float = 0.8) -> Models:
     return Models(engine, SyntheticDrafter(vocab_size=VOCAB, alpha=alpha), offer)
 
 
-def work(prompts: int = 3, length: int = 20) -> Work:
+def work(prompts: int = 3, length: int = 20) -> Workload:
     """Prompts of ids, without warm-up."""
     ids = [[(7 * n + i) % VOCAB for i in range(length)] for n in range(prompts)]
-    return Work([Prompt(i, Example("")) for i in ids], [], None, Path())
+    return Workload([Prompt(i, Example("")) for i in ids], [], None, Path())
 
 
 def decode(

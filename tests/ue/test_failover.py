@@ -20,9 +20,9 @@ from testbed.protocols.sampling import Sampling
 from testbed.synthetic import next_token
 from testbed.ue import failover as stations
 from testbed.ue.drafters.synthetic import SyntheticDrafter
-from testbed.ue.failover import Named, Station, Stations
+from testbed.ue.failover import KnownStation, Named, Stations
 from testbed.ue.records import RequestRecord, RoundRecord
-from testbed.ue.session import Session
+from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.rules import FixedWindow
 from tests.support.relay import Relay, relay
@@ -109,7 +109,7 @@ async def decode(client: Stations, method: str, length: int, progress: Any = Non
         return await decode_remotely(client, prompt, length, (), progress)
     drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.7)
     sampling = Sampling(0.8) if method in ("rejection", "split") else Sampling(0.0)
-    session = Session(client, drafter, protocol(method), FixedWindow(4), sampling=sampling, seed=7)
+    session = DecodingSession(client, drafter, protocol(method), FixedWindow(4), sampling=sampling, seed=7)
     return await session.decode(prompt, length, (), progress)
 
 
@@ -225,7 +225,7 @@ async def test_nobody_there_is_a_timeout_that_names_them_all() -> None:
 
 
 def test_a_long_upload_is_no_silence() -> None:
-    found = Station("tcp://x:1", None)  # type: ignore[arg-type]
+    found = KnownStation("tcp://x:1", None)  # type: ignore[arg-type]
     found.hear(100.0)
     assert found.silent(105.1, 5.0) and not found.silent(104.9, 5.0)
     found.sent_bytes = 10**6

@@ -16,8 +16,8 @@ from testbed.synthetic import next_token
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
-from testbed.ue.run import Clients, Runner, Setting
-from testbed.ue.session import Session
+from testbed.ue.run import Clients, JobRunner, Setting
+from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.rules import FixedWindow
 from tests.support.stations import VOCAB, client, station
@@ -39,7 +39,7 @@ async def decode(connection: Client, method: str, speed_tps: float, slower: bool
         return await decode_remotely(connection, PROMPT, 30, (), speed_tps=speed_tps, accept_slower=slower)
     drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.8)
     how = {"speed_tps": speed_tps, "accept_slower": slower}
-    session = Session(connection, drafter, protocol(method), FixedWindow(4), **how)  # type: ignore[arg-type]
+    session = DecodingSession(connection, drafter, protocol(method), FixedWindow(4), **how)  # type: ignore[arg-type]
     return await session.decode(PROMPT, 30, ())
 
 
@@ -87,7 +87,7 @@ async def test_waiting_for_room_leaves_no_round_twice(monkeypatch: pytest.Monkey
 
     async with station(sessions=Counting(per_peer=1)) as (_, address), client(address) as connection:
         drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.8)
-        sessions = [Session(connection, drafter, protocol("fh"), FixedWindow(3)) for _ in range(4)]
+        sessions = [DecodingSession(connection, drafter, protocol("fh"), FixedWindow(3)) for _ in range(4)]
         records = await asyncio.gather(*(session.decode(PROMPT, 30, ()) for session in sessions))
     assert [record.token_ids for record in records] == [own(30)] * 4
     assert opened == 4
@@ -97,11 +97,11 @@ async def test_a_run_asks_for_its_speed_in_every_request() -> None:
     async with station(admission=STRICT) as (bs, address), client(address) as connection:
         drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.8)
         both = Clients(connection, connection)
-        runner = Runner(Setting(both, drafter, FixedWindow(4), speed_tps=50.0, accept_slower=True))
+        runner = JobRunner(Setting(both, drafter, FixedWindow(4), speed_tps=50.0, accept_slower=True))
         for method in ("greedy", TARGET_ONLY, "colocated"):
             record = await runner.decode(method, PROMPT, 12, ())
             assert record.token_ids == own(12)
-        refused = Runner(Setting(both, drafter, FixedWindow(4), speed_tps=50.0))
+        refused = JobRunner(Setting(both, drafter, FixedWindow(4), speed_tps=50.0))
         with pytest.raises(AdmissionError, match="50 tokens/s"):
             await refused.decode("greedy", PROMPT, 12, ())
         assert (await refused.own(PROMPT, 12, ())).token_ids == own(12)  # nothing is promised to the gate

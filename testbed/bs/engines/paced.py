@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from testbed.bs.engines.base import VerifyEngine, VerifyRequest, VerifyResult
-from testbed.optim.pass_time import Coefficients, Work
+from testbed.optim.pass_time import Coefficients, RequestWork
 
 
 class PacedEngine:
@@ -53,10 +53,10 @@ class PacedEngine:
         """Passes so far, those that this machine was too slow for, and by how many seconds altogether."""
         return {"passes": self._passes, "late": self._late, "late_s": self._late_s}
 
-    def _work(self, request: VerifyRequest, result: VerifyResult) -> Work:
+    def _work(self, request: VerifyRequest, result: VerifyResult) -> RequestWork:
         total = len(request.prefix) + len(request.draft)
         cached = result.cached
         if cached is None:
             cached = min(self._seen.get(request.session, 0), len(request.prefix) - 1)
             self._seen[request.session] = len(request.prefix)
-        return Work(total - cached, cached)
+        return RequestWork(total - cached, cached)

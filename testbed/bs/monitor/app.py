@@ -22,8 +22,8 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from testbed.bs.monitor.client import SERVING, Station
-from testbed.bs.monitor.feed import Crowded, Feed, Viewer
+from testbed.bs.monitor.client import SERVING, MonitoredStation
+from testbed.bs.monitor.feed import Feed, TooManyViewers, Viewer
 from testbed.bs.monitor.prometheus import exposition
 
 LOG = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ HEADERS = {
 }
 
 
-def make_app(station: Station, feed: Feed, token: str | None, host: str) -> ASGIApp:
+def make_app(station: MonitoredStation, feed: Feed, token: str | None, host: str) -> ASGIApp:
     """The application.
 
     Args:
@@ -87,7 +87,7 @@ class Events:
         try:
             with self._feed.viewer() as viewer:
                 await _stream(viewer, receive, send)
-        except Crowded:
+        except TooManyViewers:
             await PlainTextResponse("too many viewers\n", 503)(scope, receive, send)
 
 

@@ -10,8 +10,19 @@ from typing import Any, TypeVar
 import msgspec
 
 from testbed.bs.monitor.source import Counted
-from testbed.bs.monitor.wire import Answer, Closing, Count, Live, LookAt, Notice, Question, Serving, frame, receive
-from testbed.bs.observer import Look
+from testbed.bs.monitor.wire import (
+    Count,
+    Live,
+    LookAt,
+    MonitorAnswer,
+    MonitorClosing,
+    MonitorServing,
+    Notice,
+    Question,
+    frame,
+    receive,
+)
+from testbed.bs.observer import RecentActivity
 from testbed.clock import within
 
 ASK_S = 5.0
@@ -23,7 +34,7 @@ LOADING, SERVING, CLOSING = "loading", "serving", "closing"
 T = TypeVar("T")
 
 
-class Station:
+class MonitoredStation:
     """The base station at the other end.
 
     Args:
@@ -33,12 +44,12 @@ class Station:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.state = LOADING
-        self.serving: Serving | None = None
+        self.serving: MonitorServing | None = None
         self.cpu_s = 0.0
         """That it took to answer last."""
         self._reader, self._writer = reader, writer
         self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[Answer | None]] = {}
+        self._asked: dict[int, asyncio.Future[MonitorAnswer | None]] = {}
         self._lately: dict[Any, tuple[float, asyncio.Task[Any]]] = {}
 
     async def listen(self) -> None:
@@ -49,11 +60,11 @@ class Station:
         except EOFError:
             self._close()
 
-    async def look(self, rounds: int, passes: int) -> Look | None:
+    async def look(self, rounds: int, passes: int) -> RecentActivity | None:
         """What happened after the round and the pass of these numbers, and how things stand; None: it does not serve,
         or takes too long, and so for the others.
         """
-        return await self._ask(lambda number: LookAt(number, rounds, passes), Look)
+        return await self._ask(lambda number: LookAt(number, rounds, passes), RecentActivity)
 
     async def count(self) -> Counted | None:
         """All that is counted."""
@@ -64,11 +75,11 @@ class Station:
         return await self._shared(Live, bool)
 
     def _hear(self, said: Notice) -> None:
-        if isinstance(said, Serving):
+        if isinstance(said, MonitorServing):
             self.serving, self.state = said, SERVING
-        elif isinstance(said, Closing):
+        elif isinstance(said, MonitorClosing):
             self._close()
-        elif isinstance(said, Answer) and (waiting := self._asked.get(said.number)) and not waiting.done():
+        elif isinstance(said, MonitorAnswer) and (waiting := self._asked.get(said.number)) and not waiting.done():
             waiting.set_result(said)
 
     def _close(self) -> None:

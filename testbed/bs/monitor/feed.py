@@ -16,10 +16,10 @@ import msgspec
 
 from testbed import __version__
 from testbed.bs.monitor import record_ring as notes
-from testbed.bs.monitor.client import SERVING, Station
+from testbed.bs.monitor.client import SERVING, MonitoredStation
 from testbed.bs.monitor.recent import RING
-from testbed.bs.monitor.wire import Serving
-from testbed.bs.observer import Look, PassNote, RoundNote, Row
+from testbed.bs.monitor.wire import MonitorServing
+from testbed.bs.observer import PassNote, RecentActivity, RoundNote, SessionRow
 from testbed.protocols.detokeniser import Detokeniser
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ BEHIND = 50
 MOST_VIEWERS = 16
 MOST_TEXTS = 1024
 """Sessions whose text is pieced together at once; of more, the one seen longest ago loses what was held of it."""
-COLUMNS = {"rows": Row._fields, "rounds": RoundNote._fields, "passes": PassNote._fields}
+COLUMNS = {"rows": SessionRow._fields, "rounds": RoundNote._fields, "passes": PassNote._fields}
 """What the entries of the lists are, as the first update says."""
 
 
-class Crowded(Exception):
+class TooManyViewers(Exception):
     """As many viewers as there may be."""
 
 
@@ -75,11 +75,11 @@ class Viewer:
 class Feed:
     """Makes the updates, while there are viewers."""
 
-    def __init__(self, station: Station) -> None:
+    def __init__(self, station: MonitoredStation) -> None:
         self.viewers: set[Viewer] = set()
         self._station = station
         self._someone = asyncio.Event()
-        self._serving: Serving | None = None
+        self._serving: MonitorServing | None = None
         self._rounds: deque[RoundNote] = deque(maxlen=RING)
         self._passes: deque[PassNote] = deque(maxlen=RING)
         self._texts = Texts(None)
@@ -92,7 +92,7 @@ class Feed:
             Crowded: there are as many as there may be.
         """
         if len(self.viewers) >= MOST_VIEWERS:
-            raise Crowded
+            raise TooManyViewers
         viewer = Viewer()
         self.viewers.add(viewer)
         self._someone.set()
@@ -140,7 +140,7 @@ class Feed:
             lambda: {**self._about(), "columns": COLUMNS, **_standing(look, self._rounds, self._passes)},
         )
 
-    async def _meet(self, serving: Serving | None) -> None:
+    async def _meet(self, serving: MonitorServing | None) -> None:
         """Forget what was of a base station that is another now."""
         if serving is self._serving:
             return
@@ -206,7 +206,7 @@ def event(document: dict[str, Any]) -> bytes:
     return b"data: " + msgspec.json.encode(document) + b"\n\n"
 
 
-def _standing(look: Look, rounds: Sequence[RoundNote], passes: Sequence[PassNote]) -> dict[str, Any]:
+def _standing(look: RecentActivity, rounds: Sequence[RoundNote], passes: Sequence[PassNote]) -> dict[str, Any]:
     return {
         "now_s": look.now_s,
         "sessions": look.sessions,

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 
 from testbed.bs.monitor.source import Source, answer_all
-from testbed.bs.monitor.wire import Closing, Setup, frame
+from testbed.bs.monitor.wire import MonitorClosing, MonitorSetup, frame
 from testbed.clock import within
 from testbed.config import ServeConfig
 from testbed.errors import BadInput
@@ -62,7 +62,7 @@ class Monitor:
         self._answering.cancel()
         await asyncio.gather(self._answering, return_exceptions=True)
         with contextlib.suppress(ConnectionError, asyncio.TimeoutError):
-            self._writer.write(frame(Closing()))
+            self._writer.write(frame(MonitorClosing()))
             await within(LAST_S, self._writer.drain())
         self._writer.transport.abort()
 
@@ -125,7 +125,7 @@ def monitored(config: ServeConfig) -> Iterator[Monitor | None]:
             process, monitor = _start(theirs, listener), Monitor(ours, url_of(listener))
         theirs.close()
         with contextlib.suppress(ConnectionError):  # it has died, which is noticed later
-            ours.sendall(frame(Setup(host, token)))
+            ours.sendall(frame(MonitorSetup(host, token)))
         try:
             yield monitor
         finally:

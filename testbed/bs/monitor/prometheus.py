@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from testbed.bs.monitor.client import SERVING
 from testbed.bs.monitor.recent import BOUNDS_S
 from testbed.bs.monitor.source import Counted
-from testbed.bs.observer import Tally
+from testbed.bs.observer import RoundSums
 
 COUNTERS = {
     "passes": ("testbed_passes", "Passes of the engine."),
@@ -105,7 +105,7 @@ def _of_counts(counts: Mapping[str, Any]) -> Iterator[Metric]:
     )
 
 
-def _of_rounds(tally: Tally) -> Iterator[Metric]:
+def _of_rounds(tally: RoundSums) -> Iterator[Metric]:
     for name, text, count in (
         ("testbed_drafted_tokens", "Tokens that UEs drafted.", tally.drafted),
         ("testbed_accepted_tokens", "Drafted tokens that stayed.", tally.accepted),

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from testbed.bs.monitor.record_ring import PASS, ROUND, Ring, columns
-from testbed.bs.observer import Look, Row, Tally
+from testbed.bs.observer import RecentActivity, RoundSums, SessionRow
 from testbed.bs.sessions import Round, Session, SessionTable
 from testbed.channel.csi import Csi
-from testbed.optim.pass_time import Work
+from testbed.optim.pass_time import RequestWork
 from testbed.protocols import TARGET_ONLY
 from testbed.protocols.messages import NO_HINT, Verdict
 
@@ -36,7 +36,7 @@ PARTS = ("draft", "link", "queue", "verify", "hidden", "judge")
 
 
 @dataclass(slots=True)
-class _Ue:
+class _UeNumber:
     """One peer's number, and the places that its sessions hold."""
 
     number: int
@@ -47,7 +47,7 @@ class _Ue:
 class _Track:
     """What is remembered of a session beside its own fields."""
 
-    ue: _Ue
+    ue: _UeNumber
     number: int
     """Of the UE."""
     place: int
@@ -79,7 +79,7 @@ class Recent:
         self._words: deque[tuple[list[int], str]] = deque(maxlen=RING)
         self._session_count = self._ue_count = 0
         self._tracks: dict[str, _Track] = {}
-        self._ues: OrderedDict[bytes, _Ue] = OrderedDict()
+        self._ues: OrderedDict[bytes, _UeNumber] = OrderedDict()
         self._tallied = 0
         """Rounds that are in the sums below."""
         self._counts = np.zeros(len(COUNTS), np.int64)
@@ -114,7 +114,13 @@ class Recent:
             self._tally()
 
     def passed(
-        self, works: Sequence[Work], rounds: int, waiting: int, start_s: float, seconds: float, expected_s: float | None
+        self,
+        works: Sequence[RequestWork],
+        rounds: int,
+        waiting: int,
+        start_s: float,
+        seconds: float,
+        expected_s: float | None,
     ) -> None:
         """Note a pass."""
         new = cached = 0
@@ -132,7 +138,7 @@ class Recent:
 
     # ------------------------------------------------------------ looks
 
-    def look(self, rounds: int, passes: int, now_s: float) -> Look:
+    def look(self, rounds: int, passes: int, now_s: float) -> RecentActivity:
         """How things stand.
 
         Args:
@@ -142,7 +148,7 @@ class Recent:
             now_s: on the server's clock.
         """
         fresh = min(max(0, self._rounds.count - rounds), len(self._words))
-        return Look(
+        return RecentActivity(
             now_s,
             len(self._sessions),
             [self._row(session) for session in itertools.islice(self._sessions, MOST_ROWS)],
@@ -151,13 +157,13 @@ class Recent:
             list(itertools.islice(self._words, len(self._words) - fresh, None)),
         )
 
-    def tally(self) -> Tally:
+    def tally(self) -> RoundSums:
         """Sums so far."""
         self._tally()
         *seconds, time_s = self._seconds.tolist()
         drafted, accepted, committed, judged = self._counts.tolist()
         parts = dict(zip(PARTS, seconds, strict=True))
-        return Tally(drafted, accepted, committed, judged, parts, self._times.tolist(), time_s)
+        return RoundSums(drafted, accepted, committed, judged, parts, self._times.tolist(), time_s)
 
     # ------------------------------------------------------------ inside
 
@@ -167,7 +173,7 @@ class Recent:
         ue = self._ues.get(peer)
         if ue is None:
             self._ue_count += 1
-            ue = self._ues[peer] = _Ue(self._ue_count)
+            ue = self._ues[peer] = _UeNumber(self._ue_count)
             if len(self._ues) > MOST_UES:
                 self._ues.popitem(last=False)
         self._ues.move_to_end(peer)
@@ -202,10 +208,10 @@ class Recent:
         self._seconds += [np.nansum(fresh[name]) for name in (*(f"{part}_s" for part in PARTS), "bs_s")]
         self._times += np.bincount(np.searchsorted(BOUNDS_S, fresh["bs_s"]), minlength=len(self._times))
 
-    def _row(self, session: Session) -> Row:
+    def _row(self, session: Session) -> SessionRow:
         track = self._tracks.get(session.name) or self._begin(session)
         kind = TARGET_ONLY if session.protocol is None else session.protocol.kind
-        return Row(
+        return SessionRow(
             track.number, track.place, track.session, kind, _state(session), session.threshold, session.speed_tps,
             session.begun_s, session.got, track.rounds, track.drafted, track.accepted, track.judged, track.window,
             track.hint, track.csi,
@@ -213,7 +219,7 @@ class Recent:
 
 
 def _state(session: Session) -> str:
-    """See `Row.state`."""
+    """See `SessionRow.state`."""
     if session.alone:
         return "alone"
     if session.current is None:

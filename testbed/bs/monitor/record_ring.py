@@ -11,7 +11,7 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.bs.observer import Look, PassNote, RoundNote
+from testbed.bs.observer import PassNote, RecentActivity, RoundNote
 
 ROUND = struct.Struct("<4qQ8d5qd")
 """`RoundNote` without its tokens and marks, and the round's time at the BS in seconds."""
@@ -56,7 +56,7 @@ def columns(records: bytes) -> NDArray[np.void]:
     return np.frombuffer(records, _ROUND_TYPE)
 
 
-def rounds(look: Look) -> list[RoundNote]:
+def rounds(look: RecentActivity) -> list[RoundNote]:
     """The rounds that a look shows."""
     nothing: tuple[list[int], str] = ([], "")
     words = look.words or [nothing] * (len(look.rounds) // ROUND.size)
@@ -64,6 +64,6 @@ def rounds(look: Look) -> list[RoundNote]:
     return [RoundNote._make((*record[:NUMBERS], *said)) for record, said in zip(numbers, words, strict=True)]
 
 
-def passes(look: Look) -> list[PassNote]:
+def passes(look: RecentActivity) -> list[PassNote]:
     """The passes that a look shows."""
     return [PassNote._make(record) for record in PASS.iter_unpack(look.passes)]

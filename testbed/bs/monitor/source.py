@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from testbed.bs.monitor.wire import Answer, Count, LookAt, Question, Serving, frame, receive
-from testbed.bs.observer import Look, Tally
+from testbed.bs.monitor.wire import Count, LookAt, MonitorAnswer, MonitorServing, Question, frame, receive
+from testbed.bs.observer import RecentActivity, RoundSums
 
 LOG = logging.getLogger(__name__)
-Counted: TypeAlias = tuple[dict[str, Any], Tally]
+Counted: TypeAlias = tuple[dict[str, Any], RoundSums]
 """What a base station counts."""
 NOTHING = msgspec.Raw(msgspec.msgpack.encode(None))
 
@@ -24,11 +24,11 @@ NOTHING = msgspec.Raw(msgspec.msgpack.encode(None))
 class Source:
     """What a base station that serves can be asked."""
 
-    look: Callable[[int, int], Look]
+    look: Callable[[int, int], RecentActivity]
     """What happened after the round and the pass of these numbers, and how things stand."""
     count: Callable[[], Counted]
     """All that is counted."""
-    serving: Serving
+    serving: MonitorServing
     """What is said of it."""
 
 
@@ -42,7 +42,7 @@ async def answer_all(source: Source, reader: asyncio.StreamReader, writer: async
         LOG.warning("the live view has ended; the base station serves on without it")
 
 
-def answer(source: Source, question: Question) -> Answer:
+def answer(source: Source, question: Question) -> MonitorAnswer:
     """What is answered to one question, and the CPU time that it took."""
     begun_s = time.thread_time()
     try:
@@ -50,7 +50,7 @@ def answer(source: Source, question: Question) -> Answer:
     except Exception:
         LOG.exception("the live view asked for something that failed")
         found = NOTHING
-    return Answer(question.number, time.thread_time() - begun_s, found)
+    return MonitorAnswer(question.number, time.thread_time() - begun_s, found)
 
 
 def _found(source: Source, question: Question) -> object:

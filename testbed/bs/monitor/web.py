@@ -17,9 +17,9 @@ import uvicorn
 
 from testbed import logs
 from testbed.bs.monitor.app import make_app
-from testbed.bs.monitor.client import Station
+from testbed.bs.monitor.client import MonitoredStation
 from testbed.bs.monitor.feed import Feed
-from testbed.bs.monitor.wire import Setup, receive
+from testbed.bs.monitor.wire import MonitorSetup, receive
 from testbed.interrupts import as_worker
 
 NICE = 10
@@ -44,10 +44,10 @@ async def serve(link: socket.socket, listener: socket.socket) -> None:
     """Serve on a listening socket, for the base station at the other end of `link`."""
     reader, writer = await asyncio.open_connection(sock=link)
     try:
-        setup = await receive(reader, Setup)
+        setup = await receive(reader, MonitorSetup)
     except EOFError:
         return
-    station = Station(reader, writer)
+    station = MonitoredStation(reader, writer)
     feed = Feed(station)
     settings = uvicorn.Config(
         make_app(station, feed, setup.token, setup.host),

@@ -18,7 +18,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_un
     pass
 
 
-class Setup(_Message, frozen=True):
+class MonitorSetup(_Message, frozen=True):
     """First of all: how to serve."""
 
     host: str
@@ -27,7 +27,7 @@ class Setup(_Message, frozen=True):
     """What clients must say; None: nothing."""
 
 
-class Serving(_Message, frozen=True):
+class MonitorServing(_Message, frozen=True):
     """The base station serves from now on, and can be asked."""
 
     about: dict[str, str]
@@ -38,11 +38,11 @@ class Serving(_Message, frozen=True):
     """File of the target's, for text; None: there is none, and ids are shown."""
 
 
-class Closing(_Message, frozen=True):
+class MonitorClosing(_Message, frozen=True):
     """It serves no more."""
 
 
-class Answer(_Message, frozen=True):
+class MonitorAnswer(_Message, frozen=True):
     """To the question of this number."""
 
     number: int
@@ -73,7 +73,7 @@ class Live(_Message, frozen=True):
 
 
 Question: TypeAlias = LookAt | Count | Live
-Notice: TypeAlias = Setup | Serving | Closing | Answer
+Notice: TypeAlias = MonitorSetup | MonitorServing | MonitorClosing | MonitorAnswer
 """What the base station says."""
 
 

@@ -35,7 +35,7 @@ class RoundShape:
             raise BadInput("a round's tokens and times must be 0 or more")
 
 
-class Answer(NamedTuple):
+class AdmissionDecision(NamedTuple):
     """What a UE is told."""
 
     admitted: bool
@@ -80,7 +80,7 @@ class Admission:
         if not 0 < self.limit <= 1:
             raise BadInput(f"limit must lie in (0, 1], not {self.limit:g}")
 
-    def admissible(self, speed_tps: float, load: Mapping[float, int], shape: RoundShape) -> Answer:
+    def admissible(self, speed_tps: float, load: Mapping[float, int], shape: RoundShape) -> AdmissionDecision:
         """Whether a UE of this class can join.
 
         Args:
@@ -98,7 +98,7 @@ class Admission:
         asked = self._holds(speed_tps, load, shape)
         slower = sorted((speed for speed in self.classes if speed < speed_tps), reverse=True)
         best = next((speed for speed in slower if self._holds(speed, load, shape)), None)
-        return Answer(asked, speed_tps if asked else best, self.utilisation(_joined(load, speed_tps), shape))
+        return AdmissionDecision(asked, speed_tps if asked else best, self.utilisation(_joined(load, speed_tps), shape))
 
     def utilisation(self, load: Mapping[float, int], shape: RoundShape) -> float:
         """Share of the verifier's time that these promises take."""

@@ -21,7 +21,7 @@ OWN_TOKENS = 10
 """A session's own tokens that say as much of its acceptance as all sessions' together."""
 
 
-class Standing(NamedTuple):
+class PassOverhead(NamedTuple):
     """How long the engine stands still after a pass although there is work: judging, answering, planning."""
 
     pass_s: float = 0.0
@@ -29,7 +29,7 @@ class Standing(NamedTuple):
     """Besides, for each of its requests."""
 
 
-NEVER = Standing()
+NEVER = PassOverhead()
 
 
 class Between:
@@ -51,7 +51,7 @@ class Between:
         return self._s / self._weight if self._weight else 0.0
 
     @property
-    def line(self) -> Standing:
+    def line(self) -> PassOverhead:
         """As learnt so far, neither part negative; without passes 0."""
         if not self._weight:
             return NEVER
@@ -59,7 +59,7 @@ class Between:
         variance = max(self._nn / self._weight - mean**2, 0.0)
         request_s = max(0.0, (self._ns / self._weight - mean * mean_s) / (variance + LEAST_SPREAD))
         request_s = min(request_s, mean_s / mean)
-        return Standing(mean_s - request_s * mean, request_s)
+        return PassOverhead(mean_s - request_s * mean, request_s)
 
 
 class Averages:

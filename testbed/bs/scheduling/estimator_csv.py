@@ -11,7 +11,7 @@ from pathlib import Path
 from testbed.bs.scheduling.estimator_fit import Sample
 from testbed.channel.trace import read_text
 from testbed.errors import BadInput
-from testbed.optim.pass_time import Work
+from testbed.optim.pass_time import RequestWork
 
 COLUMNS = ("batch", "new_tokens", "cached_tokens", "latency_s")
 
@@ -29,7 +29,7 @@ def read_samples(path: Path | str) -> list[Sample]:
     name = Path(path).name
     reader = csv.reader(io.StringIO(read_text(path)))
     places: dict[str, int] | None = None
-    works: dict[str, list[Work]] = {}
+    works: dict[str, list[RequestWork]] = {}
     latency: dict[str, tuple[float, int]] = {}
     try:
         for cells in reader:
@@ -62,7 +62,7 @@ def _places(header: Sequence[str], where: str) -> dict[str, int]:
     return {column: header.index(column) for column in COLUMNS}
 
 
-def _parse(row: Sequence[str], places: Mapping[str, int], where: str) -> tuple[str, Work, float]:
+def _parse(row: Sequence[str], places: Mapping[str, int], where: str) -> tuple[str, RequestWork, float]:
     if len(row) <= max(places.values()):
         raise BadInput(f"{where}: {len(row)} cells, but the header has more columns")
     batch = row[places["batch"]]
@@ -74,7 +74,7 @@ def _parse(row: Sequence[str], places: Mapping[str, int], where: str) -> tuple[s
             raise BadInput(f"{where}: {column} must be a whole number, 0 or more, not {value:g}")
     if not latency_s > 0:
         raise BadInput(f"{where}: latency_s must be positive, not {latency_s:g}")
-    return batch, Work(int(new), int(cached)), latency_s
+    return batch, RequestWork(int(new), int(cached)), latency_s
 
 
 def _number(text: str, column: str, where: str) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import BadInput
-from testbed.optim.pass_time import NAMES, Coefficients, Work, features
+from testbed.optim.pass_time import NAMES, Coefficients, RequestWork, features
 
 Reals = NDArray[np.floating[Any]]
 
@@ -25,12 +25,12 @@ ABOUT = ("new_tokens", "(cached_tokens + new_tokens)·new_tokens", "cached_token
 class Sample(NamedTuple):
     """A pass that was measured."""
 
-    batch: tuple[Work, ...]
+    batch: tuple[RequestWork, ...]
     latency_s: float
 
 
 @dataclass(frozen=True)
-class Scores:
+class EstimatorScores:
     """How far predicted latencies are from measured ones."""
 
     r2: float | None
@@ -48,13 +48,13 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Fit:
+class EstimatorFit:
     """Coefficients and what is known of them."""
 
     coefficients: Coefficients
     intervals: dict[str, tuple[float, float]]
     """95 % by bootstrap, by name."""
-    training: Scores
+    training: EstimatorScores
     cv_r2: tuple[float, float] | None
     """Mean and standard deviation of R² over the folds of a cross-validation; None below two passes a fold."""
     clamped: tuple[str, ...]
@@ -78,7 +78,7 @@ class Fit:
         }  # fmt: skip
 
 
-def fit(samples: Sequence[Sample], seed: int = 0, resamples: int = RESAMPLES) -> Fit:
+def fit(samples: Sequence[Sample], seed: int = 0, resamples: int = RESAMPLES) -> EstimatorFit:
     """Least squares over passes, as Appendix C does it; deterministic for a seed.
 
     No coefficient may be negative: where least squares would have one below 0, the best fit with none below 0 is taken,
@@ -102,7 +102,7 @@ def fit(samples: Sequence[Sample], seed: int = 0, resamples: int = RESAMPLES) ->
     spread = np.array([_not_negative(scaled[draw], y[draw]) for draw in draws]) / scale
     low, high = np.percentile(spread, (2.5, 97.5), axis=0)
     found = Coefficients(*(best / scale).tolist())
-    return Fit(
+    return EstimatorFit(
         coefficients=found,
         intervals={name: (float(low[i]), float(high[i])) for i, name in enumerate(NAMES)},
         training=score(found, samples),
@@ -115,7 +115,7 @@ def fit(samples: Sequence[Sample], seed: int = 0, resamples: int = RESAMPLES) ->
     )
 
 
-def score(coefficients: Coefficients, samples: Sequence[Sample]) -> Scores:
+def score(coefficients: Coefficients, samples: Sequence[Sample]) -> EstimatorScores:
     """How well coefficients predict passes.
 
     Raises:
@@ -127,7 +127,7 @@ def score(coefficients: Coefficients, samples: Sequence[Sample]) -> Scores:
     error = x @ np.array(coefficients.values) - y
     total, squared, n = float(((y - y.mean()) ** 2).sum()), float((error**2).sum()), len(y)
     r2 = 1 - squared / total if total > 0 else None
-    return Scores(
+    return EstimatorScores(
         r2=r2,
         adjusted_r2=None if r2 is None or n <= len(NAMES) else 1 - (1 - r2) * (n - 1) / (n - len(NAMES)),
         rmse_s=float(np.sqrt(squared / n)),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import BadInput
-from testbed.optim.pass_time import Coefficients, Work, features
+from testbed.optim.pass_time import Coefficients, RequestWork, features
 
 Reals = NDArray[np.float64]
 
@@ -102,7 +102,7 @@ class OnlineEstimator:
         """The larger of the two CUSUMs, negative for passes shorter than expected; ±`alarm` is drift."""
         return self._above if self._above >= self._below else -self._below
 
-    def observe(self, batch: Sequence[Work], latency_s: float) -> None:
+    def observe(self, batch: Sequence[RequestWork], latency_s: float) -> None:
         """Learn from a pass.
 
         Raises:

@@ -14,12 +14,12 @@ from testbed.bs.observer import Observer, Unobserved
 from testbed.bs.pending import Pending
 from testbed.bs.queue import Taken
 from testbed.bs.scheduling.admission import Admission
-from testbed.bs.scheduling.averages import Averages, Between, Standing
+from testbed.bs.scheduling.averages import Averages, Between, PassOverhead
 from testbed.bs.scheduling.base import Scheduler
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.slo import GUARD_PASSES, Slo
 from testbed.bs.sessions import Key, Round, Session, SessionTable
-from testbed.optim.pass_time import Coefficients, Work
+from testbed.optim.pass_time import Coefficients, RequestWork
 from testbed.protocols.messages import Busy, Open
 from testbed.protocols.sampling import Kept
 
@@ -113,7 +113,7 @@ class Promises:
     # ------------------------------------------------------------ passes
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> PassOverhead:
         """What passes and their rounds take besides."""
         return self._between.line
 
@@ -128,7 +128,7 @@ class Promises:
         """How long a pass may take; 0 where there is no estimator."""
         if self._estimator is None:
             return 0.0
-        works = (Work(pending.new_tokens, pending.cached_tokens) for _, pending, _ in batch)
+        works = (RequestWork(pending.new_tokens, pending.cached_tokens) for _, pending, _ in batch)
         return self._estimator.coefficients.batch_s(works)
 
     def passed(self, batch: Sequence[Taken], results: Sequence[VerifyResult], seconds: float) -> None:
@@ -139,7 +139,7 @@ class Promises:
             expected = item.cached_tokens
             cached = expected if result.cached is None else result.cached
             evicted += max(0, expected - cached)
-            work = Work(len(item.request.prefix) + len(item.request.draft) - cached, cached)
+            work = RequestWork(len(item.request.prefix) + len(item.request.draft) - cached, cached)
             works.append(work)
             if session.current is not None:
                 session.current.new += work.new
@@ -201,7 +201,9 @@ class Promises:
         """How many of so many leading tokens the prefix cache holds."""
         return tokens // self._block_size * self._block_size
 
-    def _learn(self, estimator: OnlineEstimator, works: Sequence[Work], expected_s: float, seconds: float) -> None:
+    def _learn(
+        self, estimator: OnlineEstimator, works: Sequence[RequestWork], expected_s: float, seconds: float
+    ) -> None:
         self.metrics.add_error(expected_s, seconds)
         estimator.observe(works, seconds)
         if estimator.drifted and not self._drifted:

@@ -11,7 +11,7 @@ from scipy.optimize import nnls
 
 from testbed.bs.engines.base import VerifyEngine, VerifyRequest
 from testbed.bs.scheduling.estimator_fit import Sample
-from testbed.optim.pass_time import Coefficients, Work, features
+from testbed.optim.pass_time import Coefficients, RequestWork, features
 
 LARGEST = 384
 """Tokens of the longest prompt."""
@@ -66,4 +66,4 @@ def _pass(engine: VerifyEngine, batch: Sequence[VerifyRequest], cached: int) -> 
     took_s = time.perf_counter() - start_s
     found = [cached if result.cached is None else result.cached for result in results]
     totals = [len(request.prefix) + len(request.draft) for request in batch]
-    return Sample(tuple(Work(total - c, c) for total, c in zip(totals, found, strict=True)), took_s)
+    return Sample(tuple(RequestWork(total - c, c) for total, c in zip(totals, found, strict=True)), took_s)

@@ -57,7 +57,7 @@ def budget_s(
     return max(0.0, committed / speed_tps - max(0.0, draft_s) - max(0.0, network_s) + slack_s)
 
 
-class Entry(NamedTuple):
+class TimedRequest(NamedTuple):
     """A pending request as the scheduler sees it at one moment."""
 
     pending: Pending
@@ -81,9 +81,9 @@ class Entry(NamedTuple):
 class Queues(NamedTuple):
     """What waits, in the order in which it would be taken."""
 
-    urgent: tuple[Entry, ...]
+    urgent: tuple[TimedRequest, ...]
     """Critical requests, earliest deadline first."""
-    utility: tuple[Entry, ...]
+    utility: tuple[TimedRequest, ...]
     """The others, the most tokens a second of pass first."""
 
 
@@ -148,8 +148,8 @@ class Slo:
         """Who waits where at this moment: what `plan` goes by, and metrics may show."""
         entries = [self._entry(item, now_s) for item in pending]
         critical_s = now_s + (self._pass_guard_s(entries) if self.guard_s is None else self.guard_s)
-        urgent: list[Entry] = []
-        others: list[Entry] = []
+        urgent: list[TimedRequest] = []
+        others: list[TimedRequest] = []
         for entry in entries:
             (urgent if critical_s >= entry.lst_s else others).append(entry)
         urgent.sort(key=_by_deadline)
@@ -171,14 +171,14 @@ class Slo:
             return item.arrived_s + self.patience_s
         return item.arrived_s + budget_s(tokens, item.speed_tps, item.draft_s, item.network_s, item.ahead_s, self.spend)
 
-    def _entry(self, item: Pending, now_s: float) -> Entry:
+    def _entry(self, item: Pending, now_s: float) -> TimedRequest:
         request, times = item.request, self.coefficients
         new, cached = item.new_tokens, item.cached_tokens
         tokens = self.expected(item)
         share_s = times.share_s(new, cached)
         deadline_s = self.deadline_s(item, tokens)
         alone_s = times.c + share_s
-        return Entry(
+        return TimedRequest(
             item,
             request.session,
             deadline_s,
@@ -190,7 +190,7 @@ class Slo:
             cached + new,
         )
 
-    def _pass_guard_s(self, entries: Sequence[Entry]) -> float:
+    def _pass_guard_s(self, entries: Sequence[TimedRequest]) -> float:
         """Exact in its sum, so that the order of the entries cannot matter."""
         if not entries:
             return 0.0
@@ -198,7 +198,7 @@ class Slo:
         share_s = math.fsum(entry.share_s for entry in entries) / len(entries)
         return GUARD_PASSES * (self.coefficients.c + size * share_s)
 
-    def _fill(self, line: Iterable[Entry], now_s: float) -> list[Pending]:
+    def _fill(self, line: Iterable[TimedRequest], now_s: float) -> list[Pending]:
         """FEASIBLEADD of Algorithm 1 for one after the other; T̂ grows by each one's share."""
         batch: list[Pending] = []
         room = math.inf if self.kv_tokens is None else self.kv_tokens
@@ -224,7 +224,7 @@ class Slo:
                 break
         return batch
 
-    def _tokens(self, entry: Entry, spare_s: float) -> float:
+    def _tokens(self, entry: TimedRequest, spare_s: float) -> float:
         """New tokens of a prefix that a pass computes in so much more time: the root of `share_s`."""
         times, cached = self.coefficients, entry.pending.cached_tokens
         linear, left_s = times.a + times.b_compute * cached, spare_s - times.b_read * cached
@@ -235,7 +235,7 @@ class Slo:
         return 2 * left_s / (linear + math.sqrt(linear**2 + 4 * times.b_compute * left_s))
 
 
-def _piece(entry: Entry, most: float, times: Coefficients) -> Entry | None:
+def _piece(entry: TimedRequest, most: float, times: Coefficients) -> TimedRequest | None:
     """The entry with a piece of its prefix in its place; None where none ends within so many tokens."""
     item, cached = entry.pending, entry.pending.cached_tokens
     end = item.ends(int(min(most, entry.new)))
@@ -245,9 +245,9 @@ def _piece(entry: Entry, most: float, times: Coefficients) -> Entry | None:
     return entry._replace(pending=item.piece(end), share_s=times.share_s(new, cached), new=new, kv=end)
 
 
-def _by_deadline(entry: Entry) -> tuple[float, float, str]:
+def _by_deadline(entry: TimedRequest) -> tuple[float, float, str]:
     return entry.deadline_s, entry.pending.arrived_s, entry.session
 
 
-def _by_utility(entry: Entry) -> tuple[float, float, float, str]:
+def _by_utility(entry: TimedRequest) -> tuple[float, float, float, str]:
     return -entry.utility, entry.deadline_s, entry.pending.arrived_s, entry.session

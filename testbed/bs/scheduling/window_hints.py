@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from testbed.bs.scheduling.averages import NEVER, Standing
+from testbed.bs.scheduling.averages import NEVER, PassOverhead
 from testbed.bs.sessions import Round, Session
 from testbed.channel.cost import Sizes
 from testbed.channel.csi import Csi
@@ -91,7 +91,7 @@ class Rate:
         return self._sum / self._memory_s / max(past, 0.1)
 
 
-class Shape:
+class LoadShape:
     """What rounds and responses are like, over all sessions."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Shape:
         """Of a drafted token."""
 
     def costs(
-        self, coefficients: Coefficients, draft_s: float, max_requests: float, standing: Standing = NEVER
+        self, coefficients: Coefficients, draft_s: float, max_requests: float, standing: PassOverhead = NEVER
     ) -> RoundCosts:
         """What a UE's rounds cost: eq. 19 at the mean round, and how long the BS stands still between passes."""
         extra, cached = self.extra.value, self.cached.value
@@ -129,10 +129,10 @@ class _Costs:
         return self.now.price(window, alpha, load, link)
 
 
-class _Ue:
+class _UeHints:
     """One UE: its controller, and the means of its own rounds."""
 
-    def __init__(self, controller: WindowController, costs: _Costs, shape: Shape) -> None:
+    def __init__(self, controller: WindowController, costs: _Costs, shape: LoadShape) -> None:
         self.controller, self.costs = controller, costs
         self.draft_s = Mean(UE_MEMORY, shape.draft_s.value)
         self.linked = False
@@ -177,8 +177,8 @@ class Windows:
     ) -> None:
         self._config, self._coefficients, self._max_requests = config, coefficients, max_requests
         self._vocab_size = vocab_size
-        self._ues: OrderedDict[tuple[bytes, int, int], _Ue] = OrderedDict()
-        self._shape = Shape()
+        self._ues: OrderedDict[tuple[bytes, int, int], _UeHints] = OrderedDict()
+        self._shape = LoadShape()
         self._rate, self._load_tps = Rate(LOAD_S), 0.0
         self._alpha = Mean(MEMORY)
         self._alpha.add(config.alpha, config.prior_tokens)
@@ -194,7 +194,7 @@ class Windows:
         self._given[window] += 1
         return window
 
-    def learn(self, standing: Standing = NEVER) -> None:
+    def learn(self, standing: PassOverhead = NEVER) -> None:
         """Learn from all rounds since the last time: best while the engine works, or UEs wait for it.
 
         Args:
@@ -205,7 +205,7 @@ class Windows:
             self._learn(*each, standing)
 
     def _learn(
-        self, session: Session, round_: Round, accepted: int, first: bool, now_s: float, standing: Standing
+        self, session: Session, round_: Round, accepted: int, first: bool, now_s: float, standing: PassOverhead
     ) -> None:
         drafted = len(round_.window.ids)
         self._load_tps = self._rate.add(accepted + 1, now_s)
@@ -247,7 +247,7 @@ class Windows:
         if drafted:
             shape.draft_s.add(round_.draft_s / drafted, drafted)
 
-    def _learn_ue(self, ue: _Ue, session: Session, round_: Round, drafted: int, first: bool) -> LinkCosts | None:
+    def _learn_ue(self, ue: _UeHints, session: Session, round_: Round, drafted: int, first: bool) -> LinkCosts | None:
         """Its drafting and its link; the link's time in a draft is that of the round before."""
         if not drafted:
             return None
@@ -265,7 +265,7 @@ class Windows:
         ue.linked = True
         return LinkCosts(rtt_s, token_s)
 
-    def _ue(self, session: Session) -> _Ue:
+    def _ue(self, session: Session) -> _UeHints:
         """Of this session's peer, made where it is new."""
         stays = int(session.protocol is not None and session.protocol.replaces)
         least = max(self._config.least_window, stays)
@@ -278,7 +278,7 @@ class Windows:
             )
             costs = _Costs(self._shape.costs(self._coefficients(), self._shape.draft_s.value, self._max_requests))
             controller = WindowController(costs, load=self._load_tps, config=config)
-            found = self._ues[key] = _Ue(controller, costs, self._shape)
+            found = self._ues[key] = _UeHints(controller, costs, self._shape)
             while len(self._ues) > MOST_UES:
                 self._ues.popitem(last=False)
         self._ues.move_to_end(key)

@@ -30,7 +30,7 @@ class Bitrate(msgspec.Struct, frozen=True):
     width_mhz: int | None = None
 
 
-class Station(msgspec.Struct, frozen=True, kw_only=True):
+class WifiStation(msgspec.Struct, frozen=True, kw_only=True):
     """The other end of a Wi-Fi link, and this end's counters for it since they associated.
 
     `tx` is what this end sends: of a UE, the uplink.
@@ -65,7 +65,7 @@ class WifiState(msgspec.Struct, frozen=True, kw_only=True):
     """An interface's link as it is now."""
 
     interface: str
-    station: Station
+    station: WifiStation
     noise_dbm: float | None = None
 
     @property
@@ -76,7 +76,7 @@ class WifiState(msgspec.Struct, frozen=True, kw_only=True):
         return self.station.rssi_dbm - self.noise_dbm
 
 
-def frame_error_rate(now: Station, before: Station | None = None) -> float | None:
+def frame_error_rate(now: WifiStation, before: WifiStation | None = None) -> float | None:
     """Share of transmissions in the air that were not acknowledged, in [0, 1]: the link layer's packet error rate.
 
     Of n packets with r retries, f given up: n + r transmissions, r + f of them lost. This is the p of WISV eqs. 6 and
@@ -101,13 +101,13 @@ def frame_error_rate(now: Station, before: Station | None = None) -> float | Non
 # ---------------------------------------------------------------- what the tools print
 
 
-def parse_link(text: str) -> Station | None:
+def parse_link(text: str) -> WifiStation | None:
     """What `iw dev IF link` prints; None where it is not connected."""
     match = re.search(rf"^Connected to {_ADDRESS}", text, re.MULTILINE)
     return _station(match[1], text[match.end() :]) if match else None
 
 
-def parse_station_dump(text: str) -> list[Station]:
+def parse_station_dump(text: str) -> list[WifiStation]:
     """What `iw dev IF station dump` prints: the AP where the interface is a client, every client where it is an AP."""
     parts = re.split(rf"^Station {_ADDRESS}.*$", text, flags=re.MULTILINE)
     return [_station(address, body) for address, body in zip(parts[1::2], parts[2::2], strict=True)]
@@ -147,9 +147,9 @@ def parse_bitrate(text: str) -> Bitrate | None:
     )
 
 
-def _station(address: str, body: str) -> Station:
+def _station(address: str, body: str) -> WifiStation:
     fields = _fields(body)
-    return Station(
+    return WifiStation(
         address=address.lower(),
         rssi_dbm=_dbm(fields.get("signal", "")),
         tx=parse_bitrate(fields.get("tx bitrate", "")),
@@ -212,7 +212,7 @@ def read_wifi(interface: str | None = None, timeout_s: float = TIMEOUT_S, proc: 
     stations = parse_station_dump(_iw(name, "station dump", timeout_s))
     station = next((s for s in stations if link and s.address == link.address), link)
     if station is None and old and old.rssi_dbm is not None and not _has_iw():
-        station = Station(address="", rssi_dbm=old.rssi_dbm)
+        station = WifiStation(address="", rssi_dbm=old.rssi_dbm)
     if station is None:
         return None
     noise_dbm = parse_survey_noise(_iw(name, "survey dump", timeout_s))

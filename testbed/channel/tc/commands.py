@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from testbed.channel.tc.shape import FRAME_BYTES, Shape
+from testbed.channel.tc.shape import FRAME_BYTES, LinkShape
 from testbed.errors import BadInput, TestbedError
 
 Command = list[str]
@@ -39,14 +39,14 @@ def check_interface(name: str) -> str:
     return name
 
 
-def netem(interface: str, shape: Shape, namespace: str | None = None, verb: Verb = "add") -> list[Command]:
+def netem(interface: str, shape: LinkShape, namespace: str | None = None, verb: Verb = "add") -> list[Command]:
     """Shape what leaves an interface by netem."""
     place = ["dev", check_interface(interface), "root", "handle", "1:"]
     return [[*_tc(namespace), "qdisc", verb, *place, *_netem(shape)]]
 
 
 def tbf(
-    interface: str, shape: Shape, namespace: str | None = None, verb: Verb = "add", mtu: int = 1500
+    interface: str, shape: LinkShape, namespace: str | None = None, verb: Verb = "add", mtu: int = 1500
 ) -> list[Command]:
     """Limit the rate of what leaves an interface by a token bucket.
 
@@ -63,7 +63,7 @@ def tbf(
 
 def htb(
     interface: str,
-    shapes: Mapping[str, Shape],
+    shapes: Mapping[str, LinkShape],
     kind: Kind = "tbf",
     namespace: str | None = None,
     verb: Verb = "add",
@@ -98,7 +98,7 @@ def htb(
 
 
 def shaped(
-    interface: str, shape: Shape, kind: Kind, namespace: str | None = None, verb: Verb = "add", mtu: int = 1500
+    interface: str, shape: LinkShape, kind: Kind, namespace: str | None = None, verb: Verb = "add", mtu: int = 1500
 ) -> list[Command]:
     """By netem or by tbf; with tbf, nothing for a shape that limits nothing.
 
@@ -111,7 +111,7 @@ def shaped(
 
 
 def reshaped(
-    interface: str, before: Shape, after: Shape, kind: Kind, namespace: str | None = None, mtu: int = 1500
+    interface: str, before: LinkShape, after: LinkShape, kind: Kind, namespace: str | None = None, mtu: int = 1500
 ) -> list[Command]:
     """From one shape to another while packets flow; those under way are kept.
 
@@ -175,7 +175,7 @@ def _tc(namespace: str | None) -> Command:
     return ["tc", "-n", namespace] if namespace else ["tc"]
 
 
-def _netem(shape: Shape, rated: bool = True) -> Command:
+def _netem(shape: LinkShape, rated: bool = True) -> Command:
     """Every option is stated: a change keeps what it is not told, and packets under way, which delete and add lose."""
     delay = [_ms(shape.delay_ms), _ms(shape.jitter_ms), _percent(shape.correlation)]
     loss = ["gemodel", *map(_percent, shape.gilbert)] if shape.gilbert else ["random", _percent(shape.loss)]
@@ -183,7 +183,7 @@ def _netem(shape: Shape, rated: bool = True) -> Command:
     return ["netem", "limit", str(shape.packets), "delay", *delay, "loss", *loss, *rate]
 
 
-def _beyond(shape: Shape) -> str:
+def _beyond(shape: LinkShape) -> str:
     asked = {"delay": shape.delay_ms, "jitter": shape.jitter_ms, "loss": shape.loss, "bursts of loss": shape.gilbert}
     return ", ".join(name for name, value in asked.items() if value)
 
@@ -192,7 +192,7 @@ def _frame(mtu: int) -> int:
     return mtu + FRAME_BYTES - 1500
 
 
-def _burst(shape: Shape, mtu: int) -> int:
+def _burst(shape: LinkShape, mtu: int) -> int:
     """A millisecond of the rate, and two frames at least: what a burst holds passes at no cost, so it is small."""
     return max(2 * _frame(mtu), round((shape.rate_mbps or 0) * 1e3 / 8))
 

@@ -11,9 +11,9 @@ from typing import Literal
 from testbed.channel.tc import commands as tc
 from testbed.channel.tc.commands import Command, Kind
 from testbed.channel.tc.execute import INTERFACES, choose, require, run
-from testbed.channel.tc.pair import Pair, create_pair
+from testbed.channel.tc.pair import NamespacePair, create_pair
 from testbed.channel.tc.run import Plan, Say, emulation
-from testbed.channel.tc.shape import Duplex, Shape
+from testbed.channel.tc.shape import Duplex, LinkShape
 from testbed.errors import BadInput
 
 Qdisc = Literal["auto", "netem", "tbf"]
@@ -72,7 +72,7 @@ class Namespaces(_Held):
             plain = all(link.plain for link in links)
         super().__init__(qdisc, plain, 0, state, say)
         self.links = list(links)
-        self.pairs = [Pair(first + number) for number in range(len(links))]
+        self.pairs = [NamespacePair(first + number) for number in range(len(links))]
 
     def __enter__(self) -> Namespaces:
         """Create and shape."""
@@ -139,7 +139,7 @@ class Egress(_Held):
     """
 
     def __init__(
-        self, interface: str, shape: Shape, destinations: Sequence[str] = (), qdisc: Qdisc = "auto",
+        self, interface: str, shape: LinkShape, destinations: Sequence[str] = (), qdisc: Qdisc = "auto",
         plain: bool | None = None, force: int = 0, state: Path | None = None, say: Say = lambda _: None,
     ) -> None:  # fmt: skip
         super().__init__(qdisc, shape.plain if plain is None else plain, force, state, say)
@@ -160,7 +160,7 @@ class Egress(_Held):
             shaping = tc.shaped(self.interface, self.shape, kind, mtu=self._mtu)
         return Plan((*tc.offload(self.interface), *shaping), interfaces=(self.interface,))
 
-    def change(self, kind: Kind, shape: Shape) -> list[Command]:
+    def change(self, kind: Kind, shape: LinkShape) -> list[Command]:
         """The commands that give it another shape."""
         if self.destinations:
             return tc.htb(
@@ -168,7 +168,7 @@ class Egress(_Held):
             )  # fmt: skip
         return tc.reshaped(self.interface, self.shape, shape, kind, mtu=self._mtu)
 
-    def reshape(self, shape: Shape) -> None:
+    def reshape(self, shape: LinkShape) -> None:
         """Give it another shape while packets flow.
 
         Raises:

@@ -15,7 +15,7 @@ MOST_PAIRS = NETWORK.num_addresses // 4
 
 
 @dataclass(frozen=True)
-class Pair:
+class NamespacePair:
     """Names and addresses of the `index`-th UE's namespace and of the veth pair between it and the host.
 
     Raises:
@@ -63,7 +63,7 @@ def create_pair(index: int) -> list[Command]:
 
     Neighbours are given: an address request that is lost would stall a link for a second, which no radio does.
     """
-    pair = Pair(index)
+    pair = NamespacePair(index)
     name, ue, host = pair.namespace, pair.ue_interface, pair.host_interface
     inside = ["ip", "-n", name]
     peer = ["peer", "name", ue, "address", pair.mac("ue"), "netns", name]
@@ -83,5 +83,5 @@ def create_pair(index: int) -> list[Command]:
 
 def delete_pair(index: int) -> list[Command]:
     """Undo `create_pair`: the link first, as a namespace lives on with its interfaces while a process is in it."""
-    pair = Pair(index)
+    pair = NamespacePair(index)
     return [["ip", "link", "delete", "dev", pair.host_interface], ["ip", "netns", "delete", pair.namespace]]

@@ -11,7 +11,7 @@ from pathlib import Path
 from testbed.channel.tc import commands as tc
 from testbed.channel.tc.commands import Command
 from testbed.channel.tc.execute import INTERFACES, attempt, last_line, require_root, run
-from testbed.channel.tc.pair import Pair, delete_pair
+from testbed.channel.tc.pair import NamespacePair, delete_pair
 from testbed.channel.tc.state import Claim, Ledger, own_claim
 from testbed.errors import BadInput, TestbedError
 from testbed.interrupts import held_back
@@ -96,7 +96,7 @@ def restore(claim: Claim) -> None:
         done = attempt(command)
         if done.returncode:
             complaints.append(f"{' '.join(command)}: {last_line(done.stderr)}")
-    pairs = [Pair(index) for index in claim.pairs]
+    pairs = [NamespacePair(index) for index in claim.pairs]
     left = [pair.namespace for pair in pairs if (NAMESPACES / pair.namespace).exists()]
     left += [pair.host_interface for pair in pairs if (INTERFACES / pair.host_interface).exists()]
     left += [name for name in claim.interfaces if (INTERFACES / name).exists() and not tc.is_default(_root(name))]
@@ -131,7 +131,7 @@ def _check_free(plan: Plan, ledger: Ledger) -> None:
         if taken:
             held = ", ".join(sorted(taken))
             raise BadInput(f"process {claim.pid} emulates a link on {held}; stop it first, or use others")
-    for pair in map(Pair, plan.pairs):
+    for pair in map(NamespacePair, plan.pairs):
         for name, there in ((pair.namespace, NAMESPACES), (pair.host_interface, INTERFACES)):
             if (there / name).exists():
                 command = "ip netns delete" if there == NAMESPACES else "ip link delete"

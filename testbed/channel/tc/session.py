@@ -13,7 +13,7 @@ from typing import Literal
 from testbed.channel.tc.commands import OFFLOADS, Command, Kind
 from testbed.channel.tc.links import Egress, Namespaces, Qdisc
 from testbed.channel.tc.run import Say, undo
-from testbed.channel.tc.shape import Duplex, Shape
+from testbed.channel.tc.shape import Duplex, LinkShape
 from testbed.channel.trace import Trace
 from testbed.clock import Clock, WallClock
 from testbed.config import Config
@@ -159,7 +159,7 @@ def _held(config: TcConfig, links: list[Duplex], state: Path | None, say: Say) -
     return Egress(config.interface, shapes[0], config.destinations, config.qdisc, plain, config.force, state, say)
 
 
-def _egress(config: TcConfig, link: Duplex) -> Shape:
+def _egress(config: TcConfig, link: Duplex) -> LinkShape:
     return link.up if config.direction == "uplink" else link.down
 
 

@@ -18,7 +18,7 @@ FRAME_BYTES = 1514
 
 
 @dataclass(frozen=True)
-class Shape:
+class LinkShape:
     """One direction of a link.
 
     Raises:
@@ -97,8 +97,8 @@ class Shape:
 class Duplex:
     """Both directions of one UE's link."""
 
-    up: Shape = Shape()
-    down: Shape = Shape()
+    up: LinkShape = LinkShape()
+    down: LinkShape = LinkShape()
 
     @property
     def plain(self) -> bool:
@@ -119,10 +119,12 @@ class Duplex:
         """Half of the RTT goes each way; jitter (each way), its correlation and bursts of loss are those of both.
 
         Raises:
-            BadInput: as `Shape`.
+            BadInput: as `LinkShape`.
         """
         both = (rtt_ms / 2, jitter_ms, correlation)
-        return Duplex(Shape(uplink_mbps, *both, per_up, gilbert), Shape(downlink_mbps, *both, per_down, gilbert))
+        return Duplex(
+            LinkShape(uplink_mbps, *both, per_up, gilbert), LinkShape(downlink_mbps, *both, per_down, gilbert)
+        )
 
     @staticmethod
     def at(trace: Trace, index: int) -> Duplex:

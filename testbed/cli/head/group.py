@@ -12,10 +12,10 @@ import typer
 from testbed.cli.head import train as head_train
 from testbed.cli.head import tune as head_tune
 from testbed.cli.output import claim_stdout, console, note, print_json
-from testbed.experiments.head.config import CollectConfig
+from testbed.experiments.head.config import EpisodeCollectConfig
 
 app = typer.Typer(no_args_is_help=True, help="The decision head: collect, label, relabel, train, evaluate.")
-DEFAULT = CollectConfig()
+DEFAULT = EpisodeCollectConfig()
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 Engine = Annotated[str, typer.Option(help="vllm or transformers.")]
@@ -69,7 +69,7 @@ def collect(
     """
     from testbed.experiments.head.collect import collect as run
 
-    config = CollectConfig(
+    config = EpisodeCollectConfig(
         dataset=dataset, prompts=prompts, first=first, window=window, max_tokens=max_tokens, policy=policy,
         explore=explore, scorer=scorer, engine=engine, model=model, drafter=drafter, dtype=dtype, seed=seed,
         concurrency=concurrency, threads=threads, gpu_layers=gpu_layers, kv_type=kv_type, memory_share=memory_share,
@@ -110,7 +110,7 @@ def label(
     """
     from testbed.experiments.head.label import label as run
 
-    config = CollectConfig(
+    config = EpisodeCollectConfig(
         engine=engine, model=model, dtype=dtype, concurrency=concurrency, threads=threads, memory_share=memory_share
     )
     stdout = claim_stdout() if as_json else None

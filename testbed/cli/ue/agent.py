@@ -46,7 +46,7 @@ def agent(
 
         do(workdir, carry_out, str(bs_keys) if bs_keys else None, insecure, note)
         return
-    from testbed.experiments.agent.serve import Setup, run_agent
+    from testbed.experiments.agent.serve import AgentSetup, run_agent
 
     def ready(address: str) -> None:
         if as_json:
@@ -56,5 +56,5 @@ def agent(
 
     if bs_keys is None and keys is not None and (keys / "bs").is_dir():
         bs_keys = keys / "bs"
-    setup = Setup(listen, workdir, str(keys) if keys else None, str(bs_keys) if bs_keys else None, insecure)
+    setup = AgentSetup(listen, workdir, str(keys) if keys else None, str(bs_keys) if bs_keys else None, insecure)
     run_agent(setup, ready, note)

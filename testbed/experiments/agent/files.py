@@ -91,7 +91,7 @@ class Files:
         part.replace(path)
 
 
-class Kept:
+class StoredOrder:
     """An order on the disk, and what became of it."""
 
     def __init__(self, folder: Path) -> None:
@@ -141,16 +141,16 @@ class Shelf:
     def __init__(self, workdir: Path) -> None:
         self._root = workdir / ORDERS
         self._root.mkdir(parents=True, exist_ok=True)
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, StoredOrder] = {}
         for folder in sorted(self._root.iterdir()):
             with contextlib.suppress(OSError, TestbedError):  # cut off while it came in, or of another version
-                self._kept[folder.name] = Kept(folder)
+                self._kept[folder.name] = StoredOrder(folder)
 
-    def get(self, name: str) -> Kept | None:
+    def get(self, name: str) -> StoredOrder | None:
         """An order; None: there is none of that id."""
         return self._kept.get(name)
 
-    def add(self, order: Order) -> Kept:
+    def add(self, order: Order) -> StoredOrder:
         """Keep an order.
 
         Raises:
@@ -166,7 +166,7 @@ class Shelf:
         folder.mkdir(exist_ok=True)
         with whole_file(folder / ORDER) as part:
             part.write_bytes(bytes(encode(msgspec.structs.replace(order, arrays=()))[0]))
-        self._kept[order.id] = Kept(folder)
+        self._kept[order.id] = StoredOrder(folder)
         return self._kept[order.id]
 
     def drop(self, name: str) -> None:
@@ -176,7 +176,7 @@ class Shelf:
             del self._kept[name]
             shutil.rmtree(kept.folder, ignore_errors=True)
 
-    def waiting(self) -> list[Kept]:
+    def waiting(self) -> list[StoredOrder]:
         """Orders that have not ended, oldest first."""
         return sorted((kept for kept in self._kept.values() if kept.ended() is None), key=lambda kept: kept.age)
 
@@ -187,7 +187,7 @@ def _gist(order: Order) -> Probing | Running:
     return msgspec.structs.replace(what, link=None) if isinstance(what, Running) else what
 
 
-def state_of(kept: Kept, running: bool) -> State:
+def state_of(kept: StoredOrder, running: bool) -> State:
     """How an order stands."""
     ended = kept.ended()
     if ended is None:
@@ -211,7 +211,7 @@ def result_files(result: Path) -> list[tuple[str, int, str]]:
     return [(path.relative_to(result).as_posix(), path.stat().st_size, digest_of(path)) for path in found]
 
 
-def chunk_of(kept: Kept, message: Get) -> AnyArray:
+def chunk_of(kept: StoredOrder, message: Get) -> AnyArray:
     """A chunk of a result's file: u1 [n], empty at its end.
 
     Raises:

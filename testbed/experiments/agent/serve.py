@@ -22,7 +22,7 @@ from testbed.channel.keys import load_server
 from testbed.channel.link import ZmqServerLink, check_address
 from testbed.clock import within
 from testbed.errors import BadInput, ProtocolError, TestbedError
-from testbed.experiments.agent.files import Files, Kept, Shelf, chunk_of, free_bytes, result_files, state_of
+from testbed.experiments.agent.files import Files, Shelf, StoredOrder, chunk_of, free_bytes, result_files, state_of
 from testbed.experiments.agent.work import check_reach, grounded
 from testbed.experiments.runs.journal import NAME as JOURNAL
 from testbed.experiments.runs.processes import STOP_S, command, environment
@@ -57,7 +57,7 @@ MOST_WAIT_S = 86_400.0
 Reply = tuple[Message, dict[str, AnyArray]]
 
 
-class Setup(NamedTuple):
+class AgentSetup(NamedTuple):
     """How an agent runs."""
 
     listen: str
@@ -69,7 +69,7 @@ class Setup(NamedTuple):
     insecure: bool = False
 
 
-def run_agent(setup: Setup, ready: Callable[[str], None], say: Callable[[str], None]) -> None:
+def run_agent(setup: AgentSetup, ready: Callable[[str], None], say: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Raises:
@@ -80,7 +80,7 @@ def run_agent(setup: Setup, ready: Callable[[str], None], say: Callable[[str], N
         asyncio.run(_serve(Agent(setup, say), setup, ready))
 
 
-async def _serve(agent: Agent, setup: Setup, ready: Callable[[str], None]) -> None:
+async def _serve(agent: Agent, setup: AgentSetup, ready: Callable[[str], None]) -> None:
     keys = load_server(Path(setup.keys)) if setup.keys else None
     link = ZmqServerLink(setup.listen, keys=keys, frame_bytes=FRAME_BYTES)
     try:
@@ -104,7 +104,7 @@ async def _serve(agent: Agent, setup: Setup, ready: Callable[[str], None]) -> No
 class Agent:
     """Takes messages in, and does what they order."""
 
-    def __init__(self, setup: Setup, say: Callable[[str], None]) -> None:
+    def __init__(self, setup: AgentSetup, say: Callable[[str], None]) -> None:
         self._setup, self._say = setup, say
         self._files, self._shelf = Files(setup.workdir), Shelf(setup.workdir)
         self._running: str | None = None
@@ -189,7 +189,7 @@ class Agent:
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(IDLE_S, self._wake.wait())
 
-    async def _carry_out(self, kept: Kept) -> None:
+    async def _carry_out(self, kept: StoredOrder) -> None:
         name = kept.order.id
         self._say(f"order {name}")
         self._running, began_s = name, time.perf_counter()
@@ -225,7 +225,7 @@ class Agent:
         finally:
             await _stop(process)
 
-    def _end(self, kept: Kept, state: str, note: str, began_s: float) -> None:
+    def _end(self, kept: StoredOrder, state: str, note: str, began_s: float) -> None:
         files: list[Any] = []
         if state == "done":
             (kept.result / JOURNAL).unlink(missing_ok=True)
@@ -250,6 +250,6 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-def _due(kept: Kept) -> bool:
+def _due(kept: StoredOrder) -> bool:
     """Whether an order's time has come."""
     return not 0 < kept.order.start_s - time.perf_counter() < MOST_WAIT_S

@@ -15,7 +15,7 @@ from testbed.channel.keys import load_client
 from testbed.channel.spec import ChannelSpec
 from testbed.config import RunConfig
 from testbed.errors import BadInput
-from testbed.experiments.agent.files import ORDERS, RESULT, Files, Kept
+from testbed.experiments.agent.files import ORDERS, RESULT, Files, StoredOrder
 from testbed.experiments.field.devices.base import LINK, decode
 from testbed.experiments.links.measure import measure
 from testbed.experiments.results import directory as results
@@ -85,7 +85,7 @@ def carry_out(workdir: Path, name: str, bs_keys: str | None, insecure: bool, say
         BadInput: an order that cannot be carried out.
         LinkError: the base station cannot be reached.
     """
-    kept = Kept(workdir / ORDERS / name)
+    kept = StoredOrder(workdir / ORDERS / name)
     kept.result.mkdir(exist_ok=True)
     what = kept.order.what
     if isinstance(what, Probing):

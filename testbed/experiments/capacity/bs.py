@@ -19,7 +19,7 @@ from testbed.channel.path import Direction, constant
 from testbed.channel.virtual import VirtualLink
 from testbed.clock import Clock
 from testbed.experiments.capacity.ue import LANGUAGE
-from testbed.experiments.inputs.profile import InteractionVerify, Work
+from testbed.experiments.inputs.profile import InteractionVerify, PassWork
 
 _ZEROS = np.zeros(512, np.float32)
 
@@ -76,7 +76,7 @@ class TrafficRunner:
         for request in batch:
             length, drafted = len(request.prefix), len(request.draft)
             cached = 0 if self._cache is None else min(self._cache.cached(request.session), length - 1)
-            works.append(Work(drafted, drafted + length - cached, cached))
+            works.append(PassWork(drafted, drafted + length - cached, cached))
             target = LANGUAGE[length : length + drafted + 1]
             results.append(VerifyResult(target, _ZEROS[: drafted + 1], _ZEROS[:drafted], cached=cached))
         seconds = self._cost.pass_s(works)

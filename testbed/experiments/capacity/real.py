@@ -22,7 +22,7 @@ from testbed.channel.spec import ChannelSpec
 from testbed.config import Config, resolved
 from testbed.errors import BadInput, EngineError
 from testbed.experiments.capacity.real_tally import RealRun, tally
-from testbed.experiments.capacity.real_ue import NONE, Order, Report, run_ue
+from testbed.experiments.capacity.real_ue import NONE, Report, UeOrder, run_ue
 from testbed.experiments.capacity.systems import dealt, replaced
 from testbed.experiments.lockstep.drafts import DraftsConfig, record
 from testbed.experiments.results import directory as results
@@ -220,11 +220,11 @@ def _serving(config: RealConfig, system: str) -> list[str]:
 
 def _orders(
     config: RealConfig, system: str, ues: int, seed: int, address: str, drafts: Path, start_s: float
-) -> list[Order]:
+) -> list[UeOrder]:
     order, rule, window = order_and_window(system, config.window)
     needs = rule in (PREDICTED, GAIN)
     return [
-        Order(
+        UeOrder(
             number=number, ues=ues, address=address, recording=str(drafts), rule=rule,
             window=config.most if needs else window,
             predictor=str(predictor_directory(config.predictor)) if needs else None,
@@ -236,7 +236,7 @@ def _orders(
     ]  # fmt: skip
 
 
-def _reports(orders: Sequence[Order], directory: Path) -> list[Report]:
+def _reports(orders: Sequence[UeOrder], directory: Path) -> list[Report]:
     """Start a process for each order, and wait for all."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([run_ue.__module__])

@@ -17,7 +17,7 @@ from testbed.ue.client import Client
 from testbed.ue.drafters.recorded import Recorded, RecordedDrafter, load_recording
 from testbed.ue.pace import Steady
 from testbed.ue.records import RequestRecord, RoundRecord
-from testbed.ue.session import Session
+from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.predictor import load_predictor
 from testbed.ue.windows.rules import FIXED, WindowPolicy, window_policy
@@ -27,7 +27,7 @@ NONE = "none"
 """Window of a UE that does not draft: the target decodes alone."""
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class UeOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What one process does; times are those of the host's monotonic clock."""
 
     number: int
@@ -60,7 +60,7 @@ class Response(msgspec.Struct, frozen=True, array_like=True):
     """Whether it is what the target says alone."""
 
 
-class Round(msgspec.Struct, frozen=True, array_like=True):
+class UeRound(msgspec.Struct, frozen=True, array_like=True):
     """One round, or of a UE that does not draft one token."""
 
     end_s: float
@@ -80,24 +80,24 @@ class Report(msgspec.Struct, frozen=True):
 
     speed_tps: float
     responses: list[Response]
-    rounds: list[Round]
+    rounds: list[UeRound]
     wrapped: bool
     """Whether its prompts came again, which the BS's prefix cache knows then."""
 
 
-def run_ue(order: Order, path: Path) -> None:
+def run_ue(order: UeOrder, path: Path) -> None:
     """Decode until the time is up, and write the report."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to deal with
-    report = asyncio.run(_Ue(order).run())
+    report = asyncio.run(_RealUe(order).run())
     part = path.with_suffix(".part")
     part.write_bytes(msgspec.json.encode(report))
     part.replace(path)
 
 
-class _Ue:
+class _RealUe:
     """One UE's parts."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: UeOrder) -> None:
         self._order, self._clock = order, WallClock()
         recording = load_recording(Path(order.recording))
         self._drafter, self._ends, self._tokenizer = RecordedDrafter(recording), recording.end_ids, recording.tokenizer
@@ -105,7 +105,7 @@ class _Ue:
         random.Random(f"{order.seed} {order.number}").shuffle(self._mine)
         self._pace = Steady(self._clock, 1 / order.draft_tps)
         self._policy = None if order.rule == NONE else _policy(order)
-        self._rounds: list[Round] = []
+        self._rounds: list[UeRound] = []
 
     async def run(self) -> Report:
         """All its responses."""
@@ -132,7 +132,7 @@ class _Ue:
         most = len(one.output)
         if self._policy is None:
             return await decode_remotely(client, one.prompt, most, self._ends, self._seen, speed_tps=asked)
-        session = Session(
+        session = DecodingSession(
             client,
             self._drafter,
             protocol("greedy"),
@@ -147,14 +147,14 @@ class _Ue:
         if self._policy is not None:
             self._policy.observe(record)
         self._rounds.append(
-            Round(
+            UeRound(
                 self._clock.time(), record.drafted, record.accepted, record.committed, record.batch_size,
                 record.draft_s, record.link_s, record.queue_s, record.verify_s, record.wasted_s,
             )
         )  # fmt: skip
 
 
-def _policy(order: Order) -> WindowPolicy:
+def _policy(order: UeOrder) -> WindowPolicy:
     predictor = None if order.rule == FIXED or order.predictor is None else load_predictor(Path(order.predictor))
     return window_policy(order.rule, order.window, predictor)
 

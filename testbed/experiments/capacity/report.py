@@ -10,9 +10,9 @@ from typing import Any, cast
 from testbed.config import resolved
 from testbed.errors import BadInput
 from testbed.experiments.capacity.search import (
-    Found,
+    CapacityPoint,
+    CapacityResult,
     Job,
-    Point,
     Told,
     capacity_of,
     knees_of,
@@ -26,7 +26,7 @@ from testbed.experiments.capacity.systems import (
     replaced,
     spread,
 )  # fmt: skip
-from testbed.experiments.capacity.tally import Run
+from testbed.experiments.capacity.tally import CapacityRun
 from testbed.experiments.plots.capacity import NOTHING
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import claim
@@ -112,7 +112,7 @@ def _asked(plan: Study) -> list[Asked]:
 
 
 def _capacity(config: CapacityConfig, system: str, speed: float, varied: dict[str, Any] | None) -> Asked:
-    def rows(result: Found) -> list[Row]:
+    def rows(result: CapacityResult) -> list[Row]:
         row: Row = {"system": system, "class_tps": speed, "capacity": result.ues, "by_seed": list(result.by_seed)}
         if varied is not None:
             row["varied"] = ", ".join(f"{key}={value}" for key, value in varied.items()) or NOTHING
@@ -125,7 +125,7 @@ def _capacity(config: CapacityConfig, system: str, speed: float, varied: dict[st
 
 
 def _knees(config: CapacityConfig, system: str) -> Asked:
-    def rows(result: dict[float, Found]) -> list[Row]:
+    def rows(result: dict[float, CapacityResult]) -> list[Row]:
         return [
             {"system": system, "class_tps": speed, "capacity": knee.ues, "by_seed": list(knee.by_seed),
              **_figures(knee.at), **_own(knee.at, speed)}
@@ -135,7 +135,7 @@ def _knees(config: CapacityConfig, system: str) -> Asked:
     return Asked(cast(Job, knees_of(config, system)), rows)
 
 
-def _own(run: Run | None, speed_tps: float) -> Row:
+def _own(run: CapacityRun | None, speed_tps: float) -> Row:
     """What became of one class in a mix."""
     count = None if run is None else run.classes.get(f"{speed_tps:g}")
     return {} if count is None else {"violation": count.share, "judged": count.judged}
@@ -155,15 +155,15 @@ def _at(config: CapacityConfig, system: str, numbers: Sequence[int]) -> list[Ask
 def _run(config: CapacityConfig, system: str, speed: float | None, ues: int, seed: int) -> Asked:
     classes = tuple(spread(config, ues)) if speed is None else (speed,) * ues
 
-    def rows(run: Run) -> list[Row]:
+    def rows(run: CapacityRun) -> list[Row]:
         shares = {name: count.share for name, count in run.classes.items()}
         row: Row = {"system": system, "class_tps": speed, "ues": ues, "seed": seed, "violations": shares}
         return [row | _figures(run)]
 
-    return Asked(cast(Job, single(Point(config, system, classes, seed))), rows)
+    return Asked(cast(Job, single(CapacityPoint(config, system, classes, seed))), rows)
 
 
-def _figures(run: Run | None) -> Row:
+def _figures(run: CapacityRun | None) -> Row:
     if run is None:
         return {"goodput_tps": 0.0}
     judged = sum(count.judged for count in run.classes.values())

@@ -33,7 +33,7 @@ from testbed.experiments.capacity.systems import (
     System,
     hardware,
 )
-from testbed.experiments.capacity.tally import ALL, Run, Tally
+from testbed.experiments.capacity.tally import ALL, CapacityRun, Tally
 from testbed.experiments.capacity.ue import (
     LANGUAGE,
     MOST_POSITIONS,
@@ -49,7 +49,7 @@ from testbed.optim.pass_time import Coefficients
 from testbed.protocols import protocol
 from testbed.ue.client import Client
 from testbed.ue.records import RoundRecord
-from testbed.ue.session import Session
+from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.virtual_time import VirtualClock, run_virtually
 
@@ -66,7 +66,7 @@ def run_capacity(
     *,
     until: str = ALL,
     events: bool = False,
-) -> Run:
+) -> CapacityRun:
     """One UE for each entry of `classes`, which names its speed.
 
     Args:
@@ -107,7 +107,7 @@ class _Traffic:
             windows=hinting(profile, max_requests=config.max_batch) if system.window == HINTED else None,
         )  # fmt: skip
 
-    async def run(self, until: str, events: bool) -> Run:
+    async def run(self, until: str, events: bool) -> CapacityRun:
         started_s = time.process_time()
         self._runner.keep_passes = events
         tally = Tally(self._config, self._clock, sorted(set(self._classes)), until)
@@ -124,7 +124,7 @@ class _Traffic:
             await asyncio.gather(*tasks, return_exceptions=True)
         counted = self._station.metrics()
         config = self._config
-        return Run(
+        return CapacityRun(
             system=self._system.name,
             ues=len(self._classes),
             seed=self._seed,
@@ -152,7 +152,9 @@ class _Traffic:
         link = Patient(self._server.attach(f"ue-{number}".encode(), up, RoundDelay(*times, 0, up)))
         client = Client(link, clock, 0, TIMEOUT_S)
         rule = policy(config, self._system.window, chance)
-        ue = _Ue(client, TrafficDrafter(chance), rule, TrafficPace(clock, 1 / config.draft_tps, rule), speed_tps, tally)
+        ue = _VirtualUe(
+            client, TrafficDrafter(chance), rule, TrafficPace(clock, 1 / config.draft_tps, rule), speed_tps, tally
+        )
         await clock.sleep(work.uniform(0, config.warmup_s / 3))
         await client.connect("", VOCAB)
         prompt, length = self._drawn(work, lasting=True)
@@ -174,7 +176,7 @@ class _Traffic:
             length = work.randint(low, high)
         return work.randint(*self._config.prompt), length
 
-    async def _respond(self, ue: _Ue, prompt: int, length: int, done: int) -> None:
+    async def _respond(self, ue: _VirtualUe, prompt: int, length: int, done: int) -> None:
         ended = ue.tally.begun(ue.speed_tps, length) if not done else None
         ids: Any = LANGUAGE[: prompt + done]
 
@@ -183,7 +185,7 @@ class _Traffic:
             ue.policy.observe(record)
 
         if self._system.window != NONE:
-            session = Session(
+            session = DecodingSession(
                 ue.client, ue.drafter, protocol("greedy"), ue.policy, pace=ue.pace, speed_tps=ue.speed_tps
             )
             await session.decode(ids, length - done, (), progress)
@@ -197,7 +199,7 @@ class _Traffic:
             ended()
 
 
-class _Ue(msgspec.Struct, frozen=True):
+class _VirtualUe(msgspec.Struct, frozen=True):
     """One UE's parts."""
 
     client: Client

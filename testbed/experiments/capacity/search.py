@@ -17,8 +17,8 @@ from testbed.config import resolved
 from testbed.errors import BadInput
 from testbed.experiments.capacity.run import run_capacity
 from testbed.experiments.capacity.systems import MOST_UES, SYSTEMS, CapacityConfig, System, hardware, speeds, spread
-from testbed.experiments.capacity.tally import ALL, ANY, CLEAR, Run, keeps
-from testbed.experiments.inputs.profile import InteractionVerify, Work
+from testbed.experiments.capacity.tally import ALL, ANY, CLEAR, CapacityRun, keeps
+from testbed.experiments.inputs.profile import InteractionVerify, PassWork
 from testbed.experiments.runs.workers import pool_of
 from testbed.files import whole_file
 
@@ -28,7 +28,7 @@ CONDITIONS = ("systems", "classes", "mix", "ues", "repeats", "seed", "paper")
 """Fields of a configuration that a point states by itself."""
 
 
-class Point(NamedTuple):
+class CapacityPoint(NamedTuple):
     """One run to be made."""
 
     config: CapacityConfig
@@ -47,11 +47,11 @@ class Point(NamedTuple):
         return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=10).hexdigest()
 
 
-def run_point(point: Point, directory: Path | None = None) -> Run:
+def run_point(point: CapacityPoint, directory: Path | None = None) -> CapacityRun:
     """A run's outcome, from its file where there is one."""
     path = None if directory is None else directory / f"{point.key}.json"
     if path is not None and path.exists():
-        return msgspec.json.decode(path.read_bytes(), type=Run)
+        return msgspec.json.decode(path.read_bytes(), type=CapacityRun)
     found = run_capacity(
         point.config, SYSTEMS[point.system], point.classes, point.seed, until=point.until, events=point.events
     )
@@ -63,7 +63,7 @@ def run_point(point: Point, directory: Path | None = None) -> Run:
 
 # ---------------------------------------------------------------- many at once
 
-Job = Generator[Point, Run, "object"]
+Job = Generator[CapacityPoint, CapacityRun, "object"]
 """Yields points, is sent their runs, and returns its result."""
 Told = Callable[[int, int, str], None]
 """Told after every run: jobs done, jobs in all, what was run."""
@@ -88,7 +88,7 @@ def _one_by_one(jobs: Sequence[Job], directory: Path | None, told: Told) -> list
     found = []
     for done, job in enumerate(jobs):
 
-        def ran(run: Run, done: int = done) -> None:
+        def ran(run: CapacityRun, done: int = done) -> None:
             told(done, len(jobs), describe(run))
 
         found.append(_run_through(job, directory, ran))
@@ -96,7 +96,7 @@ def _one_by_one(jobs: Sequence[Job], directory: Path | None, told: Told) -> list
     return found
 
 
-def _run_through(job: Job, directory: Path | None, ran: Callable[[Run], None]) -> object:
+def _run_through(job: Job, directory: Path | None, ran: Callable[[CapacityRun], None]) -> object:
     try:
         point = next(job)
         while True:
@@ -111,10 +111,10 @@ def _at_once(
     pool: futures.ProcessPoolExecutor, jobs: Sequence[Job], directory: Path | None, told: Told
 ) -> list[object]:
     found: list[object] = [None] * len(jobs)
-    running: dict[futures.Future[Run], int] = {}
+    running: dict[futures.Future[CapacityRun], int] = {}
     ended = 0
 
-    def go_on(number: int, advance: Callable[[], Point]) -> int:
+    def go_on(number: int, advance: Callable[[], CapacityPoint]) -> int:
         try:
             running[pool.submit(run_point, advance(), directory)] = number
             return 0
@@ -133,7 +133,7 @@ def _at_once(
     return found
 
 
-def describe(run: Run) -> str:
+def describe(run: CapacityRun) -> str:
     """A run in a few words."""
     shares = ", ".join(f"{speed}: {count.share:.1%}" for speed, count in run.classes.items())
     return f"{run.system}, {run.ues} UEs, violated {shares}"
@@ -142,16 +142,18 @@ def describe(run: Run) -> str:
 # ---------------------------------------------------------------- searches
 
 
-class Found(NamedTuple):
+class CapacityResult(NamedTuple):
     """A capacity."""
 
     ues: int
     by_seed: tuple[int, ...]
-    at: Run | None
+    at: CapacityRun | None
     """The run at the capacity, to its end; None where it is 0."""
 
 
-def largest(holds: Callable[[int], Generator[Point, Run, bool]], guess: int) -> Generator[Point, Run, int]:
+def largest(
+    holds: Callable[[int], Generator[CapacityPoint, CapacityRun, bool]], guess: int
+) -> Generator[CapacityPoint, CapacityRun, int]:
     """The largest N that holds, taken to hold for all below: steps away from the guess, then bisection.
 
     Raises:
@@ -179,36 +181,40 @@ def largest(holds: Callable[[int], Generator[Point, Run, bool]], guess: int) -> 
     return low
 
 
-def capacity_of(config: CapacityConfig, system: str, speed_tps: float) -> Generator[Point, Run, Found]:
+def capacity_of(
+    config: CapacityConfig, system: str, speed_tps: float
+) -> Generator[CapacityPoint, CapacityRun, CapacityResult]:
     """A class's capacity alone on the BS: the median of the searches of all seeds, rounded down."""
     found: list[int] = []
     guess = guessed(config, SYSTEMS[system], speed_tps)
     for repeat in range(config.repeats):
         seed = config.seed + repeat
 
-        def holds(ues: int, seed: int = seed) -> Generator[Point, Run, bool]:
-            run = yield Point(config, system, (speed_tps,) * ues, seed, CLEAR)
+        def holds(ues: int, seed: int = seed) -> Generator[CapacityPoint, CapacityRun, bool]:
+            run = yield CapacityPoint(config, system, (speed_tps,) * ues, seed, CLEAR)
             return run.holds(config.epsilon)
 
         found.append((yield from largest(holds, max(1, guess))))
         guess = int(statistics.median(found))
     ues = int(statistics.median(found))
-    at = (yield Point(config, system, (speed_tps,) * ues, config.seed)) if ues else None
-    return Found(ues, tuple(found), at)
+    at = (yield CapacityPoint(config, system, (speed_tps,) * ues, config.seed)) if ues else None
+    return CapacityResult(ues, tuple(found), at)
 
 
-def knees_of(config: CapacityConfig, system: str) -> Generator[Point, Run, dict[float, Found]]:
+def knees_of(config: CapacityConfig, system: str) -> Generator[CapacityPoint, CapacityRun, dict[float, CapacityResult]]:
     """Each class's knee under the mix: the largest N in all at which that class keeps ε."""
-    known: dict[tuple[int, int], Run] = {}
+    known: dict[tuple[int, int], CapacityRun] = {}
     knees: dict[float, list[int]] = {speed: [] for speed in speeds(config)}
     mean = sum(spread(config, 100)) / 100
     guess = guessed(config, SYSTEMS[system], mean)
     for repeat in range(config.repeats):
         for speed in sorted(knees, reverse=True):
 
-            def holds(ues: int, seed: int = config.seed + repeat, speed: float = speed) -> Generator[Point, Run, bool]:
+            def holds(
+                ues: int, seed: int = config.seed + repeat, speed: float = speed
+            ) -> Generator[CapacityPoint, CapacityRun, bool]:
                 if (ues, seed) not in known:
-                    known[ues, seed] = yield Point(config, system, tuple(spread(config, ues)), seed, ANY)
+                    known[ues, seed] = yield CapacityPoint(config, system, tuple(spread(config, ues)), seed, ANY)
                 count = known[ues, seed].classes.get(f"{speed:g}")
                 return count is None or keeps(count, config.epsilon) is not False
 
@@ -216,12 +222,12 @@ def knees_of(config: CapacityConfig, system: str) -> Generator[Point, Run, dict[
     found = {}
     for speed, by_seed in knees.items():
         ues = int(statistics.median(by_seed))
-        at = (yield Point(config, system, tuple(spread(config, ues)), config.seed)) if ues else None
-        found[speed] = Found(ues, tuple(by_seed), at)
+        at = (yield CapacityPoint(config, system, tuple(spread(config, ues)), config.seed)) if ues else None
+        found[speed] = CapacityResult(ues, tuple(by_seed), at)
     return found
 
 
-def single(point: Point) -> Generator[Point, Run, Run]:
+def single(point: CapacityPoint) -> Generator[CapacityPoint, CapacityRun, CapacityRun]:
     """One run."""
     return (yield point)
 
@@ -237,7 +243,7 @@ def guessed(config: CapacityConfig, system: System, speed_tps: float) -> int:
     chance = alpha * (config.tpr if system.window == "predicted" else 1.0)
     committed = window + 1.0 if chance == 1 else (1 - chance ** (window + 1)) / (1 - chance)
     new = window + (context if system.memory == "none" else 1)
-    work = Work(window, round(new), 0 if system.memory == "none" else round(context))
+    work = PassWork(window, round(new), 0 if system.memory == "none" else round(context))
     pass_s = cost.pass_s([work] * config.max_batch)
     ues = config.max_batch * committed / pass_s / speed_tps
     if system.memory != "none":
@@ -245,6 +251,6 @@ def guessed(config: CapacityConfig, system: System, speed_tps: float) -> int:
     return max(1, round(0.9 * ues))
 
 
-def all_points(points: Iterable[Point]) -> list[Job]:
+def all_points(points: Iterable[CapacityPoint]) -> list[Job]:
     """Jobs of one run each."""
     return [single(point) for point in points]

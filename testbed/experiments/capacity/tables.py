@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
-from testbed.experiments.capacity.search import Point, Told, all_points, run_jobs
+from testbed.experiments.capacity.search import CapacityPoint, Told, all_points, run_jobs
 from testbed.experiments.capacity.systems import CapacityConfig, replaced, speeds, spread
-from testbed.experiments.capacity.tally import Run
-from testbed.experiments.capacity.ue import LANGUAGE, Chance, LeftOut, TrafficSequence
+from testbed.experiments.capacity.tally import CapacityRun
+from testbed.experiments.capacity.ue import LANGUAGE, BeforeRejection, Chance, TrafficSequence
 from testbed.experiments.inputs.coefficients import coefficients
 from testbed.experiments.plots import capacity as plots
 from testbed.experiments.plots.style import save_figure
-from testbed.optim.pass_time import Coefficients, Work
+from testbed.optim.pass_time import Coefficients, RequestWork
 
 Row = dict[str, Any]
 TABLE_5 = {"Qwen3-0.6B": (0.31, 0.48), "Qwen3-1.7B": (0.42, 0.63), "Qwen3-4B": (0.47, 0.66), "Qwen3-8B": (0.53, 0.71)}
@@ -82,7 +82,7 @@ def table_5(config: CapacityConfig) -> list[Row]:
 def _windows(config: CapacityConfig) -> tuple[int, int, int]:
     """Tokens sent, drafted and accepted in many predicted windows."""
     chance = Chance(config, config.seed)
-    rule = LeftOut(chance, config.window, config.shortest)
+    rule = BeforeRejection(chance, config.window, config.shortest)
     sent = paid = accepted = 0
     for _ in range(WINDOWS):
         sequence = TrafficSequence(chance, 0)
@@ -119,7 +119,7 @@ def regimes(passes: Sequence[tuple[Sequence[tuple[int, int]], float]], start: Co
     estimator = OnlineEstimator(start)
     rows = []
     for number, (works, seconds) in enumerate(passes):
-        batch = [Work(new, cached) for new, cached in works]
+        batch = [RequestWork(new, cached) for new, cached in works]
         warm = sum(work.cached > 0 for work in batch)
         rows.append(
             {"pass": number, "regime": "compute" if not warm else "memory" if warm == len(batch) else "mixed",
@@ -133,27 +133,29 @@ def regimes(passes: Sequence[tuple[Sequence[tuple[int, int]], float]], start: Co
 # ---------------------------------------------------------------- runs of their own
 
 
-def extra_points(config: CapacityConfig) -> dict[str, list[Point]]:
+def extra_points(config: CapacityConfig) -> dict[str, list[CapacityPoint]]:
     """Runs that `--tables` adds: goodput of few UEs with and without the predictor (Table 6), violations over N in a
     mix (Table 1, Fig. 7), and every round and pass of `wisp` in it (Figs. 8, 11).
     """
     mixed = replaced(config, {"mix": config.mix or MIX})
     fastest = max(speeds(config))
-    few = [Point(config, system, (fastest,) * n, config.seed) for n in FEW for system in ("wisp-fixed", "wisp")]
-    many = [Point(mixed, system, tuple(spread(mixed, n)), config.seed) for system in config.systems for n in SWEPT]
-    shown = Point(mixed, "wisp", tuple(spread(mixed, SHOWN)), config.seed, events=True)
+    few = [CapacityPoint(config, system, (fastest,) * n, config.seed) for n in FEW for system in ("wisp-fixed", "wisp")]
+    many = [
+        CapacityPoint(mixed, system, tuple(spread(mixed, n)), config.seed) for system in config.systems for n in SWEPT
+    ]
+    shown = CapacityPoint(mixed, "wisp", tuple(spread(mixed, SHOWN)), config.seed, events=True)
     return {"table6": few, "fig7": many, "fig8": [shown]}
 
 
-def run_extras(config: CapacityConfig, workers: int, directory: Path, told: Told) -> dict[str, list[Run]]:
+def run_extras(config: CapacityConfig, workers: int, directory: Path, told: Told) -> dict[str, list[CapacityRun]]:
     """Those runs."""
     wanted = extra_points(config)
     jobs = all_points(point for points in wanted.values() for point in points)
-    runs = iter(cast(list[Run], run_jobs(jobs, workers, directory, told)))
+    runs = iter(cast(list[CapacityRun], run_jobs(jobs, workers, directory, told)))
     return {name: [next(runs) for _ in points] for name, points in wanted.items()}
 
 
-def table_6(runs: Sequence[Run]) -> list[Row]:
+def table_6(runs: Sequence[CapacityRun]) -> list[Row]:
     """Goodput by number of UEs, with and without the predictor; beside it the paper's, whose setting is not printed."""
     rows = []
     for off, on in zip(runs[::2], runs[1::2], strict=True):
@@ -164,7 +166,7 @@ def table_6(runs: Sequence[Run]) -> list[Row]:
     return rows
 
 
-def by_class(runs: Sequence[Run]) -> list[Row]:
+def by_class(runs: Sequence[CapacityRun]) -> list[Row]:
     """Share of violated responses, one row for each run and class."""
     return [
         {"system": run.system, "ues": run.ues, "class_tps": float(speed), "violation": count.share,
@@ -223,7 +225,7 @@ def write_study(rows: Sequence[Row], config: CapacityConfig, out: Path) -> None:
         save_figure(lambda: plots.violations(shares, config.epsilon), out / "fig7.png")
 
 
-def write_extras(runs: dict[str, list[Run]], config: CapacityConfig, out: Path) -> None:
+def write_extras(runs: dict[str, list[CapacityRun]], config: CapacityConfig, out: Path) -> None:
     """Tables 1, 5 and 6, and Figs. 7, 8 and 11."""
     shares = by_class(runs["fig7"])
     write_csv(out / "fig7.csv", shares)

@@ -38,7 +38,7 @@ class ClassCount(msgspec.Struct):
         return self.violated / decided if decided else 0.0
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class CapacityRun(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a run."""
 
     system: str

@@ -121,7 +121,7 @@ class TrafficSequence:
         """Nothing to free."""
 
 
-class LeftOut:
+class BeforeRejection:
     """Implements `WindowPolicy`: the tokens before the first predicted rejection (WISP, eq. 25).
 
     The doubted token's own logits are what is doubted: it has been drafted by then, and `paid` counts it.
@@ -149,7 +149,7 @@ class LeftOut:
     def observe(self, record: RoundRecord) -> None:
         """Nothing is learnt."""
 
-    def fresh(self) -> LeftOut:
+    def fresh(self) -> BeforeRejection:
         """Itself."""
         return self
 
@@ -165,7 +165,7 @@ class TrafficPace:
 
     async def drafted(self, count: int, base_len: int) -> None:
         """A window was drafted."""
-        if isinstance(self._policy, LeftOut):
+        if isinstance(self._policy, BeforeRejection):
             count, self._policy.paid = count + self._policy.paid, 0
         await self._clock.sleep(count * self._token_s)
 
@@ -199,4 +199,4 @@ def policy(config: CapacityConfig, window: str, chance: Chance) -> WindowPolicy:
         return ExpectedGain(predictor(config), config.gain_window)
     if window == HINTED:
         return Hinted(FixedWindow(config.gain_window))
-    return FixedWindow(config.window) if window == FIXED else LeftOut(chance, config.window, config.shortest)
+    return FixedWindow(config.window) if window == FIXED else BeforeRejection(chance, config.window, config.shortest)

@@ -24,8 +24,8 @@ from testbed.experiments.plots.optim import style
 from testbed.experiments.results import directory as results
 from testbed.optim.bandwidth import POLICIES, allocate, bits_per_token, communication_s
 from testbed.optim.baselines import ALGORITHMS, batch_by
-from testbed.optim.figures import MODELS, POINTS, Point, Reduction, draw, reduction
-from testbed.optim.interpretations import Reading
+from testbed.optim.figures import MODELS, POINTS, QuotedPoint, Reduction, draw, reduction
+from testbed.optim.interpretations import Interpretation
 
 Told = Callable[[int, int, str], None]
 Axis = Literal["tasks", "longest_input", "longest_output", "bandwidth_mhz", "alpha"]
@@ -35,7 +35,7 @@ LABELS: dict[Axis, str] = {
 }  # fmt: skip
 
 
-class Line(Config, frozen=True):
+class SystemLine(Config, frozen=True):
     """A system, and what it changes of the panel's setting.
 
     Raises:
@@ -79,7 +79,7 @@ class Panel(Config, frozen=True):
             if model not in MODELS:
                 raise BadInput(f"no model {model!r}; known: {', '.join(MODELS)}")
 
-    def point(self, value: float, line: Line) -> Point:
+    def point(self, value: float, line: SystemLine) -> QuotedPoint:
         """The setting of a line at a value.
 
         Raises:
@@ -95,7 +95,7 @@ class Panel(Config, frozen=True):
         setting = msgspec.structs.replace(self, **given)
         if not (0 < setting.bandwidth_mhz < math.inf and 0 <= setting.alpha < 1):
             raise BadInput(f"panel {self.name!r}: {self.axis} {value:g} is out of its range")
-        return Point(
+        return QuotedPoint(
             self.name, math.nan, (), setting.tasks, setting.longest_input, setting.longest_output,
             setting.bandwidth_mhz * 1e6, setting.draft, setting.verify, setting.alpha,
         )  # fmt: skip
@@ -109,7 +109,7 @@ class FiguresConfig(Config, frozen=True):
     """
 
     name: str
-    lines: tuple[Line, ...] = ()
+    lines: tuple[SystemLine, ...] = ()
     panels: tuple[Panel, ...] = ()
     seeds: int = 20
     """Draws of each value, from seed 0 up."""
@@ -117,7 +117,7 @@ class FiguresConfig(Config, frozen=True):
     """Points whose reductions the text prints: 7a to 9c."""
     draws: int = 200
     """Of each of these."""
-    readings: dict[str, Reading] = msgspec.field(default_factory=lambda: {"ours": Reading()})
+    readings: dict[str, Interpretation] = msgspec.field(default_factory=lambda: {"ours": Interpretation()})
 
     def __post_init__(self) -> None:
         known = [point.figure for point in POINTS]
@@ -214,7 +214,7 @@ def _panels(config: FiguresConfig, told: Told) -> Iterator[tuple[Panel, float, l
             )
 
 
-def latency_s(point: Point, line: Line, seed: int, known: dict[Any, float]) -> float:
+def latency_s(point: QuotedPoint, line: SystemLine, seed: int, known: dict[Any, float]) -> float:
     """Total latency T (eq. 23) of a line for one draw.
 
     Args:
@@ -236,7 +236,7 @@ def mean_interval(values: np.ndarray[Any, Any]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def _row(panel: Panel, value: float, line: Line, seconds: np.ndarray[Any, Any]) -> dict[str, Any]:
+def _row(panel: Panel, value: float, line: SystemLine, seconds: np.ndarray[Any, Any]) -> dict[str, Any]:
     mean, low, high = mean_interval(seconds)
     return {
         "panel": panel.name, "axis": panel.axis, "x": value, "line": line.name, "draws": seconds.size, "mean_s": mean,
@@ -255,7 +255,7 @@ def _quoted(config: FiguresConfig, told: Told) -> Iterator[dict[str, Any]]:
             yield quoted_row(by_figure[figure], name, found)
 
 
-def quoted_row(point: Point, reading: str, found: Reduction) -> dict[str, Any]:
+def quoted_row(point: QuotedPoint, reading: str, found: Reduction) -> dict[str, Any]:
     """A quoted point under a reading."""
     (a, b), (c, d) = found.median_interval, found.draws_interval
     return {

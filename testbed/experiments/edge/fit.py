@@ -23,11 +23,11 @@ from testbed.bs.engines.registry import leave_a_core, load_engine
 from testbed.config import Config, resolved
 from testbed.errors import BadInput, ModelError
 from testbed.experiments.edge.dimensions import of_directory, of_gguf
-from testbed.experiments.estimator.profile import Bench
+from testbed.experiments.estimator.profile import PassBench
 from testbed.experiments.inputs.pair import pair_paths
-from testbed.optim.cost_fit import NODES, Node, NodeFit, Phase, Step, cost_document, fit_steps
+from testbed.optim.cost_fit import NODES, MeasuredStep, Node, NodeFit, Phase, cost_document, fit_steps
 from testbed.optim.inference_cost import Cost, Model
-from testbed.optim.pass_time import Work
+from testbed.optim.pass_time import RequestWork
 from testbed.ue.llama.batch_drafter import BatchDrafter
 from testbed.ue.llama.context import MAX_SEQUENCES
 
@@ -81,7 +81,7 @@ BLOCK = 32
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
-def measure(config: FitConfig, told: Progress) -> list[Step]:
+def measure(config: FitConfig, told: Progress) -> list[MeasuredStep]:
     """Measure both nodes, one after the other.
 
     Raises:
@@ -158,23 +158,25 @@ class _VerifyBench:
     """
 
     def __init__(self, engine: VerifyEngine, config: FitConfig) -> None:
-        self._bench, self._block = Bench(engine, config.seed, CLOCKS[config.clock]), engine.block_size
+        self._bench, self._block = PassBench(engine, config.seed, CLOCKS[config.clock]), engine.block_size
         self._rng = np.random.default_rng([config.seed, 12])
 
     def times(self, phase: Phase, batch: int, prefix: int, window: int, count: int) -> tuple[list[float], list[float]]:
         """Seconds of `count` steps, and the mean prefix of each."""
         if phase == "prompt":
-            return [self._bench.time_s([Work(prefix + window, 0)] * batch) for _ in range(count)], [prefix] * count
+            return [self._bench.time_s([RequestWork(prefix + window, 0)] * batch) for _ in range(count)], [
+                prefix
+            ] * count
         found: list[float] = []
         lengths: list[float] = []
         for shift in self._rng.permutation(count) / count:
             ends = [prefix + int((task + shift) * self._block / batch) for task in range(batch)]
-            found.append(self._bench.time_s([Work(window + 1, end) for end in ends]))
+            found.append(self._bench.time_s([RequestWork(window + 1, end) for end in ends]))
             lengths.append(statistics.fmean(ends) + 1)
         return found, lengths
 
 
-def _run(config: FitConfig, node: Node, bench: _DraftBench | _VerifyBench, told: Progress) -> Iterator[Step]:
+def _run(config: FitConfig, node: Node, bench: _DraftBench | _VerifyBench, told: Progress) -> Iterator[MeasuredStep]:
     grid = list(itertools.product(config.batches, config.prefixes, config.windows))
     combinations: list[tuple[Phase, int, int, int]] = [("decode", *one) for one in grid]
     combinations += [("prompt", b, prefix, config.windows[0]) for b in config.batches for prefix in config.prefixes]
@@ -187,7 +189,7 @@ def _run(config: FitConfig, node: Node, bench: _DraftBench | _VerifyBench, told:
         kept, mean_prefix = times[config.warmups :], statistics.fmean(lengths[config.warmups :])
         variation = statistics.stdev(kept) / statistics.fmean(kept) if len(kept) > 1 else 0.0
         passes = window if node == "draft" else 1
-        yield Step(node, phase, batch, mean_prefix, window, passes, statistics.median(kept), variation)
+        yield MeasuredStep(node, phase, batch, mean_prefix, window, passes, statistics.median(kept), variation)
     told(len(combinations), len(combinations), f"{node} done")
 
 
@@ -195,7 +197,7 @@ def _run(config: FitConfig, node: Node, bench: _DraftBench | _VerifyBench, told:
 
 
 def report(
-    steps: Sequence[Step], models: dict[Node, Model], seed: int = 0, phase: Phase | None = "decode"
+    steps: Sequence[MeasuredStep], models: dict[Node, Model], seed: int = 0, phase: Phase | None = "decode"
 ) -> dict[str, Any]:
     """The fits of both nodes, `cost` as `testbed optim plan` takes it, and the dimensions that the FLOPs are of.
 
@@ -215,15 +217,15 @@ def report(
     }
 
 
-def write_steps(path: Path, steps: Sequence[Step]) -> None:
+def write_steps(path: Path, steps: Sequence[MeasuredStep]) -> None:
     """Steps as CSV, a row each."""
     with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, Step.__struct_fields__, lineterminator="\n")
+        writer = csv.DictWriter(stream, MeasuredStep.__struct_fields__, lineterminator="\n")
         writer.writeheader()
         writer.writerows(msgspec.structs.asdict(step) for step in steps)
 
 
-def read_steps(path: Path) -> list[Step]:
+def read_steps(path: Path) -> list[MeasuredStep]:
     """Steps that `write_steps` wrote.
 
     Raises:
@@ -236,11 +238,11 @@ def read_steps(path: Path) -> list[Step]:
     steps = []
     for line, row in enumerate(rows, 2):
         try:
-            step = msgspec.convert(row, Step, strict=False)
+            step = msgspec.convert(row, MeasuredStep, strict=False)
             if min(step.batch, step.passes, step.window) < 1 or not (step.prefix > 0 and 0 < step.seconds < 1e9):
                 raise ValueError("batch, passes, window, prefix and seconds must be positive")
         except ValueError as exc:
-            raise BadInput(f"{path} line {line}: {exc}; columns: {','.join(Step.__struct_fields__)}") from exc
+            raise BadInput(f"{path} line {line}: {exc}; columns: {','.join(MeasuredStep.__struct_fields__)}") from exc
         steps.append(step)
     return steps
 

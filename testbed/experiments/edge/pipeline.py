@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from testbed.errors import BadInput
-from testbed.experiments.edge.pipeline_nodes import Done, Draft, Node, Open, Verify, answers
+from testbed.experiments.edge.pipeline_nodes import Done, DraftBatch, NodeProcess, OpenTasks, Verify, answers
 
 MODES = ("pipeline", "sequential", "continuous", "target-only")
 TIMEOUT_S = 300.0
@@ -44,7 +44,7 @@ class StepRecord(NamedTuple):
 
 
 @dataclass
-class Run:
+class PipelineRun:
     """What came of a run."""
 
     mode: str
@@ -81,8 +81,8 @@ class Pipeline:
 
     def __init__(
         self,
-        drafter: Node,
-        verifier: Node,
+        drafter: NodeProcess,
+        verifier: NodeProcess,
         prompts: Mapping[int, Sequence[int]],
         batches: Sequence[Sequence[int]],
         *,
@@ -108,14 +108,14 @@ class Pipeline:
         self._next_step: list[_Batch] = []
         self._steps: list[StepRecord] = []
 
-    def run(self) -> Run:
+    def run(self) -> PipelineRun:
         """Decode all tasks to their ends.
 
         Raises:
             TestbedError: a node failed, died or fell silent.
         """
         for node in (self._drafter, self._verifier):
-            node.ask(Open(self._prompts), TIMEOUT_S)
+            node.ask(OpenTasks(self._prompts), TIMEOUT_S)
         start_s = time.monotonic()
         while self._begin():
             for node in answers([node for node in (self._drafter, self._verifier) if node.busy], TIMEOUT_S):
@@ -123,7 +123,7 @@ class Pipeline:
                     self._after_draft(node.take())
                 else:
                     self._after_verify(node.take())
-        return Run(self._mode, time.monotonic() - start_s, self._outputs, self._steps)
+        return PipelineRun(self._mode, time.monotonic() - start_s, self._outputs, self._steps)
 
     def _begin(self) -> bool:
         """Give idle nodes what is due; returns whether anything is under way."""
@@ -141,7 +141,7 @@ class Pipeline:
         return self._drafting is not None or self._verifying is not None
 
     def _draft(self, batch: _Batch) -> None:
-        self._drafter.send(Draft(batch.committed, batch.tasks, self._window))
+        self._drafter.send(DraftBatch(batch.committed, batch.tasks, self._window))
         batch.committed, self._drafting = [], batch
 
     def _after_draft(self, done: Done) -> None:

@@ -43,13 +43,13 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks that are under way at once."""
 
 
-class Open(NamedTuple):
+class OpenTasks(NamedTuple):
     """Forget everything, and take tasks in."""
 
     prompts: Mapping[int, Sequence[int]]
 
 
-class Draft(NamedTuple):
+class DraftBatch(NamedTuple):
     """Commit what was verified since, then draft for a batch."""
 
     committed: Sequence[tuple[int, int, int]]
@@ -92,7 +92,7 @@ class Forgetful(Protocol):
 
 
 class DraftNode:
-    """Drafts; its tasks are those of the last `Open`."""
+    """Drafts; its tasks are those of the last `OpenTasks`."""
 
     def __init__(self, orders: Orders) -> None:
         self._drafter = BatchDrafter(
@@ -101,16 +101,16 @@ class DraftNode:
         )  # fmt: skip
         self._tasks: list[int] = []
 
-    def obey(self, order: Open | Draft | Verify) -> Sequence[Sequence[int]]:
+    def obey(self, order: OpenTasks | DraftBatch | Verify) -> Sequence[Sequence[int]]:
         """Carry an order out."""
-        if isinstance(order, Open):
+        if isinstance(order, OpenTasks):
             for task in self._tasks:
                 self._drafter.release(task)
             self._tasks = list(order.prompts)
             for task, prompt in order.prompts.items():
                 self._drafter.open(task, prompt)
             return []
-        assert isinstance(order, Draft)
+        assert isinstance(order, DraftBatch)
         for task, accepted, token in order.committed:
             self._drafter.commit(task, accepted, token)
         drafted: list[list[int]] = self._drafter.draft(order.batch, order.window).tolist()
@@ -122,7 +122,7 @@ class DraftNode:
 
 
 class VerifyNode:
-    """Verifies; every `Open` begins anew, without what caches hold of earlier prompts."""
+    """Verifies; every `OpenTasks` begins anew, without what caches hold of earlier prompts."""
 
     def __init__(self, orders: Orders) -> None:
         options = {"max_batch": orders.sequences} if orders.engine == "vllm" else {}
@@ -131,9 +131,9 @@ class VerifyNode:
         )  # fmt: skip
         self._runs, self._tasks = 0, list[int]()
 
-    def obey(self, order: Open | Draft | Verify) -> Sequence[Sequence[int]]:
+    def obey(self, order: OpenTasks | DraftBatch | Verify) -> Sequence[Sequence[int]]:
         """Carry an order out."""
-        if isinstance(order, Open):
+        if isinstance(order, OpenTasks):
             for task in self._tasks:
                 self._engine.release(self._session(task))
             self._runs, self._tasks = self._runs + 1, list(order.prompts)
@@ -184,7 +184,7 @@ def serve(name: str, orders: Orders, connection: Connection) -> None:
 
 
 @dataclass
-class Node:
+class NodeProcess:
     """The other end of a node's process."""
 
     name: str
@@ -192,7 +192,7 @@ class Node:
     pid: int
     busy: bool = False
 
-    def send(self, order: Open | Draft | Verify) -> None:
+    def send(self, order: OpenTasks | DraftBatch | Verify) -> None:
         """Give an order; the node must be idle."""
         assert not self.busy
         try:
@@ -217,13 +217,13 @@ class Node:
         found: Done = answer
         return found
 
-    def ask(self, order: Open | Draft | Verify, timeout_s: float) -> Done:
+    def ask(self, order: OpenTasks | DraftBatch | Verify, timeout_s: float) -> Done:
         """Give an order and wait for its answer."""
         self.send(order)
         return answers([self], timeout_s)[0].take()
 
 
-def answers(nodes: Sequence[Node], timeout_s: float) -> list[Node]:
+def answers(nodes: Sequence[NodeProcess], timeout_s: float) -> list[NodeProcess]:
     """The nodes that have answered; waits for the first of them.
 
     Raises:
@@ -236,7 +236,7 @@ def answers(nodes: Sequence[Node], timeout_s: float) -> list[Node]:
 
 
 @contextlib.contextmanager
-def started(orders: Orders, ready_s: float = 300.0) -> Iterator[tuple[Node, Node]]:
+def started(orders: Orders, ready_s: float = 300.0) -> Iterator[tuple[NodeProcess, NodeProcess]]:
     """Start drafter and verifier, wait until both have loaded, and stop them afterwards.
 
     Raises:
@@ -251,7 +251,7 @@ def started(orders: Orders, ready_s: float = 300.0) -> Iterator[tuple[Node, Node
             process.start()
             theirs.close()
             processes.append(process)
-            nodes.append(Node(name, ours, process.pid, busy=True))
+            nodes.append(NodeProcess(name, ours, process.pid, busy=True))
         for node in nodes:
             answers([node], ready_s)
             node.take()

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from testbed.experiments.edge.pipeline import Run, StepRecord
-from testbed.optim.inference_cost import Array, Serving, completion_s, draft_flops, verify_flops
+from testbed.experiments.edge.pipeline import PipelineRun, StepRecord
+from testbed.optim.inference_cost import Array, ServedPair, completion_s, draft_flops, verify_flops
 
 NODES = ("draft", "verify")
 LEAST_S = 1e-9
 """A clock's reading may be 0."""
 
 
-def model_step_s(serving: Serving, step: StepRecord) -> tuple[float, float]:
+def model_step_s(serving: ServedPair, step: StepRecord) -> tuple[float, float]:
     """T^d and T^v of a step's own batch size, longest prefix and window (eqs. 17–19)."""
     cost, first = serving.cost, step.step == 1
     number, inputs = (1, step.longest) if first else (2, step.longest - 1)
@@ -39,7 +39,7 @@ def recursion_s(steps: Sequence[StepRecord], times: Sequence[tuple[float, float]
     return float(completion_s(zip(table[0], table[1], strict=True), pipeline).sum())
 
 
-def step_rows(run: Run, number: int, serving: Serving) -> list[dict[str, Any]]:
+def step_rows(run: PipelineRun, number: int, serving: ServedPair) -> list[dict[str, Any]]:
     """A row a step, for CSV; times from the run's first draft or verification."""
     begin = min(step.drafted[0] for step in run.steps)
     rows = []
@@ -55,7 +55,7 @@ def step_rows(run: Run, number: int, serving: Serving) -> list[dict[str, Any]]:
     return rows
 
 
-def run_row(run: Run, number: int, serving: Serving, own: dict[int, list[int]] | None) -> dict[str, Any]:
+def run_row(run: PipelineRun, number: int, serving: ServedPair, own: dict[int, list[int]] | None) -> dict[str, Any]:
     """A run's summary; `own` are the target's own outputs."""
     times = [measured_step_s(step) for step in run.steps]
     drafted = sum(step.tasks * step.window for step in run.steps)

@@ -16,8 +16,8 @@ from testbed.config import Config, resolved, save
 from testbed.errors import BadInput, GateError
 from testbed.experiments.edge.figures import claim, write_rows
 from testbed.experiments.edge.fit import QUICK, FitConfig, dimensions, measure, report
-from testbed.experiments.edge.pipeline import MODES, Pipeline, Run
-from testbed.experiments.edge.pipeline_nodes import Node, Orders, started
+from testbed.experiments.edge.pipeline import MODES, Pipeline, PipelineRun
+from testbed.experiments.edge.pipeline_nodes import NodeProcess, Orders, started
 from testbed.experiments.edge.pipeline_report import model_scores, run_row, step_rows
 from testbed.experiments.edge.pipeline_upload import Uploaded, upload
 from testbed.experiments.inputs.datasets import load_dataset
@@ -89,7 +89,7 @@ class PipelineConfig(Config, frozen=True):
         )
 
 
-class Cell(NamedTuple):
+class PipelineLoad(NamedTuple):
     """What is to be served."""
 
     problem: Problem
@@ -118,7 +118,7 @@ def run(config: PipelineConfig, cost: Cost, out: Path, told: Told) -> dict[str, 
         told("uploading")
         uploads = {policy: upload_all(cell, policy) for policy in config.policies}
         received = uploads[config.policies[0]][0].prompts
-        runs: list[Run] = []
+        runs: list[PipelineRun] = []
         try:
             for one in _runs(config, target, plan, received, (draft_node, verify_node), told):
                 runs.append(one)  # noqa: PERF402 - those that ended count, too, where the next is broken off
@@ -135,7 +135,7 @@ def quick_cost(config: PipelineConfig) -> Cost:
     return Cost(**report(measure(quick, lambda *_: None), dimensions(quick))["cost"])
 
 
-def make_cell(config: PipelineConfig, target: Target, cost: Cost) -> Cell:
+def make_cell(config: PipelineConfig, target: Target, cost: Cost) -> PipelineLoad:
     """Users evenly over a cell of 400 m, as Section IV has it, and their prompts.
 
     Raises:
@@ -159,10 +159,10 @@ def make_cell(config: PipelineConfig, target: Target, cost: Cost) -> Cell:
         memory_bytes=config.memory_bytes, max_output_tokens=config.max_tokens, alpha=config.alpha,
         max_window=max(10, config.window or 0),
     )  # fmt: skip
-    return Cell(problem, prompts)
+    return PipelineLoad(problem, prompts)
 
 
-def upload_all(cell: Cell, policy: str) -> tuple[Uploaded, dict[str, Any]]:
+def upload_all(cell: PipelineLoad, policy: str) -> tuple[Uploaded, dict[str, Any]]:
     """All prompts through the relay by a policy's shares; what arrived is what was sent.
 
     Raises:
@@ -175,7 +175,7 @@ def upload_all(cell: Cell, policy: str) -> tuple[Uploaded, dict[str, Any]]:
     return found, shares
 
 
-def _orders(config: PipelineConfig, target: Target, drafter: Path, cell: Cell, plan: dict[str, Any]) -> Orders:
+def _orders(config: PipelineConfig, target: Target, drafter: Path, cell: PipelineLoad, plan: dict[str, Any]) -> Orders:
     context = max(map(len, cell.prompts.values())) + config.max_tokens + plan["window"] + 1
     if context > target.max_positions:
         raise BadInput(f"prompts and outputs take {context} positions, and the target has {target.max_positions}")
@@ -190,12 +190,12 @@ def _runs(
     target: Target,
     plan: dict[str, Any],
     prompts: dict[int, list[int]],
-    nodes: tuple[Node, Node],
+    nodes: tuple[NodeProcess, NodeProcess],
     told: Told,
-) -> Iterator[Run]:
+) -> Iterator[PipelineRun]:
     """Every mode `repeats` times, shuffled, after one run that is dropped; target-only once at least."""
 
-    def one(mode: str) -> Run:
+    def one(mode: str) -> PipelineRun:
         batches = [list(prompts)] if mode == OWN else plan["batches"]
         return Pipeline(
             *nodes, prompts, batches, mode=mode, window=0 if mode == OWN else plan["window"],
@@ -214,10 +214,10 @@ def _runs(
 
 def _write(
     config: PipelineConfig,
-    cell: Cell,
+    cell: PipelineLoad,
     plan: dict[str, Any],
     uploads: dict[str, tuple[Uploaded, dict[str, Any]]],
-    runs: Sequence[Run],
+    runs: Sequence[PipelineRun],
     out: Path,
 ) -> dict[str, Any]:
     """The tables and `summary.json`; returns the document."""
@@ -246,7 +246,7 @@ def _write(
 
 
 def _tables(
-    cell: Cell, uploads: dict[str, tuple[Uploaded, dict[str, Any]]], runs: Sequence[Run], out: Path
+    cell: PipelineLoad, uploads: dict[str, tuple[Uploaded, dict[str, Any]]], runs: Sequence[PipelineRun], out: Path
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Write `steps.csv`, `runs.csv` and `uploads.csv`; returns the rows of the first two."""
     own, serving = next((run.outputs for run in runs if run.mode == OWN), None), cell.problem.serving
@@ -257,7 +257,7 @@ def _tables(
     return steps, rows
 
 
-def _upload_rows(cell: Cell, uploads: dict[str, tuple[Uploaded, dict[str, Any]]]) -> list[dict[str, Any]]:
+def _upload_rows(cell: PipelineLoad, uploads: dict[str, tuple[Uploaded, dict[str, Any]]]) -> list[dict[str, Any]]:
     return [
         {"policy": policy, "task": k, "tokens": len(cell.prompts[k]), "bits": float(cell.problem.bits[k]),
          "share": shares["bandwidth"][k], "rate_mbps": shares["rates_mbps"][k], "arrival_s": found.arrivals_s[k],

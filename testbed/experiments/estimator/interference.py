@@ -10,10 +10,10 @@ import msgspec
 
 from testbed.bs.engines.base import VerifyEngine
 from testbed.errors import BadInput
-from testbed.experiments.estimator.profile import Bench, Progress
-from testbed.optim.pass_time import Work
+from testbed.experiments.estimator.profile import PassBench, Progress
+from testbed.optim.pass_time import RequestWork
 
-SHORT = Work(5, 500)
+SHORT = RequestWork(5, 500)
 """The paper's request B."""
 LENGTHS = (32, 64, 128, 256, 512, 1024)
 """New tokens of request A."""
@@ -38,7 +38,7 @@ class Interference(msgspec.Struct, frozen=True):
 def interference(
     engine: VerifyEngine,
     lengths: Sequence[int] = LENGTHS,
-    short: Work = SHORT,
+    short: RequestWork = SHORT,
     *,
     repeats: int = 5,
     seed: int = 0,
@@ -59,10 +59,10 @@ def interference(
     longest = max(*lengths, short.new + short.cached)
     if longest + 1 > engine.max_positions:
         raise BadInput(f"sequences of {longest} tokens, but the target takes {engine.max_positions - 1}")
-    bench, rows = Bench(engine, seed), []
+    bench, rows = PassBench(engine, seed), []
     for count, length in enumerate(lengths):
         told(count, len(lengths), f"{length} tokens")
-        long = Work(length, 0)
+        long = RequestWork(length, 0)
         batches = ((long,), (short,), (long, short))
         times = [[bench.time_s(batch) for batch in batches] for _ in range(1 + repeats)][1:]
         alone_a_s, alone_b_s, together_s = (statistics.median(column) for column in zip(*times, strict=True))

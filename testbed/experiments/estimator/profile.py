@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from testbed.bs.engines.base import VerifyEngine, VerifyRequest
 from testbed.bs.scheduling.estimator_fit import Sample, fit, regime, score
 from testbed.errors import BadInput, TestbedError
-from testbed.optim.pass_time import NAMES, Work, features
+from testbed.optim.pass_time import NAMES, RequestWork, features
 
 CATEGORIES = ("compute", "memory", "compute-random", "memory-random", "mixed")
 DRAFTED = 5
@@ -43,11 +43,11 @@ class Configuration:
     """A batch to measure."""
 
     category: str
-    works: tuple[Work, ...]
+    works: tuple[RequestWork, ...]
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredBatch:
     """A batch and how long it took, repeats in order."""
 
     configuration: Configuration
@@ -65,7 +65,7 @@ class Measured:
         return statistics.pstdev(self.times_s) / statistics.fmean(self.times_s)
 
 
-def plan(largest: int = LARGEST, seed: int = 0, thin: int = 1) -> list[Measured]:
+def plan(largest: int = LARGEST, seed: int = 0, thin: int = 1) -> list[MeasuredBatch]:
     """Appendix C's 123 configurations to fit and 50 others to judge by, with nothing measured yet.
 
     Args:
@@ -86,8 +86,8 @@ def plan(largest: int = LARGEST, seed: int = 0, thin: int = 1) -> list[Measured]
     test = _random(largest, unseen, 15, 15, 20)
     seen = {configuration.works for configuration in train}
     fresh = [configuration for configuration in test if configuration.works not in seen]
-    chosen = [Measured(c, held_out=False) for c in _thinned(train, thin)]
-    return chosen + [Measured(c, held_out=True) for c in _thinned(fresh, thin)]
+    chosen = [MeasuredBatch(c, held_out=False) for c in _thinned(train, thin)]
+    return chosen + [MeasuredBatch(c, held_out=True) for c in _thinned(fresh, thin)]
 
 
 def _thinned(configurations: Sequence[Configuration], thin: int) -> Iterator[Configuration]:
@@ -95,39 +95,39 @@ def _thinned(configurations: Sequence[Configuration], thin: int) -> Iterator[Con
         yield from [c for c in configurations if c.category == category][::thin]
 
 
-def _compute(largest: int, rng: np.random.Generator) -> Iterator[tuple[Work, ...]]:
+def _compute(largest: int, rng: np.random.Generator) -> Iterator[tuple[RequestWork, ...]]:
     """Nothing cached, 0.6 to 1 of the largest in one to four prompts."""
     for share in (0.6, 0.7, 0.8, 0.9, 1.0):
         total = round(share * largest)
         for parts in (1, 2, 4):
-            yield tuple(Work(total // parts, 0) for _ in range(parts))
+            yield tuple(RequestWork(total // parts, 0) for _ in range(parts))
         for _ in range(2):
             cuts = np.sort(rng.choice(np.arange(20, total - 20), 3, replace=False))
             sizes = np.diff([0, *cuts.tolist(), total])
-            yield tuple(Work(max(DRAFTED + 1, int(size)), 0) for size in sizes)
+            yield tuple(RequestWork(max(DRAFTED + 1, int(size)), 0) for size in sizes)
 
 
-def _memory(largest: int) -> Iterator[tuple[Work, ...]]:
+def _memory(largest: int) -> Iterator[tuple[RequestWork, ...]]:
     for new, share, size in itertools.product(NEW, (0.25, 0.5, 0.75, 1.0), (1, 4)):
-        yield (Work(new, max(1, round(share * largest) - new)),) * size
+        yield (RequestWork(new, max(1, round(share * largest) - new)),) * size
 
 
 def _random(largest: int, rng: np.random.Generator, compute: int, memory: int, mixed: int) -> list[Configuration]:
-    def prompt(parts: int) -> Work:
-        return Work(int(rng.integers(round(0.6 * largest), largest + 1)) // parts, 0)
+    def prompt(parts: int) -> RequestWork:
+        return RequestWork(int(rng.integers(round(0.6 * largest), largest + 1)) // parts, 0)
 
-    def follow_up() -> Work:
+    def follow_up() -> RequestWork:
         new = int(rng.integers(1, 30))
-        return Work(new, int(rng.integers(largest // 4, largest)) - new)
+        return RequestWork(new, int(rng.integers(largest // 4, largest)) - new)
 
-    def split() -> tuple[Work, ...]:
+    def split() -> tuple[RequestWork, ...]:
         parts = int(rng.integers(1, 5))
         return tuple(prompt(parts) for _ in range(parts))
 
-    def some(most: int) -> tuple[Work, ...]:
+    def some(most: int) -> tuple[RequestWork, ...]:
         return tuple(follow_up() for _ in range(int(rng.integers(1, most + 1))))
 
-    def both() -> tuple[Work, ...]:
+    def both() -> tuple[RequestWork, ...]:
         cold = tuple(prompt(int(rng.integers(1, 5))) for _ in range(int(rng.integers(1, 3))))
         return cold + some(6)
 
@@ -138,7 +138,7 @@ def _random(largest: int, rng: np.random.Generator, compute: int, memory: int, m
     ]
 
 
-class Bench:
+class PassBench:
     """Runs batches of prompts that nobody has seen.
 
     Raises (all methods):
@@ -154,7 +154,7 @@ class Bench:
         self._seen: set[bytes] = set()
         self._names = itertools.count()
 
-    def time_s(self, works: Sequence[Work]) -> float:
+    def time_s(self, works: Sequence[RequestWork]) -> float:
         """Seconds of one pass."""
         batch = [self._request(work) for work in works]
         primed = [
@@ -172,7 +172,7 @@ class Bench:
             for request in batch:
                 self._engine.release(request.session)
 
-    def _request(self, work: Work) -> VerifyRequest:
+    def _request(self, work: RequestWork) -> VerifyRequest:
         ids = self._unique(work.cached + work.new)
         drafted = work.new - 1 if work.cached else min(DRAFTED, work.new - 1)
         end = len(ids) - drafted
@@ -190,14 +190,14 @@ class Bench:
 
 def measure(
     engine: VerifyEngine,
-    planned: Sequence[Measured],
+    planned: Sequence[MeasuredBatch],
     *,
     repeats: int,
     warmups: int,
     seed: int,
     told: Progress,
-    keep: Callable[[Measured], None] = lambda _: None,
-) -> list[Measured]:
+    keep: Callable[[MeasuredBatch], None] = lambda _: None,
+) -> list[MeasuredBatch]:
     """Time every configuration, in an order drawn by the seed, each after passes of its own that are dropped; `keep`
     has each as soon as it is measured.
 
@@ -212,7 +212,7 @@ def measure(
         raise BadInput(
             f"sequences of {longest} tokens, but the target takes {engine.max_positions - 1}; give --largest"
         )
-    bench, done = Bench(engine, seed), {}
+    bench, done = PassBench(engine, seed), {}
     order = np.random.default_rng([seed, 3]).permutation(len(planned)).tolist()
     for count, index in enumerate(order):
         told(count, len(planned), planned[index].configuration.category)
@@ -222,16 +222,16 @@ def measure(
     return [done[index] for index in range(len(planned))]
 
 
-def _steadiest(bench: Bench, planned: Measured, warmups: int, repeats: int) -> Measured:
+def _steadiest(bench: PassBench, planned: MeasuredBatch, warmups: int, repeats: int) -> MeasuredBatch:
     """The repeats of one configuration; where something disturbed them, those of another try that vary less."""
-    tries: list[Measured] = []
+    tries: list[MeasuredBatch] = []
     while len(tries) < TRIES and not (tries and tries[-1].variation <= UNSTEADY):
         times = [bench.time_s(planned.configuration.works) for _ in range(warmups + repeats)]
         tries.append(replace(planned, times_s=tuple(times[warmups:])))
     return min(tries, key=lambda each: each.variation)
 
 
-def report(measured: Sequence[Measured], seed: int = 0) -> dict[str, Any]:
+def report(measured: Sequence[MeasuredBatch], seed: int = 0) -> dict[str, Any]:
     """The fit to the passes meant for it, how it does on the others, and what one more term would bring there.
 
     Raises:
@@ -255,7 +255,7 @@ def report(measured: Sequence[Measured], seed: int = 0) -> dict[str, Any]:
     }
 
 
-TERMS: dict[str, Callable[[Sequence[Work]], float]] = {
+TERMS: dict[str, Callable[[Sequence[RequestWork]], float]] = {
     "none": lambda batch: 0.0,
     "requests": len,
     "followup_requests": lambda batch: sum(work.cached > 0 for work in batch),
@@ -269,7 +269,7 @@ last full block (which are computed again), a prompt's attention without a cache
 
 
 def _with_term(
-    name: str, term: Callable[[Sequence[Work]], float], train: Sequence[Sample], test: Sequence[Sample]
+    name: str, term: Callable[[Sequence[RequestWork]], float], train: Sequence[Sample], test: Sequence[Sample]
 ) -> dict[str, Any]:
     """R² and MAPE on unseen passes of least squares with one term more."""
 
@@ -290,7 +290,7 @@ def _with_term(
     }
 
 
-def csv_lines(measured: Sequence[Measured]) -> list[str]:
+def csv_lines(measured: Sequence[MeasuredBatch]) -> list[str]:
     """The contract's columns, and the plan's, a row a request."""
     lines = ["batch,new_tokens,cached_tokens,latency_s,category,held_out,variation"]
     for number, one in enumerate(measured):

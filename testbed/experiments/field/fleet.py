@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 from testbed.errors import BadInput, LinkError
-from testbed.experiments.field.devices.agents import Agent
+from testbed.experiments.field.devices.agents import AgentConnection
 from testbed.experiments.field.devices.base import Say
 from testbed.experiments.field.devices.remote import AgentDevice
 from testbed.experiments.field.log import CELL, FieldLog
@@ -22,7 +22,7 @@ def agent_device(plan: FieldPlan, place: Place, say: Say) -> AgentDevice:
         LinkError: it does not answer.
     """
     assert place.ue is not None
-    agent = Agent(place.ue, place.ue_keys, plan.insecure)
+    agent = AgentConnection(place.ue, place.ue_keys, plan.insecure)
     return AgentDevice(agent, plan.name, place.trace, plan.settle_s, say)
 
 

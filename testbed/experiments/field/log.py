@@ -16,7 +16,7 @@ from typing import Any
 
 from testbed.config import save
 from testbed.errors import BadInput, TestbedError
-from testbed.experiments.field.order import Cell, cells_of
+from testbed.experiments.field.order import FieldCell, cells_of
 from testbed.experiments.field.plan import FieldPlan, check_same, load_plan, prompts_of
 from testbed.experiments.results.directory import write_text
 from testbed.experiments.runs.journal import NAME as JOURNAL
@@ -38,7 +38,7 @@ class FieldLog:
         self.out, self.plan = out, plan
         self.events = read_log(out)
 
-    def cell(self, cell: Cell) -> Path:
+    def cell(self, cell: FieldCell) -> Path:
         """Run directory of a cell."""
         return self.out / CELLS / cell.key
 
@@ -55,15 +55,15 @@ class FieldLog:
             write_text(path, "\n".join(lines) + "\n")
         return path
 
-    def done(self, cell: Cell) -> bool:
+    def done(self, cell: FieldCell) -> bool:
         """Whether a cell has run to its end."""
         return (self.cell(cell) / "summary.json").is_file()
 
-    def begun(self, cell: Cell) -> bool:
+    def begun(self, cell: FieldCell) -> bool:
         """Whether a cell was cut short, so that its run can go on."""
         return (self.cell(cell) / JOURNAL).is_file()
 
-    def left(self, place: str) -> list[Cell]:
+    def left(self, place: str) -> list[FieldCell]:
         """Cells of a place that are not done, in their order."""
         return [cell for cell in cells_of(self.plan, place) if not self.done(cell)]
 
@@ -71,7 +71,7 @@ class FieldLog:
         """The last visit to a place; None: nobody was there."""
         return next((e for e in reversed(self.events) if e["event"] == VISIT and e["place"] == place), None)
 
-    def times_of(self, cell: Cell) -> dict[str, Any] | None:
+    def times_of(self, cell: FieldCell) -> dict[str, Any] | None:
         """When a cell ran; None: it did not."""
         return next((e for e in reversed(self.events) if e["event"] == CELL and e["cell"] == cell.key), None)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from testbed.experiments.field.plan import FieldPlan
 
 
-class Cell(NamedTuple):
+class FieldCell(NamedTuple):
     """One method at one place, once."""
 
     place: str
@@ -20,7 +20,7 @@ class Cell(NamedTuple):
         return f"{self.place}/{self.repeat}-{self.method}"
 
 
-def cells_of(plan: FieldPlan, place: str) -> list[Cell]:
+def cells_of(plan: FieldPlan, place: str) -> list[FieldCell]:
     """All that is to be done at a place, in order.
 
     Each repeat takes the next row of a Williams design, and each place begins with another one: over as many repeats
@@ -31,7 +31,9 @@ def cells_of(plan: FieldPlan, place: str) -> list[Cell]:
     first = [one.name for one in plan.places].index(place)
     names = [method.name for method in plan.methods]
     return [
-        Cell(place, repeat, names[i]) for repeat in range(plan.repeats) for i in design[(first + repeat) % len(design)]
+        FieldCell(place, repeat, names[i])
+        for repeat in range(plan.repeats)
+        for i in design[(first + repeat) % len(design)]
     ]
 
 

@@ -24,7 +24,7 @@ from testbed.channel.trace import COLUMNS, Trace, read_trace, write_trace
 from testbed.errors import BadInput
 from testbed.experiments.field.link import constant, rolled, write_model
 from testbed.experiments.field.log import FieldLog
-from testbed.experiments.field.order import Cell
+from testbed.experiments.field.order import FieldCell
 from testbed.experiments.field.plan import run_config
 from testbed.experiments.field.profile import by_rounds, by_traces, field_profile
 from testbed.experiments.field.samples import REPLAY, VIRTUAL, done_cells, measured_csi, rounds_of, samples
@@ -34,7 +34,7 @@ from testbed.experiments.inputs.profile import Profile, load_profile
 from testbed.experiments.links.recording import record
 from testbed.experiments.results import directory as results
 from testbed.experiments.runs.execute import Watch
-from testbed.experiments.runs.prepare import Work, prepare
+from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.experiments.runs.virtual import Models, load_models, run_virtual
 from testbed.models.bundle import bundled, head_directory
 
@@ -81,7 +81,7 @@ def _knowing(rounds: Rows, csi: Csi) -> Rows:
     return [row if row["csi_uplink_mbps"] is not None else {**row, **known} for row in rounds]
 
 
-class Bench:
+class VirtualPair:
     """A pair in this process, for all virtual runs of a field run.
 
     Raises:
@@ -129,7 +129,7 @@ class Bench:
                 told(done + 1, len(self._cells))
         return found
 
-    def _run(self, cell: Cell, way: str, link: Path) -> Rows:
+    def _run(self, cell: FieldCell, way: str, link: Path) -> Rows:
         plan = self._log.plan
         method = next(m for m in plan.methods if m.name == cell.method)
         config = run_config(plan, cell.method, self._config.bs, "none", plan.dataset)
@@ -137,7 +137,7 @@ class Bench:
         channel = ChannelSpec(kind="trace", file=str(link), via="virtual")
         first = cell.repeat * plan.prompts
         mine = self._work.prompts[first : first + plan.prompts]
-        work = Work(mine, [], self._work.prompter, self._work.drafter_path)
+        work = Workload(mine, [], self._work.prompter, self._work.drafter_path)
         quiet = Watch(lambda *_: None, lambda _: None)
         profile = self._profile(cell, way, method.hidden_bits)
         outcomes = run_virtual(config, work, quiet, channel, profile, self._models, judge=self._judge())
@@ -147,7 +147,7 @@ class Bench:
             plan, cell, way, results.request_rows(outcomes, texts), results.round_rows(outcomes), self.examples
         )
 
-    def _profile(self, cell: Cell, way: str, hidden_bits: int) -> Profile:
+    def _profile(self, cell: FieldCell, way: str, hidden_bits: int) -> Profile:
         here = self._rounds_of(lambda one: one.method == cell.method and one.place == cell.place and one != cell)
         elsewhere = self._rounds_of(lambda one: one.method == cell.method and one.place != cell.place)
         computed = here or self._rounds[cell]
@@ -155,13 +155,13 @@ class Bench:
         expected = by_traces(self._traces) if truth else by_rounds
         return field_profile(computed, elsewhere or computed, expected, self._padded, hidden_bits)
 
-    def _known(self, cell: Cell) -> Rows:
+    def _known(self, cell: FieldCell) -> Rows:
         """Rounds of a cell, with when its emulated link began."""
         times = self._log.times_of(cell)
         rounds = _knowing(rounds_of(self._log, cell), measured_csi(self._log, cell.place))
         return [{**row, "origin_s": times["origin_s"] if times else None} for row in rounds]
 
-    def _rounds_of(self, wanted: Callable[[Cell], bool]) -> Rows:
+    def _rounds_of(self, wanted: Callable[[FieldCell], bool]) -> Rows:
         return [row for cell, rows in self._rounds.items() if wanted(cell) for row in rows]
 
     def _model(self, name: str) -> Trace:
@@ -173,7 +173,7 @@ class Bench:
         index, place = next((i, place) for i, place in enumerate(plan.places) if place.name == name)
         return write_model(path, plan.model, place.distance_m, index)
 
-    def _start_s(self, cell: Cell) -> float:
+    def _start_s(self, cell: FieldCell) -> float:
         """When a cell's first round began, on its modelled link; relay and UE share this machine's monotonic clock."""
         times = self._log.times_of(cell)
         begun = [float(row["begin_s"]) for row in self._rounds[cell] if row["begin_s"] is not None]

@@ -10,7 +10,7 @@ from testbed.errors import BadInput, EngineError
 from testbed.experiments.field.devices.base import Say
 from testbed.experiments.field.log import CELL, FieldLog
 from testbed.experiments.field.plan import FieldPlan, examples_of
-from testbed.experiments.field.replay import Bench, Told, record_links
+from testbed.experiments.field.replay import Told, VirtualPair, record_links
 from testbed.experiments.field.rows import agreement, field_rows
 from testbed.experiments.field.run import progress_of
 from testbed.experiments.field.samples import FIELD, done_cells, requests_of, rounds_of, samples
@@ -44,7 +44,7 @@ def report_field(log: FieldLog, emulated: bool, say: Say, told: Told, replay: bo
     if replay:
         try:
             say("loading the pair, to run all of it again in virtual time")
-            with contextlib.closing(Bench(log, emulated)) as bench:
+            with contextlib.closing(VirtualPair(log, emulated)) as bench:
                 found += bench.run(told)
         except (BadInput, EngineError, ImportError) as exc:
             notes.append(f"no virtual runs: {exc}")

@@ -20,7 +20,7 @@ from testbed.experiments.field.devices.base import Device, Probe, Reach, Say
 from testbed.experiments.field.link import differences
 from testbed.experiments.field.log import CELL, NOTE, VISIT, FieldLog
 from testbed.experiments.field.operator import SKIP, STOP, Operator
-from testbed.experiments.field.order import Cell, cells_of
+from testbed.experiments.field.order import FieldCell, cells_of
 from testbed.experiments.field.plan import FieldPlan, Place, run_config
 from testbed.experiments.field.stage import Stage
 
@@ -92,7 +92,7 @@ def _visit(log: FieldLog, place: Place, crew: Crew, note: str) -> str:
     return answer.word
 
 
-def _run(log: FieldLog, cell: Cell, reach: Reach, device: Device, say: Say) -> None:
+def _run(log: FieldLog, cell: FieldCell, reach: Reach, device: Device, say: Say) -> None:
     order = cells_of(log.plan, cell.place)
     say(f"{cell.place}: {cell.method}, repeat {cell.repeat + 1} ({order.index(cell) + 1} of {len(order)})")
     began_s = time.perf_counter()
@@ -100,7 +100,7 @@ def _run(log: FieldLog, cell: Cell, reach: Reach, device: Device, say: Say) -> N
     log.add(CELL, cell=cell.key, began_s=began_s, ended_s=time.perf_counter(), origin_s=reach.origin_s)
 
 
-def cell_config(log: FieldLog, cell: Cell, bs: str) -> RunConfig:
+def cell_config(log: FieldLog, cell: FieldCell, bs: str) -> RunConfig:
     """What the UE of a cell does, up to where its channel state begins."""
     return run_config(log.plan, cell.method, bs, "passive", str(log.prompts(cell.repeat)))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from testbed.channel.csi import Csi
 from testbed.experiments.field.log import FieldLog
-from testbed.experiments.field.order import Cell, cells_of
+from testbed.experiments.field.order import FieldCell, cells_of
 from testbed.experiments.field.plan import FieldPlan
 from testbed.experiments.inputs.datasets import Example
 from testbed.experiments.inputs.state import ASSUMED_MBPS
@@ -20,18 +20,18 @@ FIELD, REPLAY, VIRTUAL = "field", "replay", "virtual"
 WAYS = (FIELD, REPLAY, VIRTUAL)
 
 
-def done_cells(log: FieldLog) -> list[Cell]:
+def done_cells(log: FieldLog) -> list[FieldCell]:
     """Cells that ran to their end, by place."""
     return [cell for place in log.plan.places for cell in cells_of(log.plan, place.name) if log.done(cell)]
 
 
-def rounds_of(log: FieldLog, cell: Cell) -> list[dict[str, Any]]:
+def rounds_of(log: FieldLog, cell: FieldCell) -> list[dict[str, Any]]:
     """Rows of a cell's `rounds.parquet`, and its place."""
     rows = read_rounds(log.cell(cell)).to_pylist()
     return [{**row, "place": cell.place} for row in rows]
 
 
-def requests_of(log: FieldLog, cell: Cell) -> list[dict[str, Any]]:
+def requests_of(log: FieldLog, cell: FieldCell) -> list[dict[str, Any]]:
     """Rows of a cell's `requests.parquet`."""
     return [dict(row) for row in read_requests(log.cell(cell)).to_pylist()]
 
@@ -44,7 +44,12 @@ def measured_csi(log: FieldLog, place: str) -> Csi:
 
 
 def samples(
-    plan: FieldPlan, cell: Cell, way: str, requests: Sequence[Row], rounds: Sequence[Row], examples: Sequence[Example]
+    plan: FieldPlan,
+    cell: FieldCell,
+    way: str,
+    requests: Sequence[Row],
+    rounds: Sequence[Row],
+    examples: Sequence[Example],
 ) -> list[dict[str, Any]]:
     """One row a prompt: `latency_s`, `tokens`, `rounds`, `kept` (mismatches that the judge let stay), `judged` (those
     and the ones that it rejected), `energy_j`, `temp_c` (the hottest), `throttled` (rounds in which the device was),

@@ -18,16 +18,16 @@ from testbed.bs.engines.target import Target
 from testbed.config import RunConfig
 from testbed.decision_head.episodes import META, EpisodeStore, Meta
 from testbed.errors import BadInput
-from testbed.experiments.head.config import CollectConfig
+from testbed.experiments.head.config import EpisodeCollectConfig
 from testbed.experiments.head.summary import summary
 from testbed.experiments.head.walk import POLICIES, Episode, Walker, chunk_of, walk
 from testbed.experiments.inputs.pair import pair_paths
-from testbed.experiments.lockstep.answers import Task
+from testbed.experiments.lockstep.answers import AnswerTask
 from testbed.experiments.lockstep.completions import Completer
 from testbed.experiments.lockstep.scorers import scorer
 from testbed.experiments.lockstep.walk import NOTHING, Lockstep
 from testbed.experiments.runs.execute import load_drafter
-from testbed.experiments.runs.prepare import Work, prepare
+from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import BUNDLED
 from testbed.ue.drafters.base import Drafter
@@ -39,7 +39,7 @@ Told = Callable[[int, int, str], None]
 """Done, in all, of what."""
 
 
-def collect(config: CollectConfig, out: Path, told: Told) -> dict[str, Any]:
+def collect(config: EpisodeCollectConfig, out: Path, told: Told) -> dict[str, Any]:
     """Collect episodes into a directory, or go on with what is there; returns what `head_summary.summary` says.
 
     Policy oracle writes labels too.
@@ -56,7 +56,7 @@ def collect(config: CollectConfig, out: Path, told: Told) -> dict[str, Any]:
     prompts = [prompt.ids for prompt in work.prompts[config.first :]]
     _check_room(config, prompts, files.max_positions)
     assert work.prompter is not None
-    task = Task(Completer(target.end_ids), config.max_tokens, work.prompter.text, score)
+    task = AnswerTask(Completer(target.end_ids), config.max_tokens, work.prompter.text, score)
     spent = NOTHING
     leave_a_core(config.threads)
     with contextlib.closing(load_drafter(_run(config), work)) as drafter:
@@ -102,7 +102,7 @@ def _write(store: EpisodeStore, chunk: int, episodes: Sequence[Episode], policy:
         store.write_labels(chunk, critical, sum(episode.completions for episode in episodes))
 
 
-def check(config: CollectConfig) -> None:
+def check(config: EpisodeCollectConfig) -> None:
     """Refuse what can be refused before any file is read.
 
     Raises:
@@ -124,7 +124,7 @@ def check(config: CollectConfig) -> None:
         raise BadInput("a target of your own needs its drafter: give --drafter FILE.gguf too")
 
 
-def _run(config: CollectConfig) -> RunConfig:
+def _run(config: EpisodeCollectConfig) -> RunConfig:
     """What a UE would be told: its window, outputs and drafter."""
     return RunConfig(
         window=config.window,
@@ -139,7 +139,7 @@ def _run(config: CollectConfig) -> RunConfig:
     )
 
 
-def _work(config: CollectConfig, target: Target, drafter: Path) -> Work:
+def _work(config: EpisodeCollectConfig, target: Target, drafter: Path) -> Workload:
     """Prompts from the data set's first on, as a run prepares them."""
     run = msgspec.structs.replace(_run(config), drafter=str(drafter), tokenizer=str(target.directory))
     work = prepare(run, (None, None), None)
@@ -148,13 +148,13 @@ def _work(config: CollectConfig, target: Target, drafter: Path) -> Work:
     return work
 
 
-def load_target(config: CollectConfig, target: Target) -> VerifyEngine:
+def load_target(config: EpisodeCollectConfig, target: Target) -> VerifyEngine:
     """The target on its engine."""
     options: dict[str, Any] = {"gpu_memory_utilization": config.memory_share} if config.engine == "vllm" else {}
     return load_engine(config.engine, target.directory, dtype=config.dtype, vocab_size=target.vocab_size, **options)
 
 
-def _check_room(config: CollectConfig, prompts: Sequence[Sequence[int]], positions: int) -> None:
+def _check_room(config: EpisodeCollectConfig, prompts: Sequence[Sequence[int]], positions: int) -> None:
     longest = max(map(len, prompts))
     if longest + config.max_tokens + 1 > positions:
         raise BadInput(
@@ -164,7 +164,12 @@ def _check_room(config: CollectConfig, prompts: Sequence[Sequence[int]], positio
 
 
 def _meta(
-    config: CollectConfig, store: EpisodeStore, drafter: Drafter, drafter_path: Path, files: ModelFiles, prompts: int
+    config: EpisodeCollectConfig,
+    store: EpisodeStore,
+    drafter: Drafter,
+    drafter_path: Path,
+    files: ModelFiles,
+    prompts: int,
 ) -> Meta:
     """What the collection is; where labels are not made on the way, their scorer may have been chosen since."""
     meta = Meta(

@@ -7,7 +7,7 @@ from typing import Literal
 from testbed.config import Config
 
 
-class CollectConfig(Config, frozen=True):
+class EpisodeCollectConfig(Config, frozen=True):
     """What `testbed head collect` does, and of it `testbed head label` what names an engine."""
 
     dataset: str = "bundled:calibration"

@@ -16,9 +16,9 @@ from testbed.bs.engines.target import Target, describe
 from testbed.decision_head.episodes import EpisodeStore, Mismatches
 from testbed.errors import BadInput
 from testbed.experiments.head.collect import Told, load_target
-from testbed.experiments.head.config import CollectConfig
+from testbed.experiments.head.config import EpisodeCollectConfig
 from testbed.experiments.head.summary import summary
-from testbed.experiments.lockstep.answers import Answers, Task
+from testbed.experiments.lockstep.answers import Answers, AnswerTask
 from testbed.experiments.lockstep.completions import Completer
 from testbed.experiments.lockstep.scorers import scorer
 from testbed.experiments.lockstep.walk import NOTHING, Lockstep, Walk
@@ -27,7 +27,7 @@ from testbed.models.bundle import BUNDLED, bundled
 from testbed.ue.prompts import Prompter
 
 
-def label(directory: Path, chosen: str | None, config: CollectConfig, told: Told) -> dict[str, Any]:
+def label(directory: Path, chosen: str | None, config: EpisodeCollectConfig, told: Told) -> dict[str, Any]:
     """Label the chunks of a collection that have no labels yet; returns what `head_summary.summary` says.
 
     Args:
@@ -43,7 +43,7 @@ def label(directory: Path, chosen: str | None, config: CollectConfig, told: Told
     score = scorer(chosen or meta.scorer)
     target = _target(store, config)
     choose(store, chosen)
-    task = Task(Completer(target.end_ids), meta.max_tokens, Prompter(target.directory).text, score)
+    task = AnswerTask(Completer(target.end_ids), meta.max_tokens, Prompter(target.directory).text, score)
     spent = NOTHING
     if set(store.chunks()) - set(store.labelled()):
         leave_a_core(config.threads)
@@ -64,7 +64,7 @@ class _Sheet:
     completions: int = 0
 
 
-def fill(store: EpisodeStore, task: Task, lockstep: Lockstep, told: Told) -> None:
+def fill(store: EpisodeStore, task: AnswerTask, lockstep: Lockstep, told: Told) -> None:
     """Label every chunk without labels, and write its labels once all of its episodes are done."""
     chunks = store.chunks()
     todo = sorted(set(chunks) - set(store.labelled()))
@@ -98,7 +98,7 @@ def fill(store: EpisodeStore, task: Task, lockstep: Lockstep, told: Told) -> Non
             finish(chunk)
 
 
-def _episode(found: Mismatches, rows: NDArray[np.intp], task: Task) -> Walk[tuple[list[bool], int]]:
+def _episode(found: Mismatches, rows: NDArray[np.intp], task: AnswerTask) -> Walk[tuple[list[bool], int]]:
     """Labels of one episode in order, and the completions that they took."""
     answers = Answers(task, f"prompt-{found.prompt[rows[0]]}", int(found.prompt_len[rows[0]]))
     critical = []
@@ -108,7 +108,7 @@ def _episode(found: Mismatches, rows: NDArray[np.intp], task: Task) -> Walk[tupl
     return critical, answers.completions
 
 
-def _target(store: EpisodeStore, config: CollectConfig) -> Target:
+def _target(store: EpisodeStore, config: EpisodeCollectConfig) -> Target:
     """The target that the collection was made with; a completion by another would be another question."""
     name = store.meta.target
     target = describe(config.model or (str(bundled().require("target")) if name == BUNDLED else name))

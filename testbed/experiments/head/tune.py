@@ -22,7 +22,7 @@ from testbed.decision_head.head import DecisionHead, check_fits
 from testbed.errors import BadInput
 from testbed.experiments.inputs.profile import load_profile
 from testbed.experiments.runs.execute import Watch
-from testbed.experiments.runs.prepare import Work, prepare
+from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.experiments.runs.virtual import Models, load_models, run_virtual
 from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import bundled
@@ -103,7 +103,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 class Problems:
     """Calibration problems and what the target makes of them."""
 
-    work: Work
+    work: Workload
     models: Models
     right: list[bool]
     """Of the target alone, by problem."""
@@ -203,7 +203,7 @@ def _run_config(config: TuneConfig, methods: tuple[str, ...], threshold: float, 
 
 
 def _decode(
-    config: TuneConfig, run: RunConfig, work: Work, models: Models, goal: Goal, judge: HeadJudge | None
+    config: TuneConfig, run: RunConfig, work: Workload, models: Models, goal: Goal, judge: HeadJudge | None
 ) -> list[Outcome]:
     channel = ChannelSpec(
         kind="virtual", uplink_mbps=goal.rate_mbps, downlink_mbps=goal.rate_mbps, rtt_ms=goal.rtt_ms,
@@ -213,7 +213,7 @@ def _decode(
     return run_virtual(run, work, watch, channel, load_profile(config.profile), models, judge=judge)
 
 
-def _right(work: Work, outcomes: Sequence[Outcome]) -> list[bool]:
+def _right(work: Workload, outcomes: Sequence[Outcome]) -> list[bool]:
     """Whether each problem's answer is the reference's."""
     assert work.prompter is not None
     texts = {o.request: work.prompter.text(o.record.token_ids) for o in outcomes}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from testbed.bs.engines.base import VerifyRequest, VerifyResult
 from testbed.decision_head.episodes import Mismatches
-from testbed.experiments.lockstep.answers import Answers, Task
+from testbed.experiments.lockstep.answers import Answers, AnswerTask
 from testbed.experiments.lockstep.walk import Walk
 from testbed.ue.drafters.base import Drafter, DraftSequence, DraftToken
 
@@ -32,7 +32,7 @@ class Walker:
     """What the walks of a collection share."""
 
     drafter: Drafter
-    task: Task
+    task: AnswerTask
     window: int
     policy: str
     explore: float

@@ -11,9 +11,9 @@ from scipy.optimize import nnls
 
 from testbed.channel.trace import read_text
 from testbed.errors import BadInput
-from testbed.experiments.inputs.profile import InteractionVerify, VerifyCost, Work, load_profile
+from testbed.experiments.inputs.profile import InteractionVerify, PassWork, VerifyCost, load_profile
 from testbed.optim.pass_time import Coefficients, coefficients_of, features
-from testbed.optim.pass_time import Work as Seen
+from testbed.optim.pass_time import RequestWork as Seen
 
 SELF = "probe"
 """In place of a name: let the engine measure a few passes when it starts."""
@@ -67,7 +67,7 @@ def pass_coefficients(verify: VerifyCost) -> Coefficients:
     rows, seconds = [], []
     for requests, drafted, cached in SAMPLE:
         rows.append(features([Seen(drafted + 1, cached)] * requests))
-        seconds.append(verify.pass_s([Work(drafted, drafted + 1, cached)] * requests))
+        seconds.append(verify.pass_s([PassWork(drafted, drafted + 1, cached)] * requests))
     relative = np.array(rows) / np.maximum(np.array(seconds), 1e-12)[:, None]
     scale = np.maximum(relative.max(axis=0), 1e-300)
     found = nnls(relative / scale, np.ones(len(rows)))[0] / scale

@@ -18,7 +18,7 @@ from testbed.errors import BadInput
 from testbed.optim.inference_cost import forward_flops
 
 
-class Work(NamedTuple):
+class PassWork(NamedTuple):
     """One request's share of a verification pass."""
 
     drafted: int
@@ -102,7 +102,7 @@ class LinearVerify(Config, frozen=True, tag="linear", tag_field="kind"):
     undrafted_s: float = 0.0
     """For a request without a draft: the target decodes alone."""
 
-    def pass_s(self, batch: Sequence[Work]) -> float:
+    def pass_s(self, batch: Sequence[PassWork]) -> float:
         """One pass over a batch."""
         drafted_s = sum(self.per_drafted_s * w.drafted + self.per_new_s * w.new for w in batch)
         return self.base_s + drafted_s + self.undrafted_s * sum(not w.drafted for w in batch)
@@ -118,7 +118,7 @@ class FlopsVerify(Config, frozen=True, tag="flops", tag_field="kind"):
     """Seconds a FLOP."""
     c2_s: float
 
-    def pass_s(self, batch: Sequence[Work]) -> float:
+    def pass_s(self, batch: Sequence[PassWork]) -> float:
         """One pass over a batch."""
         flops = sum(forward_flops(self.layers, self.hidden, self.ffn, w.new, w.cached) for w in batch)
         return self.c1_s * flops + self.c2_s
@@ -134,7 +134,7 @@ class RooflineVerify(Config, frozen=True, tag="utilisation", tag_field="kind"):
     """FLOPs a second."""
     utilisation: float
 
-    def pass_s(self, batch: Sequence[Work]) -> float:
+    def pass_s(self, batch: Sequence[PassWork]) -> float:
         """One pass over a batch."""
         flops = sum(forward_flops(self.layers, self.hidden, self.ffn, w.new, w.cached) for w in batch)
         return flops / (self.peak_flops * self.utilisation)
@@ -151,7 +151,7 @@ class InteractionVerify(Config, frozen=True, tag="interactions", tag_field="kind
     """Seconds a cached token."""
     c_s: float
 
-    def pass_s(self, batch: Sequence[Work]) -> float:
+    def pass_s(self, batch: Sequence[PassWork]) -> float:
         """One pass over a batch."""
         new = sum(w.new for w in batch)
         interactions = sum((w.cached + w.new) * w.new for w in batch)
@@ -228,7 +228,12 @@ class Profile(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if (
-            min(self.draft.window_s(1, 1), self.draft.prefill_s(1), self.verify.pass_s([Work(1, 1, 1)]), self.stack_s)
+            min(
+                self.draft.window_s(1, 1),
+                self.draft.prefill_s(1),
+                self.verify.pass_s([PassWork(1, 1, 1)]),
+                self.stack_s,
+            )
             < 0
         ):
             raise BadInput(f"profile {self.name}: times must not be negative")

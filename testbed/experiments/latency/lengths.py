@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from testbed.errors import BadInput
-from testbed.experiments.runs.prepare import Prompt, Work
+from testbed.experiments.runs.prepare import Prompt, Workload
 
 
-def drawn(work: Work, tokens: int, seed: int) -> Work:
+def drawn(work: Workload, tokens: int, seed: int) -> Workload:
     """The same number of prompts, each of so many tokens drawn from the whole vocabulary.
 
     Raises:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from testbed.errors import BadInput
 from testbed.experiments.results.latency import column_of, read_points
-from testbed.optim.serving.fit import Fit, fit
+from testbed.optim.serving.fit import ServingFit, fit
 from testbed.optim.serving.model import Array
 from testbed.optim.serving.points import Points
 
@@ -23,10 +23,10 @@ HOLDS = 0.1
 """The model holds where its errors have a median of this share of what was measured, or less."""
 
 
-class Limits(NamedTuple):
+class ModelLimits(NamedTuple):
     """How far the model holds."""
 
-    fits: dict[str, Fit]
+    fits: dict[str, ServingFit]
     """By statistic, each fitted to the loads at which nothing piles up."""
     errors: list[dict[str, Any]]
     """A row for each range of x: the loads in it, those that piled up among them, and the median |error| of each
@@ -35,7 +35,7 @@ class Limits(NamedTuple):
     """The largest x up to which every range with loads holds; None: not even the first."""
 
 
-def limits(path: Path, experts: tuple[int, int] | None = None, windows: Sequence[int] | None = None) -> Limits:
+def limits(path: Path, experts: tuple[int, int] | None = None, windows: Sequence[int] | None = None) -> ModelLimits:
     """Fit mean, p95 and p99 below saturation, and look at all loads of a file of `latency measure`; of all windows, or
     of some.
 
@@ -59,10 +59,10 @@ def limits(path: Path, experts: tuple[int, int] | None = None, windows: Sequence
             medians = {name: _median(values[rows]) for name, values in away.items()}
             errors.append({"from_x": low, "to_x": high if np.isfinite(high) else None, "loads": int(rows.sum()),
                            "piled_up": int(piled[rows].sum()), **medians})  # fmt: skip
-    return Limits(fits, errors, {name: _holds_to(errors, name) for name in STATISTICS})
+    return ModelLimits(fits, errors, {name: _holds_to(errors, name) for name in STATISTICS})
 
 
-def _away(found: Fit, points: Points, measured: Array) -> Array:
+def _away(found: ServingFit, points: Points, measured: Array) -> Array:
     """[n] |model − measured| / measured, inf where the model has no steady state."""
     away: Array = np.abs(found.unbounded(points)[0] - measured) / measured
     return away

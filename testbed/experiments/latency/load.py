@@ -21,8 +21,8 @@ from testbed.experiments.latency.lengths import drawn
 from testbed.experiments.latency.load_config import LoadConfig
 from testbed.experiments.latency.openloop import (
     LoadPoint,
+    LoadTarget,
     Served,
-    Station,
     batches,
     ceiling_rps,
     loads,
@@ -34,7 +34,7 @@ from testbed.experiments.latency.station import Known, Told, late_share, outputs
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import claim
 from testbed.experiments.runs.execute import load_drafter
-from testbed.experiments.runs.prepare import Work, prepare
+from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.files import whole_file
 from testbed.models.bundle import bundled
 from testbed.ue.client import Client
@@ -131,7 +131,7 @@ class _Job:
     """One series once."""
 
     config: LoadConfig
-    work: Work
+    work: Workload
     known: Known
     k: int
     alpha: float | None
@@ -171,10 +171,10 @@ class _Job:
             seed=config.seed,
         )
 
-    def _station(self, clients: Sequence[Client], drafter: Drafter) -> Station:
+    def _station(self, clients: Sequence[Client], drafter: Drafter) -> LoadTarget:
         return station_of(self.config, clients, drafter, self.k, self.alpha is not None)
 
-    async def _loads(self, station: Station) -> tuple[Range, list[list[Served]]]:
+    async def _loads(self, station: LoadTarget) -> tuple[Range, list[list[Served]]]:
         """All loads, in an order of their own, every one with prompts that the BS has not seen."""
         config = self.config
         sizes = [SYNCHRONOUS, ROUNDS_OF_CEILING * config.at_once, *[config.requests] * config.rates]
@@ -207,7 +207,7 @@ def write_csv(path: Path, points: Sequence[LoadPoint]) -> None:
             writer.writerow([row[name] for name in COLUMNS])
 
 
-def _prepare(config: LoadConfig) -> Work:
+def _prepare(config: LoadConfig) -> Workload:
     """The prompts of one series: every series has the same ones, and a BS that has not seen them."""
     bundle = bundled()
     run = _run_config(config)

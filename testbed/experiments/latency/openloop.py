@@ -24,7 +24,7 @@ from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.pace import Pace
 from testbed.ue.records import RequestRecord
-from testbed.ue.session import Session
+from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.rules import FixedWindow
 
@@ -75,7 +75,7 @@ class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Station:
+class LoadTarget:
     """One BS as requests meet it: connections, and how a request is decoded."""
 
     clients: Iterator[Client]
@@ -93,11 +93,11 @@ class Station:
         client = next(self.clients)
         if self.window == 0:
             return await decode_remotely(client, prompt.ids, self.max_tokens, self.end_ids)
-        session = Session(client, self.drafter, protocol("greedy"), FixedWindow(self.window), pace=self.pace)
+        session = DecodingSession(client, self.drafter, protocol("greedy"), FixedWindow(self.window), pace=self.pace)
         return await session.decode(prompt.ids, self.max_tokens, self.end_ids)
 
 
-async def synchronous_rps(station: Station, prompts: Iterable[Prompt]) -> float:
+async def synchronous_rps(station: LoadTarget, prompts: Iterable[Prompt]) -> float:
     """Requests a second, one after another."""
     clock = station.clock
     start_s, count = clock.time(), 0
@@ -107,7 +107,7 @@ async def synchronous_rps(station: Station, prompts: Iterable[Prompt]) -> float:
     return count / (clock.time() - start_s)
 
 
-async def ceiling_rps(station: Station, prompts: Sequence[Prompt], at_once: int) -> float:
+async def ceiling_rps(station: LoadTarget, prompts: Sequence[Prompt], at_once: int) -> float:
     """Requests a second with so many always under way, the start and the end of the run left out."""
     clock = station.clock
     queue, ended_s = iter(prompts), []
@@ -141,7 +141,7 @@ def loads(low_rps: float, high_rps: float, count: int) -> list[float]:
     return [low_rps + (high_rps - low_rps) * i / (count + 1) for i in range(1, count + 1)]
 
 
-async def offer(station: Station, prompts: Sequence[Prompt], rps: float, seed: Sequence[int]) -> list[Served]:
+async def offer(station: LoadTarget, prompts: Sequence[Prompt], rps: float, seed: Sequence[int]) -> list[Served]:
     """Send every prompt at the times of a Poisson process of rate `rps` and see all of them through."""
     clock = station.clock
     gaps = np.random.default_rng([*seed, len(prompts)]).exponential(1 / rps, len(prompts))

@@ -25,7 +25,7 @@ from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.pace import Pace
 from testbed.ue.records import RequestRecord
-from testbed.ue.session import Session
+from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.rules import FixedWindow, Hinted, WindowPolicy
 
@@ -134,7 +134,7 @@ class RampConfig(Config, frozen=True, kw_only=True):
         return window_config(self.controller).max_window
 
 
-class Request(msgspec.Struct, frozen=True):
+class RampRequest(msgspec.Struct, frozen=True):
     """One of a ramp's requests."""
 
     step: int
@@ -160,7 +160,7 @@ class Answered(msgspec.Struct, frozen=True):
     """Windows that did not stay whole."""
 
 
-class Run(msgspec.Struct, frozen=True):
+class RampRun(msgspec.Struct, frozen=True):
     """A ramp under one policy with one seed."""
 
     policy: str
@@ -211,7 +211,7 @@ class Fleet:
         ue = self.ues[number % len(self.ues)]
         if ue.policy is None:
             return await decode_remotely(ue.client, prompt, tokens, self.end_ids)
-        session = Session(ue.client, self.drafter, protocol("greedy"), ue.policy, pace=self.pace)
+        session = DecodingSession(ue.client, self.drafter, protocol("greedy"), ue.policy, pace=self.pace)
         return await session.decode(prompt, tokens, self.end_ids)
 
 
@@ -222,13 +222,13 @@ def policy_of(name: str, limit: int) -> WindowPolicy | None:
     return FixedWindow(int(name)) if int(name) else None
 
 
-async def climb(fleet: Fleet, requests: Sequence[Request]) -> list[Answered]:
+async def climb(fleet: Fleet, requests: Sequence[RampRequest]) -> list[Answered]:
     """Send every request when it is due, and see all of them through; in order of arrival."""
     clock = fleet.clock
     start_s = clock.time()
     answered: dict[int, Answered] = {}
 
-    async def one(number: int, request: Request) -> None:
+    async def one(number: int, request: RampRequest) -> None:
         due_s = start_s + request.at_s
         if due_s > clock.time():
             await clock.sleep(due_s - clock.time())
@@ -239,7 +239,7 @@ async def climb(fleet: Fleet, requests: Sequence[Request]) -> list[Answered]:
     return [answered[number] for number in range(len(requests))]
 
 
-async def throughput_rps(fleet: Fleet, requests: Sequence[Request], at_once: int) -> float:
+async def throughput_rps(fleet: Fleet, requests: Sequence[RampRequest], at_once: int) -> float:
     """Requests a second while so many are always under way, the start and the end of the run left out."""
     queue, ended_s = iter(enumerate(requests)), []
 
@@ -264,7 +264,7 @@ async def together(jobs: Iterator[Awaitable[None]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _answered(request: Request, record: RequestRecord, latency_s: float) -> Answered:
+def _answered(request: RampRequest, record: RequestRecord, latency_s: float) -> Answered:
     drafts = [r for r in record.rounds if r.drafted]
     return Answered(
         request.step,

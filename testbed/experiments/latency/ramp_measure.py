@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from testbed.experiments.latency.ramp import RampConfig, Run, Told
+from testbed.experiments.latency.ramp import RampConfig, RampRun, Told
 from testbed.experiments.latency.ramp_real import RealRamp
 from testbed.experiments.latency.ramp_virtual import VirtualRamp
 from testbed.experiments.results.claims import claim
 from testbed.files import whole_file
 
 
-def measure(config: RampConfig, out: Path, told: Told) -> list[Run]:
+def measure(config: RampConfig, out: Path, told: Told) -> list[RampRun]:
     """Run what is not there yet; every run is kept, so that a second call goes on where the first stopped.
 
     Raises:
@@ -38,5 +38,5 @@ def measure(config: RampConfig, out: Path, told: Told) -> list[Run]:
                 told(f"seed {seed}, window {policy}: {np.mean([a.latency_s for a in run.answered]):.3f} s{late}")
                 with whole_file(path) as part:
                     part.write_bytes(msgspec.json.encode(run))
-            found.append(msgspec.json.decode(path.read_bytes(), type=Run))
+            found.append(msgspec.json.decode(path.read_bytes(), type=RampRun))
     return found

@@ -14,8 +14,8 @@ from testbed.experiments.latency.ramp import (
     Answered,
     Fleet,
     RampConfig,
-    Request,
-    Run,
+    RampRequest,
+    RampRun,
     Told,
     Ue,
     arrivals,
@@ -25,7 +25,7 @@ from testbed.experiments.latency.ramp import (
     throughput_rps,
 )  # fmt: skip
 from testbed.experiments.latency.station import late_share, outputs_of, with_station
-from testbed.experiments.runs.prepare import Work, prepare
+from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.models.bundle import bundled
 from testbed.ue.client import Client
 from testbed.ue.drafters.controlled import ReplayDrafter
@@ -57,7 +57,7 @@ class RealRamp:
         top = config.reach * max(ceilings.values())
         return [float(f"{top * (i + 1) / config.steps:.3g}") for i in range(config.steps)]
 
-    def run(self, policy: str, seed: int, loads: Sequence[float]) -> Run:
+    def run(self, policy: str, seed: int, loads: Sequence[float]) -> RampRun:
         """One ramp, by a BS that has seen none of its prompts."""
         numbers = counts(self._config, loads)
         first = self._config.seeds.index(seed) * sum(numbers)
@@ -65,14 +65,14 @@ class RealRamp:
         due = arrivals(loads, numbers, seed)
         prompts = work.prompts[first : first + len(due)]
         requests = [
-            Request(step, at_s, prompt.ids, self._config.max_tokens)
+            RampRequest(step, at_s, prompt.ids, self._config.max_tokens)
             for (step, at_s), prompt in zip(due, prompts, strict=True)
         ]
         metrics = self._out / f"run-{policy}-seed{seed}.metrics"
         answered = asyncio.run(self._climb(policy, work, requests, metrics))
-        return Run(policy, seed, list(loads), answered, late=late_share(metrics))
+        return RampRun(policy, seed, list(loads), answered, late=late_share(metrics))
 
-    def _work(self, count: int) -> Work:
+    def _work(self, count: int) -> Workload:
         bundle = bundled()
         run = RunConfig(dataset=self._config.dataset, limit=count, max_tokens=self._config.max_tokens, warmup=WARM_UP)
         work = prepare(run, (bundle.drafter, bundle.tokenizer), None)
@@ -80,7 +80,7 @@ class RealRamp:
             raise BadInput(f"this ramp needs {count} prompts, and {self._config.dataset} has {len(work.prompts)}")
         return work
 
-    def _known(self, work: Work, name: str) -> ReplayDrafter:
+    def _known(self, work: Workload, name: str) -> ReplayDrafter:
         """Drafts after these prompts, their outputs decoded beforehand."""
         place = self._out / name
         place.mkdir(exist_ok=True)
@@ -96,7 +96,9 @@ class RealRamp:
         hints = ["--window-controller", self._config.controller] if policy == HINTS else []
         return ["--max-batch", str(self._config.max_batch), *hints]
 
-    async def _climb(self, policy: str, work: Work, requests: Sequence[Request], metrics: Path) -> list[Answered]:
+    async def _climb(
+        self, policy: str, work: Workload, requests: Sequence[RampRequest], metrics: Path
+    ) -> list[Answered]:
         drafter = await asyncio.to_thread(self._known, work, "outputs")
 
         async def use(clients: Sequence[Client]) -> list[Answered]:
@@ -120,7 +122,7 @@ class RealRamp:
 
         async def use(clients: Sequence[Client]) -> float:
             fleet = self._fleet(policy, clients, drafter)
-            requests = [Request(0, 0.0, prompt.ids, self._config.max_tokens) for prompt in work.prompts]
+            requests = [RampRequest(0, 0.0, prompt.ids, self._config.max_tokens) for prompt in work.prompts]
             return await throughput_rps(fleet, requests, AT_ONCE)
 
         metrics = self._out / "ceiling" / f"{policy}.metrics"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from testbed.errors import BadInput
 from testbed.experiments.latency.openloop import GROWTH
-from testbed.experiments.latency.ramp import HINTS, RampConfig, Run
+from testbed.experiments.latency.ramp import HINTS, RampConfig, RampRun
 
 Array = NDArray[np.float64]
 BLOCK = 25
@@ -44,7 +44,7 @@ class Table(NamedTuple):
     """Whether hinted windows are within `WITHIN` of the best fixed one at every load, and better than each over all."""
 
 
-def table(config: RampConfig, runs: Sequence[Run]) -> Table:
+def table(config: RampConfig, runs: Sequence[RampRun]) -> Table:
     """Compare; the first `settle` of each step does not count in `points` and `loads`, but in `ramp` everything does.
 
     The best fixed window is chosen after the fact, by the very latencies that it is then compared by: that favours it.
@@ -79,7 +79,7 @@ def table(config: RampConfig, runs: Sequence[Run]) -> Table:
     return Table(points, loads, ramp, holds)
 
 
-def _by_seed(config: RampConfig, runs: Sequence[Run], policy: str) -> list[Run]:
+def _by_seed(config: RampConfig, runs: Sequence[RampRun], policy: str) -> list[RampRun]:
     """The runs of one policy."""
     found = {run.seed: run for run in runs if run.policy == policy}
     lacking = [seed for seed in config.seeds if seed not in found]
@@ -88,13 +88,15 @@ def _by_seed(config: RampConfig, runs: Sequence[Run], policy: str) -> list[Run]:
     return [found[seed] for seed in config.seeds]
 
 
-def _settled(config: RampConfig, run: Run, step: int) -> Array:
+def _settled(config: RampConfig, run: RampRun, step: int) -> Array:
     """Latencies of a step without its first ones."""
     found = np.array([a.latency_s for a in run.answered if a.step == step])
     return found[int(config.settle * len(found)) :]
 
 
-def _point(config: RampConfig, runs: Sequence[Run], policy: str, step: int, latencies: list[Array]) -> dict[str, Any]:
+def _point(
+    config: RampConfig, runs: Sequence[RampRun], policy: str, step: int, latencies: list[Array]
+) -> dict[str, Any]:
     together = np.concatenate(latencies)
     mine = [a for run in runs if run.policy == policy for a in run.answered if a.step == step]
     drafted, tried = sum(a.drafted for a in mine), sum(a.accepted + a.rejections for a in mine)
@@ -154,12 +156,12 @@ def write(found: Table, out: Path) -> list[Path]:
 
 
 def _plot(found: Table, path: Path) -> Path:
-    from testbed.experiments.plots.style import Look, canvas, legend, look_of, save_figure
+    from testbed.experiments.plots.style import SeriesStyle, canvas, legend, look_of, save_figure
 
     def draw() -> Any:
         figure, axes = canvas(width=6.0, height=3.4)
         one, fixed = axes[0, 0], [row["policy"] for row in found.points if row["policy"] != HINTS]
-        looks: dict[str, Look | None] = {**look_of(fixed), HINTS: None}
+        looks: dict[str, SeriesStyle | None] = {**look_of(fixed), HINTS: None}
         for policy, look in looks.items():
             mine = [row for row in found.points if row["policy"] == policy]
             x, y = ([row[key] for row in mine] for key in ("rps", "latency_s"))

@@ -23,8 +23,8 @@ from testbed.experiments.latency.ramp import (
     HINTS,
     Fleet,
     RampConfig,
-    Request,
-    Run,
+    RampRequest,
+    RampRun,
     Told,
     Ue,
     arrivals,
@@ -74,30 +74,30 @@ class VirtualRamp:
         top = config.reach * max(ceilings.values())
         return [float(f"{top * (i + 1) / config.steps:.3g}") for i in range(config.steps)]
 
-    def run(self, policy: str, seed: int, loads: Sequence[float]) -> Run:
+    def run(self, policy: str, seed: int, loads: Sequence[float]) -> RampRun:
         """One ramp."""
         requests = self._requests(arrivals(loads, counts(self._config, loads), seed), seed)
         return run_virtually(self._climb(policy, requests, seed, loads))
 
-    def _requests(self, due: Sequence[tuple[int, float]], seed: int) -> list[Request]:
+    def _requests(self, due: Sequence[tuple[int, float]], seed: int) -> list[RampRequest]:
         """Prompts and outputs of random lengths, at steps and times."""
         config, random = self._config, np.random.default_rng([seed, 1])
         lengths = random.integers(*config.prompt, len(due), endpoint=True).tolist()
         outputs = random.integers(*config.response, len(due), endpoint=True).tolist()
         return [
-            Request(step, at_s, random.integers(0, VOCAB, length).tolist(), tokens)
+            RampRequest(step, at_s, random.integers(0, VOCAB, length).tolist(), tokens)
             for (step, at_s), length, tokens in zip(due, lengths, outputs, strict=True)
         ]
 
-    async def _climb(self, policy: str, requests: Sequence[Request], seed: int, loads: Sequence[float]) -> Run:
+    async def _climb(self, policy: str, requests: Sequence[RampRequest], seed: int, loads: Sequence[float]) -> RampRun:
         fleet, station, serving = await self._start(policy, requests, seed)
         try:
             answered = await climb(fleet, requests)
         finally:
             await _stop(fleet, serving)
-        return Run(policy, seed, list(loads), answered, station.metrics().get("window_switches"))
+        return RampRun(policy, seed, list(loads), answered, station.metrics().get("window_switches"))
 
-    async def _ceiling(self, policy: str, requests: Sequence[Request]) -> float:
+    async def _ceiling(self, policy: str, requests: Sequence[RampRequest]) -> float:
         """Requests a second while so many are always under way, start and end left out."""
         fleet, _, serving = await self._start(policy, requests, 0)
         try:
@@ -106,7 +106,7 @@ class VirtualRamp:
             await _stop(fleet, serving)
 
     async def _start(
-        self, policy: str, requests: Sequence[Request], seed: int
+        self, policy: str, requests: Sequence[RampRequest], seed: int
     ) -> tuple[Fleet, BaseStation, asyncio.Task[None]]:
         """A BS and its UEs."""
         config, clock, server = self._config, VirtualClock(), VirtualServerLink()

@@ -14,8 +14,8 @@ import msgspec
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock
 from testbed.experiments.latency.load_config import LoadConfig
-from testbed.experiments.latency.openloop import Station
-from testbed.experiments.runs.prepare import Prompt, Work
+from testbed.experiments.latency.openloop import LoadTarget
+from testbed.experiments.runs.prepare import Prompt, Workload
 from testbed.experiments.runs.processes import base_station
 from testbed.files import whole_file
 from testbed.ue.client import Client
@@ -34,7 +34,7 @@ Known = dict[tuple[int, ...], list[int]]
 """The target's own output by prompt."""
 
 
-def outputs_of(config: LoadConfig, work: Work, out: Path, told: Told) -> Known:
+def outputs_of(config: LoadConfig, work: Workload, out: Path, told: Told) -> Known:
     """What the target decodes after each prompt and after the warm-up's, where replays need it; by a BS of its own, for
     the prefix cache.
     """
@@ -57,7 +57,7 @@ Use = Callable[[Sequence[Client]], Awaitable[T]]
 
 
 async def with_station(
-    config: LoadConfig, work: Work, use: Use[T], metrics: Path, more: Sequence[str] = (), count: int = CLIENTS
+    config: LoadConfig, work: Workload, use: Use[T], metrics: Path, more: Sequence[str] = (), count: int = CLIENTS
 ) -> T:
     """Start a BS with `more` arguments, connect so many times, and stop it afterwards; counters go to `metrics`."""
     arguments = ["--engine", config.engine, "--bind", "tcp://127.0.0.1:*", "--dtype", config.dtype, *more]
@@ -84,11 +84,11 @@ def late_share(metrics: Path) -> float | None:
     return counted["pace"]["late_s"] / counted["busy_s"] if "pace" in counted and counted["busy_s"] else None
 
 
-def station_of(config: LoadConfig, clients: Sequence[Client], drafter: Drafter, k: int, replayed: bool) -> Station:
+def station_of(config: LoadConfig, clients: Sequence[Client], drafter: Drafter, k: int, replayed: bool) -> LoadTarget:
     welcome = clients[0].welcome
     assert welcome is not None
     pace = Steady(clients[0].clock, config.draft_ms / 1e3) if replayed else REAL_TIME
-    return Station(itertools.cycle(clients), drafter, pace, k, config.max_tokens, welcome.end_ids, clients[0].clock)
+    return LoadTarget(itertools.cycle(clients), drafter, pace, k, config.max_tokens, welcome.end_ids, clients[0].clock)
 
 
 async def _decode_alone(config: LoadConfig, prompts: Sequence[Prompt], clients: Sequence[Client]) -> list[list[int]]:

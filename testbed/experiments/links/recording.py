@@ -17,7 +17,7 @@ MAX_SAMPLES = 1_000_000
 
 
 @dataclass(frozen=True)
-class Recording:
+class TraceRecording:
     """A trace out of a run, and what it rests on."""
 
     trace: Trace
@@ -41,7 +41,7 @@ class Recording:
         ]
 
 
-def record(run_dir: Path, interval_s: float = 1.0) -> Recording:
+def record(run_dir: Path, interval_s: float = 1.0) -> TraceRecording:
     """Resample what `rounds.parquet` says of the channel to one sample an interval: the median of its rounds.
 
     An interval without rounds repeats the sample before it. Time starts at the first round that knew the state;
@@ -69,7 +69,7 @@ def record(run_dir: Path, interval_s: float = 1.0) -> Recording:
         for name in COLUMNS[1:]
     }
     trace = Trace(t_s=np.arange(n, dtype=np.float64) * interval_s, **samples)
-    return Recording(trace, interval_s, len(times_s), without, sources, _gaps(filled, interval_s))
+    return TraceRecording(trace, interval_s, len(times_s), without, sources, _gaps(filled, interval_s))
 
 
 def _gaps(filled: NDArray[np.int64], interval_s: float) -> tuple[tuple[float, float], ...]:

@@ -79,7 +79,7 @@ class ValidateConfig(Config, frozen=True):
 
 
 @dataclass(frozen=True)
-class Ends:
+class ServerAddresses:
     """How a UE reaches two servers through a link."""
 
     iperf3: tuple[str, int]
@@ -136,7 +136,7 @@ def _row(via: str, rate: float, rtt_ms: float, per: float, measured: tuple[float
 
 
 @contextlib.contextmanager
-def _ends(link: ChannelSpec) -> Iterator[Ends]:
+def _ends(link: ChannelSpec) -> Iterator[ServerAddresses]:
     """Servers, and the link before them."""
     with contextlib.ExitStack() as held:
         if link.kind == "tc":
@@ -144,12 +144,12 @@ def _ends(link: ChannelSpec) -> Iterator[Ends]:
             spaces = held.enter_context(Namespaces([wire]))
             host = spaces.host_address(0)
             ports = held.enter_context(_servers(host))
-            yield Ends((host, ports[0]), (host, ports[1]), spaces.prefix(0))
+            yield ServerAddresses((host, ports[0]), (host, ports[1]), spaces.prefix(0))
             return
         ports = held.enter_context(_servers("127.0.0.1"))
         relays = [held.enter_context(proxy(link, f"tcp://127.0.0.1:{port}")) for port in ports]
         iperf3, echo = (int(relay["listen"].rsplit(":", 1)[1]) for relay in relays)
-        yield Ends(("127.0.0.1", iperf3), ("127.0.0.1", echo), [])
+        yield ServerAddresses(("127.0.0.1", iperf3), ("127.0.0.1", echo), [])
 
 
 @contextlib.contextmanager

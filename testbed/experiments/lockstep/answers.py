@@ -11,7 +11,7 @@ from testbed.experiments.lockstep.walk import Walk
 
 
 @dataclass(frozen=True)
-class Task:
+class AnswerTask:
     """What the outputs of a collection have in common.
 
     Attributes:
@@ -36,7 +36,7 @@ class Answers:
         prompt_len: tokens of the prompt.
     """
 
-    def __init__(self, task: Task, session: str, prompt_len: int) -> None:
+    def __init__(self, task: AnswerTask, session: str, prompt_len: int) -> None:
         self._task, self._session, self._prompt_len = task, session, prompt_len
         self._paths = Paths()
         self.completions = 0

@@ -15,7 +15,7 @@ from testbed.experiments.lockstep.walk import Lockstep, Walk
 from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import bundled
 from testbed.ue.drafters.base import Drafter, DraftSequence, DraftToken
-from testbed.ue.drafters.recorded import Recorded, Recording, Statistics
+from testbed.ue.drafters.recorded import DraftRecording, Recorded, Statistics
 
 LANES = 16
 """Prompts under way at once."""
@@ -51,7 +51,7 @@ class DraftsConfig(Config, frozen=True, kw_only=True):
             raise BadInput("a drafter of your own needs its target: give --model too")
 
 
-def record(config: DraftsConfig, told: Told) -> Recording:
+def record(config: DraftsConfig, told: Told) -> DraftRecording:
     """Load the pair, decode, and keep all that was drafted.
 
     Raises:
@@ -80,7 +80,7 @@ def record(config: DraftsConfig, told: Told) -> Recording:
             drafter.close()
     finally:
         engine.close()
-    return Recording(
+    return DraftRecording(
         drafter=model_fingerprint(path), target=model_fingerprint(target.directory), tokenizer=prompter.fingerprint,
         vocab_size=prompter.vocab_size, depth=config.depth, end_ids=list(target.end_ids), prompts=found,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from testbed.experiments.plots.style import Figure, canvas, legend, looks, save_figure
-from testbed.optim.serving.fit import Fit
+from testbed.optim.serving.fit import ServingFit
 from testbed.optim.serving.model import Array, collapse, collapsed
 from testbed.optim.serving.points import SETTING, Points
 
@@ -22,7 +22,7 @@ ALIKE = {"k": 0.5, "alpha": 0.05, "decode": 4.0}
 """Gaps between settings; within less they are one, measured with some luck."""
 
 
-def figures(fit: Fit, points: Points, latency_s: Array) -> list[Figure]:
+def figures(fit: ServingFit, points: Points, latency_s: Array) -> list[Figure]:
     """Latency under load, and `collapse` where the form has one C1 and C2 for every point (not with experts)."""
     groups = _groups(fit, points)
     found = [
@@ -35,7 +35,7 @@ def figures(fit: Fit, points: Points, latency_s: Array) -> list[Figure]:
     return found
 
 
-def write_plots(fit: Fit, points: Points, latency_s: Array, directory: Path) -> list[Path]:
+def write_plots(fit: ServingFit, points: Points, latency_s: Array, directory: Path) -> list[Path]:
     """Write the figures as PNG.
 
     Raises:
@@ -44,7 +44,7 @@ def write_plots(fit: Fit, points: Points, latency_s: Array, directory: Path) -> 
     return [save_figure(one.draw, directory / f"{one.name}.png") for one in figures(fit, points, latency_s)]
 
 
-def _groups(fit: Fit, points: Points) -> list[tuple[str, Any]]:
+def _groups(fit: ServingFit, points: Points) -> list[tuple[str, Any]]:
     """Label and rows of the points that share a curve: of one k, and alike in α and in the length of responses, which
     are measured at every load for itself.
     """
@@ -71,7 +71,7 @@ def _alike(values: Array, gap: float) -> Any:
     return group
 
 
-def _latency(fit: Fit, points: Points, latency_s: Array, groups: list[tuple[str, Any]]) -> Any:
+def _latency(fit: ServingFit, points: Points, latency_s: Array, groups: list[tuple[str, Any]]) -> Any:
     figure, axes = canvas(width=6.0, height=3.4)
     one = axes[0, 0]
     for (label, rows), look in zip(groups, looks(), strict=False):
@@ -87,7 +87,7 @@ def _latency(fit: Fit, points: Points, latency_s: Array, groups: list[tuple[str,
     return figure
 
 
-def _curve(fit: Fit, points: Points) -> tuple[Array, Array]:
+def _curve(fit: ServingFit, points: Points) -> tuple[Array, Array]:
     """The fit from no load to the largest measured one, up to where it saturates."""
     loads = np.linspace(0, float(points.rps.max()), STEPS)
     means = {name: np.full(STEPS, values.mean()) for name in SETTING if (values := getattr(points, name)) is not None}
@@ -96,7 +96,7 @@ def _curve(fit: Fit, points: Points) -> tuple[Array, Array]:
     return loads[below], found[below]
 
 
-def _collapse(fit: Fit, points: Points, latency_s: Array, groups: list[tuple[str, Any]]) -> Any:
+def _collapse(fit: ServingFit, points: Points, latency_s: Array, groups: list[tuple[str, Any]]) -> Any:
     figure, axes = canvas(width=6.0, height=3.4)
     one, largest = axes[0, 0], 0.0
     for (label, rows), look in zip(groups, looks(), strict=False):
@@ -111,7 +111,7 @@ def _collapse(fit: Fit, points: Points, latency_s: Array, groups: list[tuple[str
     return figure
 
 
-def _costs_of(fit: Fit, points: Points) -> tuple[Array, Array]:
+def _costs_of(fit: ServingFit, points: Points) -> tuple[Array, Array]:
     """[n] C1 and C2 of each point."""
     if fit.form == "load":
         return np.full(points.rps.size, fit.values[0]), np.full(points.rps.size, fit.values[1])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from testbed.errors import BadInput
-from testbed.optim.cost_fit import Node, NodeFit, Step, flops
+from testbed.optim.cost_fit import MeasuredStep, Node, NodeFit, flops
 from testbed.optim.inference_cost import Model
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -58,7 +58,7 @@ def save(figure: Any, directory: Path, name: str) -> list[Path]:
 
 
 def fit_plot(
-    directory: Path, steps: Sequence[Step], models: dict[Node, Model], fits: dict[Node, NodeFit]
+    directory: Path, steps: Sequence[MeasuredStep], models: dict[Node, Model], fits: dict[Node, NodeFit]
 ) -> list[Path]:
     """Fig. 5 for both nodes: time per pass over b·F, measured and fitted, a marker for each batch size."""
     figure, axes = panels(len(fits))

@@ -10,13 +10,13 @@ import numpy as np
 
 from testbed.errors import BadInput
 from testbed.experiments.plots.style import canvas, legend, looks, save_figure
-from testbed.optim.serving.fit import Fit
+from testbed.optim.serving.fit import ServingFit
 from testbed.optim.serving.lengths import Lengths, length, r_squared
 from testbed.optim.serving.model import Array
 from testbed.optim.serving.points import names
 
 
-class Line(NamedTuple):
+class CoefficientLine(NamedTuple):
     """A coefficient as a line over the size of a model: intercept + slope·millions."""
 
     intercept: float
@@ -24,7 +24,7 @@ class Line(NamedTuple):
     r2: float
 
 
-def by_size(fits: Mapping[float, Fit]) -> dict[str, Line]:
+def by_size(fits: Mapping[float, ServingFit]) -> dict[str, CoefficientLine]:
     """Lines through the coefficients of several targets, by millions of parameters (Fig. 5).
 
     Raises:
@@ -39,12 +39,12 @@ def by_size(fits: Mapping[float, Fit]) -> dict[str, Line]:
     return {name: _line(sizes, table[:, i]) for i, name in enumerate(next(iter(forms)))}
 
 
-def _line(x: Array, y: Array) -> Line:
+def _line(x: Array, y: Array) -> CoefficientLine:
     slope, intercept = np.polyfit(x, y, 1).tolist()
-    return Line(intercept, slope, r_squared(y, intercept + slope * x))
+    return CoefficientLine(intercept, slope, r_squared(y, intercept + slope * x))
 
 
-def plot_sizes(fits: Mapping[float, Fit], path: Path) -> Path:
+def plot_sizes(fits: Mapping[float, ServingFit], path: Path) -> Path:
     """Coefficients against model size."""
     lines = by_size(fits)
     sizes = np.array(list(fits))
@@ -59,15 +59,15 @@ def plot_lengths(lengths: Lengths, path: Path) -> Path:
     rows = []
     for i, name in enumerate(names("speculation", None)):
         x = np.array([length(name, *pair) for pair in lengths.pairs])
-        rows.append((name, x, table[:, i], Line(laws[name].intercept, laws[name].slope, laws[name].r2)))
+        rows.append((name, x, table[:, i], CoefficientLine(laws[name].intercept, laws[name].slope, laws[name].r2)))
     return _plot(rows, "prefill [tokens] for p, prefill + 0.5·decode for v and d", path)
 
 
-def _plot(rows: list[tuple[str, Array, Array, Line]], x: str, path: Path) -> Path:
+def _plot(rows: list[tuple[str, Array, Array, CoefficientLine]], x: str, path: Path) -> Path:
     return save_figure(lambda: _drawn(rows, x), path)
 
 
-def _drawn(rows: list[tuple[str, Array, Array, Line]], x: str) -> Any:
+def _drawn(rows: list[tuple[str, Array, Array, CoefficientLine]], x: str) -> Any:
     figure, axes = canvas(width=6.0, height=3.4)
     for (name, where, values, line), look in zip(rows, looks(), strict=False):
         top = float(np.max(np.abs(values))) or 1.0
@@ -82,6 +82,6 @@ def _drawn(rows: list[tuple[str, Array, Array, Line]], x: str) -> Any:
     return figure
 
 
-def document(lines: Mapping[str, Line]) -> dict[str, Any]:
+def document(lines: Mapping[str, CoefficientLine]) -> dict[str, Any]:
     """By coefficient, JSON's types alone."""
     return {name: line._asdict() for name, line in lines.items()}

@@ -43,7 +43,7 @@ SETTINGS: Any = {
 }
 
 
-class Look(NamedTuple):
+class SeriesStyle(NamedTuple):
     """Of one line or bar."""
 
     colour: str
@@ -60,12 +60,12 @@ class Figure(NamedTuple):
     draw: Callable[[], Any]
 
 
-def looks() -> Iterator[Look]:
+def looks() -> Iterator[SeriesStyle]:
     """Without end; the first eight differ in colour, marker and hatch, the first 72 in colour or marker."""
-    return itertools.starmap(Look, zip(*map(itertools.cycle, (COLOURS, MARKERS, DASHES, HATCHES)), strict=False))
+    return itertools.starmap(SeriesStyle, zip(*map(itertools.cycle, (COLOURS, MARKERS, DASHES, HATCHES)), strict=False))
 
 
-def look_of(names: Sequence[Any]) -> dict[Any, Look]:
+def look_of(names: Sequence[Any]) -> dict[Any, SeriesStyle]:
     """A look for each name, in the order in which they come."""
     return dict(zip(dict.fromkeys(names), looks(), strict=False))
 

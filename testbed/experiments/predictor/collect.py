@@ -28,7 +28,7 @@ Progress = Callable[[int, int], None]
 """Prompts done, and in all."""
 
 
-class CollectConfig(Config, frozen=True):
+class TraceCollectConfig(Config, frozen=True):
     """What `testbed predictor collect` does."""
 
     dataset: str = "bundled:calibration"
@@ -44,7 +44,7 @@ class CollectConfig(Config, frozen=True):
     """GGUF file; None: the bundled one."""
 
 
-def collect(config: CollectConfig, out: Path, told: Progress) -> TraceStore:
+def collect(config: TraceCollectConfig, out: Path, told: Progress) -> TraceStore:
     """Decode prompts and write down every drafted token, chunk by chunk; chunks that are there are left as they are.
 
     Raises:
@@ -72,7 +72,7 @@ def collect(config: CollectConfig, out: Path, told: Progress) -> TraceStore:
     return store
 
 
-def _meta(config: CollectConfig, drafter: Path, target: Path) -> TraceMeta:
+def _meta(config: TraceCollectConfig, drafter: Path, target: Path) -> TraceMeta:
     return TraceMeta(
         dataset=config.dataset,
         first=config.first,
@@ -93,7 +93,7 @@ def _chunk(questions: Sequence[str], number: int) -> Sequence[str]:
 
 
 def with_models(
-    config: CollectConfig,
+    config: TraceCollectConfig,
     store: TraceStore,
     paths: tuple[Path, Path],
     questions: Sequence[str],

@@ -11,23 +11,23 @@ from numpy.typing import NDArray
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 
 
-class Node(NamedTuple):
+class TreeNode(NamedTuple):
     """A node of a tree: `value` where `feature` is -1, else left where x[feature] <= threshold."""
 
     feature: int
     threshold: float = 0.0
-    left: Node | None = None
-    right: Node | None = None
+    left: TreeNode | None = None
+    right: TreeNode | None = None
     value: float = 0.0
 
 
 def lightgbm_arrays(booster: Any) -> Arrays:
     """Trees of a LightGBM `Booster` for two classes; the score is its raw score."""
 
-    def node(of: dict[str, Any]) -> Node:
+    def node(of: dict[str, Any]) -> TreeNode:
         if "leaf_value" in of:
-            return Node(-1, value=of["leaf_value"])
-        return Node(of["split_feature"], of["threshold"], node(of["left_child"]), node(of["right_child"]))
+            return TreeNode(-1, value=of["leaf_value"])
+        return TreeNode(of["split_feature"], of["threshold"], node(of["left_child"]), node(of["right_child"]))
 
     return _flat([node(tree["tree_structure"]) for tree in booster.dump_model()["tree_info"]])
 
@@ -38,12 +38,12 @@ def xgboost_arrays(booster: Any, rounds: int) -> Arrays:
     XGBoost goes left where x < t, in 32-bit numbers: that is x <= the number before t.
     """
 
-    def node(of: dict[str, Any]) -> Node:
+    def node(of: dict[str, Any]) -> TreeNode:
         if "leaf" in of:
-            return Node(-1, value=float(np.float32(of["leaf"])))
+            return TreeNode(-1, value=float(np.float32(of["leaf"])))
         child = {c["nodeid"]: c for c in of["children"]}
         below = np.nextafter(np.float32(of["split_condition"]), np.float32(-np.inf))
-        return Node(int(of["split"].removeprefix("f")), float(below), node(child[of["yes"]]), node(child[of["no"]]))
+        return TreeNode(int(of["split"].removeprefix("f")), float(below), node(child[of["yes"]]), node(child[of["no"]]))
 
     return _flat([node(json.loads(text)) for text in booster.get_dump(dump_format="json")[:rounds]])
 
@@ -52,21 +52,21 @@ def forest_arrays(forest: Any) -> Arrays:
     """Trees of a scikit-learn `RandomForestClassifier` for two classes; the score is its probability of class 1."""
     count = len(forest.estimators_)
 
-    def node(tree: Any, i: int) -> Node:
+    def node(tree: Any, i: int) -> TreeNode:
         if tree.children_left[i] < 0:
             of_class = tree.value[i, 0]
-            return Node(-1, value=float(of_class[1] / of_class.sum()) / count)
+            return TreeNode(-1, value=float(of_class[1] / of_class.sum()) / count)
         left, right = node(tree, tree.children_left[i]), node(tree, tree.children_right[i])
-        return Node(int(tree.feature[i]), float(tree.threshold[i]), left, right)
+        return TreeNode(int(tree.feature[i]), float(tree.threshold[i]), left, right)
 
     return _flat([node(one.tree_, 0) for one in forest.estimators_])
 
 
-def _flat(trees: list[Node]) -> Arrays:
+def _flat(trees: list[TreeNode]) -> Arrays:
     """Nodes in the order of a walk, parents before children, left before right."""
     rows: list[list[float]] = []
 
-    def add(node: Node) -> int:
+    def add(node: TreeNode) -> int:
         place = len(rows)
         rows.append([node.feature, node.threshold, 0, 0, node.value])
         if node.left is not None and node.right is not None:

@@ -12,7 +12,7 @@ Labels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Scores:
+class ClassifierScores:
     """Counts at a threshold, and what does not depend on it."""
 
     tn: int
@@ -45,13 +45,13 @@ class Scores:
         }
 
 
-def scores_of(accepted: Labels, probabilities: Reals, threshold: float) -> Scores:
+def scores_of(accepted: Labels, probabilities: Reals, threshold: float) -> ClassifierScores:
     """Hold predictions against the truth; predicted accepted is a probability of at least `threshold`."""
     from sklearn.metrics import brier_score_loss, confusion_matrix, roc_auc_score
 
     predicted = probabilities >= threshold
     tn, fp, fn, tp = confusion_matrix(accepted, predicted, labels=[0, 1]).ravel().tolist()
-    return Scores(
+    return ClassifierScores(
         tn, fp, fn, tp,
         auc=float(roc_auc_score(accepted, probabilities)),
         brier=float(brier_score_loss(accepted, probabilities)),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.experiments.report.data import Part, Shown
+from testbed.experiments.report.data import RowSource, Shown
 from testbed.experiments.report.intervals import AT
 from testbed.experiments.results.intervals import Bootstrap, Interval
 
@@ -38,10 +38,10 @@ def compared_html(shown: Sequence[Shown]) -> str:
     )
 
 
-def pairs(first: Sequence[Part], other: Sequence[Part]) -> list[tuple[Part, Part]]:
+def pairs(first: Sequence[RowSource], other: Sequence[RowSource]) -> list[tuple[RowSource, RowSource]]:
     """Rows of one kind: alike in `SAME`, else, where that finds none, in `LOOSE` if that names one row only."""
     for keys in (SAME, LOOSE):
-        known: dict[tuple[str, ...], list[Part]] = {}
+        known: dict[tuple[str, ...], list[RowSource]] = {}
         for part in first:
             known.setdefault(_key(part, keys), []).append(part)
         found = [(known[key][0], part) for part in other if len(known.get(key := _key(part, keys), [])) == 1]
@@ -50,11 +50,11 @@ def pairs(first: Sequence[Part], other: Sequence[Part]) -> list[tuple[Part, Part
     return []
 
 
-def _key(part: Part, keys: Sequence[str]) -> tuple[str, ...]:
+def _key(part: RowSource, keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(str(part.row.get(key)) for key in keys)
 
 
-def _line(first: Shown, base: Part, other: Shown, part: Part) -> list[str]:
+def _line(first: Shown, base: RowSource, other: Shown, part: RowSource) -> list[str]:
     drawn = _together(first, base, other, part)
     cells = [html.escape(other.path.resolve().name), html.escape(part.name), str(part.row.get("window", "–"))]
     if drawn is None:
@@ -73,7 +73,7 @@ def _line(first: Shown, base: Part, other: Shown, part: Part) -> list[str]:
     return [*cells, f"{drawn.n} paired", *told, accuracy]
 
 
-def _together(first: Shown, base: Part, other: Shown, part: Part) -> Bootstrap | None:
+def _together(first: Shown, base: RowSource, other: Shown, part: RowSource) -> Bootstrap | None:
     """Both rows' columns by prompt; None where their prompts are not the same."""
     a, b = base.requests, part.requests
     same = first.config.get("dataset") == other.config.get("dataset")
@@ -85,7 +85,7 @@ def _together(first: Shown, base: Part, other: Shown, part: Part) -> Bootstrap |
     return Bootstrap(columns)
 
 
-def _right(first: Shown, base: Part, other: Shown, part: Part) -> Bootstrap | None:
+def _right(first: Shown, base: RowSource, other: Shown, part: RowSource) -> Bootstrap | None:
     a, b = base.right(first.config.get("dataset")), part.right(other.config.get("dataset"))
     return None if a is None or b is None or a.size != b.size else Bootstrap({"a": a, "b": b})
 

@@ -22,7 +22,7 @@ POINTS = "points"
 
 
 @dataclass(eq=False)
-class Part:
+class RowSource:
     """A row of a run, and the files that it was made from."""
 
     row: Row
@@ -69,7 +69,7 @@ class Shown:
     path: Path
     label: str
     document: Mapping[str, Any]
-    parts: list[Part]
+    parts: list[RowSource]
     missing: int = 0
     """Points of a sweep that have not run yet."""
 
@@ -109,7 +109,7 @@ def shown_of(path: Path, label: str) -> Shown:
     """A directory that holds a `summary.json`."""
     document = results.read_summary(path)
     folders = [path / POINTS / str(row["point"]) if row.get("point") else path for row in document["rows"]]
-    parts = [Part(row, folder) for row, folder in zip(document["rows"], folders, strict=True)]
+    parts = [RowSource(row, folder) for row, folder in zip(document["rows"], folders, strict=True)]
     return Shown(path, label, document, parts)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from testbed.experiments.plots.style import Figure, Look, canvas, legend, look_of
+from testbed.experiments.plots.style import Figure, SeriesStyle, canvas, legend, look_of
 from testbed.experiments.report.data import Row, Shown
 from testbed.experiments.report.tables import cell
 
@@ -73,11 +73,11 @@ def _visits(events: Sequence[Row]) -> str:
     return f"<h3>Visits</h3>{table}<p><small>Clock: the base station's less the UE's.</small></p>" if lines else ""
 
 
-def _drawn(rows: Sequence[Row], name: str, label: str, looks: Mapping[str, Look]) -> Callable[[], Any]:
+def _drawn(rows: Sequence[Row], name: str, label: str, looks: Mapping[str, SeriesStyle]) -> Callable[[], Any]:
     return partial(_against_distance, rows, name, label, looks)
 
 
-def _against_distance(rows: Sequence[Row], name: str, label: str, looks: Mapping[str, Look]) -> Any:
+def _against_distance(rows: Sequence[Row], name: str, label: str, looks: Mapping[str, SeriesStyle]) -> Any:
     """A panel for every way of running, a line for every method."""
     ways = [way for way in WAYS if any(row["way"] == way for row in rows)]
     figure, axes = canvas(len(ways), 1, width=2.9, height=2.7, sharey=True)

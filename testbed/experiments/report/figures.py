@@ -16,7 +16,7 @@ from testbed.experiments.plots.style import (
     legend,
     look_of,
 )  # fmt: skip
-from testbed.experiments.report.data import Part, Row, Shown
+from testbed.experiments.report.data import Row, RowSource, Shown
 from testbed.experiments.report.intervals import LINK, Intervals
 from testbed.experiments.report.tables import cell, link_text
 
@@ -122,7 +122,7 @@ def _latency(rows: Sequence[Row]) -> Any:
     return figure
 
 
-def _stacked(parts: Sequence[Part]) -> Any:
+def _stacked(parts: Sequence[RowSource]) -> Any:
     """Groups of bars by window, a bar for each series, a panel for each link."""
     panels = _panels([part.row for part in parts])
     windows, names = sorted({part.row["window"] for part in parts}), list(dict.fromkeys(part.name for part in parts))
@@ -172,13 +172,13 @@ def _top(totals: Sequence[float]) -> float:
 
 
 def _curve_drawer(
-    parts: Sequence[Part], intervals: Sequence[Intervals], key: str, title: str, across: str, label: str
+    parts: Sequence[RowSource], intervals: Sequence[Intervals], key: str, title: str, across: str, label: str
 ) -> Any:
     return lambda: _curves(parts, intervals, key, title, across, label)
 
 
 def _curves(
-    parts: Sequence[Part], intervals: Sequence[Intervals], key: str, title: str, across: str, label: str
+    parts: Sequence[RowSource], intervals: Sequence[Intervals], key: str, title: str, across: str, label: str
 ) -> Any:
     """A line for each series, a panel for each link; a series with one value of `across` is a level line."""
     target = [part for part in parts if part.row["method"] == "target-only" and across == "level"]
@@ -226,7 +226,7 @@ def _log_ticks(axis: Any) -> None:
 
 
 def _line(
-    axes: Any, pairs: Sequence[tuple[Part, Intervals]], key: str, across: str, name: str, look: Any, place: float
+    axes: Any, pairs: Sequence[tuple[RowSource, Intervals]], key: str, across: str, name: str, look: Any, place: float
 ) -> None:
     """One series, moved aside by its place among the others, so that intervals do not hide each other."""
     found: dict[float, list[tuple[float, Intervals]]] = {}

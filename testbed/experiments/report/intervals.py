@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.experiments.report.data import Part, Row
+from testbed.experiments.report.data import Row, RowSource
 from testbed.experiments.results.intervals import Bootstrap, Interval
 
 LINK = ("uplink_mbps", "downlink_mbps", "rtt_ms", "per", "file", "jitter_ms")
@@ -19,7 +19,7 @@ METRICS = ("latency_s", "aal", "rounds", "throughput_tps", "accuracy")
 Intervals = dict[str, Interval]
 
 
-def with_intervals(parts: Sequence[Part], dataset: str | None) -> list[Intervals]:
+def with_intervals(parts: Sequence[RowSource], dataset: str | None) -> list[Intervals]:
     """Intervals by column for every row (`METRICS`), and `speedup`, the baseline's latency over its own, and
     `accuracy_lost`, the baseline's accuracy less its own, where it has a baseline; empty where its prompts are unknown.
 
@@ -45,7 +45,7 @@ def with_intervals(parts: Sequence[Part], dataset: str | None) -> list[Intervals
     return found
 
 
-def _columns(part: Part, dataset: str | None) -> dict[str, NDArray[np.float64]] | None:
+def _columns(part: RowSource, dataset: str | None) -> dict[str, NDArray[np.float64]] | None:
     requests = part.requests
     if requests is None or not len(requests["request"]):
         return None

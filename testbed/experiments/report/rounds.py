@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from testbed.experiments.plots.style import Figure, canvas, legend, look_of
-from testbed.experiments.report.data import Part, Shown
+from testbed.experiments.report.data import RowSource, Shown
 from testbed.experiments.report.intervals import LINK
 from testbed.experiments.report.tables import link_text
 
@@ -44,7 +44,7 @@ def figures(shown: Shown) -> list[Figure]:
     return found
 
 
-def _chosen(parts: Sequence[Part]) -> tuple[list[Part], str]:
+def _chosen(parts: Sequence[RowSource]) -> tuple[list[RowSource], str]:
     """Rows with rounds that may stand in one figure, and in words what they share."""
     known = [part for part in parts if part.row["method"] != "target-only" and _holds(part, COUNTS)]
     if len(known) <= MOST and len({part.name for part in known}) == len(known):
@@ -59,7 +59,7 @@ def _chosen(parts: Sequence[Part]) -> tuple[list[Part], str]:
     return chosen[:MOST], f", at K = {window} and {link_text(link)}{threshold}"
 
 
-def _middle(parts: list[Part]) -> tuple[list[Part], str]:
+def _middle(parts: list[RowSource]) -> tuple[list[RowSource], str]:
     """Of series with several thresholds the rows at the middle one, which is said in words."""
     found: dict[str, set[float]] = {}
     for part in parts:
@@ -73,7 +73,7 @@ def _middle(parts: list[Part]) -> tuple[list[Part], str]:
     return kept, f", θ = {middle:.4g} where it varies"
 
 
-def _threshold(part: Part) -> float:
+def _threshold(part: RowSource) -> float:
     return float(part.row.get("threshold") or 0.0)
 
 
@@ -83,13 +83,13 @@ def _quality(link: Mapping[str, Any]) -> list[tuple[bool, float]]:
     return [(link.get(key) is None, sign * float(link.get(key) or 0)) for key, sign in signs.items()]
 
 
-def _holds(part: Part, names: Sequence[str]) -> bool:
+def _holds(part: RowSource, names: Sequence[str]) -> bool:
     """Whether a run wrote these columns of numbers for its rounds."""
     rounds = part.rounds
     return rounds is not None and all(len(rounds[name]) and rounds[name].dtype != object for name in names)
 
 
-def _acceptance(parts: Sequence[Part]) -> Any:
+def _acceptance(parts: Sequence[RowSource]) -> Any:
     figure, axes = canvas(width=6.5)
     for part, look in zip(parts, look_of([part.name for part in parts]).values(), strict=True):
         assert part.rounds is not None
@@ -109,7 +109,7 @@ def _acceptance(parts: Sequence[Part]) -> Any:
     return figure
 
 
-def _committed(parts: Sequence[Part]) -> Any:
+def _committed(parts: Sequence[RowSource]) -> Any:
     columns = min(3, len(parts))
     figure, axes = canvas(columns, -(-len(parts) // columns), width=2.9, height=1.9, sharex=True, sharey=True)
     most = max(int(part.rounds["committed"].max()) for part in parts if part.rounds)
@@ -129,7 +129,7 @@ def _committed(parts: Sequence[Part]) -> Any:
     return figure
 
 
-def _moves(part: Part) -> bool:
+def _moves(part: RowSource) -> bool:
     """Whether a run saw its link change, or changed its protocol."""
     rounds = part.rounds
     if rounds is None or not _holds(part, LINK_COLUMNS):
@@ -141,7 +141,7 @@ def _moves(part: Part) -> bool:
     return bool(np.ptp(rates) > 0) or len(set(rounds["protocol"][known])) > 1
 
 
-def _link(parts: Sequence[Part]) -> Any:
+def _link(parts: Sequence[RowSource]) -> Any:
     figure, axes = canvas(len(parts), 3, width=4.6, height=1.7, sharex="col")
     for column, part in enumerate(parts):
         assert part.rounds is not None

@@ -15,7 +15,7 @@ from testbed.config import RunConfig
 from testbed.errors import BadInput
 from testbed.experiments.inputs.padding import padded
 from testbed.experiments.inputs.state import channel_state
-from testbed.experiments.runs.prepare import Work, policy_of
+from testbed.experiments.runs.prepare import Workload, policy_of
 from testbed.protocols import TARGET_ONLY
 from testbed.protocols.messages import Welcome
 from testbed.ue.dial import dial
@@ -23,7 +23,7 @@ from testbed.ue.drafters.base import Drafter
 from testbed.ue.llama.drafter import LlamaDrafter
 from testbed.ue.pace import Pace
 from testbed.ue.records import RoundRecord
-from testbed.ue.run import Clients, Job, Outcome, Runner, Setting, sampling_for, schedule
+from testbed.ue.run import Clients, Job, JobRunner, Outcome, Setting, sampling_for, schedule
 from testbed.ue.session import REAL_TIME
 
 Progress = Callable[[Job, RoundRecord], None]
@@ -46,7 +46,7 @@ class Begun(NamedTuple):
     """What it has decoded."""
 
 
-async def execute(config: RunConfig, work: Work, watch: Watch, begun: Begun | None = None) -> list[Outcome]:
+async def execute(config: RunConfig, work: Workload, watch: Watch, begun: Begun | None = None) -> list[Outcome]:
     """Decode every prompt by every method; outcomes in the order in which they ended, gate applied.
 
     Args:
@@ -65,7 +65,7 @@ async def execute(config: RunConfig, work: Work, watch: Watch, begun: Begun | No
         drafter.close()
 
 
-def load_drafter(config: RunConfig, work: Work) -> LlamaDrafter:
+def load_drafter(config: RunConfig, work: Workload) -> LlamaDrafter:
     """The drafter of a run, with room for its prompts and outputs.
 
     Raises:
@@ -116,7 +116,7 @@ def setting_of(config: RunConfig, clients: Clients, drafter: Drafter, pace: Pace
 
 
 async def decode_all(
-    config: RunConfig, work: Work, watch: Watch, setting: Setting, clock: Clock, done: Sequence[Outcome] = ()
+    config: RunConfig, work: Workload, watch: Watch, setting: Setting, clock: Clock, done: Sequence[Outcome] = ()
 ) -> list[Outcome]:
     """Connect, warm up, decode every prompt under every method, hold the outputs against the target's own, and close.
 
@@ -136,14 +136,14 @@ async def decode_all(
         _check_context(work, config, welcome)
         state = await channel_state(config.csi, link, clock)
         zero_s = unix_zero_s() if isinstance(clock, WallClock) else None
-        return await _run_all(config, work, watch, Runner(replace(setting, state=state)), welcome, done, zero_s)
+        return await _run_all(config, work, watch, JobRunner(replace(setting, state=state)), welcome, done, zero_s)
     finally:
         if local is not link:
             await local.close()
         await link.close()
 
 
-def _check_context(work: Work, config: RunConfig, welcome: Welcome) -> None:
+def _check_context(work: Workload, config: RunConfig, welcome: Welcome) -> None:
     if config.window > welcome.max_window:
         raise BadInput(f"window {config.window}: the BS takes at most {welcome.max_window}")
     for prompt in work.prompts:
@@ -156,9 +156,9 @@ def _check_context(work: Work, config: RunConfig, welcome: Welcome) -> None:
 
 async def _run_all(
     config: RunConfig,
-    work: Work,
+    work: Workload,
     watch: Watch,
-    runner: Runner,
+    runner: JobRunner,
     welcome: Welcome,
     done: Sequence[Outcome],
     zero_s: float | None,
@@ -200,7 +200,7 @@ async def _together(workers: Sequence[Coroutine[None, None, None]]) -> None:
 
 
 async def _gated(
-    config: RunConfig, work: Work, runner: Runner, welcome: Welcome, outcomes: list[Outcome]
+    config: RunConfig, work: Workload, runner: JobRunner, welcome: Welcome, outcomes: list[Outcome]
 ) -> list[Outcome]:
     """Hold every output that is not left to chance against the target's own, decoded by the same engine."""
     if all(runner.draws(method) for method in config.methods):

@@ -18,7 +18,7 @@ import msgspec
 from testbed.channel.link import new_identity
 from testbed.config import RunConfig, resolved
 from testbed.errors import BadInput, TestbedError
-from testbed.experiments.runs.prepare import Work
+from testbed.experiments.runs.prepare import Workload
 from testbed.ue.run import Outcome
 
 NAME = "journal"
@@ -50,7 +50,7 @@ class Journal:
         self._file, self.identity, self.done = file, identity, done
 
     @classmethod
-    def begin(cls, out: Path, config: RunConfig, work: Work) -> Journal:
+    def begin(cls, out: Path, config: RunConfig, work: Workload) -> Journal:
         """Begin a run.
 
         Raises:
@@ -73,7 +73,7 @@ class Journal:
         return journal
 
     @classmethod
-    def resume(cls, out: Path, config: RunConfig, work: Work) -> Journal:
+    def resume(cls, out: Path, config: RunConfig, work: Workload) -> Journal:
         """Go on with a run.
 
         Raises:
@@ -128,7 +128,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     return {key: value for key, value in resolved(config).items() if key not in ELSEWHERE}
 
 
-def _digest(work: Work) -> str:
+def _digest(work: Workload) -> str:
     """Of the prompts' ids, in order."""
     ids = msgspec.msgpack.encode([prompt.ids for prompt in work.prompts])
     return hashlib.blake2b(ids, digest_size=8).hexdigest()
@@ -162,7 +162,7 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
         yield block
 
 
-def _check(heading: Heading, config: RunConfig, work: Work, out: Path) -> None:
+def _check(heading: Heading, config: RunConfig, work: Workload, out: Path) -> None:
     """Refuse to go on with something else."""
     now = msgspec.msgpack.decode(msgspec.msgpack.encode(_settings(config)))
     differing = sorted(key for key in now.keys() | heading.config.keys() if now.get(key) != heading.config.get(key))

@@ -35,7 +35,7 @@ def _keys(prefix: NDArray[np.int32], draft: NDArray[np.int32]) -> list[Key]:
     return keys
 
 
-class _Row(NamedTuple):
+class _KeptRow(NamedTuple):
     """What the target said after a prefix."""
 
     argmax: int
@@ -58,7 +58,7 @@ class MemoEngine:
         self.hidden_size, self.max_positions = engine.hidden_size, engine.max_positions
         self.max_batch_tokens = engine.max_batch_tokens
         self.block_size, self.kv_tokens = engine.block_size, engine.kv_tokens
-        self._rows: dict[Key, _Row] = {}
+        self._rows: dict[Key, _KeptRow] = {}
         self._gaps: dict[tuple[Key, int], float] = {}
         self._states: dict[Key, NDArray[np.float32]] = {}
         self.asked = self.passed = 0
@@ -106,7 +106,7 @@ class MemoEngine:
 
     def _keep(self, request: VerifyRequest, keys: list[Key], result: VerifyResult) -> None:
         for key, argmax, margin in zip(keys, result.argmax.tolist(), result.margin.tolist(), strict=True):
-            self._rows.setdefault(key, _Row(argmax, margin))
+            self._rows.setdefault(key, _KeptRow(argmax, margin))
         for key, token, gap in zip(keys, request.draft.tolist(), result.draft_gap.tolist(), strict=False):
             self._gaps.setdefault((key, token), gap)
         if result.hidden is not None:

@@ -34,7 +34,7 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """All that a run decodes, and with what."""
 
     prompts: list[Prompt]
@@ -45,7 +45,7 @@ class Work:
     """The target's own outputs by (request, max_tokens), once they are known; runs of one work share them."""
 
 
-def prepare(config: RunConfig, paths: tuple[Path | None, Path | None], given: Sequence[int | str] | None) -> Work:
+def prepare(config: RunConfig, paths: tuple[Path | None, Path | None], given: Sequence[int | str] | None) -> Workload:
     """Check a configuration and load its prompts.
 
     Args:
@@ -69,7 +69,7 @@ def prepare(config: RunConfig, paths: tuple[Path | None, Path | None], given: Se
         readable = directory is not None and (directory / "tokenizer.json").exists()
         prompter = Prompter(directory) if directory is not None and readable else None
         prompt = Prompt([int(i) for i in given], Example(""))
-        return Work([prompt], [prompt][: config.warmup], prompter, drafter)
+        return Workload([prompt], [prompt][: config.warmup], prompter, drafter)
     assert directory is not None
     if given is not None:
         examples, limit = [Example(str(given[0]))], 1
@@ -81,7 +81,7 @@ def prepare(config: RunConfig, paths: tuple[Path | None, Path | None], given: Se
     prompter = Prompter(directory, config.prompt_format, shots)
     prompts = [Prompt(prompter.ids(e.question), e) for e in examples]
     rest = prompts[limit : len(prompts) - config.shots] or prompts[:1]
-    return Work(prompts[:limit], rest[: config.warmup], prompter, drafter)
+    return Workload(prompts[:limit], rest[: config.warmup], prompter, drafter)
 
 
 def check_window_rule(rule: str, predictor: str | None) -> None:

@@ -23,7 +23,7 @@ TIMEOUT_S = 900.0
 BAD = 2
 
 
-class Measured(NamedTuple):
+class MeasuredMemory(NamedTuple):
     """Resident memory of a process, in bytes.
 
     Attributes:
@@ -35,7 +35,7 @@ class Measured(NamedTuple):
     peak_bytes: int
 
 
-def measure(path: Path, options: LlamaOptions) -> Measured:
+def measure(path: Path, options: LlamaOptions) -> MeasuredMemory:
     """Load a drafter and draft with it in a process of its own; Linux only.
 
     Raises:
@@ -49,7 +49,7 @@ def measure(path: Path, options: LlamaOptions) -> Measured:
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"the process ended with {done.returncode}: out of memory?"]
         raise ModelError(said[-1] if done.returncode == BAD else f"{path}: {said[-1]}")
-    return Measured(**json.loads(done.stdout))
+    return MeasuredMemory(**json.loads(done.stdout))
 
 
 def resident_bytes(field: str = "VmRSS") -> int:
@@ -58,7 +58,7 @@ def resident_bytes(field: str = "VmRSS") -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
-def main(path: Path, options: LlamaOptions) -> Measured:
+def main(path: Path, options: LlamaOptions) -> MeasuredMemory:
     """Load and draft in this process."""
     import testbed.experiments.runs.uerun  # noqa: F401  (what `testbed ue run` has in memory beside the model)
     from testbed.ue.llama.drafter import LlamaDrafter
@@ -75,7 +75,7 @@ def main(path: Path, options: LlamaOptions) -> Measured:
     sequence.close()
     peak_bytes = resident_bytes("VmHWM")
     drafter.close()
-    return Measured(base_bytes, peak_bytes)
+    return MeasuredMemory(base_bytes, peak_bytes)
 
 
 def _write_parquet() -> None:

@@ -20,7 +20,7 @@ from testbed.experiments.results import directory as results
 from testbed.experiments.results.files import write_requests, write_rounds
 from testbed.experiments.runs.execute import Begun, Watch, execute
 from testbed.experiments.runs.journal import Journal
-from testbed.experiments.runs.prepare import Work, prepare
+from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.models.bundle import bundled
 from testbed.power.reading import PowerSource
 from testbed.ue.records import RoundRecord
@@ -74,7 +74,7 @@ def run_ue(config: RunConfig, given: Sequence[int | str] | None, out: Path | Non
 def _into(
     out: Path,
     config: RunConfig,
-    work: Work,
+    work: Workload,
     source: PowerSource | None,
     given: Sequence[int | str] | None,
     resume: bool,
@@ -94,7 +94,7 @@ def _into(
     return result
 
 
-def _journalled(config: RunConfig, work: Work, journal: Journal) -> list[Outcome]:
+def _journalled(config: RunConfig, work: Workload, journal: Journal) -> list[Outcome]:
     """Run what the journal does not have yet, and write it down there."""
     with LiveProgress(len(work.prompts) * len(config.methods)) as live:
 
@@ -108,7 +108,9 @@ def _journalled(config: RunConfig, work: Work, journal: Journal) -> list[Outcome
         return asyncio.run(execute(config, work, watch, Begun(journal.identity, journal.done)))
 
 
-def result_of(config: RunConfig, work: Work, outcomes: list[Outcome], power: dict[str, Any] | None = None) -> UeResult:
+def result_of(
+    config: RunConfig, work: Workload, outcomes: list[Outcome], power: dict[str, Any] | None = None
+) -> UeResult:
     """Rows, outputs and losses of outcomes.
 
     Args:
@@ -141,14 +143,14 @@ def result_of(config: RunConfig, work: Work, outcomes: list[Outcome], power: dic
     return UeResult(outputs, rows, losses, outcomes, texts, power)
 
 
-def _own_texts(config: RunConfig, work: Work) -> dict[int, str] | None:
+def _own_texts(config: RunConfig, work: Workload) -> dict[int, str] | None:
     """The target's own outputs by prompt, where the run has them."""
     if work.prompter is None or not work.own:
         return None
     return {i: work.prompter.text(ids) for (i, longest), ids in work.own.items() if longest == config.max_tokens}
 
 
-def _loss(work: Work, outcome: Outcome) -> str:
+def _loss(work: Workload, outcome: Outcome) -> str:
     found = outcome.divergence
     assert found is not None
 
@@ -163,7 +165,7 @@ def _loss(work: Work, outcome: Outcome) -> str:
     )
 
 
-def write_run(out: Path, config: RunConfig, work: Work, result: UeResult) -> None:
+def write_run(out: Path, config: RunConfig, work: Workload, result: UeResult) -> None:
     """Write config, rounds, requests and summary; the summary last, so that its presence means a whole run."""
     save(config, out / "config.yaml")
     write_rounds(out, result.outcomes)

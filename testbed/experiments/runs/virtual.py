@@ -26,10 +26,10 @@ from testbed.config import RunConfig
 from testbed.experiments.inputs.coefficients import pass_coefficients
 from testbed.experiments.inputs.payloads import OWN, sizers
 from testbed.experiments.inputs.profile import DraftCost, Profile
-from testbed.experiments.inputs.profile import Work as PassWork
+from testbed.experiments.inputs.profile import PassWork as PassWork
 from testbed.experiments.runs.execute import Watch, decode_all, load_drafter, setting_of
 from testbed.experiments.runs.memo import MemoDrafter, MemoEngine
-from testbed.experiments.runs.prepare import Work
+from testbed.experiments.runs.prepare import Workload
 from testbed.optim.draft_window.controller import DEFAULT as WINDOWS
 from testbed.optim.draft_window.controller import WindowConfig
 from testbed.protocols.quantise import quantised
@@ -57,7 +57,9 @@ class Models:
         self.engine.close()
 
 
-def load_models(model: Path, engine: str, dtype: str, config: RunConfig, work: Work, hidden: bool = False) -> Models:
+def load_models(
+    model: Path, engine: str, dtype: str, config: RunConfig, work: Workload, hidden: bool = False
+) -> Models:
     """Load a pair into this process, with room for these prompts.
 
     Args:
@@ -82,7 +84,7 @@ def load_models(model: Path, engine: str, dtype: str, config: RunConfig, work: W
 
 def run_virtual(
     config: RunConfig,
-    work: Work,
+    work: Workload,
     watch: Watch,
     channel: ChannelSpec,
     profile: Profile,
@@ -119,7 +121,7 @@ def csi_text(channel: ChannelSpec, origin_s: float = 0.0) -> str:
 
 async def _decode(
     config: RunConfig,
-    work: Work,
+    work: Workload,
     watch: Watch,
     channel: ChannelSpec,
     profile: Profile,

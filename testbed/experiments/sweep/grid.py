@@ -20,8 +20,8 @@ from testbed.experiments.sweep.points import (
     PAYLOAD,
     PROTOCOL,
     RATE,
-    Point,
     SweepConfig,
+    SweepPoint,
     load_sweep,
     points,
     values_text,
@@ -29,7 +29,17 @@ from testbed.experiments.sweep.points import (
 from testbed.experiments.sweep.run import at_once, in_order, one_by_one
 from testbed.files import held
 
-__all__ = ["EXECUTORS", "Executor", "Point", "SweepConfig", "done", "load_sweep", "points", "run_sweep", "sweep_rows"]
+__all__ = [
+    "EXECUTORS",
+    "Executor",
+    "SweepConfig",
+    "SweepPoint",
+    "done",
+    "load_sweep",
+    "points",
+    "run_sweep",
+    "sweep_rows",
+]
 
 LOCAL, RAY = "local", "ray"
 EXECUTORS = (LOCAL, RAY)
@@ -51,7 +61,7 @@ class Executor(NamedTuple):
     kind: str = LOCAL
     workers: int | None = None
 
-    def check(self, todo: Sequence[Point]) -> None:
+    def check(self, todo: Sequence[SweepPoint]) -> None:
         """Refuse what cannot be.
 
         Raises:
@@ -68,7 +78,7 @@ class Executor(NamedTuple):
                 "--executor and --workers"
             )
 
-    def run(self, todo: Sequence[Point], folder: Path) -> Iterator[Point]:
+    def run(self, todo: Sequence[SweepPoint], folder: Path) -> Iterator[SweepPoint]:
         """Run points and yield each when its directory is whole."""
         if not todo:
             return iter(())
@@ -106,12 +116,12 @@ def run_sweep(config: SweepConfig, out: Path, told: Progress, executor: Executor
     return document
 
 
-def done(point: Point, out: Path) -> bool:
+def done(point: SweepPoint, out: Path) -> bool:
     """Whether a point's directory is whole."""
     return (out / "points" / point.key / "summary.json").exists()
 
 
-def sweep_rows(point: Point, out: Path) -> list[dict[str, Any]]:
+def sweep_rows(point: SweepPoint, out: Path) -> list[dict[str, Any]]:
     """Rows of a point that is done, with what tells it from the other points."""
     rows = results.read_summary(out / "points" / point.key)["rows"]
     more = {key: point.values[key] for key in (NAME, LEVEL) if key in point.values}
@@ -122,7 +132,7 @@ def sweep_rows(point: Point, out: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _lossy(point: Point, out: Path) -> bool:
+def _lossy(point: SweepPoint, out: Path) -> bool:
     """Whether an output that had to be the target's own is not."""
     strict = point.config.threshold == 0 or judging(point.config)[0] == "strict"
     return any(

@@ -67,7 +67,7 @@ class SweepConfig(Config, frozen=True, kw_only=True):
     repeats: int = 1
 
 
-class Point(msgspec.Struct, frozen=True):
+class SweepPoint(msgspec.Struct, frozen=True):
     """One combination."""
 
     values: Values
@@ -96,14 +96,14 @@ def load_sweep(path: Path) -> SweepConfig:
     return load(SweepConfig, path)
 
 
-def points(config: SweepConfig) -> list[Point]:
+def points(config: SweepConfig) -> list[SweepPoint]:
     """All combinations, in the order of the grid's keys and values, each checked.
 
     Raises:
         BadInput: an unknown key, lists that cannot be combined, or a point that cannot run; the message names it.
     """
     _check_keys(config)
-    found: dict[str, Point] = {}
+    found: dict[str, SweepPoint] = {}
     for values in _repeated(config, [*_kept(config, list(_combinations(config))), *config.include]):
         point = _named(config, values)
         found.setdefault(json.dumps([values.get(NAME), point.key]), point)
@@ -196,7 +196,7 @@ def _repeated(config: SweepConfig, combinations: Iterable[Values]) -> Iterator[V
 # ---------------------------------------------------------------- a point
 
 
-def _named(config: SweepConfig, values: Values) -> Point:
+def _named(config: SweepConfig, values: Values) -> SweepPoint:
     """A point; where it cannot run, the refusal names it."""
     try:
         return _point(config, values)
@@ -204,7 +204,7 @@ def _named(config: SweepConfig, values: Values) -> Point:
         raise BadInput(f"point {values_text(values)}: {exc}") from exc
 
 
-def _point(config: SweepConfig, values: Values) -> Point:
+def _point(config: SweepConfig, values: Values) -> SweepPoint:
     payload = values.get(PAYLOAD, OWN)
     link = {key: value for key, value in values.items() if key in LINK_KEYS}
     if RATE in values:
@@ -223,7 +223,7 @@ def _point(config: SweepConfig, values: Values) -> Point:
     if payload != OWN and not (channel.profile and load_profile(channel.profile).sizes):
         raise BadInput(f"payload {payload} needs virtual time and a profile that has sizes")
     check_demo(demo)
-    return Point(values, demo, channel, payload)
+    return SweepPoint(values, demo, channel, payload)
 
 
 def _threshold(level: Any) -> float:

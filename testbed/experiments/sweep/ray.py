@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import BadInput, EngineError
-from testbed.experiments.sweep.points import Point
+from testbed.experiments.sweep.points import SweepPoint
 from testbed.experiments.sweep.run import Workshop
 
 STARTS = 3
@@ -26,7 +26,7 @@ LAST = "summary.json"
 class Worker:
     """An actor: a workshop on some node."""
 
-    def __init__(self, todo: Sequence[Point]) -> None:
+    def __init__(self, todo: Sequence[SweepPoint]) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         self._todo, self._shop = todo, Workshop(todo)
 
@@ -38,7 +38,7 @@ class Worker:
             return number, {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
 
 
-def on_ray(todo: Sequence[Point], folder: Path, workers: int | None) -> Iterator[Point]:
+def on_ray(todo: Sequence[SweepPoint], folder: Path, workers: int | None) -> Iterator[SweepPoint]:
     """Run points in actors, and yield each when its directory is whole, in the order in which they end.
 
     Args:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from testbed.config import load
 from testbed.errors import BadInput, ConfigError
-from testbed.experiments.report.data import POINTS, Part, Shown, labels, shown_of
+from testbed.experiments.report.data import POINTS, RowSource, Shown, labels, shown_of
 from testbed.experiments.results.directory import read_summary
 from testbed.experiments.sweep.grid import done, sweep_rows
 from testbed.experiments.sweep.points import SweepConfig, points
@@ -35,7 +35,7 @@ def _partial(path: Path, label: str) -> Shown | None:
     whole = [point for point in every if done(point, path)]
     if not whole:
         raise BadInput(f"{path}: none of the {len(every)} points of this sweep has run yet")
-    parts = [Part(row, path / POINTS / point.key) for point in whole for row in sweep_rows(point, path)]
+    parts = [RowSource(row, path / POINTS / point.key) for point in whole for row in sweep_rows(point, path)]
     first = read_summary(parts[0].directory)
     document = {**first, "config": {"name": config.name, "run": first["config"]}, "rows": [part.row for part in parts]}
     return Shown(path, label, document, parts, len(every) - len(whole))

@@ -18,7 +18,7 @@ from testbed.experiments.results.directory import read_summary
 from testbed.experiments.runs.demo import run_demo
 from testbed.experiments.runs.uerun import GIVEN, run_ue
 from testbed.experiments.sweep.grid import run_sweep
-from testbed.experiments.sweep.points import Point, SweepConfig, load_sweep, points
+from testbed.experiments.sweep.points import SweepConfig, SweepPoint, load_sweep, points
 from testbed.experiments.sweep.run import Workshop
 
 Say = Callable[[str], None]
@@ -62,12 +62,12 @@ def _run(run: Path, out: Path, say: Say) -> str:
     return kind
 
 
-def point_of(run: Path) -> Point | None:
+def point_of(run: Path) -> SweepPoint | None:
     """The point of a sweep that a directory is of; None: it is of none."""
     path, sweep = run / POINT, run.resolve().parent.parent / "config.yaml"
     if path.exists():
         try:
-            return msgspec.yaml.decode(path.read_bytes(), type=Point)
+            return msgspec.yaml.decode(path.read_bytes(), type=SweepPoint)
         except (OSError, msgspec.DecodeError) as exc:
             raise ConfigError(f"{path}: {exc}") from exc
     if run.resolve().parent.name != POINTS or not sweep.exists():

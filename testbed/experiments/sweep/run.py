@@ -16,24 +16,24 @@ from testbed.errors import GateError
 from testbed.experiments.inputs.profile import load_profile
 from testbed.experiments.runs.demo import judge_of, judging, run_demo, virtual_config
 from testbed.experiments.runs.execute import Watch
-from testbed.experiments.runs.prepare import Work, prepare
+from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.experiments.runs.uerun import result_of, write_run
 from testbed.experiments.runs.virtual import Models, load_models, run_virtual
 from testbed.experiments.runs.workers import pool_of
-from testbed.experiments.sweep.points import Point
+from testbed.experiments.sweep.points import SweepPoint
 from testbed.models.bundle import bundled
 
 Pair = tuple[str, str | None, str | None, str]
 """Engine, target, drafter and type: what virtual points must agree in to share passes."""
 
 
-def pair_of(point: Point) -> Pair:
+def pair_of(point: SweepPoint) -> Pair:
     """The pair that a point runs on."""
     config = point.config
     return config.engine, config.model, config.drafter, config.dtype
 
 
-def in_order(todo: Sequence[Point]) -> list[Point]:
+def in_order(todo: Sequence[SweepPoint]) -> list[SweepPoint]:
     """Points in the order to run them: pair by pair, and the longest drafts first, since they hold the others."""
     pairs = list(dict.fromkeys(map(pair_of, todo)))
     return sorted(todo, key=lambda point: (pairs.index(pair_of(point)), -point.config.window))
@@ -45,13 +45,13 @@ class Workshop:
     Virtual points share the passes of one pair, whatever their link, window or payload; one pair is held at a time.
     """
 
-    def __init__(self, todo: Sequence[Point]) -> None:
+    def __init__(self, todo: Sequence[SweepPoint]) -> None:
         self._todo = [point for point in todo if point.channel.is_virtual]
         self._pair: Pair | None = None
         self._models: Models | None = None
-        self._works: dict[tuple[str, int], Work] = {}
+        self._works: dict[tuple[str, int], Workload] = {}
 
-    def run(self, point: Point, directory: Path) -> None:
+    def run(self, point: SweepPoint, directory: Path) -> None:
         """Run a point and write its directory, over whatever a run that was stopped left there.
 
         Raises:
@@ -72,7 +72,7 @@ class Workshop:
         self._pair = self._models = None
         self._works = {}
 
-    def _run_virtual(self, point: Point, directory: Path) -> None:
+    def _run_virtual(self, point: SweepPoint, directory: Path) -> None:
         assert point.channel.profile is not None
         if self._pair != pair_of(point):
             self.close()
@@ -92,7 +92,7 @@ class Workshop:
         write_run(directory, run, work, result_of(run, work, outcomes))
 
 
-def load_pair(todo: Sequence[Point]) -> Models:
+def load_pair(todo: Sequence[SweepPoint]) -> Models:
     """The pair of these points, with room for the longest prompt and output among them."""
     most = max(point.config.max_tokens for point in todo)
     runs = [virtual_config(msgspec.structs.replace(point.config, max_tokens=most)) for point in todo]
@@ -105,7 +105,7 @@ def load_pair(todo: Sequence[Point]) -> Models:
     return load_models(target, engine, dtype, runs[0], work, hidden)
 
 
-def _work(run: RunConfig) -> Work:
+def _work(run: RunConfig) -> Workload:
     bundle = bundled()
     return prepare(run, (bundle.drafter, bundle.tokenizer), None)
 
@@ -113,7 +113,7 @@ def _work(run: RunConfig) -> Work:
 # ---------------------------------------------------------------- on this machine
 
 
-def one_by_one(todo: Sequence[Point], folder: Path) -> Iterator[Point]:
+def one_by_one(todo: Sequence[SweepPoint], folder: Path) -> Iterator[SweepPoint]:
     """Run points in this process, and yield each when its directory is whole."""
     shop = Workshop(todo)
     try:
@@ -124,7 +124,7 @@ def one_by_one(todo: Sequence[Point], folder: Path) -> Iterator[Point]:
         shop.close()
 
 
-def at_once(todo: Sequence[Point], folder: Path, workers: int) -> Iterator[Point]:
+def at_once(todo: Sequence[SweepPoint], folder: Path, workers: int) -> Iterator[SweepPoint]:
     """The same in so many processes, each with a pair of its own, in the order in which points end.
 
     Raises:
@@ -140,10 +140,10 @@ def at_once(todo: Sequence[Point], folder: Path, workers: int) -> Iterator[Point
 
 
 _shop: Workshop | None = None
-_todo: Sequence[Point] = ()
+_todo: Sequence[SweepPoint] = ()
 
 
-def _begin(todo: Sequence[Point], threads: int) -> None:
+def _begin(todo: Sequence[SweepPoint], threads: int) -> None:
     """In a worker."""
     global _shop, _todo
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))

@@ -34,7 +34,7 @@ RANGE = (1e-9, 1e9)
 
 
 @dataclass(frozen=True)
-class Fit:
+class ServingFit:
     """Coefficients in seconds, and what is known of them."""
 
     form: Form
@@ -101,8 +101,8 @@ class Fit:
         }
 
 
-def from_document(document: Mapping[str, Any]) -> Fit:
-    """A fit as `Fit.document` gave it; what is not needed to predict may be missing.
+def from_document(document: Mapping[str, Any]) -> ServingFit:
+    """A fit as `ServingFit.document` gave it; what is not needed to predict may be missing.
 
     Raises:
         BadInput: coefficients that are missing or no numbers, draws of another shape.
@@ -113,7 +113,7 @@ def from_document(document: Mapping[str, Any]) -> Fit:
         pair = None if experts is None else (int(experts[0]), int(experts[1]))
         values = np.array([float(document[name]) for name in names(form, pair)])
         draws = np.array(document.get("draws") or np.zeros((0, values.size)), np.float64)
-        fit = Fit(form, values, draws, float(document.get("r2", "nan")), int(document.get("points", 0)), pair)
+        fit = ServingFit(form, values, draws, float(document.get("r2", "nan")), int(document.get("points", 0)), pair)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as exc:
         raise BadInput(f"this is no fit as `testbed latency fit --json` writes it ({exc!r})") from exc
     if draws.ndim != 2 or draws.shape[1] != values.size:
@@ -134,7 +134,7 @@ def fit(
     form: Form | None = None,
     draws: int = 200,
     seed: int = 0,
-) -> Fit:
+) -> ServingFit:
     """Fit the form that the points allow, or the given one.
 
     Residuals are relative, since the spread of a mean latency grows with it, and robust: those beyond what the others
@@ -165,7 +165,7 @@ def fit(
     spread_s2 = float(np.sum((latency_s - latency_s.mean()) ** 2))
     error_s2 = float(np.sum((fitted - latency_s) ** 2))
     r2 = 1 - error_s2 / spread_s2 if spread_s2 > 0 else float(error_s2 <= TOLERANCE * float(latency_s @ latency_s))
-    return Fit(form, found / size, refits.reshape(-1, found.size), r2, latency_s.size, experts)
+    return ServingFit(form, found / size, refits.reshape(-1, found.size), r2, latency_s.size, experts)
 
 
 class _Problem:

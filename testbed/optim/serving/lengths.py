@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from testbed.errors import BadInput
-from testbed.optim.serving.fit import Fit, fit
+from testbed.optim.serving.fit import ServingFit, fit
 from testbed.optim.serving.model import Array
 from testbed.optim.serving.points import Points, names
 
@@ -32,7 +32,7 @@ class Law(NamedTuple):
     r2: float
 
 
-class LeftOut(NamedTuple):
+class LengthsLeftOut(NamedTuple):
     """What laws predict for lengths that they were not fitted to, n pairs of lengths left out in every fold."""
 
     left_out: int
@@ -51,7 +51,7 @@ class Lengths:
 
     pairs: list[tuple[float, float]]
     """Prefill and decode tokens."""
-    fits: list[Fit]
+    fits: list[ServingFit]
     rows: list[tuple[Points, Array]]
     """What each was fitted to."""
 
@@ -73,7 +73,7 @@ class Lengths:
             for i, name in enumerate(names("speculation", None))
         }
 
-    def leave_out(self, count: int, seed: int = 0) -> LeftOut:
+    def leave_out(self, count: int, seed: int = 0) -> LengthsLeftOut:
         """Fit the laws to all pairs but `count`, predict those, for every choice of them.
 
         Raises:
@@ -99,7 +99,7 @@ class Lengths:
         r2 = {name: r_squared(truth[:, i], guess[:, i]) for i, name in enumerate(names("speculation", None))}
         seen = np.concatenate(measured)
         overall = r_squared(seen, np.concatenate(modelled)) if seen.size else None
-        return LeftOut(count, len(folds), r2, overall, beyond)
+        return LengthsLeftOut(count, len(folds), r2, overall, beyond)
 
     def _lengths(self) -> Array:
         """[pairs, 6] what each coefficient is drawn over."""

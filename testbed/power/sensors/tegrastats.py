@@ -65,7 +65,7 @@ class Tegrastats:
         found = self._parsed()
         return Reading(time.perf_counter(), found.rails, total_w(found.rails, self._whole), found.temp_c)
 
-    def _parsed(self) -> Line:
+    def _parsed(self) -> TegrastatsLine:
         line = self._line()
         found = parse(line)
         if found is None:
@@ -93,7 +93,7 @@ class Tegrastats:
         return line.decode(errors="replace")
 
 
-class Line(NamedTuple):
+class TegrastatsLine(NamedTuple):
     """A line."""
 
     stamp_s: float | None
@@ -104,7 +104,7 @@ class Line(NamedTuple):
     """Of the hottest zone."""
 
 
-def parse(line: str) -> Line | None:
+def parse(line: str) -> TegrastatsLine | None:
     """A line; None: it names no rail."""
     line = line.strip()
     rails = {name: int(now) / 1e3 for name, now, _ in RAIL.findall(line)}
@@ -112,7 +112,7 @@ def parse(line: str) -> Line | None:
     if not rails:
         return None
     temps = [float(temp) for _, temp in ZONE.findall(line)]
-    return Line(_stamp_s(line), rails, max((t for t in temps if t > OFF_C), default=None))
+    return TegrastatsLine(_stamp_s(line), rails, max((t for t in temps if t > OFF_C), default=None))
 
 
 def looks_like(text: str) -> bool:
@@ -139,7 +139,7 @@ def readings(lines: Iterable[str]) -> Iterator[Reading | None]:
             yield Reading(time_s, line.rails, total_w(line.rails, names), line.temp_c)
 
 
-def _times_s(lines: list[Line]) -> list[float]:
+def _times_s(lines: list[TegrastatsLine]) -> list[float]:
     stamps = [line.stamp_s for line in lines if line.stamp_s is not None]
     if len(stamps) < len(lines):
         return [float(i) for i in range(len(lines))]

@@ -17,10 +17,10 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from testbed.errors import BadInput, LinkError, ModelError, TestbedError
-from testbed.ue.api.backend import Backend, Closing, Crowded, Ended, Job, Order, Text
+from testbed.ue.api.backend import Backend, Closing, Crowded, DecodingJob, Ended, OutputOrder, Text
 from testbed.ue.api.bodies import BoundedBodies
 from testbed.ue.api.replies import ChatReply, Reply
-from testbed.ue.api.schema import ApiError, ChatRequest, CompletionRequest, Limits, Request
+from testbed.ue.api.schema import ApiError, ApiRequest, ChatRequest, CompletionRequest, RequestLimits
 from testbed.ue.prompts import Prompter
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class Service:
 
     backend: Backend
     prompter: Prompter
-    limits: Limits
+    limits: RequestLimits
     name: str
     created: int
     token: str | None = None
@@ -100,12 +100,14 @@ def _routes(service: Service) -> APIRouter:
     return routes
 
 
-def _order(service: Service, body: Request) -> Order:
+def _order(service: Service, body: ApiRequest) -> OutputOrder:
     body.check(service.name)
     return body.order(service.prompter, service.limits)
 
 
-async def _answer(service: Service, request: fastapi.Request, body: Request, order: Order, reply: Reply) -> Response:
+async def _answer(
+    service: Service, request: fastapi.Request, body: ApiRequest, order: OutputOrder, reply: Reply
+) -> Response:
     """Decode, unless the client leaves; whatever happens, the job's place is freed."""
     job = service.backend.job(order)
     streamed = False
@@ -113,7 +115,7 @@ async def _answer(service: Service, request: fastapi.Request, body: Request, ord
         first = await _unless_gone(request, _begin(job))
         if body.stream:
             streamed = True
-            return _Stream(job, _events(job, first, reply, body.wants_usage()))
+            return _JobStream(job, _events(job, first, reply, body.wants_usage()))
         return JSONResponse(await _unless_gone(request, _whole(job, first, reply)))
     except _Gone:
         return Response(status_code=GONE)
@@ -124,12 +126,12 @@ async def _answer(service: Service, request: fastapi.Request, body: Request, ord
             job.cancel()
 
 
-async def _begin(job: Job) -> Text | Ended:
+async def _begin(job: DecodingJob) -> Text | Ended:
     await job.begin()
     return await job.next()
 
 
-async def _whole(job: Job, event: Text | Ended, reply: Reply) -> dict[str, Any]:
+async def _whole(job: DecodingJob, event: Text | Ended, reply: Reply) -> dict[str, Any]:
     texts = []
     while isinstance(event, Text):
         texts.append(event.text)
@@ -137,7 +139,7 @@ async def _whole(job: Job, event: Text | Ended, reply: Reply) -> dict[str, Any]:
     return reply.whole("".join(texts), event)
 
 
-async def _events(job: Job, event: Text | Ended, reply: Reply, usage: bool) -> AsyncIterator[bytes]:
+async def _events(job: DecodingJob, event: Text | Ended, reply: Reply, usage: bool) -> AsyncIterator[bytes]:
     """Server-sent events of a stream; an error becomes the last one."""
     for chunk in reply.opening():
         yield _event(chunk)
@@ -158,10 +160,10 @@ def _event(document: dict[str, Any]) -> bytes:
     return b"data: " + msgspec.json.encode(document) + b"\n\n"
 
 
-class _Stream(StreamingResponse):
+class _JobStream(StreamingResponse):
     """A stream that frees its job's place when it ends, also where the client leaves in the midst of it."""
 
-    def __init__(self, job: Job, events: AsyncIterator[bytes]) -> None:
+    def __init__(self, job: DecodingJob, events: AsyncIterator[bytes]) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
         self._job = job
 

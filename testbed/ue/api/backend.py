@@ -14,7 +14,7 @@ from testbed.errors import TestbedError
 from testbed.protocols.sampling import Sampling
 from testbed.ue.api.stop_strings import Transcript
 from testbed.ue.records import RoundRecord
-from testbed.ue.run import Runner
+from testbed.ue.run import JobRunner
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class Closing(TestbedError):
     """The endpoint is being stopped."""
 
 
-class Order(NamedTuple):
+class OutputOrder(NamedTuple):
     """One output that is asked for."""
 
     prompt: list[int]
@@ -65,7 +65,7 @@ class Over(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pair:
+class ConnectedPair:
     """Drafter and target, connected; used in the device's thread alone.
 
     Attributes:
@@ -74,7 +74,7 @@ class Pair:
         context: positions that prompt and output may take together.
     """
 
-    runner: Runner
+    runner: JobRunner
     tokenizer: Tokenizer
     end_ids: tuple[int, ...]
     greedy: str
@@ -82,7 +82,7 @@ class Pair:
     context: int
 
 
-class Device:
+class DraftingThread:
     """A thread with an event loop, in which drafting may hold up whatever it likes."""
 
     def __init__(self) -> None:
@@ -114,19 +114,19 @@ class Backend:
         waiting: orders that wait.
     """
 
-    def __init__(self, device: Device, pair: Pair, sequences: int, queue: int) -> None:
+    def __init__(self, device: DraftingThread, pair: ConnectedPair, sequences: int, queue: int) -> None:
         """`queue`: orders that may wait."""
         self.device, self.pair = device, pair
         self._places, self._queue, self.waiting = asyncio.Semaphore(sequences), queue, 0
         self._choosing = asyncio.Lock()
-        self._jobs: set[Job] = set()
+        self._jobs: set[DecodingJob] = set()
         self._closing = False
 
-    def job(self, order: Order) -> Job:
+    def job(self, order: OutputOrder) -> DecodingJob:
         """A job for an order, not begun."""
-        return Job(self, order)
+        return DecodingJob(self, order)
 
-    async def enter(self, job: Job) -> None:
+    async def enter(self, job: DecodingJob) -> None:
         """Wait for a place.
 
         Raises:
@@ -145,7 +145,7 @@ class Backend:
             raise Closing("the endpoint is stopping")
         self._jobs.add(job)
 
-    def leave(self, job: Job) -> None:
+    def leave(self, job: DecodingJob) -> None:
         """A job's place is free."""
         self._jobs.discard(job)
         self._places.release()
@@ -163,7 +163,7 @@ class Backend:
             job.cancel()
         await asyncio.gather(*(job.over.wait() for job in jobs))
 
-    async def decode(self, order: Order, tell: Callable[[Text], None]) -> Ended:
+    async def decode(self, order: OutputOrder, tell: Callable[[Text], None]) -> Ended:
         """Decode an order; in the device's thread."""
         runner, ends = self.pair.runner, () if order.to_the_end else self.pair.end_ids
         async with self._choosing:  # RTT handshakes of several at once would take each other's answers
@@ -200,10 +200,10 @@ class _Enough(Exception):
     """A stop string came: no more rounds."""
 
 
-class Job:
+class DecodingJob:
     """One order: `begin`, then `next` until `Ended`; `cancel` whenever nobody waits for the rest."""
 
-    def __init__(self, backend: Backend, order: Order) -> None:
+    def __init__(self, backend: Backend, order: OutputOrder) -> None:
         self._backend, self.order = backend, order
         self._events: asyncio.Queue[Text | Ended | Over] = asyncio.Queue()
         self._begun = False

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from testbed.errors import BadInput
 from testbed.protocols.sampling import Sampling, request_seed
-from testbed.ue.api.backend import Order
+from testbed.ue.api.backend import OutputOrder
 from testbed.ue.prompts import Prompter, Turn
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -59,18 +59,18 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class Part(BaseModel):
+class ContentPart(BaseModel):
     """A part of a message."""
 
     type: str
     text: str = ""
 
 
-class Message(BaseModel):
+class ChatMessage(BaseModel):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     tool_calls: list[Any] | None = None
 
     def turn(self) -> Turn:
@@ -81,7 +81,7 @@ class Message(BaseModel):
         """
         if self.tool_calls:
             raise ApiError(400, "tool calls are not supported; leave them out", param="messages")
-        parts = self.content if isinstance(self.content, list) else [Part(type="text", text=self.content or "")]
+        parts = self.content if isinstance(self.content, list) else [ContentPart(type="text", text=self.content or "")]
         other = next((part.type for part in parts if part.type != "text"), None)
         if other:
             raise ApiError(400, f"content of type {other!r} is not supported; send text", param="messages")
@@ -89,7 +89,7 @@ class Message(BaseModel):
         return Turn(role, "".join(part.text for part in parts))
 
 
-class Request(BaseModel):
+class ApiRequest(BaseModel):
     """What both kinds of requests have; fields that are not named here are ignored, or refused by `NEUTRAL`."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -139,7 +139,7 @@ class Request(BaseModel):
         """Stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
-    def order(self, prompter: Prompter, limits: Limits) -> Order:
+    def order(self, prompter: Prompter, limits: RequestLimits) -> OutputOrder:
         """What the backend is asked for.
 
         Raises:
@@ -167,10 +167,10 @@ class Request(BaseModel):
                 code="context_length_exceeded",
             )
         seed = secrets.randbits(63) if self.seed is None else request_seed(self.seed, "endpoint", 0)
-        return Order(ids, wanted, sampling, seed, self.stops(), bool(self.ignore_eos))
+        return OutputOrder(ids, wanted, sampling, seed, self.stops(), bool(self.ignore_eos))
 
 
-class CompletionRequest(Request):
+class CompletionRequest(ApiRequest):
     """POST /v1/completions."""
 
     prompt: str | list[int] | list[str] | list[list[int]]
@@ -190,10 +190,10 @@ class CompletionRequest(Request):
         return ids
 
 
-class ChatRequest(Request):
+class ChatRequest(ApiRequest):
     """POST /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
 
     def ids(self, prompter: Prompter) -> list[int]:
@@ -206,7 +206,7 @@ class ChatRequest(Request):
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """What a request gets that does not say, and what it can have.
 
     Attributes:

@@ -22,15 +22,15 @@ from testbed.protocols.messages import Welcome
 from testbed.protocols.quantise import check_bits
 from testbed.protocols.sampling import Sampling
 from testbed.ue.api.app import Service, make_app
-from testbed.ue.api.backend import Backend, Device, Pair
-from testbed.ue.api.schema import Limits
+from testbed.ue.api.backend import Backend, ConnectedPair, DraftingThread
+from testbed.ue.api.schema import RequestLimits
 from testbed.ue.channel_state import ChannelState
 from testbed.ue.client import Client
 from testbed.ue.dial import check_silence, dial, keys_for
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.llama.drafter import LlamaDrafter
 from testbed.ue.prompts import Prompter
-from testbed.ue.run import AUTO, Clients, Runner, Setting
+from testbed.ue.run import AUTO, Clients, JobRunner, Setting
 from testbed.ue.windows.rules import FixedWindow
 
 State = Callable[[Client, Clock], Awaitable[ChannelState]]
@@ -73,7 +73,7 @@ def serve(config: EndpointConfig, bundle: tuple[Path | None, Path | None], state
                 service = Service(
                     backend,
                     prompter,
-                    Limits(config.max_tokens, config.temperature, backend.pair.context),
+                    RequestLimits(config.max_tokens, config.temperature, backend.pair.context),
                     config.name or _short(welcome.model),
                     int(time.time()),
                     token,
@@ -144,10 +144,10 @@ def connected(
         LinkError: the BS cannot be reached.
         ProtocolError: it refuses.
     """
-    device = Device()
+    device = DraftingThread()
     clients: list[Client] = []
 
-    async def connect() -> tuple[Pair, Welcome]:
+    async def connect() -> tuple[ConnectedPair, Welcome]:
         how = (WallClock(), config.timeout_s, config.failover_s, config.insecure)
         clients.append(dial(config.bs, config.keys, *how))
         return await _meet(config, clients[0], drafter, prompter, state)
@@ -166,7 +166,7 @@ def connected(
 
 async def _meet(
     config: EndpointConfig, client: Client, drafter: Drafter, prompter: Prompter, state: State
-) -> tuple[Pair, Welcome]:
+) -> tuple[ConnectedPair, Welcome]:
     """Greet the BS, and decode something by each method."""
     welcome = await client.connect(prompter.fingerprint, drafter.vocab_size)
     if config.window > welcome.max_window:
@@ -180,12 +180,12 @@ async def _meet(
         rule=config.auto_rule,
         hidden_bits=config.hidden_bits,
     )
-    runner, (greedy, sampled) = Runner(setting), methods(config.protocols)
+    runner, (greedy, sampled) = JobRunner(setting), methods(config.protocols)
     for method in dict.fromkeys((greedy, sampled)):
         session = await runner.session(method, Sampling(), 0)
         await session.decode([0], WARM_UP, ())
     context = min(drafter.context, welcome.max_positions)
-    return Pair(runner, prompter.tokenizer, welcome.end_ids, greedy, sampled, context), welcome
+    return ConnectedPair(runner, prompter.tokenizer, welcome.end_ids, greedy, sampled, context), welcome
 
 
 def web_settings(service: Service) -> uvicorn.Config:

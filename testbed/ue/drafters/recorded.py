@@ -44,7 +44,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
             raise BadInput("a recording has a branch wherever the drafter disagrees with the target")
 
 
-class Recording(msgspec.Struct, frozen=True, kw_only=True):
+class DraftRecording(msgspec.Struct, frozen=True, kw_only=True):
     """What a pair said to a set of prompts."""
 
     schema: int = 1
@@ -66,14 +66,14 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
         part.replace(path)
 
 
-def load_recording(path: Path) -> Recording:
+def load_recording(path: Path) -> DraftRecording:
     """Read a recording.
 
     Raises:
         BadInput: no such file, or not a recording.
     """
     try:
-        return msgspec.msgpack.decode(path.read_bytes(), type=Recording)
+        return msgspec.msgpack.decode(path.read_bytes(), type=DraftRecording)
     except (OSError, msgspec.DecodeError) as exc:
         raise BadInput(f"{path} is no recording of drafts: {exc}") from exc
 
@@ -81,7 +81,7 @@ def load_recording(path: Path) -> Recording:
 class RecordedDrafter:
     """Implements `Drafter`; hidden states are zero, so that no judge but the strict one makes sense of it."""
 
-    def __init__(self, recording: Recording, hidden_size: int = 1) -> None:
+    def __init__(self, recording: DraftRecording, hidden_size: int = 1) -> None:
         self.vocab_size, self.hidden_size = recording.vocab_size, hidden_size
         self.context = 1 + max(len(one.prompt) + len(one.output) for one in recording.prompts) + recording.depth
         self.fingerprint = recording.drafter

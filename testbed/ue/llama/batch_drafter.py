@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from testbed.errors import BadInput, ModelError
 from testbed.ue.llama.context import LlamaOptions
-from testbed.ue.llama.group import LlamaGroup, Row
+from testbed.ue.llama.group import LlamaGroup, SequenceInput
 
 
 @dataclass
@@ -96,11 +96,11 @@ class BatchDrafter:
             self._uncache(task, task.length - 1)
             if task.length + window - 1 > self.context:
                 raise ModelError(f"the drafter's context of {self.context} positions is full")
-        self._llama.fill([Row(task.place, task.cached, task.ids[task.cached : -1]) for task in tasks])
+        self._llama.fill([SequenceInput(task.place, task.cached, task.ids[task.cached : -1]) for task in tasks])
         for task in tasks:
             task.cached = task.length - 1
         for _ in range(window):
-            rows = [Row(task.place, task.cached, task.ids[-1:]) for task in tasks]
+            rows = [SequenceInput(task.place, task.cached, task.ids[-1:]) for task in tasks]
             for task, token in zip(tasks, self._llama.follow(rows, self.vocab_size).tolist(), strict=True):
                 task.ids.append(token)
                 task.cached += 1

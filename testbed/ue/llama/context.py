@@ -140,7 +140,7 @@ class LlamaContext:
             self.close()
             raise
         self._memory = self._lib.llama_get_memory(self._context)
-        self._logits, self._hidden = _Row(self.rows), _Row(self.hidden_size)
+        self._logits, self._hidden = _LogitsView(self.rows), _LogitsView(self.hidden_size)
         self._make_batch()
         self._outputs_on = True
 
@@ -275,7 +275,7 @@ class LlamaContext:
         )
 
 
-class _Row:
+class _LogitsView:
     """A numpy view of `size` floats at llama.cpp's pointers; they seldom move, so the last view is kept."""
 
     def __init__(self, size: int) -> None:

@@ -42,7 +42,7 @@ KEPT = 2**16
 Scalar = str | int | float | bool
 
 
-class Array(NamedTuple):
+class GgufArray(NamedTuple):
     """An array among the metadata; its values stay in the file, but for short ones of numbers."""
 
     kind: int
@@ -68,7 +68,7 @@ class Header:
     scalars: dict[str, Scalar] = field(default_factory=dict)
     kinds: dict[str, int] = field(default_factory=dict)
     """Types of the scalars."""
-    arrays: dict[str, Array] = field(default_factory=dict)
+    arrays: dict[str, GgufArray] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -173,17 +173,17 @@ def _read_entry(walker: _Walker, header: Header) -> None:
     header.kinds[key] = kind
 
 
-def _array(walker: _Walker) -> Array:
+def _array(walker: _Walker) -> GgufArray:
     kind, count = walker.number("<I"), walker.number("<Q")
     if kind == STRING:
         for _ in range(count):
             walker.skip(walker.number("<Q"))
-        return Array(kind, count, ())
+        return GgufArray(kind, count, ())
     layout = _layout(kind)
     start = walker.skip(count * struct.calcsize(layout))
     short = count <= MOST_ENTRIES
     values = struct.unpack_from(f"<{count}{layout[1]}", walker.data, start) if short else ()
-    return Array(kind, count, values)
+    return GgufArray(kind, count, values)
 
 
 def _layout(kind: int) -> str:

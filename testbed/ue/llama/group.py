@@ -12,7 +12,7 @@ from testbed.errors import ModelError
 from testbed.ue.llama.context import MAX_BATCH, LlamaContext
 
 
-class Row(NamedTuple):
+class SequenceInput(NamedTuple):
     """New ids of one sequence."""
 
     sequence: int
@@ -24,7 +24,7 @@ class Row(NamedTuple):
 class LlamaGroup(LlamaContext):
     """A `LlamaContext` that takes new ids of many sequences at once."""
 
-    def fill(self, rows: Sequence[Row]) -> None:
+    def fill(self, rows: Sequence[SequenceInput]) -> None:
         """Compute all ids of all rows without logits, in as few passes as `MAX_BATCH` tokens allow.
 
         Every pass takes as many ids of each row as of the others, for llama.cpp splits a pass whose sequences differ.
@@ -38,13 +38,13 @@ class LlamaGroup(LlamaContext):
                 some = left[:MAX_BATCH]
                 take = min(MAX_BATCH // len(some), min(len(row.ids) for row in some))
                 self._together([row._replace(ids=row.ids[:take]) for row in some], outputs=False)
-                rest = [Row(row.sequence, row.position + take, row.ids[take:]) for row in some]
+                rest = [SequenceInput(row.sequence, row.position + take, row.ids[take:]) for row in some]
                 left = [row for row in rest if row.ids] + left[MAX_BATCH:]
         except ModelError:
             self._forget_all(rows)
             raise
 
-    def follow(self, rows: Sequence[Row], vocab_size: int) -> NDArray[np.int32]:
+    def follow(self, rows: Sequence[SequenceInput], vocab_size: int) -> NDArray[np.int32]:
         """Compute rows of one id each, in one pass: [b] the most likely next ids among the first `vocab_size`.
 
         Raises:
@@ -62,7 +62,7 @@ class LlamaGroup(LlamaContext):
         best: NDArray[np.int32] = logits.argmax(axis=1).astype(np.int32)
         return best
 
-    def _together(self, rows: Sequence[Row], *, outputs: bool) -> None:
+    def _together(self, rows: Sequence[SequenceInput], *, outputs: bool) -> None:
         """One pass over all ids of all rows, with the logits of all of them or of none."""
         if self._outputs_on:  # hidden states, too, which nobody reads here
             self._lib.llama_set_embeddings(self._context, False)
@@ -82,6 +82,6 @@ class LlamaGroup(LlamaContext):
         if code:
             raise ModelError(f"{self.path}: llama.cpp failed to compute {total} tokens (code {code})")
 
-    def _forget_all(self, rows: Sequence[Row]) -> None:
+    def _forget_all(self, rows: Sequence[SequenceInput]) -> None:
         for row in rows:
             self.forget(row.sequence, row.position)

@@ -65,7 +65,7 @@ class Scorer(Protocol):
         """Of many [n, 5]; returns [n]."""
 
 
-class Mlp:
+class PredictorMlp:
     """Layers of `x @ w + b` with ReLU between them; scaling and batch normalisation are folded in.
 
     Raises:
@@ -190,7 +190,7 @@ class Trees:
         return leaves
 
 
-FORMS: dict[str, Callable[[Arrays], Scorer]] = {"mlp": Mlp, "trees": Trees}
+FORMS: dict[str, Callable[[Arrays], Scorer]] = {"mlp": PredictorMlp, "trees": Trees}
 
 
 class RejectionPredictor:

@@ -112,7 +112,7 @@ class PredictedWindow:
         return self
 
 
-class Line:
+class ForgettingLine:
     """Least squares of y on x, old points forgotten exponentially."""
 
     def __init__(self, memory: float) -> None:
@@ -166,8 +166,8 @@ class ExpectedGain:
     def __init__(self, predictor: RejectionPredictor, max_window: int) -> None:
         check_window(max_window)
         self._predictor, self._max_window = predictor, max_window
-        self._next = Line(MEMORY_ROUNDS * 4)
-        self._rest = Line(MEMORY_ROUNDS)
+        self._next = ForgettingLine(MEMORY_ROUNDS * 4)
+        self._rest = ForgettingLine(MEMORY_ROUNDS)
         self._keep = 1.0 - 1.0 / MEMORY_ROUNDS
         self._rounds = 0
         self._tokens = self._seconds = self._drafted = self._draft_s = 0.0

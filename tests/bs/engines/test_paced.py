@@ -16,7 +16,7 @@ from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.cli.main import main
 from testbed.errors import BadInput
 from testbed.experiments.latency.station import late_share
-from testbed.optim.pass_time import Coefficients, Work
+from testbed.optim.pass_time import Coefficients, RequestWork
 
 PACE = Coefficients(1e-3, 0.0, 1e-4, 0.01)
 
@@ -48,18 +48,18 @@ def test_passes_last_as_long_as_they_should() -> None:
     """No shorter; a machine that is busy may make them longer."""
     engine = PacedEngine(Knowing(), PACE)
     batch = [asked(20, 4), asked(40, 0, "t")]
-    assert timed(engine, batch) >= PACE.batch_s([Work(14, 10), Work(20, 20)])
+    assert timed(engine, batch) >= PACE.batch_s([RequestWork(14, 10), RequestWork(20, 20)])
     assert engine.snapshot() == {"passes": 1, "late": 0, "late_s": 0.0}
 
 
 def test_what_an_engine_does_not_tell_was_seen_in_its_last_pass() -> None:
     engine = PacedEngine(SyntheticEngine(), PACE)
-    assert timed(engine, [asked(60, 2)]) >= PACE.batch_s([Work(62, 0)])
-    again_s = PACE.batch_s([Work(5, 60)])
+    assert timed(engine, [asked(60, 2)]) >= PACE.batch_s([RequestWork(62, 0)])
+    again_s = PACE.batch_s([RequestWork(5, 60)])
     assert again_s <= timed(engine, [asked(63, 2)])
-    assert [engine._work(asked(63, 2), SyntheticEngine().verify([asked(63, 2)])[0])] == [Work(3, 62)]
+    assert [engine._work(asked(63, 2), SyntheticEngine().verify([asked(63, 2)])[0])] == [RequestWork(3, 62)]
     engine.release("s")
-    assert timed(engine, [asked(60, 2)]) >= PACE.batch_s([Work(62, 0)])
+    assert timed(engine, [asked(60, 2)]) >= PACE.batch_s([RequestWork(62, 0)])
 
 
 def test_results_are_the_engine_s_own_and_refusals_too() -> None:

@@ -20,7 +20,7 @@ from testbed.config import RunConfig
 from testbed.errors import BadInput, ProtocolError
 from testbed.experiments.inputs.datasets import Example
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile
-from testbed.experiments.runs.prepare import Prompt, Work
+from testbed.experiments.runs.prepare import Prompt, Workload
 from testbed.experiments.runs.uerun import result_of
 from testbed.experiments.runs.virtual import Models, run_virtual
 from testbed.protocols import protocol
@@ -32,7 +32,7 @@ from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
 from testbed.ue.run import Outcome, sampling_for
-from testbed.ue.session import Session
+from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.rules import FixedWindow
 from tests.support.sampled import chances, p_value, rows
@@ -48,13 +48,13 @@ SMALL = 5
 # ---------------------------------------------------------------- whole runs, in virtual time
 
 
-def run(prompts: int, sizes: Sizes | None = None, **config: object) -> tuple[RunConfig, Work, list[Outcome]]:
+def run(prompts: int, sizes: Sizes | None = None, **config: object) -> tuple[RunConfig, Workload, list[Outcome]]:
     """The same prompt again and again, by every method."""
     engine = SyntheticEngine(vocab_size=SMALL)
     offer = Offer("synthetic", "", SMALL, engine.hidden_size, (), engine.max_positions)
     models = Models(engine, SyntheticDrafter(vocab_size=SMALL, alpha=0.3), offer)
     told = RunConfig(**{"window": 2, "max_tokens": 3, "warmup": 0, **config})  # type: ignore[arg-type]
-    work = Work([Prompt([3, 1, 4], Example(""))] * prompts, [], None, Path())
+    work = Workload([Prompt([3, 1, 4], Example(""))] * prompts, [], None, Path())
     profile = Profile(
         name="bare", about="", source="", draft=LinearDraft(per_token_s=0.01, base_s=0.0, prefill_per_token_s=0.0),
         verify=LinearVerify(base_s=0.03, per_drafted_s=0.0, undrafted_s=0.03),
@@ -112,7 +112,7 @@ def test_which_temperature_a_run_takes() -> None:
 async def decode(address: str, kind: str, seed: int = 3, tokens: int = 60, **how: object) -> RequestRecord:
     drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.6)
     async with client(address) as connection:
-        session = Session(
+        session = DecodingSession(
             connection, drafter, protocol(kind), FixedWindow(5), sampling=Sampling(1.2, 50), seed=seed, **how
         )  # type: ignore[arg-type]
         return await session.decode(PROMPT, tokens, ())
@@ -146,7 +146,9 @@ async def test_a_session_that_the_bs_forgot_gives_the_same_output(kind: str) -> 
         whole = await decode(address, kind)
         drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.6)
         async with client(address) as connection:
-            session = Session(connection, drafter, protocol(kind), FixedWindow(5), sampling=Sampling(1.2, 50), seed=3)
+            session = DecodingSession(
+                connection, drafter, protocol(kind), FixedWindow(5), sampling=Sampling(1.2, 50), seed=3
+            )
             broken = await session.decode(PROMPT, 60, (), forgetful(bs))  # type: ignore[arg-type]
     assert len(forgotten) == 6 and whole.token_ids == broken.token_ids
     assert kind == "rejection" or any(session.owed for _, session in forgotten)
@@ -276,7 +278,7 @@ async def test_a_session_without_temperature_asks_for_no_distributions() -> None
         engine.asked = []
         async with station(engine) as (_, address), client(address) as connection:
             drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.6)
-            session = Session(connection, drafter, protocol("rejection"), FixedWindow(3), sampling=sampling)
+            session = DecodingSession(connection, drafter, protocol("rejection"), FixedWindow(3), sampling=sampling)
             await session.decode(PROMPT, 9, ())
             await decode_remotely(connection, PROMPT, 4, (), None, sampling)
         assert set(engine.asked) == {expected}

@@ -14,7 +14,7 @@ import pytest
 
 from testbed.bs.monitor import app as monitor_app
 from testbed.bs.monitor.app import PAGE, SCRIPTS, STYLES, Events, make_app, read_page
-from testbed.bs.monitor.client import CLOSING, SERVING, Station
+from testbed.bs.monitor.client import CLOSING, SERVING, MonitoredStation
 from testbed.bs.monitor.feed import MOST_VIEWERS, Feed
 from testbed.bs.monitor.process import check_monitor, monitor_address
 from testbed.config import ServeConfig
@@ -24,7 +24,9 @@ from tests.support.monitor import changed, connected, serving
 TOKEN = "s3cret"
 
 
-async def get(path: str, token: str | None = None, station: Station | None = None, **headers: str) -> httpx.Response:
+async def get(
+    path: str, token: str | None = None, station: MonitoredStation | None = None, **headers: str
+) -> httpx.Response:
     """What a client is answered, whose headers have _ for -."""
     async with contextlib.AsyncExitStack() as stack:
         station = station or (await stack.enter_async_context(connected()))[1]
@@ -87,7 +89,7 @@ async def test_the_token_opens_metrics_and_health_needs_none() -> None:
 # ---------------------------------------------------------------- health
 
 
-async def status(path: str, station: Station) -> tuple[int, str]:
+async def status(path: str, station: MonitoredStation) -> tuple[int, str]:
     answer = await get(path, station=station)
     return answer.status_code, answer.text
 

@@ -19,9 +19,9 @@ from testbed.bs.monitor.feed import (
     MOST_TEXTS,
     MOST_VIEWERS,
     SHARE,
-    Crowded,
     Feed,
     Texts,
+    TooManyViewers,
     Viewer,
     event,
 )
@@ -127,7 +127,7 @@ async def test_there_are_only_so_many_viewers() -> None:
         viewers = [feed.viewer() for _ in range(MOST_VIEWERS)]
         for viewer in viewers:
             viewer.__enter__()
-        with pytest.raises(Crowded):
+        with pytest.raises(TooManyViewers):
             feed.viewer().__enter__()
         for viewer in viewers:
             viewer.__exit__(None, None, None)

@@ -15,7 +15,7 @@ from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.pass_ledger import Promises
 from testbed.bs.scheduling.slo import Slo
 from testbed.bs.sessions import SessionTable
-from testbed.optim.pass_time import Coefficients, Work
+from testbed.optim.pass_time import Coefficients, RequestWork
 from testbed.protocols import protocol
 from tests.bs.monitor.test_recent import one, opened, told
 
@@ -36,7 +36,7 @@ def counted() -> dict[str, Metric]:
     coefficients = Coefficients(0.0, 0.0, 0.0, 0.1)
     promises = Promises(table, Slo(coefficients=coefficients), OnlineEstimator(coefficients))
     for size in (1, 3, 3, 400):
-        promises.metrics.add_pass([Work(5, 100)] * size, size, 0, 0.25)
+        promises.metrics.add_pass([RequestWork(5, 100)] * size, size, 0, 0.25)
     promises.metrics.add_promised(8.0, True)
     promises.metrics.add_promised(8.0, False)
     recent = Recent(table)

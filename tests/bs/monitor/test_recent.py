@@ -22,7 +22,7 @@ from testbed.bs.scheduling.slo import Slo
 from testbed.bs.sessions import Round, Session, SessionTable
 from testbed.channel.csi import Csi
 from testbed.experiments.inputs.profile import InteractionVerify
-from testbed.optim.pass_time import Coefficients, Work
+from testbed.optim.pass_time import Coefficients, RequestWork
 from testbed.protocols import PROTOCOLS, protocol
 from testbed.protocols.base import Window
 from testbed.protocols.messages import Verdict
@@ -30,7 +30,7 @@ from testbed.synthetic import next_token
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
-from testbed.ue.session import Session as UeSession
+from testbed.ue.session import DecodingSession as UeSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.rules import FixedWindow
 from tests.support.fleet import Fleet, serve_fleet
@@ -155,7 +155,7 @@ def test_a_look_shows_what_came_since_the_last_one_and_no_more_than_a_ring() -> 
     recent, session = Recent(table), opened(table, 0)
     for i in range(RING + 50):
         recent.round(session, one(), told(bs_s=0.02 if i % 2 else 3.0))
-        recent.passed([Work(5, 100), Work(1, 7)], 1, 9, float(i), 0.5, None)
+        recent.passed([RequestWork(5, 100), RequestWork(1, 7)], 1, 9, float(i), 0.5, None)
     last = RING + 50
     look = recent.look(0, 0, 0.0)
     assert (len(rounds(look)), len(passes(look))) == (RING, RING)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from testbed.bs.scheduling.averages import GUESS, Averages, Between, Standing
+from testbed.bs.scheduling.averages import GUESS, Averages, Between, PassOverhead
 
 
 def test_nothing_measured_is_the_guess() -> None:
@@ -38,7 +38,7 @@ def test_acceptance_of_a_session_with_a_record_of_its_own() -> None:
 
 def test_what_is_between_passes_is_a_line_over_their_requests() -> None:
     random, between = np.random.default_rng(0), Between()
-    assert between.line == Standing(0.0, 0.0)
+    assert between.line == PassOverhead(0.0, 0.0)
     for requests in random.integers(1, 20, 2000).tolist():
         between.add(requests, 0.001 + 0.0002 * requests + random.normal(0.0, 1e-4))
     assert between.line.pass_s == pytest.approx(0.001, rel=0.1)

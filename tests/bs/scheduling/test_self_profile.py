@@ -10,7 +10,7 @@ from testbed.bs.engines.base import VerifyRequest, VerifyResult
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.bs.scheduling import self_profile as module
 from testbed.bs.scheduling.self_profile import self_profile
-from testbed.optim.pass_time import Coefficients, Work
+from testbed.optim.pass_time import Coefficients, RequestWork
 
 
 class Timed(SyntheticEngine):
@@ -27,7 +27,7 @@ class Timed(SyntheticEngine):
             total = len(request.prefix) + len(request.draft)
             cached = self.seen.get(request.session, 0) // self.block_size * self.block_size
             self.seen[request.session] = len(request.prefix)
-            works.append(Work(total - cached, cached))
+            works.append(RequestWork(total - cached, cached))
             told = cached if self._tells else None
             results.append(VerifyResult(result.argmax, result.margin, result.draft_gap, cached=told))
         self.now_s += self._times.batch_s(works)

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from testbed.bs.engines.base import VerifyRequest
 from testbed.bs.pending import Pending
-from testbed.bs.scheduling.slo import COMMITTED, Entry, Slo, budget_s, geometric, linear
+from testbed.bs.scheduling.slo import COMMITTED, Slo, TimedRequest, budget_s, geometric, linear
 from testbed.errors import BadInput
-from testbed.experiments.inputs.profile import InteractionVerify, Work
+from testbed.experiments.inputs.profile import InteractionVerify, PassWork
 from testbed.optim.pass_time import Coefficients
 from tests.support.devices import A100, CAP
 from tests.support.printed import Printed
@@ -38,14 +38,14 @@ def waiting(
 
 def took_s(batch: Sequence[Pending]) -> float:
     """T̂ by another hand."""
-    return ORACLE.pass_s([Work(len(p.request.draft), p.new_tokens, p.cached_tokens) for p in batch])
+    return ORACLE.pass_s([PassWork(len(p.request.draft), p.new_tokens, p.cached_tokens) for p in batch])
 
 
 def names(batch: Sequence[Pending]) -> list[str]:
     return [item.request.session for item in batch]
 
 
-def entries(plan: Slo, queue: Sequence[Pending], now_s: float = NOW_S) -> dict[str, Entry]:
+def entries(plan: Slo, queue: Sequence[Pending], now_s: float = NOW_S) -> dict[str, TimedRequest]:
     queues = plan.queues(queue, now_s)
     return {entry.session: entry for entry in (*queues.urgent, *queues.utility)}
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.bs.intake import Desk, Offer
 from testbed.bs.judging.base import StrictJudge
-from testbed.bs.scheduling.averages import Standing
+from testbed.bs.scheduling.averages import PassOverhead
 from testbed.bs.scheduling.base import Fcfs
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.window_hints import Mean, Rate, Windows, window_config
@@ -38,7 +38,7 @@ from testbed.protocols.messages import NO_HINT, Open
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
-from testbed.ue.session import Session as UeSession
+from testbed.ue.session import DecodingSession as UeSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.rules import FixedWindow, Hinted, WindowPolicy
 from testbed.virtual_time import VirtualClock, run_virtually
@@ -67,7 +67,7 @@ class Scripted:
         self.given.append(self.hints[min(len(self.given), len(self.hints) - 1)])
         return self.given[-1]
 
-    def learn(self, standing: Standing) -> None:
+    def learn(self, standing: PassOverhead) -> None:
         """Nothing to learn."""
         self.times_s.append(("learn", asyncio.get_running_loop().time()))
 
@@ -253,7 +253,7 @@ def serve(
         session.got += accepted + 1
         now_s += speed_s
         window = windows.hint(session, round_, accepted, now_s)
-        windows.learn(Standing(0.0, request_s))
+        windows.learn(PassOverhead(0.0, request_s))
         hints.append(window)
     return hints
 
@@ -328,7 +328,7 @@ def test_what_rounds_take_between_passes_asks_for_larger_windows() -> None:
     last = {}
     for request_s in (0.0, 0.02):
         windows = controller("max_window=8,memory=1000,load_memory=1")
-        costs = windows._shape.costs(Coefficients(1e-4, 1e-8, 1e-6, 0.02), 0.005, 64, Standing(0.003, request_s))
+        costs = windows._shape.costs(Coefficients(1e-4, 1e-8, 1e-6, 0.02), 0.005, 64, PassOverhead(0.003, request_s))
         assert costs.verify_request_s == pytest.approx(request_s) and costs.verify_base_s == pytest.approx(0.023)
         last[request_s] = serve(windows, 0.03, 1500, request_s=request_s)[-1]
     assert last[0.0] < last[0.02]

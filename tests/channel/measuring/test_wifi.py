@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from testbed.channel.measuring import wifi
 from testbed.channel.measuring.wifi import (
     Bitrate,
-    Station,
     WifiState,
+    WifiStation,
     Wireless,
     frame_error_rate,
     parse_bitrate,
@@ -128,24 +128,24 @@ PROC = PROC_HEAD + " wlan0: 0000   58.  -52.  -256        0      0      0      0
 
 
 def test_links_of_several_versions() -> None:
-    assert parse_link(LINK_AC) == Station(
+    assert parse_link(LINK_AC) == WifiStation(
         address=AP,
         rssi_dbm=-52.0,
         tx=Bitrate(780.0, "VHT", 8, 2, 80),
         rx=Bitrate(866.7, "VHT", 9, 2, 80),
     )
-    assert parse_link(LINK_AX) == Station(
+    assert parse_link(LINK_AX) == WifiStation(
         address=AP, rssi_dbm=-61.0, tx=Bitrate(1200.9, "HE", 11, 2, 80), rx=Bitrate(960.7, "HE", 9, 2, 80)
     )
-    assert parse_link(LINK_N) == Station(address=AP, rssi_dbm=-70.0, tx=Bitrate(130.0, "HT", 15))
+    assert parse_link(LINK_N) == WifiStation(address=AP, rssi_dbm=-70.0, tx=Bitrate(130.0, "HT", 15))
     assert parse_link("Not connected.\n") is None
     assert parse_link("command failed: No such device (-19)\n") is None
-    assert parse_link(f"Connected to {AP} (on wlan0)\n") == Station(address=AP)
+    assert parse_link(f"Connected to {AP} (on wlan0)\n") == WifiStation(address=AP)
 
 
 def test_station_dumps_of_several_versions() -> None:
     (station,) = parse_station_dump(DUMP_AC)
-    assert station == Station(
+    assert station == WifiStation(
         address=AP,
         rssi_dbm=-52.0,
         tx=Bitrate(780.0, "VHT", 8, 2, 80),
@@ -159,7 +159,7 @@ def test_station_dumps_of_several_versions() -> None:
     assert (station.rssi_dbm, station.counters) == (-33.0, (9, 3, 0))
     first, second = parse_station_dump(DUMP_AP)
     assert first.address == AP
-    assert second == Station(address="02:1a:7d:00:5e:22", tx=Bitrate(54.0))
+    assert second == WifiStation(address="02:1a:7d:00:5e:22", tx=Bitrate(54.0))
     assert parse_station_dump("") == []
 
 
@@ -195,8 +195,8 @@ def test_the_kernels_table() -> None:
 
 
 def test_frame_errors_by_hand() -> None:
-    def station(packets: int | None, retries: int, failed: int, address: str = AP) -> Station:
-        return Station(address=address, tx_packets=packets, tx_retries=retries, tx_failed=failed)
+    def station(packets: int | None, retries: int, failed: int, address: str = AP) -> WifiStation:
+        return WifiStation(address=address, tx_packets=packets, tx_retries=retries, tx_failed=failed)
 
     # 8 packets: six at once, one on the second try, one given up after four: 6 + 2 + 4 = 12 in the air, 1 + 4 lost
     assert frame_error_rate(station(8, 4, 1)) == pytest.approx(5 / 12)
@@ -216,7 +216,7 @@ def test_frame_errors_are_the_loss_of_a_link_that_repeats() -> None:
         tries = next((t for t in range(1, 8) if rng.random() > 1 / 3), 8)
         retries += min(tries, 7) - 1
         failed += tries == 8
-    station = Station(address=AP, tx_packets=packets, tx_retries=retries, tx_failed=failed)
+    station = WifiStation(address=AP, tx_packets=packets, tx_retries=retries, tx_failed=failed)
     assert frame_error_rate(station) == pytest.approx(1 / 3, abs=0.01)
 
 
@@ -282,14 +282,16 @@ def test_iw_without_a_survey_takes_the_noise_of_the_kernels_table(machine: Path)
     add_iw(machine, link=LINK_AC)
     (machine / "proc").write_text(PROC.replace("-256", "-92."))
     state = read_wifi("wlan0", proc=machine / "proc")
-    assert state == WifiState(interface="wlan0", station=parse_link(LINK_AC) or Station(address=""), noise_dbm=-92.0)
+    assert state == WifiState(
+        interface="wlan0", station=parse_link(LINK_AC) or WifiStation(address=""), noise_dbm=-92.0
+    )
     assert state.snr_db == 40.0
 
 
 def test_a_machine_without_iw_tells_the_signal(machine: Path) -> None:
     (machine / "proc").write_text(PROC)
     state = read_wifi("wlan0", proc=machine / "proc")
-    assert state == WifiState(interface="wlan0", station=Station(address="", rssi_dbm=-52.0))
+    assert state == WifiState(interface="wlan0", station=WifiStation(address="", rssi_dbm=-52.0))
     assert state.snr_db is None
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.channel.tc import commands as tc
-from testbed.channel.tc.pair import MOST_PAIRS, Pair, create_pair, delete_pair
-from testbed.channel.tc.shape import Shape
+from testbed.channel.tc.pair import MOST_PAIRS, NamespacePair, create_pair, delete_pair
+from testbed.channel.tc.shape import LinkShape
 from testbed.errors import BadInput, TestbedError
 from tests.support.refusals import refuse
 
@@ -32,11 +32,11 @@ def number_after(command: list[str], word: str, pattern: str, place: int = 1) ->
 
 
 @st.composite
-def shapes(draw: st.DrawFn) -> Shape:
+def shapes(draw: st.DrawFn) -> LinkShape:
     delay_ms = draw(st.floats(0, 1000))
     jitter_ms = draw(st.floats(0, delay_ms))
     gilbert = draw(st.none() | st.tuples(st.floats(1e-4, 1), st.floats(1e-4, 1)))
-    return Shape(
+    return LinkShape(
         rate_mbps=draw(st.none() | st.floats(0.001, 1e5)),
         delay_ms=delay_ms,
         jitter_ms=jitter_ms,
@@ -51,27 +51,27 @@ def shapes(draw: st.DrawFn) -> Shape:
 
 
 def test_netem() -> None:
-    assert line(tc.netem("eth1", Shape(20, 25, 2.5, 0.25, 0.015))) == (
+    assert line(tc.netem("eth1", LinkShape(20, 25, 2.5, 0.25, 0.015))) == (
         "tc qdisc add dev eth1 root handle 1: "
         "netem limit 211 delay 25ms 2.5ms 25% loss random 1.5% rate 20mbit"
     )  # fmt: skip
-    assert line(tc.netem("tb0u", Shape(gilbert=(0.01, 0.2)), "tb0", "change")) == (
+    assert line(tc.netem("tb0u", LinkShape(gilbert=(0.01, 0.2)), "tb0", "change")) == (
         "tc -n tb0 qdisc change dev tb0u root handle 1: "
         "netem limit 82563 delay 0ms 0ms 0% loss gemodel 1% 20% rate 0bit"
     )  # fmt: skip
 
 
 def test_tbf_holds_two_frames_or_a_millisecond_and_queues_by_time() -> None:
-    assert line(tc.tbf("eth1", Shape(100))) == (
+    assert line(tc.tbf("eth1", LinkShape(100))) == (
         "tc qdisc add dev eth1 root handle 1: tbf rate 100mbit burst 12500 limit 1262500"
     )
-    assert line(tc.tbf("eth1", Shape(0.0125), mtu=9000)) == (
+    assert line(tc.tbf("eth1", LinkShape(0.0125), mtu=9000)) == (
         "tc qdisc add dev eth1 root handle 1: tbf rate 12500bit burst 18028 limit 108168"
     )
 
 
 def test_htb_has_a_class_a_queue_and_a_filter_for_each_destination() -> None:
-    assert line(tc.htb("eth1", {"10.0.0.2": Shape(10), "10.0.0.3": Shape(30)})).splitlines() == [
+    assert line(tc.htb("eth1", {"10.0.0.2": LinkShape(10), "10.0.0.3": LinkShape(30)})).splitlines() == [
         "tc qdisc add dev eth1 root handle 1: htb",
         "tc class add dev eth1 parent 1: classid 1:1 htb rate 10mbit burst 3028 cburst 3028 quantum 1514",
         "tc qdisc add dev eth1 parent 1:1 handle 10: bfifo limit 125000",
@@ -83,7 +83,7 @@ def test_htb_has_a_class_a_queue_and_a_filter_for_each_destination() -> None:
 
 
 def test_htb_changes_classes_and_queues_only() -> None:
-    assert line(tc.htb("eth1", {"10.0.0.2": Shape(10, 20)}, "netem", verb="change")).splitlines() == [
+    assert line(tc.htb("eth1", {"10.0.0.2": LinkShape(10, 20)}, "netem", verb="change")).splitlines() == [
         "tc class change dev eth1 parent 1: classid 1:1 htb rate 10mbit burst 3028 cburst 3028 quantum 1514",
         "tc qdisc change dev eth1 parent 1:1 handle 10: netem limit 100 delay 20ms 0ms 0% loss random 0% rate 0bit",
     ]
@@ -108,7 +108,7 @@ def test_pairs() -> None:
 
 @given(st.sets(st.integers(0, MOST_PAIRS - 1), min_size=2, max_size=50))
 def test_no_two_pairs_share_anything(indices: set[int]) -> None:
-    pairs = [Pair(index) for index in indices]
+    pairs = [NamespacePair(index) for index in indices]
     names = [getattr(pair, name) for pair in pairs for name in ("namespace", "ue_interface", "host_interface")]
     addresses = [getattr(pair, name) for pair in pairs for name in ("ue_address", "host_address")]
     macs = [pair.mac(end) for pair in pairs for end in ("host", "ue")]
@@ -126,7 +126,7 @@ def test_clear_and_offloads() -> None:
 
 
 @given(shapes())
-def test_netem_says_what_the_shape_is(shape: Shape) -> None:
+def test_netem_says_what_the_shape_is(shape: LinkShape) -> None:
     (command,) = tc.netem("eth1", shape)
     assert {type(word) for word in command} == {str} and "" not in command
     for place, value in ((1, shape.delay_ms), (2, shape.jitter_ms)):
@@ -141,8 +141,8 @@ def test_netem_says_what_the_shape_is(shape: Shape) -> None:
 
 
 @given(shapes(), st.integers(576, 65_536))
-def test_buckets_hold_a_frame_and_more_queue_than_bucket(shape: Shape, mtu: int) -> None:
-    plain = Shape(shape.rate_mbps or 1, queue_ms=shape.queue_ms)
+def test_buckets_hold_a_frame_and_more_queue_than_bucket(shape: LinkShape, mtu: int) -> None:
+    plain = LinkShape(shape.rate_mbps or 1, queue_ms=shape.queue_ms)
     (command,) = tc.tbf("eth1", plain, mtu=mtu)
     burst, limit = (int(number_after(command, word, r"(\d+)")[0]) for word in ("burst", "limit"))
     assert mtu < burst < limit
@@ -152,7 +152,7 @@ def test_buckets_hold_a_frame_and_more_queue_than_bucket(shape: Shape, mtu: int)
 
 
 @given(shapes())
-def test_tbf_refuses_what_only_netem_does(shape: Shape) -> None:
+def test_tbf_refuses_what_only_netem_does(shape: LinkShape) -> None:
     if shape.plain:
         return
     refuse(lambda: tc.tbf("eth1", shape), BadInput, "netem")
@@ -160,8 +160,8 @@ def test_tbf_refuses_what_only_netem_does(shape: Shape) -> None:
 
 
 def test_under_tbf_an_unlimited_link_has_no_qdisc() -> None:
-    free, slow = Shape(), Shape(5)
-    words = {(free, free): "", (free, slow): "add", (slow, Shape(6)): "change", (slow, free): "del"}
+    free, slow = LinkShape(), LinkShape(5)
+    words = {(free, free): "", (free, slow): "add", (slow, LinkShape(6)): "change", (slow, free): "del"}
     for (before, after), verb in words.items():
         commands = tc.reshaped("eth1", before, after, "tbf")
         assert [command[2] for command in commands] == ([verb] if verb else [])
@@ -185,29 +185,29 @@ def test_under_tbf_an_unlimited_link_has_no_qdisc() -> None:
     ],
 )  # fmt: skip
 def test_a_shape_refuses_nonsense(values: dict[str, float], word: str) -> None:
-    refuse(lambda: Shape(**values), BadInput, word)  # type: ignore[arg-type]
+    refuse(lambda: LinkShape(**values), BadInput, word)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["", "eth0; reboot", "-eth0", "a" * 16, "eth 0", "../x", "eth0\n"])
 def test_interfaces_that_are_none(name: str) -> None:
-    for build in (lambda: tc.netem(name, Shape(5)), lambda: tc.clear(name), lambda: tc.offload(name)):
+    for build in (lambda: tc.netem(name, LinkShape(5)), lambda: tc.clear(name), lambda: tc.offload(name)):
         refuse(build, BadInput, "ip link")
 
 
 @pytest.mark.parametrize(
     ("destinations", "word"),
     [
-        ({}, "destinations"), ({"edge": Shape(5)}, "IPv4"), ({"10.0.0.0/24": Shape(5)}, "IPv4"),
-        ({"::1": Shape(5)}, "IPv4"), ({"10.0.0.2": Shape()}, "10.0.0.2"),
+        ({}, "destinations"), ({"edge": LinkShape(5)}, "IPv4"), ({"10.0.0.0/24": LinkShape(5)}, "IPv4"),
+        ({"::1": LinkShape(5)}, "IPv4"), ({"10.0.0.2": LinkShape()}, "10.0.0.2"),
     ],
 )  # fmt: skip
-def test_destinations_that_are_none(destinations: dict[str, Shape], word: str) -> None:
+def test_destinations_that_are_none(destinations: dict[str, LinkShape], word: str) -> None:
     refuse(lambda: tc.htb("eth1", destinations), BadInput, word)
 
 
 @pytest.mark.parametrize("index", [-1, MOST_PAIRS])
 def test_pairs_beyond_the_network(index: int) -> None:
-    refuse(lambda: Pair(index), BadInput, str(index))
+    refuse(lambda: NamespacePair(index), BadInput, str(index))
 
 
 # ---------------------------------------------------------------- what programs print

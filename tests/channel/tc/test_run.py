@@ -16,7 +16,7 @@ from testbed.channel.tc import commands as tc
 from testbed.channel.tc import execute as tc_command
 from testbed.channel.tc import run as tc_run
 from testbed.channel.tc.run import Plan, clean, emulation
-from testbed.channel.tc.shape import Shape
+from testbed.channel.tc.shape import LinkShape
 from testbed.channel.tc.state import Claim, Ledger, own_claim, process_start
 from testbed.errors import BadInput, TestbedError
 from tests.support.refusals import refuse
@@ -192,7 +192,7 @@ def hold(machine: Machine, plan: Plan, force: int = 0, within: Callable[[], None
         within()
 
 
-PLAN = Plan((*tc.offload("eth1"), *tc.tbf("eth1", Shape(5))), ("eth1",))
+PLAN = Plan((*tc.offload("eth1"), *tc.tbf("eth1", LinkShape(5))), ("eth1",))
 APPLIED = [shlex.join(command) for command in PLAN.apply]
 UNDONE = ["tc qdisc del dev eth1 root", "ethtool -K eth1 tso on"]
 

@@ -16,7 +16,7 @@ from testbed.channel.tc import execute as tc_command
 from testbed.channel.tc.links import Egress, Namespaces
 from testbed.channel.tc.pair import MOST_PAIRS, create_pair, delete_pair
 from testbed.channel.tc.session import TcConfig, follow, run_tc
-from testbed.channel.tc.shape import Duplex, Shape
+from testbed.channel.tc.shape import Duplex, LinkShape
 from testbed.channel.trace import Trace
 from testbed.errors import BadInput
 from tests.support.refusals import refuse
@@ -82,7 +82,7 @@ def test_a_dry_run_for_destinations() -> None:
     config = TcConfig(
         interface="eth1", direction="downlink", downlink_mbps=8, destinations=("10.0.0.2",), qdisc="tbf"
     )  # fmt: skip
-    assert line(tc.htb("eth1", {"10.0.0.2": Shape(8)})) in "\n".join(dry(config))
+    assert line(tc.htb("eth1", {"10.0.0.2": LinkShape(8)})) in "\n".join(dry(config))
 
 
 def test_runs_that_make_no_sense() -> None:
@@ -105,9 +105,9 @@ def test_without_root_it_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_an_egress_changes_as_it_was_set_up() -> None:
-    egress = Egress("eth1", Shape(8, 10), ["10.0.0.2"])
-    assert {command[2] for command in egress.change("netem", Shape(9, 20))} == {"change"}
-    assert [command[1] for command in egress.change("netem", Shape(9, 20))] == ["class", "qdisc"]
+    egress = Egress("eth1", LinkShape(8, 10), ["10.0.0.2"])
+    assert {command[2] for command in egress.change("netem", LinkShape(9, 20))} == {"change"}
+    assert [command[1] for command in egress.change("netem", LinkShape(9, 20))] == ["class", "qdisc"]
 
 
 # ---------------------------------------------------------------- along a trace
@@ -160,5 +160,5 @@ def test_an_outage_is_a_very_low_rate_and_never_no_limit() -> None:
 
 def test_half_of_the_rtt_goes_each_way() -> None:
     link = Duplex.at(trace_of([0], [5], per_up=0.1, rtt_ms=50), 0)
-    assert link == Duplex(Shape(5, 25, loss=0.1), Shape(50, 25))
-    assert Duplex.of(rtt_ms=50, gilbert=(0.1, 0.5)).down == Shape(delay_ms=25, gilbert=(0.1, 0.5))
+    assert link == Duplex(LinkShape(5, 25, loss=0.1), LinkShape(50, 25))
+    assert Duplex.of(rtt_ms=50, gilbert=(0.1, 0.5)).down == LinkShape(delay_ms=25, gilbert=(0.1, 0.5))

@@ -16,7 +16,7 @@ import pytest
 from testbed.config import RunConfig
 from testbed.errors import BadInput
 from testbed.experiments.agent.files import FILES, Files, Shelf, chunk_of, result_files, state_of
-from testbed.experiments.agent.serve import Agent, Setup, run_agent
+from testbed.experiments.agent.serve import Agent, AgentSetup, run_agent
 from testbed.experiments.agent.work import CHECKED, FILED, FREE, grounded
 from testbed.protocols.orders import (
     MAX_CHUNK_BYTES,
@@ -119,7 +119,7 @@ def test_every_field_of_a_run_is_thought_of() -> None:
 
 
 def agent(tmp_path: Path) -> Agent:
-    return Agent(Setup("tcp://127.0.0.1:*", tmp_path), lambda _: None)
+    return Agent(AgentSetup("tcp://127.0.0.1:*", tmp_path), lambda _: None)
 
 
 def test_orders_outlive_the_agent(tmp_path: Path) -> None:
@@ -183,8 +183,8 @@ def test_an_agent_loads_nothing_that_a_ue_does_not_have() -> None:
 
 
 def test_an_agent_needs_keys_beyond_this_machine_and_a_folder_of_its_own(tmp_path: Path) -> None:
-    open_ = Setup("tcp://0.0.0.0:*", tmp_path / "a")
+    open_ = AgentSetup("tcp://0.0.0.0:*", tmp_path / "a")
     refuse(lambda: run_agent(open_, lambda _: None, lambda _: None), BadInput, "give --keys DIR")
     (tmp_path / "file").touch()
-    on_file = Setup("tcp://127.0.0.1:*", tmp_path / "file")
+    on_file = AgentSetup("tcp://127.0.0.1:*", tmp_path / "file")
     refuse(lambda: run_agent(on_file, lambda _: None, lambda _: None), BadInput, "cannot write")

@@ -15,7 +15,7 @@ from testbed.experiments.capacity.systems import CapacityConfig
 from testbed.experiments.capacity.ue import LANGUAGE
 from testbed.experiments.inputs.profile import InteractionVerify
 from testbed.optim.pass_time import Coefficients
-from testbed.optim.pass_time import Work as Share
+from testbed.optim.pass_time import RequestWork as Share
 from testbed.virtual_time import VirtualClock, run_virtually
 
 COST = InteractionVerify(a_s=3e-5, b_compute_s=3e-8, b_read_s=4e-6, c_s=0.015)

@@ -10,7 +10,7 @@ import pytest
 from testbed.errors import BadInput
 from testbed.experiments.capacity.real import RealConfig, _orders, _serving, order_and_window
 from testbed.experiments.capacity.real_tally import tally
-from testbed.experiments.capacity.real_ue import Report, Response, Round
+from testbed.experiments.capacity.real_ue import Report, Response, UeRound
 from testbed.experiments.capacity.systems import configured
 
 
@@ -58,9 +58,9 @@ def test_systems_differ_in_what_they_are_named_for() -> None:
         assert all(one.seed == 7 and one.stop_s == 100 + 4 + 20 + 3 for one in given)
 
 
-def reply(end_s: float, **values: Any) -> Round:
+def reply(end_s: float, **values: Any) -> UeRound:
     given = {"drafted": 4, "accepted": 3, "committed": 4, "batch_size": 2, "draft_s": 0.1, "link_s": 0.0}
-    return Round(end_s=end_s, **{**given, "queue_s": 0.2, "verify_s": 0.3, "wasted_s": 0.025, **values})
+    return UeRound(end_s=end_s, **{**given, "queue_s": 0.2, "verify_s": 0.3, "wasted_s": 0.025, **values})
 
 
 def test_only_the_horizon_counts() -> None:

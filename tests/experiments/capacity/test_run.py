@@ -6,14 +6,14 @@ import pytest
 
 from testbed.experiments.capacity.run import run_capacity
 from testbed.experiments.capacity.systems import SYSTEMS, CapacityConfig, replaced, spread
-from testbed.experiments.capacity.tally import ANY, CLEAR, ClassCount, Run, keeps
+from testbed.experiments.capacity.tally import ANY, CLEAR, CapacityRun, ClassCount, keeps
 
 SMALL = CapacityConfig(
     horizon_s=10.0, warmup_s=3.0, judged=8, prompt=(20, 60), response=(10, 40), kv_tokens=2000, max_batch=4
 )
 
 
-def run(system: str, ues: int, speed: float = 4.0, config: CapacityConfig = SMALL, seed: int = 0) -> Run:
+def run(system: str, ues: int, speed: float = 4.0, config: CapacityConfig = SMALL, seed: int = 0) -> CapacityRun:
     return run_capacity(config, SYSTEMS[system], (speed,) * ues, seed)
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from testbed.errors import BadInput
 from testbed.experiments.capacity import search as capacity_search
 from testbed.experiments.capacity.search import (
-    Found,
-    Point,
+    CapacityPoint,
+    CapacityResult,
     capacity_of,
     guessed,
     knees_of,
@@ -22,7 +22,7 @@ from testbed.experiments.capacity.search import (
     run_point,
 )  # fmt: skip
 from testbed.experiments.capacity.systems import SYSTEMS, CapacityConfig, replaced
-from testbed.experiments.capacity.tally import Run
+from testbed.experiments.capacity.tally import CapacityRun
 
 SMALL = CapacityConfig(
     horizon_s=5.0, warmup_s=3.0, judged=8, prompt=(20, 60), response=(10, 30), kv_tokens=2000, max_batch=2
@@ -33,7 +33,7 @@ SMALL = CapacityConfig(
 def test_the_search_finds_the_threshold_from_any_guess(threshold: int, guess: int) -> None:
     asked = []
 
-    def holds(ues: int) -> Generator[Point, Run, bool]:
+    def holds(ues: int) -> Generator[CapacityPoint, CapacityRun, bool]:
         asked.append(ues)
         return ues <= threshold
         yield
@@ -47,7 +47,7 @@ def test_the_search_finds_the_threshold_from_any_guess(threshold: int, guess: in
 
 
 def test_what_never_ends_is_refused() -> None:
-    def holds(ues: int) -> Generator[Point, Run, bool]:
+    def holds(ues: int) -> Generator[CapacityPoint, CapacityRun, bool]:
         return True
         yield
 
@@ -61,12 +61,12 @@ def test_a_capacity_is_where_a_scan_finds_it_and_is_found_again_from_files(
     told: list[str] = []
     jobs = [capacity_of(SMALL, "sled", 12.0)]
     found = run_jobs(jobs, 1, tmp_path, lambda done, total, text: told.append(text))[0]
-    assert isinstance(found, Found)
+    assert isinstance(found, CapacityResult)
     assert found.at is not None
     assert found.at.complete
 
     def kept(ues: int) -> bool:
-        return run_point(Point(SMALL, "sled", (12.0,) * ues, 0)).holds(SMALL.epsilon)
+        return run_point(CapacityPoint(SMALL, "sled", (12.0,) * ues, 0)).holds(SMALL.epsilon)
 
     assert kept(found.ues)
     assert not kept(found.ues + 1)
@@ -76,11 +76,13 @@ def test_a_capacity_is_where_a_scan_finds_it_and_is_found_again_from_files(
 
 
 def test_workers_find_what_one_process_finds() -> None:
-    def jobs() -> list[Generator[Point, Run, object]]:
+    def jobs() -> list[Generator[CapacityPoint, CapacityRun, object]]:
         return [capacity_of(SMALL, system, 20.0) for system in ("sled", "centralized")]
 
     alone, both = (run_jobs(jobs(), workers, None, lambda *_: None) for workers in (1, 2))
-    assert [f.ues for f in alone if isinstance(f, Found)] == [f.ues for f in both if isinstance(f, Found)]
+    assert [f.ues for f in alone if isinstance(f, CapacityResult)] == [
+        f.ues for f in both if isinstance(f, CapacityResult)
+    ]
 
 
 def test_knees_are_those_of_each_class_in_one_load() -> None:
@@ -93,7 +95,7 @@ def test_knees_are_those_of_each_class_in_one_load() -> None:
 
 def test_repeats_give_the_median() -> None:
     found = run_jobs([capacity_of(replaced(SMALL, {"repeats": 3}), "sled", 12.0)], 1, None, lambda *_: None)[0]
-    assert isinstance(found, Found)
+    assert isinstance(found, CapacityResult)
     assert len(found.by_seed) == 3
     assert found.ues == sorted(found.by_seed)[1]
 
@@ -105,8 +107,8 @@ def test_guesses_are_numbers_of_ues(system: str) -> None:
 
 
 def test_a_points_name_is_its_conditions() -> None:
-    point = Point(SMALL, "wisp", (8.0,) * 4, 0)
-    assert point.key == Point(replaced(SMALL, {"systems": ("sled",), "repeats": 4}), "wisp", (8.0,) * 4, 0).key
+    point = CapacityPoint(SMALL, "wisp", (8.0,) * 4, 0)
+    assert point.key == CapacityPoint(replaced(SMALL, {"systems": ("sled",), "repeats": 4}), "wisp", (8.0,) * 4, 0).key
     others = [point._replace(seed=1), point._replace(system="sled"), point._replace(classes=(8.0,) * 5)]
     others += [point._replace(until="clear"), point._replace(config=replaced(SMALL, {"epsilon": 0.1}))]
     assert len({point.key, *(other.key for other in others)}) == 6

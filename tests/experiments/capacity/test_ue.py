@@ -8,8 +8,8 @@ import pytest
 from testbed.experiments.capacity.systems import CapacityConfig
 from testbed.experiments.capacity.ue import (
     LANGUAGE,
+    BeforeRejection,
     Chance,
-    LeftOut,
     TrafficPace,
     TrafficSequence,
     policy,
@@ -79,7 +79,7 @@ def test_what_follows_a_rejection_is_believed_as_often_as_told() -> None:
 def test_the_token_left_out_is_paid_for() -> None:
     async def drafts() -> list[tuple[list[DraftToken], float]]:
         clock, chance = VirtualClock(), Chance(CapacityConfig(acceptance=1.0, tpr=0.6), 0)
-        rule = LeftOut(chance, 5)
+        rule = BeforeRejection(chance, 5)
         pace = TrafficPace(clock, 0.02, rule)
         found = []
         for _ in range(200):

@@ -16,7 +16,15 @@ from typer.testing import CliRunner
 from testbed.cli.optim.group import app
 from testbed.config import load
 from testbed.errors import BadInput
-from testbed.experiments.edge.figures import FiguresConfig, Line, Panel, claim, load_figures, mean_interval, run_figures
+from testbed.experiments.edge.figures import (
+    FiguresConfig,
+    Panel,
+    SystemLine,
+    claim,
+    load_figures,
+    mean_interval,
+    run_figures,
+)
 from testbed.optim.figures import POINTS, draw
 from testbed.optim.tasks import Problem, Task, plan
 from tests.support.refusals import refuse
@@ -24,7 +32,11 @@ from tests.support.refusals import refuse
 FILES = sorted((Path(__file__).parents[3] / "sweeps" / "edge").glob("*.yaml"))
 SMALL = FiguresConfig(
     name="small",
-    lines=(Line(name="optimal"), Line(name="uniform", policy="uniform"), Line(name="static", algorithm="static")),
+    lines=(
+        SystemLine(name="optimal"),
+        SystemLine(name="uniform", policy="uniform"),
+        SystemLine(name="static", algorithm="static"),
+    ),
     panels=(
         Panel(name="a", axis="tasks", values=(3, 5), longest_output=32),
         Panel(name="b", axis="bandwidth_mhz", values=(10, 20, 40), tasks=4, longest_output=32),
@@ -171,6 +183,6 @@ def test_files_that_cannot_be_used(tmp_path: Path, text: str, words: str) -> Non
 def test_values_that_cannot_be_used(tmp_path: Path) -> None:
     for axis, value in (("tasks", 2.5), ("longest_input", 0.0), ("alpha", 1.0), ("bandwidth_mhz", 0.0)):
         panel = Panel(name="p", axis=axis, values=(value,))  # type: ignore[arg-type]
-        refuse(lambda panel=panel, value=value: panel.point(value, Line(name="a")), BadInput, "panel 'p'")
+        refuse(lambda panel=panel, value=value: panel.point(value, SystemLine(name="a")), BadInput, "panel 'p'")
     (tmp_path / "file").write_text("")
     refuse(lambda: claim(tmp_path / "file" / "out"), BadInput, "cannot make")

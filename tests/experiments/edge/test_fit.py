@@ -19,7 +19,7 @@ from testbed.experiments.edge.dimensions import of_directory, of_gguf
 from testbed.experiments.edge.fit import FitConfig, _VerifyBench, measure, read_cost, read_steps, report, write_steps
 from testbed.experiments.inputs.pair import pair_paths
 from testbed.models.bundle import bundled
-from testbed.optim.cost_fit import Step
+from testbed.optim.cost_fit import MeasuredStep
 from testbed.optim.inference_cost import Cost, Model
 from tests.support.refusals import refuse
 
@@ -33,14 +33,14 @@ def config(random_models: dict[str, Path], random_ggufs: dict[str, Path]) -> Fit
 
 
 @pytest.fixture(scope="module")
-def measured(config: FitConfig) -> list[Step]:
+def measured(config: FitConfig) -> list[MeasuredStep]:
     told: list[tuple[int, int]] = []
     steps = measure(config, lambda done, total, _: told.append((done, total)))
     assert told[0] == (0, 12) and told[-1] == (12, 12)
     return steps
 
 
-def test_every_combination_is_measured_once(measured: list[Step]) -> None:
+def test_every_combination_is_measured_once(measured: list[MeasuredStep]) -> None:
     seen = {(s.node, s.phase, s.batch, s.window, 16 if s.prefix < 40 else 48) for s in measured}
     assert len(seen) == len(measured) == 2 * (8 + 4)
     for step in measured:
@@ -76,7 +76,7 @@ def test_decoding_steps_of_the_target_end_anywhere_in_a_block(batch: int) -> Non
 
 
 def test_steps_and_fits_are_files_that_other_commands_read(
-    measured: list[Step], config: FitConfig, tmp_path: Path
+    measured: list[MeasuredStep], config: FitConfig, tmp_path: Path
 ) -> None:
     write_steps(tmp_path / "steps.csv", measured)
     assert read_steps(tmp_path / "steps.csv") == measured

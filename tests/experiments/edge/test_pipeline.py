@@ -14,8 +14,18 @@ import numpy as np
 import pytest
 
 from testbed.errors import BadInput, TestbedError
-from testbed.experiments.edge.pipeline import MODES, Pipeline, Run, StepRecord
-from testbed.experiments.edge.pipeline_nodes import Done, Draft, Failed, Node, Open, Orders, Verify, answers, started
+from testbed.experiments.edge.pipeline import MODES, Pipeline, PipelineRun, StepRecord
+from testbed.experiments.edge.pipeline_nodes import (
+    Done,
+    DraftBatch,
+    Failed,
+    NodeProcess,
+    OpenTasks,
+    Orders,
+    Verify,
+    answers,
+    started,
+)
 from testbed.experiments.edge.pipeline_report import (
     model_scores,
     model_step_s,
@@ -28,7 +38,7 @@ from testbed.experiments.edge.pipeline_run import PipelineConfig, make_cell, run
 from testbed.experiments.edge.pipeline_upload import payload, upload
 from testbed.experiments.inputs.pair import pair_paths
 from testbed.models.bundle import bundled
-from testbed.optim.inference_cost import Cost, Model, Serving
+from testbed.optim.inference_cost import Cost, Model, ServedPair
 from testbed.optim.tasks import Problem, Task, allocation
 from tests.support.refusals import refuse
 
@@ -63,7 +73,7 @@ class Clockwork:
             thread = threading.Thread(target=self._serve, args=(theirs,), daemon=True)
             thread.start()
             self._threads.append(thread)
-            self.nodes.append(Node(name, ours, 0))
+            self.nodes.append(NodeProcess(name, ours, 0))
 
     def _serve(self, connection: Any) -> None:
         while (order := connection.recv()) is not None:
@@ -78,13 +88,13 @@ class Clockwork:
                 connection.send(Done(rows, start_s, self._now))
 
     def _obey(self, order: Any) -> list[list[int]]:
-        if isinstance(order, Open):
+        if isinstance(order, OpenTasks):
             self._tasks = {task: list(ids) for task, ids in order.prompts.items()}
             return []
         if isinstance(order, Verify):
             rows = zip(order.prefixes, order.drafts, strict=True)
             return [[following([*p, *d[:i]]) for i in range(len(d) + 1)] for p, d in rows]
-        assert isinstance(order, Draft)
+        assert isinstance(order, DraftBatch)
         for task, accepted, token in order.committed:
             self._tasks[task] += [*self._window[task][:accepted], token]
         for task in order.batch:
@@ -121,7 +131,7 @@ def own(prompt: list[int]) -> list[int]:
     return output
 
 
-def carried_out(nodes: Clockwork, mode: str, window: int = 3) -> Run:
+def carried_out(nodes: Clockwork, mode: str, window: int = 3) -> PipelineRun:
     return Pipeline(
         *nodes.nodes, PROMPTS, BATCHES, mode=mode, window=0 if mode == "target-only" else window, max_tokens=MOST,
         end_ids=[END],
@@ -141,7 +151,7 @@ def test_outputs_are_the_targets_own(clockwork: Clockwork, mode: str) -> None:
         assert mine[0].tasks == len(batch) and mine[0].longest == max(len(PROMPTS[task]) for task in batch)
         assert all(a.tasks >= b.tasks for a, b in itertools.pairwise(mine))
     if mode == "target-only":
-        assert not any(isinstance(order, Draft) for order in clockwork.orders)
+        assert not any(isinstance(order, DraftBatch) for order in clockwork.orders)
 
 
 @pytest.mark.parametrize("mode", MODES[:3])
@@ -180,7 +190,7 @@ def test_the_next_batch_is_drafted_while_one_is_verified(mode: str) -> None:
     waited: list[bool] = []
 
     def before(order: Any) -> None:
-        if isinstance(order, Draft):
+        if isinstance(order, DraftBatch):
             drafts.release()
         if isinstance(order, Verify) and not waited:
             waited.append(drafts.acquire(timeout=20) and drafts.acquire(timeout=20))
@@ -199,7 +209,7 @@ def test_without_barriers_a_batch_does_not_wait_for_the_others() -> None:
     waited: list[bool] = []
 
     def before(order: Any) -> None:
-        if isinstance(order, Draft) and order.committed:
+        if isinstance(order, DraftBatch) and order.committed:
             second.set()
         if isinstance(order, Verify) and list(order.batch) == BATCHES[-1] and not waited:
             waited.append(second.wait(20))
@@ -237,8 +247,8 @@ def test_the_recursion_is_eqs_20_to_22() -> None:
         assert recursion_s(steps, times, pipeline) == pytest.approx(total)
 
 
-def serving() -> Serving:
-    return Serving(
+def serving() -> ServedPair:
+    return ServedPair(
         draft_model=Model(layers=3, hidden=96, ffn=256), verify_model=Model(layers=6, hidden=192, ffn=512), cost=COST,
         memory_bytes=1e9, max_output_tokens=32, alpha=0.8,
     )  # fmt: skip
@@ -304,15 +314,15 @@ def test_what_cannot_be_run(clockwork: Clockwork) -> None:
 
 def test_a_node_that_fails_dies_or_is_silent() -> None:
     ours, theirs = Pipe()
-    node = Node("verifier", ours, 0)
-    node.send(Open({}))
+    node = NodeProcess("verifier", ours, 0)
+    node.send(OpenTasks({}))
     refuse(lambda: answers([node], 0.01), TestbedError, "the verifier did not answer within 0.01 s")
     theirs.send(Failed("no memory"))
     refuse(node.take, TestbedError, "the verifier failed: no memory")
     theirs.close()
     refuse(node.take, TestbedError, "the verifier process died")
     node.busy = False
-    refuse(lambda: node.send(Open({})), TestbedError, "the verifier process is gone")
+    refuse(lambda: node.send(OpenTasks({})), TestbedError, "the verifier process is gone")
     ours.close()
 
 

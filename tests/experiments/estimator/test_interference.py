@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from testbed.cli.estimator import app
 from testbed.errors import BadInput
 from testbed.experiments.estimator.interference import Interference, interference, plot
-from testbed.optim.pass_time import Coefficients, Work
+from testbed.optim.pass_time import Coefficients, RequestWork
 from tests.experiments.estimator.test_profile import Recorder
 
 TIMES = Coefficients(2e-4, 3e-8, 5e-6, 0.02)
@@ -28,12 +28,12 @@ def test_each_kind_of_pass_is_timed_by_itself(monkeypatch: pytest.MonkeyPatch) -
         return total
 
     monkeypatch.setattr(time, "perf_counter", now_s)
-    rows = interference(engine, (64, 700), Work(5, 500), repeats=2, seed=1)
+    rows = interference(engine, (64, 700), RequestWork(5, 500), repeats=2, seed=1)
     for row, length in zip(rows, (64, 700), strict=True):
         assert row.new_tokens == length
-        assert row.alone_a_s == pytest.approx(TIMES.batch_s([Work(length, 0)]))
-        assert row.alone_b_s == pytest.approx(TIMES.batch_s([Work(5, 500)]))
-        assert row.together_s == pytest.approx(TIMES.batch_s([Work(length, 0), Work(5, 500)]))
+        assert row.alone_a_s == pytest.approx(TIMES.batch_s([RequestWork(length, 0)]))
+        assert row.alone_b_s == pytest.approx(TIMES.batch_s([RequestWork(5, 500)]))
+        assert row.together_s == pytest.approx(TIMES.batch_s([RequestWork(length, 0), RequestWork(5, 500)]))
         assert row.inherited == row.together_s / row.alone_b_s > 1
     assert (
         len(engine.passes) == 2 * 3 * 5 and engine.kept == {}
@@ -42,10 +42,13 @@ def test_each_kind_of_pass_is_timed_by_itself(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(
     ("lengths", "short", "repeats", "said"),
-    [((), Work(5, 5), 1, "lengths"), ((8,), Work(5, 5), 0, "repeats"), ((8, 0), Work(5, 5), 1, "1 or more"),
-     ((2500,), Work(5, 5), 1, "sequences of 2500"), ((8,), Work(5, 2495), 1, "sequences of 2500")],
+    [((), RequestWork(5, 5), 1, "lengths"), ((8,), RequestWork(5, 5), 0, "repeats"),
+     ((8, 0), RequestWork(5, 5), 1, "1 or more"),
+     ((2500,), RequestWork(5, 5), 1, "sequences of 2500"), ((8,), RequestWork(5, 2495), 1, "sequences of 2500")],
 )  # fmt: skip
-def test_what_cannot_be_measured_is_refused(lengths: tuple[int, ...], short: Work, repeats: int, said: str) -> None:
+def test_what_cannot_be_measured_is_refused(
+    lengths: tuple[int, ...], short: RequestWork, repeats: int, said: str
+) -> None:
     engine = Recorder()
     with pytest.raises(BadInput, match=said):
         interference(engine, lengths, short, repeats=repeats)

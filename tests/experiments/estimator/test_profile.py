@@ -13,8 +13,8 @@ from testbed.bs.engines.base import VerifyRequest, VerifyResult
 from testbed.bs.scheduling.estimator_csv import read_samples
 from testbed.errors import BadInput, TestbedError
 from testbed.experiments.estimator import profile as estimator_profile
-from testbed.experiments.estimator.profile import Bench, Measured, csv_lines, measure, plan, report
-from testbed.optim.pass_time import Coefficients, Work
+from testbed.experiments.estimator.profile import MeasuredBatch, PassBench, csv_lines, measure, plan, report
+from testbed.optim.pass_time import Coefficients, RequestWork
 
 
 class Recorder:
@@ -25,7 +25,7 @@ class Recorder:
     def __init__(self, vocab_size: int = 900) -> None:
         self.vocab_size = vocab_size
         self.kept: dict[str, list[int]] = {}
-        self.passes: list[list[Work]] = []
+        self.passes: list[list[RequestWork]] = []
 
     def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
         found = []
@@ -36,7 +36,7 @@ class Recorder:
                 (i for i, (a, b) in enumerate(zip(ids, seen, strict=False)) if a != b), min(len(ids), len(seen))
             )
             cached = min(common, len(request.prefix) - 1)
-            found.append(Work(len(ids) - cached, cached))
+            found.append(RequestWork(len(ids) - cached, cached))
             self.kept[request.session] = ids
         self.passes.append(found)
         return []
@@ -79,10 +79,10 @@ def test_the_plan_scales_thins_and_follows_its_seed() -> None:
 
 def test_a_pass_computes_and_finds_cached_what_the_plan_says() -> None:
     engine = Recorder()
-    works = (Work(40, 0), Work(1, 300), Work(7, 20), Work(1, 0))
-    Bench(engine, 0).time_s(works)
+    works = (RequestWork(40, 0), RequestWork(1, 300), RequestWork(7, 20), RequestWork(1, 0))
+    PassBench(engine, 0).time_s(works)
     primed, timed = engine.passes
-    assert primed == [Work(300, 0), Work(20, 0)] and timed == list(works)
+    assert primed == [RequestWork(300, 0), RequestWork(20, 0)] and timed == list(works)
     assert engine.kept == {}  # released
 
 
@@ -120,10 +120,10 @@ def test_repeats_that_something_disturbed_are_taken_again(monkeypatch: pytest.Mo
 
 
 def test_prompts_are_unique_and_a_repeated_one_is_an_error() -> None:
-    bench = Bench(Recorder(vocab_size=1), 0)
-    bench.time_s([Work(16, 0)])
+    bench = PassBench(Recorder(vocab_size=1), 0)
+    bench.time_s([RequestWork(16, 0)])
     with pytest.raises(TestbedError, match="a prompt came twice"):
-        bench.time_s([Work(16, 0)])
+        bench.time_s([RequestWork(16, 0)])
 
 
 def test_what_an_engine_cannot_take_is_refused() -> None:
@@ -135,14 +135,14 @@ def test_what_an_engine_cannot_take_is_refused() -> None:
     assert engine.passes == []
 
 
-def invented(extra_s: float) -> list[Measured]:
+def invented(extra_s: float) -> list[MeasuredBatch]:
     """Passes of known coefficients, and of what each request takes beside them."""
     truth, rng, found = Coefficients(2e-5, 3e-9, 4e-7, 0.004), np.random.default_rng(5), []
     for one in plan():
         works = one.configuration.works
         took_s = truth.batch_s(works) + extra_s * len(works)
         times = took_s * np.exp(0.01 * rng.standard_normal(3))
-        found.append(Measured(one.configuration, one.held_out, tuple(times.tolist())))
+        found.append(MeasuredBatch(one.configuration, one.held_out, tuple(times.tolist())))
     return found
 
 

@@ -12,7 +12,7 @@ from testbed.channel.spec import ChannelSpec
 from testbed.channel.trace import Trace
 from testbed.errors import TestbedError
 from testbed.experiments.field.log import FieldLog
-from testbed.experiments.field.order import Cell
+from testbed.experiments.field.order import FieldCell
 from testbed.experiments.field.plan import FieldPlan, Method, Place
 from testbed.experiments.field.profile import by_rounds, by_traces, field_profile
 from testbed.experiments.field.rows import agreement, field_rows
@@ -93,7 +93,7 @@ def test_a_prompts_judged_mismatches_are_those_kept_and_the_one_that_ended_a_win
         "text": "#### 7",
         "token_ids": [1],
     }
-    found = samples(PLAN, Cell("near", 1, "wisv"), "field", [request], rounds, [Example("", "7")] * 4)
+    found = samples(PLAN, FieldCell("near", 1, "wisv"), "field", [request], rounds, [Example("", "7")] * 4)
     assert (found[0]["kept"], found[0]["judged"], found[0]["request"], found[0]["right"]) == (3, 5, 2, True)
     assert found[0]["link_s"] == pytest.approx(0.04)
 

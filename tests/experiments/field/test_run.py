@@ -16,7 +16,7 @@ from testbed.config import RunConfig
 from testbed.errors import BadInput, LinkError, LinkTimeout
 from testbed.experiments.field.devices.base import Probe, Reach
 from testbed.experiments.field.log import LOG, FieldLog, open_log, read_field
-from testbed.experiments.field.operator import SKIP, STOP, Answer, Nobody, Terminal
+from testbed.experiments.field.operator import SKIP, STOP, Nobody, OperatorAnswer, Terminal
 from testbed.experiments.field.order import cells_of
 from testbed.experiments.field.plan import FieldPlan, Method, Place
 from testbed.experiments.field.run import Crew, one_device, progress_of, visit_all
@@ -42,16 +42,16 @@ class Stand:
     def at(self, place: Place) -> Iterator[Reach]:
         yield Reach("tcp://127.0.0.1:5", None)
 
-    def arrive(self, place: Place, runs: int, before: Mapping[str, Any] | None) -> Answer:
+    def arrive(self, place: Place, runs: int, before: Mapping[str, Any] | None) -> OperatorAnswer:
         self.asked.append(f"{place.name} {runs}{' again' if before else ''}")
-        return Answer(self.answers.get(place.name, ""), "windy")
+        return OperatorAnswer(self.answers.get(place.name, ""), "windy")
 
-    def accept(self, place: Place, reasons: Sequence[str]) -> Answer:
+    def accept(self, place: Place, reasons: Sequence[str]) -> OperatorAnswer:
         self.asked.append(f"accept {place.name}")
-        return Answer(self.answers.get("accept", ""))
+        return OperatorAnswer(self.answers.get("accept", ""))
 
-    def leave(self, place: Place) -> Answer:
-        return Answer("", f"left {place.name}")
+    def leave(self, place: Place) -> OperatorAnswer:
+        return OperatorAnswer("", f"left {place.name}")
 
     def measure(self, reach: Reach, probe: Probe, folder: Path) -> dict[str, Any]:
         return {"rtt_ms": {"value": self.rtt_ms}, "csi": {"rtt_ms": self.rtt_ms}, "wifi": None}
@@ -192,11 +192,11 @@ def test_each_repeat_has_its_prompts_beside_the_results(tmp_path: Path) -> None:
 def test_an_operator_answers_in_words(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("\nrain on the window\ns\nq\nhm\ny\n"))
     terminal, place = Terminal(), Place(name="near", distance_m=2.0, about="by the door")
-    assert terminal.arrive(place, 4, None) == Answer("")
-    assert terminal.arrive(place, 4, {"time": "noon"}) == Answer("", "rain on the window")
-    assert terminal.arrive(place, 4, None) == Answer(SKIP)
-    assert terminal.arrive(place, 4, None) == Answer(STOP)
-    assert terminal.accept(place, ["RTT"]) == Answer("")  # "hm" is no answer
-    assert terminal.leave(place) == Answer(STOP)  # the end of stdin
+    assert terminal.arrive(place, 4, None) == OperatorAnswer("")
+    assert terminal.arrive(place, 4, {"time": "noon"}) == OperatorAnswer("", "rain on the window")
+    assert terminal.arrive(place, 4, None) == OperatorAnswer(SKIP)
+    assert terminal.arrive(place, 4, None) == OperatorAnswer(STOP)
+    assert terminal.accept(place, ["RTT"]) == OperatorAnswer("")  # "hm" is no answer
+    assert terminal.leave(place) == OperatorAnswer(STOP)  # the end of stdin
     said = capsys.readouterr()
     assert "by the door" in said.err and "again after noon" in said.err and said.out == ""

@@ -16,10 +16,10 @@ from testbed.errors import BadInput
 from testbed.experiments.head import collect as head_collect
 from testbed.experiments.head import label as head_label
 from testbed.experiments.head.collect import check, quantisation
-from testbed.experiments.head.config import CollectConfig
+from testbed.experiments.head.config import EpisodeCollectConfig
 from testbed.experiments.head.label import label
 from testbed.experiments.head.walk import Walker
-from testbed.experiments.lockstep.answers import Task
+from testbed.experiments.lockstep.answers import AnswerTask
 from testbed.experiments.lockstep.completions import Completer
 from testbed.experiments.lockstep.walk import Lockstep
 from testbed.models.export import export_gguf
@@ -40,7 +40,7 @@ def tens(text: str) -> int:
     return sum(int(word) >= 30 for word in text.split()) // 3
 
 
-TASK = Task(Completer(ENDS), 40, text_of, tens)
+TASK = AnswerTask(Completer(ENDS), 40, text_of, tens)
 
 
 def store(directory: Path, policy: str) -> EpisodeStore:
@@ -171,13 +171,13 @@ def test_interrupted_labelling_goes_on_where_it_was(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_at_once(changes: dict[str, Any], words: str) -> None:
-    refuse(lambda: check(CollectConfig(**changes)), BadInput, words)
+    refuse(lambda: check(EpisodeCollectConfig(**changes)), BadInput, words)
 
 
 def test_label_takes_the_collections_own_target_and_one_scorer(tmp_path: Path, random_models: dict[str, Path]) -> None:
-    refuse(lambda: label(tmp_path / "none", None, CollectConfig(), Told()), BadInput, "head collect")
+    refuse(lambda: label(tmp_path / "none", None, EpisodeCollectConfig(), Told()), BadInput, "head collect")
     made = store(tmp_path, "strict")
-    own = CollectConfig(model=str(random_models["llama"]))
+    own = EpisodeCollectConfig(model=str(random_models["llama"]))
     refuse(lambda: label(tmp_path, None, own, Told()), BadInput, "synthetic", "--model")
     refuse(lambda: label(tmp_path, "bleu", own, Told()), BadInput, "'bleu'")
     made.write_labels(0, np.zeros(3, np.bool_), 4)

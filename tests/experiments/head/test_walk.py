@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from testbed.bs.engines.registry import load_engine
 from testbed.experiments.head.walk import Episode, Walker, chunk_of, walk
-from testbed.experiments.lockstep.answers import Answers, Task
+from testbed.experiments.lockstep.answers import Answers, AnswerTask
 from testbed.experiments.lockstep.completions import Completer
 from testbed.experiments.lockstep.scorers import Scorer
 from testbed.experiments.lockstep.walk import Lockstep
@@ -29,8 +29,8 @@ def tens(text: str) -> int | None:
     return sum(int(word) >= 30 for word in text.split()) // 3 if text else None
 
 
-def task(scorer: Scorer = tens, max_tokens: int = MAX_TOKENS) -> Task:
-    return Task(Completer(ENDS), max_tokens, text_of, scorer)
+def task(scorer: Scorer = tens, max_tokens: int = MAX_TOKENS) -> AnswerTask:
+    return AnswerTask(Completer(ENDS), max_tokens, text_of, scorer)
 
 
 def episodes(
@@ -197,7 +197,7 @@ def test_states_of_real_engines_are_those_of_transformers(
     prompts = [rng.integers(0, TOKENS, 20).tolist() for _ in range(3)]
     small = LlamaDrafter(random_ggufs[other], context=64, sequences=2, threads=1, kv_type="f32")
     target = load_engine("transformers", random_models[kind], vocab_size=TOKENS)
-    walker = Walker(small, Task(Completer(()), 20, text_of, hash), 6, "explore", 0.5, 1)
+    walker = Walker(small, AnswerTask(Completer(()), 20, text_of, hash), 6, "explore", 0.5, 1)
     found = dict(Lockstep(target, 2).run(walk(walker, i, p) for i, p in enumerate(prompts)))
     target.close()
     small.close()

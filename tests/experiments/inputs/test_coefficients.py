@@ -9,8 +9,8 @@ import pytest
 
 from testbed.errors import BadInput
 from testbed.experiments.inputs.coefficients import coefficients, pass_coefficients
-from testbed.experiments.inputs.profile import InteractionVerify, LinearVerify, Work, load_profile
-from testbed.optim.pass_time import Work as Seen
+from testbed.experiments.inputs.profile import InteractionVerify, LinearVerify, PassWork, load_profile
+from testbed.optim.pass_time import RequestWork as Seen
 
 FOUND = {"a": 1e-4, "b_compute": 2e-9, "b_read": 3e-6, "c": 0.02, "r2": 0.99}
 
@@ -58,5 +58,5 @@ def test_other_profiles_come_near_on_passes_that_were_not_fitted(name: str) -> N
     found = pass_coefficients(verify)
     assert min(found.values) >= 0 and max(found.values) > 0
     for requests, drafted, cached in ((2, 3, 128), (8, 6, 512), (12, 12, 400), (1, 10, 700)):
-        truth_s = verify.pass_s([Work(drafted, drafted + 1, cached)] * requests)
+        truth_s = verify.pass_s([PassWork(drafted, drafted + 1, cached)] * requests)
         assert found.batch_s([Seen(drafted + 1, cached)] * requests) == pytest.approx(truth_s, rel=0.15)

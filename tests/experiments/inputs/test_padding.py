@@ -18,7 +18,7 @@ from testbed.protocols.messages import Draft
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
-from testbed.ue.session import Session
+from testbed.ue.session import DecodingSession
 from testbed.ue.windows.rules import FixedWindow
 from tests.support.refusals import refuse
 from tests.support.stations import VOCAB, station
@@ -31,7 +31,9 @@ async def decode(address: str, kind: str, pad: str | None) -> RequestRecord:
     client = Client(link if pad is None else padded(link, pad, 16), WallClock(), 1, 10.0)
     try:
         await client.connect("", VOCAB)
-        session = Session(client, SyntheticDrafter(vocab_size=VOCAB, alpha=0.7), protocol(kind), FixedWindow(8), 0.0)
+        session = DecodingSession(
+            client, SyntheticDrafter(vocab_size=VOCAB, alpha=0.7), protocol(kind), FixedWindow(8), 0.0
+        )
         return await session.decode([3, 1, 4], 60, ())
     finally:
         await client.close()

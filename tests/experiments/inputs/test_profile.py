@@ -14,9 +14,9 @@ from testbed.experiments.inputs.profile import (
     FlopsDraft,
     FlopsVerify,
     InteractionVerify,
+    PassWork,
     RooflineDraft,
     RooflineVerify,
-    Work,
     load_profile,
 )
 from testbed.optim.inference_cost import forward_flops
@@ -41,7 +41,7 @@ def test_wisv_table_1(window: int, kind: str, rate: float, latency_s: float, rou
     profile = load_profile("wisv")
     assert profile.sizes is not None
     link_s = round_cost(kind, window, 0, profile.sizes, Csi(rate, rate, 50.0), profile.overheads).latency_s
-    compute_s = profile.draft.window_s(window, 100) + profile.verify.pass_s([Work(window, window + 1, 100)])
+    compute_s = profile.draft.window_s(window, 100) + profile.verify.pass_s([PassWork(window, window + 1, 100)])
     tolerance = 0.003 if kind != "fh" else 0.06
     assert rounds * (link_s + compute_s) == pytest.approx(latency_s, rel=tolerance)
 
@@ -67,7 +67,7 @@ def test_flops_forms_add_up_pass_by_pass() -> None:
     flops = [forward_flops(2, 4, 6, 1, cached) for cached in (9, 10, 11)]
     assert FlopsDraft(**shape, c1_s=2.0, c2_s=5.0).window_s(3, 10) == 2 * sum(flops) + 15
     assert RooflineDraft(**shape, peak_flops=100.0, utilisation=0.5).window_s(3, 10) == pytest.approx(sum(flops) / 50)
-    batch = [Work(3, 4, 20), Work(0, 1, 5)]
+    batch = [PassWork(3, 4, 20), PassWork(0, 1, 5)]
     both = forward_flops(2, 4, 6, 4, 20) + forward_flops(2, 4, 6, 1, 5)
     assert FlopsVerify(**shape, c1_s=2.0, c2_s=5.0).pass_s(batch) == 2 * both + 5
     assert RooflineVerify(**shape, peak_flops=100.0, utilisation=0.5).pass_s(batch) == pytest.approx(both / 50)
@@ -76,7 +76,7 @@ def test_flops_forms_add_up_pass_by_pass() -> None:
 def test_interactions_by_hand() -> None:
     cost = InteractionVerify(a_s=1.0, b_compute_s=0.1, b_read_s=0.01, c_s=0.001)
     # new 4 + 1; interactions 4·24 + 1·6; cached 20 + 5
-    assert cost.pass_s([Work(3, 4, 20), Work(0, 1, 5)]) == pytest.approx(5 + 10.2 + 0.25 + 0.001)
+    assert cost.pass_s([PassWork(3, 4, 20), PassWork(0, 1, 5)]) == pytest.approx(5 + 10.2 + 0.25 + 0.001)
 
 
 def test_wisps_two_sets_differ_as_printed() -> None:

@@ -12,8 +12,8 @@ from testbed.experiments.inputs.datasets import Example
 from testbed.experiments.latency.lengths import drawn
 from testbed.experiments.latency.limits import HOLDS, limits
 from testbed.experiments.plots.scaling import by_size, plot_lengths, plot_sizes
-from testbed.experiments.runs.prepare import Prompt, Work
-from testbed.optim.serving.fit import Fit
+from testbed.experiments.runs.prepare import Prompt, Workload
+from testbed.optim.serving.fit import ServingFit
 from testbed.optim.serving.lengths import by_lengths
 from testbed.optim.serving.points import Points
 
@@ -54,9 +54,9 @@ def test_files_without_the_columns_are_refused(tmp_path: Path) -> None:
         limits(tmp_path / "y.csv")
 
 
-def fit_of(values: list[float]) -> Fit:
+def fit_of(values: list[float]) -> ServingFit:
     form = "speculation" if len(values) == 6 else "load"
-    return Fit(form, np.array(values), np.zeros((0, len(values))), 1.0, 9)
+    return ServingFit(form, np.array(values), np.zeros((0, len(values))), 1.0, 9)
 
 
 def test_lines_over_size_are_those_that_made_the_coefficients(tmp_path: Path) -> None:
@@ -86,11 +86,11 @@ def test_drawn_prompts_have_the_length_asked_for_and_are_all_different() -> None
         vocab_size = 50
 
     prompts = [Prompt([1, 2, 3], Example(str(i))) for i in range(40)]
-    work = Work(prompts, prompts[:2], Words(), Path("x"))  # type: ignore[arg-type]
+    work = Workload(prompts, prompts[:2], Words(), Path("x"))  # type: ignore[arg-type]
     found = drawn(work, 24, 0)
     assert {len(p.ids) for p in [*found.prompts, *found.warmup]} == {24}
     assert len({tuple(p.ids) for p in found.prompts}) == 40
     assert min(min(p.ids) for p in found.prompts) >= 0 and max(max(p.ids) for p in found.prompts) < 50
     assert found.prompts == drawn(work, 24, 0).prompts != drawn(work, 24, 1).prompts
     with pytest.raises(BadInput, match="tokenizer"):
-        drawn(Work(prompts, [], None, Path("x")), 24, 0)
+        drawn(Workload(prompts, [], None, Path("x")), 24, 0)

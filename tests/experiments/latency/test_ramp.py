@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from testbed.errors import BadInput
-from testbed.experiments.latency.ramp import HINTS, Answered, RampConfig, Run, arrivals, counts
+from testbed.experiments.latency.ramp import HINTS, Answered, RampConfig, RampRun, arrivals, counts
 from testbed.experiments.latency.ramp_measure import measure
 from testbed.experiments.latency.ramp_rows import table, write
 from testbed.experiments.latency.ramp_virtual import VirtualRamp
@@ -67,13 +67,13 @@ def test_a_bs_that_starts_under_load_does_not_leave_speculation_off() -> None:
     assert took[HINTS] < 1.05 * took["4"] < 0.85 * took["0"]
 
 
-def made(policy: str, latencies: list[list[float]], seed: int = 0) -> Run:
+def made(policy: str, latencies: list[list[float]], seed: int = 0) -> RampRun:
     answered = [
         Answered(step, float(i), value, 10, 5, 10, 4, 3)
         for step, values in enumerate(latencies)
         for i, value in enumerate(values)
     ]
-    return Run(policy, seed, [1.0, 2.0], answered)
+    return RampRun(policy, seed, [1.0, 2.0], answered)
 
 
 def compare(ours: list[list[float]]) -> tuple[list[bool], list[bool], bool]:

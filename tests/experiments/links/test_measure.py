@@ -18,7 +18,7 @@ from testbed.channel.link import ZmqServerLink
 from testbed.channel.measuring.iperf3 import Throughput
 from testbed.channel.measuring.offset import clock_offset
 from testbed.channel.measuring.probe import Estimate
-from testbed.channel.measuring.wifi import Station, WifiState
+from testbed.channel.measuring.wifi import WifiState, WifiStation
 from testbed.channel.spec import ChannelSpec
 from testbed.errors import BadInput, LinkError, LinkTimeout
 from testbed.experiments.links import measure as module
@@ -145,7 +145,9 @@ async def test_only_the_answer_to_the_same_handshake_counts() -> None:
 
 
 def wifi_state(packets: int, retries: int) -> WifiState:
-    station = Station(address="02:00:00:00:00:01", rssi_dbm=-60.0, tx_packets=packets, tx_retries=retries, tx_failed=0)
+    station = WifiStation(
+        address="02:00:00:00:00:01", rssi_dbm=-60.0, tx_packets=packets, tx_retries=retries, tx_failed=0
+    )
     return WifiState(interface="wlan0", station=station, noise_dbm=-95.0)
 
 

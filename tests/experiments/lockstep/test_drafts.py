@@ -13,7 +13,7 @@ from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.errors import BadInput, ModelError
 from testbed.experiments.lockstep.drafts import DraftsConfig, record_all
 from testbed.synthetic import next_token
-from testbed.ue.drafters.recorded import Recorded, RecordedDrafter, Recording, load_recording
+from testbed.ue.drafters.recorded import DraftRecording, Recorded, RecordedDrafter, load_recording
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 
 VOCAB, ENDS = 64, (7, 11)
@@ -24,13 +24,13 @@ def real(alpha: float) -> SyntheticDrafter:
     return SyntheticDrafter(vocab_size=VOCAB, alpha=alpha)
 
 
-def recording(alpha: float = 0.6, depth: int = 5, max_tokens: int = 40) -> Recording:
+def recording(alpha: float = 0.6, depth: int = 5, max_tokens: int = 40) -> DraftRecording:
     config = DraftsConfig(prompts=len(PROMPTS), depth=depth, max_tokens=max_tokens)
     told: list[int] = []
     engine = SyntheticEngine(vocab_size=VOCAB)
     found = record_all(real(alpha), engine, PROMPTS, config, ENDS, lambda done, _: told.append(done))
     assert told == list(range(1, len(PROMPTS) + 1))
-    return Recording(
+    return DraftRecording(
         drafter="d", target="t", tokenizer="v", vocab_size=VOCAB, depth=depth, end_ids=list(ENDS), prompts=found
     )
 

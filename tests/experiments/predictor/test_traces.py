@@ -10,7 +10,7 @@ import pytest
 
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.errors import BadInput
-from testbed.experiments.predictor.collect import LANES, CollectConfig, Walk, collect
+from testbed.experiments.predictor.collect import LANES, TraceCollectConfig, Walk, collect
 from testbed.experiments.predictor.traces import TraceMeta, Traces, TraceStore, joined, split
 from testbed.synthetic import next_token
 from testbed.ue.drafters.synthetic import SyntheticDrafter
@@ -140,14 +140,14 @@ def test_a_split_needs_something_on_both_sides(share: float) -> None:
 )
 def test_a_collection_that_cannot_be_made_is_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        collect(CollectConfig(**change), tmp_path / "out", lambda *_: None)  # type: ignore[arg-type]
+        collect(TraceCollectConfig(**change), tmp_path / "out", lambda *_: None)  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
 def test_collecting_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("testbed.experiments.predictor.collect.CHUNK", 3)
-    config = CollectConfig(prompts=4, window=3, max_tokens=8, engine="transformers")
+    config = TraceCollectConfig(prompts=4, window=3, max_tokens=8, engine="transformers")
     told: list[tuple[int, int]] = []
     whole = collect(config, tmp_path / "out", lambda *t: told.append(t)).load()
     assert told == [(0, 4), (3, 4), (4, 4)]

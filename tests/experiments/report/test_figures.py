@@ -9,20 +9,20 @@ import pytest
 
 from testbed.experiments.plots import capacity as capacity_plots
 from testbed.experiments.report import capacity, figures, rounds
-from testbed.experiments.report.data import Part, Shown, load_shown
+from testbed.experiments.report.data import RowSource, Shown, load_shown
 from testbed.experiments.report.tables import pivot, pivot_html
 from testbed.experiments.results import directory as results
 from tests.support.reports import Page, make_sweep
 
 
-def part(folder: Path, series: str, threshold: float | None, rate: float, rtt_ms: float, accepted: int) -> Part:
+def part(folder: Path, series: str, threshold: float | None, rate: float, rtt_ms: float, accepted: int) -> RowSource:
     """A row of a sweep whose rounds all keep so many of 8 tokens."""
     folder = folder / f"{series}-{threshold}-{rate}-{rtt_ms}"
     folder.mkdir()
     kept = {"method": "fh", "drafted": 8, "accepted": accepted, "committed": accepted + 1}
     results.write_parquet(folder / "rounds.parquet", [{"request": i, **kept} for i in range(3)])
     row = {"method": "fh", "series": series, "window": 8, "threshold": threshold, "uplink_mbps": rate, "rtt_ms": rtt_ms}
-    return Part(row, folder)
+    return RowSource(row, folder)
 
 
 def test_rounds_are_those_of_the_poorest_link_and_of_the_middle_threshold(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_goodput_is_drawn_over_the_number_of_ues() -> None:
     ]
     names = [f.name for f in capacity.figures(Shown(Path("none"), "1", {"config": {}, "rows": rows}, []))]
     assert names == []  # a study's rows are its parts'
-    shown = Shown(Path("none"), "1", {"config": {"epsilon": 0.05}}, [Part(row, Path("none")) for row in rows])
+    shown = Shown(Path("none"), "1", {"config": {"epsilon": 0.05}}, [RowSource(row, Path("none")) for row in rows])
     assert [figure.name for figure in capacity.figures(shown)] == ["goodput", "violations"]
     (axes,) = capacity_plots.goodput(rows).axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from testbed.errors import TestbedError
-from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Work
+from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, PassWork
 from testbed.experiments.runs.calibrate import fit
 
 RTT_S = 0.05
@@ -48,11 +48,11 @@ def test_known_times_come_back() -> None:
     assert profile.draft.base_s == pytest.approx(1e-3, rel=0.1)
     assert profile.draft.per_token_s == pytest.approx(3e-4, rel=0.05)
     assert profile.draft.prefill_per_token_s == pytest.approx(2e-5, rel=0.1)
-    assert profile.verify.pass_s([Work(8, 9, 100)]) == pytest.approx(0.0119, rel=0.02)
+    assert profile.verify.pass_s([PassWork(8, 9, 100)]) == pytest.approx(0.0119, rel=0.02)
     assert profile.stack_s == pytest.approx(0.001, rel=0.2)  # half of 1.7 + 0.3 ms
     assert profile.hot is not None
-    assert profile.hot.verify.pass_s([Work(8, 9, 100)]) == pytest.approx(0.0059, rel=0.02)
-    assert profile.hot.verify.pass_s([Work(0, 1, 100)]) == pytest.approx(0.004, rel=0.01)
+    assert profile.hot.verify.pass_s([PassWork(8, 9, 100)]) == pytest.approx(0.0059, rel=0.02)
+    assert profile.hot.verify.pass_s([PassWork(0, 1, 100)]) == pytest.approx(0.004, rel=0.01)
     assert profile.hot.stack_s == pytest.approx(0.0005, rel=0.1)
 
 

@@ -17,7 +17,7 @@ from testbed.config import RunConfig
 from testbed.errors import BadInput, TestbedError
 from testbed.experiments.inputs.datasets import Example
 from testbed.experiments.runs.journal import NAME, Journal
-from testbed.experiments.runs.prepare import Prompt, Work
+from testbed.experiments.runs.prepare import Prompt, Workload
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.run import Outcome
 from tests.support.refusals import refuse
@@ -25,8 +25,8 @@ from tests.support.refusals import refuse
 CONFIG = RunConfig(methods=("greedy", "fh"), limit=3)
 
 
-def work(*prompts: list[int]) -> Work:
-    return Work([Prompt(ids, Example("")) for ids in prompts or ([1, 2], [3])], [], None, Path("x.gguf"))
+def work(*prompts: list[int]) -> Workload:
+    return Workload([Prompt(ids, Example("")) for ids in prompts or ([1, 2], [3])], [], None, Path("x.gguf"))
 
 
 def round_record(number: int, gap: float = 0.25) -> RoundRecord:

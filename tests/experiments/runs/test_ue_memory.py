@@ -10,11 +10,11 @@ import pytest
 from testbed.cli.main import main
 from testbed.errors import ModelError
 from testbed.experiments.runs.ue_memory import measure
-from testbed.models.random_gguf import Shape, write_random
+from testbed.models.random_gguf import DecoderShape, write_random
 from testbed.ue.llama.context import LlamaOptions
 from testbed.ue.llama.memory import expected
 
-LARGE = Shape("llama", 4, 1024, 16, 8, 64, 4096, 32000)
+LARGE = DecoderShape("llama", 4, 1024, 16, 8, 64, 4096, 32000)
 """100 million parameters: beside its weights the rest of a process is small."""
 
 

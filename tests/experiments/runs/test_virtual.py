@@ -10,7 +10,7 @@ from testbed.channel.cost import Sizes, id_bits, round_cost
 from testbed.channel.csi import Csi
 from testbed.channel.spec import ChannelSpec
 from testbed.experiments.inputs.payloads import OWN, REJECTION
-from testbed.experiments.inputs.profile import HeadCost, Hot, LinearDraft, LinearVerify, Profile, Work
+from testbed.experiments.inputs.profile import HeadCost, Hot, LinearDraft, LinearVerify, PassWork, Profile
 from testbed.experiments.results import directory as results
 from testbed.protocols.base import HEADER_DOWN_BYTES, HEADER_UP_BYTES
 from tests.support.heads import random_head
@@ -182,5 +182,5 @@ def test_auto_says_why() -> None:
 
 
 def test_a_pass_by_hand() -> None:
-    assert BARE.verify.pass_s([Work(8, 9, 100), Work(0, 1, 5)]) == pytest.approx(0.03 + 0.032 + 0.02)
+    assert BARE.verify.pass_s([PassWork(8, 9, 100), PassWork(0, 1, 5)]) == pytest.approx(0.03 + 0.032 + 0.02)
     assert BARE.sizes is None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 
 from testbed.errors import BadInput
-from testbed.optim.serving.fit import Fit, fit, from_document
+from testbed.optim.serving.fit import ServingFit, fit, from_document
 from testbed.optim.serving.lengths import by_lengths, length
 from testbed.optim.serving.model import (
     Comparison,
@@ -328,7 +328,7 @@ def test_a_document_brings_the_fit_back() -> None:
     ):
         found = fit(points, latencies, experts, draws=5)
         again = from_document(found.document())
-        assert isinstance(again, Fit) and again.names == found.names
+        assert isinstance(again, ServingFit) and again.names == found.names
         assert again.predict(points) == pytest.approx(found.predict(points), rel=1e-12)
         assert again.draws == pytest.approx(found.draws, rel=1e-6)
 

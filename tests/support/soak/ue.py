@@ -19,7 +19,7 @@ from testbed.protocols.sampling import Sampling
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.pace import Steady
-from testbed.ue.session import Session
+from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.rules import FixedWindow
 from tests.support.soak.plan import TIMEOUT_S, VOCAB, Job, Plan
@@ -45,7 +45,7 @@ async def decode(client: Client, job: Job, draft_s: float) -> list[int]:
     if job.kind == TARGET_ONLY:
         return (await decode_remotely(client, job.prompt, job.tokens, ())).token_ids
     sampled = PROTOCOLS[job.kind].sampled
-    session = Session(
+    session = DecodingSession(
         client, SyntheticDrafter(vocab_size=VOCAB, alpha=0.7), protocol(job.kind), FixedWindow(4), threshold=0.5,
         pace=Steady(client.clock, draft_s), seed=job.seed, **({"sampling": Sampling(0.8)} if sampled else {}),
     )  # fmt: skip

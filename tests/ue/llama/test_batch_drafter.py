@@ -93,7 +93,7 @@ def test_prompts_of_several_passes(
     sizes: list[list[int]] = []
     plain = LlamaGroup._together
 
-    def watched(self: LlamaGroup, rows: list[llama_group.Row], *, outputs: bool) -> None:
+    def watched(self: LlamaGroup, rows: list[llama_group.SequenceInput], *, outputs: bool) -> None:
         sizes.append([len(row.ids) for row in rows])
         plain(self, rows, outputs=outputs)
 

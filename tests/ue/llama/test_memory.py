@@ -13,7 +13,7 @@ import pytest
 
 from testbed.errors import ConfigError, ModelError
 from testbed.models.bundle import bundled
-from testbed.models.random_gguf import KINDS, SHAPES, Shape, write_random
+from testbed.models.random_gguf import KINDS, SHAPES, DecoderShape, write_random
 from testbed.ue.llama.context import LlamaOptions
 from testbed.ue.llama.memory import expected
 from tests.support.ggufs import write_mamba
@@ -38,9 +38,9 @@ for path, options in json.loads(sys.argv[1]):
 print(json.dumps(said))
 """
 SMALL = {
-    "qwen2": Shape("qwen2", 3, 224, 7, 1, 32, 640, 2048),
-    "qwen3": Shape("qwen3", 2, 256, 4, 2, 96, 512, 2048),
-    "llama": Shape("llama", 4, 256, 8, 8, 32, 1024, 2048),
+    "qwen2": DecoderShape("qwen2", 3, 224, 7, 1, 32, 640, 2048),
+    "qwen3": DecoderShape("qwen3", 2, 256, 4, 2, 96, 512, 2048),
+    "llama": DecoderShape("llama", 4, 256, 8, 8, 32, 1024, 2048),
 }
 """Of the drafters' proportions, heads that do not divide the embedding included."""
 

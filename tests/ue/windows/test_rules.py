@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from testbed.errors import BadInput
 from testbed.ue.drafters.base import DraftToken
 from testbed.ue.records import RoundRecord
-from testbed.ue.windows.rules import ExpectedGain, FixedWindow, Line, PredictedWindow, WindowPolicy, window_policy
+from testbed.ue.windows.rules import (
+    ExpectedGain,
+    FixedWindow,
+    ForgettingLine,
+    PredictedWindow,
+    WindowPolicy,
+    window_policy,
+)
 from tests.support.predictors import stump, token
 
 TOKEN = DraftToken(1, 1.0, 0.0, 1.0, 0.0, np.zeros(1, np.float16))
@@ -74,7 +81,7 @@ def test_rules_by_name() -> None:
 
 @given(st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=2, max_size=30))
 def test_a_line_is_the_weighted_least_squares_fit(points: list[tuple[float, float]]) -> None:
-    line = Line(memory=7.0)
+    line = ForgettingLine(memory=7.0)
     for point in points:
         line.add(*point)
     x, y = np.array(points).T
@@ -87,7 +94,7 @@ def test_a_line_is_the_weighted_least_squares_fit(points: list[tuple[float, floa
 
 
 def test_a_line_through_one_place_is_flat() -> None:
-    line = Line(memory=10.0)
+    line = ForgettingLine(memory=10.0)
     line.add(3.0, 1.0)
     line.add(3.0, 2.0)
     assert line.slope == 0.0

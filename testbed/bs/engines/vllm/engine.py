@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from testbed.bs.engines.base import VerifyRequest, VerifyResult
 from testbed.bs.engines.checks import check_batch
 from testbed.bs.engines.model_files import ModelFiles, check_files
-from testbed.bs.engines.vllm.prompt import Prompt
+from testbed.bs.engines.vllm.prompt import VllmPrompt
 from testbed.errors import EngineError, TestbedError
 
 if TYPE_CHECKING:
-    from testbed.bs.engines.vllm.runner import PassStats, Runner
+    from testbed.bs.engines.vllm.runner import PassStats, VllmRunner
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -84,7 +84,7 @@ class VllmEngine:
             "tensor_parallel_size": tensor_parallel_size,
             "gpu_memory_utilization": gpu_memory_utilization,
         }
-        self._runner: Runner | None = _load(target, dtype, options, extra or {}, prefix_cache)
+        self._runner: VllmRunner | None = _load(target, dtype, options, extra or {}, prefix_cache)
         VllmEngine._open = weakref.ref(self)
         self.model_name = target.name
         self.vocab_size = target.vocab_size
@@ -99,7 +99,7 @@ class VllmEngine:
         if self._runner is None:
             raise EngineError("the engine is closed")
         check_batch(batch, self.vocab_size, self.max_positions)
-        prompts = [Prompt.of(request) for request in batch]
+        prompts = [VllmPrompt.of(request) for request in batch]
         try:
             tails, cached = self._runner.run(prompts)
             tails = self._complete(self._runner, prompts, tails)
@@ -108,7 +108,7 @@ class VllmEngine:
         return [self._unpack(*parts) for parts in zip(prompts, tails, cached, strict=True)]
 
     def _complete(
-        self, runner: Runner, prompts: Sequence[Prompt], tails: Sequence[NDArray[np.float32]]
+        self, runner: VllmRunner, prompts: Sequence[VllmPrompt], tails: Sequence[NDArray[np.float32]]
     ) -> list[NDArray[np.float32]]:
         """Compute the rows that are missing since their positions lay in blocks of the prefix cache.
 
@@ -130,7 +130,7 @@ class VllmEngine:
             completed.append(np.concatenate([rows for _, rows in pieces] + [tail]))
         return completed
 
-    def _unpack(self, prompt: Prompt, tail: NDArray[np.float32], cached: int) -> VerifyResult:
+    def _unpack(self, prompt: VllmPrompt, tail: NDArray[np.float32], cached: int) -> VerifyResult:
         """Columns of `TailPooler`'s output."""
         states = 3 + (self.hidden_size if prompt.hidden else 0)
         return VerifyResult(
@@ -160,16 +160,16 @@ class VllmEngine:
 
 def _load(
     target: ModelFiles, dtype: str, options: Mapping[str, Any], extra: Mapping[str, Any], prefix_cache: bool
-) -> Runner:
+) -> VllmRunner:
     """Import vLLM with its environment set, and load the target."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            from testbed.bs.engines.vllm.runner import Runner, engine_args
+            from testbed.bs.engines.vllm.runner import VllmRunner, engine_args
 
-            return Runner(engine_args(target, dtype, options, extra), prefix_cache)
+            return VllmRunner(engine_args(target, dtype, options, extra), prefix_cache)
         except TestbedError:
             raise
         except Exception as exc:

@@ -9,7 +9,7 @@ from testbed.bs.engines.checks import prompt_of
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class VllmPrompt:
     """Ids to read, and what to say about the last of their positions."""
 
     ids: list[int]
@@ -19,7 +19,7 @@ class Prompt:
     logprobs: bool = False
 
     @classmethod
-    def of(cls, request: VerifyRequest) -> Prompt:
+    def of(cls, request: VerifyRequest) -> VllmPrompt:
         """Committed prefix and drafted tokens; a row for every position from the prefix's last token on."""
         return cls(prompt_of(request).tolist(), [*request.draft.tolist(), 0], request.hidden, request.logprobs)
 
@@ -28,7 +28,7 @@ class Prompt:
         """Positions to say something about: K+1 for K drafted tokens."""
         return len(self.facing)
 
-    def cuts(self, missing: int, block_size: int) -> list[Prompt]:
+    def cuts(self, missing: int, block_size: int) -> list[VllmPrompt]:
         """Prompts that bring back the first `missing` rows, in order: one per block that holds some of them.
 
         vLLM never takes the block of a prompt's last position from the cache, so this prompt, cut at the end of each
@@ -36,10 +36,10 @@ class Prompt:
         """
         first = len(self.ids) - self.rows
         end = first + missing
-        cuts: list[Prompt] = []
+        cuts: list[VllmPrompt] = []
         while end > first:
             start = max(first, (end - 1) // block_size * block_size)
             facing = self.facing[start - first : end - first]
-            cuts.insert(0, Prompt(self.ids[:end], facing, self.hidden, self.logprobs))
+            cuts.insert(0, VllmPrompt(self.ids[:end], facing, self.hidden, self.logprobs))
             end = start
         return cuts

@@ -19,7 +19,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from testbed.bs.engines.model_files import ModelFiles
 from testbed.bs.engines.vllm.models import TASK, VERIFIERS, VOCAB_KEY, WorkerExtension
-from testbed.bs.engines.vllm.prompt import Prompt
+from testbed.bs.engines.vllm.prompt import VllmPrompt
 from testbed.errors import BadInput, ModelError
 
 CPU_KV_BYTES = 2 * 1024**3
@@ -93,7 +93,7 @@ def _platform_defaults(target: ModelFiles) -> dict[str, Any]:
     return {**common, "block_size": 32, "enforce_eager": True, "kv_cache_memory_bytes": CPU_KV_BYTES}
 
 
-class Runner:
+class VllmRunner:
     """One vLLM engine in this process; calls come from one thread at a time."""
 
     def __init__(self, args: EngineArgs, prefix_cache: bool = True) -> None:
@@ -112,7 +112,7 @@ class Runner:
         self.max_batch_tokens: int = config.scheduler_config.max_num_batched_tokens
         self.stats = PassStats()
 
-    def run(self, prompts: Sequence[Prompt]) -> tuple[list[NDArray[np.float32]], list[int]]:
+    def run(self, prompts: Sequence[VllmPrompt]) -> tuple[list[NDArray[np.float32]], list[int]]:
         """Verdict rows of every prompt, [n, columns], n <= rows asked for: see `TailPooler`; and how many of its
         positions came from the prefix cache.
 
@@ -142,7 +142,7 @@ class Runner:
         self.stats.computed_tokens += sum(len(prompt.ids) for prompt in prompts) - sum(cached)
         return [outputs[name].outputs.data.numpy() for name in names], cached
 
-    def _submit(self, name: str, prompt: Prompt) -> None:
+    def _submit(self, name: str, prompt: VllmPrompt) -> None:
         ask = {"facing": prompt.facing, "hidden": prompt.hidden, "logprobs": prompt.logprobs}
         params = PoolingParams(task=TASK, extra_kwargs=ask, skip_reading_prefix_cache=not self._prefix_cache)
         self._engine.add_request(name, tokens_input(prompt.ids), params)

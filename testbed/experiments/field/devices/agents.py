@@ -53,7 +53,7 @@ GREETINGS = 8
 R = TypeVar("R", bound=Message)
 
 
-class Agent:
+class AgentConnection:
     """A connection to one agent; a loop of its own, so that callers need none.
 
     Args:

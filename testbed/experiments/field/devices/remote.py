@@ -13,7 +13,7 @@ import msgspec
 from testbed.bundled_files import find
 from testbed.config import RunConfig
 from testbed.errors import BadInput
-from testbed.experiments.field.devices.agents import Agent, probe_order, run_order
+from testbed.experiments.field.devices.agents import AgentConnection, probe_order, run_order
 from testbed.experiments.field.devices.base import LINK, Probe, Reach, Say
 from testbed.experiments.results import directory as results
 from testbed.protocols.orders import Order, Probing, Running, State, digest_of
@@ -35,7 +35,7 @@ class AgentDevice:
         settle_s: before the first run.
     """
 
-    def __init__(self, agent: Agent, name: str, trace: str | None, settle_s: float, say: Say) -> None:
+    def __init__(self, agent: AgentConnection, name: str, trace: str | None, settle_s: float, say: Say) -> None:
         self._agent, self._name, self._say = agent, name, say
         self._trace, self._settle_s = trace, settle_s
         self._there: dict[str, str] = {}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.bs.engines.vllm.prompt import Prompt
+from testbed.bs.engines.vllm.prompt import VllmPrompt
 from tests.bs.oracle import ask
 
 
 def test_rows_of_a_request() -> None:
-    prompt = Prompt.of(ask("a", [5, 6], [7, 8], hidden=True, logprobs=False))
-    assert prompt == Prompt([5, 6, 7, 8], [7, 8, 0], hidden=True, logprobs=False)
+    prompt = VllmPrompt.of(ask("a", [5, 6], [7, 8], hidden=True, logprobs=False))
+    assert prompt == VllmPrompt([5, 6, 7, 8], [7, 8, 0], hidden=True, logprobs=False)
     assert prompt.rows == 3
 
 
@@ -23,7 +23,7 @@ def test_rows_of_a_request() -> None:
 )
 def test_cuts(prefix: int, window: int, block: int, data: st.DataObject) -> None:
     ids = list(range(100, 100 + prefix + window))
-    prompt = Prompt(ids, [*ids[prefix:], 0], hidden=True)
+    prompt = VllmPrompt(ids, [*ids[prefix:], 0], hidden=True)
     missing = data.draw(st.integers(0, prompt.rows))
     cuts = prompt.cuts(missing, block)
     assert [token for cut in cuts for token in cut.facing] == prompt.facing[:missing]
