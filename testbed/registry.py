@@ -94,8 +94,11 @@ class Registry(Mapping[str, E], Generic[E]):
             return
         self._loaded = True
         for point in importlib.metadata.entry_points(group=self._group):
-            try:
-                self.add(point.load())
-            except Exception as exc:  # whatever a foreign module raises
-                self._broken[point.name] = f"cannot load the {self._what} {point.name!r} from {point.value}: {exc}"
-                LOG.warning(self._broken[point.name])
+            self._add_point(point)
+
+    def _add_point(self, point: importlib.metadata.EntryPoint) -> None:
+        try:
+            self.add(point.load())
+        except Exception as exc:  # whatever a foreign module raises
+            self._broken[point.name] = f"cannot load the {self._what} {point.name!r} from {point.value}: {exc}"
+            LOG.warning(self._broken[point.name])
