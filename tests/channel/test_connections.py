@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from testbed.channel import link as links
 from testbed.channel.connections import LOOK_S, MOST_FRAMES, SPARE_BYTES, Connections
 from testbed.channel.link import INBOX, OTHER_BYTES, ZmqLink, ZmqServerLink, new_identity
 from tests.support.zmtp import connect, frame
@@ -93,7 +92,7 @@ async def test_a_message_without_an_end_is_cut_off_and_the_others_are_served(bod
 
 async def test_large_messages_that_wait_are_no_message_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A BS that is busy for a while, and a UE that sends as much as it may: nothing is cut, nothing is lost."""
-    monkeypatch.setattr(links, "LOOK_S", 0.02)
+    monkeypatch.setattr("testbed.channel.link.LOOK_S", 0.02)
     bs = ZmqServerLink("tcp://127.0.0.1:*", frame_bytes=FRAME_BYTES)
     try:
         with ue(bs) as link:
@@ -112,7 +111,7 @@ async def test_large_messages_that_wait_are_no_message_without_an_end(monkeypatc
 
 async def test_a_slow_message_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message of the largest size that dribbles in over many looks, one after another on one connection."""
-    monkeypatch.setattr(links, "LOOK_S", 0.01)
+    monkeypatch.setattr("testbed.channel.link.LOOK_S", 0.01)
     async with echo() as (bs, heard):
         with contextlib.closing(connect(bs.addresses[0], b"slow")) as slow:
             message = frame(bytes(FRAME_BYTES), more=True) + frame(bytes(FRAME_BYTES), more=False)

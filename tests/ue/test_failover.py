@@ -18,7 +18,7 @@ from testbed.errors import LinkTimeout, ModelError
 from testbed.protocols import TARGET_ONLY, protocol
 from testbed.protocols.sampling import Sampling
 from testbed.synthetic import next_token
-from testbed.ue import failover as stations
+from testbed.ue import failover
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.failover import KnownStation, Named, Stations
 from testbed.ue.records import RequestRecord, RoundRecord
@@ -34,8 +34,8 @@ SILENCE_S = 0.5
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stations, "PROBE_S", 0.1)
-    monkeypatch.setattr(stations, "STEADY_S", 0.3)
+    monkeypatch.setattr(failover, "PROBE_S", 0.1)
+    monkeypatch.setattr(failover, "STEADY_S", 0.3)
 
 
 def own(prompt: list[int], length: int) -> list[int]:

@@ -8,8 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from testbed.channel.tc import commands as tc
-from testbed.channel.tc.commands import Command, Kind
+from testbed.channel.tc.commands import Command, Kind, check_interface, htb, offload, reshaped, shaped
 from testbed.channel.tc.execute import INTERFACES, choose, require, run
 from testbed.channel.tc.pair import NamespacePair, create_pair
 from testbed.channel.tc.run import Plan, Say, emulation
@@ -84,16 +83,16 @@ class Namespaces(_Held):
         commands: list[Command] = []
         for pair, link in zip(self.pairs, self.links, strict=True):
             commands += create_pair(pair.index)
-            commands += tc.offload(pair.host_interface) + tc.offload(pair.ue_interface, namespace=pair.namespace)
-            commands += tc.shaped(pair.ue_interface, link.up, kind, pair.namespace)
-            commands += tc.shaped(pair.host_interface, link.down, kind)
+            commands += offload(pair.host_interface) + offload(pair.ue_interface, namespace=pair.namespace)
+            commands += shaped(pair.ue_interface, link.up, kind, pair.namespace)
+            commands += shaped(pair.host_interface, link.down, kind)
         return Plan(tuple(commands), pairs=tuple(pair.index for pair in self.pairs))
 
     def change(self, kind: Kind, ue: int, link: Duplex) -> list[Command]:
         """The commands that give a UE another link."""
         pair, before = self.pairs[ue], self.links[ue]
-        up = tc.reshaped(pair.ue_interface, before.up, link.up, kind, pair.namespace)
-        return up + tc.reshaped(pair.host_interface, before.down, link.down, kind)
+        up = reshaped(pair.ue_interface, before.up, link.up, kind, pair.namespace)
+        return up + reshaped(pair.host_interface, before.down, link.down, kind)
 
     def reshape(self, ue: int, link: Duplex) -> None:
         """Give a UE another link while packets flow; takes some milliseconds.
@@ -143,7 +142,7 @@ class Egress(_Held):
         plain: bool | None = None, force: int = 0, state: Path | None = None, say: Say = lambda _: None,
     ) -> None:  # fmt: skip
         super().__init__(qdisc, shape.plain if plain is None else plain, force, state, say)
-        self.interface, self.shape, self.destinations = tc.check_interface(interface), shape, tuple(destinations)
+        self.interface, self.shape, self.destinations = check_interface(interface), shape, tuple(destinations)
 
     def __enter__(self) -> Egress:
         """Shape."""
@@ -155,18 +154,18 @@ class Egress(_Held):
     def plan(self, kind: Kind) -> Plan:
         """What it touches, and the commands that set it up."""
         if self.destinations:
-            shaping = tc.htb(self.interface, dict.fromkeys(self.destinations, self.shape), kind, mtu=self._mtu)
+            shaping = htb(self.interface, dict.fromkeys(self.destinations, self.shape), kind, mtu=self._mtu)
         else:
-            shaping = tc.shaped(self.interface, self.shape, kind, mtu=self._mtu)
-        return Plan((*tc.offload(self.interface), *shaping), interfaces=(self.interface,))
+            shaping = shaped(self.interface, self.shape, kind, mtu=self._mtu)
+        return Plan((*offload(self.interface), *shaping), interfaces=(self.interface,))
 
     def change(self, kind: Kind, shape: LinkShape) -> list[Command]:
         """The commands that give it another shape."""
         if self.destinations:
-            return tc.htb(
+            return htb(
                 self.interface, dict.fromkeys(self.destinations, shape), kind, verb="change", mtu=self._mtu
             )  # fmt: skip
-        return tc.reshaped(self.interface, self.shape, shape, kind, mtu=self._mtu)
+        return reshaped(self.interface, self.shape, shape, kind, mtu=self._mtu)
 
     def reshape(self, shape: LinkShape) -> None:
         """Give it another shape while packets flow.

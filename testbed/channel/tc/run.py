@@ -8,8 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.channel.tc import commands as tc
-from testbed.channel.tc.commands import Command
+from testbed.channel.tc.commands import (
+    Command,
+    check_interface,
+    clear,
+    default_interfaces,
+    is_default,
+    offload,
+    offloads_on,
+    root_qdisc,
+)
 from testbed.channel.tc.execute import INTERFACES, attempt, last_line, require_root, run
 from testbed.channel.tc.pair import NamespacePair, delete_pair
 from testbed.channel.tc.state import Claim, Ledger, own_claim
@@ -99,7 +107,7 @@ def restore(claim: Claim) -> None:
     pairs = [NamespacePair(index) for index in claim.pairs]
     left = [pair.namespace for pair in pairs if (NAMESPACES / pair.namespace).exists()]
     left += [pair.host_interface for pair in pairs if (INTERFACES / pair.host_interface).exists()]
-    left += [name for name in claim.interfaces if (INTERFACES / name).exists() and not tc.is_default(_root(name))]
+    left += [name for name in claim.interfaces if (INTERFACES / name).exists() and not is_default(_root(name))]
     if left:
         raise TestbedError(f"could not restore {', '.join(left)}: {'; '.join(complaints)}")
 
@@ -108,18 +116,18 @@ def undo(interfaces: dict[str, list[str]], pairs: list[int]) -> list[Command]:
     """Commands that take back an emulation: interfaces with the offloads to switch on again, and UE namespaces."""
     commands = []
     for interface, offloads in interfaces.items():
-        commands += tc.clear(interface) + tc.offload(interface, offloads, on=True)
+        commands += clear(interface) + offload(interface, offloads, on=True)
     for index in pairs:
         commands += delete_pair(index)
     return commands
 
 
 def _check_interface(name: str, force: int) -> None:
-    if not (INTERFACES / tc.check_interface(name)).exists():
+    if not (INTERFACES / check_interface(name)).exists():
         known = ", ".join(sorted(path.name for path in INTERFACES.iterdir() if path.is_symlink()))
         raise BadInput(f"no interface {name!r} here; there are {known}")
     routes = [run(["ip", family, "-j", "route", "show", "table", "all"]) for family in ("-4", "-6")]
-    if force < 2 and any(name in tc.default_interfaces(text) for text in routes):
+    if force < 2 and any(name in default_interfaces(text) for text in routes):
         raise BadInput(f"{name} carries the default route, so a mistake cuts this machine off; force it twice to go on")
 
 
@@ -138,13 +146,13 @@ def _check_free(plan: Plan, ledger: Ledger) -> None:
                 raise BadInput(f"{name} is there already and not ours; remove it ({command} {name}) or use other UEs")
     for name in plan.interfaces:
         qdisc = _root(name)
-        if not tc.is_default(qdisc):
+        if not is_default(qdisc):
             kind = qdisc["kind"] if qdisc else ""
             raise BadInput(f"{name} has a qdisc of somebody else ({kind}); remove it: tc qdisc del dev {name} root")
 
 
 def _root(interface: str) -> dict[str, object] | None:
-    return tc.root_qdisc(run(["tc", "-j", "qdisc", "show", "dev", interface]))
+    return root_qdisc(run(["tc", "-j", "qdisc", "show", "dev", interface]))
 
 
 def _apply(commands: Sequence[Command], say: Say) -> None:
@@ -165,4 +173,4 @@ def _offloads(interface: str) -> list[str]:
     """Offloads to switch on again later; none where `ethtool` cannot tell, as nothing is switched off then."""
     if shutil.which("ethtool") is None:
         return []
-    return tc.offloads_on(attempt(["ethtool", "-k", interface]).stdout)
+    return offloads_on(attempt(["ethtool", "-k", interface]).stdout)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.channel.tc import commands as tc
+from testbed.channel.tc import commands
 from testbed.channel.tc.pair import MOST_PAIRS, NamespacePair, create_pair, delete_pair
 from testbed.channel.tc.shape import LinkShape
 from testbed.errors import BadInput, TestbedError
@@ -21,8 +21,8 @@ UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6}
 """Of a rate, as tc(8) has them."""
 
 
-def line(commands: list[list[str]]) -> str:
-    return "\n".join(map(shlex.join, commands))
+def line(lines: list[list[str]]) -> str:
+    return "\n".join(map(shlex.join, lines))
 
 
 def number_after(command: list[str], word: str, pattern: str, place: int = 1) -> re.Match[str]:
@@ -51,27 +51,27 @@ def shapes(draw: st.DrawFn) -> LinkShape:
 
 
 def test_netem() -> None:
-    assert line(tc.netem("eth1", LinkShape(20, 25, 2.5, 0.25, 0.015))) == (
+    assert line(commands.netem("eth1", LinkShape(20, 25, 2.5, 0.25, 0.015))) == (
         "tc qdisc add dev eth1 root handle 1: "
         "netem limit 211 delay 25ms 2.5ms 25% loss random 1.5% rate 20mbit"
     )  # fmt: skip
-    assert line(tc.netem("tb0u", LinkShape(gilbert=(0.01, 0.2)), "tb0", "change")) == (
+    assert line(commands.netem("tb0u", LinkShape(gilbert=(0.01, 0.2)), "tb0", "change")) == (
         "tc -n tb0 qdisc change dev tb0u root handle 1: "
         "netem limit 82563 delay 0ms 0ms 0% loss gemodel 1% 20% rate 0bit"
     )  # fmt: skip
 
 
 def test_tbf_holds_two_frames_or_a_millisecond_and_queues_by_time() -> None:
-    assert line(tc.tbf("eth1", LinkShape(100))) == (
+    assert line(commands.tbf("eth1", LinkShape(100))) == (
         "tc qdisc add dev eth1 root handle 1: tbf rate 100mbit burst 12500 limit 1262500"
     )
-    assert line(tc.tbf("eth1", LinkShape(0.0125), mtu=9000)) == (
+    assert line(commands.tbf("eth1", LinkShape(0.0125), mtu=9000)) == (
         "tc qdisc add dev eth1 root handle 1: tbf rate 12500bit burst 18028 limit 108168"
     )
 
 
 def test_htb_has_a_class_a_queue_and_a_filter_for_each_destination() -> None:
-    assert line(tc.htb("eth1", {"10.0.0.2": LinkShape(10), "10.0.0.3": LinkShape(30)})).splitlines() == [
+    assert line(commands.htb("eth1", {"10.0.0.2": LinkShape(10), "10.0.0.3": LinkShape(30)})).splitlines() == [
         "tc qdisc add dev eth1 root handle 1: htb",
         "tc class add dev eth1 parent 1: classid 1:1 htb rate 10mbit burst 3028 cburst 3028 quantum 1514",
         "tc qdisc add dev eth1 parent 1:1 handle 10: bfifo limit 125000",
@@ -83,7 +83,7 @@ def test_htb_has_a_class_a_queue_and_a_filter_for_each_destination() -> None:
 
 
 def test_htb_changes_classes_and_queues_only() -> None:
-    assert line(tc.htb("eth1", {"10.0.0.2": LinkShape(10, 20)}, "netem", verb="change")).splitlines() == [
+    assert line(commands.htb("eth1", {"10.0.0.2": LinkShape(10, 20)}, "netem", verb="change")).splitlines() == [
         "tc class change dev eth1 parent 1: classid 1:1 htb rate 10mbit burst 3028 cburst 3028 quantum 1514",
         "tc qdisc change dev eth1 parent 1:1 handle 10: netem limit 100 delay 20ms 0ms 0% loss random 0% rate 0bit",
     ]
@@ -119,15 +119,17 @@ def test_no_two_pairs_share_anything(indices: set[int]) -> None:
 
 
 def test_clear_and_offloads() -> None:
-    assert line(tc.clear("eth1")) == "tc qdisc del dev eth1 root"
-    assert line(tc.offload("tb0u", namespace="tb0")) == "ip netns exec tb0 ethtool -K tb0u tso off gso off gro off"
-    assert line(tc.offload("eth1", ["tso", "gro"], on=True)) == "ethtool -K eth1 tso on gro on"
-    assert tc.offload("eth1", []) == []
+    assert line(commands.clear("eth1")) == "tc qdisc del dev eth1 root"
+    assert (
+        line(commands.offload("tb0u", namespace="tb0")) == "ip netns exec tb0 ethtool -K tb0u tso off gso off gro off"
+    )
+    assert line(commands.offload("eth1", ["tso", "gro"], on=True)) == "ethtool -K eth1 tso on gro on"
+    assert commands.offload("eth1", []) == []
 
 
 @given(shapes())
 def test_netem_says_what_the_shape_is(shape: LinkShape) -> None:
-    (command,) = tc.netem("eth1", shape)
+    (command,) = commands.netem("eth1", shape)
     assert {type(word) for word in command} == {str} and "" not in command
     for place, value in ((1, shape.delay_ms), (2, shape.jitter_ms)):
         assert float(number_after(command, "delay", r"([\d.]+)ms", place)[1]) == pytest.approx(value, abs=6e-4)
@@ -143,10 +145,10 @@ def test_netem_says_what_the_shape_is(shape: LinkShape) -> None:
 @given(shapes(), st.integers(576, 65_536))
 def test_buckets_hold_a_frame_and_more_queue_than_bucket(shape: LinkShape, mtu: int) -> None:
     plain = LinkShape(shape.rate_mbps or 1, queue_ms=shape.queue_ms)
-    (command,) = tc.tbf("eth1", plain, mtu=mtu)
+    (command,) = commands.tbf("eth1", plain, mtu=mtu)
     burst, limit = (int(number_after(command, word, r"(\d+)")[0]) for word in ("burst", "limit"))
     assert mtu < burst < limit
-    (_, limited, _, _) = tc.htb("eth1", {"10.0.0.2": plain}, mtu=mtu)
+    (_, limited, _, _) = commands.htb("eth1", {"10.0.0.2": plain}, mtu=mtu)
     assert {type(word) for word in limited} == {str}
     assert int(number_after(limited, "burst", r"(\d+)")[0]) == burst
 
@@ -155,17 +157,17 @@ def test_buckets_hold_a_frame_and_more_queue_than_bucket(shape: LinkShape, mtu: 
 def test_tbf_refuses_what_only_netem_does(shape: LinkShape) -> None:
     if shape.plain:
         return
-    refuse(lambda: tc.tbf("eth1", shape), BadInput, "netem")
-    refuse(lambda: tc.htb("eth1", {"10.0.0.2": dataclasses.replace(shape, rate_mbps=1)}), BadInput, "netem")
+    refuse(lambda: commands.tbf("eth1", shape), BadInput, "netem")
+    refuse(lambda: commands.htb("eth1", {"10.0.0.2": dataclasses.replace(shape, rate_mbps=1)}), BadInput, "netem")
 
 
 def test_under_tbf_an_unlimited_link_has_no_qdisc() -> None:
     free, slow = LinkShape(), LinkShape(5)
     words = {(free, free): "", (free, slow): "add", (slow, LinkShape(6)): "change", (slow, free): "del"}
     for (before, after), verb in words.items():
-        commands = tc.reshaped("eth1", before, after, "tbf")
-        assert [command[2] for command in commands] == ([verb] if verb else [])
-    assert [command[2] for command in tc.reshaped("eth1", free, free, "netem")] == ["change"]
+        changes = commands.reshaped("eth1", before, after, "tbf")
+        assert [command[2] for command in changes] == ([verb] if verb else [])
+    assert [command[2] for command in commands.reshaped("eth1", free, free, "netem")] == ["change"]
 
 
 # ---------------------------------------------------------------- refusals
@@ -190,7 +192,11 @@ def test_a_shape_refuses_nonsense(values: dict[str, float], word: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "eth0; reboot", "-eth0", "a" * 16, "eth 0", "../x", "eth0\n"])
 def test_interfaces_that_are_none(name: str) -> None:
-    for build in (lambda: tc.netem(name, LinkShape(5)), lambda: tc.clear(name), lambda: tc.offload(name)):
+    for build in (
+        lambda: commands.netem(name, LinkShape(5)),
+        lambda: commands.clear(name),
+        lambda: commands.offload(name),
+    ):
         refuse(build, BadInput, "ip link")
 
 
@@ -202,7 +208,7 @@ def test_interfaces_that_are_none(name: str) -> None:
     ],
 )  # fmt: skip
 def test_destinations_that_are_none(destinations: dict[str, LinkShape], word: str) -> None:
-    refuse(lambda: tc.htb("eth1", destinations), BadInput, word)
+    refuse(lambda: commands.htb("eth1", destinations), BadInput, word)
 
 
 @pytest.mark.parametrize("index", [-1, MOST_PAIRS])
@@ -220,17 +226,17 @@ def test_default_routes() -> None:
         {"type": "unreachable", "dst": "default", "dev": "lo"},
         {"dst": "default", "nexthops": [{"gateway": "198.51.100.1", "dev": "ppp0", "weight": 1}, {"dev": "ppp1"}]},
     ]
-    assert tc.default_interfaces(json.dumps(routes)) == {"eth0", "ppp0", "ppp1"}
-    assert tc.default_interfaces("[]") == tc.default_interfaces("") == set()
-    refuse(lambda: tc.default_interfaces("default via 192.0.2.1 dev eth0"), TestbedError, "ip -j route")
+    assert commands.default_interfaces(json.dumps(routes)) == {"eth0", "ppp0", "ppp1"}
+    assert commands.default_interfaces("[]") == commands.default_interfaces("") == set()
+    refuse(lambda: commands.default_interfaces("default via 192.0.2.1 dev eth0"), TestbedError, "ip -j route")
 
 
 def test_root_qdiscs() -> None:
     ours = '[{"kind":"tbf","handle":"1:","dev":"e","root":true,"drops":3},{"kind":"bfifo","parent":"1:1"}]'
-    found = tc.root_qdisc(ours)
-    assert found is not None and found["drops"] == 3 and not tc.is_default(found)
-    assert tc.is_default(tc.root_qdisc('[{"kind":"mq","handle":"0:","dev":"e","root":true}]'))
-    assert tc.is_default(tc.root_qdisc("[{}]"))
+    found = commands.root_qdisc(ours)
+    assert found is not None and found["drops"] == 3 and not commands.is_default(found)
+    assert commands.is_default(commands.root_qdisc('[{"kind":"mq","handle":"0:","dev":"e","root":true}]'))
+    assert commands.is_default(commands.root_qdisc("[{}]"))
 
 
 def test_offloads_that_are_on() -> None:
@@ -238,4 +244,4 @@ def test_offloads_that_are_on() -> None:
         "Features for e:\ntcp-segmentation-offload: on\n\ttx-tcp-segmentation: on\n"
         "generic-segmentation-offload: off\ngeneric-receive-offload: on [fixed]\n"
     )
-    assert tc.offloads_on(said) == ["tso"]
+    assert commands.offloads_on(said) == ["tso"]

@@ -12,9 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from testbed.channel.tc import commands as tc
-from testbed.channel.tc import execute as tc_command
-from testbed.channel.tc import run as tc_run
+from testbed.channel.tc import commands, execute
+from testbed.channel.tc import run as run_module
 from testbed.channel.tc.run import Plan, clean, emulation
 from testbed.channel.tc.shape import LinkShape
 from testbed.channel.tc.state import Claim, Ledger, own_claim, process_start
@@ -39,27 +38,27 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /
 def test_a_command_that_fails_says_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, command: str, complaint: str, words: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(tc_command, "attempt", lambda given: subprocess.CompletedProcess(given, 2, "", complaint))
-    refuse(lambda: tc_command.run(command.split()), BadInput, *words)
+    monkeypatch.setattr(execute, "attempt", lambda given: subprocess.CompletedProcess(given, 2, "", complaint))
+    refuse(lambda: execute.run(command.split()), BadInput, *words)
 
 
 def test_a_program_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr("os.defpath", "")
-    refuse(lambda: tc_command.run(["tc", "qdisc"]), BadInput, "'tc'", "iproute2")
+    refuse(lambda: execute.run(["tc", "qdisc"]), BadInput, "'tc'", "iproute2")
 
 
 @pytest.mark.parametrize(
     ("netem", "plain", "kind"), [(True, True, "netem"), (False, True, "tbf"), (True, False, "netem")]
 )
 def test_netem_is_taken_where_it_is(monkeypatch: pytest.MonkeyPatch, netem: bool, plain: bool, kind: str) -> None:
-    monkeypatch.setattr(tc_command, "require_root", lambda: None)
-    monkeypatch.setattr(tc_command, "has", lambda name: netem or name != "netem")
-    assert tc_command.choose("auto", plain) == kind
-    assert tc_command.choose("tbf", plain) == "tbf"
+    monkeypatch.setattr(execute, "require_root", lambda: None)
+    monkeypatch.setattr(execute, "has", lambda name: netem or name != "netem")
+    assert execute.choose("auto", plain) == kind
+    assert execute.choose("tbf", plain) == "tbf"
     if not netem:
-        refuse(lambda: tc_command.choose("auto", False), BadInput, "sch_netem")
-        refuse(lambda: tc_command.choose("netem", True), BadInput, "sch_netem")
+        refuse(lambda: execute.choose("auto", False), BadInput, "sch_netem")
+        refuse(lambda: execute.choose("netem", True), BadInput, "sch_netem")
 
 
 # ---------------------------------------------------------------- the ledger
@@ -159,11 +158,11 @@ class Machine:
         (folder / "namespaces").mkdir()
         for name in ("eth0", "eth1", "eth2"):
             (folder / "interfaces" / name).mkdir(parents=True)
-        for module in (tc_run, tc_command):
+        for module in (run_module, execute):
             monkeypatch.setattr(module, "INTERFACES", folder / "interfaces")
             monkeypatch.setattr(module, "attempt", self.attempt)
-        monkeypatch.setattr(tc_run, "NAMESPACES", folder / "namespaces")
-        monkeypatch.setattr(tc_run, "require_root", lambda: None)
+        monkeypatch.setattr(run_module, "NAMESPACES", folder / "namespaces")
+        monkeypatch.setattr(run_module, "require_root", lambda: None)
         monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
         self.fails = "nothing"
 
@@ -192,7 +191,7 @@ def hold(machine: Machine, plan: Plan, force: int = 0, within: Callable[[], None
         within()
 
 
-PLAN = Plan((*tc.offload("eth1"), *tc.tbf("eth1", LinkShape(5))), ("eth1",))
+PLAN = Plan((*commands.offload("eth1"), *commands.tbf("eth1", LinkShape(5))), ("eth1",))
 APPLIED = [shlex.join(command) for command in PLAN.apply]
 UNDONE = ["tc qdisc del dev eth1 root", "ethtool -K eth1 tso on"]
 

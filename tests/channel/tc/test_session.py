@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testbed.channel.tc import commands as tc
-from testbed.channel.tc import execute as tc_command
+from testbed.channel.tc import commands, execute
 from testbed.channel.tc.links import Egress, Namespaces
 from testbed.channel.tc.pair import MOST_PAIRS, create_pair, delete_pair
 from testbed.channel.tc.session import TcConfig, follow, run_tc
@@ -22,8 +21,8 @@ from testbed.errors import BadInput
 from tests.support.refusals import refuse
 
 
-def line(commands: list[list[str]]) -> str:
-    return "\n".join(map(shlex.join, commands))
+def line(lines: list[list[str]]) -> str:
+    return "\n".join(map(shlex.join, lines))
 
 
 def trace_of(t_s: list[float], uplink_mbps: list[float], per_up: float = 0.0, rtt_ms: float = 0.0) -> Trace:
@@ -82,7 +81,7 @@ def test_a_dry_run_for_destinations() -> None:
     config = TcConfig(
         interface="eth1", direction="downlink", downlink_mbps=8, destinations=("10.0.0.2",), qdisc="tbf"
     )  # fmt: skip
-    assert line(tc.htb("eth1", {"10.0.0.2": LinkShape(8)})) in "\n".join(dry(config))
+    assert line(commands.htb("eth1", {"10.0.0.2": LinkShape(8)})) in "\n".join(dry(config))
 
 
 def test_runs_that_make_no_sense() -> None:
@@ -97,8 +96,8 @@ def test_runs_that_make_no_sense() -> None:
 def test_without_root_it_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
-    monkeypatch.setattr(tc_command, "attempt", lambda _: pytest.fail("it ran something"))
-    word = "root" if tc_command.INTERFACES.is_dir() else "Linux"
+    monkeypatch.setattr(execute, "attempt", lambda _: pytest.fail("it ran something"))
+    word = "root" if execute.INTERFACES.is_dir() else "Linux"
     for config in (TcConfig(namespaces=1, uplink_mbps=5), TcConfig(interface="lo", uplink_mbps=5)):
         refuse(partial(run_tc, config, state=tmp_path), BadInput, word, "proxy")
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import BadInput, ModelError
-from testbed.ue.llama import group as llama_group
+from testbed.ue.llama import group
 from testbed.ue.llama.batch_drafter import BatchDrafter
 from testbed.ue.llama.drafter import LlamaDrafter
 from testbed.ue.llama.group import LlamaGroup
@@ -93,11 +93,11 @@ def test_prompts_of_several_passes(
     sizes: list[list[int]] = []
     plain = LlamaGroup._together
 
-    def watched(self: LlamaGroup, rows: list[llama_group.SequenceInput], *, outputs: bool) -> None:
+    def watched(self: LlamaGroup, rows: list[group.SequenceInput], *, outputs: bool) -> None:
         sizes.append([len(row.ids) for row in rows])
         plain(self, rows, outputs=outputs)
 
-    monkeypatch.setattr(llama_group, "MAX_BATCH", 64)
+    monkeypatch.setattr(group, "MAX_BATCH", 64)
     monkeypatch.setattr(LlamaGroup, "_together", watched)
     drafter = BatchDrafter(random_ggufs[KIND], TOKENS, context=CONTEXT, sequences=4, threads=1, kv_type="f32")
     texts = prompts(5, [150, 3, 90, 41])

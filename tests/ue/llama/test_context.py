@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import ConfigError, ModelError
-from testbed.ue.llama import context as llama
+from testbed.ue.llama import context
 from testbed.ue.llama.drafter import LlamaDrafter
 from tests.support.ggufs import write_gemma3, write_mamba
 from tests.support.models import TOKENS
@@ -117,9 +117,9 @@ class Interrupting(int):
 
 
 def test_ctrl_c_while_a_model_loads_is_not_lost(random_ggufs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama, "ERROR_LEVEL", level := Interrupting())
+    monkeypatch.setattr(context, "ERROR_LEVEL", level := Interrupting())
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        llama.LlamaContext(random_ggufs["llama"], llama.LlamaOptions())
+        context.LlamaContext(random_ggufs["llama"], context.LlamaOptions())
     assert level.presses == 1
     assert signal.getsignal(signal.SIGINT) is before

@@ -25,15 +25,15 @@ LOADS = """
 import ctypes, json, sys
 from pathlib import Path
 from llama_cpp import llama_cpp
-from testbed.ue.llama.context import context as llama
+from testbed.ue.llama import context
 
 said = {}
 now = []
 keep = llama_cpp.llama_log_callback(lambda level, text, _: now.append(text.decode(errors="replace")))
-llama._log_callback = lambda: keep
+context._log_callback = lambda: keep
 for path, options in json.loads(sys.argv[1]):
     now.clear()
-    llama.LlamaContext(Path(path), llama.LlamaOptions(**options)).close()
+    context.LlamaContext(Path(path), context.LlamaOptions(**options)).close()
     said[path] = "".join(now)
 print(json.dumps(said))
 """

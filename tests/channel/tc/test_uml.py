@@ -14,7 +14,7 @@ import pytest
 from tests.support.uml import boot, uml_available
 from tests.support.uml_links import PACKETS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MISSING = [name for name in ("tc", "ip", "ethtool", "ping", "iperf3") if shutil.which(name) is None]
 REASON = uml_available() or (f"no {', '.join(MISSING)}" if MISSING else None)
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=REASON or "")]

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from testbed.channel.tc import commands as tc
+from testbed.channel.tc import commands
 from testbed.channel.tc.execute import has, run
 from testbed.channel.tc.links import Egress, Namespaces
 from testbed.channel.tc.pair import NamespacePair
@@ -35,7 +35,7 @@ from testbed.clock import WallClock
 from testbed.errors import BadInput
 from tests.support.refusals import refuse
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FIRST = 1000 + os.getpid() % 10_000
 """Apart from those of other runs on this machine."""
 
@@ -65,12 +65,12 @@ def left_of(*ues: int) -> list[str]:
 
 
 def root_kind(interface: str) -> str:
-    found = tc.root_qdisc(run(["tc", "-j", "qdisc", "show", "dev", interface]))
+    found = commands.root_qdisc(run(["tc", "-j", "qdisc", "show", "dev", interface]))
     return str(found["kind"]) if found else "none"
 
 
 def offloads(interface: str) -> list[str]:
-    return tc.offloads_on(run(["ethtool", "-k", interface]))
+    return commands.offloads_on(run(["ethtool", "-k", interface]))
 
 
 def free_port() -> int:
@@ -126,7 +126,7 @@ def child(body: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         from pathlib import Path
         from testbed.channel.tc.links import Egress, Namespaces
         from testbed.channel.tc.session import TcConfig, run_tc
-        from testbed.channel.tc.shape import Duplex, Shape
+        from testbed.channel.tc.shape import Duplex, LinkShape
         from testbed.channel.trace import Trace
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -165,7 +165,7 @@ def test_htb_holds_each_of_two_ues_to_its_rate_and_nobody_else(tmp_path: Path) -
             run(["ip", "route", "add", f"{address}/32", "via", pair.ue_address])
         rates = {addresses[0]: LinkShape(10), addresses[1]: LinkShape(30)}
         with emulation(
-            Plan(tuple(tc.htb(pair.host_interface, rates)), interfaces=(pair.host_interface,)), state=tmp_path
+            Plan(tuple(commands.htb(pair.host_interface, rates)), interfaces=(pair.host_interface,)), state=tmp_path
         ):
             seen = at_once(links, [("-R", "-B", address) for address in addresses[:2]])
             free = goodput_mbps(links, "-R", "-B", addresses[2])
@@ -223,7 +223,7 @@ def test_ues_are_apart_and_each_reaches_the_host(tmp_path: Path) -> None:
 def test_what_a_killed_emulation_leaves_is_cleaned_by_the_next(tmp_path: Path) -> None:
     body = """
         with Namespaces([Duplex.of(20, 20)] * 2, first, qdisc="tbf", state=state):
-            with Egress(sys.argv[3], Shape(5), qdisc="tbf", state=state):
+            with Egress(sys.argv[3], LinkShape(5), qdisc="tbf", state=state):
                 print("ready")
                 time.sleep(100)
     """
@@ -298,7 +298,8 @@ def test_an_interrupted_emulation_restores(tmp_path: Path, kind: str, number: in
 def test_a_command_that_fails_halfway_takes_back_the_rest(tmp_path: Path) -> None:
     with veth() as interface:
         plan = Plan(
-            (*tc.tbf(interface, LinkShape(5)), ["tc", "qdisc", "add", "dev", "nowhere", "root", "htb"]), (interface,)
+            (*commands.tbf(interface, LinkShape(5)), ["tc", "qdisc", "add", "dev", "nowhere", "root", "htb"]),
+            (interface,),
         )
         with pytest.raises(BadInput, match="nowhere"), emulation(plan, state=tmp_path):
             pytest.fail("it was let in")
@@ -318,7 +319,7 @@ def test_netem_on_a_kernel_without_it_names_the_module(tmp_path: Path) -> None:
 
 
 def test_the_default_routes_interface_is_refused_unless_forced_twice(tmp_path: Path) -> None:
-    defaults = tc.default_interfaces(run(["ip", "-j", "route"]))
+    defaults = commands.default_interfaces(run(["ip", "-j", "route"]))
     if not defaults:
         pytest.skip("this machine has no default route")
     name = min(defaults)
@@ -332,7 +333,7 @@ def test_the_default_routes_interface_is_refused_unless_forced_twice(tmp_path: P
 def test_what_belongs_to_somebody_else_is_left_alone(tmp_path: Path) -> None:
     pair = NamespacePair(FIRST)
     with veth() as interface:
-        run(tc.tbf(interface, LinkShape(7))[0])
+        run(commands.tbf(interface, LinkShape(7))[0])
         refuse(lambda: enter(Egress(interface, LinkShape(5), qdisc="tbf", state=tmp_path)), BadInput, interface, "tbf")
         assert root_kind(interface) == "tbf"
     run(["ip", "netns", "add", pair.namespace])
