@@ -81,7 +81,7 @@ class Executor(NamedTuple):
     def run(self, todo: Sequence[SweepPoint], folder: Path) -> Iterator[SweepPoint]:
         """Run points and yield each when its directory is whole."""
         if not todo:
-            return iter(())
+            return (point for point in todo)
         if self.kind == RAY:
             from testbed.experiments.sweep.ray import on_ray
 
