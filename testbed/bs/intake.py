@@ -1,4 +1,4 @@
-"""The BS's front desk: who a UE is, what sessions it has, and whether a window it sends can be taken."""
+"""Checks of what UEs send: who they are, what sessions they open, and whether a window can be taken."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Offer:
     """Kind of the judge and fingerprint of its head."""
 
 
-class Desk:
+class Intake:
     """Checks what comes in before it may cost engine time. Methods raise ProtocolError for what is answered `Fault`."""
 
     no_window = Window(np.zeros(0, np.int32), None)

@@ -17,7 +17,7 @@ from testbed.bs.engines.paced import PacedEngine
 from testbed.bs.engines.registry import ENGINES, leave_a_core, load_engine
 from testbed.bs.engines.runner import EngineRunner, ThreadRunner
 from testbed.bs.engines.target import describe, find
-from testbed.bs.intake import Desk, Offer
+from testbed.bs.intake import Intake, Offer
 from testbed.bs.judging.base import Judge
 from testbed.bs.judging.registry import judge_kind, make_judge
 from testbed.bs.metrics import MetricsFile
@@ -48,7 +48,7 @@ Ready = Callable[[list[str], Offer, str | None], None]
 ANY = Coefficients(0.0, 0.0, 0.0, 1.0)
 """Stand in for coefficients that are not known yet, to check the other options before an engine is loaded."""
 MARGIN = 0.02
-"""By which sessions are scheduled faster than promised: see `Promises`."""
+"""By which sessions are scheduled faster than promised: see `PassLedger`."""
 NORMAL = 1.25
 """Standard deviation of a normal error over its mean size, √(π/2)."""
 ROUGH = 3.0
@@ -198,7 +198,7 @@ def _station(
     if known is not None and config.scheduler == "slo" and config.admission:
         admission = Admission(coefficients=known, max_requests=config.max_batch, kv_tokens=engine.kv_tokens)
     return BaseStation(
-        link, runner, Desk(offer, sessions), plan, judge, WallClock(),
+        link, runner, Intake(offer, sessions), plan, judge, WallClock(),
         estimator=estimator, admission=admission, block_size=engine.block_size, margin=MARGIN,
         cuts=known is not None and whole_blocks, windows=_windows(config, loaded), observer=observer,
     )  # fmt: skip

@@ -14,8 +14,8 @@ import numpy as np
 
 from testbed.bs.engines.base import VerifyRequest, VerifyResult
 from testbed.bs.engines.runner import EngineRunner
-from testbed.bs.intake import Desk
-from testbed.bs.judging.acceptance import Keeper, shown
+from testbed.bs.intake import Intake
+from testbed.bs.judging.acceptance import Acceptance, shown
 from testbed.bs.judging.base import Judge
 from testbed.bs.judging.distributions import check_distributions
 from testbed.bs.observer import Observer, Unobserved
@@ -23,7 +23,7 @@ from testbed.bs.queue import Queue, Taken
 from testbed.bs.scheduling.admission import Admission
 from testbed.bs.scheduling.base import Scheduler
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
-from testbed.bs.scheduling.pass_ledger import Promises
+from testbed.bs.scheduling.pass_ledger import PassLedger
 from testbed.bs.scheduling.window_hints import Windows
 from testbed.bs.sessions import Round, Session
 from testbed.bs.verdict import reason, verdict
@@ -48,7 +48,7 @@ from testbed.protocols.messages import (
 
 
 class BaseStation:
-    """Serves rounds until cancelled. What the keyword arguments are for: see `Promises`; `windows` hints UEs how much
+    """Serves rounds until cancelled. What the keyword arguments are for: see `PassLedger`; `windows` hints UEs how much
     to draft, None: not at all; `observer` is told of what happens.
     """
 
@@ -56,7 +56,7 @@ class BaseStation:
         self,
         link: ServerLink,
         runner: EngineRunner,
-        desk: Desk,
+        intake: Intake,
         scheduler: Scheduler,
         judge: Judge,
         clock: Clock,
@@ -69,10 +69,10 @@ class BaseStation:
         windows: Windows | None = None,
         observer: Observer | None = None,
     ) -> None:
-        self._link, self._runner, self._desk = link, runner, desk
+        self._link, self._runner, self._intake = link, runner, intake
         self._judge, self._clock = judge, clock
-        self._keeper = Keeper(judge, desk.offer.vocab_size)
-        self._promises = Promises(desk.sessions, scheduler, estimator, admission, block_size, cuts, margin, observer)
+        self._acceptance = Acceptance(judge, intake.offer.vocab_size)
+        self._ledger = PassLedger(intake.sessions, scheduler, estimator, admission, block_size, cuts, margin, observer)
         self._windows, self._observer = windows, observer or Unobserved()
         self._queue = Queue()
         self._wake = asyncio.Event()
@@ -80,22 +80,22 @@ class BaseStation:
     @property
     def passes(self) -> int:
         """Passes so far."""
-        return self._promises.metrics.passes
+        return self._ledger.metrics.passes
 
     @property
     def rounds(self) -> int:
         """Rounds verified so far."""
-        return self._promises.metrics.rounds
+        return self._ledger.metrics.rounds
 
     def metrics(self) -> dict[str, Any]:
         """What it has counted, and how it stands now."""
-        return self._promises.snapshot() | (self._windows.snapshot() if self._windows else {})
+        return self._ledger.snapshot() | (self._windows.snapshot() if self._windows else {})
 
     async def serve(self) -> None:
         """Serve until cancelled; raises what either task raises."""
         tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._run_engine())]
-        if self._desk.sessions.idle_s is not None:
-            tasks.append(asyncio.create_task(self._expire(self._desk.sessions.idle_s)))
+        if self._intake.sessions.idle_s is not None:
+            tasks.append(asyncio.create_task(self._expire(self._intake.sessions.idle_s)))
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -113,7 +113,7 @@ class BaseStation:
                 packet = decode_uplink(frames)
                 session = getattr(packet.message, "session", -1)
                 reply = await self._take(peer, packet)
-                self._desk.sessions.hear((peer, session), self._clock.time())
+                self._intake.sessions.hear((peer, session), self._clock.time())
             except (ProtocolError, BadInput) as exc:
                 reply = Fault(session=session, reason=reason(exc))
             if reply is not None:
@@ -130,28 +130,28 @@ class BaseStation:
         if isinstance(message, Open):
             if message.threshold > 0 and (kind := PROTOCOLS.get(message.protocol)) and kind.judged:
                 self._judge.check(message.drafter, message.hidden_size, message.hidden_bits)
-            before = self._desk.sessions.get((peer, message.session))
-            reply, session = self._desk.open(peer, message, packet.arrays, self._promises.admit)
+            before = self._intake.sessions.get((peer, message.session))
+            reply, session = self._intake.open(peer, message, packet.arrays, self._ledger.admit)
             if session is not None and before is not None:
                 self._forget(before)
             if session is not None and session.alone:
-                self._enqueue(session, Round(message.round, self._desk.no_window, None, self._clock.time()))
+                self._enqueue(session, Round(message.round, self._intake.no_window, None, self._clock.time()))
             return reply
         if isinstance(message, Close):
-            closed = self._desk.sessions.close((peer, message.session))
+            closed = self._intake.sessions.close((peer, message.session))
             if closed is not None:
                 self._forget(closed)
             return None
         if isinstance(message, Hello):
-            for left in self._desk.sessions.leave(peer):  # of a run that died and goes on under its identity
+            for left in self._intake.sessions.leave(peer):  # of a run that died and goes on under its identity
                 self._forget(left)
-            return self._desk.hello(message)
+            return self._intake.hello(message)
         assert isinstance(message, Ping)
-        return self._desk.ping(message, self._clock.time())
+        return self._intake.ping(message, self._clock.time())
 
     async def _take_draft(self, peer: bytes, packet: Packet[Message], message: Draft) -> None:
         arrived_s = self._clock.time()
-        taken = self._desk.draft(peer, message, packet.arrays, self._queue.load)
+        taken = self._intake.draft(peer, message, packet.arrays, self._queue.load)
         if isinstance(taken, Message):
             await self._link.send(peer, encode(taken))
         elif isinstance(taken, tuple):
@@ -173,7 +173,7 @@ class BaseStation:
         """Forget sessions that fall idle; whoever comes back is told so by `Resync`."""
         while True:
             await self._clock.sleep(idle_s / 4)
-            for session in self._desk.sessions.expire(self._clock.time()):
+            for session in self._intake.sessions.expire(self._clock.time()):
                 self._forget(session)
 
     # ------------------------------------------------------------ 4 queue
@@ -181,16 +181,16 @@ class BaseStation:
     def _enqueue(self, session: Session, round_: Round) -> None:
         session.current = round_
         logprobs = session.drawn and not session.sampling.greedy
-        hidden = len(round_.window.ids) > 0 and self._keeper.by_hidden(session)
+        hidden = len(round_.window.ids) > 0 and self._acceptance.by_hidden(session)
         request = VerifyRequest(session.name, session.prefix, round_.window.ids, hidden=hidden, logprobs=logprobs)
-        round_.pending = self._promises.pending(session, round_, request)
+        round_.pending = self._ledger.pending(session, round_, request)
         self._queue.put(session, round_.pending)
         self._wake.set()
 
     async def _run_engine(self) -> None:
         while True:
             await self._wake.wait()
-            batch = self._queue.take(self._promises.plan(self._queue.pending(), self._clock.time()))
+            batch = self._queue.take(self._ledger.plan(self._queue.pending(), self._clock.time()))
             if batch:
                 await self._run_pass(batch)
             if not self._queue:
@@ -206,17 +206,17 @@ class BaseStation:
             results = await self._verified(batch)
             check_distributions(results)
         except (EngineError, BadInput) as exc:
-            self._promises.metrics.failed_passes += 1
+            self._ledger.metrics.failed_passes += 1
             for taken in batch:
-                if self._desk.sessions.get(taken.session.key) is taken.session:  # else it closed meanwhile
+                if self._intake.sessions.get(taken.session.key) is taken.session:  # else it closed meanwhile
                     await (self._run_pass([taken], again=False) if again else self._fail(taken.session, exc))
             return
         verify_s = self._clock.time() - start_s
-        self._promises.passed(batch, results, verify_s)
+        self._ledger.passed(batch, results, verify_s)
         ready = []
         for (session, pending, whole), result in zip(batch, results, strict=True):
             round_ = session.current
-            if round_ is None or self._desk.sessions.get(session.key) is not session:
+            if round_ is None or self._intake.sessions.get(session.key) is not session:
                 continue
             if not whole:
                 round_.pieces_s += verify_s
@@ -231,14 +231,14 @@ class BaseStation:
 
     async def _verified(self, batch: Sequence[Taken]) -> list[VerifyResult]:
         """The engine's pass. Half-way through it computes, and there is time to learn from the passes before it."""
-        half_s = self._promises.expected_s(batch) / 2
+        half_s = self._ledger.expected_s(batch) / 2
         asyncio.get_running_loop().call_later(half_s, self._learn)
         return await self._runner.verify([taken.pending.request for taken in batch])
 
     def _learn(self) -> None:
-        self._promises.learn()
+        self._ledger.learn()
         if self._windows is not None:
-            self._windows.learn(self._promises.standing)
+            self._windows.learn(self._ledger.overhead)
 
     async def _fail(self, session: Session, exc: Exception) -> None:
         """Give up a round; who sends it again is told so again."""
@@ -263,9 +263,9 @@ class BaseStation:
         return True
 
     async def _take_hidden(self, peer: bytes, packet: Packet[Message], message: Hidden) -> Message | None:
-        session = self._desk.sessions.get((peer, message.session))
+        session = self._intake.sessions.get((peer, message.session))
         if session is None:
-            return self._desk.resync((peer, message.session))
+            return self._intake.resync((peer, message.session))
         round_ = session.current
         if not round_ or round_.number != message.round or round_.asked_s is None:
             return None
@@ -279,11 +279,11 @@ class BaseStation:
     async def _settle(self, ready: list[tuple[Session, Round]]) -> None:
         """Judge the candidates of all rounds that are ready, commit, and answer."""
         start_s = self._clock.time()
-        all_kept = self._keeper.keep(ready)
-        await self._runner.judged(sum(len(r.candidates()) for s, r in ready if self._keeper.by_hidden(s)))
+        all_kept = self._acceptance.keep(ready)
+        await self._runner.judged(sum(len(r.candidates()) for s, r in ready if self._acceptance.by_hidden(s)))
         judge_s = self._clock.time() - start_s
         for (session, round_), kept in zip(ready, all_kept, strict=True):
-            self._promises.settled(session, round_, kept, self._clock.time())
+            self._ledger.settled(session, round_, kept, self._clock.time())
             session.append(round_.window.ids[: kept.accepted])
             if kept.token is not None:
                 session.append(np.array([kept.token], np.int32))
@@ -292,8 +292,8 @@ class BaseStation:
             answer = verdict(session, round_, kept, window, judge_s, self._clock.time())
             self._observer.round(session, round_, answer)
             await self._reply(session, answer, {} if kept.target is None else {"target": kept.target})
-            if session.alone and not self._desk.finished(session):
-                self._enqueue(session, Round(round_.number + 1, self._desk.no_window, None, self._clock.time()))
+            if session.alone and not self._intake.finished(session):
+                self._enqueue(session, Round(round_.number + 1, self._intake.no_window, None, self._clock.time()))
 
     def _hint(self, session: Session, round_: Round, accepted: int) -> int:
         """The window for a session's next round, 0: the target goes on alone."""

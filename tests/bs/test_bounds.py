@@ -17,7 +17,7 @@ from testbed.bs.bounds import check_bounds, largest_frame, session_table
 from testbed.bs.engines.base import VerifyRequest, VerifyResult
 from testbed.bs.engines.runner import ThreadRunner
 from testbed.bs.engines.synthetic import SyntheticEngine
-from testbed.bs.intake import Desk, Offer
+from testbed.bs.intake import Intake, Offer
 from testbed.bs.sessions import REMEMBERED, SessionTable
 from testbed.channel.link import MAX_MESSAGE_BYTES
 from testbed.config import ServeConfig
@@ -84,7 +84,7 @@ async def test_an_idle_session_goes_and_says_so() -> None:
         number = ue.new_session()
         assert isinstance(await ask(ue, number, opening(number), IDS), Opened)
         await asyncio.sleep(0.6)
-        assert len(bs._desk.sessions) == 0
+        assert len(bs._intake.sessions) == 0
         answer = await ask(ue, number, Draft(session=number, round=0, base_len=5), IDS)
         assert answer == Resync(session=number, reason="idle for more than 0.3 s")
         assert isinstance(await ask(ue, number, opening(number), IDS), Opened)
@@ -108,9 +108,9 @@ async def test_a_ue_that_thinks_for_longer_loses_nothing() -> None:
         session = DecodingSession(ue, drafter, protocol("fh"), FixedWindow(4), pace=Thinking())
         record = await session.decode(PROMPT, 15, ())
         assert record.token_ids == own(15)
-        assert bs._desk.sessions._opened > 3
+        assert bs._intake.sessions._opened > 3
         await asyncio.sleep(0.05)
-        assert len(bs._desk.sessions) == 0
+        assert len(bs._intake.sessions) == 0
 
 
 async def test_a_ue_that_goes_silent_before_its_hidden_states_is_forgotten() -> None:
@@ -120,7 +120,7 @@ async def test_a_ue_that_goes_silent_before_its_hidden_states_is_forgotten() -> 
         draft = {"ids": np.array([511], np.int32)}
         assert isinstance(await ask(ue, number, Draft(session=number, round=0, base_len=5), draft), NeedHidden)
         await asyncio.sleep(0.5)
-        assert len(bs._desk.sessions) == 0
+        assert len(bs._intake.sessions) == 0
         answer = await ask(ue, number, Hidden(session=number, round=0), {"hidden": np.zeros((1, 4), np.float16)})
         assert answer == Resync(session=number, reason="idle for more than 0.2 s")  # at once, not when it asks again
 
@@ -148,9 +148,9 @@ async def test_who_greets_again_under_its_identity_frees_what_it_had() -> None:
         for one in (ue, other):
             number = one.new_session()
             assert isinstance(await ask(one, number, opening(number), IDS), Opened)
-        assert len(bs._desk.sessions) == 2
+        assert len(bs._intake.sessions) == 2
         await ue.ask(-1, Hello(version=VERSION, tokenizer="", vocab_size=VOCAB))
-        assert [key[0] for key in bs._desk.sessions._sessions] == [other._link.identity]  # type: ignore[attr-defined]
+        assert [key[0] for key in bs._intake.sessions._sessions] == [other._link.identity]  # type: ignore[attr-defined]
 
 
 # ---------------------------------------------------------------- bounds
@@ -195,7 +195,7 @@ async def test_a_window_beyond_the_queue_is_refused_and_its_session_stands() -> 
         refused = [a for a in answers if isinstance(a, Busy)]
         assert isinstance(answers[0], Verdict) and len(refused) in (2, 3)  # one in the engine, one waits
         assert all(a.round == 0 and a.retry_s > 0 and "1 windows wait" in a.reason for a in refused)
-        assert len(bs._desk.sessions) == 4
+        assert len(bs._intake.sessions) == 4
         again = await ask(ue, refused[0].session, Draft(session=refused[0].session, round=0, base_len=5), IDS)
         assert isinstance(again, Verdict)
 
@@ -316,5 +316,5 @@ def test_a_frame_has_room_for_what_an_honest_ue_sends(offer: Offer, largest: int
 
 
 def test_a_prompt_beyond_the_context_is_no_session() -> None:
-    desk = Desk(OFFER, SessionTable())
-    refuse(lambda: desk.open(b"ue", opening(1), {"ids": np.ones(4096, np.int32)}), Exception, "context of 4096")
+    intake = Intake(OFFER, SessionTable())
+    refuse(lambda: intake.open(b"ue", opening(1), {"ids": np.ones(4096, np.int32)}), Exception, "context of 4096")

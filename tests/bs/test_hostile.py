@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from testbed.bs.engines.runner import EngineRunner
 from testbed.bs.engines.synthetic import SyntheticEngine
-from testbed.bs.intake import Desk, Offer
+from testbed.bs.intake import Intake, Offer
 from testbed.bs.judging.base import Candidates
 from testbed.bs.scheduling.base import Fcfs
 from testbed.bs.server import BaseStation
@@ -211,8 +211,8 @@ def test_whatever_comes_is_answered_to_who_sent_it_or_dropped(seeds: list[int], 
 
     async def run() -> Wire:
         wire, engine = Wire(), SyntheticEngine(vocab_size=VOCAB, max_model_len=POSITIONS)
-        desk = Desk(Offer("synthetic", "", VOCAB, 64, (), POSITIONS), SessionTable(per_peer=4, total=6, pending=2))
-        bs = BaseStation(wire, Straight(engine), desk, Fcfs(), Finite(), WallClock())
+        intake = Intake(Offer("synthetic", "", VOCAB, 64, (), POSITIONS), SessionTable(per_peer=4, total=6, pending=2))
+        bs = BaseStation(wire, Straight(engine), intake, Fcfs(), Finite(), WallClock())
         serving = asyncio.create_task(bs.serve())
         for i in order:
             peer, liar = liars[i]
@@ -221,7 +221,7 @@ def test_whatever_comes_is_answered_to_who_sent_it_or_dropped(seeds: list[int], 
                 await asyncio.sleep(0)
         await asyncio.sleep(0.002)
         assert not serving.done() and wire.mail.empty()
-        assert len(desk.sessions) <= 6
+        assert len(intake.sessions) <= 6
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         return wire

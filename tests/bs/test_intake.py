@@ -1,11 +1,11 @@
-"""The front desk's bounds on what a UE says of itself."""
+"""Bounds of the intake on what a UE says of itself."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from testbed.bs.intake import Desk, Offer
+from testbed.bs.intake import Intake, Offer
 from testbed.bs.sessions import SessionTable
 from testbed.errors import ProtocolError
 from testbed.protocols import TARGET_ONLY
@@ -21,18 +21,18 @@ def open_(hidden_size: int) -> Open:
 
 @pytest.mark.parametrize("hidden_size", [-1, 0, 2**16 + 1, 2**45, 2**64 - 1])
 def test_a_hidden_size_that_cannot_be_is_refused(hidden_size: int) -> None:
-    desk = Desk(Offer("synthetic", "", 512, 64, (), 4096), SessionTable())
+    intake = Intake(Offer("synthetic", "", 512, 64, (), 4096), SessionTable())
     with pytest.raises(ProtocolError, match=f"hidden_size must lie in 1..65536, not {hidden_size}"):
-        desk.open(b"ue", open_(hidden_size), IDS)
-    assert len(desk.sessions) == 0
+        intake.open(b"ue", open_(hidden_size), IDS)
+    assert len(intake.sessions) == 0
 
 
 @pytest.mark.parametrize("bits", [-8, 0, 1, 5, 12, 32, 2**64 - 1])
 def test_bits_of_hidden_states_that_cannot_be_are_refused(bits: int) -> None:
-    desk = Desk(Offer("synthetic", "", 512, 64, (), 4096), SessionTable())
+    intake = Intake(Offer("synthetic", "", 512, 64, (), 4096), SessionTable())
     with pytest.raises(ProtocolError, match=rf"hidden_bits must be one of \(16, 8, 4\), not {bits}"):
-        desk.open(b"ue", Open(session=1, protocol="sh", threshold=0.0, hidden_size=64, hidden_bits=bits), IDS)
-    assert len(desk.sessions) == 0
+        intake.open(b"ue", Open(session=1, protocol="sh", threshold=0.0, hidden_size=64, hidden_bits=bits), IDS)
+    assert len(intake.sessions) == 0
 
 
 async def test_hostile_levels_are_answered_and_end_nothing() -> None:

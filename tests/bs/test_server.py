@@ -231,7 +231,7 @@ async def test_a_session_that_the_bs_forgot_is_opened_again_and_nothing_is_lost(
 
         def forget(record: object) -> None:
             if len(forgotten) < 3:
-                forgotten.append(bs._desk.sessions._sessions.popitem())
+                forgotten.append(bs._intake.sessions._sessions.popitem())
 
         record = await session.decode(PROMPT, 40, (), forget)  # type: ignore[arg-type]
     assert len(forgotten) == 3

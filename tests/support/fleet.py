@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from testbed.bs.engines.synthetic import SyntheticEngine
-from testbed.bs.intake import Desk, Offer
+from testbed.bs.intake import Intake, Offer
 from testbed.bs.judging.base import StrictJudge
 from testbed.bs.scheduling.base import Scheduler
 from testbed.bs.server import BaseStation
@@ -102,8 +102,8 @@ async def _serve(visits: Sequence[tuple[Fleet, float | None]], scheduler: Schedu
     profile = Profile(
         name="fleet", about="", source="", draft=LinearDraft(per_token_s=fleet.draft_s), verify=fleet.verify
     )
-    desk = Desk(Offer("synthetic", "", VOCAB, engine.hidden_size, (), engine.max_positions), SessionTable())
-    bs = BaseStation(link, ProfileRunner(engine, profile, clock), desk, scheduler, StrictJudge(), clock, **station)
+    intake = Intake(Offer("synthetic", "", VOCAB, engine.hidden_size, (), engine.max_positions), SessionTable())
+    bs = BaseStation(link, ProfileRunner(engine, profile, clock), intake, scheduler, StrictJudge(), clock, **station)
     serving = asyncio.create_task(bs.serve())
     served = Served()
     ues = [

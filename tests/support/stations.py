@@ -11,7 +11,7 @@ from typing import Any
 from testbed.bs.engines.base import VerifyEngine
 from testbed.bs.engines.runner import ThreadRunner
 from testbed.bs.engines.synthetic import SyntheticEngine
-from testbed.bs.intake import Desk, Offer
+from testbed.bs.intake import Intake, Offer
 from testbed.bs.judging.base import Judge, StrictJudge
 from testbed.bs.scheduling.base import Fcfs, Scheduler
 from testbed.bs.server import BaseStation
@@ -38,7 +38,7 @@ async def station(
     link = ZmqServerLink("tcp://127.0.0.1:*")
     with ThreadPoolExecutor(1) as thread:
         bs = BaseStation(
-            link, ThreadRunner(engine, thread), Desk(offer, SessionTable() if sessions is None else sessions),
+            link, ThreadRunner(engine, thread), Intake(offer, SessionTable() if sessions is None else sessions),
             scheduler or Fcfs(), judge or StrictJudge(), WallClock(), **options,
         )  # fmt: skip
         serving = asyncio.create_task(bs.serve())

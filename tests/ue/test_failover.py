@@ -57,7 +57,7 @@ class Site:
         return [bs.rounds for bs in self.bss]
 
     def sessions(self) -> list[int]:
-        return [len(bs._desk.sessions) for bs in self.bss]
+        return [len(bs._intake.sessions) for bs in self.bss]
 
 
 class Slow(SyntheticEngine):
@@ -185,7 +185,7 @@ async def test_a_station_that_is_not_there_at_the_start_may_serve_later() -> Non
 )
 async def test_stations_that_do_not_serve_the_same_are_refused_in_one_line(change: dict[str, Any], what: str) -> None:
     async with site() as where:
-        where.bss[1]._desk.offer = replace(where.bss[1]._desk.offer, **change)
+        where.bss[1]._intake.offer = replace(where.bss[1]._intake.offer, **change)
         async with roaming(where, greet=False) as client:
             with pytest.raises(ModelError, match=what) as caught:
                 await client.connect("", VOCAB)
@@ -196,7 +196,7 @@ async def test_stations_that_do_not_serve_the_same_are_refused_in_one_line(chang
 async def test_a_station_that_turns_out_different_later_does_not_take_over() -> None:
     async with site() as where:
         where.relays[1].down = True
-        where.bss[1]._desk.offer = replace(where.bss[1]._desk.offer, weights="other")
+        where.bss[1]._intake.offer = replace(where.bss[1]._intake.offer, weights="other")
         async with roaming(where) as client:
             where.relays[1].down = False
             await until(lambda: client._stations[1].refused)

@@ -61,7 +61,7 @@ async def test_what_cannot_is_refused_in_one_line(method: str, limit: float, slo
     async with station(admission=tight) as (bs, address), client(address) as connection:
         with pytest.raises(AdmissionError, match=f"50 tokens/s cannot be promised beside 0 other sessions; {answer}"):
             await decode(connection, method, 50.0, slower)
-        assert bs.rounds == 0 and not len(bs._desk.sessions)
+        assert bs.rounds == 0 and not len(bs._intake.sessions)
 
 
 @pytest.mark.parametrize("method", ["greedy", "fh", "sh", TARGET_ONLY])

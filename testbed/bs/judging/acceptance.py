@@ -12,7 +12,7 @@ from testbed.protocols.codec import AnyArray
 from testbed.protocols.sampling import Kept
 
 
-class Keeper:
+class Acceptance:
     """Asks the judge about the candidates of all rounds of a pass at once."""
 
     def __init__(self, judge: Judge, vocab_size: int) -> None:

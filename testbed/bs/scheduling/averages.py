@@ -13,7 +13,7 @@ GUESS = RoundShape(new=6, cached=300, committed=3, draft_s=0.1, network_s=0.05)
 """Before anything is measured: a window of five, three tokens of it and its correction kept."""
 GUESS_ROUNDS = 20
 """Measured rounds that weigh as much as the guess."""
-BETWEEN_MEMORY = 100
+OVERHEAD_MEMORY = 100
 """The same for passes, in what is between them."""
 LEAST_SPREAD = 0.25
 """Variance of requests below which passes do not tell what each takes between them."""
@@ -29,14 +29,14 @@ class PassOverhead(NamedTuple):
     """Besides, for each of its requests."""
 
 
-NEVER = PassOverhead()
+NO_OVERHEAD = PassOverhead()
 
 
-class Between:
+class OverheadEstimator:
     """Learns a line through those times, over the requests of the pass: least squares, exponentially weighted."""
 
     def __init__(self) -> None:
-        self._keep = math.exp(-1 / BETWEEN_MEMORY)
+        self._keep = math.exp(-1 / OVERHEAD_MEMORY)
         self._weight = self._n = self._s = self._nn = self._ns = 0.0
 
     def add(self, requests: int, stood_s: float) -> None:
@@ -54,7 +54,7 @@ class Between:
     def line(self) -> PassOverhead:
         """As learnt so far, neither part negative; without passes 0."""
         if not self._weight:
-            return NEVER
+            return NO_OVERHEAD
         mean, mean_s = self._n / self._weight, self.mean_s
         variance = max(self._nn / self._weight - mean**2, 0.0)
         request_s = max(0.0, (self._ns / self._weight - mean * mean_s) / (variance + LEAST_SPREAD))

@@ -14,7 +14,7 @@ from testbed.bs.observer import Observer, Unobserved
 from testbed.bs.pending import Pending
 from testbed.bs.queue import Taken
 from testbed.bs.scheduling.admission import Admission
-from testbed.bs.scheduling.averages import Averages, Between, PassOverhead
+from testbed.bs.scheduling.averages import Averages, OverheadEstimator, PassOverhead
 from testbed.bs.scheduling.base import Scheduler
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.slo import GUARD_PASSES, Slo
@@ -30,7 +30,7 @@ DEADLINES = Slo(coefficients=Coefficients(0.0, 0.0, 0.0, 1.0))
 """Says when requests are due where another scheduler plans; that does not depend on how long passes take."""
 
 
-class Promises:
+class PassLedger:
     """The scheduler, told what is learnt from the passes; admission, told what rounds are like.
 
     Args:
@@ -66,7 +66,7 @@ class Promises:
         self._ended_s: float | None = None
         self._passed = 0
         """Requests of the last pass."""
-        self._between = Between()
+        self._overhead = OverheadEstimator()
         self._drifted = False
         self._unlearnt: list[Callable[[], None]] = []
 
@@ -79,7 +79,7 @@ class Promises:
             return None
         admission = self._admission
         known = admission.coefficients if self._estimator is None else self._estimator.coefficients
-        admission = replace(admission, coefficients=replace(known, c=known.c + self._between.mean_s))
+        admission = replace(admission, coefficients=replace(known, c=known.c + self._overhead.mean_s))
         load = self._sessions.promised(apart=key)
         answer = admission.admissible(speed_tps, load, self._averages.shape())
         if answer.admitted:
@@ -113,13 +113,13 @@ class Promises:
     # ------------------------------------------------------------ passes
 
     @property
-    def standing(self) -> PassOverhead:
+    def overhead(self) -> PassOverhead:
         """What passes and their rounds take besides."""
-        return self._between.line
+        return self._overhead.line
 
     def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
         """The next batch."""
-        self._note_between(pending, now_s)
+        self._note_overhead(pending, now_s)
         self._last = (pending, now_s)
         self.metrics.waiting = len(pending)
         return self.scheduler.plan(pending, now_s)
@@ -180,7 +180,7 @@ class Promises:
     def snapshot(self) -> dict[str, Any]:
         """Counters, and how things stand now."""
         found = {**self.metrics.snapshot(), "sessions": len(self._sessions), "promises": _named(self._sessions)}
-        found["between"] = self.standing._asdict()
+        found["between"] = self.overhead._asdict()
         if isinstance(self.scheduler, Slo):
             queues = self.scheduler.queues(*self._last)
             found |= {"urgent": len(queues.urgent), "utility": len(queues.utility), "hold_s": self.scheduler.hold_s}
@@ -189,13 +189,13 @@ class Promises:
             found["drift"] = self._estimator.bias
         return found
 
-    def _note_between(self, pending: Sequence[Pending], now_s: float) -> None:
+    def _note_overhead(self, pending: Sequence[Pending], now_s: float) -> None:
         """How long the engine stood still since its last pass although there was work: judging, answering, planning.
         Promises take that time as well, while the estimator sees passes alone.
         """
         ended_s, self._ended_s = self._ended_s, None
         if ended_s is not None and any(item.arrived_s <= ended_s for item in pending):
-            self._between.add(max(1, self._passed), max(0.0, now_s - ended_s))
+            self._overhead.add(max(1, self._passed), max(0.0, now_s - ended_s))
 
     def _kept(self, tokens: int) -> int:
         """How many of so many leading tokens the prefix cache holds."""

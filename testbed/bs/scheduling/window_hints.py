@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from testbed.bs.scheduling.averages import NEVER, PassOverhead
+from testbed.bs.scheduling.averages import NO_OVERHEAD, PassOverhead
 from testbed.bs.sessions import Round, Session
 from testbed.channel.cost import Sizes
 from testbed.channel.csi import Csi
@@ -102,16 +102,16 @@ class LoadShape:
         """Of a drafted token."""
 
     def costs(
-        self, coefficients: Coefficients, draft_s: float, max_requests: float, standing: PassOverhead = NEVER
+        self, coefficients: Coefficients, draft_s: float, max_requests: float, overhead: PassOverhead = NO_OVERHEAD
     ) -> RoundCosts:
         """What a UE's rounds cost: eq. 19 at the mean round, and how long the BS stands still between passes."""
         extra, cached = self.extra.value, self.cached.value
         token_s = coefficients.a + coefficients.b_compute * (cached + extra)
         return RoundCosts(
             draft_s=draft_s,
-            verify_base_s=coefficients.c + standing.pass_s,
+            verify_base_s=coefficients.c + overhead.pass_s,
             verify_token_s=max(token_s, 1e-12),
-            verify_request_s=coefficients.b_read * cached + token_s * extra + standing.request_s,
+            verify_request_s=coefficients.b_read * cached + token_s * extra + overhead.request_s,
             prefill_s=coefficients.share_s(round(self.prompt.value), 0) if self.prompt.value else 0.0,
             response_tokens=self.response.value,
             max_requests=max_requests,
@@ -194,18 +194,18 @@ class Windows:
         self._given[window] += 1
         return window
 
-    def learn(self, standing: PassOverhead = NEVER) -> None:
+    def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> None:
         """Learn from all rounds since the last time: best while the engine works, or UEs wait for it.
 
         Args:
-            standing: what passes and rounds take the BS besides.
+            overhead: what passes and rounds take the BS besides.
         """
         seen, self._later = self._later, []
         for each in seen:
-            self._learn(*each, standing)
+            self._learn(*each, overhead)
 
     def _learn(
-        self, session: Session, round_: Round, accepted: int, first: bool, now_s: float, standing: PassOverhead
+        self, session: Session, round_: Round, accepted: int, first: bool, now_s: float, overhead: PassOverhead
     ) -> None:
         drafted = len(round_.window.ids)
         self._load_tps = self._rate.add(accepted + 1, now_s)
@@ -219,7 +219,7 @@ class Windows:
             ue.controller.resume(self._load_tps)
         link = self._learn_ue(ue, session, round_, drafted, first)
         if ue.controller.due:
-            ue.costs.now = self._shape.costs(self._coefficients(), ue.draft_s.value, self._max_requests, standing)
+            ue.costs.now = self._shape.costs(self._coefficients(), ue.draft_s.value, self._max_requests, overhead)
         ue.controller.believe(self._alpha.value, SHARED_TOKENS)
         ue.controller.update(drafted, accepted, self._load_tps, link)
 

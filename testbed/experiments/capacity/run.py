@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from testbed.bs.intake import Desk, Offer
+from testbed.bs.intake import Intake, Offer
 from testbed.bs.judging.base import StrictJudge
 from testbed.bs.scheduling.registry import scheduler
 from testbed.bs.server import BaseStation
@@ -101,9 +101,9 @@ class _Traffic:
         )  # fmt: skip
         if system.order in (ROUND, FILLED):
             plan = EachRound(plan)
-        desk = Desk(offer, SessionTable(total=2 * MOST_UES))
+        intake = Intake(offer, SessionTable(total=2 * MOST_UES))
         self._station = BaseStation(
-            self._server, runner, desk, plan, StrictJudge(), self._clock, cuts=system.order == CARRY,
+            self._server, runner, intake, plan, StrictJudge(), self._clock, cuts=system.order == CARRY,
             windows=hinting(profile, max_requests=config.max_batch) if system.window == HINTED else None,
         )  # fmt: skip
 

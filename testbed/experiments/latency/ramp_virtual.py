@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from testbed.bs.intake import Desk, Offer
+from testbed.bs.intake import Intake, Offer
 from testbed.bs.judging.base import StrictJudge
 from testbed.bs.scheduling.base import Fcfs
 from testbed.bs.scheduling.window_hints import window_config
@@ -114,9 +114,9 @@ class VirtualRamp:
         if policy == HINTS:
             hints = hinting(self._profile, VOCAB, window_config(config.controller), config.max_batch)
         runner = TrafficRunner(self._verify, PrefixCache(ENOUGH, tail=False), clock, linger=False)
-        desk = Desk(Offer("synthetic", "", VOCAB, 1, (), MOST_POSITIONS), SessionTable(ENOUGH, ENOUGH))
+        intake = Intake(Offer("synthetic", "", VOCAB, 1, (), MOST_POSITIONS), SessionTable(ENOUGH, ENOUGH))
         plan = Fcfs(config.max_batch, ENOUGH)
-        station = BaseStation(server, runner, desk, plan, StrictJudge(), clock, windows=hints)
+        station = BaseStation(server, runner, intake, plan, StrictJudge(), clock, windows=hints)
         serving = asyncio.create_task(station.serve())
         ues = []
         for number in range(config.ues):

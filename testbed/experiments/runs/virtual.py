@@ -13,7 +13,7 @@ import msgspec
 from testbed.bs.engines.base import VerifyEngine, VerifyRequest, VerifyResult
 from testbed.bs.engines.registry import leave_a_core, load_engine
 from testbed.bs.engines.target import describe
-from testbed.bs.intake import Desk, Offer
+from testbed.bs.intake import Intake, Offer
 from testbed.bs.judging.base import Judge, StrictJudge
 from testbed.bs.scheduling.base import Fcfs
 from testbed.bs.scheduling.window_hints import Windows
@@ -140,8 +140,8 @@ async def _decode(
     local = server.attach(b"beside", beside[0], beside[1])
     runner = ProfileRunner(models.engine, profile, clock)
     hints = hinting(profile, models.offer.vocab_size) if config.window_rule.startswith(HINTED) else None
-    desk = Desk(models.offer, SessionTable())
-    station = BaseStation(server, runner, desk, Fcfs(), judge, clock, windows=hints)
+    intake = Intake(models.offer, SessionTable())
+    station = BaseStation(server, runner, intake, Fcfs(), judge, clock, windows=hints)
     serving = asyncio.create_task(station.serve())
     clients = Clients(Client(link, clock, 0, config.timeout_s), Client(local, clock, 0, config.timeout_s))
     setting = setting_of(config, clients, models.drafter, ProfilePace(profile, clock))

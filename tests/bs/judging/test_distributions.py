@@ -11,7 +11,7 @@ import pytest
 
 from testbed.bs.engines.base import VerifyRequest, VerifyResult
 from testbed.bs.engines.synthetic import SyntheticEngine
-from testbed.bs.intake import Desk, Offer
+from testbed.bs.intake import Intake, Offer
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
 from testbed.channel.cost import Sizes
@@ -138,7 +138,7 @@ async def test_a_session_that_the_bs_forgot_gives_the_same_output(kind: str) -> 
     def forgetful(bs: BaseStation) -> object:
         def forget(record: object) -> None:
             if len(forgotten) < 6:
-                forgotten.append(bs._desk.sessions._sessions.popitem())
+                forgotten.append(bs._intake.sessions._sessions.popitem())
 
         return forget
 
@@ -241,11 +241,11 @@ async def test_distributions_over_another_vocabulary_are_refused() -> None:
     ],
 )
 def test_an_open_that_asks_for_what_cannot_be_drawn(fields: dict[str, float], reason: str) -> None:
-    desk = Desk(Offer("synthetic", "", VOCAB, 64, (), 4096), SessionTable())
+    intake = Intake(Offer("synthetic", "", VOCAB, 64, (), 4096), SessionTable())
     message = Open(session=1, protocol="split", threshold=0.0, hidden_size=64, **fields)  # type: ignore[arg-type]
     with pytest.raises((BadInput, ProtocolError), match=reason):
-        desk.open(b"ue", message, {"ids": np.array([1], np.int32)})
-    assert not len(desk.sessions)
+        intake.open(b"ue", message, {"ids": np.array([1], np.int32)})
+    assert not len(intake.sessions)
 
 
 async def test_a_target_that_says_no_numbers_fails_the_request_and_not_the_server() -> None:

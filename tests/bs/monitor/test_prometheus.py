@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from testbed.bs.monitor.prometheus import SIZES, exposition
 from testbed.bs.monitor.recent import BOUNDS_S, Recent
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
-from testbed.bs.scheduling.pass_ledger import Promises
+from testbed.bs.scheduling.pass_ledger import PassLedger
 from testbed.bs.scheduling.slo import Slo
 from testbed.bs.sessions import SessionTable
 from testbed.optim.pass_time import Coefficients, RequestWork
@@ -34,16 +34,16 @@ def counted() -> dict[str, Metric]:
     table.open((b"a", 0), np.zeros(5, np.int32), protocol("greedy"), 0.0, 8, 0, speed_tps=8.0)
     table.open((b"b", 0), np.zeros(5, np.int32), protocol("greedy"), 0.0, 8, 0, speed_tps=2.5)
     coefficients = Coefficients(0.0, 0.0, 0.0, 0.1)
-    promises = Promises(table, Slo(coefficients=coefficients), OnlineEstimator(coefficients))
+    ledger = PassLedger(table, Slo(coefficients=coefficients), OnlineEstimator(coefficients))
     for size in (1, 3, 3, 400):
-        promises.metrics.add_pass([RequestWork(5, 100)] * size, size, 0, 0.25)
-    promises.metrics.add_promised(8.0, True)
-    promises.metrics.add_promised(8.0, False)
+        ledger.metrics.add_pass([RequestWork(5, 100)] * size, size, 0, 0.25)
+    ledger.metrics.add_promised(8.0, True)
+    ledger.metrics.add_promised(8.0, False)
     recent = Recent(table)
     session = opened(table, 1)
     for bs_s in (0.0005, 0.001, 0.03, 60.0):
         recent.round(session, one(), told(3, bs_s))
-    return families(exposition("serving", ABOUT, 2, (promises.snapshot(), recent.tally())))
+    return families(exposition("serving", ABOUT, 2, (ledger.snapshot(), recent.tally())))
 
 
 def value(found: dict[str, Metric], name: str, **labels: str) -> float:

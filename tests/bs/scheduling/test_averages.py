@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from testbed.bs.scheduling.averages import GUESS, Averages, Between, PassOverhead
+from testbed.bs.scheduling.averages import GUESS, Averages, OverheadEstimator, PassOverhead
 
 
 def test_nothing_measured_is_the_guess() -> None:
@@ -37,7 +37,7 @@ def test_acceptance_of_a_session_with_a_record_of_its_own() -> None:
 
 
 def test_what_is_between_passes_is_a_line_over_their_requests() -> None:
-    random, between = np.random.default_rng(0), Between()
+    random, between = np.random.default_rng(0), OverheadEstimator()
     assert between.line == PassOverhead(0.0, 0.0)
     for requests in random.integers(1, 20, 2000).tolist():
         between.add(requests, 0.001 + 0.0002 * requests + random.normal(0.0, 1e-4))
@@ -49,7 +49,7 @@ def test_what_is_between_passes_is_a_line_over_their_requests() -> None:
 def test_what_passes_do_not_tell_is_not_made_up_and_nothing_is_negative(
     requests: tuple[int, int], times: tuple[float, float]
 ) -> None:
-    between = Between()
+    between = OverheadEstimator()
     for _ in range(300):
         for n, stood_s in zip(requests, times, strict=True):
             between.add(n, stood_s)

@@ -13,7 +13,7 @@ from testbed.bs.queue import Taken
 from testbed.bs.scheduling.admission import Admission
 from testbed.bs.scheduling.base import Fcfs, Scheduler
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
-from testbed.bs.scheduling.pass_ledger import Promises
+from testbed.bs.scheduling.pass_ledger import PassLedger
 from testbed.bs.scheduling.slo import Slo, geometric
 from testbed.bs.sessions import Round, Session, SessionTable
 from testbed.experiments.inputs.profile import InteractionVerify
@@ -91,22 +91,22 @@ def test_what_comes_late_is_counted_by_class() -> None:
 def test_a_margin_is_a_faster_promise() -> None:
     table = SessionTable()
     session = opened(table, 8.0)
-    promises = Promises(table, Fcfs(), margin=0.25)
-    promises.pending(session, first := a_round(0, 5, 10.0, 0.5), ask(session, first))
+    ledger = PassLedger(table, Fcfs(), margin=0.25)
+    ledger.pending(session, first := a_round(0, 5, 10.0, 0.5), ask(session, first))
     session.append(np.zeros(20, np.int32))
     later = a_round(1, 5, 12.0, 0.4)
-    item = promises.pending(session, later, ask(session, later))
+    item = ledger.pending(session, later, ask(session, later))
     assert item.speed_tps == 10.0
     assert item.ahead_s == pytest.approx(20 / 10 - (12.0 - 0.4 - (10.0 - 0.5)))
 
 
 def test_a_session_that_is_opened_anew_begins_its_promise_anew() -> None:
     table = SessionTable()
-    promises = Promises(table, Fcfs())
+    ledger = PassLedger(table, Fcfs())
     for arrived_s in (3.0, 50.0):
         session = opened(table, 4.0)
         first = a_round(0, 5, arrived_s, 0.1)
-        assert promises.pending(session, first, ask(session, first)).ahead_s == 0
+        assert ledger.pending(session, first, ask(session, first)).ahead_s == 0
         session.append(np.zeros(3, np.int32))
     assert table.promised() == {4.0: 1}
 
@@ -114,20 +114,20 @@ def test_a_session_that_is_opened_anew_begins_its_promise_anew() -> None:
 def test_acceptance_is_drawn_from_all_sessions_to_ones_own() -> None:
     table = SessionTable()
     session = opened(table)
-    promises = Promises(table, Fcfs())
+    ledger = PassLedger(table, Fcfs())
     rate = []
     for k in range(40):
         round_ = a_round(k, 4, float(k))
-        rate.append(promises.pending(session, round_, ask(session, round_)).acceptance)
-        promises.settled(session, round_, Kept(3, 7), k + 0.1)
+        rate.append(ledger.pending(session, round_, ask(session, round_)).acceptance)
+        ledger.settled(session, round_, Kept(3, 7), k + 0.1)
     assert rate[0] is None
     assert rate[1:] == pytest.approx([0.75] * 39, abs=1e-3)
     other = table.open((b"other", 1), np.zeros(9, np.int32), protocol("greedy"), 0.0, 64, 0)
     for k in range(40):
         round_ = a_round(k, 4, float(k))
-        last = promises.pending(other, round_, ask(other, round_)).acceptance
+        last = ledger.pending(other, round_, ask(other, round_)).acceptance
         assert last is not None and last == pytest.approx(0.75, abs=1e-3) if k == 0 else last < 0.75
-        promises.settled(other, round_, Kept(0, 7), k + 0.1)
+        ledger.settled(other, round_, Kept(0, 7), k + 0.1)
     assert last is not None and last < 0.2
     assert geometric(last, 4) < geometric(0.75, 4)
 
@@ -138,25 +138,25 @@ def test_acceptance_is_drawn_from_all_sessions_to_ones_own() -> None:
 def test_only_whole_blocks_stay_in_the_cache(block: int, accepted: int, computed: int) -> None:
     table = SessionTable()
     session = opened(table)
-    promises = Promises(table, Fcfs(), block_size=block)
+    ledger = PassLedger(table, Fcfs(), block_size=block)
     round_ = a_round(0, 12, 0.0)
     ask(session, round_)
-    promises.settled(session, round_, Kept(accepted, 7), 0.1)
+    ledger.settled(session, round_, Kept(accepted, 7), 0.1)
     assert session.computed == computed
 
 
 def test_evicted_tokens_are_counted_and_the_estimator_sees_what_was_computed() -> None:
     table = SessionTable()
     session = opened(table)
-    promises = Promises(table, Fcfs())
+    ledger = PassLedger(table, Fcfs())
     session.computed = 90
     round_ = a_round(0, 5, 0.0)
-    item = promises.pending(session, round_, ask(session, round_))
+    item = ledger.pending(session, round_, ask(session, round_))
     zeros = np.zeros(6, np.float32)
     for cached in (None, 90, 30, 96):
         result = VerifyResult(zeros.astype(np.int32), zeros, zeros[1:], cached=cached)
-        promises.passed([Taken(session, item, whole=True)], [result], 0.5)
-    metrics = promises.snapshot()
+        ledger.passed([Taken(session, item, whole=True)], [result], 0.5)
+    metrics = ledger.snapshot()
     assert metrics["evicted_tokens"] == 60
     assert metrics["cached_tokens"] == 90 + 90 + 30 + 96
     assert metrics["computed_tokens"] == 4 * 105 - metrics["cached_tokens"]
@@ -173,28 +173,28 @@ def test_passes_are_learnt_from_when_there_is_time_or_where_batches_are_planned_
     table = SessionTable()
     session = opened(table)
     estimator = OnlineEstimator(Coefficients(0, 0, 0, PASS_S))
-    promises = Promises(table, scheduler, estimator)
+    ledger = PassLedger(table, scheduler, estimator)
     round_ = a_round(0, 5, 0.0)
-    batch = [Taken(session, promises.pending(session, round_, ask(session, round_)), whole=True)]
-    assert promises.expected_s(batch) == PASS_S
+    batch = [Taken(session, ledger.pending(session, round_, ask(session, round_)), whole=True)]
+    assert ledger.expected_s(batch) == PASS_S
     zeros = np.zeros(6, np.float32)
     for _ in range(3):
-        promises.passed(batch, [VerifyResult(zeros.astype(np.int32), zeros, zeros[1:])], 2 * PASS_S)
+        ledger.passed(batch, [VerifyResult(zeros.astype(np.int32), zeros, zeros[1:])], 2 * PASS_S)
     assert estimator.passes == (3 if at_once else 0)
-    promises.learn()
-    promises.learn()
-    assert estimator.passes == 3 and promises.expected_s(batch) > 1.5 * PASS_S
+    ledger.learn()
+    ledger.learn()
+    assert estimator.passes == 3 and ledger.expected_s(batch) > 1.5 * PASS_S
 
 
 def test_how_long_a_pass_may_last_follows_the_fastest_promise() -> None:
     table = SessionTable()
     slo = Slo(coefficients=Coefficients(0, 0, 0, PASS_S), patience_s=1.5)
-    promises = Promises(table, slo, cuts=True)
+    ledger = PassLedger(table, slo, cuts=True)
 
     def hold_s() -> float:
-        promises.passed([], [], 0.1)
-        assert isinstance(promises.scheduler, Slo) and promises.scheduler.hold_s is not None
-        return promises.scheduler.hold_s
+        ledger.passed([], [], 0.1)
+        assert isinstance(ledger.scheduler, Slo) and ledger.scheduler.hold_s is not None
+        return ledger.scheduler.hold_s
 
     assert hold_s() == pytest.approx(0.5)
     # before anything is measured: 3 tokens a round, 100 ms of drafting, 50 ms of network
@@ -209,20 +209,20 @@ def test_admission_counts_everybody_else() -> None:
     table = SessionTable()
     times = Coefficients(a=1e-4, b_compute=0, b_read=0, c=0.04)
     admission = Admission(coefficients=times, max_requests=1)
-    promises = Promises(table, Fcfs(), admission=admission)
+    ledger = PassLedger(table, Fcfs(), admission=admission)
     message = Open(session=1, protocol="greedy", threshold=0.0, hidden_size=1, speed_tps=8.0)
-    assert promises.admit((b"ue", 1), message) is None
+    assert ledger.admit((b"ue", 1), message) is None
     opened(table, 8.0)
-    assert promises.admit((b"ue", 1), message) is None  # the same session again
+    assert ledger.admit((b"ue", 1), message) is None  # the same session again
     for i in range(6):
         table.open((b"ue", 2 + i), np.zeros(9, np.int32), None, 0.0, 1, 99, speed_tps=8.0)
-    busy = promises.admit((b"x", 1), message)
+    busy = ledger.admit((b"x", 1), message)
     # 8 sessions at 8 tokens/s and 3 tokens a round: 21 passes of 40 ms a second; with 4 or 6 the last one fits no more
     assert busy is not None and busy.speed_tps in (0.0, 2.0) and busy.retry_s > 0
     assert "8 tokens/s cannot be promised beside 7 other sessions" in busy.reason
     silent = Open(session=1, protocol="greedy", threshold=0.0, hidden_size=1)
-    assert promises.admit((b"x", 1), silent) is None
-    assert promises.snapshot()["refused_sessions"] == {"8": 1}
+    assert ledger.admit((b"x", 1), silent) is None
+    assert ledger.snapshot()["refused_sessions"] == {"8": 1}
 
 
 @pytest.mark.parametrize(
@@ -234,28 +234,28 @@ def test_promises_take_the_time_between_passes_as_well(between_s: float, waits: 
     """
     table = SessionTable()
     times = Coefficients(a=0, b_compute=0, b_read=0, c=0.0525)
-    promises = Promises(table, Fcfs(), admission=Admission(coefficients=times, max_requests=1, limit=0.8))
+    ledger = PassLedger(table, Fcfs(), admission=Admission(coefficients=times, max_requests=1, limit=0.8))
     for i in range(4):
         table.open((b"ue", 2 + i), np.zeros(9, np.int32), None, 0.0, 1, 99, speed_tps=8.0)
     now_s = 0.0
     for _ in range(1000):
         arrived_s = now_s - 1 if waits else now_s
         waiting = Pending(VerifyRequest("s", np.zeros(9, np.int32), np.zeros(5, np.int32)), arrived_s, 8, 8.0)
-        promises.plan([waiting], now_s)
-        promises.passed([], [], 0.0525)
+        ledger.plan([waiting], now_s)
+        ledger.passed([], [], 0.0525)
         now_s += 0.0525 + between_s
     message = Open(session=1, protocol="greedy", threshold=0.0, hidden_size=1, speed_tps=8.0)
-    assert (promises.admit((b"ue", 1), message) is None) == admitted
-    assert promises.standing == pytest.approx((between_s if waits else 0.0, 0.0), rel=1e-3)
+    assert (ledger.admit((b"ue", 1), message) is None) == admitted
+    assert ledger.overhead == pytest.approx((between_s if waits else 0.0, 0.0), rel=1e-3)
 
 
 def test_queues_at_the_last_plan_are_gauges() -> None:
     table = SessionTable()
-    promises = Promises(table, Slo(coefficients=Coefficients(0, 0, 0, PASS_S)))
+    ledger = PassLedger(table, Slo(coefficients=Coefficients(0, 0, 0, PASS_S)))
     waiting = [
         Pending(VerifyRequest(str(i), np.zeros(9, np.int32), np.zeros(5, np.int32)), 10.0, 8, speed)
         for i, speed in enumerate((2.0, 2.0, 40.0))
     ]
-    promises.plan(waiting, 10.0)
-    metrics = promises.snapshot()
+    ledger.plan(waiting, 10.0)
+    metrics = ledger.snapshot()
     assert (metrics["waiting"], metrics["urgent"], metrics["utility"]) == (3, 1, 2)

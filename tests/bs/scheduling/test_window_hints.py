@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.bs.engines.synthetic import SyntheticEngine
-from testbed.bs.intake import Desk, Offer
+from testbed.bs.intake import Intake, Offer
 from testbed.bs.judging.base import StrictJudge
 from testbed.bs.scheduling.averages import PassOverhead
 from testbed.bs.scheduling.base import Fcfs
@@ -67,7 +67,7 @@ class Scripted:
         self.given.append(self.hints[min(len(self.given), len(self.hints) - 1)])
         return self.given[-1]
 
-    def learn(self, standing: PassOverhead) -> None:
+    def learn(self, overhead: PassOverhead) -> None:
         """Nothing to learn."""
         self.times_s.append(("learn", asyncio.get_running_loop().time()))
 
@@ -90,9 +90,9 @@ def run(
     async def main() -> Any:
         clock, server = VirtualClock(), VirtualServerLink()
         engine = SyntheticEngine(vocab_size=VOCAB)
-        desk = Desk(Offer("synthetic", "", VOCAB, engine.hidden_size, (), engine.max_positions), SessionTable())
+        intake = Intake(Offer("synthetic", "", VOCAB, engine.hidden_size, (), engine.max_positions), SessionTable())
         bs = BaseStation(
-            server, ProfileRunner(engine, PROFILE, clock), desk, Fcfs(), StrictJudge(), clock,
+            server, ProfileRunner(engine, PROFILE, clock), intake, Fcfs(), StrictJudge(), clock,
             windows=windows, estimator=estimator,
         )  # fmt: skip
         serving = asyncio.create_task(bs.serve())
@@ -106,7 +106,7 @@ def run(
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
             if keep is not None:
-                keep["metrics"], keep["sessions"] = bs.metrics(), len(desk.sessions)
+                keep["metrics"], keep["sessions"] = bs.metrics(), len(intake.sessions)
             await client.close()
 
     return run_virtually(main())
@@ -226,10 +226,10 @@ def test_rules_that_stop_earlier_act_below_the_hint() -> None:
     ],
 )
 def test_wishes_that_do_not_hold_together_are_refused(fields: dict[str, Any], said: str) -> None:
-    desk = Desk(Offer("m", "", VOCAB, 4, (), 100), SessionTable())
+    intake = Intake(Offer("m", "", VOCAB, 4, (), 100), SessionTable())
     message = Open(**{"session": 1, "protocol": "greedy", "threshold": 0.0, "hidden_size": 4, **fields})
     with pytest.raises(ProtocolError, match=said):
-        desk.open(b"ue", message, {"ids": np.array([1, 2], np.int32)})
+        intake.open(b"ue", message, {"ids": np.array([1, 2], np.int32)})
 
 
 # ---------------------------------------------------------------- hints

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from testbed.bs.engines.synthetic import SyntheticEngine
-from testbed.bs.intake import Desk, Offer
+from testbed.bs.intake import Intake, Offer
 from testbed.bs.judging.base import StrictJudge
 from testbed.bs.scheduling.base import Fcfs
 from testbed.bs.server import BaseStation
@@ -40,8 +40,8 @@ async def estimated(up_s: float, down_s: float, jitter_s: float, count: int = 40
         b"ue", Direction(constant(delay_s=up_s), jitter_s, (1,)), Direction(constant(delay_s=down_s), jitter_s, (2,))
     )
     clock = Ahead()
-    desk = Desk(Offer("synthetic", "", 64, engine.hidden_size, (), 512), SessionTable())
-    station = BaseStation(server, ProfileRunner(engine, ANY, clock), desk, Fcfs(), StrictJudge(), clock)
+    intake = Intake(Offer("synthetic", "", 64, engine.hidden_size, (), 512), SessionTable())
+    station = BaseStation(server, ProfileRunner(engine, ANY, clock), intake, Fcfs(), StrictJudge(), clock)
     serving = asyncio.create_task(station.serve())
     found = [await handshake(link, VirtualClock(), token, 10.0) for token in range(count)]
     serving.cancel()
