@@ -1,4 +1,4 @@
-"""Files that come with the testbed and are found by name: link traces, device profiles, sweeps, plans of field runs."""
+"""Bundled files found by name: link traces, device profiles, sweeps, field-run plans."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ PACKAGE = Path(__file__).parent
 CHECKOUT = PACKAGE.parent
 KINDS = {"traces": ("traces", ".csv"), "profiles": ("hardware/profiles", ".yaml"), "sweeps": ("sweeps", ".yaml"),
          "plans": ("plans", ".yaml")}  # fmt: skip
-"""Kind: folder in a checkout, and how its files end; an installed package has the folder under `bundled/`."""
+"""Kind: folder in a checkout, and file extension. In an installed package the folder is under `bundled/`."""
 
 
 def names(kind: str) -> list[str]:
-    """Names of what there is of a kind, sorted."""
+    """Names of all bundled files of a kind, sorted."""
     return sorted(path.stem for path in folder(kind).glob(f"*{KINDS[kind][1]}"))
 
 
 def find(kind: str, name: str) -> Path:
-    """A user's file, or one of ours by name.
+    """Path of a bundled file by name, or of a user's file by path.
 
     Raises:
-        BadInput: neither; the message lists ours.
+        BadInput: no such file; the message lists the bundled ones.
     """
-    ours = folder(kind) / f"{name}{KINDS[kind][1]}"
-    if ours.parent == folder(kind) and ours.is_file():
-        return ours
+    bundled = folder(kind) / f"{name}{KINDS[kind][1]}"
+    if bundled.parent == folder(kind) and bundled.is_file():
+        return bundled
     if Path(name).is_file():
         return Path(name)
     raise BadInput(f"no {kind.removesuffix('s')} {name!r}: neither a file nor one of {', '.join(names(kind))}")
 
 
 def folder(kind: str) -> Path:
-    """Where files of a kind lie: in an installed package, or in the checkout around it."""
+    """Folder of a kind's files, in an installed package or in the checkout around it."""
     name = KINDS[kind][0]
     inside = PACKAGE / "bundled" / name
     return inside if inside.is_dir() else CHECKOUT / name

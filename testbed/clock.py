@@ -1,4 +1,4 @@
-"""Time: durations come from a `Clock`, never from the wall's date; waits have an end."""
+"""Monotonic clocks, and waits with a timeout. Durations are measured on a `Clock`, never on the date."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Clock(Protocol):
 
 @functools.cache
 def unix_zero_s() -> float:
-    """Unix time of the zero of the host's monotonic clock, the same throughout a process, whatever is done to the date
-    meanwhile: what brings instants of one process, of its runs and of meters beside it onto one axis.
+    """Unix time at the zero of the host's monotonic clock, read once per process and unaffected by later changes of the
+    date. It aligns timestamps of the process, its runs and its power meters.
     """
     return time.time() - time.perf_counter()
 
@@ -44,18 +44,17 @@ class WallClock:
 async def within(seconds: float, awaitable: Awaitable[T]) -> T:
     """Await something for at most `seconds`.
 
-    Unlike Python 3.11's `asyncio.wait_for`, this never loses a cancellation that comes together with the result: a
-    task that is told to stop stops.
+    Unlike Python 3.11's `asyncio.wait_for`, a cancellation that arrives together with the result is not lost.
 
     Raises:
-        asyncio.TimeoutError: it was not there in time; it is cancelled then.
+        asyncio.TimeoutError: no result within `seconds`; the awaitable is cancelled.
     """
     future = asyncio.ensure_future(awaitable)
     try:
         await asyncio.wait({future}, timeout=seconds)
     except asyncio.CancelledError:
         if future.done() and not future.cancelled():
-            future.exception()  # seen: nobody else will look
+            future.exception()  # mark as retrieved, or asyncio logs it
         raise
     finally:
         future.cancel()

@@ -1,53 +1,53 @@
 """Errors of the testbed.
 
 TestbedError
-├── BadInput          the caller can mend it: one line, exit code 2
-│   └── ConfigError   a configuration that does not hold together
-├── ModelError        a model file that cannot be used (missing, other vocabulary, cache cannot be rolled back)
-├── ProtocolError     a peer broke the wire protocol
-├── LinkError         the other side cannot be reached, or went silent
-│   └── LinkTimeout   no answer within the time allowed
-├── AdmissionError    the BS cannot promise the token speed that was asked for
+├── BadInput          invalid input: one line on stderr, exit code 2
+│   └── ConfigError   invalid configuration
+├── ModelError        unusable model file (missing, other vocabulary, cache cannot be rolled back)
+├── ProtocolError     a peer violated the wire protocol
+├── LinkError         the peer cannot be reached or stopped responding
+│   └── LinkTimeout   no answer before the timeout
+├── AdmissionError    the BS cannot guarantee the requested token speed
 ├── EngineError       a verification pass failed
-├── SensorError       a power sensor that is there cannot be read
-└── GateError         an output differs from the target's own: the losslessness gate
+├── SensorError       a power sensor exists but cannot be read
+└── GateError         an output differs from the target's own (losslessness gate)
 """
 
 from __future__ import annotations
 
 
 class TestbedError(Exception):
-    """Base of every error that the testbed raises on purpose."""
+    """Base class of the testbed's errors."""
 
     __test__ = False
 
 
 class BadInput(TestbedError):
-    """The caller gave something that cannot be used; the message says what would be right."""
+    """Invalid input; the message says what would be valid."""
 
 
 class ConfigError(BadInput):
-    """A configuration with unknown keys, or values that do not hold together."""
+    """A configuration with unknown keys or inconsistent values."""
 
 
 class ModelError(BadInput):
-    """A model file that cannot be used as it was asked to be."""
+    """A model file that cannot be used for the requested purpose."""
 
 
 class ProtocolError(TestbedError):
-    """A peer broke the wire protocol."""
+    """A peer violated the wire protocol."""
 
 
 class LinkError(TestbedError):
-    """The other side cannot be reached, or went silent."""
+    """The peer cannot be reached or stopped responding."""
 
 
 class LinkTimeout(LinkError):
-    """No answer within the time allowed."""
+    """No answer before the timeout."""
 
 
 class AdmissionError(TestbedError):
-    """The BS cannot promise the token speed that was asked for."""
+    """The BS cannot guarantee the requested token speed."""
 
 
 class EngineError(TestbedError):
@@ -55,7 +55,7 @@ class EngineError(TestbedError):
 
 
 class SensorError(TestbedError):
-    """A power sensor that is there cannot be read."""
+    """A power sensor exists but cannot be read."""
 
 
 class GateError(TestbedError):

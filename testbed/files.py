@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and folders that one process holds."""
+"""Atomic file writes, and exclusive locks on folders."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ from pathlib import Path
 from testbed.errors import BadInput, TestbedError
 
 MISTAKEN = {errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG}
-"""Why a path cannot be written where another one could."""
+"""Error numbers that mean a wrong path, not a failing disk."""
 LOCK = ".lock"
-"""In a folder that is held."""
+"""Name of the lock file in a locked folder."""
 
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to, which takes its place in the end: readers see the old file or the new one,
-    never half of it.
+    """Yield a temporary path beside `path`, which replaces `path` on success: readers never see a partial file.
 
     Raises:
-        BadInput: a path that nothing can be written to.
-        TestbedError: it cannot be written, as on a full disk; what was there before stays.
+        BadInput: `path` is not writable.
+        TestbedError: writing failed, for example on a full disk; the old file is kept.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield part
         part.replace(path)
     except OSError as exc:
-        reason = os.strerror(exc.errno) if exc.errno else exc  # libraries say more, and not the same
+        reason = os.strerror(exc.errno) if exc.errno else exc  # messages of libraries vary
         kind = BadInput if exc.errno in MISTAKEN else TestbedError
         raise kind(f"cannot write {path}: {reason}") from exc
     finally:
@@ -41,10 +40,13 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def held(folder: Path, taken: str) -> Iterator[None]:
-    """Have a folder, made where it is not there, for this process alone; the lock goes with the process.
+    """Lock a folder, created if missing, for this process; the lock ends with the process.
+
+    Args:
+        taken: error message if another process holds the lock.
 
     Raises:
-        BadInput: it cannot be made or written to, or another process has it, which `taken` says.
+        BadInput: the folder cannot be created or written to, or another process holds it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

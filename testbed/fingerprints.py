@@ -1,4 +1,4 @@
-"""Fingerprints of model weights: what a decision head or a predictor was trained for, told from what it is given."""
+"""Fingerprints of model weights: check that a decision head or predictor runs with the model it was trained for."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import BinaryIO
 from testbed.errors import BadInput
 
 SMALL_BYTES = 64 * 2**20
-"""Files up to this size are read whole; of larger ones both ends and blocks between them."""
+"""Files up to this size are read completely; larger ones at both ends and in blocks between."""
 END_BYTES = 2**20
 BLOCK_BYTES = 64 * 2**10
 BLOCKS = 16
-"""Read from a large file, evenly spaced."""
+"""Number of evenly spaced blocks read from a large file."""
 SYNTHETIC = "synthetic"
-"""Stands for the fingerprint of the synthetic pair, which has no files."""
+"""Fingerprint of the synthetic pair, which has no files."""
 
 
 def model_fingerprint(path: Path) -> str:
-    """16 hex digits that name a model's weights, in well under a second whatever their size.
+    """Hash of a model's weights, 16 hex digits, computed in well under a second for any size.
 
-    Names of files do not count, their contents and sizes do.
+    It depends on the contents and sizes of the files, not on their names.
 
     Args:
         path: a GGUF file, or a directory with config.json and *.safetensors.
 
     Raises:
-        BadInput: neither, or it cannot be read.
+        BadInput: `path` is neither of these or cannot be read.
     """
     files = [path]
     if path.is_dir():
         files = [path / "config.json", *sorted(path.glob("*.safetensors"))]
         if len(files) == 1:
-            raise BadInput(f"{path} holds no *.safetensors: give a GGUF file, or a directory of a model")
+            raise BadInput(f"{path} contains no *.safetensors: give a GGUF file or a model directory")
     digest = hashlib.blake2b(digest_size=8)
     try:
         for file in files:
@@ -46,7 +46,7 @@ def model_fingerprint(path: Path) -> str:
 
 
 def _add(digest: hashlib.blake2b, stream: BinaryIO) -> None:
-    """Add a file's size and what of its contents counts."""
+    """Hash a file's size and the parts of it that `_pieces` selects."""
     size = stream.seek(0, os.SEEK_END)
     digest.update(size.to_bytes(8, "little"))
     for start, length in _pieces(size):
@@ -55,7 +55,7 @@ def _add(digest: hashlib.blake2b, stream: BinaryIO) -> None:
 
 
 def _pieces(size: int) -> list[tuple[int, int]]:
-    """(start, length) of what is read of a file."""
+    """(start, length) of each part of a file that is read."""
     if size <= SMALL_BYTES:
         return [(0, size)]
     between = [(i * size // (BLOCKS + 1), BLOCK_BYTES) for i in range(1, BLOCKS + 1)]

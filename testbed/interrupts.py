@@ -1,6 +1,4 @@
-"""SIGINT and SIGTERM, held back where what their handlers raise would be lost or would leave half of something, and
-left to the parent in the processes of a pool.
-"""
+"""SIGINT and SIGTERM: deferred in critical sections, and ignored in worker processes, which end with their parent."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ PR_SET_PDEATHSIG = 1
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Let the first SIGINT or SIGTERM wait until the end of the block. Outside the main thread, where no handler runs,
-    this does nothing.
+    """Defer the first SIGINT or SIGTERM to the end of the block. No effect outside the main thread, where no signal
+    handler runs.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -36,9 +34,9 @@ def held_back() -> Iterator[None]:
 
 
 def as_worker(parent: int) -> None:
-    """In a process of a pool: leave interrupts to the parent, and end with it even where that is killed (Linux)."""
+    """Set up a worker process: ignore SIGINT, and end when the parent does, even if it is killed (Linux)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it was quicker
+        if os.getppid() != parent:  # the parent ended before prctl
             os._exit(1)

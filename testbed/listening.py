@@ -1,4 +1,4 @@
-"""Where a web server listens, and the key that its clients must give: loopback alone unless they give one."""
+"""Listening sockets of web servers and their access keys: without a key, a server listens on loopback only."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from testbed.errors import BadInput
 
 @contextlib.contextmanager
 def listening(host: str, port: int, *, guarded: bool, flag: str = "--token-file") -> Iterator[socket.socket]:
-    """A listening socket.
+    """Yield a listening socket.
 
     Args:
-        host: address or name; empty: all of this machine's.
-        port: 0: any that is free.
-        guarded: whether clients must give a key.
-        flag: of the command line, that names the key's file.
+        host: address or name; empty for all addresses of this machine.
+        port: 0 for any free port.
+        guarded: whether clients must present a key.
+        flag: command-line option that takes the key file, for the error message.
 
     Raises:
-        BadInput: no such host, a port that is taken, or an address beyond loopback without a key.
+        BadInput: unknown host, port in use, or an address other than loopback without a key.
     """
     try:
         family, kind, number, _, address = socket.getaddrinfo(
@@ -31,7 +31,7 @@ def listening(host: str, port: int, *, guarded: bool, flag: str = "--token-file"
     except OSError as exc:
         raise BadInput(f"{host}: {exc.strerror or exc}") from exc
     if not guarded and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
-        raise BadInput(f"{host} can be reached from elsewhere: give {flag} FILE with a key that clients must give")
+        raise BadInput(f"{host} is reachable from other machines: give {flag} FILE with an access key")
     listener = socket.socket(family, kind, number)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -46,10 +46,10 @@ def listening(host: str, port: int, *, guarded: bool, flag: str = "--token-file"
 
 
 def key_in(path: str | None) -> str | None:
-    """The key in a file; None where no file is given.
+    """Read the access key from a file; None without a file.
 
     Raises:
-        BadInput: it cannot be read, or holds none.
+        BadInput: the file cannot be read or contains no key.
     """
     if path is None:
         return None
@@ -63,6 +63,6 @@ def key_in(path: str | None) -> str | None:
 
 
 def url_of(listener: socket.socket) -> str:
-    """What clients on this machine call it."""
+    """URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

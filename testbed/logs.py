@@ -1,4 +1,4 @@
-"""Warnings of a process on stderr: lines for people, or with `TESTBED_LOG=json` a JSON document a line for journals."""
+"""Logging of warnings to stderr: plain lines, or one JSON document per line with `TESTBED_LOG=json`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ KINDS = ("text", "json")
 
 
 def configure(environment: Mapping[str, str] = os.environ) -> None:
-    """Have this process's warnings written as `TESTBED_LOG` says, which its children inherit.
+    """Set up logging in the format that `TESTBED_LOG` selects; child processes inherit the variable.
 
     Raises:
-        BadInput: it says what there is not.
+        BadInput: unknown format.
     """
     kind = environment.get(VARIABLE, KINDS[0])
     if kind not in KINDS:
@@ -29,18 +29,18 @@ def configure(environment: Mapping[str, str] = os.environ) -> None:
 
 
 class _Stderr(logging.Handler):
-    """Writes to whatever is stderr when there is something to say."""
+    """Writes to the current `sys.stderr`, which may be replaced after set-up."""
 
     def __init__(self, formatter: logging.Formatter) -> None:
         super().__init__(logging.WARNING)
         self.setFormatter(formatter)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record as one piece."""
+        """Write a record with a single call."""
         try:
             sys.stderr.write(self.format(record) + "\n")
             sys.stderr.flush()
-        except (OSError, ValueError):  # nobody reads it any more
+        except (OSError, ValueError):  # stderr is closed
             return
 
 
@@ -50,7 +50,7 @@ class _Text(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    """Fields: time (UTC), level, logger, pid, message, and the trace of an exception."""
+    """Fields: time (UTC), level, logger, pid, message, and the traceback of an exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         time_s, milliseconds = divmod(round(1e3 * record.created), 1000)

@@ -1,8 +1,7 @@
-"""Virtual time: an asyncio loop whose clock jumps to the next timer, so that waiting costs nothing.
+"""Virtual time: an asyncio event loop whose clock jumps to the next timer, so that waiting takes no real time.
 
-A loop of our own, in place of the library looptime: that one is made for tests (it counts in whole steps of a
-resolution, and idles in real time where nothing is due), while a simulation needs exact floats, the same ones in every
-run, and an error at once where all wait for ever.
+The library looptime is made for tests: it counts in steps of a fixed resolution, and idles in real time when no timer
+is due. A simulation needs exact floats that repeat in every run, and an error as soon as all tasks wait forever.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ T = TypeVar("T")
 
 
 class VirtualClock:
-    """Implements `Clock` on the running loop's time."""
+    """`Clock` that reads the running event loop's time."""
 
     def time(self) -> float:
-        """Seconds since the loop began."""
+        """Seconds since the loop started."""
         return asyncio.get_running_loop().time()
 
     async def sleep(self, seconds: float) -> None:
-        """Return after `seconds` of the loop's time; nobody else runs where there are none."""
+        """Return after `seconds` of the loop's time; with 0 or less, without yielding to other tasks."""
         if seconds > 0:
             await asyncio.sleep(seconds)
 
@@ -38,12 +37,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(_Jump(self))
 
     def time(self) -> float:
-        """The loop's own seconds."""
+        """Virtual seconds since the start."""
         return self.now_s
 
 
 class _Jump(selectors.SelectSelector):
-    """Looks for signals without waiting, and moves the loop's time by what it was to wait."""
+    """Selector that polls for signals without blocking and advances the loop's time by the timeout."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         super().__init__()
@@ -61,10 +60,10 @@ class _Jump(selectors.SelectSelector):
 
 
 def run_virtually(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in a fresh virtual loop; whatever it leaves running is cancelled.
+    """Run a coroutine in a new virtual event loop; tasks still running at its end are cancelled.
 
     Raises:
-        TestbedError: all tasks wait for what never comes.
+        TestbedError: deadlock: every task waits, and no timer is set.
     """
     loop = VirtualLoop()
     try:
