@@ -19,13 +19,13 @@ from testbed.config import RunConfig
 from testbed.decision_head.episodes import META, EpisodeStore, Meta
 from testbed.errors import BadInput
 from testbed.experiments.head.config import EpisodeCollectConfig
+from testbed.experiments.head.decoding import POLICIES, Episode, EpisodeSetup, chunk_of, decode_episode
 from testbed.experiments.head.summary import summary
-from testbed.experiments.head.walk import POLICIES, Episode, Walker, chunk_of, walk
 from testbed.experiments.inputs.pair import pair_paths
 from testbed.experiments.lockstep.answers import AnswerTask
 from testbed.experiments.lockstep.completions import Completer
+from testbed.experiments.lockstep.decoding import NOTHING, Lockstep
 from testbed.experiments.lockstep.scorers import scorer
-from testbed.experiments.lockstep.walk import NOTHING, Lockstep
 from testbed.experiments.runs.execute import load_drafter
 from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.fingerprints import model_fingerprint
@@ -34,19 +34,19 @@ from testbed.ue.drafters.base import Drafter
 from testbed.ue.llama.context import MAX_SEQUENCES
 
 CHUNK = 50
-"""Prompts of one."""
-Told = Callable[[int, int, str], None]
-"""Done, in all, of what."""
+"""Prompts per chunk."""
+Progress = Callable[[int, int, str], None]
+"""Called with the number done, the total and the unit."""
 
 
-def collect(config: EpisodeCollectConfig, out: Path, told: Told) -> dict[str, Any]:
-    """Collect episodes into a directory, or go on with what is there; returns what `head_summary.summary` says.
+def collect(config: EpisodeCollectConfig, out: Path, progress: Progress) -> dict[str, Any]:
+    """Collect episodes into a directory, resuming a partial collection; returns `summary` and the work spent.
 
-    Policy oracle writes labels too.
+    Policy `oracle` writes labels too.
 
     Raises:
-        BadInput: anything that cannot be used, or `out` holds another collection.
-        EngineError: the engine failed; chunks written by then stay.
+        BadInput: unusable settings or models, or `out` holds another collection.
+        EngineError: the engine failed; chunks already written are kept.
     """
     check(config)
     score = scorer(config.scorer)
@@ -62,35 +62,37 @@ def collect(config: EpisodeCollectConfig, out: Path, told: Told) -> dict[str, An
     with contextlib.closing(load_drafter(_run(config), work)) as drafter:
         store = EpisodeStore(out)
         store.create(_meta(config, store, drafter, drafter_path, files, len(prompts)))
-        walker = Walker(drafter, task, config.window, config.policy, config.explore, config.seed)
-        if _to_do(store, walker, prompts):
+        setup = EpisodeSetup(drafter, task, config.window, config.policy, config.explore, config.seed)
+        if _to_do(store, setup, prompts):
             with contextlib.closing(load_target(config, target)) as engine:
                 lockstep = Lockstep(engine, config.concurrency)
-                fill(store, walker, prompts, lockstep, told)
+                fill(store, setup, prompts, lockstep, progress)
                 spent = lockstep.spent()
     return summary(store, target.directory) | spent
 
 
-def fill(store: EpisodeStore, walker: Walker, prompts: Sequence[Sequence[int]], lockstep: Lockstep, told: Told) -> None:
-    """Walk the prompts whose chunks are not there, and write every chunk once all of its prompts are done."""
-    first, numbers = store.meta.first, _to_do(store, walker, prompts)
-    told(len(prompts) - len(numbers), len(prompts), "prompts")
+def fill(
+    store: EpisodeStore, setup: EpisodeSetup, prompts: Sequence[Sequence[int]], lockstep: Lockstep, progress: Progress
+) -> None:
+    """Decode the prompts of missing chunks, and write each chunk once all its prompts are done."""
+    first, numbers = store.meta.first, _to_do(store, setup, prompts)
+    progress(len(prompts) - len(numbers), len(prompts), "prompts")
     episodes: dict[int, list[Episode]] = {}
     ended = len(prompts) - len(numbers)
-    for _, episode in lockstep.run(walk(walker, first + i, prompts[i]) for i in numbers):
+    for _, episode in lockstep.run(decode_episode(setup, first + i, prompts[i]) for i in numbers):
         ended += 1
-        told(ended, len(prompts), "prompts")
+        progress(ended, len(prompts), "prompts")
         chunk = (episode.prompt - first) // CHUNK
         whole = episodes.setdefault(chunk, [])
         whole.append(episode)
         if len(whole) == min(CHUNK, len(prompts) - chunk * CHUNK):
-            _write(store, chunk, sorted(episodes.pop(chunk), key=lambda e: e.prompt), walker.policy)
+            _write(store, chunk, sorted(episodes.pop(chunk), key=lambda e: e.prompt), setup.policy)
 
 
-def _to_do(store: EpisodeStore, walker: Walker, prompts: Sequence[Sequence[int]]) -> list[int]:
-    """Numbers of the prompts whose chunks are not there, or not with the labels that the policy makes on its way."""
+def _to_do(store: EpisodeStore, setup: EpisodeSetup, prompts: Sequence[Sequence[int]]) -> list[int]:
+    """Indices of prompts whose chunks are missing, or lack the labels that policy `oracle` makes."""
     done = set(store.chunks())
-    if walker.policy == "oracle":
+    if setup.policy == "oracle":
         done &= set(store.labelled())
     return [i for i in range(len(prompts)) if i // CHUNK not in done]
 
@@ -103,13 +105,13 @@ def _write(store: EpisodeStore, chunk: int, episodes: Sequence[Episode], policy:
 
 
 def check(config: EpisodeCollectConfig) -> None:
-    """Refuse what can be refused before any file is read.
+    """Validate the settings before any file is read.
 
     Raises:
-        BadInput: a value out of its range.
+        BadInput: a value out of range.
     """
     if config.policy not in POLICIES:
-        raise BadInput(f"unknown policy {config.policy!r}: known are {', '.join(POLICIES)}")
+        raise BadInput(f"unknown policy {config.policy!r}; use one of {', '.join(POLICIES)}")
     if not 0 <= config.explore <= 1:
         raise BadInput(f"explore must lie in [0, 1], not {config.explore}")
     if config.prompts < 1 or config.first < 0:
@@ -117,15 +119,15 @@ def check(config: EpisodeCollectConfig) -> None:
     if not 1 <= config.concurrency <= MAX_SEQUENCES:
         raise BadInput(f"concurrency must lie in 1..{MAX_SEQUENCES}, not {config.concurrency}")
     if config.engine not in ("vllm", "transformers"):
-        raise BadInput(f"unknown engine {config.engine!r}: known are vllm, transformers")
+        raise BadInput(f"unknown engine {config.engine!r}; use one of vllm, transformers")
     if config.drafter and not config.model:
-        raise BadInput("a drafter of your own needs its target: give --model too")
+        raise BadInput("--drafter also needs --model, the target that it drafts for")
     if config.model and not config.drafter:
-        raise BadInput("a target of your own needs its drafter: give --drafter FILE.gguf too")
+        raise BadInput("--model also needs --drafter FILE.gguf, the drafter of that target")
 
 
 def _run(config: EpisodeCollectConfig) -> RunConfig:
-    """What a UE would be told: its window, outputs and drafter."""
+    """The equivalent run configuration of a UE: window, output length and drafter options."""
     return RunConfig(
         window=config.window,
         max_tokens=config.max_tokens,
@@ -140,16 +142,16 @@ def _run(config: EpisodeCollectConfig) -> RunConfig:
 
 
 def _work(config: EpisodeCollectConfig, target: Target, drafter: Path) -> Workload:
-    """Prompts from the data set's first on, as a run prepares them."""
+    """The data set's prompts, prepared as for a run."""
     run = msgspec.structs.replace(_run(config), drafter=str(drafter), tokenizer=str(target.directory))
     work = prepare(run, (None, None), None)
     if len(work.prompts) <= config.first:
-        raise BadInput(f"{config.dataset} has {len(work.prompts)} prompts: --first must be less")
+        raise BadInput(f"{config.dataset} has {len(work.prompts)} prompts; --first must be smaller")
     return work
 
 
 def load_target(config: EpisodeCollectConfig, target: Target) -> VerifyEngine:
-    """The target on its engine."""
+    """Load the target on its engine."""
     options: dict[str, Any] = {"gpu_memory_utilization": config.memory_share} if config.engine == "vllm" else {}
     return load_engine(config.engine, target.directory, dtype=config.dtype, vocab_size=target.vocab_size, **options)
 
@@ -158,8 +160,8 @@ def _check_room(config: EpisodeCollectConfig, prompts: Sequence[Sequence[int]], 
     longest = max(map(len, prompts))
     if longest + config.max_tokens + 1 > positions:
         raise BadInput(
-            f"a prompt of {longest} tokens and {config.max_tokens} to come pass the target's context of {positions}; "
-            "lower --max-tokens"
+            f"a prompt of {longest} tokens plus {config.max_tokens} output tokens exceeds the target's context of "
+            f"{positions}; lower --max-tokens"
         )
 
 
@@ -171,7 +173,7 @@ def _meta(
     files: ModelFiles,
     prompts: int,
 ) -> Meta:
-    """What the collection is; where labels are not made on the way, their scorer may have been chosen since."""
+    """Metadata of the collection. Except for policy `oracle`, a scorer already chosen for labels is kept."""
     meta = Meta(
         dataset=config.dataset,
         first=config.first,
@@ -197,7 +199,7 @@ def _meta(
 
 
 def quantisation(drafter: Path) -> str:
-    """Type of most weights of a GGUF file, such as F32 or Q8_0."""
+    """The most frequent weight type in a GGUF file, such as F32 or Q8_0."""
     from gguf import GGUFReader
 
     counts: Counter[str] = Counter()

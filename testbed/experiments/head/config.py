@@ -1,4 +1,4 @@
-"""What `testbed head collect` and `label` do."""
+"""Settings of `testbed head collect` and `testbed head label`."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from testbed.config import Config
 
 
 class EpisodeCollectConfig(Config, frozen=True):
-    """What `testbed head collect` does, and of it `testbed head label` what names an engine."""
+    """Settings of `testbed head collect`; `testbed head label` uses those of the engine."""
 
     dataset: str = "bundled:calibration"
     prompts: int = 500
     first: int = 0
-    """Prompts of the data set that are passed over."""
+    """Number of prompts of the data set to skip."""
     window: int = 32
     max_tokens: int = 256
     policy: str = "oracle"
-    """One of `head_walk.POLICIES`."""
+    """One of `POLICIES` in `head/decoding.py`."""
     explore: float = 0.7
-    """Chance that policy `explore` keeps a mismatch: windows then have several, and most are rejected in the end."""
+    """Probability that policy `explore` keeps a mismatch; at 0.7 windows hold several, and most are rejected."""
     scorer: str = "number"
-    """Reads the final answer: number, exact, package.module:function or file.py:function."""
+    """Extracts the final answer: number, exact, package.module:function or file.py:function."""
     engine: str = "vllm"
     model: str | None = None
-    """Directory, or Hugging Face id; None: the bundled target."""
+    """Target: directory or Hugging Face id; None: the bundled target."""
     drafter: str | None = None
     """GGUF file; None: the bundled drafter."""
     dtype: str = "float32"
     seed: int = 0
     concurrency: int = 32
-    """Prompts under way at once."""
+    """Number of prompts decoded concurrently."""
     threads: int | None = None
-    """CPU threads of either model; None: all cores but one."""
+    """CPU threads of each model; None: all cores but one."""
     gpu_layers: int = -1
-    """Layers of the drafter on a GPU; -1: all."""
+    """Drafter layers offloaded to a GPU; -1: all."""
     kv_type: Literal["f16", "f32"] = "f16"
     """Type of the drafter's KV cache: f16 or f32."""
     memory_share: float = 0.8
-    """Share of a GPU's memory that vLLM may take; the drafter lies on it too."""
+    """Fraction of GPU memory for vLLM; the drafter shares the GPU."""

@@ -1,4 +1,4 @@
-"""Steps from labelled episodes to a decision head, as the command line takes them."""
+"""Relabelling, training and evaluation of a decision head from labelled episodes, as run by the command line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from testbed.models.bundle import bundled
 
 
 class Labelled(NamedTuple):
-    """Labelled mismatches of a directory."""
+    """Labelled mismatches read from a directory."""
 
     meta: Meta
     found: Mismatches
@@ -33,28 +33,28 @@ class Labelled(NamedTuple):
 
     @property
     def origin(self) -> str:
-        """Names them in files of instances."""
+        """Identifies this data in instance files."""
         return origin(self.meta, self.found)
 
 
 def labelled(directory: Path) -> Labelled:
-    """Read what is labelled.
+    """Read the labelled mismatches of a directory.
 
     Raises:
-        BadInput: no episodes, or nothing labelled.
+        BadInput: no episodes, or no labels.
     """
     store = EpisodeStore(directory)
     meta = store.open()
     found, critical = store.load()
     if not len(found):
-        raise BadInput(f"the labelled chunks of {directory} hold no mismatches: collect more prompts")
+        raise BadInput(f"the labelled chunks of {directory} contain no mismatches; collect more prompts")
     return Labelled(meta, found, critical)
 
 
 def relabel_to(directory: Path, out: Path, config: Relabelling) -> dict[str, Any]:
-    """Relabel episodes into a file; returns what `testbed head relabel --json` prints."""
+    """Relabel episodes into a file; returns the document of `testbed head relabel --json`."""
     if not out.parent.is_dir():
-        raise BadInput(f"cannot write {out}: {out.parent} is no directory")
+        raise BadInput(f"cannot write {out}: {out.parent} is not a directory")
     data = labelled(directory)
     instances = relabel(data.found, data.critical, config)
     save_instances(instances, out, data.origin)
@@ -70,15 +70,15 @@ def relabel_to(directory: Path, out: Path, config: Relabelling) -> dict[str, Any
 def train_to(
     directory: Path, out: Path, config: Training, source: Path | Relabelling, told: Told, about: str = ""
 ) -> dict[str, Any]:
-    """Train a head and save it; returns what `testbed head train --json` prints.
+    """Train a head and save it; returns the document of `testbed head train --json`.
 
     Args:
         directory: labelled episodes.
         out: directory of the head.
-        config: without features of the channel, base labels are learned and `source` does not matter.
-        source: instances as `relabel_to` wrote them, or how to make them.
-        told: hears of every epoch.
-        about: a line for the head.
+        config: without channel features, the base labels are learned and `source` is ignored.
+        source: file of instances written by `relabel_to`, or settings to make them.
+        told: called after every epoch.
+        about: one-line description stored with the head.
     """
     data = labelled(directory)
     if not config.features:
@@ -102,16 +102,16 @@ def train_to(
 
 
 def evaluate_on(head: Path, directory: Path, config: Relabelling, tokenizer: Path | None) -> Evaluation:
-    """Hold a head against labelled episodes of its own models.
+    """Evaluate a head on labelled episodes of the pair it was trained for.
 
     Args:
         head: directory of the head.
         directory: labelled episodes.
-        config: relabels them, to see how the head follows the channel.
-        tokenizer: directory of tokenizer.json, for the digit rule; None: the bundled one, if its target it is.
+        config: relabels the episodes, to evaluate the head by channel quality.
+        tokenizer: directory of tokenizer.json, for the digit rule; None: the bundled one if the target is bundled.
 
     Raises:
-        BadInput: also where the episodes are another pair's.
+        BadInput: unreadable head or episodes, or episodes of another pair.
     """
     loaded, data = load_head(head), labelled(directory)
     check_fits(
@@ -129,7 +129,7 @@ def evaluate_on(head: Path, directory: Path, config: Relabelling, tokenizer: Pat
 
 
 def _repairs(instances: Instances, critical: NDArray[np.bool_]) -> list[dict[str, Any]]:
-    """Share of critical mismatches that are repaired, by channel quality: on average, and as drawn."""
+    """Fraction of critical mismatches that are repaired, by channel quality: expected and as drawn."""
     was = critical[instances.row]
     place = np.digitize(instances.quality, BANDS[1:-1])
     rows = []

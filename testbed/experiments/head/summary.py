@@ -1,4 +1,4 @@
-"""What a directory of episodes holds."""
+"""Summary statistics of a directory of episodes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from testbed.decision_head.episodes import EpisodeStore
 
 
 def summary(store: EpisodeStore, tokenizer: Path) -> dict[str, Any]:
-    """Counts of a collection, and which shares of its mismatches are critical: of all, of those with a digit in one of
-    both tokens, of the others; null where there are none.
+    """Counts of a collection, and the critical fraction of all mismatches, of those where either token has a digit, and
+    of the others; None if there are no such mismatches.
 
     Args:
-        tokenizer: directory of the target's tokenizer; tells tokens with a digit from others.
+        tokenizer: directory of the target's tokenizer, which identifies tokens with digits.
     """
     harmless = digit_free(tokenizer)
     labelled = set(store.labelled())

@@ -1,7 +1,7 @@
-"""Choosing θ of a decision head on calibration problems: the largest that keeps the answers as right as asked for.
+"""Tunes the threshold θ of a decision head on calibration problems: the largest θ that meets the accuracy goals.
 
-Problems are decoded in virtual time under every θ and channel, so that what is chosen is judged by the very answers
-that a base station gives. A head that sees the channel gets one θ for all channels; one that does not, one for each.
+Problems are decoded in virtual time at every θ and channel by the code that a base station runs. A head with channel
+features gets one θ for all channels; a head without, one θ per channel.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from testbed.models.scoring import final_number
 from testbed.ue.run import Outcome
 
 OWN = "greedy"
-"""Method that gives the target's own outputs in fewer passes than the target alone."""
+"""Method whose outputs are the target's own, in fewer passes than target-only decoding."""
 LEVELS = 16
-"""θ is tried in steps of one sixteenth, as WISV's Fig. 3 has its axis."""
+"""θ is tried in steps of 1/16, as on the axis of WISV Fig. 3."""
 
-Told = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 class Goal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many points of accuracy may be lost against the target alone, on one channel."""
+    """Allowed accuracy loss against target-only decoding on one channel, in percentage points."""
 
     rate_mbps: float
     rtt_ms: float
@@ -46,22 +46,22 @@ class Goal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def csi(self) -> Csi:
-        """The channel's state."""
+        """Channel state information of this channel."""
         return Csi(self.rate_mbps, self.rate_mbps, self.rtt_ms, source="emulated")
 
 
 class TuneConfig(Config, frozen=True, kw_only=True):
-    """What `testbed head tune` does."""
+    """Settings of `testbed head tune`."""
 
     dataset: str = "bundled:calibration"
     first: int = 0
-    """Problems left out from the front: those that the head was trained on."""
+    """Number of leading problems to skip, such as those the head was trained on."""
     prompts: int = 1000
     window: int = 32
     max_tokens: int = 256
     goals: tuple[Goal, ...] = (Goal(20.0, 50.0, 2.0), Goal(500.0, 50.0, 1.0))
     errors: float = 1.0
-    """Standard errors by which the loss must lie within the goal."""
+    """Safety margin in standard errors between the measured loss and the goal."""
     profile: str = "wisv"
     engine: str = "vllm"
     model: str | None = None
@@ -71,13 +71,13 @@ class TuneConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.first < 0 or self.prompts < 2:
-            raise BadInput(f"take 2 problems or more, from 0 on, not {self.prompts} from {self.first}")
+            raise BadInput(f"prompts must be at least 2 and first not negative, not {self.prompts} and {self.first}")
         if not self.goals or any(goal.points < 0 for goal in self.goals) or self.errors < 0:
-            raise BadInput("goals are points of accuracy of 0 or more, for one channel or more")
+            raise BadInput("give at least one goal; points of accuracy and standard errors must not be negative")
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """One θ on one channel."""
+    """Result of one θ on one channel."""
 
     rate_mbps: float
     rtt_ms: float
@@ -85,35 +85,35 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     threshold: float
     accuracy: float
     lost: float
-    """Points of accuracy below the target alone, on the same problems."""
+    """Accuracy loss against target-only decoding on the same problems, in percentage points."""
     error: float
-    """Standard error of that, paired."""
+    """Paired standard error of `lost`."""
     aal: float
     rounds: float
     latency_s: float
     limit: float
-    """Points that may be lost here."""
+    """Allowed loss on this channel, in percentage points."""
 
     def meets(self, errors: float) -> bool:
-        """Whether the loss lies within the goal, so many standard errors included."""
+        """Whether the loss plus `errors` standard errors is within the limit."""
         return self.lost + errors * self.error <= self.limit
 
 
 @dataclass(frozen=True)
 class Problems:
-    """Calibration problems and what the target makes of them."""
+    """Calibration problems with the correctness of the target's own answers."""
 
     work: Workload
     models: Models
     right: list[bool]
-    """Of the target alone, by problem."""
+    """Per problem: whether the target alone solves it."""
 
 
-def load_problems(config: TuneConfig, told: Told) -> Problems:
-    """Load pair and problems, and have the target solve them.
+def load_problems(config: TuneConfig, progress: Progress) -> Problems:
+    """Load pair and problems, and solve them with the target alone.
 
     Raises:
-        BadInput: models or problems that cannot be used, or too few of them.
+        BadInput: unusable models or problems, or too few problems.
     """
     bundle = bundled()
     run = _run_config(config, (OWN,), 0.0)
@@ -121,23 +121,24 @@ def load_problems(config: TuneConfig, told: Told) -> Problems:
     whole = prepare(taken, (bundle.drafter, bundle.tokenizer), None)
     prompts = whole.prompts[config.first :]
     if len(prompts) < config.prompts:
-        raise BadInput(f"{config.dataset} has no {config.prompts} problems after the first {config.first}")
+        raise BadInput(f"{config.dataset} has fewer than {config.prompts} problems after the first {config.first}")
     work = replace(whole, prompts=prompts)
     model = Path(config.model) if config.model else bundle.require("target")
     models = load_models(model, config.engine, config.dtype, run, work, hidden=True)
-    told(f"{len(prompts)} problems by the target alone")
+    progress(f"{len(prompts)} problems by the target alone")
     outcomes = _decode(config, run, work, models, config.goals[0], None)
     return Problems(work, models, _right(work, outcomes))
 
 
-def tune(head: DecisionHead, config: TuneConfig, problems: Problems, told: Told) -> tuple[DecisionHead, list[Trial]]:
-    """Try θ from 1/16 up on every channel; returns the head with what was chosen, and all that was tried.
+def tune(
+    head: DecisionHead, config: TuneConfig, problems: Problems, progress: Progress
+) -> tuple[DecisionHead, list[Trial]]:
+    """Try increasing θ from 1/16 on every channel; returns the head with the chosen thresholds, and all trials.
 
-    Going up ends on a channel where the loss is twice what may be lost. With no θ that meets a goal, the head is strict
-    there (θ = 0).
+    The search on a channel ends where the loss exceeds twice the limit. If no θ meets the goal, θ = 0 (strict).
 
     Raises:
-        BadInput: a head for another pair.
+        BadInput: the head belongs to another pair.
     """
     target = describe(config.model or str(bundled().require("target")))
     check_fits(head.info, target_fingerprint=model_fingerprint(target.directory))
@@ -146,7 +147,7 @@ def tune(head: DecisionHead, config: TuneConfig, problems: Problems, told: Told)
         for level in range(1, LEVELS + 1):
             trial = _try(head, config, problems, goal, level / LEVELS)
             trials.append(trial)
-            told(
+            progress(
                 f"{goal.rate_mbps:g} Mbit/s, {goal.rtt_ms:g} ms, θ {trial.threshold:.4g}: AAL {trial.aal:.2f}, "
                 f"{trial.lost:+.2f} ± {trial.error:.2f} points lost"
             )
@@ -157,9 +158,9 @@ def tune(head: DecisionHead, config: TuneConfig, problems: Problems, told: Told)
 
 
 def choose(trials: Sequence[Trial], sees_channel: bool, errors: float) -> tuple[tuple[float, float], ...]:
-    """Pairs (q, θ) for a head, q increasing: the largest θ up to which every tried one meets its goal.
+    """Pairs (q, θ) in order of channel quality q: the largest θ up to which every trial meets its goal.
 
-    A head that sees the channel has the smallest of these over the channels, one that does not has each one's own.
+    A head with channel features gets the smallest over all channels, a head without gets one per channel.
     """
     best: dict[float, float] = {}
     for quality in sorted({trial.quality for trial in trials}):
@@ -214,7 +215,7 @@ def _decode(
 
 
 def _right(work: Workload, outcomes: Sequence[Outcome]) -> list[bool]:
-    """Whether each problem's answer is the reference's."""
+    """Whether each problem's answer equals the reference answer."""
     assert work.prompter is not None
     texts = {o.request: work.prompter.text(o.record.token_ids) for o in outcomes}
     return [final_number(texts[i]) == prompt.example.result for i, prompt in enumerate(work.prompts)]

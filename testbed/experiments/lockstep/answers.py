@@ -1,4 +1,4 @@
-"""Whether a mismatch matters: AutoJudge's question, asked of the target itself."""
+"""Decides whether a mismatch changes the final answer: AutoJudge's criterion, with the target's own continuations."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from testbed.experiments.lockstep.completions import Completer, Paths
+from testbed.experiments.lockstep.decoding import Decoding
 from testbed.experiments.lockstep.scorers import Scorer
-from testbed.experiments.lockstep.walk import Walk
 
 
 @dataclass(frozen=True)
 class AnswerTask:
-    """What the outputs of a collection have in common.
+    """How the outputs of a collection are completed and scored.
 
     Attributes:
-        max_tokens: length at which an output is cut off.
+        max_tokens: length limit of an output.
         text: decodes output ids.
-        scorer: reads the answer out of a text.
+        scorer: extracts the answer from a text.
     """
 
     completer: Completer
@@ -27,37 +27,37 @@ class AnswerTask:
 
 
 class Answers:
-    """Final answers that the target comes to from prefixes of one prompt.
+    """The target's final answers from different prefixes of one prompt.
 
-    Every continuation is computed once: the one behind a prefix serves all mismatches along it.
+    Every continuation is computed once and serves all mismatches along it.
 
     Args:
-        session: name for the engine.
-        prompt_len: tokens of the prompt.
+        session: session name for the engine.
+        prompt_len: length of the prompt in tokens.
     """
 
     def __init__(self, task: AnswerTask, session: str, prompt_len: int) -> None:
         self._task, self._session, self._prompt_len = task, session, prompt_len
         self._paths = Paths()
         self.completions = 0
-        """Continuations that the target was made to compute."""
+        """Number of continuations computed by the target."""
 
-    def critical(self, prefix: Sequence[int], draft: int, target: int, begun: Sequence[int] = ()) -> Walk[bool]:
-        """Whether the final answer changes if the draft token stands after `prefix` instead of the target's, and the
-        target completes both.
+    def critical(self, prefix: Sequence[int], draft: int, target: int, begun: Sequence[int] = ()) -> Decoding[bool]:
+        """Whether the final answer changes when the draft token replaces the target's after `prefix`; the target
+        completes both.
 
-        Two outputs without an answer (cut off before it, or never meant to have one) agree: there is nothing that the
-        draft token could have changed. One with and one without differ.
+        Two outputs without an answer (cut off, or of a prompt that has none) agree; an output with an answer and one
+        without differ.
 
         Args:
-            begun: what the target is known to say after the draft token, as far as it is known.
+            begun: known start of the target's continuation after the draft token.
         """
         own = yield from self._whole([*prefix, target], (), self._paths.first())
         changed = yield from self._whole([*prefix, draft], begun, own)
         return self._answer(own) != self._answer(changed)
 
-    def _whole(self, ids: list[int], begun: Sequence[int], like: Sequence[int]) -> Walk[list[int]]:
-        """Prompt and output that the target makes of a prefix."""
+    def _whole(self, ids: list[int], begun: Sequence[int], like: Sequence[int]) -> Decoding[list[int]]:
+        """Prompt and complete output when the target continues from `ids`."""
         known = self._paths.follow(ids)
         if known is not None:
             return known

@@ -1,5 +1,6 @@
-"""What the target makes of a prefix when it goes on alone, in few passes: speculative decoding with a text that it is
-likely to repeat as the draft. Lossless: the target's own argmax decides about every token.
+"""The target's greedy continuation of a prefix in few passes: speculative decoding whose draft is a similar known text.
+
+Lossless: the target's argmax decides every token.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from testbed.bs.engines.base import VerifyRequest
+from testbed.experiments.lockstep.decoding import Decoding
 from testbed.experiments.lockstep.phrases import Phrases
-from testbed.experiments.lockstep.walk import Walk
 
 LEAST_GUESS, MOST_GUESS = 8, 32
-"""Tokens drafted for a pass: doubled after a draft that was kept whole, back to the least after any other."""
+"""Range of the draft length per pass: doubled after a fully accepted draft, reset to the minimum otherwise."""
 MATCH = 6
-"""Tokens that are compared to find where in the other text we are."""
+"""Maximum number of tokens compared to align with the similar text."""
 SLACK = 8
-"""A place so much farther away must agree in one token more."""
+"""Distance in tokens that one more matching token outweighs."""
 
 
 class Completer:
@@ -32,12 +33,12 @@ class Completer:
         self.ends = frozenset(ends)
         self._phrases = Phrases()
 
-    def complete(self, session: str, ids: Sequence[int], room: int, like: Sequence[int] = ()) -> Walk[list[int]]:
-        """The target's greedy continuation of `ids`: up to and with an end id, at most `room` tokens.
+    def complete(self, session: str, ids: Sequence[int], room: int, like: Sequence[int] = ()) -> Decoding[list[int]]:
+        """The target's greedy continuation of `ids`: at most `room` tokens, up to and including an end id.
 
         Args:
-            session: name for the engine.
-            like: ids of a whole text that may go on alike, aligned with `ids` as well as may be; empty: none is known.
+            session: session name for the engine.
+            like: ids of a complete text with a probably similar continuation, roughly aligned with `ids`; empty: none.
         """
         text, near, count, ended = list(ids), len(ids), LEAST_GUESS, False
         while not ended and (left := room + len(ids) - len(text)) > 0:
@@ -55,18 +56,18 @@ class Completer:
         return text[len(ids) :]
 
     def up_to_end(self, ids: list[int]) -> list[int]:
-        """Ids up to and with the first that ends an output; all where none does."""
+        """Ids up to and including the first end id; all if there is none."""
         return ids[: next((i + 1 for i, token in enumerate(ids) if token in self.ends), len(ids))]
 
     def _guess(self, like: Sequence[int], text: Sequence[int], near: int, count: int) -> list[int]:
-        """As the other text goes on, if it was just now saying the same; else as texts before this one went on."""
+        """Draft from the similar text if its last token matches, otherwise from phrases of earlier texts."""
         if 0 < near < len(like) and like[near - 1] == text[-1]:
             return list(like[near : near + count])
         return self._phrases.follow(text, count)
 
 
 def _place(like: Sequence[int], text: Sequence[int], near: int) -> int:
-    """Where in `like` to go on after `text`: behind what agrees best with its end, not far from `near`."""
+    """Position in `like` that continues `text`: after the best match with its end, near position `near`."""
 
     def score(place: int) -> float:
         agreeing = 0
@@ -80,19 +81,19 @@ def _place(like: Sequence[int], text: Sequence[int], near: int) -> int:
 
 @dataclass
 class Paths:
-    """The target's own ways on from prefixes of one prompt, as far as they are known."""
+    """Known continuations by the target from prefixes of one prompt."""
 
     _known: list[tuple[int, list[int]]] = field(default_factory=list)
 
     def add(self, start: int, text: list[int]) -> None:
-        """From `start` on, `text` is the target's own continuation of what stands before, to its end."""
+        """Add a complete text, which from index `start` on is the target's continuation."""
         self._known.append((start, text))
 
     def follow(self, prefix: Sequence[int]) -> list[int] | None:
-        """The whole text that the target makes of a prefix; None: not known."""
+        """The complete text that continues `prefix`; None: not known."""
         ids = list(prefix)
         return next((t for start, t in reversed(self._known) if start <= len(ids) and t[: len(ids)] == ids), None)
 
     def first(self) -> list[int]:
-        """The text added first; empty: none."""
+        """The first text added; empty: none."""
         return self._known[0][1] if self._known else []

@@ -1,4 +1,4 @@
-"""Records what the drafter says after every prefix of the target's outputs; `ue/drafters/recorded.py` replays that."""
+"""Records the drafter's tokens after every prefix of the target's outputs; `ue/drafters/recorded.py` replays them."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ from testbed.bs.engines.base import VerifyEngine, VerifyRequest
 from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset
-from testbed.experiments.lockstep.walk import Lockstep, Walk
+from testbed.experiments.lockstep.decoding import Decoding, Lockstep
 from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import bundled
 from testbed.ue.drafters.base import Drafter, DraftSequence, DraftToken
 from testbed.ue.drafters.recorded import DraftRecording, Recorded, Statistics
 
 LANES = 16
-"""Prompts under way at once."""
+"""Prompts decoded concurrently."""
 
-Told = Callable[[int, int], None]
-"""Prompts done, and in all."""
+Progress = Callable[[int, int], None]
+"""Called with the numbers of finished and of all prompts."""
 
 
 class DraftsConfig(Config, frozen=True, kw_only=True):
-    """What is recorded.
+    """Settings of a draft recording.
 
     Raises:
-        BadInput: values that cannot be.
+        BadInput: a value out of range, or a drafter without its target.
     """
 
     dataset: str = "bundled:test"
     prompts: int = 400
     depth: int = 16
-    """Tokens of the longest window."""
+    """Largest draft window, in tokens."""
     max_tokens: int = 256
     engine: str = "vllm"
     dtype: str = "float32"
     model: str | None = None
-    """Target: directory or Hugging Face id; None: the bundled one."""
+    """Target: directory or Hugging Face id; None: the bundled target."""
     drafter: str | None = None
-    """GGUF file; None: the bundled one."""
+    """GGUF file; None: the bundled drafter."""
 
     def __post_init__(self) -> None:
         for name in ("prompts", "depth", "max_tokens"):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
         if self.drafter and not self.model:
-            raise BadInput("a drafter of your own needs its target: give --model too")
+            raise BadInput("--drafter also needs --model, the target that it drafts for")
 
 
-def record(config: DraftsConfig, told: Told) -> DraftRecording:
-    """Load the pair, decode, and keep all that was drafted.
+def record(config: DraftsConfig, progress: Progress) -> DraftRecording:
+    """Load the pair, decode the prompts, and record all drafted tokens.
 
     Raises:
-        BadInput: too few prompts, or models that cannot be used.
+        BadInput: too few prompts, or unusable models.
     """
     from testbed.bs.engines.registry import leave_a_core, load_engine
     from testbed.bs.engines.target import describe
@@ -75,7 +75,7 @@ def record(config: DraftsConfig, told: Told) -> DraftRecording:
         context = max(map(len, prompts)) + config.max_tokens + 2 * config.depth + 2
         drafter = LlamaDrafter(path, prompter.vocab_size, context=context, sequences=LANES)
         try:
-            found = record_all(drafter, engine, prompts, config, target.end_ids, told)
+            found = record_all(drafter, engine, prompts, config, target.end_ids, progress)
         finally:
             drafter.close()
     finally:
@@ -92,21 +92,21 @@ def record_all(
     prompts: Sequence[Sequence[int]],
     config: DraftsConfig,
     end_ids: Sequence[int],
-    told: Told,
+    progress: Progress,
 ) -> list[Recorded]:
-    """Record prompts, `LANES` of them at a time, in their order."""
-    walks = (_walk(drafter, str(i), prompt, config, frozenset(end_ids)) for i, prompt in enumerate(prompts))
+    """Record all prompts, `LANES` at a time; returns them in order."""
+    decodings = (_decode(drafter, str(i), prompt, config, frozenset(end_ids)) for i, prompt in enumerate(prompts))
     found: dict[int, Recorded] = {}
-    for number, one in Lockstep(engine, LANES).run(walks):
+    for number, one in Lockstep(engine, LANES).run(decodings):
         found[number] = one
-        told(len(found), len(prompts))
+        progress(len(found), len(prompts))
     return [found[i] for i in range(len(prompts))]
 
 
-def _walk(
+def _decode(
     drafter: Drafter, name: str, prompt: Sequence[int], config: DraftsConfig, ends: frozenset[int]
-) -> Walk[Recorded]:
-    """Decode one prompt in windows of `depth` tokens, and one more, which says what follows a window kept whole."""
+) -> Decoding[Recorded]:
+    """Decode one prompt in windows of `depth` tokens, plus one token that follows a fully accepted window."""
     output: list[int] = []
     drafted: list[Statistics] = []
     branches: dict[int, list[Statistics]] = {}
@@ -139,7 +139,7 @@ def _walk(
 
 
 def _draft(sequence: DraftSequence, count: int, ends: frozenset[int]) -> list[DraftToken]:
-    """Up to so many tokens, none after an end."""
+    """Draft up to `count` tokens, none after an end id."""
     tokens: list[DraftToken] = []
     while len(tokens) < count and not (tokens and tokens[-1].id in ends):
         tokens.append(sequence.draft_one())

@@ -1,23 +1,23 @@
-"""A drafter without a model: tokens that followed the same few tokens before."""
+"""N-gram drafting without a model: predicts the token that last followed the same few tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 ORDERS = (6, 4, 3, 2)
-"""Tokens that must agree, the longest known run first."""
+"""N-gram lengths to match, longest first."""
 MOST = 2**20
-"""Runs that are kept; when so many are known, no new ones are learnt."""
+"""Maximum number of n-grams; no more are learned after that."""
 
 
 class Phrases:
-    """What followed every run of tokens when it was last seen."""
+    """Maps every n-gram seen to the token that last followed it."""
 
     def __init__(self) -> None:
         self._next: dict[tuple[int, ...], int] = {}
 
     def learn(self, text: Sequence[int], start: int) -> None:
-        """Remember what `text` says from `start` on."""
+        """Learn the tokens of `text` from index `start` on."""
         if len(self._next) >= MOST:
             return
         for order in ORDERS:
@@ -25,7 +25,7 @@ class Phrases:
                 self._next[tuple(text[end - order : end])] = text[end]
 
     def follow(self, text: Sequence[int], count: int) -> list[int]:
-        """At most `count` tokens that may follow; none where the end of `text` was never seen."""
+        """Predict at most `count` tokens after `text`; none if its end was never seen."""
         tail = list(text[-ORDERS[0] :])
         found: list[int] = []
         while len(found) < count:

@@ -1,4 +1,4 @@
-"""What reads a final answer out of an output, so that two outputs can be told to agree in what counts."""
+"""Scorers: extract the final answer from an output, to decide whether two outputs agree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from testbed.errors import BadInput
 from testbed.models.scoring import final_number
 
 Scorer = Callable[[str], Hashable]
-"""Text of an output → its answer; None: it has none."""
+"""Maps an output's text to its answer; None: no answer."""
 
 
 def _whole(text: str) -> str:
@@ -20,13 +20,14 @@ def _whole(text: str) -> str:
 
 
 SCORERS: dict[str, Scorer] = {"number": final_number, "exact": _whole}
-"""`number`: what stands after the last ####. `exact`: the whole text."""
+"""`number`: the number after the last ####. `exact`: the whole text."""
 
 
 def scorer(name: str) -> Scorer:
-    """A scorer by name, or a user's own function as `package.module:function` or `file.py:function`.
+    """A scorer by name, or a user's function given as `package.module:function` or `file.py:function`.
 
-    The function takes a text and returns anything hashable; BadInput is raised where it fails or returns else.
+    The function takes a text and returns a hashable value; if it fails or returns anything else, calling the scorer
+    raises BadInput.
 
     Raises:
         BadInput: no such scorer, module, file or function.
@@ -36,10 +37,10 @@ def scorer(name: str) -> Scorer:
     where, colon, function = name.rpartition(":")
     if not (colon and where and function):
         known = ", ".join(SCORERS)
-        raise BadInput(f"unknown scorer {name!r}: known are {known}, package.module:function and file.py:function")
+        raise BadInput(f"unknown scorer {name!r}; use one of {known}, package.module:function or file.py:function")
     found = getattr(_module(where, name), function, None)
     if not callable(found):
-        raise BadInput(f"scorer {name}: there is no function {function} in {where}")
+        raise BadInput(f"scorer {name}: {where} has no function {function}")
     return _checked(name, found)
 
 
@@ -51,7 +52,7 @@ def _module(where: str, name: str) -> Any:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    except Exception as exc:  # whatever the user's module does
+    except Exception as exc:  # a user's module may raise anything
         raise BadInput(f"scorer {name}: {where} cannot be imported: {type(exc).__name__}: {exc}") from exc
     return module
 

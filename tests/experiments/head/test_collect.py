@@ -17,11 +17,11 @@ from testbed.experiments.head import collect as head_collect
 from testbed.experiments.head import label as head_label
 from testbed.experiments.head.collect import check, quantisation
 from testbed.experiments.head.config import EpisodeCollectConfig
+from testbed.experiments.head.decoding import EpisodeSetup
 from testbed.experiments.head.label import label
-from testbed.experiments.head.walk import Walker
 from testbed.experiments.lockstep.answers import AnswerTask
 from testbed.experiments.lockstep.completions import Completer
-from testbed.experiments.lockstep.walk import Lockstep
+from testbed.experiments.lockstep.decoding import Lockstep
 from testbed.models.export import export_gguf
 from tests.support.refusals import refuse
 from tests.support.synthetic import ENDS, HIDDEN, VOCAB, drafter, engine, text_of
@@ -71,7 +71,7 @@ class Told:
 def fill(made: EpisodeStore, policy: str, told: Told, alpha: float = 0.7) -> int:
     """Collect; returns the engine's requests."""
     lockstep = Lockstep(engine(), 3)
-    head_collect.fill(made, Walker(drafter(alpha), TASK, 8, policy, 0.5, 0), PROMPTS, lockstep, told)
+    head_collect.fill(made, EpisodeSetup(drafter(alpha), TASK, 8, policy, 0.5, 0), PROMPTS, lockstep, told)
     return lockstep.requests
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from testbed.bs.engines.registry import load_engine
 from testbed.experiments.lockstep.completions import Completer, Paths
-from testbed.experiments.lockstep.walk import Lockstep
+from testbed.experiments.lockstep.decoding import Lockstep
 from tests.support.models import TOKENS
 from tests.support.reference import Reference
 from tests.support.synthetic import ENDS, VOCAB, engine, greedy
@@ -69,8 +69,8 @@ def test_against_transformers(kind: str, random_models: dict[str, Path], referen
     likes = [p + o[:8] + [7] + o[9:] if i % 3 else [] for i, (p, o) in enumerate(zip(prompts, own, strict=True))]
     target = load_engine("transformers", random_models[kind], vocab_size=TOKENS)
     completer = Completer(ends)
-    walks = (completer.complete(f"{i}", p, 24, lk) for i, (p, lk) in enumerate(zip(prompts, likes, strict=True)))
-    found = dict(Lockstep(target, 5).run(walks))
+    decodings = (completer.complete(f"{i}", p, 24, lk) for i, (p, lk) in enumerate(zip(prompts, likes, strict=True)))
+    found = dict(Lockstep(target, 5).run(decodings))
     target.close()
     assert [found[i] for i in range(len(prompts))] == expected
 

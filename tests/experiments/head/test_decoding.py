@@ -1,4 +1,4 @@
-"""Walks over the synthetic pair, mismatch by mismatch against the two languages; states against transformers."""
+"""Episodes of the synthetic pair, every mismatch compared with both models; hidden states against transformers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.bs.engines.registry import load_engine
-from testbed.experiments.head.walk import Episode, Walker, chunk_of, walk
+from testbed.experiments.head.decoding import Episode, EpisodeSetup, chunk_of, decode_episode
 from testbed.experiments.lockstep.answers import Answers, AnswerTask
 from testbed.experiments.lockstep.completions import Completer
+from testbed.experiments.lockstep.decoding import Lockstep
 from testbed.experiments.lockstep.scorers import Scorer
-from testbed.experiments.lockstep.walk import Lockstep
 from testbed.synthetic import next_token, noise
 from testbed.ue.llama.drafter import LlamaDrafter
 from tests.support.models import TOKENS
@@ -36,8 +36,8 @@ def task(scorer: Scorer = tens, max_tokens: int = MAX_TOKENS) -> AnswerTask:
 def episodes(
     prompts: list[list[int]], policy: str, *, alpha: float = 0.7, window: int = 8, explore: float = 0.5, width: int = 3
 ) -> list[Episode]:
-    walker = Walker(drafter(alpha, max_sequences=width), task(), window, policy, explore, 0)
-    found = Lockstep(engine(), width).run(walk(walker, i, p) for i, p in enumerate(prompts))
+    setup = EpisodeSetup(drafter(alpha, max_sequences=width), task(), window, policy, explore, 0)
+    found = Lockstep(engine(), width).run(decode_episode(setup, i, p) for i, p in enumerate(prompts))
     return [episode for _, episode in sorted(found, key=lambda pair: pair[0])]
 
 
@@ -178,10 +178,10 @@ def test_a_chunk_holds_the_episodes_one_after_the_other() -> None:
     assert len(empty) == 0 and empty.drafter_hidden.shape == (0, 5) and empty.target_hidden.shape == (0, 6)
 
 
-def test_a_failing_walk_frees_its_sequence() -> None:
+def test_a_failing_decoding_frees_its_sequence() -> None:
     source = drafter(0.5, max_sequences=1)
-    walker = Walker(source, task(), 4, "strict", 0.0, 0)
-    begun = walk(walker, 0, [1, 2])
+    setup = EpisodeSetup(source, task(), 4, "strict", 0.0, 0)
+    begun = decode_episode(setup, 0, [1, 2])
     next(begun)
     begun.close()
     source.open([1, 2]).close()
@@ -197,8 +197,8 @@ def test_states_of_real_engines_are_those_of_transformers(
     prompts = [rng.integers(0, TOKENS, 20).tolist() for _ in range(3)]
     small = LlamaDrafter(random_ggufs[other], context=64, sequences=2, threads=1, kv_type="f32")
     target = load_engine("transformers", random_models[kind], vocab_size=TOKENS)
-    walker = Walker(small, AnswerTask(Completer(()), 20, text_of, hash), 6, "explore", 0.5, 1)
-    found = dict(Lockstep(target, 2).run(walk(walker, i, p) for i, p in enumerate(prompts)))
+    setup = EpisodeSetup(small, AnswerTask(Completer(()), 20, text_of, hash), 6, "explore", 0.5, 1)
+    found = dict(Lockstep(target, 2).run(decode_episode(setup, i, p) for i, p in enumerate(prompts)))
     target.close()
     small.close()
     assert sum(map(len, found.values())) > 30

@@ -1,4 +1,4 @@
-"""Speculative decoding of one prompt as a walk from mismatch to mismatch (WISV Section V-B, stage 1)."""
+"""Speculative decoding of one prompt that records every mismatch as an episode (WISV Section V-B, stage 1)."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from numpy.typing import NDArray
 from testbed.bs.engines.base import VerifyRequest, VerifyResult
 from testbed.decision_head.episodes import Mismatches
 from testbed.experiments.lockstep.answers import Answers, AnswerTask
-from testbed.experiments.lockstep.walk import Walk
+from testbed.experiments.lockstep.decoding import Decoding
 from testbed.ue.drafters.base import Drafter, DraftSequence, DraftToken
 
 POLICIES = ("oracle", "explore", "strict")
-"""What becomes of a mismatch, and so under which prefix the next one is met. A head that judges sees prefixes with
-mismatches in them that were kept, and several mismatches in a window.
+"""Which mismatches are kept, and hence which prefixes later mismatches have. In use, a head sees prefixes that contain
+kept mismatches, and several mismatches in one window.
 
-oracle: AutoJudge's walk. The mismatch is labelled at once, kept if harmless, rejected if critical: the prefixes are
-    those of a perfect judge.
-explore: kept by chance. Prefixes hold critical mismatches too, as those of a permissive head do; a label is then
-    relative to the output that the prefix leads to.
+oracle: AutoJudge's procedure. Each mismatch is labelled at once, kept if harmless and rejected if critical: the
+    prefixes are those of a perfect judge.
+explore: kept at random. Prefixes contain critical mismatches too, as with a permissive head; a label is then relative
+    to the output that the prefix leads to.
 strict: rejected. Prefixes are the target's own output.
 """
 
 
 @dataclass(frozen=True)
-class Walker:
-    """What the walks of a collection share."""
+class EpisodeSetup:
+    """Models and settings shared by all episodes of a collection."""
 
     drafter: Drafter
     task: AnswerTask
@@ -40,13 +40,13 @@ class Walker:
 
     @property
     def ends(self) -> Collection[int]:
-        """Ids that end an output."""
+        """End-of-output token ids."""
         return self.task.completer.ends
 
 
 @dataclass
 class Episode:
-    """What a walk met. Columns are those of `Mismatches`, a row a mismatch."""
+    """Mismatches met while decoding one prompt, one row each; the columns are those of `Mismatches`."""
 
     prompt: int
     prompt_len: int
@@ -57,14 +57,14 @@ class Episode:
     target_hidden: list[NDArray[np.float32]] = field(default_factory=list)
     prefix: list[NDArray[np.int32]] = field(default_factory=list)
     critical: list[bool] = field(default_factory=list)
-    """Filled by policy oracle alone."""
+    """Filled by policy `oracle` only."""
     completions: int = 0
 
     def __len__(self) -> int:
         return len(self.position)
 
     def meet(self, prefix: NDArray[np.int32], token: DraftToken, result: VerifyResult, row: int) -> None:
-        """Append the mismatch at `row` of a verified window, met after `prefix`."""
+        """Append the mismatch at `row` of a verified window, after `prefix`."""
         assert result.hidden is not None
         self.position.append(len(prefix) - self.prompt_len)
         self.draft_id.append(token.id)
@@ -74,23 +74,23 @@ class Episode:
         self.prefix.append(prefix)
 
 
-def walk(walker: Walker, number: int, prompt: Sequence[int]) -> Walk[Episode]:
-    """Decode prompt `number` round by round, as a UE and a BS would, and note every mismatch up to the one at which a
-    window is rejected.
+def decode_episode(setup: EpisodeSetup, number: int, prompt: Sequence[int]) -> Decoding[Episode]:
+    """Decode prompt `number` round by round, as a UE and a BS would, recording in every window the mismatches up to and
+    including the rejected one.
     """
     episode = Episode(number, len(prompt))
     session = f"prompt-{number}"
-    answers = Answers(walker.task, session, len(prompt))
+    answers = Answers(setup.task, session, len(prompt))
     text = np.array(prompt, np.int32)
-    sequence = walker.drafter.open(prompt)
+    sequence = setup.drafter.open(prompt)
     try:
-        while (room := len(prompt) + walker.task.max_tokens - len(text)) > 0:
-            tokens = _draft(walker, sequence, room)
+        while (room := len(prompt) + setup.task.max_tokens - len(text)) > 0:
+            tokens = _draft(setup, sequence, room)
             ids = np.array([token.id for token in tokens], np.int32)
             result = yield VerifyRequest(session, text, ids, hidden=True)
-            accepted = yield from _judge(walker, episode, answers, text, tokens, result)
+            accepted = yield from _judge(setup, episode, answers, text, tokens, result)
             added = [*ids[:accepted].tolist(), int(result.argmax[accepted])][:room]
-            ends = [place for place, token in enumerate(added) if token in walker.ends]
+            ends = [place for place, token in enumerate(added) if token in setup.ends]
             text = np.append(text, np.array(added[: ends[0] + 1] if ends else added, np.int32))
             if ends or len(added) == room:
                 break
@@ -101,51 +101,51 @@ def walk(walker: Walker, number: int, prompt: Sequence[int]) -> Walk[Episode]:
     return episode
 
 
-def _draft(walker: Walker, sequence: DraftSequence, room: int) -> list[DraftToken]:
-    """A window, as a UE's session drafts it: to an end id, or as far as the output has room."""
+def _draft(setup: EpisodeSetup, sequence: DraftSequence, room: int) -> list[DraftToken]:
+    """Draft a window as a UE does: up to an end id or the output's length limit."""
     tokens = [sequence.draft_one()]
-    while len(tokens) < min(walker.window, room) and tokens[-1].id not in walker.ends:
+    while len(tokens) < min(setup.window, room) and tokens[-1].id not in setup.ends:
         tokens.append(sequence.draft_one())
     return tokens
 
 
 def _judge(
-    walker: Walker,
+    setup: EpisodeSetup,
     episode: Episode,
     answers: Answers,
     text: NDArray[np.int32],
     tokens: Sequence[DraftToken],
     result: VerifyResult,
-) -> Walk[int]:
-    """How many drafted tokens stay; notes the mismatches on the way."""
+) -> Decoding[int]:
+    """Number of drafted tokens accepted; records the mismatches up to there."""
     ids = np.array([token.id for token in tokens], np.int32)
     rows: list[int] = np.flatnonzero(ids != result.argmax[:-1]).tolist()
     for row, following in zip(rows, [*rows[1:], len(ids)], strict=False):
         prefix = np.concatenate([text, ids[:row]])
         episode.meet(prefix, tokens[row], result, row)
-        if walker.policy == "oracle":
-            begun = result.argmax[row + 1 : following + 1].tolist()  # up to the next mismatch it agrees with the draft
+        if setup.policy == "oracle":
+            begun = result.argmax[row + 1 : following + 1].tolist()  # equals the draft up to the next mismatch
             critical = yield from answers.critical(prefix.tolist(), int(ids[row]), int(result.argmax[row]), begun)
             episode.critical.append(critical)
             kept = not critical
         else:
-            kept = _chance(walker, episode) < (walker.explore if walker.policy == "explore" else 0.0)
+            kept = _chance(setup, episode) < (setup.explore if setup.policy == "explore" else 0.0)
         if not kept:
             return row
     return len(tokens)
 
 
-def _chance(walker: Walker, episode: Episode) -> float:
-    """A number in [0, 1) that depends on the seed, the prompt and the mismatch's place in its episode alone."""
-    return random.Random(f"explore/{walker.seed}/{episode.prompt}/{len(episode)}").random()
+def _chance(setup: EpisodeSetup, episode: Episode) -> float:
+    """A random number in [0, 1), determined by the seed, the prompt and the mismatch's index in its episode."""
+    return random.Random(f"explore/{setup.seed}/{episode.prompt}/{len(episode)}").random()
 
 
 def chunk_of(episodes: Sequence[Episode], drafter_hidden: int, target_hidden: int) -> Mismatches:
-    """Episodes as arrays; there need not be a mismatch in them.
+    """Concatenate episodes into arrays; there may be no mismatches at all.
 
     Args:
-        drafter_hidden: d_d.
-        target_hidden: d_t.
+        drafter_hidden: the drafter's hidden size d_d.
+        target_hidden: the target's hidden size d_t.
     """
     prefixes = [prefix for episode in episodes for prefix in episode.prefix]
 

@@ -1,4 +1,4 @@
-"""Many walks on one engine: who gets which result, how many run at once, and what becomes of them in the end."""
+"""Decodings in lockstep on one engine: results, concurrency, and clean-up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from testbed.bs.engines.base import VerifyRequest, VerifyResult
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.errors import EngineError
-from testbed.experiments.lockstep.walk import Lockstep, Walk
+from testbed.experiments.lockstep.decoding import Decoding, Lockstep
 from tests.support.synthetic import VOCAB, greedy
 
 
@@ -33,7 +33,7 @@ class Watched(SyntheticEngine):
         self.released.append(session)
 
 
-def decode(name: str, prompt: list[int], count: int, closed: list[str]) -> Walk[list[int]]:
+def decode(name: str, prompt: list[int], count: int, closed: list[str]) -> Decoding[list[int]]:
     """`count` tokens, one a pass."""
     text = list(prompt)
     try:
@@ -50,11 +50,11 @@ PROMPTS = [[i + 1, 7, i] for i in range(len(COUNTS))]
 
 
 @pytest.mark.parametrize("width", [1, 3, 100])
-def test_every_walk_gets_its_own_results(width: int) -> None:
+def test_every_decoding_gets_its_own_results(width: int) -> None:
     engine, closed = Watched(), list[str]()
     lockstep = Lockstep(engine, width)
-    walks = (decode(str(i), p, n, closed) for i, (p, n) in enumerate(zip(PROMPTS, COUNTS, strict=True)))
-    found = dict(lockstep.run(walks))
+    decodings = (decode(str(i), p, n, closed) for i, (p, n) in enumerate(zip(PROMPTS, COUNTS, strict=True)))
+    found = dict(lockstep.run(decodings))
     assert found == {i: greedy(p, n, ()) for i, (p, n) in enumerate(zip(PROMPTS, COUNTS, strict=True))}
     assert max(engine.sizes) == min(width, sum(n > 0 for n in COUNTS))
     assert (lockstep.passes, lockstep.requests) == (len(engine.sizes), sum(COUNTS))
@@ -69,7 +69,7 @@ def test_a_place_that_falls_free_is_taken_at_once() -> None:
     assert engine.sizes == [2, 2, 2, 2, 2]
 
 
-def test_when_the_engine_fails_all_walks_are_closed() -> None:
+def test_when_the_engine_fails_all_decodings_are_closed() -> None:
     closed: list[str] = []
     running = Lockstep(Watched(fails_at=3), 3).run(decode(str(i), [1, i], 2 + i, closed) for i in range(9))
     assert [next(running)[0], next(running)[0]] == [0, 1] == [int(name) for name in closed]
@@ -78,7 +78,7 @@ def test_when_the_engine_fails_all_walks_are_closed() -> None:
     assert sorted(closed) == ["0", "1", "2", "3", "4"]  # 5 to 8 never began
 
 
-def test_when_nobody_listens_any_more_all_walks_are_closed() -> None:
+def test_when_the_iterator_is_closed_all_decodings_are_closed() -> None:
     closed: list[str] = []
     running = Lockstep(Watched(), 4).run(decode(str(i), [1, i], 1 + i, closed) for i in range(4))
     assert next(running)[0] == 0
