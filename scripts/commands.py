@@ -1,4 +1,4 @@
-"""Write docs/commands/, a page for each command, from the command line itself: `python -m scripts.commands`.
+"""Write docs/reference/commands/, a page for each command, from the command line itself: `python -m scripts.commands`.
 
 `--check` writes nothing and fails where a page is not what the command line says now.
 """
@@ -16,7 +16,7 @@ from typer.main import get_command
 from scripts.environment import ROOT
 from testbed.cli.main import app
 
-FOLDER = ROOT / "docs" / "commands"
+FOLDER = ROOT / "docs" / "reference" / "commands"
 INDEX = "README.md"
 HEAD = """\
 # Commands
@@ -59,7 +59,7 @@ def main() -> int:
     """Write or check the pages."""
     if sys.argv[1:] == ["--check"]:
         if names := stale():
-            print(f"docs/commands: {', '.join(names)} out of date; run python -m scripts.commands", file=sys.stderr)
+            print(f"out of date: {', '.join(names)}; run python -m scripts.commands", file=sys.stderr)
         return 1 if names else 0
     FOLDER.mkdir(parents=True, exist_ok=True)
     wanted = pages()

@@ -31,7 +31,7 @@ def defined(path: Path) -> set[str]:
 
 
 def test_every_function_that_holds_an_equation_exists() -> None:
-    named = NAMED.findall((ROOT / "docs" / "equations.md").read_text(encoding="utf-8"))
+    named = NAMED.findall((ROOT / "docs" / "reference" / "equations.md").read_text(encoding="utf-8"))
     assert len(named) > 50
     missing = [f"{path}:{name}" for path, name in named if name not in defined(ROOT / "testbed" / path)]
     assert not missing
@@ -39,7 +39,9 @@ def test_every_function_that_holds_an_equation_exists() -> None:
 
 def test_every_row_of_the_equations_names_what_holds_it() -> None:
     rows = [
-        line for line in (ROOT / "docs" / "equations.md").read_text(encoding="utf-8").splitlines() if line[:1] == "|"
+        line
+        for line in (ROOT / "docs" / "reference" / "equations.md").read_text(encoding="utf-8").splitlines()
+        if line[:1] == "|"
     ]
     rows = [line for line in rows if not line.startswith(("| |", "|---"))]
     assert rows
@@ -67,7 +69,7 @@ def test_a_page_that_is_out_of_date_is_noticed(tmp_path: Path) -> None:
     assert commands.stale(tmp_path) == ["gone.md", "sweep.md", "ue.md"]
 
 
-@pytest.mark.parametrize("name", ["tutorial.md", "extending.md"])
+@pytest.mark.parametrize("name", ["start/tutorial.md", "guides/extending.md"])
 def test_commands_and_options_of_the_guides_exist(name: str) -> None:
     text = (ROOT / "docs" / name).read_text(encoding="utf-8").replace("\\\n", " ")
     lines = [line.split("#")[0] for line in text.splitlines() if line.startswith("testbed ")]
@@ -82,7 +84,7 @@ def test_commands_and_options_of_the_guides_exist(name: str) -> None:
 
 
 def test_the_tutorial_names_every_key_of_a_sweep() -> None:
-    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "start" / "tutorial.md").read_text(encoding="utf-8")
     keys = set(SweepConfig.__struct_fields__) - {"name", "run"}
     assert all(f"`{key}`" in text for key in keys)
     assert {"window", "rate_mbps", "protocol", "payload", "level"} <= set(KNOWN)

@@ -70,7 +70,8 @@ def capacity(
     """How many UEs a BS sustains at a token speed, in virtual time through the code that serves for real.
 
     The capacity is the largest N at which at most ε of the responses come slower than their class. Everything that
-    WISP's Table 2 leaves open is a field of the configuration (docs/capacity.md); the resolved one is written out.
+    WISP's Table 2 leaves open is a field of the configuration (docs/guides/capacity.md); the resolved one is written
+    out.
 
     Examples:
 

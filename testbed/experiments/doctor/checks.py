@@ -111,7 +111,7 @@ def _power() -> Finding:
     found = survey(tuple(SOURCES))
     there = [f"{one.name} ({one.total})" for one in found if one.total is not None]
     barred = [one.why for one in found if "Permission denied" in one.why]
-    fix = "give read rights on /sys/class/powercap/*/energy_uj: see docs/power.md" if barred else ""
+    fix = "give read rights on /sys/class/powercap/*/energy_uj: see docs/guides/power.md" if barred else ""
     return Finding(
         "power sensors",
         bool(there),
