@@ -12,6 +12,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from testbed.errors import TestbedError
+from testbed.tasks import cancel
 
 T = TypeVar("T")
 
@@ -76,7 +77,4 @@ def run_virtually(main: Coroutine[Any, Any, T]) -> T:
 
 
 async def _end_others() -> None:
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
+    await cancel(*(asyncio.all_tasks() - {asyncio.current_task()}))

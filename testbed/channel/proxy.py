@@ -17,6 +17,7 @@ from collections.abc import Callable
 from testbed.channel.path import Direction
 from testbed.channel.pipe import End, Ends, Pipe
 from testbed.errors import BadInput
+from testbed.tasks import cancel
 
 AWAKE_S = 0.0004
 """The loop looks, and does not sleep, for so long before a timer."""
@@ -85,10 +86,8 @@ class Proxy:
         """Stop listening and drop all connections."""
         if self._server is not None:
             self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
         self.reset()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel(*self._tasks)
         await asyncio.sleep(0)  # connections end in the loop's next turn
 
     def reset(self) -> int:

@@ -13,6 +13,7 @@ from testbed.clock import Clock
 from testbed.errors import LinkError, LinkTimeout, ModelError, ProtocolError
 from testbed.protocols.codec import AnyArray, Packet, decode_downlink, encode
 from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pong, Welcome
+from testbed.tasks import cancel
 
 RESEND_S = 2.0
 """First wait before a message that was not answered is sent again; doubled each time."""
@@ -161,8 +162,7 @@ class Client:
     async def close(self) -> None:
         """Stop reading and drop the link."""
         if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
+            await cancel(self._reader)
         self._link.close()
 
     async def _read(self) -> None:

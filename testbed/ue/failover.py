@@ -24,6 +24,7 @@ from testbed.clock import Clock
 from testbed.errors import LinkError, LinkTimeout, ModelError, ProtocolError
 from testbed.protocols.codec import AnyArray, Packet, decode_downlink, encode
 from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pong, Resync, Welcome
+from testbed.tasks import together
 from testbed.ue.client import Client
 
 LOG = logging.getLogger(__name__)
@@ -173,14 +174,7 @@ class Stations(Client):
     # ------------------------------------------------------------ what comes in
 
     async def _run(self) -> None:
-        tasks = [asyncio.create_task(self._listen(i)) for i in range(len(self._stations))]
-        tasks.append(asyncio.create_task(self._watch()))
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await together([*map(self._listen, range(len(self._stations))), self._watch()])
 
     async def _listen(self, number: int) -> None:
         station = self._stations[number]

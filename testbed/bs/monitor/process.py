@@ -23,6 +23,7 @@ from testbed.config import ServeConfig
 from testbed.errors import BadInput
 from testbed.interrupts import NUMBERS
 from testbed.listening import key_in, listening, url_of
+from testbed.tasks import cancel
 
 LOG = logging.getLogger(__name__)
 FLAG = "--monitor-token-file"
@@ -59,8 +60,7 @@ class Monitor:
         """It serves no more; the live view is told so, and stands until `close`."""
         if self._answering is None or self._writer is None:
             return
-        self._answering.cancel()
-        await asyncio.gather(self._answering, return_exceptions=True)
+        await cancel(self._answering)
         with contextlib.suppress(ConnectionError, asyncio.TimeoutError):
             self._writer.write(frame(MonitorClosing()))
             await within(LAST_S, self._writer.drain())

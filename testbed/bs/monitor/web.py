@@ -21,6 +21,7 @@ from testbed.bs.monitor.client import MonitoredStation
 from testbed.bs.monitor.feed import Feed
 from testbed.bs.monitor.wire import MonitorSetup, receive
 from testbed.interrupts import as_worker
+from testbed.tasks import cancel
 
 NICE = 10
 """Below the base station and what else drafts or verifies on this machine: a busy one gives it a tenth of a core."""
@@ -66,9 +67,7 @@ async def serve(link: socket.socket, listener: socket.socket) -> None:
     try:
         await server.serve(sockets=[listener])
     finally:
-        for task in working:
-            task.cancel()
-        await asyncio.gather(*working, return_exceptions=True)
+        await cancel(*working)
         writer.close()
 
 

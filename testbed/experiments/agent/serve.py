@@ -47,6 +47,7 @@ from testbed.protocols.orders import (
     State,
     decode_order,
 )
+from testbed.tasks import together
 
 TRIES = 3
 """Crashes of its process after which an order is given up."""
@@ -84,19 +85,13 @@ async def _serve(agent: Agent, setup: AgentSetup, ready: Callable[[str], None]) 
     keys = load_server(Path(setup.keys)) if setup.keys else None
     link = ZmqServerLink(setup.listen, keys=keys, frame_bytes=FRAME_BYTES)
     try:
-        tasks = [asyncio.create_task(agent.listen(link)), asyncio.create_task(agent.work())]
+        working = asyncio.ensure_future(together([agent.listen(link), agent.work()]))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, lambda: [task.cancel() for task in tasks])
+            loop.add_signal_handler(number, working.cancel)
         ready(link.addresses[0])
-        try:
-            await asyncio.gather(*tasks)
-        except asyncio.CancelledError:
-            return
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        with contextlib.suppress(asyncio.CancelledError):
+            await working
     finally:
         link.close()
 

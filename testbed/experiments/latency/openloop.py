@@ -7,7 +7,6 @@ mean latency; it is marked and left out of fits.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +19,7 @@ from testbed.clock import Clock
 from testbed.errors import BadInput
 from testbed.experiments.runs.prepare import Prompt
 from testbed.protocols import protocol
+from testbed.tasks import together
 from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.pace import Pace
@@ -117,7 +117,7 @@ async def ceiling_rps(station: LoadTarget, prompts: Sequence[Prompt], at_once: i
             await station.decode(prompt)
             ended_s.append(clock.time())
 
-    await asyncio.gather(*(worker() for _ in range(at_once)))
+    await together(worker() for _ in range(at_once))
     ended_s.sort()
     steady = ended_s[at_once // 2 : max(len(ended_s) - at_once, at_once // 2 + 2)]
     if len(steady) < 2 or steady[-1] <= steady[0]:
@@ -154,13 +154,7 @@ async def offer(station: LoadTarget, prompts: Sequence[Prompt], rps: float, seed
         served.append(_served(record, at_s - start_s, clock.time() - at_s))
 
     times = (start_s + np.cumsum(gaps)).tolist()
-    tasks = [asyncio.create_task(one(*pair)) for pair in zip(prompts, times, strict=True)]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    await together(one(*pair) for pair in zip(prompts, times, strict=True))
     return sorted(served, key=lambda s: s.arrived_s)
 
 

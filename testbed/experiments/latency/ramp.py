@@ -7,9 +7,8 @@ time (`ramp_virtual.py`) or for real (`ramp_real.py`); `ramp_rows.py` compares.
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +20,7 @@ from testbed.clock import Clock
 from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.protocols import protocol
+from testbed.tasks import together
 from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.pace import Pace
@@ -251,17 +251,6 @@ async def throughput_rps(fleet: Fleet, requests: Sequence[RampRequest], at_once:
     await together(worker() for _ in range(at_once))
     steady = sorted(ended_s)[at_once // 2 : len(requests) - at_once // 2]
     return (len(steady) - 1) / (steady[-1] - steady[0])
-
-
-async def together(jobs: Iterator[Awaitable[None]]) -> None:
-    """All at once; the first failure cancels the others."""
-    tasks = [asyncio.ensure_future(job) for job in jobs]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _answered(request: RampRequest, record: RequestRecord, latency_s: float) -> Answered:

@@ -18,6 +18,7 @@ from testbed.experiments.latency.openloop import LoadTarget
 from testbed.experiments.runs.prepare import Prompt, Workload
 from testbed.experiments.runs.processes import base_station
 from testbed.files import whole_file
+from testbed.tasks import together
 from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.drafters.controlled import ReplayDrafter
@@ -101,5 +102,5 @@ async def _decode_alone(config: LoadConfig, prompts: Sequence[Prompt], clients: 
         for index, prompt in queue:
             found[index] = (await station.decode(prompt)).token_ids
 
-    await asyncio.gather(*(worker() for _ in range(config.at_once)))
+    await together(worker() for _ in range(config.at_once))
     return [found[index] for index in range(len(prompts))]

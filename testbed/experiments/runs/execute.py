@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from testbed.experiments.inputs.state import channel_state
 from testbed.experiments.runs.prepare import Workload, policy_of
 from testbed.protocols import TARGET_ONLY
 from testbed.protocols.messages import Welcome
+from testbed.tasks import together
 from testbed.ue.dial import dial
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.llama.drafter import LlamaDrafter
@@ -180,23 +180,12 @@ async def _run_all(
             outcomes.append(Outcome(job.method, job.request, record))
             watch.done(outcomes[-1])
 
-    await _together([worker() for _ in range(config.concurrency)])
+    await together(worker() for _ in range(config.concurrency))
     return await _gated(config, work, runner, welcome, outcomes) if config.gate else outcomes
 
 
 def _teller(watch: Watch, job: Job) -> Callable[[RoundRecord], None]:
     return lambda record: watch.round(job, record)
-
-
-async def _together(workers: Sequence[Coroutine[None, None, None]]) -> None:
-    """Run workers at once; the first failure cancels the others."""
-    tasks = [asyncio.create_task(w) for w in workers]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _gated(

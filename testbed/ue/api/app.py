@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import fastapi
 import msgspec
@@ -17,13 +16,13 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from testbed.errors import BadInput, LinkError, ModelError, TestbedError
+from testbed.tasks import beside
 from testbed.ue.api.backend import Backend, Closing, Crowded, DecodingJob, Ended, OutputOrder, Text
 from testbed.ue.api.bodies import BoundedBodies
 from testbed.ue.api.replies import ChatReply, Reply
 from testbed.ue.api.schema import ApiError, ApiRequest, ChatRequest, CompletionRequest, RequestLimits
 from testbed.ue.prompts import Prompter
 
-T = TypeVar("T")
 GONE = 499
 """Status that nobody reads: the client has left."""
 STATUS_CODES = {404: "not_found", 405: "method_not_allowed"}
@@ -112,11 +111,11 @@ async def _answer(
     job = service.backend.job(order)
     streamed = False
     try:
-        first = await _unless_gone(request, _begin(job))
+        first = await beside([_client_stays(request)], _begin(job))
         if body.stream:
             streamed = True
             return _JobStream(job, _events(job, first, reply, body.wants_usage()))
-        return JSONResponse(await _unless_gone(request, _whole(job, first, reply)))
+        return JSONResponse(await beside([_client_stays(request)], _whole(job, first, reply)))
     except _Gone:
         return Response(status_code=GONE)
     except TestbedError as exc:
@@ -178,23 +177,10 @@ class _Gone(Exception):
     """The client has left."""
 
 
-async def _unless_gone(request: fastapi.Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of some work, which is cancelled where the client leaves before."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise _Gone
-        return working.result()
-    finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _left(request: fastapi.Request) -> None:
+async def _client_stays(request: fastapi.Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+    raise _Gone
 
 
 # ---------------------------------------------------------------- errors

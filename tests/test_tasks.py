@@ -1,0 +1,84 @@
+"""Tasks that end together."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from testbed.tasks import beside, together
+from testbed.virtual_time import VirtualClock, run_virtually
+
+
+class Log:
+    """What ended, and how."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    async def sleep(self, name: str, seconds: float) -> str:
+        try:
+            await VirtualClock().sleep(seconds)
+        except asyncio.CancelledError:
+            self.ended.append(f"{name} cancelled")
+            raise
+        self.ended.append(name)
+        return name
+
+    async def fail(self, seconds: float) -> None:
+        await self.sleep("failing", seconds)
+        raise ValueError("broken")
+
+    async def forever(self, name: str) -> None:
+        await self.sleep(name, 1e9)
+
+
+def test_results_come_in_order() -> None:
+    log = Log()
+    assert run_virtually(together(log.sleep(name, 3 - i) for i, name in enumerate("abc"))) == ["a", "b", "c"]
+    assert log.ended == ["c", "b", "a"]
+
+
+def test_the_first_failure_cancels_the_others() -> None:
+    log = Log()
+    with pytest.raises(ValueError, match="broken"):
+        run_virtually(together([log.forever("a"), log.fail(1.0), log.forever("b")]))
+    assert log.ended == ["failing", "a cancelled", "b cancelled"]
+
+
+def test_services_last_as_long_as_the_main_work() -> None:
+    log = Log()
+
+    async def main() -> float:
+        found = await beside([log.forever("service"), log.forever("other")], log.sleep("main", 2.0))
+        assert found == "main"
+        assert log.ended == ["main", "service cancelled", "other cancelled"]
+        return VirtualClock().time()
+
+    assert run_virtually(main()) == 2.0
+
+
+def test_a_service_that_fails_ends_the_main_work_and_one_that_is_done_does_not() -> None:
+    log = Log()
+    with pytest.raises(ValueError, match="broken"):
+        run_virtually(beside([log.fail(1.0), log.forever("service")], log.sleep("main", 2.0)))
+    assert log.ended == ["failing", "service cancelled", "main cancelled"]
+
+    async def done() -> None:
+        return
+
+    assert run_virtually(beside([done()], log.sleep("main", 2.0))) == "main"
+
+
+def test_cancellation_reaches_everybody() -> None:
+    log = Log()
+
+    async def main() -> None:
+        work = asyncio.create_task(beside([log.forever("service")], log.sleep("main", 5.0)))
+        await VirtualClock().sleep(1.0)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        assert work.cancelled()
+
+    run_virtually(main())
+    assert sorted(log.ended) == ["main cancelled", "service cancelled"]
