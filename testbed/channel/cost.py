@@ -7,14 +7,15 @@ rate. Packet errors are link-layer retransmissions, geometric, so that B bits ta
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 from testbed.channel.csi import Csi
 from testbed.errors import BadInput
 
 PROBABILITY_BITS = 16
-"""Of each draft probability that goes up ("SD reject" of WISV Table I), and of each that comes down under `split`."""
+"""Bits of a draft probability that goes up ("SD reject" of WISV Table I) or of a target probability that comes down
+(`split`).
+"""
 
 
 class Sizes(NamedTuple):
@@ -27,9 +28,9 @@ class Sizes(NamedTuple):
     hidden_bits: int = 16
     """b_h, bits of one element of a hidden state."""
     vocab_size: int = 0
-    """V; rejection sampling alone moves something for every entry."""
+    """V; only rejection sampling sends something for every entry."""
     scale_bits: int = 0
-    """Of what a quantised hidden state takes along besides its elements; the papers have none."""
+    """Bits of the scale sent with each quantised hidden state; 0 in the papers."""
 
     @property
     def vector_bits(self) -> int:
@@ -93,12 +94,12 @@ def feedback_bits(window: int, sizes: Sizes) -> int:
     return position_bits(window) + sizes.id_bits
 
 
-def ids_only(window: int, queried: int, sizes: Sizes) -> Payload:
+def ids_only(window: int, sizes: Sizes) -> Payload:
     """Greedy verification: K·b_id up, B_fb down."""
     return Payload(window * sizes.id_bits, feedback_bits(window, sizes))
 
 
-def full_hidden(window: int, queried: int, sizes: Sizes) -> Payload:
+def full_hidden(window: int, sizes: Sizes) -> Payload:
     """FH: K·(b_id + B_h) up (eq. 5), B_fb down (eq. 4)."""
     return Payload(window * (sizes.id_bits + sizes.vector_bits), feedback_bits(window, sizes))
 
@@ -111,28 +112,18 @@ def selective_hidden(window: int, queried: int, sizes: Sizes) -> Payload:
     return Payload(up, down, exchanges, exchanges)
 
 
-def full_distributions(window: int, queried: int, sizes: Sizes) -> Payload:
+def full_distributions(window: int, sizes: Sizes) -> Payload:
     """Rejection sampling ("SD reject"): K·(b_id + 16·V) up, as Table I has it (see the errata), B_fb down."""
     return Payload(window * (sizes.id_bits + PROBABILITY_BITS * sizes.vocab_size), feedback_bits(window, sizes))
 
 
-def split_distributions(window: int, queried: int, sizes: Sizes) -> Payload:
-    """DSSD's split of rejection sampling: K·(b_id + 16) up, ids and the probability that each was drawn with, which is
-    all that min(1, p/q) needs; B_fb down, and after a rejection (m > 0) the target's distribution, 16·V, from which
-    the UE draws the correction. That token's b_id goes up with the next window, and is counted in B_fb.
+def split_distributions(window: int, rejected: bool, sizes: Sizes) -> Payload:
+    """DSSD's split of rejection sampling: K·(b_id + 16) up, each id with the probability it was drawn with, as
+    min(1, p/q) needs; B_fb down, and after a rejection the target's distribution, 16·V, from which the UE draws the
+    correction. The correction's b_id goes up with the next window, and is counted in B_fb.
     """
-    down = feedback_bits(window, sizes) + (PROBABILITY_BITS * sizes.vocab_size if queried else 0)
+    down = feedback_bits(window, sizes) + (PROBABILITY_BITS * sizes.vocab_size if rejected else 0)
     return Payload(window * (sizes.id_bits + PROBABILITY_BITS), down)
-
-
-PAYLOADS: dict[str, Callable[[int, int, Sizes], Payload]] = {
-    "greedy": ids_only,
-    "rejection": full_distributions,
-    "fh": full_hidden,
-    "sh": selective_hidden,
-    "split": split_distributions,
-}
-"""Payload of a round by protocol: (K, m, sizes)."""
 
 
 def transfer_s(bits: float, rate_mbps: float, per: float = 0.0) -> float:
@@ -146,20 +137,3 @@ def link_time(payload: Payload, csi: Csi, overheads: Overheads = NO_OVERHEADS) -
     down = payload.downlink_bits + payload.downlink_messages * overheads.downlink_bits
     moving_s = transfer_s(up, csi.uplink_mbps, csi.per_up) + transfer_s(down, csi.downlink_mbps, csi.per_down)
     return LinkTime(up, down, payload.round_trips, moving_s + payload.round_trips * csi.rtt_ms / 1e3)
-
-
-def round_cost(
-    kind: str, window: int, queried: int, sizes: Sizes, csi: Csi, overheads: Overheads = NO_OVERHEADS
-) -> LinkTime:
-    """Cost of one round of a protocol.
-
-    Raises:
-        BadInput: an unknown protocol, a window below 1, more positions than the window has, or negative sizes.
-    """
-    if kind not in PAYLOADS:
-        raise BadInput(f"no cost model for protocol {kind!r}; known: {', '.join(PAYLOADS)}")
-    if window < 1 or not 0 <= queried <= window:
-        raise BadInput(f"a window has 1 token or more and 0 to K queried positions, not {window} and {queried}")
-    if min(*sizes, *overheads) < 0 or sizes.id_bits < 1:
-        raise BadInput("sizes and overheads in bits must not be negative, and ids have 1 bit or more")
-    return link_time(PAYLOADS[kind](window, queried, sizes), csi, overheads)

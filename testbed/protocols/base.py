@@ -8,8 +8,9 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.channel.cost import PAYLOADS, Payload, Sizes
-from testbed.errors import ProtocolError
+from testbed.channel.cost import NO_OVERHEADS, LinkTime, Overheads, Payload, Sizes, ids_only, link_time
+from testbed.channel.csi import Csi
+from testbed.errors import BadInput, ProtocolError
 from testbed.protocols.codec import AnyArray
 from testbed.protocols.quantise import FULL_BITS, dequantise, quantise
 from testbed.protocols.sampling import Counts, Draws, Kept, Probs
@@ -54,9 +55,11 @@ class Window(NamedTuple):
 
 
 class RoundProtocol:
-    """One way of carrying a round; subclasses say what differs from ids up, verdict down."""
+    """One way of carrying a round; the base class sends ids up and a verdict down, subclasses override what differs."""
 
     kind: ClassVar[str]
+    about: ClassVar[str]
+    """One line for help screens."""
     judged: ClassVar[bool] = False
     """Whether mismatches go to the judge; if not, the first one ends the window."""
     sampled: ClassVar[bool] = False
@@ -108,8 +111,28 @@ class RoundProtocol:
     # ------------------------------------------------------------ payload
 
     def payload(self, window: int, queried: int, sizes: Sizes) -> Payload:
-        """Bits of a round with `window` = K drafted tokens and `queried` = m requested positions."""
-        return PAYLOADS[self.kind](window, queried, sizes)
+        """Bits of a round, headers left out: what its messages cost in virtual time and under `channel cost`.
+
+        The difference that `queried` makes is the cost of `NeedHidden` and `Hidden` where there are two exchanges, else
+        that of the verdict.
+
+        Args:
+            window: K drafted tokens; 0 where the BS decodes alone.
+            queried: m requested positions; where there is no second exchange, 1 if the verdict holds a distribution.
+        """
+        return ids_only(window, sizes)
+
+    def cost(self, window: int, queried: int, sizes: Sizes, csi: Csi, overheads: Overheads = NO_OVERHEADS) -> LinkTime:
+        """Cost of one round on one link (WISV eqs. 6, 10).
+
+        Raises:
+            BadInput: a window below 1, more positions than the window has, or negative sizes.
+        """
+        if window < 1 or not 0 <= queried <= window:
+            raise BadInput(f"a window has 1 token or more and 0 to K queried positions, not {window} and {queried}")
+        if min(*sizes, *overheads) < 0 or sizes.id_bits < 1:
+            raise BadInput("sizes and overheads in bits must not be negative, and ids have 1 bit or more")
+        return link_time(self.payload(window, queried, sizes), csi, overheads)
 
 
 def expect_names(arrays: dict[str, AnyArray], *names: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from testbed.channel.cost import Payload, Sizes, full_hidden
 from testbed.protocols.base import (
     Drafted,
     RoundProtocol,
@@ -20,6 +21,7 @@ class FullHidden(RoundProtocol):
     """One round trip, the largest uplink."""
 
     kind = "fh"
+    about = "ids and all hidden states up; the judge decides on mismatched tokens"
     judged = True
 
     # ------------------------------------------------------------ UE side
@@ -35,3 +37,9 @@ class FullHidden(RoundProtocol):
         expect_names(arrays, "ids", *hidden_names(hidden_bits))
         ids = read_ids(arrays)
         return Window(ids, read_hidden(arrays, len(ids), hidden_size, hidden_bits))
+
+    # ------------------------------------------------------------ payload
+
+    def payload(self, window: int, queried: int, sizes: Sizes) -> Payload:
+        """WISV eqs. 4 and 5."""
+        return full_hidden(window, sizes)

@@ -9,3 +9,4 @@ class Greedy(RoundProtocol):
     """K ids up, position and token down: the base protocol as it stands."""
 
     kind = "greedy"
+    about = "ids up; the first token that differs from the target's ends the window"

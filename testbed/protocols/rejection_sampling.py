@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from testbed.channel.cost import Payload, Sizes, full_distributions, split_distributions
 from testbed.errors import BadInput, ProtocolError
 from testbed.protocols.base import Drafted, RoundProtocol, Window, expect_names, read_ids
 from testbed.protocols.codec import MAX_ARRAY_BYTES, AnyArray
@@ -33,6 +34,7 @@ class RejectionSampling(RoundProtocol):
     """The baseline "SD reject" of WISV Table I: all of q goes up, and the BS replaces a rejected token itself."""
 
     kind = "rejection"
+    about = "rejection sampling: ids and whole draft distributions up"
     sampled = True
 
     # ------------------------------------------------------------ UE side
@@ -74,6 +76,12 @@ class RejectionSampling(RoundProtocol):
         left = residual(p, rows[stays]) if stays < len(rows) else p
         return Kept(stays, draw(left, draws.replace(stays)))
 
+    # ------------------------------------------------------------ payload
+
+    def payload(self, window: int, queried: int, sizes: Sizes) -> Payload:
+        """WISV Table I, "SD reject"."""
+        return full_distributions(window, sizes)
+
 
 class SplitSampling(RoundProtocol):
     """DSSD's split: q(x) of each drafted token goes up; only on a rejection p comes down, and the UE, which has q,
@@ -81,6 +89,7 @@ class SplitSampling(RoundProtocol):
     """
 
     kind = "split"
+    about = "rejection sampling: ids and their probabilities up, the target's distribution down after a rejection"
     replaces = True
     sampled = True
 
@@ -128,6 +137,12 @@ class SplitSampling(RoundProtocol):
         if stays < len(window.ids):
             return Kept(stays, None, pack_target(target(stays)))
         return Kept(stays, draw(packed.probs(stays), draws.replace(stays)))
+
+    # ------------------------------------------------------------ payload
+
+    def payload(self, window: int, queried: int, sizes: Sizes) -> Payload:
+        """See `split_distributions`; `queried` is 1 after a rejection."""
+        return split_distributions(window, queried > 0, sizes)
 
 
 class _Packed:

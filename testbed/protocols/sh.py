@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from testbed.channel.cost import Payload, Sizes, selective_hidden
 from testbed.protocols.base import Drafted, RoundProtocol, hidden_arrays
 from testbed.protocols.codec import AnyArray
 
@@ -12,6 +13,7 @@ class SelectiveHidden(RoundProtocol):
     """The smallest uplink, and a second round trip wherever something mismatches."""
 
     kind = "sh"
+    about = "ids up, then the hidden states of mismatched tokens on request; the judge decides on them"
     judged = True
 
     # ------------------------------------------------------------ UE side
@@ -25,3 +27,9 @@ class SelectiveHidden(RoundProtocol):
     def asks_for(self, candidates: Sequence[int]) -> Sequence[int]:
         """All candidates: each may be judged, since those before it may be kept."""
         return candidates
+
+    # ------------------------------------------------------------ payload
+
+    def payload(self, window: int, queried: int, sizes: Sizes) -> Payload:
+        """WISV eqs. 4 and 7 to 9."""
+        return selective_hidden(window, queried, sizes)

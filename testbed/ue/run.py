@@ -14,6 +14,7 @@ from testbed.channel.cost import NO_OVERHEADS, Overheads, Sizes
 from testbed.errors import BadInput
 from testbed.protocols import PROTOCOLS, TARGET_ONLY, protocol
 from testbed.protocols.adaptive import ByLatency, Choice, by_rtt
+from testbed.protocols.methods import AUTO, COLOCATED, run_method
 from testbed.protocols.quantise import FULL_BITS, quantised
 from testbed.protocols.sampling import GREEDY, Sampling, request_seed
 from testbed.ue.channel_state import ChannelState, Unknown
@@ -26,23 +27,8 @@ from testbed.ue.session import REAL_TIME, DecodingSession, Progress
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.rules import WindowPolicy
 
-COLOCATED = "colocated"
-"""Greedy speculation with both models on the BS: the drafter talks to it over `Clients.local`."""
-AUTO = "auto"
 HANDSHAKES = 3
 """RTT handshakes before a request under `auto`; the shortest counts."""
-
-
-def check_method(method: str) -> str:
-    """Return a method that can be run.
-
-    Raises:
-        BadInput: unknown; the message lists the known ones.
-    """
-    known = (TARGET_ONLY, COLOCATED, AUTO, *PROTOCOLS)
-    if method not in known:
-        raise BadInput(f"unknown protocol {method!r}; known: {', '.join(known)}")
-    return method
 
 
 def check_speed(speed_tps: float | None, accept_slower: bool) -> None:
@@ -182,9 +168,8 @@ class JobRunner:
             self._by_latency.observe(record.candidates)
 
     def draws(self, method: str) -> bool:
-        """Whether a method's output is left to chance, so that there is nothing to hold it against token by token."""
-        sampled = method == TARGET_ONLY or (method in PROTOCOLS and PROTOCOLS[method].sampled)
-        return sampled and not self._setting.sampling.greedy
+        """Whether a method's output is random, so that it cannot be compared with the target's token by token."""
+        return run_method(method).sampled and not self._setting.sampling.greedy
 
     async def own(self, prompt: Sequence[int], max_tokens: int, end_ids: Sequence[int]) -> RequestRecord:
         """The target's own greedy output."""

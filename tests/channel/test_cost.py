@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from testbed.channel.cost import Overheads, Sizes, id_bits, position_bits, round_cost
+from testbed.channel.cost import Overheads, Sizes, id_bits, position_bits
 from testbed.channel.csi import Csi
 from testbed.cli.channel.group import app
 from testbed.errors import BadInput
+from testbed.protocols import protocol
 
 LLAMA = Sizes(hidden_size=2048, id_bits=17, vocab_size=128256)
 LINK = Csi(20.0, 40.0, 50.0, 0.2, 0.5)
@@ -41,7 +42,7 @@ def test_bits_of_ids_and_positions() -> None:
     ],
 )
 def test_a_round_by_hand(kind: str, queried: int, up_bits: int, down_bits: int, trips: int) -> None:
-    found = round_cost(kind, 10, queried, LLAMA, LINK, Overheads(100, 30))
+    found = protocol(kind).cost(10, queried, LLAMA, LINK, Overheads(100, 30))
     assert (found.uplink_bits, found.downlink_bits, found.round_trips) == (up_bits, down_bits, trips)
     # 20 Mbit/s of which 0.8 passes: 16e6 bit/s; 40 Mbit/s of which half passes: 20e6 bit/s
     assert found.latency_s == pytest.approx(up_bits / 16e6 + down_bits / 20e6 + trips * 0.05)
@@ -81,7 +82,7 @@ def test_quantised_states_take_their_bits_and_what_is_said_of_their_scale() -> N
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("carrier-pigeon", 8, 0, LLAMA), "known: greedy, rejection, fh, sh"),
+        (("carrier-pigeon", 8, 0, LLAMA), "known: greedy, fh, sh, rejection, split"),
         (("greedy", 0, 0, LLAMA), "1 token or more"),
         (("sh", 4, 5, LLAMA), "0 to K queried"),
         (("fh", 4, 0, Sizes(-1)), "not be negative"),
@@ -91,4 +92,4 @@ def test_quantised_states_take_their_bits_and_what_is_said_of_their_scale() -> N
 )
 def test_what_has_no_cost(arguments: tuple[str, int, int, Sizes], words: str) -> None:
     with pytest.raises(BadInput, match=words):
-        round_cost(*arguments, LINK)
+        protocol(arguments[0]).cost(*arguments[1:], LINK)

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.channel.cost import Sizes, round_cost
+from testbed.channel.cost import Sizes
 from testbed.channel.csi import Csi
 from testbed.errors import BadInput
+from testbed.protocols import protocol
 from testbed.protocols.adaptive import ByLatency, by_rtt
 
 LLAMA = Sizes(hidden_size=2048, id_bits=17)
@@ -31,8 +32,8 @@ def test_the_expected_time_is_the_mean_over_the_rounds_seen(
     for candidates in seen:
         rule.observe(candidates)
     csi = Csi(rate_mbps, rate_mbps, rtt_ms, per, per)
-    selective = [round_cost("sh", 8, m, LLAMA, csi).latency_s for m in [1, *seen]]  # the assumed round first
-    full_s = round_cost("fh", 8, 0, LLAMA, csi).latency_s
+    selective = [protocol("sh").cost(8, m, LLAMA, csi).latency_s for m in [1, *seen]]  # the assumed round first
+    full_s = protocol("fh").cost(8, 0, LLAMA, csi).latency_s
     # positions asked for travel down too, some bits each, which the rule leaves out
     slack_s = 8 * 4 / (rate_mbps * 1e6 * (1 - per))
     assert rule.expected_s("sh", csi) == pytest.approx(sum(selective) / len(selective), rel=1e-9, abs=slack_s)

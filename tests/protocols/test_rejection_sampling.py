@@ -11,7 +11,7 @@ import pytest
 
 from testbed.bs.engines.base import VerifyRequest
 from testbed.bs.engines.synthetic import SyntheticEngine
-from testbed.channel.cost import Payload, Sizes, round_cost
+from testbed.channel.cost import Payload, Sizes
 from testbed.channel.csi import Csi
 from testbed.errors import BadInput, ProtocolError
 from testbed.protocols import protocol, rejection_sampling
@@ -144,7 +144,7 @@ def test_payloads_by_hand() -> None:
     # 8 * (17 + 16) = 264 up; 21 down, and 16 * 128256 = 2,052,096 more after a rejection
     assert protocol("split").payload(8, 0, LLAMA) == Payload(264, 21, 1, 1)
     assert protocol("split").payload(8, 1, LLAMA) == Payload(264, 2_052_117, 1, 1)
-    cost = round_cost("split", 8, 1, LLAMA, Csi(20.0, 20.0, 50.0))
+    cost = protocol("split").cost(8, 1, LLAMA, Csi(20.0, 20.0, 50.0))
     assert cost.latency_s == pytest.approx((264 + 2_052_117) / 20e6 + 0.05)
 
 

@@ -6,10 +6,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from testbed.channel.cost import Overheads, Sizes, id_bits, round_cost
+from testbed.channel.cost import Overheads, Sizes, id_bits
 from testbed.channel.csi import Csi
 from testbed.cli.channel import measure, record, traces, validate
 from testbed.cli.output import note, print_json
+from testbed.protocols import PROTOCOLS
 
 app = typer.Typer(
     no_args_is_help=True, help="The link between UE and BS: measured, emulated, replayed, and what it costs."
@@ -23,7 +24,7 @@ def group() -> None:
 
 @app.command()
 def cost(
-    protocol: Annotated[str, typer.Option(help="greedy, rejection, split, fh or sh.")] = "greedy",
+    protocol: Annotated[str, typer.Option(help=f"Protocol: {', '.join(PROTOCOLS)}.")] = "greedy",
     window: Annotated[int, typer.Option(help="Drafted tokens K.")] = 8,
     vocab: Annotated[int, typer.Option(help="Vocabulary V.")] = 128256,
     hidden: Annotated[int, typer.Option(help="Hidden size d_d of the drafter.")] = 2048,
@@ -32,7 +33,7 @@ def cost(
         int, typer.Option(help="Bits that a hidden state takes besides its elements: 16 on our wire at 8 and 4 bits.")
     ] = 0,
     ids: Annotated[int | None, typer.Option("--id-bits", help="Bits of a token id; default: ceil(log2 V).")] = None,
-    queried: Annotated[int, typer.Option(help="Requested positions m (sh); above 0: rejected (split).")] = 0,
+    queried: Annotated[int, typer.Option(help="Requested positions m (sh); 1: rejected (split).")] = 0,
     uplink_mbps: Annotated[float, typer.Option(help="Uplink rate.")] = 20.0,
     downlink_mbps: Annotated[float, typer.Option(help="Downlink rate.")] = 20.0,
     per_up: Annotated[float, typer.Option(help="Uplink packet error rate.")] = 0.0,
@@ -52,7 +53,8 @@ def cost(
     """
     sizes = Sizes(hidden, id_bits(vocab) if ids is None else ids, hidden_bits, vocab, scale_bits)
     csi = Csi(uplink_mbps, downlink_mbps, rtt_ms, per_up, per_down)
-    found = round_cost(protocol, window, queried, sizes, csi, Overheads(overhead_up_bits, overhead_down_bits))
+    overheads = Overheads(overhead_up_bits, overhead_down_bits)
+    found = PROTOCOLS.choose(protocol).cost(window, queried, sizes, csi, overheads)
     if as_json:
         print_json(found._asdict())
         return

@@ -15,10 +15,9 @@ from testbed.errors import BadInput
 from testbed.experiments.field.link import LinkModel
 from testbed.experiments.inputs.datasets import Example, load_dataset
 from testbed.experiments.inputs.padding import check_pad
-from testbed.experiments.results.directory import JUDGED
 from testbed.power.sources import check_source
+from testbed.protocols.methods import run_method
 from testbed.protocols.quantise import check_bits
-from testbed.ue.run import COLOCATED, check_method
 from testbed.ue.windows.rules import check_rule, check_window
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}"
@@ -174,15 +173,15 @@ def _names(kind: str, names: Sequence[str]) -> None:
 
 def _check_method(method: Method, plan: FieldPlan) -> None:
     try:
-        if check_method(method.protocol) == COLOCATED:
-            raise BadInput("colocated runs both models on the base station: there is no link in it")
+        if (way := run_method(method.protocol)).on_bs:
+            raise BadInput(f"{way.kind} runs both models on the base station: there is no link in it")
         check_window(method.window)
         check_rule(method.window_rule)
         check_bits(method.hidden_bits)
         check_pad(plan.pad, [method.protocol])
         if not 0 <= method.threshold <= 1:
             raise BadInput(f"threshold must lie in [0, 1], not {method.threshold}")
-        if method.threshold > 0 and method.protocol in JUDGED and plan.judge == "strict":
+        if method.threshold > 0 and way.judged and plan.judge == "strict":
             raise BadInput("judge strict keeps no mismatch at any threshold: name the judge that the base station has")
     except BadInput as exc:
         raise BadInput(f"method {method.name}: {exc}") from exc

@@ -1,4 +1,4 @@
-"""Messages of a small pair, padded on their way up to what a large one would send: a real link then feels its bytes."""
+"""Uplink messages of a small pair, padded to the sizes of a large one, so that a real link carries as many bytes."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from testbed.channel.cost import Sizes
 from testbed.channel.link import Frames, Link, Received
 from testbed.channel.virtual import Sizer, frame_bytes
 from testbed.errors import BadInput
 from testbed.experiments.inputs.payloads import sizers
 from testbed.experiments.inputs.profile import load_profile
+from testbed.protocols import PROTOCOLS
+from testbed.protocols.base import RoundProtocol
 from testbed.protocols.codec import MAX_ARRAY_BYTES, PAD, decode_uplink, encode
 from testbed.protocols.quantise import quantised
 
 HEADER_BYTES = 12
-"""That naming the padding adds to a header, about; less is not worth padding for."""
-DOWNWARD = ("split",)
-"""Methods whose downlink grows with the vocabulary: only what a UE sends is padded."""
+"""Bytes that the name of the padding adds to a header, about; less is not padded."""
 
 
 class PaddedLink:
-    """Implements `Link`: tops up every message to the bytes that a sizer gives it, and counts what it sends."""
+    """Implements `Link`: pads every message to the bytes that a sizer gives it, and counts what it sends."""
 
     def __init__(self, link: Link, sizer: Sizer) -> None:
         self._link, self._sizer = link, sizer
@@ -61,7 +62,7 @@ def uplink_sizer(profile: str, hidden_bits: int) -> Sizer:
 
 
 def check_pad(profile: str | None, methods: Sequence[str]) -> None:
-    """Refuse what cannot be padded.
+    """Refuse a profile or a method that messages cannot be padded for.
 
     Raises:
         BadInput: no such profile, one without sizes, or a method whose downlink would have to be padded.
@@ -69,5 +70,11 @@ def check_pad(profile: str | None, methods: Sequence[str]) -> None:
     if profile is None:
         return
     uplink_sizer(profile, 16)
-    if wrong := [method for method in methods if method in DOWNWARD]:
+    if wrong := [method for method in methods if method in PROTOCOLS and _grows_down(PROTOCOLS[method])]:
         raise BadInput(f"only the uplink is padded, and {wrong[0]} sends its large messages down: leave one out")
+
+
+def _grows_down(protocol: RoundProtocol) -> bool:
+    """Whether the downlink of a protocol depends on the sizes of the models."""
+    small, large = Sizes(hidden_size=1, vocab_size=1), Sizes(hidden_size=2, vocab_size=2)
+    return protocol.payload(1, 1, small).downlink_bits != protocol.payload(1, 1, large).downlink_bits

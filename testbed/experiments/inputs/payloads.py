@@ -1,61 +1,87 @@
-"""How many bytes a message takes on a virtual link where a small pair stands for a large one (WISV eqs. 3–9)."""
+"""Bytes of each message on a virtual link where a small pair stands for a large one (WISV eqs. 3–9)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from testbed.channel.cost import PROBABILITY_BITS, Overheads, Sizes, feedback_bits, position_bits
+from testbed.channel.cost import PROBABILITY_BITS, Overheads, Payload, Sizes, full_distributions
 from testbed.channel.link import Frames
 from testbed.channel.virtual import Sizer
-from testbed.protocols.codec import AnyArray, decode_downlink, decode_uplink
+from testbed.protocols import PROTOCOLS
+from testbed.protocols.base import RoundProtocol
+from testbed.protocols.codec import decode_downlink, decode_uplink
+from testbed.protocols.greedy import Greedy
 from testbed.protocols.messages import Draft, Hidden, NeedHidden, Open, Verdict
 
+GREEDY: RoundProtocol = Greedy()
+"""Stands in where a session has no protocol: `target-only`."""
 OWN, REJECTION = "own", "rejection"
 PAYLOADS = (OWN, REJECTION)
 """What a window carries up: what its protocol says, or also the whole draft distributions, as "SD reject" does."""
 
 
 def sizers(sizes: Sizes, overheads: Overheads, payload: str = OWN) -> tuple[Sizer, Sizer]:
-    """Bytes of uplink and of downlink messages for models of these sizes; they add up to the cost model's. Where hidden
-    states travel below 16 bits, the sizes are `quantised`.
+    """Bytes of uplink and of downlink messages of one link, for models of these sizes.
 
-    A prompt goes up as ids, and each greeting or handshake as its overhead alone.
+    The messages of a round add up to what its protocol's `payload` says, each rounded up to whole bytes. A prompt goes
+    up as ids, and each greeting or handshake as its overhead alone.
+
+    Args:
+        sizes: `quantised` where hidden states travel below 16 bits.
+        payload: one of `PAYLOADS`.
     """
-    distribution_bits = PROBABILITY_BITS * sizes.vocab_size if payload == REJECTION else 0
-    window = [0]
+    link = _LinkSizes(sizes, overheads, payload == REJECTION)
+    return link.up, link.down
 
-    def up(frames: Frames) -> int:
+
+class _LinkSizes:
+    """Sizes of the messages of one link, by the protocol and the latest window of each session."""
+
+    def __init__(self, sizes: Sizes, overheads: Overheads, distributions: bool) -> None:
+        self._sizes, self._overheads, self._distributions = sizes, overheads, distributions
+        self._protocols: dict[int, RoundProtocol] = {}
+        self._windows: dict[int, int] = {}
+        self._latest = 0
+        """Window of the link's latest draft; a verdict of a session that has drafted nothing is as long as its."""
+
+    def up(self, frames: Frames) -> int:
+        """Bytes of an uplink message."""
         packet = decode_uplink(frames)
-        bits = overheads.uplink_bits
-        if isinstance(packet.message, Open):
-            bits += len(packet.arrays["ids"]) * sizes.id_bits
-        elif isinstance(packet.message, Draft):
-            window[0] = len(packet.arrays["ids"])
-            bits += window[0] * (sizes.id_bits + max(distribution_bits, _probability_bits(packet.arrays, sizes)))
-            bits += len(packet.arrays.get("hidden", ())) * sizes.vector_bits
-        elif isinstance(packet.message, Hidden):
-            bits += len(packet.arrays["hidden"]) * sizes.vector_bits
+        message, bits = packet.message, self._overheads.uplink_bits
+        if isinstance(message, Open):
+            self._protocols[message.session] = PROTOCOLS.get(message.protocol, GREEDY)
+            bits += len(packet.arrays["ids"]) * self._sizes.id_bits
+        elif isinstance(message, Draft):
+            self._windows[message.session] = self._latest = len(packet.arrays["ids"])
+            bits += self._draft_bits(message.session)
+        elif isinstance(message, Hidden):
+            revealed = max(map(len, packet.arrays.values()), default=0)
+            bits += self._payload(message.session, revealed).uplink_bits - self._payload(message.session).uplink_bits
         return _bytes(bits)
 
-    def down(frames: Frames) -> int:
-        packet = decode_downlink(frames)
-        message = packet.message
-        bits = overheads.downlink_bits
+    def down(self, frames: Frames) -> int:
+        """Bytes of a downlink message."""
+        message, bits = decode_downlink(frames).message, self._overheads.downlink_bits
         if isinstance(message, NeedHidden):
-            bits += message.count * position_bits(window[0])
+            asked = self._payload(message.session, message.count)
+            bits += asked.downlink_bits - self._payload(message.session).downlink_bits
         elif isinstance(message, Verdict):
-            bits += feedback_bits(window[0], sizes)
-            bits += PROBABILITY_BITS * sizes.vocab_size if "target" in packet.arrays else 0
+            whole = self._payload(message.session, message.queried)
+            alone = whole if whole.round_trips == 1 else self._payload(message.session)
+            bits += alone.downlink_bits
         return _bytes(bits)
 
-    return up, down
+    def _payload(self, session: int, queried: int = 0) -> Payload:
+        protocol = self._protocols.get(session, GREEDY)
+        return protocol.payload(self._windows.get(session, self._latest), queried, self._sizes)
 
-
-def _probability_bits(arrays: Mapping[str, AnyArray], sizes: Sizes) -> int:
-    """Bits of probabilities that go up with each drafted token: a whole distribution, its own probability, or none."""
-    if "q" not in arrays:
-        return 0
-    return PROBABILITY_BITS * (sizes.vocab_size if arrays["q"].ndim == 2 else 1)
+    def _draft_bits(self, session: int) -> int:
+        """Bits of a window, with whole draft distributions where they are to be counted and are not yet."""
+        own = self._payload(session).uplink_bits
+        if not self._distributions:
+            return own
+        window = self._windows[session]
+        if self._protocols.get(session, GREEDY).sampled:
+            return max(own, full_distributions(window, self._sizes).uplink_bits)
+        return own + window * PROBABILITY_BITS * self._sizes.vocab_size
 
 
 def _bytes(bits: int) -> int:

@@ -21,12 +21,12 @@ from testbed.experiments.inputs.datasets import Example
 from testbed.experiments.results.energy import energy_columns
 from testbed.experiments.results.quality import quality
 from testbed.files import whole_file
+from testbed.protocols.methods import run_method
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.run import Outcome
 
 SCHEMA = 1
 PARTS = ("draft_s", "link_s", "queue_s", "verify_s", "judge_s", "overhead_s")
-JUDGED = ("fh", "sh", "auto")
 
 
 def rows(
@@ -52,13 +52,13 @@ def rows(
     table = []
     channel = _channel(outcomes)
     for method in dict.fromkeys(o.method for o in outcomes):
-        mine = [o for o in outcomes if o.method == method]
+        mine, judged = [o for o in outcomes if o.method == method], run_method(method).judged
         row: dict[str, Any] = {
             "method": method,
             "window": window,
             "window_rule": window_rule,
-            "threshold": threshold if method in JUDGED else None,
-            "hidden_bits": hidden_bits if method in JUDGED else None,
+            "threshold": threshold if judged else None,
+            "hidden_bits": hidden_bits if judged else None,
             **channel,
             "requests": len(mine),
             **quality({o.request: texts.get((method, o.request), "") for o in mine}, examples, own),

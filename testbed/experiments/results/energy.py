@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from testbed.power.accounting import Spans, account, heat
 from testbed.power.series import Samples
 from testbed.protocols import TARGET_ONLY
+from testbed.protocols.methods import run_method
 from testbed.ue.records import RequestRecord, RoundRecord
-from testbed.ue.run import COLOCATED
 
 PARTS = ("draft_j", "link_j", "wait_j", "other_j")
 """Of `energy_j`, in the order in which they come."""
@@ -102,7 +102,7 @@ def energy_columns(method: str, requests: Sequence[RequestRecord], idle_w: float
         return {}
     told = [record.throttled for record in rounds if record.throttled is not None]
     known = [r for r in requests if r.rounds and all(record.energy_j is not None for record in r.rounds)]
-    known = [] if method == COLOCATED else known
+    known = [] if run_method(method).on_bs else known
     inside = [record for request in known for record in request.rounds]
     means = {name: _mean([getattr(r, name) for r in inside], len(known)) for name in ("energy_j", *PARTS)}
     energy_j, tokens = means["energy_j"], sum(record.committed for record in inside)

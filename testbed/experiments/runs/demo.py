@@ -26,7 +26,6 @@ from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.inputs.profile import load_profile
 from testbed.experiments.report.page import write_report
 from testbed.experiments.results import directory as results
-from testbed.experiments.results.directory import JUDGED
 from testbed.experiments.runs.calibrate import calibrate
 from testbed.experiments.runs.execute import Watch
 from testbed.experiments.runs.journal import NAME as JOURNAL
@@ -36,8 +35,9 @@ from testbed.experiments.runs.uerun import LiveProgress, result_of, write_run
 from testbed.experiments.runs.virtual import csi_text, load_models, run_virtual
 from testbed.models.bundle import BUNDLED, bundled, head_directory
 from testbed.protocols.adaptive import RULES
+from testbed.protocols.methods import run_method
 from testbed.protocols.quantise import check_bits
-from testbed.ue.run import check_method, sampling_for
+from testbed.ue.run import sampling_for
 from testbed.ue.windows.rules import HINTED, check_window
 
 Say = Callable[[str], None]
@@ -59,7 +59,8 @@ def run_demo(config: DemoConfig, out: Path, say: Say) -> dict[str, Any]:
     results.write_summary(out, summary)
     write_report([out], out)
     strict = config.threshold == 0 or judging(config)[0] == "strict"
-    lossy = [r["method"] for r in summary["rows"] if r["lossless"] is False and (strict or r["method"] not in JUDGED)]
+    held = [r for r in summary["rows"] if strict or not run_method(r["method"]).judged]
+    lossy = [r["method"] for r in held if r["lossless"] is False]
     if lossy:
         raise GateError(f"outputs of {', '.join(lossy)} differ from the target's own; see {out}/requests.parquet")
     return summary
@@ -68,7 +69,7 @@ def run_demo(config: DemoConfig, out: Path, say: Say) -> dict[str, Any]:
 def check_demo(config: DemoConfig) -> ChannelSpec:
     """Refuse what cannot run, before anything is started; returns the channel."""
     for method in config.methods:
-        check_method(method)
+        run_method(method)
     check_window(config.window)
     check_window_rule(config.window_rule, config.predictor)
     if config.engine not in ENGINES:
@@ -104,7 +105,7 @@ def judging(config: DemoConfig) -> tuple[str, str | None]:
     """
     if not 0 <= config.threshold <= 1:
         raise BadInput(f"threshold must lie in [0, 1], not {config.threshold}")
-    asked = config.threshold > 0 and any(method in JUDGED for method in config.methods)
+    asked = config.threshold > 0 and any(run_method(method).judged for method in config.methods)
     given = (config.judge, config.head, config.quality_budget)
     kind = judge_kind("head" if asked and given == (None, None, None) else config.judge, *given[1:])
     if kind not in ("strict", "head") and config.threshold == 0:
@@ -131,7 +132,7 @@ def judge_of(config: DemoConfig) -> Judge:
 
 def labelled(row: dict[str, Any], config: DemoConfig) -> dict[str, Any]:
     """A row with the judge and head of its method; θ only where the judge goes by it."""
-    if row["method"] not in JUDGED:
+    if not run_method(row["method"]).judged:
         return {**row, "judge": None, "head": None}
     kind, head = judging(config)
     return {

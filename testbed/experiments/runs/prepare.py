@@ -18,10 +18,11 @@ from testbed.experiments.inputs.state import check_csi
 from testbed.experiments.power.recorder import check_power
 from testbed.models.bundle import bundled
 from testbed.protocols.adaptive import RULES
+from testbed.protocols.methods import run_method
 from testbed.protocols.quantise import check_bits
 from testbed.ue.dial import check_silence, keys_for
 from testbed.ue.prompts import Prompter
-from testbed.ue.run import check_method, check_speed, sampling_for
+from testbed.ue.run import check_speed, sampling_for
 from testbed.ue.windows.predictor import load_predictor
 from testbed.ue.windows.rules import WindowPolicy, check_rule, check_window, needs_predictor, window_policy
 
@@ -121,7 +122,7 @@ def predictor_directory(given: str | None) -> Path:
 def _check(config: RunConfig) -> None:
     """Refuse what can be refused before any file is read."""
     for method in config.methods:
-        check_method(method)
+        run_method(method)
     check_window(config.window)
     check_window_rule(config.window_rule, config.predictor)
     check_speed(config.speed_tps, config.accept_slower)

@@ -23,6 +23,7 @@ from testbed.experiments.runs.journal import Journal
 from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.models.bundle import bundled
 from testbed.power.reading import PowerSource
+from testbed.protocols.methods import run_method
 from testbed.ue.records import RoundRecord
 from testbed.ue.run import Job, Outcome
 
@@ -138,7 +139,7 @@ def result_of(
         }
         for o in sorted(outcomes, key=lambda o: (o.request, o.method))
     ]
-    strict = [o for o in outcomes if config.threshold == 0 or o.method not in results.JUDGED]
+    strict = [o for o in outcomes if config.threshold == 0 or not run_method(o.method).judged]
     losses = [_loss(work, o) for o in strict if o.divergence is not None and not o.divergence.tie]
     return UeResult(outputs, rows, losses, outcomes, texts, power)
 

@@ -28,6 +28,7 @@ from testbed.experiments.sweep.points import (
 )  # fmt: skip
 from testbed.experiments.sweep.run import at_once, in_order, one_by_one
 from testbed.files import held
+from testbed.protocols.methods import run_method
 
 __all__ = [
     "EXECUTORS",
@@ -136,7 +137,7 @@ def _lossy(point: SweepPoint, out: Path) -> bool:
     """Whether an output that had to be the target's own is not."""
     strict = point.config.threshold == 0 or judging(point.config)[0] == "strict"
     return any(
-        row["lossless"] is False and (strict or row["method"] not in results.JUDGED) for row in sweep_rows(point, out)
+        row["lossless"] is False and (strict or not run_method(row["method"]).judged) for row in sweep_rows(point, out)
     )
 
 

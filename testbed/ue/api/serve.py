@@ -19,6 +19,7 @@ from testbed.listening import key_in, listening, url_of
 from testbed.protocols import PROTOCOLS
 from testbed.protocols.adaptive import RULES
 from testbed.protocols.messages import Welcome
+from testbed.protocols.methods import AUTO
 from testbed.protocols.quantise import check_bits
 from testbed.protocols.sampling import Sampling
 from testbed.ue.api.app import Service, make_app
@@ -30,7 +31,7 @@ from testbed.ue.dial import check_silence, dial, keys_for
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.llama.drafter import LlamaDrafter
 from testbed.ue.prompts import Prompter
-from testbed.ue.run import AUTO, Clients, JobRunner, Setting
+from testbed.ue.run import Clients, JobRunner, Setting
 from testbed.ue.windows.rules import FixedWindow
 
 State = Callable[[Client, Clock], Awaitable[ChannelState]]
@@ -129,8 +130,8 @@ def methods(names: tuple[str, ...]) -> tuple[str, str]:
     greedy = [n for n in names if n not in sampled]
     if len(sampled) > 1 or len(greedy) > 1:
         raise BadInput(f"protocols {', '.join(names)}: give one for temperature 0 and one for those above")
-    above = sampled[0] if sampled else "rejection"
-    return greedy[0] if greedy else sampled[0] if sampled else "greedy", above
+    at_zero, above = EndpointConfig().protocols
+    return (*greedy, *sampled, at_zero)[0], (*sampled, above)[0]
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from testbed.channel.cost import Sizes, id_bits, round_cost
+from testbed.channel.cost import Sizes, id_bits
 from testbed.channel.csi import Csi
 from testbed.channel.link import Link, ZmqLink, new_identity
 from testbed.clock import WallClock
@@ -46,7 +46,7 @@ async def test_rounds_are_as_large_as_the_profiles_and_their_tokens_the_same(kin
     assert small.token_ids == large.token_ids
     assert [r.accepted for r in small.rounds] == [r.accepted for r in large.rounds]
     for before, after in zip(small.rounds, large.rounds, strict=True):
-        cost = round_cost(kind, after.drafted, after.queried, WISV, Csi(20.0, 20.0, 50.0))
+        cost = protocol(kind).cost(after.drafted, after.queried, WISV, Csi(20.0, 20.0, 50.0))
         least = max(before.uplink_bytes, cost.uplink_bits / 8)
         assert least - 6 <= after.uplink_bytes <= least + 2 * (HEADER_UP_BYTES + 16)
         assert after.downlink_bytes == before.downlink_bytes

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from testbed.bundled_files import names
-from testbed.channel.cost import round_cost
 from testbed.channel.csi import Csi
 from testbed.errors import BadInput
 from testbed.experiments.inputs.profile import (
@@ -20,6 +19,7 @@ from testbed.experiments.inputs.profile import (
     load_profile,
 )
 from testbed.optim.inference_cost import forward_flops
+from testbed.protocols import protocol
 
 # WISV Table I: K, protocol, Mbit/s, latency in s, rounds
 TABLE = [
@@ -40,7 +40,7 @@ TABLE = [
 def test_wisv_table_1(window: int, kind: str, rate: float, latency_s: float, rounds: float) -> None:
     profile = load_profile("wisv")
     assert profile.sizes is not None
-    link_s = round_cost(kind, window, 0, profile.sizes, Csi(rate, rate, 50.0), profile.overheads).latency_s
+    link_s = protocol(kind).cost(window, 0, profile.sizes, Csi(rate, rate, 50.0), profile.overheads).latency_s
     compute_s = profile.draft.window_s(window, 100) + profile.verify.pass_s([PassWork(window, window + 1, 100)])
     tolerance = 0.003 if kind != "fh" else 0.06
     assert rounds * (link_s + compute_s) == pytest.approx(latency_s, rel=tolerance)

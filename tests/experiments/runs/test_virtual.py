@@ -6,12 +6,13 @@ import msgspec
 import pytest
 
 from testbed.bs.judging.head import HeadJudge
-from testbed.channel.cost import Sizes, id_bits, round_cost
+from testbed.channel.cost import Sizes, id_bits
 from testbed.channel.csi import Csi
 from testbed.channel.spec import ChannelSpec
 from testbed.experiments.inputs.payloads import OWN, REJECTION
 from testbed.experiments.inputs.profile import HeadCost, Hot, LinearDraft, LinearVerify, PassWork, Profile
 from testbed.experiments.results import directory as results
+from testbed.protocols import protocol
 from testbed.protocols.base import HEADER_DOWN_BYTES, HEADER_UP_BYTES
 from tests.support.heads import random_head
 from tests.support.virtual import decode, synthetic_models
@@ -41,7 +42,7 @@ def test_every_round_costs_what_the_cost_model_says(kind: str, payload: str) -> 
     for outcome in decode(LINK, LARGE, synthetic_models(), payload, methods=(kind,)):
         for r in outcome.record.rounds:
             modelled = "rejection" if payload == REJECTION else kind
-            cost = round_cost(modelled, r.drafted, r.queried, sizes, csi)
+            cost = protocol(modelled).cost(r.drafted, r.queried, sizes, csi)
             assert r.link_s == pytest.approx(cost.latency_s, abs=2e-5)  # whole bytes
             assert abs(r.uplink_bytes - cost.uplink_bits / 8) <= 2
             assert abs(r.downlink_bytes - cost.downlink_bits / 8) <= 2
@@ -94,7 +95,7 @@ def test_without_sizes_the_frames_themselves_travel() -> None:
     sizes = Sizes(64)
     for outcome in decode(LINK, BARE, synthetic_models(), methods=("fh",)):
         for r in outcome.record.rounds[1:]:
-            least = round_cost("fh", r.drafted, 0, sizes, Csi(2.0, 1.0, 30.0))
+            least = protocol("fh").cost(r.drafted, 0, sizes, Csi(2.0, 1.0, 30.0))
             assert 0 <= r.uplink_bytes - least.uplink_bits / 8 <= HEADER_UP_BYTES
             assert r.downlink_bytes <= HEADER_DOWN_BYTES
             assert r.link_s == pytest.approx(8 * r.uplink_bytes / 2e6 + 8 * r.downlink_bytes / 1e6 + 0.03)
@@ -138,7 +139,7 @@ def test_packet_errors_stretch_the_link_as_expected_values_say() -> None:
     rounds = [
         r for o in decode(link, LARGE, synthetic_models(), methods=("fh",), max_tokens=400) for r in o.record.rounds
     ]
-    expected = sum(round_cost("fh", r.drafted, 0, sizes, Csi(2.0, 1.0, 30.0, 0.3, 0.3)).latency_s for r in rounds)
+    expected = sum(protocol("fh").cost(r.drafted, 0, sizes, Csi(2.0, 1.0, 30.0, 0.3, 0.3)).latency_s for r in rounds)
     assert len(rounds) > 200
     assert sum(r.link_s for r in rounds) == pytest.approx(expected, rel=0.02)
 

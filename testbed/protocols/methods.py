@@ -1,0 +1,49 @@
+"""Methods of a run: the protocols, and what can be named in their place."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from testbed.errors import BadInput
+from testbed.protocols import PROTOCOLS, TARGET_ONLY
+
+COLOCATED = "colocated"
+AUTO = "auto"
+
+
+class RunMethod(NamedTuple):
+    """A method of a run, and what the rest of the program asks about it."""
+
+    kind: str
+    about: str
+    judged: bool = False
+    """Whether a judge may keep mismatched tokens, so that θ and the hidden states' bits matter."""
+    sampled: bool = False
+    """Whether tokens are drawn at a temperature above 0."""
+    on_bs: bool = False
+    """Whether both models run on the BS, with no link between them."""
+
+
+OTHERS = (
+    RunMethod(TARGET_ONLY, "the target alone at the BS, its tokens streamed to the UE", sampled=True),
+    RunMethod(COLOCATED, "greedy speculation with both models at the BS", on_bs=True),
+    RunMethod(AUTO, "fh or sh for each request, by the channel state", judged=True),
+)
+
+
+def methods() -> dict[str, RunMethod]:
+    """All methods by name, protocols of installed packages included."""
+    protocols = (RunMethod(p.kind, p.about, p.judged, p.sampled) for p in PROTOCOLS.values())
+    return {method.kind: method for method in (*OTHERS, *protocols)}
+
+
+def run_method(name: str) -> RunMethod:
+    """The method of that name.
+
+    Raises:
+        BadInput: unknown name; the message lists the known ones.
+    """
+    known = methods()
+    if name not in known:
+        raise BadInput(f"unknown protocol {name!r}; known: {', '.join(known)}")
+    return known[name]
