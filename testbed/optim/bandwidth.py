@@ -1,7 +1,7 @@
-"""Shares of an uplink's bandwidth (edge SD batching, Sections II-D and III-A, eqs. 15, 16, 25–27).
+"""Uplink bandwidth allocation (edge SD batching, Sections II-D and III-A, eqs. 15, 16, 25–27).
 
-Task k uploads D_k = λ·I_k bits over the share w_k of B hertz, at r_k = w_k·B·log2(1 + p_k·g_k/σ²). The noise σ² is not
-scaled by the share, as in the paper.
+Task k uploads D_k = λ·I_k bits over its share w_k of B hertz, at r_k = w_k·B·log2(1 + p_k·g_k/σ²). As in the paper, the
+noise σ² is not scaled by the share.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ ArrayLike = npt.ArrayLike
 
 
 def bits_per_token(draft_hidden: int, verify_hidden: int) -> float:
-    """λ = 16·(h_d + h_v): the embeddings of one input token for both models, in half precision (below eq. 15)."""
+    """λ = 16·(h_d + h_v): embeddings of one input token for both models in half precision (below eq. 15)."""
     return 16.0 * (draft_hidden + verify_hidden)
 
 
 def spectral_efficiency(power_w: ArrayLike, gain: ArrayLike, noise_w: float) -> Array:
-    """[K] log2(1 + p·g/σ²), bit/s of each hertz.
+    """[K] spectral efficiencies log2(1 + p·g/σ²) in bit/s/Hz.
 
     Raises:
         BadInput: no task, or a power, gain or noise that is not positive.
@@ -58,7 +58,7 @@ def upload_s(bits: ArrayLike, shares: ArrayLike, bandwidth_hz: float, efficiency
 
 
 def communication_s(bits: ArrayLike, shares: ArrayLike, bandwidth_hz: float, efficiency: ArrayLike) -> float:
-    """T_com: inference starts when the last upload is there (eq. 16)."""
+    """T_com: the latest upload, after which inference starts (eq. 16)."""
     return float(upload_s(bits, shares, bandwidth_hz, efficiency).max())
 
 
@@ -66,28 +66,28 @@ def communication_s(bits: ArrayLike, shares: ArrayLike, bandwidth_hz: float, eff
 
 
 def simultaneous(bits: ArrayLike, efficiency: ArrayLike) -> Array:
-    """The optimum: every upload ends at the same time, w_k ∝ D_k / log2(1 + SNR_k) (eq. 27).
+    """Optimal shares: all uploads end at the same time, w_k ∝ D_k / log2(1 + SNR_k) (eq. 27).
 
-    The time itself is t* = Σ D_k / (B·log2(1 + SNR_k)).
+    That time is t* = Σ D_k / (B·log2(1 + SNR_k)).
     """
     return _normalised(_positive("upload", "bits", bits) / _positive("spectral efficiency", "bit/s/Hz", efficiency))
 
 
 def uniform(bits: ArrayLike, efficiency: ArrayLike) -> Array:
-    """The same share for everyone (the paper's baseline)."""
+    """Equal shares (the paper's baseline)."""
     return _normalised(np.ones_like(_positive("upload", "bits", bits)))
 
 
 def proportional_fair(bits: ArrayLike, efficiency: ArrayLike) -> Array:
-    """Maximises Σ D_k·log r_k: w_k ∝ D_k.
+    """Shares that maximise Σ D_k·log r_k: w_k ∝ D_k.
 
-    Weighted by demand, since Σ log r_k alone is largest at the uniform split where the noise is not scaled.
+    The sum is weighted by demand: without weights, and with unscaled noise, equal shares maximise it.
     """
     return _normalised(_positive("upload", "bits", bits))
 
 
 def max_min(bits: ArrayLike, efficiency: ArrayLike) -> Array:
-    """Maximises the lowest rate: equal rates, w_k ∝ 1 / log2(1 + SNR_k)."""
+    """Shares that maximise the lowest rate, which makes rates equal: w_k ∝ 1 / log2(1 + SNR_k)."""
     _positive("upload", "bits", bits)
     return _normalised(1 / _positive("spectral efficiency", "bit/s/Hz", efficiency))
 
@@ -98,11 +98,11 @@ POLICIES: dict[str, Callable[[ArrayLike, ArrayLike], Array]] = {
     "proportional-fair": proportional_fair,
     "max-min": max_min,
 }
-"""Shares [K] by name from bits [K] and spectral efficiencies [K]; all add up to 1."""
+"""Policies by name: shares [K], which sum to 1, from bits [K] and spectral efficiencies [K]."""
 
 
 def allocate(policy: str, bits: ArrayLike, efficiency: ArrayLike) -> Array:
-    """[K] shares by one of `POLICIES`.
+    """[K] shares under one of `POLICIES`.
 
     Raises:
         BadInput: an unknown policy, no task, or numbers that are not positive.

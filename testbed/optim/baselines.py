@@ -1,12 +1,12 @@
-"""What the paper compares its batches with (edge SD batching, Section IV-A, IV-B).
+"""Batching baselines of the paper (edge SD batching, Sections IV-A and IV-B).
 
-Batches of one size take tasks in the order of their arrival, which is that of the list: sorting by input length is what
-the proposed scheme adds. Where the paper is silent, the reading is in the docstring.
+Fixed-size batches take tasks in order of arrival, which is the order of the list: sorting by input length is part of
+the proposed scheme. Docstrings say how points that the paper leaves open are interpreted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -25,15 +25,15 @@ from testbed.optim.solvers import SOLVERS
 from testbed.optim.stages import Stages
 
 FIXED_WINDOW = 7
-"""l of the paper's FSL."""
+"""Window l of the paper's FSL (fixed speculation length)."""
 STATIC_SIZE = 8
-"""Ours: the paper says "a small fixed batch size"."""
+"""Batch size of static batching; the paper only says "a small fixed batch size"."""
 
 Runs = list[list[int]]
 
 
 def without_pipeline(serving: ServedPair, inputs: IntArray, window: int | None = None) -> Batching:
-    """SD w/o pipeline: the batches and the window of the proposed scheme (Algorithm 1), one node at a time."""
+    """SD w/o pipeline: batches and window of the proposed scheme (Algorithm 1), one node active at a time."""
     proposed = plan_batches(serving, inputs, "dp", window)
     return _timed(serving, inputs, proposed.window, [list(batch) for batch in proposed.batches], pipeline=False)
 
@@ -48,7 +48,7 @@ def fixed_window(serving: ServedPair, inputs: IntArray, window: int | None = Non
     """FSL: Algorithm 1 at l = 7.
 
     Raises:
-        BadInput: another window is asked for, or `max_window` is less.
+        BadInput: another window is requested, or `max_window` is less than 7.
     """
     if window not in (None, FIXED_WINDOW):
         raise BadInput(f"fixed-window drafts {FIXED_WINDOW} tokens; leave the window out, or plan by dp with {window}")
@@ -56,30 +56,30 @@ def fixed_window(serving: ServedPair, inputs: IntArray, window: int | None = Non
 
 
 def static(serving: ServedPair, inputs: IntArray, window: int | None = None) -> Batching:
-    """Static batching: a small fixed size (8, or less where the memory asks for it)."""
+    """Static batching: a small fixed size (8, or less if memory requires it)."""
     size = min(STATIC_SIZE, _largest(serving, inputs))
     return _best_window(serving, inputs, window, lambda _: of_size(len(inputs), size))
 
 
 def maximal(serving: ServedPair, inputs: IntArray, window: int | None = None) -> Batching:
-    """Max batching: the largest size that fits, whichever tasks meet."""
+    """Max batching: the largest size at which every batch fits into memory."""
     size = _largest(serving, inputs)
     return _best_window(serving, inputs, window, lambda _: of_size(len(inputs), size))
 
 
 def heuristic(serving: ServedPair, inputs: IntArray, window: int | None = None) -> Batching:
-    """Heuristic batching: sizes from 2 up, until the latency rises; never above what fits."""
+    """Heuristic batching: the size grows from 2 until the latency rises or memory is full."""
     largest = _largest(serving, inputs)
     return _best_window(serving, inputs, window, lambda seconds: grow(len(inputs), largest, seconds))
 
 
 def autoregressive(serving: ServedPair, inputs: IntArray, window: int | None = None) -> Batching:
-    """ADS: the verify model alone, a token a pass, heuristic batching; its memory is not limited. The window is 0.
+    """ADS: autoregressive decoding by the verify model, heuristic batching, unlimited memory. The window is 0.
 
-    A pass over the prompt gives the first token, O_max − 1 passes of one token the others; batches take turns.
+    One pass over the prompt yields the first token and O_max − 1 passes the others; batches run one after the other.
 
     Raises:
-        BadInput: a window is asked for.
+        BadInput: a window is requested.
     """
     if window is not None:
         raise BadInput("autoregressive serving drafts nothing; leave the window out")
@@ -93,10 +93,10 @@ def autoregressive(serving: ServedPair, inputs: IntArray, window: int | None = N
 
 
 def autoregressive_s(serving: ServedPair, sizes: IntArray, inputs: IntArray) -> Array:
-    """[M] time of decoding batches with the verify model alone (eqs. 11, 12, 17)."""
+    """[M] seconds to decode each batch with the verify model alone (eqs. 11, 12, 17)."""
     model, cost, tokens = serving.verify_model, serving.cost, serving.max_output_tokens
     prompt = np.asarray(forward_flops(model.layers, model.hidden, model.ffn, inputs, 0))
-    cached = inputs + (tokens - 2) / 2  # of the later passes on average; their FLOPs are linear in it
+    cached = inputs + (tokens - 2) / 2  # mean over the later passes; FLOPs are linear in it
     later = np.asarray(forward_flops(model.layers, model.hidden, model.ffn, 1, cached)) * (tokens - 1)
     seconds: Array = cost.c1_verify * (prompt + later) * sizes + cost.c2_verify * tokens
     return seconds
@@ -111,12 +111,12 @@ BASELINES: dict[str, Callable[[ServedPair, IntArray, int | None], Batching]] = {
     "heuristic": heuristic,
     "autoregressive": autoregressive,
 }
-"""From models, inputs [K] and a window (None: the best of all) to batches."""
+"""Baselines by name: batches from models, inputs [K] and a window (None: the best one)."""
 ALGORITHMS = (*SOLVERS, *BASELINES)
 
 
 def batch_by(algorithm: str, serving: ServedPair, inputs: IntArray, window: int | None = None) -> Batching:
-    """Batches by one of `ALGORITHMS`.
+    """Form batches with one of `ALGORITHMS`.
 
     Raises:
         BadInput: an unknown algorithm, a window out of range, a task that does not fit.
@@ -128,11 +128,11 @@ def batch_by(algorithm: str, serving: ServedPair, inputs: IntArray, window: int 
     return plan_batches(serving, inputs, algorithm, window)
 
 
-# ---------------------------------------------------------------- their parts
+# ---------------------------------------------------------------- helpers
 
 
 def _largest(serving: ServedPair, inputs: IntArray) -> int:
-    """Tasks that fit into any batch."""
+    """Largest size at which every batch fits into memory."""
     return min(len(inputs), int(most_tasks(serving, inputs).min()))
 
 
@@ -141,20 +141,23 @@ def of_size(tasks: int, size: int) -> Runs:
 
 
 def grow(tasks: int, largest: int, seconds: Callable[[Runs], float]) -> Runs:
-    """Batches of a size, which grows by one from 2 as long as the latency does not rise."""
-    size = min(2, largest)
-    runs = of_size(tasks, size)
+    """Batches of equal size, increased by one from 2 until the latency rises."""
+    return until_slower((of_size(tasks, size) for size in range(min(2, largest), largest + 1)), seconds)
+
+
+def until_slower(candidates: Iterator[Runs], seconds: Callable[[Runs], float]) -> Runs:
+    """The last candidate before the latency rises."""
+    runs = next(candidates)
     best_s = seconds(runs)
-    while size < largest:
-        candidate = of_size(tasks, size + 1)
+    for candidate in candidates:
         if (candidate_s := seconds(candidate)) > best_s:
             break
-        size, runs, best_s = size + 1, candidate, candidate_s
+        runs, best_s = candidate, candidate_s
     return runs
 
 
 def _shapes(runs: Runs, inputs: IntArray) -> tuple[IntArray, IntArray]:
-    """[M] sizes and [M] longest inputs."""
+    """[M] sizes and [M] longest inputs of batches."""
     return np.array([len(run) for run in runs]), np.array([inputs[run].max() for run in runs])
 
 
@@ -166,7 +169,7 @@ def _timed(serving: ServedPair, inputs: IntArray, window: int, runs: Runs, pipel
 def _best_window(
     serving: ServedPair, inputs: IntArray, window: int | None, batches: Callable[[Callable[[Runs], float]], Runs]
 ) -> Batching:
-    """The window of the least latency, each with its batches, which may depend on what any would take."""
+    """Batches at the window of least latency; `batches` forms them at each window, given a function for T_inf."""
     _, ordered = ascending(inputs)
     found = []
     for tokens in windows(serving, window):
@@ -178,7 +181,7 @@ def _best_window(
 
 
 def _pipeline_s(stages: Stages, ordered: IntArray, inputs: IntArray, runs: Runs) -> float:
-    """T_inf of batches of tasks that need not lie side by side in the order of their inputs."""
+    """T_inf of batches whose tasks need not be neighbours in input order."""
     sizes, longest = _shapes(runs, inputs)
     ends = np.searchsorted(ordered, longest, "right")
     return stages.latency_s(ends - sizes, ends)

@@ -1,8 +1,8 @@
-"""The paper's dynamic program for batches (edge SD batching, Algorithm 1), with what it needs to be right and fast.
+"""Algorithm 1 of the paper: dynamic programming over batch boundaries (edge SD batching), corrected and vectorised.
 
-Mended: the inner maximum is that of eqs. 20 and 32 (line 15 and eq. 29 bracket T^d wrongly); Υ starts at infinity, so
-that only batches that fit are chosen; S is set when the first boundary wins; backtracking goes on at S[i] − 1. As in
-the paper, each prefix keeps the completion times of its shortest batches alone, which is no exact dynamic program.
+Corrections: the inner maximum follows eqs. 20 and 32 (line 15 and eq. 29 bracket T^d wrongly); Υ starts at infinity, so
+that only batches that fit are chosen; S is set when the first boundary wins; backtracking continues at S[i] − 1. As in
+the paper, each prefix keeps only the completion times of its fastest batches, so the program is not exact.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from testbed.optim.stages import Stages
 
 
 def dynamic_program(stages: Stages) -> IntArray:
-    """Boundaries [M + 1], from 0 to K, of batches that are processed in ascending order (Algorithm 1).
+    """Boundaries [M + 1], from 0 to K, of batches processed in ascending order (Algorithm 1).
 
-    A row takes the batch that ends with task i from all boundaries j at once: first a lower bound for each, with the
-    maximum taken outside of the sum over the later steps, then the sum itself for the least, until none is lower.
+    For the batch that ends with task i, all boundaries j are weighed at once: first by a lower bound, with the maximum
+    taken outside the sum over the later steps; then by the sum itself, lowest bound first, until no bound is lower.
     """
     prefixes = _Prefixes(stages)
     begin: IntArray = np.zeros(stages.tasks + 1, np.int64)
@@ -30,7 +30,7 @@ def dynamic_program(stages: Stages) -> IntArray:
 
 
 class _Prefixes:
-    """Υ: when both nodes are done with the first i tasks, in each step."""
+    """Υ: completion times of both nodes for the first i tasks, in each step."""
 
     def __init__(self, stages: Stages) -> None:
         n, rest = stages.tasks + 1, stages.rest
@@ -40,17 +40,17 @@ class _Prefixes:
         self._draft_sums = stages.sums(stages.draft) - stages.draft[0]
         self._verify_sums = stages.sums(stages.verify)
         self._drafted = np.zeros((2, n))
-        """Υ[i, 1, 0] and Υ[i, 2, 0]; the growth from there on depends on i alone."""
+        """Υ[i, 1, 0] and Υ[i, 2, 0]; later steps follow from these and i."""
         self._drafted_sums = np.zeros(n)
-        """Of Υ[i, n, 0] from the second step."""
+        """Sum of Υ[i, n, 0] over the steps from the second."""
         self._first = np.zeros(n)
         """Υ[i, 1, 1]"""
         self._later = np.zeros((n, rest))
-        """Υ[i, n, 1] from the second step."""
+        """Υ[i, n, 1] for the steps from the second."""
         self._later_sums = np.zeros(n)
 
     def extend(self, end: int) -> int:
-        """Compute Υ[end]; returns where the last batch begins (the latest boundary, if several are equal)."""
+        """Compute Υ[end]; return the start of the last batch (of equal ones the latest)."""
         stages, task = self._stages, end - 1
         count = min(int(stages.most[task]), end)
         sizes, before = self._sizes[:count], slice(end - count, end)
@@ -68,7 +68,7 @@ class _Prefixes:
         return end - size
 
     def _least(self, end: int, least: Array, first: Array) -> tuple[int, float, Array]:
-        """Size of the best last batch, its drafts' end in step 2, and the later steps up to its verification."""
+        """Best size of the last batch, the end of its drafting in step 2, and the start of its later verifications."""
         stages, task = self._stages, end - 1
         growth = stages.draft[2, task] * end
         found: dict[int, tuple[float, Array]] = {}
@@ -81,7 +81,7 @@ class _Prefixes:
         return k + 1, *found[k]
 
     def _store(self, end: int, size: int, first: float, drafted: float, merged: Array) -> None:
-        """Eqs. 31 and 32."""
+        """Store Υ[end] (eqs. 31, 32)."""
         stages, task = self._stages, end - 1
         verify, fixed = stages.verify[:, task] * size, stages.verify_fixed
         self._drafted[0, end] = self._drafted[0, end - size] + size * stages.draft[0, task] + stages.draft_fixed[0]

@@ -1,8 +1,7 @@
-"""c1 and c2 of T(b, F) = c1·F·b + c2 from measured steps of both nodes (edge SD batching, eq. 17 and Fig. 5).
+"""Fit of c1 and c2 of T(b, F) = c1·F·b + c2 to measured steps of both nodes (edge SD batching, eq. 17 and Fig. 5).
 
-A step is l draft passes, or one verification, of a batch; its FLOPs are those of eqs. 13 and 14. Steps enter the fit by
-their time per pass. Tasks of the bundled pair are so small that a task as such takes time: `terms` says how much one
-more term explains.
+A step is l draft passes, or one verification, of a batch; its FLOPs follow eqs. 13 and 14. The fit is to the time per
+pass of each step. With the small bundled pair, a task takes time beyond its FLOPs: `terms` gives R² with one more term.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ NODES: tuple[Node, ...] = ("draft", "verify")
 PHASES: tuple[Phase, ...] = ("decode", "prompt")
 LEVEL = 0.95
 LEAST = 3
-"""Steps of a node that a fit needs."""
+"""Fewest steps of a node for a fit."""
 
 
 class MeasuredStep(msgspec.Struct, frozen=True):
@@ -30,43 +29,43 @@ class MeasuredStep(msgspec.Struct, frozen=True):
 
     node: Node
     phase: Phase
-    """prompt: step 1 of a task, which computes its input (of a drafter its first pass alone)."""
+    """prompt: step 1 of a task, which computes its input (for the drafter: its first pass only)."""
     batch: int
     """b"""
     prefix: float
-    """Committed tokens of every task before the step."""
+    """Committed tokens of each task before the step."""
     window: int
     """l"""
     passes: int
     seconds: float
-    """Of the whole step."""
+    """Duration of the whole step."""
     variation: float = 0.0
-    """Between repeats: standard deviation over mean."""
+    """Standard deviation over mean of repeats."""
 
 
 class NodeFit(msgspec.Struct, frozen=True):
-    """Coefficients of a node, and how well they tell the measured times per pass."""
+    """Coefficients of a node, and how well they predict the measured times per pass."""
 
     c1: float
-    """Seconds a FLOP."""
+    """Seconds per FLOP."""
     c2: float
-    """Seconds a pass."""
+    """Seconds per pass."""
     r2: float
     mape: float
     """Mean of |error| / measured."""
     steps: int
     intervals: dict[str, tuple[float, float]]
-    """95 % of c1 and c2, percentiles of fits to resampled steps."""
+    """95 % intervals of c1 and c2: percentiles of fits to resampled steps."""
     clamped: bool
-    """Whether least squares gave a negative coefficient, which was set to 0."""
+    """Whether least squares gave a negative coefficient, set to 0."""
     phases: dict[str, dict[str, float]]
-    """c1, c2, r2 and mape of a fit to the steps of one phase alone."""
+    """c1, c2, r2 and mape of fits to the steps of one phase."""
     terms: dict[str, float]
-    """R² with one term more."""
+    """R² with one of `TERMS` added."""
 
 
 def flops(model: Model, step: MeasuredStep) -> float:
-    """FLOPs of a pass of a step for one task, on average over the step's passes (eqs. 13, 14)."""
+    """Mean FLOPs of a pass for one task, over the passes of a step (eqs. 13, 14)."""
     first = step.phase == "prompt"
     number = 1 if first else 2
     inputs = step.prefix if first else step.prefix - 1  # eqs. 13 and 14 add (n − 1)·L to the input; L is 1 here
@@ -100,14 +99,14 @@ TERMS: dict[str, Callable[[MeasuredStep], float]] = {
     "new_tokens": lambda step: step.batch * _new(step),
     "cached_tokens": lambda step: step.batch * (0 if step.phase == "prompt" else step.prefix),
 }
-"""What eq. 17 leaves out and a pass may take time for."""
+"""Terms that eq. 17 leaves out."""
 
 
 def cost_document(fits: dict[Node, NodeFit], phase: Phase | None = "decode") -> dict[str, float]:
-    """`cost` of `testbed optim plan --tasks`, from the fits to one phase, where there are any, or (None) to all steps.
+    """`cost` for `testbed optim plan --tasks`, from the fits to one phase if available, or (None) to all steps.
 
-    Decoding is the default: all steps of a task but one are of that kind, and on a CPU a FLOP of a prompt, whose tokens
-    share the reading of the weights, costs another time than one of a single token.
+    The default is decoding, which all steps of a task but one are. On a CPU, a FLOP of a prompt takes a different time
+    than one of a single token, since the tokens of a prompt share the reads of the weights.
     """
     found = {node: (phase and fit.phases.get(phase)) or {"c1": fit.c1, "c2": fit.c2} for node, fit in fits.items()}
     return {f"{name}_{node}": found[node][name] for node in fits for name in ("c1", "c2")}
@@ -119,14 +118,14 @@ def _new(step: MeasuredStep) -> float:
 
 
 def _table(model: Model, steps: Sequence[MeasuredStep]) -> tuple[Array, Array, Array]:
-    """[n] tasks, FLOPs of a pass for one, and seconds a pass."""
+    """[n] tasks, FLOPs of a pass for one task, and seconds per pass."""
     batch = np.array([step.batch for step in steps], np.float64)
     each = np.array([flops(model, step) for step in steps])
     return batch, each, np.array([step.seconds / step.passes for step in steps])
 
 
 def _least_squares(batch: Array, each: Array, seconds: Array) -> tuple[float, float, bool]:
-    """c1 and c2, neither below 0: where one would be, the other alone is fitted."""
+    """c1 and c2, and whether one was clamped: if it is negative, the other is fitted alone."""
     found = fit_runtime(batch, each, seconds)
     if found.c1 < 0:
         return 0.0, float(seconds.mean()), True
@@ -155,7 +154,7 @@ def _intervals(batch: Array, each: Array, seconds: Array, seed: int, resamples: 
 
 
 def _alone(model: Model, steps: Sequence[MeasuredStep]) -> dict[str, float] | None:
-    """A fit to some steps; None where they say nothing."""
+    """Fit to some of the steps; None if they are too few or of equal work."""
     batch, each, seconds = _table(model, steps)
     if len(steps) < LEAST or np.ptp(batch * each) == 0:
         return None

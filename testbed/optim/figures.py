@@ -1,8 +1,8 @@
-"""The reductions that the paper quotes for its Figs. 7–9, over many draws (edge SD batching, Section IV, Tables I, II).
+"""Latency reductions quoted for Figs. 7–9, over random draws of users (edge SD batching, Section IV, Tables I, II).
 
-A draw places users evenly over a cell of 400 m, with gains g0·ρ·d^−2, and gives each an input and an output length.
-Every task is planned with O_max, as Algorithm 1 assumes, and unless a reading says otherwise timed with it, too. g0 is
-read as 10⁻⁶ (the paper prints −30 dBm).
+A draw places users uniformly in a cell of 400 m, with gains g0·ρ·d^−2, and gives each an input and an output length.
+Tasks are planned with O_max, as Algorithm 1 assumes, and timed with it unless the interpretation says otherwise. g0 is
+taken as 10⁻⁶ (the paper prints −30 dBm).
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import msgspec
 import numpy as np
 from scipy.stats import binom
 
-from testbed.optim import interpretations as readings
 from testbed.optim.bandwidth import allocate, bits_per_token, communication_s, spectral_efficiency
 from testbed.optim.inference_cost import Array, Cost, IntArray, Model, ServedPair
-from testbed.optim.interpretations import Interpretation
+from testbed.optim.interpretations import Interpretation, TaskLengths, inference_by
 
 MODELS = {
     "LLaMA-68M": Model(layers=2, hidden=768, ffn=3072),
@@ -26,26 +25,26 @@ MODELS = {
     "LLaMA-7B": Model(layers=32, hidden=4096, ffn=11008),
     "LLaMA-13B": Model(layers=40, hidden=5120, ffn=13824),
 }
-"""Table I"""
+"""Model dimensions (Table I)."""
 COST = Cost(c1_draft=4.11e-13, c2_draft=5.6e-4, c1_verify=2.08e-14, c2_verify=1.28e-2)
-"""Table II prints them once; they stand for all pairs."""
+"""Coefficients of Table II, printed once and used for all pairs."""
 POWER_W, NOISE_W, RADIUS_M, GAIN_1M = 0.2, 10 ** (-106 / 10) / 1e3, 400.0, 1e-6
 MEMORY_BYTES, MAX_WINDOW = 16e9, 10
 BINARY_BYTES = 16 * 2.0**30
 SYSTEMS = ("no-pipeline", "fixed-window", "no-batching")
-"""What Fig. 7 compares with."""
+"""Baselines of Fig. 7."""
 BATCHINGS = ("static", "max", "heuristic")
-"""What Fig. 8 compares with."""
+"""Baselines of Fig. 8."""
 
 
 @dataclass(frozen=True)
 class QuotedPoint:
-    """A point of a figure that the text quotes."""
+    """A point of a figure for which the paper's text quotes a reduction."""
 
     figure: str
     paper_percent: float
     against: tuple[str, ...]
-    """Baselines, of which the best counts; none: uniform bandwidth."""
+    """Baselines, of which the fastest counts; empty: uniform bandwidth."""
     tasks: int = 100
     longest_input: int = 512
     longest_output: int = 2048
@@ -56,7 +55,7 @@ class QuotedPoint:
 
     @property
     def serving(self) -> ServedPair:
-        """Models and hardware."""
+        """Models and hardware of the point."""
         return ServedPair(
             draft_model=MODELS[self.draft], verify_model=MODELS[self.verify], cost=COST, memory_bytes=MEMORY_BYTES,
             max_output_tokens=self.longest_output, alpha=self.alpha, max_window=MAX_WINDOW,
@@ -78,7 +77,7 @@ POINTS = (
 
 
 class DrawnUsers(NamedTuple):
-    """A draw."""
+    """One random draw of users."""
 
     inputs: IntArray
     """[K]"""
@@ -87,36 +86,36 @@ class DrawnUsers(NamedTuple):
     outputs: IntArray
     """[K]"""
 
-    def lengths(self, reading: Interpretation) -> readings.TaskLengths:
-        """Inputs, and outputs where the reading lets them differ."""
-        return readings.TaskLengths(self.inputs, self.outputs if reading.outputs == "drawn" else None)
+    def lengths(self, interpretation: Interpretation) -> TaskLengths:
+        """Input lengths, and output lengths if the interpretation draws them."""
+        return TaskLengths(self.inputs, self.outputs if interpretation.outputs == "drawn" else None)
 
 
 class Reduction(NamedTuple):
-    """How much lower the total latency is than that of the best baseline, over draws."""
+    """Reduction of the total latency against the best baseline, over draws."""
 
     median_percent: float
     median_interval: tuple[float, float]
-    """95 % for the median, from order statistics."""
+    """95 % interval of the median, from order statistics."""
     draws_interval: tuple[float, float]
-    """95 % of the draws."""
+    """Central 95 % of the draws."""
     best: dict[str, int]
-    """In how many draws each baseline was the best."""
+    """Number of draws in which each baseline was the best."""
     against_percent: dict[str, float]
-    """The median against each baseline by itself."""
+    """Median reduction against each baseline."""
     window: float
-    """Of the planner, in the median."""
+    """Median window of the planner."""
     percents: tuple[float, ...]
-    """Of each draw."""
+    """Reduction in each draw."""
 
     def holds(self, percent: float) -> bool:
-        """Whether a figure lies within 95 % of the draws."""
+        """Whether `percent` lies within the central 95 % of the draws."""
         low, high = self.draws_interval
         return low <= percent <= high
 
 
 def draw(point: QuotedPoint, seed: int) -> DrawnUsers:
-    """Users of a cell, and their input lengths."""
+    """Draw the users of a cell with their input and output lengths."""
     rng = np.random.default_rng(seed)
     metres = RADIUS_M * np.sqrt(rng.uniform(size=point.tasks))
     gains = GAIN_1M * rng.exponential(size=point.tasks) * metres**-2
@@ -126,13 +125,14 @@ def draw(point: QuotedPoint, seed: int) -> DrawnUsers:
 
 
 def reduction(
-    point: QuotedPoint, seeds: Sequence[int], algorithm: str = "dp", reading: Interpretation | None = None
+    point: QuotedPoint, seeds: Sequence[int], algorithm: str = "dp", interpretation: Interpretation | None = None
 ) -> Reduction:
-    """The reduction at a point: median and 95 % intervals over draws."""
+    """Reduction at a point: median and 95 % intervals over draws, one per seed."""
     names = point.against or ("uniform",)
     percents, windows = np.zeros((len(seeds), len(names))), []
+    interpretation = interpretation or Interpretation()
     for k, seed in enumerate(seeds):
-        ours_s, others_s, window = latencies_s(point, draw(point, seed), algorithm, reading or Interpretation())
+        ours_s, others_s, window = latencies_s(point, draw(point, seed), algorithm, interpretation)
         percents[k] = [100 * (1 - ours_s / others_s[name]) for name in names]
         windows.append(window)
     least = np.sort(percents.min(axis=1))
@@ -146,27 +146,27 @@ def reduction(
 
 
 def _median_interval(ordered: Array) -> tuple[float, float]:
-    """Draws between which the median lies with 95 % (the sign test's interval), from draws in ascending order."""
+    """95 % interval of the median by the sign test, from draws in ascending order."""
     below = int(binom.ppf(0.025, ordered.size, 0.5))
     return float(ordered[max(0, below - 1)]), float(ordered[min(ordered.size - 1, ordered.size - below)])
 
 
 def latencies_s(
-    point: QuotedPoint, users: DrawnUsers, algorithm: str, reading: Interpretation
+    point: QuotedPoint, users: DrawnUsers, algorithm: str, interpretation: Interpretation
 ) -> tuple[float, dict[str, float], int]:
     """Total latency T (eq. 23) of a planner and of each baseline, and the planner's window."""
     serving = point.serving
-    if reading.memory == "binary":
+    if interpretation.memory == "binary":
         serving = msgspec.structs.replace(serving, memory_bytes=BINARY_BYTES)
     bits = users.inputs * bits_per_token(serving.draft_model.hidden, serving.verify_model.hidden)
     sent_s = {
         policy: communication_s(bits, allocate(policy, bits, users.efficiency), point.bandwidth_hz, users.efficiency)
         for policy in ("optimal", "uniform")
     }
-    lengths = users.lengths(reading)
-    ours = readings.inference_by(algorithm, serving, lengths, reading)
+    lengths = users.lengths(interpretation)
+    ours = inference_by(algorithm, serving, lengths, interpretation)
     others = {
-        name: readings.inference_by(name, serving, lengths, reading, algorithm).inference_s + sent_s["optimal"]
+        name: inference_by(name, serving, lengths, interpretation, algorithm).inference_s + sent_s["optimal"]
         for name in point.against
     }
     if not others:

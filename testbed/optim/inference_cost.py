@@ -1,8 +1,8 @@
 """Memory, FLOPs and time of batched speculative decoding on two edge nodes (edge SD batching, Sections II-B to II-D).
 
-The draft model runs on the small base station, the verify model on the macro base station. J layers, h1 hidden and h2
-feed-forward dimension; a batch of b tasks is padded to I input tokens and may put out O tokens each; l is the window,
-L the tokens of a decoding step, n ≥ 1 the step, i ≥ 1 the draft pass within it. Array arguments broadcast.
+The draft model runs on the small base station, the verify model on the macro base station. Symbols: J layers, hidden
+dimension h1, feed-forward dimension h2; a batch of b tasks padded to I input tokens, with up to O output tokens each;
+window l, L tokens per decoding step, step n ≥ 1, draft pass i ≥ 1 within a step. Array arguments broadcast.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Model(Config, frozen=True):
 
 
 class Cost(Config, frozen=True):
-    """Coefficients of eq. 17 on both nodes: seconds a FLOP, seconds a pass (Table II).
+    """Coefficients of eq. 17 on both nodes: c1 in seconds per FLOP, c2 in seconds per pass (Table II).
 
     Raises:
-        BadInput: a negative or infinite coefficient, or a node that takes no time at all.
+        BadInput: a negative or infinite coefficient, or a node whose coefficients are both 0.
     """
 
     c1_draft: float
@@ -62,25 +62,25 @@ class Cost(Config, frozen=True):
                 f"cost coefficients must be finite and not negative, not {', '.join(f'{v:g}' for v in values)}"
             )
         if max(values[:2]) == 0 or max(values[2:]) == 0:
-            raise BadInput("drafting and verifying take time: one of c1 and c2 of each must be positive")
+            raise BadInput("drafting and verifying take time: c1 or c2 of each must be positive")
 
 
 class ServedPair(Config, frozen=True):
-    """A pair of models, the hardware under it, and how far it decodes.
+    """A draft and verify model, their hardware, and the decoding limits.
 
     Raises:
-        BadInput: a value out of its range.
+        BadInput: a value out of range.
     """
 
     draft_model: Model
     verify_model: Model
     cost: Cost
     memory_bytes: float
-    """Γs, of the node that drafts; the other's is not limited."""
+    """Γs, memory of the draft node; that of the verify node is not limited."""
     max_output_tokens: int
-    """O_max, planned for every task."""
+    """O_max, the output length that every task is planned with."""
     alpha: float
-    """α, acceptance rate of a drafted token."""
+    """α, acceptance rate of drafted tokens."""
     max_window: int = 10
     """l_max"""
 
@@ -99,12 +99,12 @@ class ServedPair(Config, frozen=True):
 
 
 def tokens_per_step(alpha: float, window: int) -> float:
-    """L = (1 − α^(l+1)) / (1 − α), output tokens of a decoding step on average (eq. 7); l + 1 at α = 1."""
+    """L = (1 − α^(l+1)) / (1 − α), mean output tokens per decoding step (eq. 7); l + 1 at α = 1."""
     return math.fsum(alpha**i for i in range(window + 1))
 
 
 def steps_needed(output_tokens: int, alpha: float, window: int) -> int:
-    """⌈O / L⌉ decoding steps (eq. 8); a rounding error above a whole number adds none."""
+    """⌈O / L⌉ decoding steps (eq. 8), tolerant of rounding errors."""
     return max(1, math.ceil(output_tokens / tokens_per_step(alpha, window) - 1e-9))
 
 
@@ -117,15 +117,15 @@ def parameter_bytes(model: Model) -> int:
 
 
 def cache_bytes(model: Model, size: Numbers, inputs: Numbers, outputs: Numbers) -> Numbers:
-    """Γ_kv: KV cache of a batch at its peak (eq. 10)."""
+    """Γ_kv: peak KV cache of a batch (eq. 10)."""
     return 4 * model.layers * model.hidden * (inputs + outputs) * size
 
 
 def most_tasks(serving: ServedPair, inputs: IntArray) -> IntArray:
-    """[K] tasks that fit into a batch whose longest input is `inputs` (eq. 24b).
+    """[K] largest batch sizes if the longest input is `inputs` (eq. 24b).
 
     Raises:
-        BadInput: a task that does not fit alone.
+        BadInput: a task that does not fit into memory alone.
     """
     weights, left = parameter_bytes(serving.draft_model), serving.memory_bytes
     each = np.asarray(cache_bytes(serving.draft_model, 1, inputs, serving.max_output_tokens), np.float64)
@@ -148,15 +148,15 @@ def forward_flops(layers: int, hidden: int, ffn: int, new: float, cached: float)
 @overload
 def forward_flops(layers: int, hidden: int, ffn: int, new: Numbers, cached: Numbers) -> Numbers: ...
 def forward_flops(layers: int, hidden: int, ffn: int, new: Numbers, cached: Numbers) -> Numbers:
-    """FLOPs of a forward pass of `new` tokens after `cached` ones: 4·J·h1·n·(2·h1 + (cached + n) + h2).
+    """FLOPs of a forward pass over n `new` tokens after `cached` ones: 4·J·h1·n·(2·h1 + (cached + n) + h2).
 
-    Eqs. 11–14 are of this form; so is WISV's eq. 13.
+    Eqs. 11–14 have this form, and so does WISV's eq. 13.
     """
     return 4.0 * layers * hidden * new * (2 * hidden + cached + new + ffn)
 
 
 def draft_flops(model: Model, inputs: Numbers, step: Numbers, i: Numbers, per_step: float) -> Array:
-    """F^d: FLOPs of draft pass i of a step, for one task (eq. 13); `per_step` is L."""
+    """F^d: FLOPs of draft pass i of a step for one task (eq. 13); `per_step` is L."""
     prefill = np.equal(step, 1) & np.equal(i, 1)
     cached = inputs + ((step - 1) * per_step - 1) + (i - 1)
     new = np.where(prefill, inputs, 1.0)
@@ -164,7 +164,7 @@ def draft_flops(model: Model, inputs: Numbers, step: Numbers, i: Numbers, per_st
 
 
 def verify_flops(model: Model, inputs: Numbers, step: Numbers, window: int, per_step: float) -> Array:
-    """F^v: FLOPs of a step's verification, for one task (eq. 14); `per_step` is L."""
+    """F^v: FLOPs of a step's verification for one task (eq. 14); `per_step` is L."""
     prefill = np.equal(step, 1)
     new = np.where(prefill, inputs + window, 1.0 + window)
     cached = np.where(prefill, 0.0, inputs + ((step - 1) * per_step - 1))
@@ -175,25 +175,24 @@ def verify_flops(model: Model, inputs: Numbers, step: Numbers, window: int, per_
 
 
 def draft_s(serving: ServedPair, size: Numbers, inputs: Numbers, step: Numbers, window: int) -> Array:
-    """T^d: time of drafting `window` tokens for a batch (eqs. 17, 19)."""
+    """T^d: seconds to draft `window` tokens for a batch (eqs. 17, 19)."""
     per_step, cost = tokens_per_step(serving.alpha, window), serving.cost
     flops = sum(draft_flops(serving.draft_model, inputs, step, i, per_step) for i in range(1, window + 1))
     return np.asarray(cost.c1_draft * flops * size + window * cost.c2_draft, np.float64)
 
 
 def verify_s(serving: ServedPair, size: Numbers, inputs: Numbers, step: Numbers, window: int) -> Array:
-    """T^v: time of verifying them (eqs. 17, 18)."""
+    """T^v: seconds to verify them (eqs. 17, 18)."""
     flops = verify_flops(serving.verify_model, inputs, step, window, tokens_per_step(serving.alpha, window))
     return np.asarray(serving.cost.c1_verify * flops * size + serving.cost.c2_verify, np.float64)
 
 
 def completion_s(batches: Iterable[tuple[Array, Array]], pipeline: bool = True) -> Array:
-    """[N] time of every step (eqs. 20, 21).
+    """[N] seconds of each step (eqs. 20, 21).
 
     Args:
-        batches: [N] draft and [N] verify times of one batch after the other, in the order of the pipeline; zeros in the
-            steps that a batch does not need any more: it then holds up nobody.
-        pipeline: False: no batch is drafted while another is verified.
+        batches: [N] draft and [N] verify times of each batch, in pipeline order; zero in steps after the batch's last.
+        pipeline: whether a batch is drafted while another is verified.
     """
     drafted = done = np.zeros(1)
     for drafting, verifying in batches:
@@ -211,13 +210,13 @@ def inference_s(
     *,
     pipeline: bool = True,
 ) -> float:
-    """T_inf: all steps of all batches (eq. 22).
+    """T_inf: seconds for all steps of all batches (eq. 22).
 
     Args:
-        sizes: [M] tasks of each batch, in the order of the pipeline.
-        inputs: [M] longest input of each.
-        outputs: [M] longest output of each, which ends it early; None: O_max for all.
-        pipeline: False: no batch is drafted while another is verified.
+        sizes: [M] tasks of each batch, in pipeline order.
+        inputs: [M] longest input of each batch.
+        outputs: [M] longest output of each batch, after which it ends; None: O_max for all.
+        pipeline: whether a batch is drafted while another is verified.
     """
     longest = np.full(len(sizes), serving.max_output_tokens) if outputs is None else outputs
     steps = [steps_needed(int(tokens), serving.alpha, window) for tokens in longest]
@@ -233,29 +232,29 @@ def inference_s(
 
 
 class CostFit(NamedTuple):
-    """Coefficients of eq. 17, and how much of the measured times they explain."""
+    """Coefficients of eq. 17, and R² of the fit."""
 
     c1: float
-    """Seconds a FLOP."""
+    """Seconds per FLOP."""
     c2: float
-    """Seconds a pass."""
+    """Seconds per pass."""
     r2: float
 
 
 def fit_runtime(batch: npt.ArrayLike, flops: npt.ArrayLike, seconds: npt.ArrayLike) -> CostFit:
-    """Least squares for T(b, F) = c1·F·b + c2 (eq. 17).
+    """Least-squares fit of T(b, F) = c1·F·b + c2 (eq. 17).
 
     Args:
-        batch: [n] tasks of every measured pass.
+        batch: [n] tasks of each measured pass.
         flops: [n] FLOPs of the pass for one task.
-        seconds: [n] how long it took.
+        seconds: [n] duration of the pass.
 
     Raises:
-        BadInput: lengths that differ, numbers that are not finite, fewer than two different amounts of work.
+        BadInput: arrays of different lengths, numbers that are not finite, or fewer than two amounts of work.
     """
     columns = [np.asarray(column, np.float64).ravel() for column in (batch, flops, seconds)]
     if len({column.size for column in columns}) != 1 or not all(np.all(np.isfinite(column)) for column in columns):
-        raise BadInput("batch, flops and seconds must be finite numbers, as many of each")
+        raise BadInput("batch, flops and seconds must be finite and of equal length")
     work, time = columns[0] * columns[1], columns[2]
     if work.size < 2 or np.ptp(work) == 0:
         raise BadInput("a fit of c1 and c2 needs passes of at least two different amounts of work (batch x FLOPs)")

@@ -1,7 +1,7 @@
-"""What the paper leaves open about its baselines, as readings, and latencies under each (edge SD batching, Section IV).
+"""Interpretations of what the paper leaves open about its baselines, and latencies under each (Section IV).
 
-The default reading is that of `testbed.optim.baselines`. Under any, the proposed scheme plans with O_max, as Algorithm
-1 does; what differs is how long tasks really run and how the baselines form their batches.
+The default interpretation is that of `testbed.optim.baselines`. Under every one, the proposed scheme plans with O_max
+as in Algorithm 1; the interpretations differ in the actual output lengths and in how the baselines form batches.
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ import numpy as np
 
 from testbed.config import Config
 from testbed.errors import BadInput
-from testbed.optim.baselines import FIXED_WINDOW, STATIC_SIZE, Runs, batch_by, grow, of_size
+from testbed.optim.baselines import FIXED_WINDOW, STATIC_SIZE, Runs, batch_by, grow, of_size, until_slower
 from testbed.optim.inference_cost import IntArray, ServedPair, cache_bytes, inference_s, most_tasks, parameter_bytes
 from testbed.optim.planner import plan_batches
 from testbed.optim.solvers import SOLVERS
 
 SIZED = ("static", "max", "heuristic")
-"""Baselines that have a batch size."""
+"""Baselines with a batch size."""
 
 
 class Interpretation(Config, frozen=True):
-    """One choice for each open question; the defaults are ours."""
+    """One answer to each question that the paper leaves open."""
 
     outputs: Literal["longest", "drawn"] = "longest"
-    """Output tokens of a task: O_max for all, or drawn from [1, O_max]; a batch leaves after its longest (II-B)."""
+    """Output tokens of a task: O_max, or drawn from [1, O_max]; a batch ends with its longest task (Section II-B)."""
     max_size: Literal["worst", "mean"] = "worst"
-    """Max batching's size: so many of the longest task as fit, or so many of a mean one."""
+    """Size of max batching: as many tasks as fit if all are as long as the longest, or as the mean."""
     heuristic: Literal["size", "count"] = "size"
-    """What starts with two and grows: the size of a batch, or the number of batches."""
+    """Quantity that heuristic batching increases from two: the batch size, or the number of batches."""
     baseline_window: Literal["best", "fixed", "same"] = "best"
-    """Window of the sized baselines: the best for each, 7, or that of the proposed scheme."""
+    """Window of the baselines in `SIZED`: the best one for each, 7, or that of the proposed scheme."""
     memory: Literal["decimal", "binary"] = "decimal"
-    """What 16 GB are: 16·10⁹ bytes, or 16·2³⁰."""
+    """Meaning of 16 GB: 16·10⁹ or 16·2³⁰ bytes."""
     order: Literal["arrival", "sorted"] = "arrival"
-    """Order of the tasks in the sized baselines' batches."""
+    """Order in which the baselines in `SIZED` take tasks."""
 
 
 class Timed(NamedTuple):
-    """A system's batches, timed."""
+    """Inference time and window of a system."""
 
     inference_s: float
     window: int
 
 
 class TaskLengths(NamedTuple):
-    """Lengths of the tasks."""
+    """Input and output lengths of tasks."""
 
     inputs: IntArray
     """[K]"""
@@ -56,15 +56,15 @@ class TaskLengths(NamedTuple):
 
 
 def inference_by(
-    name: str, serving: ServedPair, users: TaskLengths, reading: Interpretation, algorithm: str = "dp"
+    name: str, serving: ServedPair, users: TaskLengths, interpretation: Interpretation, algorithm: str = "dp"
 ) -> Timed:
-    """T_inf of a planner of `SOLVERS` or a baseline under a reading.
+    """T_inf and window of a planner in `SOLVERS`, or of a baseline, under an interpretation.
 
     Raises:
-        BadInput: an unknown system, or one that the reading says nothing of.
+        BadInput: an unknown system, or one that only the default interpretation covers.
     """
     inputs = users.inputs
-    if reading == Interpretation():
+    if interpretation == Interpretation():
         found = batch_by(name, serving, inputs)
         return Timed(found.inference_s, found.window)
     if name in SOLVERS or name == "no-pipeline":
@@ -80,25 +80,25 @@ def inference_by(
             for window in range(1, serving.max_window + 1)
         )
     if name not in SIZED:
-        raise BadInput(f"no reading says how {name!r} serves tasks of other outputs than the longest")
-    return _sized(name, serving, users, reading, algorithm)
+        raise BadInput(f"{name!r} is only defined under the default interpretation")
+    return _sized(name, serving, users, interpretation, algorithm)
 
 
-def _sized(name: str, serving: ServedPair, users: TaskLengths, reading: Interpretation, algorithm: str) -> Timed:
-    """Static, max or heuristic batching."""
-    windows = list(range(1, serving.max_window + 1)) if reading.baseline_window == "best" else [FIXED_WINDOW]
-    if reading.baseline_window == "same":
+def _sized(name: str, serving: ServedPair, users: TaskLengths, interpretation: Interpretation, algorithm: str) -> Timed:
+    """Time static, max or heuristic batching."""
+    windows = list(range(1, serving.max_window + 1)) if interpretation.baseline_window == "best" else [FIXED_WINDOW]
+    if interpretation.baseline_window == "same":
         windows = [plan_batches(serving, users.inputs, algorithm).window]
-    if reading.order == "sorted":
+    if interpretation.order == "sorted":
         order = np.argsort(users.inputs, kind="stable")
         users = TaskLengths(users.inputs[order], None if users.outputs is None else users.outputs[order])
     tasks, fits = len(users.inputs), int(most_tasks(serving, users.inputs).min())
-    largest = min(tasks, fits if reading.max_size == "worst" else _mean_size(serving, users))
+    largest = min(tasks, fits if interpretation.max_size == "worst" else _mean_size(serving, users))
     found = []
     for window in windows:
         timed = partial(_seconds, serving, window, users=users)
         if name == "heuristic":
-            runs = grow(tasks, largest, timed) if reading.heuristic == "size" else _fewer(tasks, largest, timed)
+            runs = grow(tasks, largest, timed) if interpretation.heuristic == "size" else _fewer(tasks, largest, timed)
         else:
             runs = of_size(tasks, min(STATIC_SIZE, fits, tasks) if name == "static" else largest)
         found.append(Timed(timed(runs), window))
@@ -106,7 +106,7 @@ def _sized(name: str, serving: ServedPair, users: TaskLengths, reading: Interpre
 
 
 def _seconds(serving: ServedPair, window: int, runs: Runs, users: TaskLengths, pipeline: bool = True) -> float:
-    """T_inf of batches that each run as long as their longest output."""
+    """T_inf of batches that each run until their longest output ends."""
     inputs, outputs = users
     return inference_s(
         serving,
@@ -119,21 +119,13 @@ def _seconds(serving: ServedPair, window: int, runs: Runs, users: TaskLengths, p
 
 
 def _mean_size(serving: ServedPair, users: TaskLengths) -> int:
-    """Tasks of mean length that fit into the memory."""
+    """Number of tasks of mean length that fit into memory."""
     mean_output = serving.max_output_tokens if users.outputs is None else float(users.outputs.mean())
     each = cache_bytes(serving.draft_model, 1, float(users.inputs.mean()), mean_output)
     return max(1, int((serving.memory_bytes - parameter_bytes(serving.draft_model)) // float(np.asarray(each))))
 
 
 def _fewer(tasks: int, largest: int, timed: partial[float]) -> Runs:
-    """Two batches, or as few as fit, then one more as long as the latency does not rise."""
-    count = max(min(2, tasks), -(-tasks // largest))
-    runs = of_size(tasks, -(-tasks // count))
-    best_s = timed(runs)
-    while count < tasks:
-        count += 1
-        candidate = of_size(tasks, -(-tasks // count))
-        if (candidate_s := timed(candidate)) > best_s:
-            break
-        runs, best_s = candidate, candidate_s
-    return runs
+    """Batches whose number increases by one, from two or the fewest that fit, until the latency rises."""
+    fewest = max(min(2, tasks), -(-tasks // largest))
+    return until_slower((of_size(tasks, -(-tasks // count)) for count in range(fewest, tasks + 1)), timed)

@@ -1,4 +1,4 @@
-"""How long a verification pass takes, from what is in it: WISP's eqs. 18 and 19."""
+"""Linear model of a verification pass's duration (WISP, eqs. 18 and 19)."""
 
 from __future__ import annotations
 
@@ -17,57 +17,57 @@ class RequestWork(NamedTuple):
     """One request's share of a pass."""
 
     new: int
-    """L_new: tokens that the pass computes, the drafted ones and those of the prefix that are in no cache."""
+    """L_new: tokens that the pass computes: drafted ones, and uncached ones of the prefix."""
     cached: int
-    """L_cached: tokens of the prefix whose keys and values are read from the cache."""
+    """L_cached: tokens of the prefix whose keys and values come from the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
     """T̂ = a·Σ L_new + b_compute·Σ (L_cached + L_new)·L_new + b_read·Σ L_cached + c, over the requests of a batch.
 
-    The sums run over requests, so that one more request adds `share_s`, whatever else is in the batch.
+    The sums are over requests: one more request adds `share_s`, whatever else is in the batch.
 
     Raises:
-        BadInput: a coefficient that is negative or not finite, or all of them 0.
+        BadInput: a coefficient is negative or not finite, or all are 0.
     """
 
     a: float
-    """Seconds a new token."""
+    """Seconds per new token."""
     b_compute: float
-    """Seconds a query-key interaction."""
+    """Seconds per query-key interaction."""
     b_read: float
-    """Seconds a cached token."""
+    """Seconds per cached token."""
     c: float
-    """Seconds a pass."""
+    """Seconds per pass."""
 
     def __post_init__(self) -> None:
         for name, value in zip(NAMES, self.values, strict=True):
             if not (math.isfinite(value) and value >= 0):
                 raise BadInput(f"{name} must be a number of seconds, 0 or more, not {value:g}")
         if not any(self.values):
-            raise BadInput("the coefficients are all 0: no pass takes no time")
+            raise BadInput("the coefficients are all 0, but a pass takes time")
 
     @property
     def values(self) -> tuple[float, float, float, float]:
-        """The four, in the order of `NAMES`."""
+        """Coefficients in the order of `NAMES`."""
         return self.a, self.b_compute, self.b_read, self.c
 
     def share_s(self, new: int, cached: int) -> float:
-        """T̂(B ∪ {i}) − T̂(B) for a request i and any batch B that is not empty: what the utility weighs."""
+        """T̂(B ∪ {i}) − T̂(B) for a request i and any non-empty batch B (used by the utility)."""
         return (self.a + self.b_compute * (cached + new)) * new + self.b_read * cached
 
     def alone_s(self, new: int, cached: int) -> float:
-        """T̂({i}): what the latest start time leaves room for."""
+        """T̂({i}): a pass with one request (used by the latest start time)."""
         return self.c + self.share_s(new, cached)
 
     def batch_s(self, batch: Iterable[RequestWork]) -> float:
-        """T̂(B); 0 for an empty batch, which is no pass."""
+        """T̂(B); 0 for an empty batch."""
         shares = [self.share_s(*work) for work in batch]
         return self.c + sum(shares) if shares else 0.0
 
     def as_dict(self) -> dict[str, float]:
-        """By name, as files have them."""
+        """Coefficients by name, as written to files."""
         return dict(zip(NAMES, self.values, strict=True))
 
 
@@ -76,7 +76,7 @@ NAMES = tuple(field.name for field in fields(Coefficients))
 
 
 def features(batch: Iterable[RequestWork]) -> NDArray[np.float64]:
-    """[4] what a, b_compute, b_read and c are multiplied with: N_linear, N_interactions, N_cached (eq. 18), and 1."""
+    """[4] factors of a, b_compute, b_read and c: N_linear, N_interactions, N_cached (eq. 18) and 1."""
     new = interactions = cached = 0
     for work in batch:
         new += work.new
@@ -86,13 +86,13 @@ def features(batch: Iterable[RequestWork]) -> NDArray[np.float64]:
 
 
 def coefficients_of(document: Mapping[str, Any], source: str) -> Coefficients:
-    """Coefficients from a document that has them by name, among whatever else.
+    """Read coefficients from a document, which may have other keys too.
 
     Args:
-        source: where the document comes from, for the message.
+        source: origin of the document, for error messages.
 
     Raises:
-        BadInput: one is missing, is no number, or cannot be a coefficient.
+        BadInput: a coefficient is missing, is not a number, or is out of range.
     """
     missing = [name for name in NAMES if name not in document]
     if missing:

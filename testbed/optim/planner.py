@@ -1,4 +1,4 @@
-"""The window, the batches and their order for the least inference latency (edge SD batching, problems P2 and P3)."""
+"""Planner: window, batches and their order that minimise the inference latency (edge SD batching, P2 and P3)."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from testbed.optim.stages import Stages
 
 
 class Batching(NamedTuple):
-    """A window, and batches in the order of the pipeline."""
+    """A window, and batches in pipeline order."""
 
     window: int
     batches: tuple[tuple[int, ...], ...]
-    """Tasks, by their places in the list that was given."""
+    """Indices of each batch's tasks in the list of tasks."""
     inference_s: float
     """T_inf by eqs. 20–22."""
 
 
 def plan_batches(serving: ServedPair, inputs: IntArray, algorithm: str = "best", window: int | None = None) -> Batching:
-    """Batches and window of the least inference latency that an algorithm finds.
+    """Find the batches and the window of least inference latency.
 
     Args:
-        serving: Models, hardware, O_max and α.
+        serving: models, hardware, O_max and α.
         inputs: [K] input tokens of the tasks.
-        algorithm: One of `SOLVERS`: dp, the paper's Algorithm 1; best, ours, never worse.
-        window: l; None: all from 1 to the largest, but for those that a bound proves to be slower.
+        algorithm: one of `SOLVERS`: dp, the paper's Algorithm 1; best, never slower than dp.
+        window: l; None: the best of 1 to the largest, skipping those that a lower bound rules out.
 
     Raises:
-        BadInput: no task, empty inputs, an unknown algorithm, a window out of range, a task that does not fit.
+        BadInput: no task, empty inputs, an unknown algorithm, a window out of range, or a task that does not fit.
     """
     if algorithm not in SOLVERS:
         raise BadInput(f"no planner {algorithm!r}; known: {', '.join(SOLVERS)}")
@@ -53,25 +53,25 @@ def plan_batches(serving: ServedPair, inputs: IntArray, algorithm: str = "best",
 
 
 def ascending(inputs: IntArray) -> tuple[IntArray, IntArray]:
-    """The order of the tasks by their inputs, and those inputs.
+    """Indices that sort the tasks by input length, and the sorted lengths.
 
     Raises:
-        BadInput: no task, or one without input.
+        BadInput: no task, or a task without input.
     """
     lengths = np.asarray(inputs, np.int64)
     if lengths.size == 0:
         raise BadInput("no tasks; give at least one")
     if lengths.min() < 1:
-        raise BadInput(f"a task has 1 input token or more, not {lengths.min()}")
+        raise BadInput(f"a task needs 1 input token or more, not {lengths.min()}")
     order = np.argsort(lengths, kind="stable")
     return order, lengths[order]
 
 
 def windows(serving: ServedPair, window: int | None) -> range:
-    """The windows to try.
+    """Windows to try: the given one, or all.
 
     Raises:
-        BadInput: the one that is asked for is out of range.
+        BadInput: the given window is out of range.
     """
     if window is None:
         return range(1, serving.max_window + 1)

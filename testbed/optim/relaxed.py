@@ -1,10 +1,9 @@
-"""Batches from a relaxed problem that dynamic programming solves exactly, and the lower bounds that it proves.
+"""Relaxation of the batching problem, solved exactly by dynamic programming: lower bounds on T_inf, and good batches.
 
-In every step the pipeline takes at least as long as the node that drafts plus the last verification, and at least as
-long as the first drafting plus the node that verifies. Any mean of the two, weighted w and 1 − w, is a lower bound on
-T_inf, and it is a sum over batches in which the first and the last are charged extra. The least sum over all batches
-and orders is therefore a bound for every plan; batches that attain it are good ones, since a pipeline without gaps
-takes just that long.
+In every step, the pipeline takes at least as long as all drafting plus the last verification, and at least as long as
+the first drafting plus all verification. Any mean of the two with weights w and 1 − w is a lower bound on T_inf, and a
+sum over batches with extra terms for the first and the last. The least such sum over all batches and orders therefore
+bounds every plan. Batches that attain it are good candidates, since a pipeline without gaps takes exactly that time.
 """
 
 from __future__ import annotations
@@ -17,29 +16,29 @@ from testbed.optim.inference_cost import Array, IntArray
 from testbed.optim.stages import Stages
 
 PAIRS = [(source, charged) for charged in range(3) for source in range(4) if not source & charged]
-"""Transitions. A state says which batches are chosen already: bit 0 the first, bit 1 the last in the pipeline."""
+"""Transitions. A state is a bit set of the batches chosen so far: bit 0 the first, bit 1 the last in the pipeline."""
 BY_STATE = [[k for k, (source, charged) in enumerate(PAIRS) if source | charged == state] for state in range(4)]
 
 
 class Relaxed(NamedTuple):
-    """The least weighted sum."""
+    """Solution of the relaxed problem at one weight."""
 
     weight: Array
-    """w, of the node that drafts."""
+    """w, the weight of the drafting bound."""
     bound_s: float
-    """No plan is faster."""
+    """Lower bound on T_inf of every plan."""
     starts: IntArray
-    """[M] batches in the order of the pipeline: the one charged as first, ascending ones, the one charged as last."""
+    """[M] batches in pipeline order: the one charged as first, the others ascending, the one charged as last."""
     ends: IntArray
 
 
 def relax(stages: Stages, weights: Array) -> list[Relaxed]:
-    """Solve it for several weights w in [0, 1] at once."""
+    """Solve the relaxed problem for several weights w in [0, 1] at once."""
     return _Rows(stages, weights).solve()
 
 
 class _Rows:
-    """Least sums over the first i tasks, by state and weight."""
+    """Rows of the dynamic program: least sums over the first i tasks, by state and weight."""
 
     def __init__(self, stages: Stages, weights: Array) -> None:
         n = stages.tasks + 1
@@ -52,11 +51,11 @@ class _Rows:
         self._begin = np.zeros((4, len(weights), n), np.int64)
         self._source = np.zeros((4, len(weights), n), np.int64)
         self._slope = self._charged(stages.draft, stages.verify)
-        """[3, W, K] cost of a task of a batch charged as nothing, first, last."""
+        """[3, W, K] cost of each task in a batch that is charged as neither, as first, as last."""
         self._fixed = self._charged(stages.draft_fixed, stages.verify_fixed)
 
     def _charged(self, draft: Array, verify: Array) -> Array:
-        """[3, W, ...] from lines [3, ...]."""
+        """[3, W, ...] charged costs from lines [3, ...]."""
         parts = self._stages.weights * np.stack([self._weights[:, 0], self._weights[:, 1], self._weights[:, 1]], axis=1)
         left = self._stages.weights - parts
         drafting, verifying = np.tensordot(parts, draft, 1), np.tensordot(left, verify, 1)
@@ -65,7 +64,7 @@ class _Rows:
         return np.stack([base, base + first, base + last])
 
     def solve(self) -> list[Relaxed]:
-        """Fill all rows, and walk back from the last."""
+        """Fill all rows and trace the batches back from the last."""
         for end in range(1, self._stages.tasks + 1):
             self._row(end)
         return [self._walk(w) for w in range(len(self._weights))]
@@ -87,7 +86,7 @@ class _Rows:
             self._source[state, :, end] = self._sources[pair]
 
     def _walk(self, w: int) -> Relaxed:
-        """The batches of one weight; all tasks in one batch, which is then first and last, if that is less."""
+        """Batches of one weight; a single batch, which is both first and last, if that is less."""
         tasks, weight = self._stages.tasks, self._weights[w]
         if self._stages.most[-1] >= tasks:
             drafting, verifying = self._stages.times(np.array([0]), np.array([tasks]))

@@ -10,22 +10,22 @@ from testbed.optim.inference_cost import IntArray
 from testbed.optim.stages import Stages
 
 CELLS = 500_000
-"""Neighbours times batches that are weighed at once, and at most a tenth of all; where there are more neighbours, some
-are drawn at random."""
+"""Upper limit of neighbours × batches per step, and at most a tenth of the whole budget; beyond it, neighbours are
+sampled at random."""
 WORK_PER_TASK, WORK = 3_000, 30_000_000
-"""Plans times batches altogether: so many for each task, and never more than that."""
+"""Budget of the search in plans × batches: per task, and overall."""
 LEAST_TASKS = 120
-"""Fewer are searched like so many."""
+"""Problems with fewer tasks get the budget of this many."""
 TRIES = 8
-"""Neighbours of the least lower bounds that are evaluated exactly, at most."""
+"""Maximum number of neighbours per step, lowest bounds first, that are evaluated exactly."""
 PERMUTED = 5
-"""Batches up to which all orders are weighed."""
+"""Maximum number of batches for which all orders are tried."""
 GAIN = 1e-9
-"""Relative gain below which the search ends."""
+"""Smallest relative gain; below it the search ends."""
 
 
 class BatchOrder:
-    """Batches in the order of the pipeline, and how long they take."""
+    """Batches in pipeline order, and their latency."""
 
     def __init__(self, stages: Stages, starts: IntArray, ends: IntArray) -> None:
         self.starts = starts
@@ -39,10 +39,11 @@ class BatchOrder:
 
 
 def johnson(stages: Stages, starts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray]:
-    """Batches [R, M] in the orders that are best for two stages in the first step, in the later ones, and in all.
+    """Order batches [R, M] by Johnson's rule, for the first step, the later steps and all steps; returns [3·R, M].
 
-    Johnson's rule: those that draft faster than they verify come first, fastest drafts ahead; then the others, slowest
-    verification ahead. Each step has its own such order, but the batches keep one. Returns [3·R, M].
+    Johnson's rule is optimal for two stages: batches that draft faster than they verify come first, by ascending
+    drafting time; then the others, by descending verification time. The rule may order each step differently, while
+    the pipeline keeps one order.
     """
     orders = []
     lines = stages.times(starts, ends)
@@ -56,12 +57,12 @@ def johnson(stages: Stages, starts: IntArray, ends: IntArray) -> tuple[IntArray,
 
 
 def best_arranged(stages: Stages, boundaries: IntArray, latency_s: float = np.inf) -> BatchOrder | None:
-    """The best of some boundaries [R, M + 1], batches ordered by Johnson's rule, if it beats a latency."""
+    """Best of the boundaries [R, M + 1], batches ordered by Johnson's rule; None if not faster than `latency_s`."""
     return _best(stages, *johnson(stages, boundaries[:, :-1], boundaries[:, 1:]), latency_s)
 
 
 def every_run(stages: Stages) -> IntArray:
-    """[R, K + 1] all boundaries that the memory allows, for a few tasks; two equal ones hold no task."""
+    """[R, K + 1] all boundaries that fit into memory, for few tasks; two equal boundaries delimit an empty batch."""
     k = stages.tasks
     cuts = (np.arange(2 ** (k - 1))[:, None] >> np.arange(k - 1)) & 1
     inner = np.where(cuts == 1, np.arange(1, k), k)
@@ -71,7 +72,7 @@ def every_run(stages: Stages) -> IntArray:
 
 
 def best_ordered(stages: Stages, boundaries: IntArray) -> list[BatchOrder]:
-    """The best in any order for each number of batches up to `PERMUTED`, of some boundaries [R, M + 1]."""
+    """Best order for each number of batches up to `PERMUTED`, over the boundaries [R, M + 1]."""
     batches = (np.diff(boundaries, axis=1) > 0).sum(axis=1)
     found = []
     for m in range(1, min(PERMUTED, stages.tasks) + 1):
@@ -84,7 +85,7 @@ def best_ordered(stages: Stages, boundaries: IntArray) -> list[BatchOrder]:
 
 
 def improve(stages: Stages, found: BatchOrder, seed: int = 0) -> BatchOrder:
-    """Move boundaries, merge and split batches, and reorder them, as long as it helps."""
+    """Local search: move boundaries, merge, split and reorder batches while the latency falls."""
     rng = np.random.default_rng(seed)
     work, most = 0, min(WORK_PER_TASK * max(stages.tasks, LEAST_TASKS), WORK)
     cells = min(CELLS, most // 10)
@@ -105,7 +106,7 @@ def improve(stages: Stages, found: BatchOrder, seed: int = 0) -> BatchOrder:
 
 
 def _best(stages: Stages, starts: IntArray, ends: IntArray, latency_s: float) -> BatchOrder | None:
-    """The best of the rows [R, M] that look best, if it beats a latency."""
+    """Best of the `TRIES` rows [R, M] with the lowest bounds; None if not faster than `latency_s`."""
     least = stages.least_s(*stages.times(starts, ends))
     target = latency_s * (1 - GAIN)
     best: BatchOrder | None = None
@@ -120,7 +121,7 @@ def _best(stages: Stages, starts: IntArray, ends: IntArray, latency_s: float) ->
 
 
 def _moved(boundaries: IntArray, most: IntArray, cells: int, rng: np.random.Generator) -> IntArray:
-    """[R, M + 2] ascending boundaries one move away: one shifted, removed, or one more; two equal ones hold no task."""
+    """[R, M + 2] ascending boundaries that differ by one move: one shifted, removed or added."""
     inner, sizes = boundaries[1:-1], np.diff(boundaries)
     steps = {1, 2, 3, 5, 8, *(round(int(sizes.max()) * part) for part in (0.125, 0.25, 0.5, 1.0))} - {0}
     places = np.arange(1, len(inner) + 1)
@@ -144,13 +145,13 @@ def _moved(boundaries: IntArray, most: IntArray, cells: int, rng: np.random.Gene
 
 
 def _fitting(rows: IntArray, most: IntArray) -> IntArray:
-    """The rows whose batches fit into the memory."""
+    """Rows whose batches fit into memory."""
     fits: IntArray = rows[np.all(np.diff(rows, axis=1) <= most[np.maximum(rows[:, 1:] - 1, 0)], axis=1)]
     return fits
 
 
 def _reordered(found: BatchOrder, cells: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
-    """[R, M] the same batches with one of them put elsewhere."""
+    """[R, M] the same batches in all orders, or, if many, with one of them moved."""
     m = len(found.starts)
     if m <= PERMUTED:
         order = np.array(list(itertools.permutations(range(m))))

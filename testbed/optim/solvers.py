@@ -1,4 +1,4 @@
-"""Solvers for batches and their order at one window."""
+"""Solvers of the batching problem at one window: batches and their order."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from testbed.optim.stages import Stages
 
 WEIGHTS = np.array([(a, b) for a in (0.0, 0.5, 1.0) for b in (0.0, 0.25, 0.5, 0.75, 1.0)])
 FEWER = np.array([(0.0, 0.0), (1.0, 0.0), (1.0, 0.5), (1.0, 1.0)])
-"""[W, 2] weights of the relaxed problems, in the first step and in the later ones."""
-CROWD = 20_000_000
-"""Rows times sizes from where on there is much to search: fewer weights must do."""
+"""[W, 2] weights of the relaxed problems, in the first step and in the later ones; `FEWER` for large problems."""
+LARGE = 20_000_000
+"""Sum of the largest batch sizes over tasks beyond which a problem counts as large."""
 NEAR = 1.03
-"""Where there is much to search, Algorithm 1 must come that near to the best window for more to be tried."""
+"""Large problems: a window is searched only if Algorithm 1 is within this factor of the best latency so far."""
 FEW = 10
-"""Tasks up to which all their runs are weighed."""
+"""Maximum number of tasks for which all boundaries are tried."""
 STARTS = 3
-"""Plans that local search starts from."""
+"""Number of plans that local search starts from."""
 SAFE = 1 - 1e-12
-"""A bound is taken as broken only by more than rounding."""
+"""Factor on lower bounds that allows for rounding."""
 
 
 def paper(stages: Stages, limit_s: float = np.inf) -> BatchOrder:
-    """Algorithm 1."""
+    """Algorithm 1 of the paper."""
     boundaries = dynamic_program(stages)
     return BatchOrder(stages, boundaries[:-1], boundaries[1:])
 
 
 def better(stages: Stages, limit_s: float = np.inf) -> BatchOrder | None:
-    """The best of Algorithm 1, relaxed problems at several weights, and local search from the best of those.
+    """Best of Algorithm 1, relaxed problems at several weights, and local search from the best of these.
 
-    Returns None if a bound proves that nothing at this window is faster than `limit_s`, or where there is much to
-    search and Algorithm 1 is not even near it.
+    Returns None if a lower bound shows that no plan at this window beats `limit_s`, or if the problem is large and
+    Algorithm 1 is not near `limit_s`.
     """
-    crowded = int(stages.most.clip(max=stages.tasks).sum()) > CROWD
+    large = int(stages.most.clip(max=stages.tasks).sum()) > LARGE
     first = paper(stages)
-    if crowded and first.latency_s > NEAR * limit_s:
+    if large and first.latency_s > NEAR * limit_s:
         return None
-    relaxed = relax(stages, FEWER if crowded else WEIGHTS)
+    relaxed = relax(stages, FEWER if large else WEIGHTS)
     if max(each.bound_s for each in relaxed) * SAFE > limit_s:
         return None
     found = [first, *(BatchOrder(stages, each.starts, each.ends) for each in relaxed)]
@@ -57,4 +57,4 @@ def better(stages: Stages, limit_s: float = np.inf) -> BatchOrder | None:
 
 
 SOLVERS: dict[str, Callable[[Stages, float], BatchOrder | None]] = {"best": better, "dp": paper}
-"""The limit is what another window reached already."""
+"""Solvers by name, from stages and a limit in seconds: the best latency at the windows solved before."""

@@ -1,4 +1,4 @@
-"""The JSON document that describes tasks, link, models and hardware, and the documents that answer it."""
+"""JSON input and output of `testbed optim plan` and `testbed optim bandwidth`: tasks, link, models and hardware."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class Task(Config, frozen=True):
-    """A task of a user.
+    """One user's task.
 
     Raises:
-        BadInput: no input, or a power or gain that is not positive.
+        BadInput: no input tokens, or a power or gain that is not positive.
     """
 
     input_tokens: int
@@ -29,7 +29,7 @@ class Task(Config, frozen=True):
     power_w: float
     """p_k"""
     gain: float
-    """g_k, of the uplink; a ratio of powers."""
+    """g_k, uplink power gain."""
 
     def __post_init__(self) -> None:
         if self.input_tokens < 1:
@@ -40,7 +40,7 @@ class Task(Config, frozen=True):
 
 
 class Problem(Config, frozen=True):
-    """Tasks, the link they share and, for plans, what serves them; units are in the names.
+    """Tasks, their shared uplink and, for plans, models and hardware; units are in the names.
 
     Raises:
         BadInput: no task, or a bandwidth, noise or λ that is not positive.
@@ -48,10 +48,10 @@ class Problem(Config, frozen=True):
 
     bandwidth_hz: float
     noise_w: float
-    """σ², whatever the share of the bandwidth."""
+    """σ², not scaled by a task's share of the bandwidth."""
     tasks: tuple[Task, ...]
     bits_per_token: float | None = None
-    """λ; None: 16 bits for each element of both models' embeddings."""
+    """λ; None: 16 bits per element of both models' embeddings."""
     draft_model: Model | None = None
     verify_model: Model | None = None
     cost: Cost | None = None
@@ -94,10 +94,10 @@ class Problem(Config, frozen=True):
 
     @property
     def serving(self) -> ServedPair:
-        """What serves the tasks.
+        """Models, hardware and limits for a plan.
 
         Raises:
-            BadInput: a part that a plan needs is missing.
+            BadInput: a key that a plan needs is missing.
         """
         return ServedPair(
             draft_model=_given("draft_model", self.draft_model),
@@ -114,18 +114,16 @@ def load_problem(path: Path) -> Problem:
     """Read a problem from JSON.
 
     Raises:
-        BadInput: unreadable, unknown or missing keys, values of a wrong type or out of range.
+        BadInput: unreadable file, unknown or missing keys, values of a wrong type or out of range.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=Problem)
-    except (OSError, msgspec.DecodeError) as exc:
-        raise BadInput(f"{path}: {exc}") from exc
-    except BadInput as exc:
+    except (OSError, msgspec.DecodeError, BadInput) as exc:
         raise BadInput(f"{path}: {exc}") from exc
 
 
 def allocation(problem: Problem, policy: str = "optimal") -> dict[str, Any]:
-    """Shares of the bandwidth, what rates they are, and T_com, as `testbed optim bandwidth --json` answers."""
+    """Bandwidth shares, rates and T_com: the output of `testbed optim bandwidth --json`."""
     bits, efficiency = problem.bits, problem.efficiency
     shares = allocate(policy, bits, efficiency)
     seconds = communication_s(bits, shares, problem.bandwidth_hz, efficiency)
@@ -136,10 +134,10 @@ def allocation(problem: Problem, policy: str = "optimal") -> dict[str, Any]:
 def plan(
     problem: Problem, algorithm: str = "best", window: int | None = None, policy: str = "optimal"
 ) -> dict[str, Any]:
-    """A whole plan, as `testbed optim plan --json` answers: T = T_inf + T_com (eq. 23).
+    """Complete plan with T = T_inf + T_com (eq. 23): the output of `testbed optim plan --json`.
 
     Raises:
-        BadInput: as `allocate` and `batch_by` raise it, or a part of the problem is missing.
+        BadInput: as `allocate` and `batch_by`, or a key of the problem is missing.
     """
     shared = allocation(problem, policy)
     found = batch_by(algorithm, problem.serving, problem.inputs, window)

@@ -196,7 +196,7 @@ def test_problems_that_are_none() -> None:
     serving = paper_serving()
     with pytest.raises(BadInput, match="no tasks; give at least one"):
         plan_batches(serving, np.array([], np.int64))
-    with pytest.raises(BadInput, match="a task has 1 input token or more, not 0"):
+    with pytest.raises(BadInput, match="a task needs 1 input token or more, not 0"):
         plan_batches(serving, np.array([4, 0]))
     with pytest.raises(BadInput, match="no planner 'greedy'; known: best, dp"):
         plan_batches(serving, np.array([4]), "greedy")

@@ -170,8 +170,8 @@ def test_r2_is_the_share_that_the_line_explains() -> None:
         ([1], [1], [1], "at least two different amounts of work"),
         ([1, 2], [2, 1], [1, 2], "at least two different amounts of work"),
         ([], [], [], "at least two different amounts of work"),
-        ([1, 2], [1, 2], [1], "as many of each"),
-        ([1, 2], [1, np.nan], [1, 2], "finite numbers"),
+        ([1, 2], [1, 2], [1], "equal length"),
+        ([1, 2], [1, np.nan], [1, 2], "must be finite"),
     ],
 )
 def test_fits_that_cannot_be_made(batch: list[float], flops: list[float], seconds: list[float], said: str) -> None:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from testbed.errors import BadInput
-from testbed.optim import interpretations as readings
-from testbed.optim.baselines import batch_by
+from testbed.optim.baselines import batch_by, of_size
 from testbed.optim.figures import BATCHINGS, POINTS, draw, reduction
 from testbed.optim.inference_cost import ServedPair
 from testbed.optim.interpretations import Interpretation, TaskLengths, inference_by
@@ -94,8 +93,8 @@ def test_max_batching_by_mean_lengths() -> None:
     worst, mean = (Interpretation(outputs="drawn", max_size=size) for size in ("worst", "mean"))
     size = int(2.5 * 560 / (INPUTS.mean() + OUTPUTS.mean()))
     assert size == 6
-    for reading, runs in ((worst, [[0, 1], [2, 3], [4, 5], [6, 7], [8]]), (mean, [[*range(6)], [6, 7, 8]])):
-        found = inference_by("max", serving, users, reading)
+    for interpretation, runs in ((worst, [[0, 1], [2, 3], [4, 5], [6, 7], [8]]), (mean, [[*range(6)], [6, 7, 8]])):
+        found = inference_by("max", serving, users, interpretation)
         assert found.inference_s == pytest.approx(
             min(stepped(serving, window, runs, OUTPUTS) for window in range(1, 11))
         )
@@ -103,11 +102,11 @@ def test_max_batching_by_mean_lengths() -> None:
 
 def test_a_growing_number_of_batches_stops_where_it_pays_no_more() -> None:
     serving = paper_serving(output_tokens=60)
-    reading = Interpretation(heuristic="count", baseline_window="fixed")
+    interpretation = Interpretation(heuristic="count", baseline_window="fixed")
     longest = np.full(9, 60)
-    times = [stepped(serving, 7, readings.of_size(9, -(-9 // count)), longest) for count in range(2, 10)]
+    times = [stepped(serving, 7, of_size(9, -(-9 // count)), longest) for count in range(2, 10)]
     rises = next((i for i in range(1, len(times)) if times[i] > times[i - 1]), len(times))
-    found = inference_by("heuristic", serving, TaskLengths(INPUTS, None), reading)
+    found = inference_by("heuristic", serving, TaskLengths(INPUTS, None), interpretation)
     assert found.inference_s == pytest.approx(times[rises - 1])
 
 
@@ -119,8 +118,8 @@ def test_outputs_that_are_all_the_longest_change_nothing(name: str) -> None:
     assert (found.window, found.inference_s) == (plain.window, pytest.approx(plain.inference_s))
 
 
-def test_what_no_reading_says() -> None:
-    with pytest.raises(BadInput, match="how 'autoregressive' serves"):
+def test_systems_without_an_interpretation_are_refused() -> None:
+    with pytest.raises(BadInput, match="'autoregressive' is only defined"):
         inference_by("autoregressive", paper_serving(), TaskLengths(INPUTS, OUTPUTS), DRAWN)
     with pytest.raises(BadInput, match="no planner 'x'"):
         inference_by("x", paper_serving(), TaskLengths(INPUTS, None), Interpretation())
@@ -132,7 +131,7 @@ def test_outputs_are_drawn_beside_the_inputs() -> None:
     assert users.outputs.min() >= 1 and 900 < users.outputs.max() <= 1024
     assert users.lengths(Interpretation()).outputs is None
     assert users.lengths(DRAWN).outputs is users.outputs
-    larger = reduction(point, range(2), reading=Interpretation(memory="binary"))
+    larger = reduction(point, range(2), interpretation=Interpretation(memory="binary"))
     assert larger.percents != reduction(point, range(2)).percents
-    drawn = reduction(point, range(2), reading=DRAWN)
+    drawn = reduction(point, range(2), interpretation=DRAWN)
     assert drawn.percents != reduction(point, range(2)).percents

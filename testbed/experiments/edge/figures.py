@@ -249,7 +249,7 @@ def _quoted(config: FiguresConfig, told: Told) -> Iterator[dict[str, Any]]:
     done = config.jobs - len(config.quoted) * len(config.readings)
     for name, reading in config.readings.items():
         for figure in config.quoted:
-            found = reduction(by_figure[figure], range(config.draws), reading=reading)
+            found = reduction(by_figure[figure], range(config.draws), interpretation=reading)
             done += 1
             told(done, config.jobs, f"{figure} as read by {name}")
             yield quoted_row(by_figure[figure], name, found)
