@@ -9,13 +9,13 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from testbed.bs.observer import FinishedPass
 from testbed.clock import Clock
 from testbed.errors import BadInput
-from testbed.optim.pass_time import RequestWork
 
 LOG = logging.getLogger(__name__)
 MOST_SPEEDS = 64
@@ -45,26 +45,24 @@ class Metrics:
         speeds."""
         self.refused: Counter[float] = Counter()
         """Sessions that were not promised what they asked for, by speed."""
-        self.waiting = 0
-        """Requests at the last plan."""
         self.error: float | None = None
         """Running mean of |T̂ − T| / T; None without an estimator."""
 
-    def add_pass(self, works: Sequence[RequestWork], rounds: int, evicted: int, seconds: float) -> None:
-        """A pass: what it computed, how many rounds it verified (the others are pieces), and how long it took."""
+    def add_pass(self, done: FinishedPass) -> None:
+        """Count a pass."""
         self.passes += 1
-        self.rounds += rounds
-        self.pieces += len(works) - rounds
-        self.sizes[len(works)] += 1
-        self.busy_s += seconds
-        for work in works:
+        self.rounds += done.rounds
+        self.pieces += len(done.works) - done.rounds
+        self.sizes[len(done.works)] += 1
+        self.busy_s += done.seconds
+        for work in done.works:
             self.computed_tokens += work.new
             self.cached_tokens += work.cached
-        self.evicted_tokens += evicted
+        self.evicted_tokens += done.evicted
+        if done.expected_s is not None and done.seconds > 0:
+            self._add_error(abs(done.expected_s - done.seconds) / done.seconds)
 
-    def add_error(self, expected_s: float, seconds: float) -> None:
-        """How far an estimate was from the pass that it was for."""
-        error = abs(expected_s - seconds) / seconds
+    def _add_error(self, error: float) -> None:
         self.error = error if self.error is None else ERROR_MEMORY * self.error + (1 - ERROR_MEMORY) * error
 
     def add_promised(self, speed_tps: float, late: bool) -> None:
@@ -89,7 +87,6 @@ class Metrics:
             "computed_tokens": self.computed_tokens,
             "cached_tokens": self.cached_tokens,
             "evicted_tokens": self.evicted_tokens,
-            "waiting": self.waiting,
             "promised_rounds": _by_speed(self.promised),
             "missed_deadlines": _by_speed(self.missed),
             "refused_sessions": _by_speed(self.refused),

@@ -13,21 +13,31 @@ from testbed.optim.pass_time import RequestWork
 from testbed.protocols.messages import Verdict
 
 
+class FinishedPass(NamedTuple):
+    """An engine pass that is over, as it was measured."""
+
+    works: Sequence[RequestWork]
+    """Tokens computed and cached, request by request."""
+    rounds: int
+    """Requests that were rounds; the others were pieces of prompts."""
+    waiting: int
+    """Requests that waited when the pass was planned, its own included."""
+    evicted: int
+    """Tokens expected in the prefix cache and not found there."""
+    start_s: float
+    """When it was planned, on the server's clock."""
+    seconds: float
+    expected_s: float | None
+    """Its duration as estimated before; None: there is no estimator."""
+
+
 class Observer(Protocol):
     """Told of every round and pass by the server, in whose way it must not be."""
 
     def round(self, session: Session, round_: Round, verdict: Verdict) -> None:
         """A round was committed; the verdict is about to be sent."""
 
-    def passed(
-        self,
-        works: Sequence[RequestWork],
-        rounds: int,
-        waiting: int,
-        start_s: float,
-        seconds: float,
-        expected_s: float | None,
-    ) -> None:
+    def passed(self, done: FinishedPass) -> None:
         """A pass is over; see `PassNote`."""
 
     def ended(self, session: Session) -> None:
@@ -40,15 +50,7 @@ class Unobserved:
     def round(self, session: Session, round_: Round, verdict: Verdict) -> None:
         """Nothing to do, and so for the others."""
 
-    def passed(
-        self,
-        works: Sequence[RequestWork],
-        rounds: int,
-        waiting: int,
-        start_s: float,
-        seconds: float,
-        expected_s: float | None,
-    ) -> None:
+    def passed(self, done: FinishedPass) -> None:
         """Nothing."""
 
     def ended(self, session: Session) -> None:

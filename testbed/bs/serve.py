@@ -193,14 +193,17 @@ def _station(
     if config.chunk_tokens is not None and not whole_blocks:
         raise BadInput(f"this engine's cache keeps blocks of {engine.block_size} tokens: leave chunk-tokens out")
     bounds = (config.max_batch, config.max_batch_tokens)
-    plan = scheduler(config.scheduler, *bounds, known, kv_tokens=engine.kv_tokens, chunk_tokens=config.chunk_tokens)
+    plan = scheduler(
+        config.scheduler, *bounds, known,
+        kv_tokens=engine.kv_tokens, chunk_tokens=config.chunk_tokens, cuts=whole_blocks,
+    )  # fmt: skip
     admission = None
     if known is not None and config.scheduler == "slo" and config.admission:
         admission = Admission(coefficients=known, max_requests=config.max_batch, kv_tokens=engine.kv_tokens)
     return BaseStation(
         link, runner, Intake(offer, sessions), plan, judge, WallClock(),
         estimator=estimator, admission=admission, block_size=engine.block_size, margin=MARGIN,
-        cuts=known is not None and whole_blocks, windows=_windows(config, loaded), observer=observer,
+        windows=_windows(config, loaded), observer=observer,
     )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """The base station: steps 4 to 7 of a round (queue, verify, judge, verdict) for all sessions at once.
 
-Two tasks share one event loop: `_receive` takes messages in and fills the queue; `_run_engine` takes whatever is
-pending whenever the engine is free. The engine itself runs in a thread of its own, so that messages flow during a pass.
+`BaseStation._step` is the round. Two tasks share one event loop: `Dispatcher.receive` handles messages and fills the
+queue, `_run` takes a step whenever requests are waiting. The engine has a thread of its own, so that messages are
+handled during a pass.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from testbed.bs.dispatch import Dispatcher
 from testbed.bs.engines.base import VerifyRequest, VerifyResult
 from testbed.bs.engines.runner import EngineRunner
 from testbed.bs.intake import Intake
-from testbed.bs.judging.acceptance import Acceptance, shown
+from testbed.bs.judging.acceptance import Acceptance, attach_hidden
 from testbed.bs.judging.base import Judge
 from testbed.bs.judging.distributions import check_distributions
+from testbed.bs.metrics import Metrics
 from testbed.bs.observer import Observer, Unobserved
 from testbed.bs.queue import Queue, Taken
 from testbed.bs.scheduling.admission import Admission
@@ -25,31 +28,26 @@ from testbed.bs.scheduling.base import Scheduler
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.pass_ledger import PassLedger
 from testbed.bs.scheduling.window_hints import Windows
-from testbed.bs.sessions import Round, Session
-from testbed.bs.verdict import reason, verdict
+from testbed.bs.sessions import Key, Load, Round, Session
+from testbed.bs.verdict import failure, need_hidden, verdict
 from testbed.channel.link import ServerLink
 from testbed.clock import Clock
-from testbed.errors import BadInput, EngineError, ProtocolError
-from testbed.protocols import PROTOCOLS
-from testbed.protocols.codec import AnyArray, Packet, decode_uplink, encode, pack_positions
-from testbed.protocols.messages import (
-    NO_HINT,
-    Close,
-    Draft,
-    Fault,
-    Hello,
-    Hidden,
-    Message,
-    NeedHidden,
-    Open,
-    Ping,
-    Verdict,
-)  # fmt: skip
+from testbed.errors import BadInput, EngineError
+from testbed.protocols.codec import AnyArray, encode
+from testbed.protocols.messages import NO_HINT, Busy, Open
+from testbed.protocols.sampling import Kept
+
+Ready = list[tuple[Session, Round]]
+"""Verified rounds that can be judged."""
 
 
 class BaseStation:
-    """Serves rounds until cancelled. What the keyword arguments are for: see `PassLedger`; `windows` hints UEs how much
-    to draft, None: not at all; `observer` is told of what happens.
+    """Serves rounds until cancelled.
+
+    Args:
+        estimator, admission, block_size, margin: see `PassLedger`.
+        windows: draft-window hints for UEs; None: no hints.
+        observer: informed of rounds, passes and sessions.
     """
 
     def __init__(
@@ -64,38 +62,38 @@ class BaseStation:
         estimator: OnlineEstimator | None = None,
         admission: Admission | None = None,
         block_size: int = 1,
-        cuts: bool = False,
         margin: float = 0.0,
         windows: Windows | None = None,
         observer: Observer | None = None,
     ) -> None:
-        self._link, self._runner, self._intake = link, runner, intake
-        self._judge, self._clock = judge, clock
+        self._link, self._runner, self._intake, self._clock = link, runner, intake, clock
+        self._dispatcher = Dispatcher(link, intake, judge, clock, self)
         self._acceptance = Acceptance(judge, intake.offer.vocab_size)
-        self._ledger = PassLedger(intake.sessions, scheduler, estimator, admission, block_size, cuts, margin, observer)
-        self._windows, self._observer = windows, observer or Unobserved()
+        self._ledger = PassLedger(intake.sessions, scheduler, estimator, admission, block_size, margin)
+        self._windows, self._metrics, self._observer = windows, Metrics(), observer or Unobserved()
         self._queue = Queue()
         self._wake = asyncio.Event()
 
     @property
     def passes(self) -> int:
         """Passes so far."""
-        return self._ledger.metrics.passes
+        return self._metrics.passes
 
     @property
     def rounds(self) -> int:
         """Rounds verified so far."""
-        return self._ledger.metrics.rounds
+        return self._metrics.rounds
 
     def metrics(self) -> dict[str, Any]:
-        """What it has counted, and how it stands now."""
-        return self._ledger.snapshot() | (self._windows.snapshot() if self._windows else {})
+        """Counters since the start, and gauges."""
+        hints = self._windows.snapshot() if self._windows else {}
+        return self._metrics.snapshot() | self._ledger.snapshot() | hints
 
     async def serve(self) -> None:
-        """Serve until cancelled; raises what either task raises."""
-        tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._run_engine())]
+        """Serve until cancelled; raises what a task raises."""
+        tasks = [asyncio.create_task(self._dispatcher.receive()), asyncio.create_task(self._run())]
         if self._intake.sessions.idle_s is not None:
-            tasks.append(asyncio.create_task(self._expire(self._intake.sessions.idle_s)))
+            tasks.append(asyncio.create_task(self._dispatcher.expire(self._intake.sessions.idle_s)))
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -103,116 +101,105 @@ class BaseStation:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    # ------------------------------------------------------------ messages in
+    # ------------------------------------------------------------ the round
 
-    async def _receive(self) -> None:
-        while True:
-            peer, frames = await self._link.recv()
-            session = -1
-            try:
-                packet = decode_uplink(frames)
-                session = getattr(packet.message, "session", -1)
-                reply = await self._take(peer, packet)
-                self._intake.sessions.hear((peer, session), self._clock.time())
-            except (ProtocolError, BadInput) as exc:
-                reply = Fault(session=session, reason=reason(exc))
-            if reply is not None:
-                await self._link.send(peer, encode(reply))
+    async def _step(self, repeated: Taken | None = None) -> None:
+        """One engine pass and the verdicts of its rounds.
 
-    async def _take(self, peer: bytes, packet: Packet[Message]) -> Message | None:
-        """Handle one message; returns what is answered at once."""
-        message = packet.message
-        if isinstance(message, Draft):
-            await self._take_draft(peer, packet, message)
-            return None
-        if isinstance(message, Hidden):
-            return await self._take_hidden(peer, packet, message)
-        if isinstance(message, Open):
-            if message.threshold > 0 and (kind := PROTOCOLS.get(message.protocol)) and kind.judged:
-                self._judge.check(message.drafter, message.hidden_size, message.hidden_bits)
-            before = self._intake.sessions.get((peer, message.session))
-            reply, session = self._intake.open(peer, message, packet.arrays, self._ledger.admit)
-            if session is not None and before is not None:
-                self._forget(before)
-            if session is not None and session.alone:
-                self._enqueue(session, Round(message.round, self._intake.no_window, None, self._clock.time()))
-            return reply
-        if isinstance(message, Close):
-            closed = self._intake.sessions.close((peer, message.session))
-            if closed is not None:
-                self._forget(closed)
-            return None
-        if isinstance(message, Hello):
-            for left in self._intake.sessions.leave(peer):  # of a run that died and goes on under its identity
-                self._forget(left)
-            return self._intake.hello(message)
-        assert isinstance(message, Ping)
-        return self._intake.ping(message, self._clock.time())
+        Args:
+            repeated: a request of a failed pass, verified by itself; None: what the scheduler chooses.
+        """
+        batch = [repeated] if repeated else self._schedule()  # 4 queue
+        if not batch:
+            return
+        start_s = self._clock.time()
+        try:
+            results = await self._verify(batch)  # 5 verify
+        except (EngineError, BadInput) as exc:
+            await self._recover(batch, exc, again=repeated is None)
+            return
+        ready = await self._complete(batch, results, start_s)  # pieces of prompts and SH's open questions stay behind
+        kept = await self._judge(ready)  # 6 judge
+        await self._answer(ready, kept)  # 7 verdict
 
-    async def _take_draft(self, peer: bytes, packet: Packet[Message], message: Draft) -> None:
-        arrived_s = self._clock.time()
-        taken = self._intake.draft(peer, message, packet.arrays, self._queue.load)
-        if isinstance(taken, Message):
-            await self._link.send(peer, encode(taken))
-        elif isinstance(taken, tuple):
-            session, window = taken
-            round_ = Round(message.round, window, message.csi, arrived_s)
-            round_.draft_s, round_.network_s = message.draft_s, message.network_s
-            self._enqueue(session, round_)
-        elif taken is not None and taken.last_reply:
-            await self._link.send(peer, taken.last_reply)
+    async def resume(self, session: Session, round_: Round, arrays: dict[str, AnyArray]) -> None:
+        """Continue a round at step 6, now that its hidden states have arrived (SH).
 
-    def _forget(self, session: Session) -> None:
-        if self._windows:
-            self._windows.ended(session)
-        self._queue.drop(session)
-        self._observer.ended(session)
-        self._runner.release(session.name)
-
-    async def _expire(self, idle_s: float) -> None:
-        """Forget sessions that fall idle; whoever comes back is told so by `Resync`."""
-        while True:
-            await self._clock.sleep(idle_s / 4)
-            for session in self._intake.sessions.expire(self._clock.time()):
-                self._forget(session)
+        Raises:
+            ProtocolError: the arrays are not those that were asked for.
+        """
+        attach_hidden(session, round_, arrays)
+        round_.waited_s = self._clock.time() - (round_.asked_s or 0.0)
+        ready = [(session, round_)]
+        await self._answer(ready, await self._judge(ready))
 
     # ------------------------------------------------------------ 4 queue
 
-    def _enqueue(self, session: Session, round_: Round) -> None:
+    @property
+    def load(self) -> Load:
+        """Windows waiting for the engine."""
+        return self._queue.load
+
+    def begin(self, session: Session, round_: Round) -> None:
+        """Queue a round for verification."""
         session.current = round_
         logprobs = session.drawn and not session.sampling.greedy
-        hidden = len(round_.window.ids) > 0 and self._acceptance.by_hidden(session)
+        hidden = len(round_.window.ids) > 0 and self._acceptance.needs_hidden(session)
         request = VerifyRequest(session.name, session.prefix, round_.window.ids, hidden=hidden, logprobs=logprobs)
         round_.pending = self._ledger.pending(session, round_, request)
         self._queue.put(session, round_.pending)
         self._wake.set()
 
-    async def _run_engine(self) -> None:
+    def _schedule(self) -> list[Taken]:
+        return self._queue.take(self._ledger.plan(self._queue.pending(), self._clock.time()))
+
+    async def _run(self) -> None:
         while True:
             await self._wake.wait()
-            batch = self._queue.take(self._ledger.plan(self._queue.pending(), self._clock.time()))
-            if batch:
-                await self._run_pass(batch)
+            await self._step()
             if not self._queue:
                 self._learn()
                 self._wake.clear()
 
     # ------------------------------------------------------------ 5 verify
 
-    async def _run_pass(self, batch: list[Taken], again: bool = True) -> None:
-        """One pass; where it fails, every round gets another by itself, so that what fails alone fails alone."""
-        start_s = self._clock.time()
-        try:
-            results = await self._verified(batch)
-            check_distributions(results)
-        except (EngineError, BadInput) as exc:
-            self._ledger.metrics.failed_passes += 1
-            for taken in batch:
-                if self._intake.sessions.get(taken.session.key) is taken.session:  # else it closed meanwhile
-                    await (self._run_pass([taken], again=False) if again else self._fail(taken.session, exc))
-            return
+    async def _verify(self, batch: Sequence[Taken]) -> list[VerifyResult]:
+        """One engine pass. Learning from earlier passes is due half-way through it, while the engine computes.
+
+        Raises:
+            BadInput, EngineError: the pass failed.
+        """
+        asyncio.get_running_loop().call_later(self._ledger.expected_s(batch) / 2, self._learn)
+        results = await self._runner.verify([taken.pending.request for taken in batch])
+        check_distributions(results)
+        return results
+
+    def _learn(self) -> None:
+        self._ledger.learn()
+        if self._windows is not None:
+            self._windows.learn(self._ledger.overhead)
+
+    async def _recover(self, batch: Sequence[Taken], exc: Exception, again: bool) -> None:
+        """After a failed pass repeat each request by itself, so that only the one at fault fails; give up on that."""
+        self._metrics.failed_passes += 1
+        for taken in batch:
+            session = taken.session
+            if self._intake.sessions.get(session.key) is not session:  # closed in the meantime
+                continue
+            if again:
+                await self._step(taken)
+                continue
+            session.current = None
+            self._queue.drop(session)
+            session.last_reply = encode(failure(session, exc))
+            await self._link.send(session.key[0], session.last_reply)
+
+    async def _complete(self, batch: Sequence[Taken], results: Sequence[VerifyResult], start_s: float) -> Ready:
+        """Account for a pass; returns the rounds that can be judged now."""
         verify_s = self._clock.time() - start_s
-        self._ledger.passed(batch, results, verify_s)
+        done = self._ledger.passed(batch, results, verify_s)
+        self._metrics.add_pass(done)
+        self._observer.passed(done)
         ready = []
         for (session, pending, whole), result in zip(batch, results, strict=True):
             round_ = session.current
@@ -225,78 +212,59 @@ class BaseStation:
             round_.result, round_.batch_size = result, len(batch)
             round_.queue_s = start_s - pending.arrived_s - round_.pieces_s
             round_.verify_s = verify_s + round_.pieces_s
-            if not await self._asked(session, round_):
+            if not await self._ask_hidden(session, round_):
                 ready.append((session, round_))
-        await self._settle(ready)
+        return ready
 
-    async def _verified(self, batch: Sequence[Taken]) -> list[VerifyResult]:
-        """The engine's pass. Half-way through it computes, and there is time to learn from the passes before it."""
-        half_s = self._ledger.expected_s(batch) / 2
-        asyncio.get_running_loop().call_later(half_s, self._learn)
-        return await self._runner.verify([taken.pending.request for taken in batch])
-
-    def _learn(self) -> None:
-        self._ledger.learn()
-        if self._windows is not None:
-            self._windows.learn(self._ledger.overhead)
-
-    async def _fail(self, session: Session, exc: Exception) -> None:
-        """Give up a round; who sends it again is told so again."""
-        session.current = None
-        self._queue.drop(session)
-        fault = Fault(session=session.key[1], reason=f"verification failed: {reason(exc)}")
-        session.last_reply = encode(fault)
-        await self._link.send(session.key[0], session.last_reply)
-
-    async def _asked(self, session: Session, round_: Round) -> bool:
-        """Ask the UE for hidden states where the protocol needs them for judging."""
-        if session.protocol is None:
-            return False
-        positions = session.protocol.asks_for(round_.candidates())
+    async def _ask_hidden(self, session: Session, round_: Round) -> bool:
+        """Ask the UE for hidden states if its protocol sends them on request; returns whether they were requested."""
+        positions = session.protocol.asks_for(round_.candidates()) if session.protocol else []
         if not positions:
             return False
         round_.asked_s = self._clock.time()
-        packed = pack_positions(positions, len(round_.window.ids))
-        ask = NeedHidden(session=session.key[1], round=round_.number, count=len(positions))
-        session.last_reply = encode(ask, {"positions": packed})
+        session.last_reply = encode(*need_hidden(session, round_, positions))
         await self._link.send(session.key[0], session.last_reply)
         return True
 
-    async def _take_hidden(self, peer: bytes, packet: Packet[Message], message: Hidden) -> Message | None:
-        session = self._intake.sessions.get((peer, message.session))
-        if session is None:
-            return self._intake.resync((peer, message.session))
-        round_ = session.current
-        if not round_ or round_.number != message.round or round_.asked_s is None:
-            return None
-        shown(session, round_, packet.arrays)
-        round_.waited_s = self._clock.time() - round_.asked_s
-        await self._settle([(session, round_)])
-        return None
+    # ------------------------------------------------------------ 6 judge
 
-    # ------------------------------------------------------------ 6 judge, 7 verdict
-
-    async def _settle(self, ready: list[tuple[Session, Round]]) -> None:
-        """Judge the candidates of all rounds that are ready, commit, and answer."""
+    async def _judge(self, ready: Ready) -> list[Kept]:
+        """The tokens that stay in each round, all candidates judged at once."""
         start_s = self._clock.time()
-        all_kept = self._acceptance.keep(ready)
-        await self._runner.judged(sum(len(r.candidates()) for s, r in ready if self._acceptance.by_hidden(s)))
+        kept = self._acceptance.decide(ready)
+        await self._runner.judged(sum(len(r.candidates()) for s, r in ready if self._acceptance.needs_hidden(s)))
         judge_s = self._clock.time() - start_s
+        for _, round_ in ready:
+            round_.judge_s = judge_s
+        return kept
+
+    # ------------------------------------------------------------ 7 verdict
+
+    async def _answer(self, ready: Ready, all_kept: Sequence[Kept]) -> None:
+        """Commit the tokens of each round and send its verdict; the target decodes on in sessions without drafts."""
         for (session, round_), kept in zip(ready, all_kept, strict=True):
-            self._ledger.settled(session, round_, kept, self._clock.time())
-            session.append(round_.window.ids[: kept.accepted])
-            if kept.token is not None:
-                session.append(np.array([kept.token], np.int32))
-            session.owed, session.current = kept.token is None, None
+            self._commit(session, round_, kept)
             window = self._hint(session, round_, kept.accepted)
-            answer = verdict(session, round_, kept, window, judge_s, self._clock.time())
+            answer = verdict(session, round_, kept, window, self._clock.time())
             self._observer.round(session, round_, answer)
-            await self._reply(session, answer, {} if kept.target is None else {"target": kept.target})
+            frames = encode(answer, {} if kept.target is None else {"target": kept.target})
+            if answer.round == session.last_round:
+                session.last_reply = frames
+            await self._link.send(session.key[0], frames)
             if session.alone and not self._intake.finished(session):
-                self._enqueue(session, Round(round_.number + 1, self._intake.no_window, None, self._clock.time()))
+                self.begin(session, Round(round_.number + 1, self._intake.no_window, None, self._clock.time()))
+
+    def _commit(self, session: Session, round_: Round, kept: Kept) -> None:
+        self._ledger.settled(session, round_, kept)
+        if session.speed_tps is not None:
+            self._metrics.add_promised(session.speed_tps, self._ledger.late(round_, self._clock.time()))
+        session.append(round_.window.ids[: kept.accepted])
+        if kept.token is not None:
+            session.append(np.array([kept.token], np.int32))
+        session.owed, session.current = kept.token is None, None
 
     def _hint(self, session: Session, round_: Round, accepted: int) -> int:
-        """The window for a session's next round, 0: the target goes on alone."""
+        """The window for a session's next round; 0: the target goes on alone."""
         if self._windows is None:
             return NO_HINT
         window = self._windows.hint(session, round_, accepted, self._clock.time())
@@ -304,8 +272,19 @@ class BaseStation:
             session.alone = window == 0
         return window
 
-    async def _reply(self, session: Session, message: Message, arrays: dict[str, AnyArray] | None = None) -> None:
-        frames = encode(message, arrays)
-        if isinstance(message, Verdict) and message.round == session.last_round:
-            session.last_reply = frames
-        await self._link.send(session.key[0], frames)
+    # ------------------------------------------------------------ sessions
+
+    def admit(self, key: Key, message: Open) -> Busy | None:
+        """The refusal of a session whose token speed cannot be guaranteed; None: it can."""
+        busy = self._ledger.admit(key, message)
+        if busy is not None and message.speed_tps is not None:
+            self._metrics.add_refused(message.speed_tps)
+        return busy
+
+    def forget(self, session: Session) -> None:
+        """Release what a closed session holds."""
+        if self._windows:
+            self._windows.ended(session)
+        self._queue.drop(session)
+        self._observer.ended(session)
+        self._runner.release(session.name)

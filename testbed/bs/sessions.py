@@ -34,6 +34,7 @@ class Round:
     arrived_s: float
     queue_s: float = 0.0
     verify_s: float = 0.0
+    judge_s: float = 0.0
     batch_size: int = 0
     result: VerifyResult | None = None
     asked_s: float | None = None

@@ -1,21 +1,24 @@
-"""The verdict of a round, from what became of it, and the reason of a fault."""
+"""Answers to a round: its verdict, the request for hidden states, and the fault of a pass that failed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from testbed.bs.sessions import Round, Session
-from testbed.protocols.messages import Verdict
+from testbed.protocols.codec import AnyArray, pack_positions
+from testbed.protocols.messages import Fault, NeedHidden, Verdict
 from testbed.protocols.sampling import Kept
 
 MAX_REASON = 500
 """Characters of a `Fault`'s reason."""
 
 
-def verdict(session: Session, round_: Round, kept: Kept, window: int, judge_s: float, now_s: float) -> Verdict:
-    """What the UE is told.
+def verdict(session: Session, round_: Round, kept: Kept, window: int, now_s: float) -> Verdict:
+    """The verdict of a judged round.
 
     Args:
-        window: the hint for its next round.
-        now_s: on the server's clock.
+        window: draft-window hint for the next round.
+        now_s: time on the server's clock.
     """
     assert round_.result is not None
     positions = round_.candidates()
@@ -31,13 +34,24 @@ def verdict(session: Session, round_: Round, kept: Kept, window: int, judge_s: f
         batch_size=round_.batch_size,
         queue_s=round_.queue_s,
         verify_s=round_.verify_s,
-        judge_s=judge_s,
+        judge_s=round_.judge_s,
         bs_s=now_s - round_.arrived_s - round_.waited_s,
         window=window,
         kept=sum(position < kept.accepted for position in positions),
     )
 
 
+def need_hidden(session: Session, round_: Round, positions: Sequence[int]) -> tuple[NeedHidden, dict[str, AnyArray]]:
+    """The request for the hidden states at these positions of a window, and its arrays."""
+    ask = NeedHidden(session=session.key[1], round=round_.number, count=len(positions))
+    return ask, {"positions": pack_positions(positions, len(round_.window.ids))}
+
+
+def failure(session: Session, exc: Exception) -> Fault:
+    """The answer to a round whose pass failed."""
+    return Fault(session=session.key[1], reason=f"verification failed: {reason(exc)}")
+
+
 def reason(exc: Exception) -> str:
-    """An error's text for whoever caused it, in one printable line."""
+    """An error's text for the sender of a message, as one printable line."""
     return "".join(c if c.isprintable() else " " for c in str(exc)[:MAX_REASON])

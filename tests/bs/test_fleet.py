@@ -68,7 +68,7 @@ def test_what_is_learnt_from_passes_replaces_wrong_coefficients(caplog: pytest.L
     assert served.metrics["estimate_mape"] < 0.02
     assert served.metrics["drifted"]
     assert [record.message for record in caplog.records if "passes take longer" in record.message] == [
-        "passes take longer than the estimator was told at the start; it goes by what it sees"
+        "passes take longer than the estimator's first coefficients say; it follows the passes"
     ]
     true = serve_fleet(
         fleet, MIX[:40], Slo(coefficients=TABLE_12, max_requests=CAP), estimator=OnlineEstimator(TABLE_12)
@@ -85,7 +85,7 @@ LONG = Fleet(verify=SLOW, prompt=(600, 1500), output=(20, 60), until_s=20, sprea
 def test_a_prompt_in_pieces_holds_follow_ups_back_no_longer_than_a_pass_may_last() -> None:
     speeds = [4.0] * 4 + [None]
     whole = serve_fleet(LONG, speeds, Slo(coefficients=SLOW_TIMES, max_requests=13))
-    cut = serve_fleet(LONG, speeds, Slo(coefficients=SLOW_TIMES, max_requests=13), cuts=True)
+    cut = serve_fleet(LONG, speeds, Slo(coefficients=SLOW_TIMES, max_requests=13, cuts=True))
     for served in (whole, cut):
         assert_lossless(served)
     assert whole.metrics["pieces"] == 0 and max(follow_up_waits(whole)) > 1

@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 
 from testbed.bs.metrics import MOST_SPEEDS, Metrics, MetricsFile
+from testbed.bs.observer import FinishedPass
 from testbed.errors import BadInput
 from testbed.virtual_time import VirtualClock, run_virtually
+
+
+def a_pass(seconds: float, expected_s: float | None = None) -> FinishedPass:
+    return FinishedPass([], 0, 0, 0, 0.0, seconds, expected_s)
 
 
 def test_a_line_every_interval_and_one_at_the_end(tmp_path: Path) -> None:
@@ -21,7 +26,7 @@ def test_a_line_every_interval_and_one_at_the_end(tmp_path: Path) -> None:
         keeping = asyncio.create_task(file.keep(metrics.snapshot, VirtualClock()))
         for _ in range(7):
             await asyncio.sleep(0.21)
-            metrics.add_pass([], 0, 0, 0.05)
+            metrics.add_pass(a_pass(0.05))
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
 
@@ -37,10 +42,10 @@ def test_a_line_every_interval_and_one_at_the_end(tmp_path: Path) -> None:
 def test_the_estimators_error_is_a_running_mean() -> None:
     metrics = Metrics()
     assert metrics.error is None
-    metrics.add_error(0.9, 1.0)
+    metrics.add_pass(a_pass(1.0, expected_s=0.9))
     assert metrics.error == pytest.approx(0.1)
     for _ in range(400):
-        metrics.add_error(2.4, 2.0)
+        metrics.add_pass(a_pass(2.0, expected_s=2.4))
     assert metrics.error == pytest.approx(0.2, abs=1e-3)
 
 

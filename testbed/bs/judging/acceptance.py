@@ -1,4 +1,4 @@
-"""What stays of a round: by the judge, or by the draws of sessions that sample."""
+"""Which drafted tokens of a round are accepted: by the judge, or by rejection sampling."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from testbed.protocols.sampling import Kept
 
 
 class Acceptance:
-    """Asks the judge about the candidates of all rounds of a pass at once."""
+    """Accepts drafted tokens; the candidates of all rounds of a pass are judged in one call."""
 
     def __init__(self, judge: Judge, vocab_size: int) -> None:
         self._judge, self._vocab_size = judge, vocab_size
 
-    def keep(self, ready: list[tuple[Session, Round]]) -> list[Kept]:
-        """What stays of each round, and the token that follows."""
+    def decide(self, ready: list[tuple[Session, Round]]) -> list[Kept]:
+        """The number of tokens accepted in each round, and the token that follows them."""
         judged = [i for i, (s, r) in enumerate(ready) if s.protocol and s.protocol.judged and r.candidates()]
         asked = [self._candidates(*ready[i]) for i in judged]
         keeps = dict(zip(judged, self._judge.judge(asked), strict=True)) if asked else {}
@@ -35,8 +35,8 @@ class Acceptance:
             found.append(Kept(stays, int(round_.result.argmax[stays])))
         return found
 
-    def by_hidden(self, session: Session) -> bool:
-        """Whether its mismatches are judged by hidden states."""
+    def needs_hidden(self, session: Session) -> bool:
+        """Whether a session's candidates are judged by hidden states."""
         judged = session.protocol is not None and session.protocol.judged
         return judged and self._judge.needs_hidden(session.threshold)
 
@@ -55,11 +55,11 @@ class Acceptance:
         )
 
 
-def shown(session: Session, round_: Round, arrays: dict[str, AnyArray]) -> None:
-    """Take the hidden states of a round's candidates that its UE was asked for.
+def attach_hidden(session: Session, round_: Round, arrays: dict[str, AnyArray]) -> None:
+    """Add the requested hidden states of a round's candidates to its window.
 
     Raises:
-        ProtocolError: other arrays, or arrays that are not what was asked for.
+        ProtocolError: the arrays are not those that were asked for.
     """
     expect_names(arrays, *hidden_names(session.hidden_bits))
     rows = round_.candidates()

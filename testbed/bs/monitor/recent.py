@@ -9,16 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict, deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from testbed.bs.monitor.record_ring import PASS, ROUND, Ring, columns
-from testbed.bs.observer import RecentActivity, RoundSums, SessionRow
+from testbed.bs.observer import FinishedPass, RecentActivity, RoundSums, SessionRow
 from testbed.bs.sessions import Round, Session, SessionTable
 from testbed.channel.csi import Csi
-from testbed.optim.pass_time import RequestWork
 from testbed.protocols import TARGET_ONLY
 from testbed.protocols.messages import NO_HINT, Verdict
 
@@ -113,22 +111,16 @@ class Recent:
         if self._rounds.count - self._tallied == RING:
             self._tally()
 
-    def passed(
-        self,
-        works: Sequence[RequestWork],
-        rounds: int,
-        waiting: int,
-        start_s: float,
-        seconds: float,
-        expected_s: float | None,
-    ) -> None:
+    def passed(self, done: FinishedPass) -> None:
         """Note a pass."""
         new = cached = 0
-        for work in works:
+        for work in done.works:
             new += work.new
             cached += work.cached
-        expected_s = math.nan if expected_s is None else expected_s
-        self._passes.add(start_s, seconds, expected_s, len(works), rounds, waiting, new, cached)
+        expected_s = math.nan if done.expected_s is None else done.expected_s
+        self._passes.add(
+            done.start_s, done.seconds, expected_s, len(done.works), done.rounds, done.waiting, new, cached
+        )
 
     def ended(self, session: Session) -> None:
         """Free a session's place."""

@@ -1,24 +1,48 @@
-"""Which pending requests go into the next pass: pure functions of their arguments."""
+"""The scheduler seam: which pending requests go into the next pass, a pure function of its arguments."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar
 
 from testbed.bs.pending import PIECE, Pending
 from testbed.errors import BadInput
+from testbed.optim.pass_time import Coefficients
 
 
-class Scheduler(Protocol):
+class Scheduler(ABC):
     """Chooses the batch of the next pass."""
 
+    learns: ClassVar[bool] = False
+    """Whether `learn` is to be called after every pass."""
+
+    @abstractmethod
     def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
         """The next batch, never empty while something is pending; in place of a request it may take a `piece` of it."""
 
+    def learn(self, coefficients: Coefficients | None, budget_s: float | None) -> Scheduler:
+        """The scheduler of the next pass.
+
+        Args:
+            coefficients: of pass times (eq. 19) as estimated now; None: there is no estimator.
+            budget_s: time for queueing and verification in a mean round of the fastest guaranteed speed; None: no
+                session has one.
+        """
+        return self
+
+    def due_s(self, item: Pending) -> float | None:
+        """Deadline of a request on the server's clock; None: this scheduler knows no deadlines."""
+        return None
+
+    def snapshot(self, pending: Sequence[Pending], now_s: float) -> dict[str, Any]:
+        """Gauges for the metrics, at the last plan."""
+        return {}
+
 
 @dataclass(frozen=True)
-class Fcfs:
+class Fcfs(Scheduler):
     """First come, first served, as many as fit: the head of the queue always goes.
 
     Raises:

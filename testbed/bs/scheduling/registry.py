@@ -30,6 +30,7 @@ def scheduler(
     kv_tokens: int | None = None,
     chunk_tokens: int | None = None,
     protect: bool = True,
+    cuts: bool = False,
 ) -> Scheduler:
     """The scheduler of that kind.
 
@@ -38,6 +39,7 @@ def scheduler(
         kv_tokens: tokens whose keys and values a pass of `slo` may need; None: any.
         chunk_tokens: of `fcfs`; `slo` goes by deadlines.
         protect: of `slo`: whether passes stay small for the sake of deadlines.
+        cuts: of `slo`: whether prompts may be cut, so that passes leave time for the fastest guaranteed speed.
 
     Raises:
         BadInput: unknown kind, or values that cannot be.
@@ -52,4 +54,5 @@ def scheduler(
         max_tokens=max_tokens,
         kv_tokens=kv_tokens,
         protect=protect,
+        cuts=cuts,
     )

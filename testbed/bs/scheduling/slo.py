@@ -16,9 +16,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from testbed.bs.pending import PIECE, Pending
+from testbed.bs.scheduling.base import Scheduler
 from testbed.errors import BadInput
 from testbed.optim.pass_time import Coefficients
 
@@ -88,8 +89,8 @@ class Queues(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slo:
-    """Implements `Scheduler`: critical requests by earliest deadline, then the rest by utility, as many as fit.
+class Slo(Scheduler):
+    """Critical requests by earliest deadline, then the rest by utility, as many as fit.
 
     The head of the line always goes, alone if it must. Whoever else joins must fit the bounds, and leave every deadline
     in the batch that could be met one that is met, by T̂. No deadline is moved by waiting, and none lies before the
@@ -99,6 +100,7 @@ class Slo:
         BadInput: a bound under which nothing would ever go, or a value that cannot be.
     """
 
+    learns: ClassVar[bool] = True
     coefficients: Coefficients
     max_requests: int = 256
     max_tokens: int = 8192
@@ -121,6 +123,8 @@ class Slo:
     hold_s: float | None = None
     """How long a pass may become for the sake of a prompt that is not cached: what would make it longer goes in pieces,
     so that requests that come during the pass need not wait for all of it. None: prompts go whole."""
+    cuts: bool = False
+    """Whether `learn` sets `hold_s`."""
 
     def __post_init__(self) -> None:
         if self.max_requests < 1 or self.max_tokens < 1:
@@ -156,9 +160,23 @@ class Slo:
         others.sort(key=_by_utility)
         return Queues(tuple(urgent), tuple(others))
 
-    def with_coefficients(self, coefficients: Coefficients, hold_s: float | None = None) -> Slo:
-        """The same with other times: what an estimator has learnt since."""
-        return replace(self, coefficients=coefficients, hold_s=hold_s)
+    def learn(self, coefficients: Coefficients | None, budget_s: float | None) -> Slo:
+        """The same with new coefficients, and passes of a `GUARD_PASSES`-th of the budget where prompts are cut: a
+        round may have to wait for a pass, and takes another.
+        """
+        hold_s = self.hold_s
+        if self.cuts:
+            hold_s = max(0.0, self.patience_s if budget_s is None else budget_s) / GUARD_PASSES
+        return replace(self, coefficients=coefficients or self.coefficients, hold_s=hold_s)
+
+    def snapshot(self, pending: Sequence[Pending], now_s: float) -> dict[str, Any]:
+        """Requests in both queues, and the longest pass that a prompt may cause."""
+        queues = self.queues(pending, now_s)
+        return {"urgent": len(queues.urgent), "utility": len(queues.utility), "hold_s": self.hold_s}
+
+    def due_s(self, item: Pending) -> float:
+        """Deadline of a request with the tokens that its round is expected to commit."""
+        return self.deadline_s(item, self.expected(item))
 
     def expected(self, item: Pending) -> float:
         """Tokens that a request's round commits."""

@@ -99,8 +99,8 @@ class TrafficRunner:
             self._cache.drop(session)
 
 
-class EachRound:
-    """Implements `Scheduler`: another one that is shown every round by itself, whatever the response gained or lost
+class EachRound(Scheduler):
+    """Another scheduler that is shown every round by itself, whatever the response gained or lost
     before it (WISP, eq. 6).
     """
 

@@ -97,13 +97,14 @@ class _Traffic:
         kv = config.kv_tokens if system.memory == "cache" else None
         kind = "fcfs" if system.order == FCFS else "slo"
         plan = scheduler(
-            kind, config.max_batch, 10**9, coefficients, kv_tokens=kv, protect=system.order != FILLED
+            kind, config.max_batch, 10**9, coefficients, kv_tokens=kv, protect=system.order != FILLED,
+            cuts=system.order == CARRY,
         )  # fmt: skip
         if system.order in (ROUND, FILLED):
             plan = EachRound(plan)
         intake = Intake(offer, SessionTable(total=2 * MOST_UES))
         self._station = BaseStation(
-            self._server, runner, intake, plan, StrictJudge(), self._clock, cuts=system.order == CARRY,
+            self._server, runner, intake, plan, StrictJudge(), self._clock,
             windows=hinting(profile, max_requests=config.max_batch) if system.window == HINTED else None,
         )  # fmt: skip
 

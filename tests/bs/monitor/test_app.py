@@ -197,7 +197,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_contrast_is_that_of_wcag_aa_light_and_dark() -> None:
-    css = (monitor_app.importlib.resources.files("testbed.bs") / PAGE / STYLES[0]).read_text(encoding="utf-8")
+    css = (monitor_app.importlib.resources.files("testbed.bs.monitor") / PAGE / STYLES[0]).read_text(encoding="utf-8")
     light, dark = (
         dict(re.findall(r"--(\w+): (#\w{6});", block)) for block in re.findall(r":root \{(.*?)\}", css, re.DOTALL)
     )
@@ -212,7 +212,7 @@ def test_contrast_is_that_of_wcag_aa_light_and_dark() -> None:
 
 
 def test_every_part_of_the_page_is_in_it() -> None:
-    folder = monitor_app.importlib.resources.files("testbed.bs") / PAGE
+    folder = monitor_app.importlib.resources.files("testbed.bs.monitor") / PAGE
     assert {entry.name for entry in folder.iterdir()} == {"page.html", *STYLES, *SCRIPTS}
 
 

@@ -9,8 +9,10 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from testbed.bs.metrics import Metrics
 from testbed.bs.monitor.prometheus import SIZES, exposition
 from testbed.bs.monitor.recent import BOUNDS_S, Recent
+from testbed.bs.observer import FinishedPass
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.pass_ledger import PassLedger
 from testbed.bs.scheduling.slo import Slo
@@ -35,15 +37,16 @@ def counted() -> dict[str, Metric]:
     table.open((b"b", 0), np.zeros(5, np.int32), protocol("greedy"), 0.0, 8, 0, speed_tps=2.5)
     coefficients = Coefficients(0.0, 0.0, 0.0, 0.1)
     ledger = PassLedger(table, Slo(coefficients=coefficients), OnlineEstimator(coefficients))
+    metrics = Metrics()
     for size in (1, 3, 3, 400):
-        ledger.metrics.add_pass([RequestWork(5, 100)] * size, size, 0, 0.25)
-    ledger.metrics.add_promised(8.0, True)
-    ledger.metrics.add_promised(8.0, False)
+        metrics.add_pass(FinishedPass([RequestWork(5, 100)] * size, size, size, 0, 0.0, 0.25, None))
+    metrics.add_promised(8.0, True)
+    metrics.add_promised(8.0, False)
     recent = Recent(table)
     session = opened(table, 1)
     for bs_s in (0.0005, 0.001, 0.03, 60.0):
         recent.round(session, one(), told(3, bs_s))
-    return families(exposition("serving", ABOUT, 2, (ledger.snapshot(), recent.tally())))
+    return families(exposition("serving", ABOUT, 2, (metrics.snapshot() | ledger.snapshot(), recent.tally())))
 
 
 def value(found: dict[str, Metric], name: str, **labels: str) -> float:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from testbed.bs.judging.base import Candidates, StrictJudge
 from testbed.bs.monitor.recent import BOUNDS_S, MOST_ROWS, MOST_UES, PARTS, RING, Recent
 from testbed.bs.monitor.record_ring import Ring, passes, rounds
+from testbed.bs.observer import FinishedPass
 from testbed.bs.scheduling.base import Fcfs
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.slo import Slo
@@ -155,7 +156,7 @@ def test_a_look_shows_what_came_since_the_last_one_and_no_more_than_a_ring() -> 
     recent, session = Recent(table), opened(table, 0)
     for i in range(RING + 50):
         recent.round(session, one(), told(bs_s=0.02 if i % 2 else 3.0))
-        recent.passed([RequestWork(5, 100), RequestWork(1, 7)], 1, 9, float(i), 0.5, None)
+        recent.passed(FinishedPass([RequestWork(5, 100), RequestWork(1, 7)], 1, 9, 0, float(i), 0.5, None))
     last = RING + 50
     look = recent.look(0, 0, 0.0)
     assert (len(rounds(look)), len(passes(look))) == (RING, RING)

@@ -271,7 +271,7 @@ def test_what_endangers_a_deadline_waits_and_what_does_not_joins() -> None:
 def test_other_coefficients_give_another_plan() -> None:
     plan = Slo(coefficients=A100, max_requests=7)
     slower = Coefficients(*(2 * value for value in A100.values))
-    assert plan.with_coefficients(slower) == Slo(coefficients=slower, max_requests=7)
+    assert plan.learn(slower, None) == Slo(coefficients=slower, max_requests=7)
 
 
 @pytest.mark.parametrize("kind", ["unpromised", "large", "slow"])

@@ -1,0 +1,124 @@
+"""Messages from UEs: received, checked, and answered at once or handed to the round; sessions opened and closed."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from testbed.bs.intake import Intake
+from testbed.bs.judging.base import Judge
+from testbed.bs.sessions import Key, Load, Round, Session
+from testbed.bs.verdict import reason
+from testbed.channel.link import ServerLink
+from testbed.clock import Clock
+from testbed.errors import BadInput, ProtocolError
+from testbed.protocols import PROTOCOLS
+from testbed.protocols.codec import AnyArray, Packet, decode_uplink, encode
+from testbed.protocols.messages import Busy, Close, Draft, Fault, Hello, Hidden, Message, Open, Ping
+
+
+class Rounds(Protocol):
+    """The rounds that messages start and continue."""
+
+    @property
+    def load(self) -> Load:
+        """Windows waiting for the engine."""
+
+    def admit(self, key: Key, message: Open) -> Busy | None:
+        """The refusal of a session whose token speed cannot be guaranteed; None: it can."""
+
+    def begin(self, session: Session, round_: Round) -> None:
+        """Queue a round for verification."""
+
+    async def resume(self, session: Session, round_: Round, arrays: dict[str, AnyArray]) -> None:
+        """Continue a round whose hidden states have arrived.
+
+        Raises:
+            ProtocolError: the arrays are not those that were asked for.
+        """
+
+    def forget(self, session: Session) -> None:
+        """Release what a closed session holds."""
+
+
+class Dispatcher:
+    """Receives all messages and expires idle sessions."""
+
+    def __init__(self, link: ServerLink, intake: Intake, judge: Judge, clock: Clock, rounds: Rounds) -> None:
+        self._link, self._intake, self._sessions = link, intake, intake.sessions
+        self._judge, self._clock, self._rounds = judge, clock, rounds
+
+    async def receive(self) -> None:
+        """Handle messages until cancelled; what breaks the protocol is answered with `Fault`."""
+        while True:
+            peer, frames = await self._link.recv()
+            session = -1
+            try:
+                packet = decode_uplink(frames)
+                session = getattr(packet.message, "session", -1)
+                reply = await self._handle(peer, packet)
+                self._sessions.hear((peer, session), self._clock.time())
+            except (ProtocolError, BadInput) as exc:
+                reply = Fault(session=session, reason=reason(exc))
+            if reply is not None:
+                await self._link.send(peer, encode(reply))
+
+    async def expire(self, idle_s: float) -> None:
+        """Close sessions that have been idle for too long; their UEs are told by `Resync` when they come back."""
+        while True:
+            await self._clock.sleep(idle_s / 4)
+            for session in self._sessions.expire(self._clock.time()):
+                self._rounds.forget(session)
+
+    async def _handle(self, peer: bytes, packet: Packet[Message]) -> Message | None:
+        """Handle one message; returns the immediate answer, if any."""
+        message = packet.message
+        if isinstance(message, Draft):
+            return await self._draft(peer, packet, message)
+        if isinstance(message, Hidden):
+            return await self._hidden(peer, packet, message)
+        if isinstance(message, Open):
+            return self._open(peer, packet, message)
+        if isinstance(message, Close):
+            if (closed := self._sessions.close((peer, message.session))) is not None:
+                self._rounds.forget(closed)
+            return None
+        if isinstance(message, Hello):
+            for left in self._sessions.leave(peer):  # of a killed run that is resumed under the same identity
+                self._rounds.forget(left)
+            return self._intake.hello(message)
+        assert isinstance(message, Ping)
+        return self._intake.ping(message, self._clock.time())
+
+    def _open(self, peer: bytes, packet: Packet[Message], message: Open) -> Message:
+        if message.threshold > 0 and (kind := PROTOCOLS.get(message.protocol)) and kind.judged:
+            self._judge.check(message.drafter, message.hidden_size, message.hidden_bits)
+        before = self._sessions.get((peer, message.session))
+        reply, session = self._intake.open(peer, message, packet.arrays, self._rounds.admit)
+        if session is not None and before is not None:
+            self._rounds.forget(before)
+        if session is not None and session.alone:
+            self._rounds.begin(session, Round(message.round, self._intake.no_window, None, self._clock.time()))
+        return reply
+
+    async def _draft(self, peer: bytes, packet: Packet[Message], message: Draft) -> Message | None:
+        arrived_s = self._clock.time()
+        taken = self._intake.draft(peer, message, packet.arrays, self._rounds.load)
+        if isinstance(taken, Message):
+            return taken
+        if isinstance(taken, tuple):
+            session, window = taken
+            round_ = Round(message.round, window, message.csi, arrived_s)
+            round_.draft_s, round_.network_s = message.draft_s, message.network_s
+            self._rounds.begin(session, round_)
+        elif taken is not None and taken.last_reply:
+            await self._link.send(peer, taken.last_reply)
+        return None
+
+    async def _hidden(self, peer: bytes, packet: Packet[Message], message: Hidden) -> Message | None:
+        session = self._sessions.get((peer, message.session))
+        if session is None:
+            return self._intake.resync((peer, message.session))
+        round_ = session.current
+        if round_ and round_.number == message.round and round_.asked_s is not None:
+            await self._rounds.resume(session, round_, packet.arrays)
+        return None
