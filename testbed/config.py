@@ -1,295 +1,278 @@
-"""Resolved configurations: frozen, refusing unknown keys; the CLI takes its defaults from here."""
+"""Configurations of the commands that run a base station or a UE.
+
+The command line, `--config FILE`, child processes, sweeps and reference pages are made from their fields
+(`testbed.options`).
+"""
 
 from __future__ import annotations
 
-import difflib
-import re
-from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated
 
-import msgspec
+from testbed import fields
+from testbed.options import Config, load, option, resolved, save
 
-from testbed.errors import ConfigError
-from testbed.files import whole_file
-
-C = TypeVar("C", bound="Config")
-
-
-class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all configurations."""
-
-
-class ServeConfig(Config, frozen=True):
-    """What `testbed bs serve` does."""
-
-    engine: str = "vllm"
-    model: str | None = None
-    """Directory, or Hugging Face id; None: the bundled target."""
-    bind: str = "tcp://127.0.0.1:5555"
-    keys: str | None = None
-    """Directory of `channel.keys`: who is let in; None: everybody who can reach it."""
-    insecure: bool = False
-    """Do without keys beyond loopback."""
-    max_sessions: int = 1024
-    max_sessions_per_ue: int = 64
-    max_pending: int = 512
-    """Windows that may wait for the engine."""
-    max_window: int = 256
-    """Tokens of a draft window."""
-    max_kv_tokens: int | None = None
-    """Of all open sessions together; None: four times what the engine has room for, where it knows."""
-    idle_s: float = 600.0
-    """After which a session is forgotten whose UE says nothing."""
-    dtype: str = "float32"
-    max_model_len: int | None = None
-    """Positions of a sequence; None: what the model allows."""
-    scheduler: str = "fcfs"
-    max_batch: int = 256
-    """Requests of one pass."""
-    max_batch_tokens: int = 8192
-    """New tokens of one pass."""
-    tensor_parallel: int = 1
-    memory_share: float = 0.9
-    """Share of a GPU's memory that vLLM may take."""
-    threads: int | None = None
-    """CPU threads of the engine; None: all but one."""
-    prefix_cache: bool = True
-    """Whether vLLM reads committed prefixes from its cache; without, every round computes its prefix anew."""
-    judge: str | None = None
-    """One of `bs.judging.registry.JUDGES`; None: head where there is one, else strict."""
-    head: str | None = None
-    """Directory of a decision head."""
-    quality_budget: float | None = None
-    """Share of answers that judge `budget` may let change."""
-    coefficients: str | None = None
-    """What scheduler slo and the window controller expect of passes: a profile, a file of `estimator fit --json`, or
-    probe; None: probe."""
-    admission: bool = True
-    """Whether scheduler slo refuses sessions whose speed it cannot promise."""
-    chunk_tokens: int | None = None
-    """New tokens of a prompt that one pass of scheduler fcfs takes; None: all. slo goes by deadlines."""
-    pace: str | None = None
-    """Coefficients of another machine, as `coefficients` has them: passes last as long as there, at least."""
-    window_controller: str | None = None
-    """Hint UEs how much to draft: `on`, or fields of `optim.draft_window.controller.WindowConfig`, such as
-    `max_window=8`; None: no hints."""
-    metrics: str | None = None
-    """File for counters, a line of JSON every interval; None: none."""
-    metrics_interval_s: float = 1.0
-    monitor: str | None = None
-    """HOST:PORT of the live view and of /metrics, /healthz and /readyz; None: none."""
-    monitor_token_file: str | None = None
-    """Holds the token that viewers must give; needed beyond loopback."""
-    monitor_text: bool = False
-    """Whether the live view shows the outputs of UEs."""
-    power: str | None = None
-    """Whose power the metrics count: auto, nvml, rapl, several with commas, or a file of samples; None: none."""
-
-
-class RunConfig(Config, frozen=True):
-    """What `testbed ue run` does."""
-
-    bs: str = "tcp://127.0.0.1:5555"
-    """Several separated by commas: the first that answers serves, and the others where it falls silent."""
-    keys: str | None = None
-    """Directory that `keys new --ue` made; one for every BS, separated by commas, where they differ."""
-    insecure: bool = False
-    """Do without keys beyond loopback."""
-    failover_s: float = 5.0
-    """Without a sign of life after which the next base station takes over."""
-    local_bs: str | None = None
-    """Address that `colocated` uses beside the link; None: the same as `bs`."""
-    drafter: str | None = None
-    """GGUF file; None: the bundled drafter."""
-    tokenizer: str | None = None
-    """Directory with `tokenizer.json`; None: the bundled one, unless prompts are ids."""
-    methods: tuple[str, ...] = ("greedy",)
-    window: int = 8
-    threshold: float = 0.0
-    """θ of the decision head; 0 rejects every mismatch."""
-    max_tokens: int = 256
-    dataset: str = "bundled:test"
-    limit: int | None = None
-    """Prompts taken from the dataset; None: all."""
-    prompt_format: str = "auto"
-    """auto, plain, chat, or a template with {question}."""
-    shots: int = 0
-    """Worked examples before every question."""
-    seed: int = 0
-    warmup: int = 1
-    """Prompts decoded by every method before anything is measured."""
-    gate: bool = True
-    """Hold every output against the target's own."""
-    tie_tolerance: float = 0.0
-    """Largest logit gap that counts as a tie; use it outside float32."""
-    concurrency: int = 1
-    """Requests under way at once."""
-    kv_type: Literal["f16", "f32"] = "f16"
-    """Type of the drafter's KV cache: f16 or f32."""
-    threads: int | None = None
-    gpu_layers: int = -1
-    """Layers of the drafter on a GPU; -1: all."""
-    timeout_s: float = 60.0
-    """How long to wait for the BS before giving up."""
-    csi: str = "passive"
-    """Where the channel state comes from: none, passive, FILE.json, trace=…, or key=value,…"""
-    auto_rule: str = "rtt"
-    """How `auto` chooses: rtt or latency."""
-    temperature: float | None = None
-    """Of rejection, split and target-only; the other methods are greedy. None: 1 where rejection or split is among the
-    methods, else 0."""
-    top_k: int = 0
-    """Most likely tokens that these draw from; 0: all."""
-    top_p: float = 1.0
-    """Probability that the most likely tokens they draw from must reach."""
-    hidden_bits: int = 16
-    """Bits of an element at which fh and sh upload hidden states: 16, 8 or 4."""
-    speed_tps: float | None = None
-    """Tokens a second that the BS is to promise every request, its service class; None: no promise."""
-    accept_slower: bool = False
-    """Take the class that the BS offers where it cannot promise that one."""
-    window_rule: str = "fixed"
-    """When to stop drafting, one of `ue.windows.rules.RULES`; with any but fixed, `window` is the most tokens of a
-    round."""
-    predictor: str | None = None
-    """Directory of a rejection predictor; None: the bundled one, where the rule needs one."""
-    pad: str | None = None
-    """Device profile, by name or file: messages go up padded to what its models would send; None: as they are."""
-    power: str | None = None
-    """Where power is read beside the rounds: auto, one of `power.sources.SOURCES`, or a file of samples."""
-    power_period_s: float | None = None
-    """Between two samples; None: what suits the source."""
-    power_idle_s: float = 3.0
-    """For which the idle device is measured before the run."""
-
-
-class DemoConfig(Config, frozen=True):
-    """What `testbed demo` does."""
-
-    prompts: int = 20
-    window: int = 8
-    methods: tuple[str, ...] = ("target-only", "colocated", "greedy", "fh", "sh")
-    threshold: float = 0.0
-    channel: str = "kind=none"
-    dataset: str = "bundled:test"
-    max_tokens: int = 256
-    seed: int = 0
-    engine: str = "vllm"
-    model: str | None = None
-    drafter: str | None = None
-    dtype: str = "float32"
-    auto_rule: str = "rtt"
-    """How `auto` chooses: rtt or latency."""
-    tie_tolerance: float | None = None
-    """Largest logit gap that counts as a tie; None: 0 in float32, `BFLOAT16_TIE` outside it."""
-    temperature: float | None = None
-    """As `RunConfig` has it, and so the next two."""
-    top_k: int = 0
-    top_p: float = 1.0
-    judge: str | None = None
-    """As `ServeConfig` has it; None: head where the threshold is above 0 and something is judged, else strict."""
-    head: str | None = None
-    """Directory of a decision head, or one of the bundled pair's: `bundled`, `bundled:NAME`; None: the bundled one,
-    where one is needed."""
-    quality_budget: float | None = None
-    """As `ServeConfig` has it."""
-    hidden_bits: int = 16
-    """As `RunConfig` has it."""
-    window_rule: str = "fixed"
-    """As `RunConfig` has it."""
-    predictor: str | None = None
-    """As `RunConfig` has it."""
-
-
-class EndpointConfig(Config, frozen=True):
-    """What `testbed ue serve` does."""
-
-    bs: str = "tcp://127.0.0.1:5555"
-    """As `RunConfig` has it, and so the next three."""
-    keys: str | None = None
-    insecure: bool = False
-    failover_s: float = 5.0
-    drafter: str | None = None
-    """GGUF file; None: the bundled drafter."""
-    tokenizer: str | None = None
-    """Directory with `tokenizer.json`; None: the bundled one."""
-    protocols: tuple[str, ...] = ("greedy", "rejection")
-    """One for temperature 0 (greedy, fh, sh, auto), one for those above (rejection, split); default of what is not
-    among them: these two. A lone rejection or split serves both."""
-    window: int = 8
-    threshold: float = 0.0
-    """θ of the decision head; 0 rejects every mismatch."""
-    host: str = "127.0.0.1"
-    port: int = 8001
-    """0: any that is free."""
-    token_file: str | None = None
-    """Holds the API key that clients must give; needed beyond loopback."""
-    name: str | None = None
-    """Of the model; None: what the BS calls its target."""
-    max_tokens: int = 256
-    """Output tokens of a request that gives no number."""
-    temperature: float = 1.0
-    """Of a request that gives none."""
-    context: int | None = None
-    """Positions of prompt and output together; None: what the drafter has, at most 2048."""
-    sequences: int = 4
-    """Requests decoded at once."""
-    queue: int = 16
-    """Requests that may wait beside them."""
-    prompt_format: str = "auto"
-    """auto, plain, chat, or a template with {question}: of conversations."""
-    csi: str = "passive"
-    """As `RunConfig` has it, and so the rest."""
-    auto_rule: str = "rtt"
-    hidden_bits: int = 16
-    kv_type: Literal["f16", "f32"] = "f16"
-    threads: int | None = None
-    gpu_layers: int = -1
-    timeout_s: float = 60.0
-
+__all__ = [
+    "BFLOAT16_TIE",
+    "Config",
+    "DecodingConfig",
+    "DemoConfig",
+    "EndpointConfig",
+    "RunConfig",
+    "ServeConfig",
+    "load",
+    "resolved",
+    "save",
+]
 
 BFLOAT16_TIE = 0.25
 """Four steps of a bfloat16 number between 8 and 16, where logits usually lie."""
 
 
-def load(kind: type[C], path: Path) -> C:
-    """Read a configuration from YAML.
+class DecodingConfig(Config, frozen=True):
+    """How requests are decoded: options of `ue run` and `demo` alike."""
 
-    Raises:
-        ConfigError: unreadable, unknown keys, or values of a wrong type.
-    """
-    try:
-        return msgspec.yaml.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError) as exc:
-        raise ConfigError(f"{path}: {exc}{_nearest(str(exc), kind)}") from exc
+    window: fields.Window = 8
+    threshold: fields.Threshold = 0.0
+    auto_rule: fields.AutoRule = "rtt"
+    hidden_bits: fields.HiddenBits = 16
+    window_rule: Annotated[
+        str, option("When to stop drafting; with any rule but fixed, K is the upper limit.", kinds="window rules")
+    ] = "fixed"
+    predictor: Annotated[
+        str | None,
+        option("Rejection predictor. Default: the bundled one, where the rule needs one.", metavar="DIR"),
+    ] = None
+    temperature: Annotated[
+        float | None,
+        option(
+            "Sampling temperature for rejection, split and target-only; 0 for greedy. Default: 1 if rejection or split "
+            "is selected, else 0.",
+            panel="Sampling",
+        ),
+    ] = None
+    top_k: Annotated[int, option("Sample from the k most likely tokens only; 0 for all.")] = 0
+    top_p: Annotated[
+        float,
+        option("Nucleus sampling: keep the smallest set of tokens with at least this total probability."),
+    ] = 1.0
+    dataset: fields.Dataset = "bundled:test"
+    max_tokens: fields.MaxTokens = 256
+    seed: Annotated[int, option("Seed of the order of methods and of sampling.", panel="Workload")] = 0
 
 
-def _nearest(complaint: str, kind: type[Config]) -> str:
-    """The known key nearest to the one that a complaint of msgspec is about, for its end; else nothing."""
-    unknown = re.search(r"unknown field `(.*?)`", complaint)
-    near = difflib.get_close_matches(unknown[1], _keys(kind), 1) if unknown else []
-    return f"; did you mean {near[0]!r}?" if near else ""
+class RunConfig(DecodingConfig, frozen=True):
+    """Configuration of `testbed ue run`."""
+
+    bs: fields.Bs = "tcp://127.0.0.1:5555"
+    keys: fields.UeKeys = None
+    insecure: fields.UeInsecure = False
+    failover_s: fields.Failover = 5.0
+    timeout_s: fields.Timeout = 60.0
+    local_bs: Annotated[
+        str | None, option("Address that `colocated` uses beside the link. Default: that of --bs.", metavar="ADDRESS")
+    ] = None
+    methods: Annotated[
+        tuple[str, ...],
+        option("Protocols, separated by commas.", flags=("--protocol", "--methods"), kinds="methods", panel="Protocol"),
+    ] = ("greedy",)
+    speed_tps: Annotated[
+        float | None,
+        option("Token speed that the BS is to guarantee per request (SLO class). Default: none.", unit="tokens/s"),
+    ] = None
+    accept_slower: Annotated[bool, option("Accept a lower speed if the BS cannot guarantee that one.")] = False
+    drafter: fields.DrafterFile = None
+    tokenizer: fields.Tokenizer = None
+    kv_type: fields.KvType = "f16"
+    threads: fields.DrafterThreads = None
+    gpu_layers: fields.GpuLayers = -1
+    limit: Annotated[int | None, option("Prompts from the data set. Default: all.", least=1, panel="Workload")] = None
+    prompt_format: fields.PromptFormat = "auto"
+    shots: Annotated[int, option("Worked examples before every question.", least=0)] = 0
+    warmup: Annotated[int, option("Prompts decoded by every method before measuring.", least=0)] = 1
+    concurrency: Annotated[int, option("Requests decoded concurrently.", least=1)] = 1
+    csi: fields.Csi = "passive"
+    pad: Annotated[
+        str | None,
+        option(
+            "Device profile, by name or file: pad messages to the sizes that its models would send.", metavar="PROFILE"
+        ),
+    ] = None
+    gate: Annotated[bool, option("Compare outputs with the target's own.", panel="Checks")] = True
+    tie_tolerance: Annotated[
+        float, option("Largest logit gap that counts as a tie (outside float32).", least=0, panel="Checks")
+    ] = 0.0
+    power: Annotated[
+        str | None,
+        option(
+            "Power source: auto, none, jetson, tegrastats, pi, rapl, nvml, several with commas, or a FILE of samples.",
+            none="none",
+            metavar="SOURCE",
+            panel="Power",
+        ),
+    ] = None
+    power_period_s: Annotated[
+        float | None, option("Time between two samples. Default: suits the sensor.", unit="s")
+    ] = None
+    power_idle_s: Annotated[float, option("Measure the idle device for this long before the run.", unit="s")] = 3.0
 
 
-def _keys(kind: type[msgspec.Struct]) -> list[str]:
-    """Keys of a configuration, and of those within it."""
-    fields = msgspec.structs.fields(kind)
-    types = [one for field in fields for one in (field.type, *get_args(field.type))]  # its own, or of a tuple of them
-    inner = [one for one in types if isinstance(one, type) and issubclass(one, Config)]
-    return [*(field.encode_name for field in fields), *(key for one in inner for key in _keys(one))]
+class DemoConfig(DecodingConfig, frozen=True):
+    """Configuration of `testbed demo`."""
+
+    methods: Annotated[
+        tuple[str, ...],
+        option("Protocols, separated by commas.", flags=("--methods", "--protocol"), kinds="methods", panel="Protocol"),
+    ] = ("target-only", "colocated", "greedy", "fh", "sh")
+    judge: Annotated[
+        str | None,
+        option("Judge of mismatched tokens. Default: head if θ > 0 and one is used, else strict.", kinds="judges"),
+    ] = None
+    head: fields.Head = None
+    quality_budget: fields.QualityBudget = None
+    engine: fields.Engine = "vllm"
+    model: fields.Target = None
+    drafter: fields.DrafterFile = None
+    dtype: fields.Dtype = "float32"
+    prompts: Annotated[int, option("Prompts to decode.", least=1, panel="Workload")] = 20
+    channel: Annotated[
+        str,
+        option(
+            "kind=none; kind=proxy|virtual|tc,uplink_mbps=20,downlink_mbps=20,rtt_ms=50,per=0[,profile=NAME]; "
+            "or kind=trace,file=NAME,via=proxy|virtual.",
+            panel="Channel",
+        ),
+    ] = "kind=none"
+    tie_tolerance: Annotated[
+        float | None,
+        option(
+            f"Largest logit gap that counts as a tie. Default: 0 in float32, else {BFLOAT16_TIE:g}.",
+            least=0,
+            panel="Checks",
+        ),
+    ] = None
 
 
-def resolved(config: Config) -> dict[str, Any]:
-    """The configuration as plain values, to be written beside results."""
-    document: dict[str, Any] = msgspec.to_builtins(config)
-    return document
+class EndpointConfig(Config, frozen=True):
+    """Configuration of `testbed ue serve`."""
+
+    bs: fields.Bs = "tcp://127.0.0.1:5555"
+    keys: fields.UeKeys = None
+    insecure: fields.UeInsecure = False
+    failover_s: fields.Failover = 5.0
+    timeout_s: fields.Timeout = 60.0
+    host: Annotated[str, option("Address to listen on; beyond loopback, --token-file is needed.", panel="API")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, option("Port to listen on; 0 for a free one.", least=0, most=65535)] = 8001
+    token_file: Annotated[str | None, option("File with the API key of clients.", metavar="FILE")] = None
+    name: Annotated[str | None, option("Model name in the API. Default: the BS's name for its target.")] = None
+    sequences: Annotated[int, option("Requests decoded concurrently.", panel="Requests")] = 4
+    queue: Annotated[int, option("Requests that may wait.", least=0)] = 16
+    max_tokens: Annotated[int, option("Output tokens of a request that gives no limit.", least=1)] = 256
+    temperature: Annotated[float, option("Temperature of a request that gives none.")] = 1.0
+    context: Annotated[
+        int | None, option("Positions per request. Default: the drafter's, at most 2048.", unit="tokens")
+    ] = None
+    prompt_format: Annotated[
+        str, option("Format of conversations: auto, plain, chat, or a template with {question}.")
+    ] = "auto"
+    protocols: Annotated[
+        tuple[str, ...],
+        option(
+            "Protocols at temperature 0 (greedy, fh, sh, auto) and above 0 (rejection, split), separated by a comma. "
+            "rejection or split alone serves both.",
+            flags=("--protocol",),
+            panel="Protocol",
+        ),
+    ] = ("greedy", "rejection")
+    window: fields.Window = 8
+    threshold: fields.Threshold = 0.0
+    auto_rule: fields.AutoRule = "rtt"
+    hidden_bits: fields.HiddenBits = 16
+    csi: fields.Csi = "passive"
+    drafter: fields.DrafterFile = None
+    tokenizer: fields.Tokenizer = None
+    kv_type: fields.KvType = "f16"
+    threads: fields.DrafterThreads = None
+    gpu_layers: fields.GpuLayers = -1
 
 
-def save(config: Config, path: Path) -> None:
-    """Write a configuration as YAML that `load` reads back, in one step.
+class ServeConfig(Config, frozen=True):
+    """Configuration of `testbed bs serve`."""
 
-    Raises:
-        TestbedError: it cannot be written.
-    """
-    with whole_file(path) as part:
-        part.write_bytes(msgspec.yaml.encode(config))
+    bind: Annotated[
+        str, option("Address to listen on; several separated by commas.", metavar="ADDRESS", panel="Network")
+    ] = "tcp://127.0.0.1:5555"
+    keys: Annotated[
+        str | None,
+        option("Directory of allowed client keys (`testbed keys`); all others are refused.", metavar="DIR"),
+    ] = None
+    insecure: Annotated[bool, option("Listen beyond loopback without keys.")] = False
+    engine: fields.Engine = "vllm"
+    model: fields.Target = None
+    dtype: fields.Dtype = "float32"
+    max_model_len: Annotated[int | None, option("Longest sequence. Default: the model's.", unit="tokens")] = None
+    tensor_parallel: Annotated[int, option("GPUs that share the model (vLLM).", unit="GPUs")] = 1
+    memory_share: Annotated[float, option("Share of GPU memory for vLLM.")] = 0.9
+    threads: Annotated[int | None, option("CPU threads of the engine. Default: all but one.")] = None
+    prefix_cache: Annotated[
+        bool, option("Read committed prefixes from vLLM's cache; otherwise recompute them every round.")
+    ] = True
+    scheduler: Annotated[str, option("Order of verification.", kinds="schedulers", panel="Scheduling")] = "fcfs"
+    max_batch: Annotated[int, option("Requests of one engine pass, at most.")] = 256
+    max_batch_tokens: Annotated[int, option("New tokens of one engine pass, at most.", unit="tokens")] = 8192
+    coefficients: Annotated[
+        str | None,
+        option(
+            "Pass times that slo and the window controller expect: a profile, FILE.json of `estimator fit`, or probe "
+            "(measure at start). Default: probe.",
+        ),
+    ] = None
+    admission: Annotated[bool, option("Let slo refuse sessions whose token speed it cannot guarantee.")] = True
+    chunk_tokens: Annotated[
+        int | None, option("Prompt tokens that one pass of fcfs takes. Default: all.", unit="tokens")
+    ] = None
+    pace: Annotated[
+        str | None,
+        option("Emulate a slower machine: passes take at least its pass times.", metavar="PROFILE|FILE.json"),
+    ] = None
+    window_controller: Annotated[
+        str | None,
+        option(
+            "Send window hints to UEs of `ue run --window-rule hinted`: on, or settings such as max_window=8. "
+            "Default: no hints."
+        ),
+    ] = None
+    judge: fields.Judge = None
+    head: fields.Head = None
+    quality_budget: fields.QualityBudget = None
+    max_sessions: Annotated[int, option("Open sessions of all UEs.", least=1, panel="Limits")] = 1024
+    max_sessions_per_ue: Annotated[int, option("Open sessions of one UE.", least=1)] = 64
+    max_pending: Annotated[int, option("Windows that may wait for the engine.", least=1)] = 512
+    max_window: Annotated[int, option("Tokens of a draft window.", least=1, most=2**15, unit="tokens")] = 256
+    max_kv_tokens: Annotated[
+        int | None,
+        option("Tokens of all open sessions. Default: four times the engine's capacity.", least=1, unit="tokens"),
+    ] = None
+    idle_s: Annotated[float, option("Close a session after this long without a message.", above=0, unit="s")] = 600.0
+    metrics: Annotated[
+        str | None, option("Write counters to this file as JSON lines.", metavar="FILE", panel="Monitoring")
+    ] = None
+    metrics_interval_s: Annotated[float, option("Interval of counters.", unit="s")] = 1.0
+    power: Annotated[
+        str | None,
+        option(
+            "Count energy in the metrics: auto, none, nvml, rapl, several with commas, or a FILE of samples.",
+            none="none",
+            metavar="SOURCE",
+        ),
+    ] = None
+    monitor: Annotated[
+        str | None,
+        option(
+            "Serve the live view, /metrics, /healthz and /readyz; beyond loopback, --monitor-token-file is needed.",
+            metavar="[HOST:]PORT",
+        ),
+    ] = None
+    monitor_token_file: Annotated[str | None, option("File with the token of viewers.", metavar="FILE")] = None
+    monitor_text: Annotated[bool, option("Show the outputs of UEs in the live view.")] = False

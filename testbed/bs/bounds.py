@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,35 +11,20 @@ from testbed.channel.access import require_keys
 from testbed.channel.keys import load_server
 from testbed.channel.link import MAX_MESSAGE_BYTES, ZmqServerLink, check_address
 from testbed.config import ServeConfig
-from testbed.errors import BadInput
 
 LARGEST_HIDDEN = 16384
 """Hidden size up to which a drafter's largest window fits a frame; larger ones draft shorter windows."""
 OVERBOOKED = 4
 """Tokens of open sessions for each that the engine has room for: sessions wait for their UEs most of the time, and
 what was evicted is computed again."""
-MOST_WINDOW = 2**15
 
 
 def check_bounds(config: ServeConfig) -> list[str]:
     """The addresses to listen on, of a configuration whose bounds and keys can be used.
 
     Raises:
-        BadInput: a bound that nothing would pass, an address or keys that cannot be used, or none beyond loopback.
+        BadInput: an address or keys that cannot be used, or none beyond loopback.
     """
-    for name, value in (
-        ("max-sessions", config.max_sessions),
-        ("max-sessions-per-ue", config.max_sessions_per_ue),
-        ("max-pending", config.max_pending),
-        ("max-window", config.max_window),
-        ("max-kv-tokens", 1 if config.max_kv_tokens is None else config.max_kv_tokens),
-    ):
-        if value < 1:
-            raise BadInput(f"{name} must be at least 1, not {value}")
-    if config.max_window > MOST_WINDOW:
-        raise BadInput(f"max-window must be at most {MOST_WINDOW}, not {config.max_window}")
-    if not 0 < config.idle_s < math.inf:
-        raise BadInput(f"idle-s must be positive and finite, not {config.idle_s:g}")
     addresses = [check_address(address) for address in config.bind.split(",")]
     require_keys(addresses, load_server(Path(config.keys)) if config.keys else None, config.insecure)
     return addresses

@@ -44,7 +44,7 @@ def capacity(
         ),
     ] = None,
     classes: Annotated[str | None, typer.Option(help="Token speeds, each a load of its own.")] = None,
-    mix: Annotated[str | None, typer.Option(help="One load instead: speed:share,…, such as 2:1,4:1,6:1,8:1.")] = None,
+    mix: Annotated[str | None, typer.Option(help="One load instead: speed:share,..., such as 2:1,4:1,6:1,8:1.")] = None,
     profile: Annotated[str | None, typer.Option(help="Whose pass times: a name or a file.")] = None,
     verify_scale: Annotated[float | None, typer.Option(help="Factor on the profile's pass times.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Share of violated responses that is tolerated.")] = None,

@@ -12,10 +12,11 @@ from rich.table import Table
 
 from testbed.cli.lists import numbers
 from testbed.cli.output import claim_stdout, console, note, print_json
+from testbed.cli.screens import CommandGroup
 from testbed.config import ServeConfig
 from testbed.errors import BadInput
 
-app = typer.Typer(no_args_is_help=True, help="How long verification passes take.")
+app = CommandGroup(no_args_is_help=True, help="How long verification passes take.")
 
 FitCsv = Annotated[
     Path,

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from testbed.cli.output import note, print_json, print_rows
+from testbed.cli.screens import CommandGroup
 from testbed.errors import BadInput, LinkError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from testbed.experiments.field.plan import FieldPlan, Place
     from testbed.experiments.field.run import Crew, DeviceOf
 
-app = typer.Typer(
+app = CommandGroup(
     no_args_is_help=True, help="A guided run at several distances, in the field or rehearsed at the desk."
 )
 COLUMNS = {
@@ -124,7 +125,7 @@ def report(
 
 @app.command()
 def deploy(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="YAML: places with agents (ue: tcp://…).")],
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="YAML: places with agents (ue: tcp://...).")],
     as_json: AsJson = False,
 ) -> None:
     """Carry the plan's drafter, tokenizer and predictors to the agents of its places; ask each how it stands.

@@ -11,9 +11,10 @@ from rich.text import Text
 
 from testbed.channel import keys
 from testbed.cli.output import console, note, print_json
+from testbed.cli.screens import CommandGroup
 from testbed.errors import BadInput
 
-app = typer.Typer(no_args_is_help=True, help="Keys: which UEs a base station lets in.")
+app = CommandGroup(no_args_is_help=True, help="Keys: which UEs a base station lets in.")
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the base station's keys.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 

@@ -33,6 +33,7 @@ from testbed.cli.channel import group as channel
 from testbed.cli.head import group as head
 from testbed.cli.latency import group as latency
 from testbed.cli.optim import group as optim
+from testbed.cli.screens import CommandGroup
 from testbed.cli.ue import agent, memory, serve
 from testbed.cli.ue import run as ue
 from testbed.errors import BadInput, TestbedError
@@ -42,7 +43,7 @@ PR_SET_PDEATHSIG = 1
 ClickError = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 """Base of what typer raises for a command line it cannot take; typer itself exports only a leaf of it."""
 
-app = typer.Typer(
+app = CommandGroup(
     name="testbed",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

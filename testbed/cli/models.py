@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 import typer
 
 from testbed.cli.output import note, print_json
+from testbed.cli.screens import CommandGroup
 from testbed.errors import TestbedError
 
-app = typer.Typer(no_args_is_help=True, help="The bundled pair, and GGUF files of your own models.")
+app = CommandGroup(no_args_is_help=True, help="The bundled pair, and GGUF files of your own models.")
 
 
 @app.command()

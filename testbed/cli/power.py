@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from testbed.cli.output import ENERGY_COLUMNS, note, note_power, print_json, print_rows
+from testbed.cli.screens import CommandGroup
 
-app = typer.Typer(no_args_is_help=True, help="Power and heat: read a sensor, account for a run by a meter's samples.")
+app = CommandGroup(no_args_is_help=True, help="Power and heat: read a sensor, account for a run by a meter's samples.")
 
 
 @app.callback()

@@ -12,10 +12,11 @@ import typer
 from rich.table import Table
 
 from testbed.cli.output import claim_stdout, console, note, print_json
+from testbed.cli.screens import CommandGroup
 from testbed.experiments.predictor.collect import TraceCollectConfig, collect
 from testbed.experiments.predictor.train import TrainConfig
 
-app = typer.Typer(no_args_is_help=True, help="The rejection predictor, which tells a UE when to stop drafting.")
+app = CommandGroup(no_args_is_help=True, help="The rejection predictor, which tells a UE when to stop drafting.")
 DEFAULT = TraceCollectConfig()
 TRAIN = TrainConfig()
 EVAL_PROMPTS = 100

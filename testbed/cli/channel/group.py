@@ -10,9 +10,10 @@ from testbed.channel.cost import Overheads, Sizes, id_bits
 from testbed.channel.csi import Csi
 from testbed.cli.channel import measure, record, traces, validate
 from testbed.cli.output import note, print_json
+from testbed.cli.screens import CommandGroup
 from testbed.protocols import PROTOCOLS
 
-app = typer.Typer(
+app = CommandGroup(
     no_args_is_help=True, help="The link between UE and BS: measured, emulated, replayed, and what it costs."
 )
 

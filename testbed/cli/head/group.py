@@ -12,9 +12,10 @@ import typer
 from testbed.cli.head import train as head_train
 from testbed.cli.head import tune as head_tune
 from testbed.cli.output import claim_stdout, console, note, print_json
+from testbed.cli.screens import CommandGroup
 from testbed.experiments.head.config import EpisodeCollectConfig
 
-app = typer.Typer(no_args_is_help=True, help="The decision head: collect, label, relabel, train, evaluate.")
+app = CommandGroup(no_args_is_help=True, help="The decision head: collect, label, relabel, train, evaluate.")
 DEFAULT = EpisodeCollectConfig()
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]

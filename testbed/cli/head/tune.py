@@ -20,7 +20,7 @@ COLUMNS = {
 
 
 def tune(
-    head: Annotated[list[Path], typer.Argument(metavar="HEAD…", help="Directories of heads; each gets its θ.")],
+    head: Annotated[list[Path], typer.Argument(metavar="HEAD...", help="Directories of heads; each gets its θ.")],
     goal: Annotated[
         list[str], typer.Option(help="MBPS,RTT_MS,POINTS: accuracy that may be lost on a channel; several.")
     ] = ["20,50,2", "500,50,1"],  # noqa: B006 (typer copies it)

@@ -14,11 +14,14 @@ from testbed.cli.latency import limits, ramp
 from testbed.cli.latency import measure as openloop
 from testbed.cli.lists import numbers
 from testbed.cli.output import note, print_json, print_rows
+from testbed.cli.screens import CommandGroup
 from testbed.errors import BadInput
 from testbed.optim.serving.model import Costs, CycleCosts, compare
 from testbed.optim.serving.points import Points, names
 
-app = typer.Typer(no_args_is_help=True, help="Mean latency of a server under load, and where speculation stops paying.")
+app = CommandGroup(
+    no_args_is_help=True, help="Mean latency of a server under load, and where speculation stops paying."
+)
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 CONFIDENCE = "95 % interval"

@@ -12,9 +12,10 @@ from testbed.cli.optim import fit as optim_fit
 from testbed.cli.optim import run as optim_run
 from testbed.cli.optim import window
 from testbed.cli.output import print_json
+from testbed.cli.screens import CommandGroup
 
 HELP = "Bandwidth, batches and window of a cell that serves many users by speculative decoding."
-app = typer.Typer(no_args_is_help=True, help=HELP)
+app = CommandGroup(no_args_is_help=True, help=HELP)
 Tasks = Annotated[Path, typer.Option("--tasks", help="JSON file: tasks, link, models, hardware.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 LISTED = 20

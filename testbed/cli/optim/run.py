@@ -21,7 +21,7 @@ def run(
     shots: Annotated[int, typer.Option(help="Worked examples before a question: none to so many, drawn.")] = 3,
     max_tokens: Annotated[int, typer.Option(help="Longest output O_max.")] = 96,
     window: Annotated[int | None, typer.Option(help="Draft window l; default: the plan's.")] = None,
-    algorithm: Annotated[str, typer.Option(help="best, dp, static, max, … as `optim plan` has them.")] = "best",
+    algorithm: Annotated[str, typer.Option(help="best, dp, static, max, ... as `optim plan` has them.")] = "best",
     alpha: Annotated[float, typer.Option(help="Acceptance rate that the plan expects.")] = 0.8,
     bandwidth_mhz: Annotated[float, typer.Option(help="Of the shared uplink.")] = 1.0,
     bits_per_token: Annotated[

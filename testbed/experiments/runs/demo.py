@@ -38,7 +38,7 @@ from testbed.protocols.adaptive import RULES
 from testbed.protocols.methods import run_method
 from testbed.protocols.quantise import check_bits
 from testbed.ue.run import sampling_for
-from testbed.ue.windows.rules import HINTED, check_window
+from testbed.ue.windows.rules import HINTED
 
 Say = Callable[[str], None]
 
@@ -70,7 +70,6 @@ def check_demo(config: DemoConfig) -> ChannelSpec:
     """Refuse what cannot run, before anything is started; returns the channel."""
     for method in config.methods:
         run_method(method)
-    check_window(config.window)
     check_window_rule(config.window_rule, config.predictor)
     if config.engine not in ENGINES:
         raise BadInput(f"unknown engine {config.engine!r}; known: {', '.join(ENGINES)}")
@@ -103,8 +102,6 @@ def judging(config: DemoConfig) -> tuple[str, str | None]:
     Raises:
         BadInput: options that do not go together.
     """
-    if not 0 <= config.threshold <= 1:
-        raise BadInput(f"threshold must lie in [0, 1], not {config.threshold}")
     asked = config.threshold > 0 and any(run_method(method).judged for method in config.methods)
     given = (config.judge, config.head, config.quality_budget)
     kind = judge_kind("head" if asked and given == (None, None, None) else config.judge, *given[1:])

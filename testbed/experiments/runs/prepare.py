@@ -24,7 +24,7 @@ from testbed.ue.dial import check_silence, keys_for
 from testbed.ue.prompts import Prompter
 from testbed.ue.run import check_speed, sampling_for
 from testbed.ue.windows.predictor import load_predictor
-from testbed.ue.windows.rules import WindowPolicy, check_rule, check_window, needs_predictor, window_policy
+from testbed.ue.windows.rules import WindowPolicy, check_rule, needs_predictor, window_policy
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -123,22 +123,8 @@ def _check(config: RunConfig) -> None:
     """Refuse what can be refused before any file is read."""
     for method in config.methods:
         run_method(method)
-    check_window(config.window)
     check_window_rule(config.window_rule, config.predictor)
     check_speed(config.speed_tps, config.accept_slower)
-    for name, value, least in (
-        ("max-tokens", config.max_tokens, 1),
-        ("limit", 1 if config.limit is None else config.limit, 1),
-        ("concurrency", config.concurrency, 1),
-        ("warmup", config.warmup, 0),
-        ("shots", config.shots, 0),
-    ):
-        if value < least:
-            raise BadInput(f"{name} must be at least {least}, not {value}")
-    if not 0 <= config.threshold <= 1:
-        raise BadInput(f"threshold must lie in [0, 1], not {config.threshold}")
-    if not (config.timeout_s > 0 and config.tie_tolerance >= 0):
-        raise BadInput("timeout must be positive and tie-tolerance not negative")
     if config.auto_rule not in RULES:
         raise BadInput(f"unknown auto-rule {config.auto_rule!r}; known: {', '.join(RULES)}")
     check_bits(config.hidden_bits)

@@ -91,20 +91,10 @@ def check(config: EndpointConfig, bundle: tuple[Path | None, Path | None]) -> tu
         BadInput: anything that cannot be used.
     """
     methods(config.protocols)
-    FixedWindow(config.window)
     Sampling(config.temperature)
     keys_for(config.bs, config.keys, config.insecure)
     check_silence(config.failover_s)
     check_bits(config.hidden_bits)
-    for name, value, least in (("max-tokens", config.max_tokens, 1), ("queue", config.queue, 0)):
-        if value < least:
-            raise BadInput(f"{name} must be at least {least}, not {value}")
-    if not 0 <= config.threshold <= 1:
-        raise BadInput(f"threshold must lie in [0, 1], not {config.threshold}")
-    if not 0 <= config.port < 2**16:
-        raise BadInput(f"port must lie in 0..65535, not {config.port}")
-    if not config.timeout_s > 0:
-        raise BadInput("timeout must be positive")
     if config.auto_rule not in RULES:
         raise BadInput(f"unknown auto-rule {config.auto_rule!r}; known: {', '.join(RULES)}")
     drafter = Path(config.drafter) if config.drafter else bundle[0]

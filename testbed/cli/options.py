@@ -1,0 +1,173 @@
+"""Options of commands, made from the fields of configurations (`testbed.options`)."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+import msgspec
+import typer
+
+from testbed.bs.engines.registry import ENGINES
+from testbed.bs.judging.registry import JUDGES
+from testbed.bs.scheduling.registry import SCHEDULERS
+from testbed.errors import BadInput
+from testbed.options import Config, Option, load, options_of
+from testbed.protocols import PROTOCOLS
+from testbed.protocols.methods import methods
+from testbed.ue.windows.rules import RULES
+
+C = TypeVar("C", bound=Config)
+Number = TypeVar("Number", int, float)
+
+KINDS: dict[str, Iterable[str]] = {
+    "engines": ENGINES,
+    "judges": JUDGES,
+    "methods": methods(),
+    "protocols": PROTOCOLS,
+    "schedulers": SCHEDULERS,
+    "window rules": RULES,
+}
+"""What can be chosen by name, by `Option.kinds`."""
+OUTPUT = "Output"
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.", rich_help_panel=OUTPUT)]
+ReadyJson = Annotated[bool, typer.Option("--json", help="Print one JSON line when ready.", rich_help_panel=OUTPUT)]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="Read options from this YAML file; the command line takes precedence.",
+        rich_help_panel=OUTPUT,
+    ),
+]  # fmt: skip
+
+
+def configured(kind: type[C], leave: Iterable[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator of a command: an option for each field of `kind`, and `--config FILE` for all of them.
+
+    The command is called with the finished configuration and its own further parameters, which typer reads as usual.
+
+    Args:
+        leave: fields that the command line does not offer.
+    """
+    offered = {one.name: one for one in options_of(kind) if one.name not in leave}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+
+        def called(typer_context: typer.Context, config_file: Path | None, **values: Any) -> None:
+            given = {name: values.pop(name) for name in offered if name in values}
+            given = {name: value for name, value in given.items() if _is_given(typer_context, name)}
+            command(_config(kind, offered, config_file, given), **values)
+
+        parameters = [
+            inspect.Parameter("typer_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
+            *(_parameter(one) for one in offered.values()),
+            *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own),
+            inspect.Parameter("config_file", inspect.Parameter.KEYWORD_ONLY, annotation=ConfigFile, default=None),
+        ]
+        functools.update_wrapper(called, command)
+        del called.__wrapped__  # type: ignore[attr-defined]  # its signature is not that of the command
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {one.name: one.annotation for one in parameters}
+        return called
+
+    return decorate
+
+
+def numbers(text: str, kind: Callable[[str], Number], option: str) -> list[Number]:
+    """Numbers separated by commas.
+
+    Raises:
+        BadInput: anything else.
+    """
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError as exc:
+        whole = "whole numbers" if kind is int else "numbers"
+        raise BadInput(f"{option} takes {whole} separated by commas, not {text!r}") from exc
+
+
+def about(one: Option) -> str:
+    """The description of an option, with the names and numbers that it takes."""
+    text = one.about
+    if one.kinds:
+        text += f" One of {', '.join(KINDS[one.kinds])}."
+    if one.bounds:
+        bounds = str(one.bounds)
+        text += f" {'Range ' if bounds[0] in '([0123456789' else ''}{bounds[0].upper()}{bounds[1:]}."
+    return text
+
+
+def _config(kind: type[C], offered: Mapping[str, Option], file: Path | None, given: Mapping[str, Any]) -> C:
+    values = {name: _value(offered[name], value) for name, value in given.items()}
+    return kind(**values) if file is None else msgspec.structs.replace(load(kind, file), **values)
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Whether the command line names an option, rather than leaving it at its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _parameter(one: Option) -> inspect.Parameter:
+    """What typer reads of an option."""
+    needed = one.default is msgspec.NODEFAULT
+    flags = one.flags or ((f"{one.flag}/--no-{one.flag[2:]}",) if one.kind is bool else (one.flag,))
+    info = typer.Option(
+        *flags, help=about(one), metavar=one.metavar, rich_help_panel=one.panel, hidden=one.hidden,
+    )  # fmt: skip
+    return inspect.Parameter(
+        one.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if needed else _shown(one),
+        annotation=Annotated[_typed(one), info],
+    )
+
+
+def _typed(one: Option) -> Any:
+    """Type of an option for typer: lists are text with commas, unless the option is repeated."""
+    if one.repeat:
+        return list[str] | None
+    return str if _element(one) is not None else one.kind
+
+
+def _shown(one: Option) -> Any:
+    """Default of an option as the command line writes it."""
+    if one.repeat:
+        return [str(one.default)] if one.default is not None else None
+    if one.default is None:
+        return one.none
+    if _element(one) is None:
+        return one.default
+    return ",".join(f"{part:g}" if isinstance(part, float) else str(part) for part in one.default)
+
+
+def _value(one: Option, given: Any) -> Any:
+    """Value of a field from what the command line says.
+
+    Raises:
+        BadInput: not a list of such values.
+    """
+    if one.none is not None and given == one.none:
+        return None
+    element = _element(one)
+    if one.repeat:
+        return tuple(given) if element else ",".join(given)
+    if element is None or given is None:
+        return given
+    if element is not str:
+        return tuple(numbers(given, element, one.flag))
+    parts = tuple(dict.fromkeys(part.strip() for part in given.split(",") if part.strip()))
+    if not parts:
+        raise BadInput(f"{one.flag} takes names separated by commas, not {given!r}")
+    return parts
+
+
+def _element(one: Option) -> Any:
+    """Type of the elements of a field that is a tuple; else None."""
+    kinds = get_args(one.kind) if get_origin(one.kind) in (Union, types.UnionType) else (one.kind,)
+    return next((get_args(kind)[0] for kind in kinds if get_origin(kind) is tuple), None)

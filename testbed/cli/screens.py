@@ -1,0 +1,91 @@
+"""Help screens: options in panels, nothing cut off on a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import typer
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperCommand
+
+OPTIONS = "Options"
+"""Panel of options that name none."""
+NAMES = 30
+"""Largest width of the column with the names of options."""
+
+TYPES = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER", "path": "PATH", "list[str]": "TEXT"}
+
+
+class CommandGroup(typer.Typer):
+    """A group of commands whose help screens are these."""
+
+    def command(self, name: str | None = None, **more: Any) -> Callable[[Any], Any]:
+        """As typer's."""
+        return super().command(name, **{"cls": PanelCommand, **more})
+
+
+class PanelCommand(TyperCommand):
+    """A command with one panel for each group of its options."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help screen."""
+        console = Console(highlight=False)
+        console.print(Padding(Text(self.get_usage(ctx), style="bold"), (1, 1)))
+        for paragraph in inspect.cleandoc(self.help or "").split("\n\n"):
+            text, indent = " ".join(paragraph.split()), 4 if paragraph.startswith(" ") else 1
+            console.print(Padding(Text(text), (0, 1, 1, indent)))
+        panels: dict[str, list[Any]] = {}
+        for one in self.get_params(ctx):
+            if not getattr(one, "hidden", False):
+                usual = "Arguments" if one.param_type_name == "argument" else OPTIONS
+                panels.setdefault(getattr(one, "rich_help_panel", None) or usual, []).append(one)
+        if len(panels) > 1 and len(panels.get(OPTIONS, ())) == 1:  # --help alone
+            panels[list(panels)[-2]] += panels.pop(OPTIONS)
+        for title in sorted(panels, key=lambda title: title != "Arguments"):
+            console.print(_panel(title, panels[title], ctx))
+
+
+def _panel(title: str, parameters: Iterable[Any], ctx: Any) -> Panel:
+    rows: list[tuple[RenderableType, RenderableType]] = [(_names(one, ctx), _about(one, ctx)) for one in parameters]
+    table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    table.add_column(width=min(NAMES, max(len(str(names)) for names, _ in rows)), overflow="fold")
+    table.add_column(ratio=1, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return Panel(table, title=title, title_align="left", border_style="dim")
+
+
+def _names(one: Any, ctx: Any) -> Text:
+    """An option's names and what its value is."""
+    if one.param_type_name == "argument":
+        return Text(one.metavar or one.name.upper(), style="bold cyan")
+    text = Text(" / ".join([*one.opts, *one.secondary_opts]), style="bold cyan")
+    if not (one.is_flag or one.count):
+        shown = one.display_type(ctx).strip("<>")
+        text.append(f" {one.metavar or TYPES.get(shown, shown)}", "yellow")
+    return text
+
+
+def _about(one: Any, ctx: Any) -> Text:
+    """What an option does, and its default."""
+    text = Text(" ".join((one.help or "").split()))
+    if one.required:
+        text.append(" [required]", "red")
+    elif shown := _shown(one.default):
+        text.append(f" [default: {shown}]", "dim")
+    return text
+
+
+def _shown(default: Any) -> str:
+    """A default for people; empty where there is none to show."""
+    if isinstance(default, bool):
+        return "on" if default else ""
+    if isinstance(default, list | tuple):
+        return ", ".join(map(_shown, default))
+    return "" if default is None else f"{default:g}" if isinstance(default, float) else str(default)

@@ -1,0 +1,66 @@
+"""Fields that several configurations share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from testbed.options import option
+
+Bs = Annotated[
+    str,
+    option(
+        "Base-station address; repeat for failover, in order.", repeat=True, metavar="ADDRESS", panel="Base station"
+    ),
+]
+UeKeys = Annotated[
+    str | None,
+    option("Keys made by `testbed keys new --ue`; repeat in the order of --bs.", repeat=True, metavar="DIR"),
+]
+UeInsecure = Annotated[bool, option("Connect beyond loopback without keys.")]
+Failover = Annotated[
+    float,
+    option("Silence of a base station after which the next one takes over.", above=0, unit="s"),
+]
+Timeout = Annotated[float, option("Longest wait for an answer.", above=0, unit="s", flags=("--timeout",))]
+DrafterFile = Annotated[
+    str | None, option("Drafter, a GGUF file. Default: the bundled one.", metavar="FILE", panel="Models")
+]
+Tokenizer = Annotated[
+    str | None, option("Directory of tokenizer.json. Default: the bundled one, unless prompts are ids.", metavar="DIR")
+]
+KvType = Annotated[Literal["f16", "f32"], option("Type of the drafter's KV cache.", panel="Models")]
+DrafterThreads = Annotated[int | None, option("CPU threads of the drafter. Default: llama.cpp's choice.")]
+GpuLayers = Annotated[int, option("Layers of the drafter on a GPU; -1 for all.", unit="layers")]
+Csi = Annotated[
+    str,
+    option(
+        "Source of the channel state: none, passive (estimated from the rounds), FILE.json of `channel measure`, "
+        "trace=NAME, or uplink_mbps=20,downlink_mbps=20,rtt_ms=50.",
+        panel="Channel",
+    ),
+]
+Engine = Annotated[str, option("Inference engine.", kinds="engines", panel="Models")]
+Target = Annotated[
+    str | None, option("Target: directory or Hugging Face id. Default: the bundled one.", panel="Models")
+]
+Dtype = Annotated[str, option("Type of the target's weights: float32 or bfloat16.", panel="Models")]
+Dataset = Annotated[str, option("Prompts: bundled:test, FILE.jsonl, or hf:NAME.", panel="Workload")]
+Window = Annotated[int, option("Draft window K, drafted tokens per round.", least=1, most=256, panel="Protocol")]
+Threshold = Annotated[
+    float, option("Decision threshold θ; 0 rejects every mismatched token.", least=0, most=1, panel="Protocol")
+]
+AutoRule = Annotated[str, option("Rule by which `auto` chooses between fh and sh: rtt or latency.", panel="Protocol")]
+HiddenBits = Annotated[int, option("Bits per element of uploaded hidden states (fh, sh): 16, 8 or 4.", unit="bits")]
+Head = Annotated[
+    str | None,
+    option(
+        "Decision head: a directory, `bundled` or `bundled:NAME`. Default: bundled, if one is needed.", panel="Judging"
+    ),
+]
+QualityBudget = Annotated[float | None, option("Share of answers that judge `budget` may change, such as 0.01.")]
+Judge = Annotated[
+    str | None,
+    option("Judge of mismatched tokens. Default: head if one is given, else strict.", kinds="judges", panel="Judging"),
+]
+MaxTokens = Annotated[int, option("Output tokens per request, at most.", least=1, panel="Workload")]
+PromptFormat = Annotated[str, option("Prompt format: auto, plain, chat, or a template with {question}.")]

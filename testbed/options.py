@@ -1,0 +1,204 @@
+"""Options: fields of configurations that say what they mean, in which unit, and between which bounds.
+
+A field is annotated once: `window: Annotated[int, option("Draft window K.", least=1, unit="tokens")] = 8`. The command
+line, checks of values, and reference pages all read it from there.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from testbed.errors import BadInput, ConfigError
+from testbed.files import whole_file
+
+C = TypeVar("C", bound="Config")
+
+METAVARS = {"s": "SECONDS"}
+"""Placeholder of a value on help screens, by unit."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """An interval of numbers; None: no end on that side."""
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    """Like `least`, but the value itself is excluded."""
+    below: float | None = None
+    """Like `most`, but the value itself is excluded."""
+
+    def __str__(self) -> str:
+        """The interval in words, to follow "must" or to stand by itself."""
+        low, high = self.above if self.least is None else self.least, self.below if self.most is None else self.most
+        if low is None or high is None:
+            if self.above == 0:
+                return "positive"
+            word, end = ("at least", low) if high is None else ("at most", high)
+            if self.above is not None or self.below is not None:
+                word = "above" if high is None else "below"
+            return f"{word} {end:.10g}"
+        if isinstance(low, int) and isinstance(high, int) and self.above is None and self.below is None and high > 1:
+            return f"{low}..{high}"
+        return f"{'(' if self.least is None else '['}{low:g}, {high:g}{')' if self.most is None else ']'}"
+
+    def holds(self, value: float) -> bool:
+        """Whether a number is finite and within."""
+        return math.isfinite(value) and not (
+            (self.least is not None and value < self.least)
+            or (self.most is not None and value > self.most)
+            or (self.above is not None and value <= self.above)
+            or (self.below is not None and value >= self.below)
+        )
+
+
+@dataclass(frozen=True)
+class Option:
+    """A field of a configuration."""
+
+    name: str
+    kind: Any
+    """Its type, without the annotation."""
+    default: Any
+    """`msgspec.NODEFAULT`: it must be given."""
+    about: str
+    """One or two sentences."""
+    unit: str | None = None
+    bounds: Bounds | None = None
+    panel: str | None = None
+    """Heading under which help screens list it; None in `option`: that of the field before it."""
+    metavar: str | None = None
+    flags: tuple[str, ...] = ()
+    """Names on the command line; default: the field's own."""
+    kinds: str | None = None
+    """Registry whose names are its values, for help screens and reference pages."""
+    none: str | None = None
+    """Word that stands for None on the command line."""
+    repeat: bool = False
+    """Given once for each value, rather than as a list with commas."""
+    hidden: bool = False
+    """Left out of help screens."""
+
+    @property
+    def flag(self) -> str:
+        """The first name on the command line."""
+        return self.flags[0] if self.flags else f"--{self.name.replace('_', '-')}"
+
+    def check(self, value: Any) -> None:
+        """Refuse a number outside the bounds.
+
+        Raises:
+            BadInput: the message names the option, its bounds and the value.
+        """
+        for one in value if isinstance(value, tuple) else (value,):
+            if self.bounds and isinstance(one, int | float) and not self.bounds.holds(one):
+                raise BadInput(f"{self.flag[2:]} must {_verb(str(self.bounds))}, not {one}")
+
+
+def option(
+    about: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    **more: Any,
+) -> msgspec.Meta:
+    """Annotation of a field.
+
+    Args:
+        about: the description, in plain text.
+        least, most: smallest and largest allowed value; `above`, `below`: the same, themselves excluded.
+        more: further attributes of `Option`: unit, panel, metavar, flags, kinds, none, repeat, hidden.
+    """
+    bounds = Bounds(least, most, above, below)
+    return msgspec.Meta(description=about, extra={**more, "bounds": None if bounds == Bounds() else bounds})
+
+
+@functools.cache
+def options_of(kind: type[msgspec.Struct]) -> tuple[Option, ...]:
+    """The annotated fields of a configuration, in their order."""
+    hints = get_type_hints(kind, include_extras=True)
+    found: list[Option] = []
+    panel = None
+    for one in msgspec.structs.fields(kind):
+        inner, *notes = get_args(hints[one.name]) if get_origin(hints[one.name]) is Annotated else [hints[one.name]]
+        meta = next((note for note in notes if isinstance(note, msgspec.Meta)), None)
+        if meta is None or meta.description is None:
+            continue
+        more = {"metavar": METAVARS.get((meta.extra or {}).get("unit", "")), **(meta.extra or {})}
+        panel = more.pop("panel", panel)
+        default = one.default if one.default_factory is msgspec.NODEFAULT else one.default_factory()
+        found.append(Option(one.name, inner, default, meta.description, panel=panel, **more))
+    return tuple(found)
+
+
+def _verb(interval: str) -> str:
+    return f"be {interval}" if interval.startswith(("at ", "positive", "above", "below")) else f"lie in {interval}"
+
+
+# ---------------------------------------------------------------- configurations
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all configurations: frozen, refusing unknown keys and numbers out of bounds.
+
+    Raises:
+        BadInput: a number outside the bounds that its field states.
+    """
+
+    def __post_init__(self) -> None:
+        for one in options_of(type(self)):
+            if one.bounds:
+                one.check(getattr(self, one.name))
+
+
+def load(kind: type[C], path: Path) -> C:
+    """Read a configuration from YAML.
+
+    Raises:
+        ConfigError: unreadable, unknown keys, or values of a wrong type or out of bounds.
+    """
+    try:
+        return msgspec.yaml.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError, BadInput) as exc:
+        raise ConfigError(f"{path}: {exc}{_nearest(str(exc), kind)}") from exc
+
+
+def _nearest(complaint: str, kind: type[Config]) -> str:
+    """The known key nearest to the one that a complaint of msgspec is about, for its end; else nothing."""
+    unknown = re.search(r"unknown field `(.*?)`", complaint)
+    near = difflib.get_close_matches(unknown[1], _keys(kind), 1) if unknown else []
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _keys(kind: type[msgspec.Struct]) -> list[str]:
+    """Keys of a configuration, and of those within it."""
+    fields = msgspec.structs.fields(kind)
+    types = [one for field in fields for one in (field.type, *get_args(field.type))]  # its own, or of a tuple of them
+    inner = [one for one in types if isinstance(one, type) and issubclass(one, Config)]
+    return [*(field.encode_name for field in fields), *(key for one in inner for key in _keys(one))]
+
+
+def resolved(config: Config) -> dict[str, Any]:
+    """The configuration as plain values, to be written beside results."""
+    document: dict[str, Any] = msgspec.to_builtins(config)
+    return document
+
+
+def save(config: Config, path: Path) -> None:
+    """Write a configuration as YAML that `load` reads back, in one step.
+
+    Raises:
+        TestbedError: it cannot be written.
+    """
+    with whole_file(path) as part:
+        part.write_bytes(msgspec.yaml.encode(config))

@@ -1,0 +1,81 @@
+"""Options: what a field says, its bounds, and files of configurations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import pytest
+
+from testbed.config import DemoConfig, EndpointConfig, RunConfig, ServeConfig
+from testbed.errors import BadInput, ConfigError
+from testbed.options import Bounds, Config, load, option, options_of, save
+from tests.support.refusals import refuse
+
+
+class Basket(Config, frozen=True):
+    apples: Annotated[int, option("Apples.", least=1, most=9, panel="Fruit", unit="apples")] = 3
+    weight_s: Annotated[float, option("Weighing time.", above=0, unit="s", flags=("--weighing",))] = 1.0
+    shares: Annotated[tuple[float, ...], option("Shares.", least=0, below=1)] = (0.5,)
+    note: str = ""
+
+
+def test_what_a_field_says() -> None:
+    apples, weight, shares = options_of(Basket)
+    assert (apples.about, apples.flag, apples.default, apples.unit) == ("Apples.", "--apples", 3, "apples")
+    assert (weight.flag, weight.metavar, weight.panel) == ("--weighing", "SECONDS", "Fruit")  # the panel before it
+    assert shares.kind == tuple[float, ...]
+
+
+@pytest.mark.parametrize("kind", [ServeConfig, RunConfig, DemoConfig, EndpointConfig])
+def test_every_field_is_described(kind: type[Config]) -> None:
+    options = options_of(kind)
+    assert [one.name for one in options] == list(kind.__struct_fields__)
+    assert all(one.about.endswith((".", ")")) and one.panel for one in options)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"apples": 0}, "apples must lie in 1..9, not 0"),
+        ({"apples": 10}, "apples must lie in 1..9, not 10"),
+        ({"weight_s": 0.0}, "weighing must be positive, not 0.0"),
+        ({"weight_s": float("nan")}, "weighing must be positive, not nan"),
+        ({"weight_s": float("inf")}, "weighing must be positive, not inf"),
+        ({"shares": (0.2, 1.0)}, "shares must lie in [0, 1), not 1.0"),
+    ],
+)
+def test_a_number_out_of_bounds_is_refused_wherever_it_comes_from(
+    change: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    refuse(lambda: Basket(**change), BadInput, said)  # type: ignore[arg-type]
+    refuse(lambda: msgspec.structs.replace(Basket(), **change), BadInput, said)
+    path = tmp_path / "basket.yaml"
+    path.write_bytes(msgspec.yaml.encode(change))
+    refuse(lambda: load(Basket, path), ConfigError, said)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "text"),
+    [
+        (Bounds(least=0), "at least 0"),
+        (Bounds(most=5), "at most 5"),
+        (Bounds(above=0), "positive"),
+        (Bounds(above=1), "above 1"),
+        (Bounds(below=1), "below 1"),
+        (Bounds(least=0, most=1), "[0, 1]"),
+        (Bounds(above=0, below=1), "(0, 1)"),
+        (Bounds(least=1, most=256), "1..256"),
+    ],
+)
+def test_bounds_in_words(bounds: Bounds, text: str) -> None:
+    assert str(bounds) == text
+
+
+def test_a_file_of_a_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "basket.yaml"
+    save(Basket(apples=4, note="ripe"), path)
+    assert load(Basket, path) == Basket(apples=4, note="ripe")
+    path.write_text("aples: 3\n")
+    refuse(lambda: load(Basket, path), ConfigError, "did you mean 'apples'?")
