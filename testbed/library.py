@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from testbed.config import C, DemoConfig, RunConfig, ServeConfig
+from testbed.config import DemoConfig, RunConfig, ServeConfig
 from testbed.config import load as load_config
 from testbed.errors import BadInput, TestbedError
 from testbed.experiments.report.data import POINTS, Shown, shown_of
 from testbed.experiments.results.files import REQUESTS, ROUNDS, read_requests, read_rounds
 from testbed.experiments.sweep.points import SweepConfig
+from testbed.options import C
 
 if TYPE_CHECKING:
     import polars as pl
