@@ -9,9 +9,10 @@ LOCK_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-$(EXTRAS)
+SITE := $(BIN)/sphinx-build -q -n -W --keep-going -j auto -c docs . build/site
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check long faults fuzz soak bench lock audit wheels clean
+.PHONY: help setup demo test check docs long faults fuzz soak bench lock audit wheels clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-6s %s\n", $$1, $$2}'
@@ -24,14 +25,18 @@ setup: $(STAMP)  ## make .venv with everything; EXTRAS=ue makes that of a drafti
 demo: $(STAMP)  ## decode the bundled problems with a UE and a BS on this machine; DEMO_ARGS='--prompts 20 ...'
 	$(BIN)/testbed demo $(DEMO_ARGS)
 
-check: $(STAMP)  ## formatting, lint, types, the architecture's import rules
+check: $(STAMP)  ## formatting, lint, types, the architecture's import rules, the documentation site
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(SITE)
 
 test: check  ## the same checks, then all tests; PYTEST_ARGS='-m "not slow"' runs some
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+docs: $(STAMP)  ## build the documentation site into build/site; a broken link is an error
+	$(SITE)
 
 long: $(STAMP)  ## tests that take minutes each: sweeps killed, in workers, on Ray
 	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
