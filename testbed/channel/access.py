@@ -1,4 +1,4 @@
-"""Who may talk: the list of keys that a running BS goes by, and when a link may do without keys."""
+"""Access control of a BS: the list of allowed client keys, CURVE authentication, and when keys are required."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from testbed.channel.keys import CLIENTS, REVOKED, ServerKeys, entries
 from testbed.errors import BadInput
 
 RELOAD_S = 0.5
-"""Longest time for which a change of the list goes unnoticed."""
+"""Longest delay until a change of the key directory takes effect."""
 DOMAIN = b"testbed"
 LOG = logging.getLogger(__name__)
 
 
 class AllowList:
-    """Public keys that are let in at this moment: those of `clients/`, without those of `revoked/`."""
+    """Public keys that are allowed now: those in `clients/` except those in `revoked/`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -42,11 +42,11 @@ class AllowList:
         return key in self._keys
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether a key is on the list, as pyzmq's authenticator asks."""
+        """Whether a key is allowed; called by pyzmq's authenticator."""
         return key.decode("ascii", "replace") in self
 
     def _refresh(self) -> None:
-        """Read the list where its files changed; a list that cannot be read lets nobody in."""
+        """Read the list again if its files changed; a list that cannot be read allows no key."""
         try:
             found_files = [e for place in (CLIENTS, REVOKED) for e in os.scandir(self._directory / place)]
             seen = {e.path: (e.stat().st_mtime_ns, e.stat().st_size, e.inode()) for e in found_files}
@@ -55,15 +55,15 @@ class AllowList:
                 gone = {e.public_key for e in found if e.revoked}
                 self._keys, self._seen = frozenset({e.public_key for e in found} - gone), seen
         except OSError as exc:
-            LOG.warning("the list of keys cannot be read, nobody is let in: %s", exc)
+            LOG.warning("the list of keys cannot be read, so all clients are refused: %s", exc)
             self._keys, self._seen = frozenset(), None
 
 
 class Gate:
-    """A BS's sockets behind CURVE: strangers do not get through the handshake, and who is revoked is cut off.
+    """CURVE authentication of a BS's sockets: unknown keys fail the handshake.
 
-    To be made in a running event loop, before any socket of the context is bound: without it libzmq lets in everybody
-    who knows the BS's public key.
+    Must be created in a running event loop and before any socket of the context is bound: without it, libzmq accepts
+    everyone who knows the BS's public key.
     """
 
     def __init__(self, context: zmq.asyncio.Context, keys: ServerKeys) -> None:
@@ -75,28 +75,28 @@ class Gate:
         self._task = asyncio.get_running_loop().create_task(self._answer())
 
     async def _answer(self) -> None:
-        """Answer libzmq's question of every handshake. pyzmq's own task for it misses some: it polls a socket whose
-        signals come once.
+        """Answer the ZAP request of each handshake. pyzmq's own task misses some of them, because it polls a socket
+        whose events are edge-triggered.
         """
         while True:
             await self._authenticator.handle_zap_message(await self._asked.recv_multipart())
 
     def protect(self, socket: zmq.asyncio.Socket) -> None:
-        """Have a socket speak CURVE and nothing else."""
+        """Make a socket accept CURVE only."""
         for option, value in (
             (zmq.CURVE_SERVER, 1), (zmq.CURVE_SECRETKEY, self._keys.secret), (zmq.ZAP_DOMAIN, DOMAIN),
         ):  # fmt: skip
             socket.setsockopt(option, value)
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Stop answering; no client can connect any more."""
         self._task.cancel()
         self._asked.close()
         self._authenticator.stop()
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address (`link.check_address`) can be reached from this machine alone."""
+    """Whether an address (see `link.check_address`) can be reached from this machine only."""
     match = re.fullmatch(r"tcp://(.+):(\d+|\*)", address)
     if match is None:
         return True
@@ -109,10 +109,10 @@ def is_loopback(address: str) -> bool:
 
 
 def require_keys(addresses: Iterable[str], keys: object, insecure: bool) -> None:
-    """Refuse a link in clear beyond this machine, unless that is wanted.
+    """Refuse unencrypted links to other machines unless `insecure` is set.
 
     Raises:
-        BadInput: an address that others reach, and no keys.
+        BadInput: an address that other machines can reach without keys, or both keys and `insecure`.
     """
     if keys is not None and insecure:
         raise BadInput("give --keys or --insecure, not both")
@@ -121,6 +121,6 @@ def require_keys(addresses: Iterable[str], keys: object, insecure: bool) -> None
     for address in addresses:
         if not is_loopback(address):
             raise BadInput(
-                f"{address} is beyond this machine: give --keys DIR (testbed keys new makes them), or --insecure to "
-                "let anybody read and send"
+                f"{address} can be reached from other machines: give --keys DIR (create keys: testbed keys new), or "
+                "--insecure to run without encryption and authentication"
             )

@@ -1,11 +1,11 @@
-"""Connections that a listening ZeroMQ socket has taken in: how many, and how much of one message each may send.
+"""Limits on the TCP connections of a listening ZeroMQ socket: their number, and the size of an unfinished message.
 
-libzmq bounds a frame, but not the frames of a message: it keeps them until the last one, unseen by its user, so that a
-peer that never sends a last frame fills the memory. What a peer has sent can be asked of the kernel (TCP_INFO), and
-what has come through whole is known by who receives. A connection on which more lies between the two than a message
-may take is shut down, and libzmq forgets what it kept for it.
+libzmq limits the size of a frame but not the number of frames in a message: it buffers them until the last one arrives,
+without telling its user, so a peer that never sends a last frame can fill the memory. Here the bytes that the kernel
+has received on a connection (TCP_INFO) are compared with those received when its last complete message was taken; a
+connection that exceeds the size of a message in between is shut down, and libzmq frees its buffers.
 
-Linux tells; elsewhere, and for `ipc://`, nothing is watched.
+Works on Linux over TCP; elsewhere, and for `ipc://`, nothing is checked.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ import termios
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-LOOK_S = 0.05
-"""Between two looks at all connections; more where a look takes long. At 5 GB/s, on loopback, 250 MB come meanwhile."""
-AGAIN_S = 0.01
-"""Until the second look at one that is over its bound: time for what is whole to be taken."""
-LOOK_SHARE = 0.03
-"""Of the time, for looks."""
-CANDIDATE_LOOKS = 2
-"""Looks in a row at which a connection must be over its bound."""
+CHECK_S = 0.05
+"""Interval between checks; longer if a check takes long. On loopback at 5 GB/s, 250 MB may arrive in between."""
+RECHECK_S = 0.01
+"""Interval before the second check of a suspect connection, in which complete messages can be taken."""
+CHECK_SHARE = 0.03
+"""Largest share of the time spent in checks."""
+CONFIRM_CHECKS = 2
+"""Number of consecutive checks that a connection must fail before it is shut down."""
 SPARE_BYTES = 2**17
-"""Handshakes, framing, and what is under way inside libzmq."""
-TRIM_LOOKS = 20
-"""After a cut, until libzmq has dropped what it kept, and the C library is asked to return it to the system."""
+"""Allowance for handshakes, framing and data inside libzmq."""
+TRIM_CHECKS = 20
+"""Number of checks between a shutdown and the request to the C library to return freed memory to the system."""
 SHARE = 0.75
-"""Of the files that the process may open, for connections."""
+"""Share of the process's file descriptors that connections may take."""
 MOST_FRAMES = 64
-"""Of a message whose sender is not cut off at once."""
+"""Largest number of frames in a message; a peer that sends more is disconnected at once."""
 TCP_RECEIVED = 128
-"""Where `tcpi_bytes_received` stands in Linux's `tcp_info`."""
+"""Offset of `tcpi_bytes_received` in Linux's `tcp_info`."""
 TCP_INFO_BYTES = 136
 DESCRIPTORS = "/proc/self/fd"
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
@@ -54,71 +54,72 @@ class Connection:
 
     peer: object
     family: int
-    heard_bytes: int = 0
-    """What had come at the last look after a whole message of it was taken."""
-    heard: bool = False
+    base_bytes: int = 0
+    """Bytes received by the first check after its last complete message was taken."""
+    active: bool = False
+    """Whether a complete message was ever taken from it."""
     over: int = 0
-    """Looks in a row at which it was over its bound."""
+    """Number of consecutive checks in which it exceeded its limit."""
 
 
 class Connections:
-    """The connections of some listening ports of this process.
+    """The connections of this process's listening ports.
 
     Args:
         ports: local ports.
-        message_bytes: the largest message.
-        waiting: messages of a connection that may be whole and not taken yet.
-        most: connections at once; None: a share of the files that the process may open.
+        message_bytes: size of the largest message.
+        waiting: number of complete messages of a connection that may be queued.
+        most: largest number of connections; None: `SHARE` of the process's file descriptors.
 
     Attributes:
-        cut: connections that were shut down.
+        cut: number of connections that were shut down.
     """
 
     def __init__(self, ports: frozenset[int], message_bytes: int, waiting: int, most: int | None = None) -> None:
         self._ports, self._message_bytes, self._waiting = ports, message_bytes, waiting
         self._most = _room() if most is None else most
         self._known: dict[int, Connection] = {}
-        self._heard: set[int] = set()
-        """Descriptors that messages came over since the last look."""
+        self._taken: set[int] = set()
+        """Descriptors of which a message was taken since the last check."""
         self._trim_in = 0
         self.cut = 0
 
     @property
     def watched(self) -> bool:
-        """Whether this system tells what connections have received."""
+        """Whether this system reports the bytes received per connection."""
         return bool(self._ports) and sys.platform == "linux" and os.path.isdir(DESCRIPTORS)
 
-    def heard(self, descriptor: int, frames: int) -> None:
-        """A whole message of a connection was taken; who sends one of more than `MOST_FRAMES` is shut out."""
-        self._heard.add(descriptor)
+    def taken(self, descriptor: int, frames: int) -> None:
+        """Note that a complete message was taken; a peer that sends more than `MOST_FRAMES` frames is disconnected."""
+        self._taken.add(descriptor)
         if frames > MOST_FRAMES:
             with _handle(descriptor) as connected:
                 if connected is not None:
-                    self._shut(connected, f"a message of more than {MOST_FRAMES} frames")
+                    self._disconnect(connected, f"a message of more than {MOST_FRAMES} frames")
 
-    def look(self, drained: bool) -> bool:
-        """Shut down what is over a bound; returns whether something may be, and another look should be soon.
+    def check(self, drained: bool) -> bool:
+        """Shut down connections over a limit; returns whether there are suspects, which need another check soon.
 
         Args:
-            drained: whether every whole message has been taken, so that whatever else came belongs to a message that
-                has not ended.
+            drained: whether all complete messages have been taken, so that all other received bytes belong to an
+                unfinished message.
         """
         limit = self._message_bytes * (1 if drained else 1 + self._waiting) + SPARE_BYTES
-        heard, self._heard = self._heard, set()
+        taken, self._taken = self._taken, set()
         found: dict[int, Connection] = {}
         suspects = 0
         for descriptor, connected, known in self._open():
             found[descriptor] = known
             received = _received(connected)
-            if descriptor in heard:
-                known.heard_bytes, known.heard = received, True
-            over = received - known.heard_bytes > limit and received - _unread(connected) - known.heard_bytes > limit
+            if descriptor in taken:
+                known.base_bytes, known.active = received, True
+            over = received - known.base_bytes > limit and received - _unread(connected) - known.base_bytes > limit
             known.over = known.over + 1 if over else 0
             suspects += known.over == 1
-            if known.over >= CANDIDATE_LOOKS:
-                self._shut(connected, f"a message of more than {limit} bytes that does not end")
-            elif not known.heard and len(found) > self._most:
-                self._shut(connected, f"{self._most} connections are there already")
+            if known.over >= CONFIRM_CHECKS:
+                self._disconnect(connected, f"an unfinished message of more than {limit} bytes")
+            elif not known.active and len(found) > self._most:
+                self._disconnect(connected, f"more than {self._most} connections")
         self._known = found
         if self._trim_in:
             self._trim_in -= 1
@@ -126,16 +127,16 @@ class Connections:
                 _trim()
         return suspects > 0
 
-    def _shut(self, connected: socket.socket, why: str) -> None:
-        self.cut, self._trim_in = self.cut + 1, TRIM_LOOKS
-        if self.cut & (self.cut - 1) == 0:  # the first, the second, the fourth …: peers must not fill the log
-            LOG.warning("a connection is cut, the %d. so far: %s", self.cut, why)
+    def _disconnect(self, connected: socket.socket, why: str) -> None:
+        self.cut, self._trim_in = self.cut + 1, TRIM_CHECKS
+        if self.cut & (self.cut - 1) == 0:  # log the 1st, 2nd, 4th, 8th …, so that peers cannot fill the log
+            LOG.warning("connection closed (%d so far): %s", self.cut, why)
         with contextlib.suppress(OSError):
             connected.shutdown(socket.SHUT_RDWR)
 
     def _open(self) -> Iterator[tuple[int, socket.socket, Connection]]:
-        """Every connection that stands. The socket is a handle of its own: whatever libzmq closes meanwhile, it is the
-        connection that was looked at.
+        """All open connections. Each socket is a duplicate: if libzmq closes its own meanwhile, the duplicate still
+        refers to the same connection.
         """
         for name in os.listdir(DESCRIPTORS):
             descriptor = int(name)
@@ -145,18 +146,18 @@ class Connections:
                     continue
                 try:
                     peer = connected.getpeername()
-                    if known is None or known.peer != peer:  # new: descriptors are used again
+                    if known is None or known.peer != peer:  # new: descriptors are reused
                         if connected.family not in FAMILIES or connected.getsockname()[1] not in self._ports:
                             continue
                         known = Connection(peer, connected.family)
                     yield descriptor, connected, known
-                except OSError:  # listens, or is gone
+                except OSError:  # a listening socket, or closed
                     continue
 
 
 @contextlib.contextmanager
 def _handle(descriptor: int, family: int | None = None) -> Iterator[socket.socket | None]:
-    """A socket's own handle; None where the descriptor is no socket. Its family is found out where it is not known."""
+    """A duplicate of a socket; None if the descriptor is not a socket. `family` None: determined from the socket."""
     try:
         copy = os.dup(descriptor)
     except OSError:
@@ -176,7 +177,7 @@ def _handle(descriptor: int, family: int | None = None) -> Iterator[socket.socke
 
 
 def _received(connected: socket.socket) -> int:
-    """Bytes that a connection has brought."""
+    """Bytes received on a connection."""
     info = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
     if len(info) < TCP_INFO_BYTES:  # before Linux 4.1
         return 0
@@ -185,14 +186,14 @@ def _received(connected: socket.socket) -> int:
 
 
 def _unread(connected: socket.socket) -> int:
-    """Those of them that the kernel still has."""
+    """Bytes in the kernel's receive buffer."""
     unread = array.array("i", [0])
     fcntl.ioctl(connected, termios.FIONREAD, unread)
     return unread[0]
 
 
 def _trim() -> None:
-    """glibc keeps what was freed in small pieces, for ever if need be."""
+    """Ask glibc to return freed memory to the system; it may otherwise keep small pieces indefinitely."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
 

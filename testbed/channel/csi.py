@@ -1,4 +1,4 @@
-"""Channel state information (CSI): what a round knows of the link it runs over."""
+"""Channel state information (CSI) of a link: rates, RTT, packet error rates, SNR."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from testbed.errors import BadInput
 
 Source = Literal["assumed", "probe", "passive", "emulated", "trace"]
-"""Given by the user; measured before the run; measured from the rounds; what an emulation was set to; read from a
-trace that is replayed."""
+"""Given by the user; probed before the run; estimated from the rounds; configured in an emulation; read from the trace
+that is replayed."""
 FEATURES = ("log10_uplink_mbps", "log10_downlink_mbps", "log10_rtt_ms", "per_up", "per_down")
 """Entries of `Csi.features`, in order."""
 LEAST_RTT_MS = 0.1
-"""Shorter round trips count as this one in features: loopback, or an emulation that was asked for none."""
+"""Lower limit of the RTT in features, for loopback and emulated links without delay."""
 BEST_MBPS, WORST_RTT_MS = 1000.0, 500.0
-"""Where the parts of `Csi.quality` reach one and zero."""
+"""Uplink goodput at which its part of `Csi.quality` reaches one, and RTT at which its part reaches zero."""
 
 
 class Csi(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """State of one link, as measured, emulated or assumed; it rides in the header of every `Draft`.
+    """State of one link, as measured, emulated or assumed; part of the header of every `Draft`.
 
     Raises:
         BadInput: a rate that is not positive and finite, an RTT that is negative or not finite, a packet error rate
@@ -62,14 +62,15 @@ class Csi(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
     @property
     def features(self) -> NDArray[np.float32]:
-        """[5] what a decision head sees (the c of WISV eq. 23), entries as in `FEATURES`."""
+        """[5] input of a decision head (c in WISV eq. 23), entries as in `FEATURES`."""
         rtt_ms = max(self.rtt_ms, LEAST_RTT_MS)
         logs = [math.log10(value) for value in (self.uplink_mbps, self.downlink_mbps, rtt_ms)]
         return np.array([*logs, self.per_up, self.per_down], np.float32)
 
     @property
     def quality(self) -> float:
-        """q(c) in [0, 1], WISV's channel quality: 1 is a link that costs a round nothing, 0 one that is hardly there.
+        """q(c) in [0, 1], the channel quality of WISV: 1 for a link that adds no cost to a round, 0 for a very poor
+        one.
 
         The paper leaves q open. Ours is the mean of two parts on logarithmic scales: the uplink's goodput
         R·(1 − PER), from 1 Mbit/s to `BEST_MBPS`, and the RTT, from `WORST_RTT_MS` down to 1 ms. It never falls when
@@ -81,5 +82,5 @@ class Csi(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
 
 PERFECT = Csi(BEST_MBPS, BEST_MBPS, 1.0)
-"""Of quality 1, on which a head is the least permissive: relabelling keeps the labels there as the task made them, and
-a round whose channel state is not known is judged as on this one."""
+"""A link of quality 1, on which a head is least permissive. Relabelling keeps the original labels on it, and a round
+without channel state is judged as if it ran on it."""

@@ -1,4 +1,4 @@
-"""The proxy as a process: listens, relays over the links of a specification, and stops cleanly."""
+"""The proxy as a process (`testbed channel emulate`): relays over the links of a `ChannelSpec` until it is stopped."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from testbed.channel.spec import ChannelSpec
 from testbed.errors import BadInput
 
 Ready = Callable[[dict[str, Any]], None]
-"""Told once, when UEs may connect: `listen`, `target`, `pid`, and `origin_s`, when the links began (monotonic); with
-shares also `listens`, an address for each UE."""
+"""Called once when UEs may connect, with `listen`, `target`, `pid` and `origin_s`, the start of the links (monotonic
+clock); with shares also `listens`, one address per UE."""
 
 
 def endpoint(address: str, free_port: bool = False) -> tuple[str, int]:
-    """Host and port of tcp://HOST:PORT; port * (0) where `free_port` allows it.
+    """Host and port of tcp://HOST:PORT; with `free_port`, PORT may be `*` (returned as 0).
 
     Raises:
-        BadInput: another address.
+        BadInput: any other address.
     """
     match = re.fullmatch(r"tcp://(\[[0-9a-fA-F:]+\]|[^\s:/]+):(\d+|\*)", address)
     port = -1 if not match else 0 if match[2] == "*" else int(match[2])
@@ -33,15 +33,15 @@ def endpoint(address: str, free_port: bool = False) -> tuple[str, int]:
 
 
 def relay(spec: ChannelSpec, listen: str, target: str, ready: Ready, seconds: float | None = None) -> dict[str, int]:
-    """Relay until SIGINT or SIGTERM, or for `seconds`; returns what passed: connections, refused, bytes up and down.
+    """Relay until SIGINT or SIGTERM, or for `seconds`; returns counts: connections, refused, bytes up and down.
 
     Raises:
-        BadInput: an address that cannot be used, or a link that is no proxy's.
+        BadInput: an invalid address, or a link that the proxy does not emulate.
     """
     if not spec.is_proxied and spec.kind != "none":
         raise BadInput(f"a proxy emulates kind=proxy or kind=trace,via=proxy, not kind={spec.kind}")
     here, there = endpoint(listen, free_port=True), endpoint(target)
-    spec.path(0)  # a trace that cannot be read shows now
+    spec.path(0)  # raises now if the trace cannot be read
     loop = precise_loop()
     try:
         return loop.run_until_complete(_relay(spec, here, there, ready, seconds))
@@ -78,7 +78,7 @@ async def _relay(
 
 
 def _links(spec: ChannelSpec, origin_s: float) -> list[MakePath]:
-    """What makes links of connections: one for all, or where UEs have shares, one for each UE."""
+    """Functions that create the links of connections: one for all UEs or, with shares, one per UE."""
     if spec.ues is None:
         return [lambda index: spec.path(index, origin_s)]
     return [lambda _, ue=ue: spec.path(ue, origin_s) for ue in range(spec.ues)]  # type: ignore[misc]

@@ -1,11 +1,11 @@
-"""Key files: who a BS lets in, and what a UE shows it. ZeroMQ CURVE, certificates as pyzmq writes and reads them.
+"""Key files for ZeroMQ CURVE: the clients that a BS allows and the keys of a UE, as certificates in pyzmq's format.
 
-    DIR/server.key_secret     the BS's pair; DIR/server.key its public half
-    DIR/clients/NAME.key      public key of a UE that is let in
-    DIR/revoked/NAME.key      of one that no longer is, under whatever name it comes
-    DIR/ues/NAME/             to be carried to that UE: client.key_secret and server.key
+    DIR/server.key_secret     key pair of the BS; DIR/server.key is its public half
+    DIR/clients/NAME.key      public key of an allowed UE
+    DIR/revoked/NAME.key      revoked public key, refused under any name
+    DIR/ues/NAME/             to be copied to that UE: client.key_secret and server.key
 
-Directories are 0700 and files 0600; a directory or a secret that others could read is refused.
+Directories have mode 0700 and files 0600; a directory or secret that others can read is refused.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from testbed.errors import BadInput
 SERVER, CLIENT = "server", "client"
 CLIENTS, REVOKED, UES = "clients", "revoked", "ues"
 KEY_LENGTH = 40
-"""Characters of a key in Z85."""
+"""Length of a key in Z85 characters."""
 
 
 class ClientKeys(NamedTuple):
-    """What a UE needs to be let in: keys in Z85."""
+    """Keys of a UE, in Z85."""
 
     public: bytes
     secret: bytes
     server: bytes
-    """The BS's public key: only who has its secret can answer."""
+    """Public key of the BS, which authenticates it to the UE."""
 
 
 class ServerKeys(NamedTuple):
-    """What a BS needs to let UEs in: keys in Z85, and where the list of theirs is."""
+    """Keys of a BS, in Z85, and the directory with its list of allowed clients."""
 
     public: bytes
     secret: bytes
@@ -47,23 +47,23 @@ class ServerKeys(NamedTuple):
 
 
 class KeyEntry(NamedTuple):
-    """A UE's key on the list."""
+    """A UE's key in the list of a BS."""
 
     name: str
     public_key: str
     revoked: bool
 
 
-# ---------------------------------------------------------------- making and revoking
+# ---------------------------------------------------------------- creating and revoking
 
 
 def new_server(directory: Path) -> str:
-    """Make a BS's pair and an empty list; returns its public key.
+    """Create a BS's key pair and an empty list of clients; returns the public key.
 
     Raises:
-        BadInput: there is a pair already, or the directory cannot be written or is open to others.
+        BadInput: a key pair exists, or the directory cannot be written or is open to others.
     """
-    with _told(directory):
+    with _as_bad_input(directory):
         _folder(directory)
         for name in (CLIENTS, REVOKED, UES):
             _folder(directory / name)
@@ -74,15 +74,15 @@ def new_server(directory: Path) -> str:
 
 
 def new_client(directory: Path, name: str, out: Path | None = None) -> Path:
-    """Make a UE's pair and put it on the list; returns the directory that the UE needs.
+    """Create a UE's key pair and allow it; returns the directory to copy to the UE.
 
     Args:
-        directory: the BS's.
+        directory: key directory of the BS.
         name: letters, digits, `.`, `-` and `_`.
-        out: where the UE's directory goes; None: below the BS's.
+        out: directory for the UE's keys; None: below the BS's.
 
     Raises:
-        BadInput: no BS's keys there, a name that cannot be or is taken, or a directory that cannot be written.
+        BadInput: no BS keys in the directory, an invalid or used name, or a directory that cannot be written.
     """
     server = load_server(directory)
     if not re.fullmatch(r"[\w-][\w.-]{0,63}", name, re.ASCII):
@@ -91,34 +91,34 @@ def new_client(directory: Path, name: str, out: Path | None = None) -> Path:
         raise BadInput(f"{name!r} had a key already; take another name")
     carried = out or directory / UES / name
     public, secret = zmq.curve_keypair()
-    with _told(carried):
+    with _as_bad_input(carried):
         _folder(carried)
         _write(carried / f"{CLIENT}.key_secret", public, secret)
         _write(carried / f"{SERVER}.key", server.public)
-    with _told(directory):
+    with _as_bad_input(directory):
         _write(directory / CLIENTS / f"{name}.key", public)
     return carried
 
 
 def revoke(directory: Path, name: str) -> KeyEntry:
-    """Take a UE off the list; a BS that runs notices within `guard.RELOAD_S`.
+    """Revoke a UE's key; a running BS notices within `access.RELOAD_S`.
 
     Raises:
-        BadInput: nobody of that name is on the list.
+        BadInput: no client of that name is allowed.
     """
     load_server(directory)
     before = directory / CLIENTS / f"{name}.key"
     if Path(name).name != name or not before.is_file():
-        known = ", ".join(e.name for e in entries(directory) if not e.revoked) or "nobody"
-        raise BadInput(f"no key of {name!r} on the list; there is {known}")
-    with _told(directory):
+        known = ", ".join(e.name for e in entries(directory) if not e.revoked) or "none"
+        raise BadInput(f"no key of {name!r} in the list; known: {known}")
+    with _as_bad_input(directory):
         (directory / REVOKED).mkdir(mode=0o700, exist_ok=True)
         before.replace(directory / REVOKED / before.name)
     return next(e for e in entries(directory) if e.revoked and e.name == name)
 
 
 def entries(directory: Path) -> list[KeyEntry]:
-    """All keys that were ever on the list, by name; files that hold none are left out."""
+    """All keys that are or were in the list, sorted by name; unreadable files are skipped."""
     found = []
     for place in (CLIENTS, REVOKED):
         for path in sorted((directory / place).glob("*.key")):
@@ -131,22 +131,22 @@ def entries(directory: Path) -> list[KeyEntry]:
 
 
 def load_server(directory: Path) -> ServerKeys:
-    """A BS's pair.
+    """Load a BS's key pair.
 
     Raises:
-        BadInput: no pair there, or it is open to others.
+        BadInput: no key pair, or it is open to others.
     """
-    public, secret = _secret(directory, SERVER, "testbed keys new DIR makes them")
+    public, secret = _secret(directory, SERVER, "create it with: testbed keys new DIR")
     return ServerKeys(public, secret, directory)
 
 
 def load_client(directory: Path) -> ClientKeys:
-    """A UE's pair and its BS's public key.
+    """Load a UE's key pair and its BS's public key.
 
     Raises:
-        BadInput: not there, or open to others.
+        BadInput: missing, or open to others.
     """
-    advice = "testbed keys new DIR --ue NAME makes them, at the BS or the agent that they are for"
+    advice = "create it with: testbed keys new DIR --ue NAME, on the machine of the BS or agent"
     public, secret = _secret(directory, CLIENT, advice)
     return ClientKeys(public, secret, _load(directory / f"{SERVER}.key")[0])
 
@@ -160,12 +160,12 @@ def _secret(directory: Path, name: str, advice: str) -> tuple[bytes, bytes]:
             raise BadInput(f"{place} is open to others: chmod {mode} {place}")
     public, secret = _load(path)
     if len(secret) != KEY_LENGTH or zmq.curve_public(secret) != public:
-        raise BadInput(f"{path} holds no pair of keys")
+        raise BadInput(f"{path} holds no key pair")
     return public, secret
 
 
 def _load(path: Path) -> tuple[bytes, bytes]:
-    """Public and secret key of a certificate; without a secret, empty."""
+    """Public and secret key of a certificate; the secret is empty if the file has none."""
     try:
         public, secret = zmq.auth.load_certificate(path)
         if len(z85.decode(public)) == 32 and len(public) == KEY_LENGTH:
@@ -176,7 +176,7 @@ def _load(path: Path) -> tuple[bytes, bytes]:
 
 
 def _write(path: Path, public: bytes, secret: bytes | None = None) -> None:
-    """Write a certificate that only its owner can read, and that was not there."""
+    """Write a new certificate that only its owner can read."""
     lines = ["metadata", "curve", f'    public-key = "{public.decode()}"']
     if secret is not None:
         lines.append(f'    secret-key = "{secret.decode()}"')
@@ -185,18 +185,18 @@ def _write(path: Path, public: bytes, secret: bytes | None = None) -> None:
 
 
 def _folder(path: Path) -> None:
-    """A directory for its owner alone."""
+    """Create a directory that only its owner can read."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.stat().st_mode & 0o077:
         raise BadInput(f"{path} is open to others: chmod 700 {path}")
 
 
 @contextlib.contextmanager
-def _told(directory: Path) -> Iterator[None]:
-    """Errors of the file system in one line."""
+def _as_bad_input(directory: Path) -> Iterator[None]:
+    """Raise errors of the file system as BadInput with a message of one line."""
     try:
         yield
     except FileExistsError as exc:
-        raise BadInput(f"{exc.filename or directory} is there already") from exc
+        raise BadInput(f"{exc.filename or directory} exists already") from exc
     except OSError as exc:
         raise BadInput(f"cannot write {exc.filename or directory}: {exc.strerror or exc}") from exc

@@ -1,8 +1,8 @@
-"""The link seam: frames out, frames in, bytes counted; and its ZeroMQ implementation.
+"""Message link between UE and BS: the interfaces `Link` and `ServerLink`, and their ZeroMQ implementation.
 
-The UE holds one `Link` to its BS (DEALER); the BS holds one `ServerLink` to all UEs (ROUTER), which names each peer
-by its ZeroMQ identity, behind CURVE by its key and identity. Counted bytes are those of the frames; ZMTP and TCP
-framing is not included.
+A UE has one `Link` (DEALER) per BS; the BS has one `ServerLink` (ROUTER) for all UEs, which identifies each peer by its
+ZeroMQ identity, or with CURVE by its key and identity. Byte counts are those of the frames; ZMTP and TCP framing is not
+included.
 """
 
 from __future__ import annotations
@@ -18,66 +18,68 @@ import zmq
 import zmq.asyncio
 
 from testbed.channel.access import Gate
-from testbed.channel.connections import AGAIN_S, LOOK_S, LOOK_SHARE, MOST_FRAMES, Connections
+from testbed.channel.connections import CHECK_S, CHECK_SHARE, MOST_FRAMES, RECHECK_S, Connections
 from testbed.channel.keys import KEY_LENGTH, ClientKeys, ServerKeys
 from testbed.clock import within
 from testbed.errors import BadInput, LinkError, LinkTimeout
 
 Frames = Sequence["bytes | memoryview"]
 HIGH_WATER = 1000
+"""Messages that a UE's socket queues in each direction."""
 INBOX, OUTBOX = 16, 128
-"""Messages of and for each UE that wait at the BS: more of its own stay on its side, more for it are dropped."""
+"""Messages from and to each UE that the BS queues. Further messages from a UE stay on its side; further ones to it are
+dropped."""
 CURVE_BYTES = 33
-"""That encryption adds to a frame."""
+"""Bytes that encryption adds to a frame."""
 HANDSHAKE_MS = 5000
-"""After which a connection is closed that has not shown its key."""
+"""Timeout of the CURVE handshake."""
 MAX_MESSAGE_BYTES = 65 * 2**20
-"""Of a frame."""
+"""Largest frame."""
 OTHER_BYTES = 2**20
-"""Of the frames that come with a message's largest one: a header, ids, scales, padding."""
+"""Limit for all frames of a message except the largest: header, ids, scales, padding."""
 
 
 class Received(NamedTuple):
-    """A message that came."""
+    """A received message."""
 
     frames: list[bytes]
     size_bytes: int
-    """What it took on the link."""
+    """Bytes on the link."""
 
 
 class Link(Protocol):
     """A UE's end of the link."""
 
     async def send(self, frames: Frames) -> int:
-        """Send one message; returns its bytes. Raises LinkError where it cannot be taken."""
+        """Send one message; returns its size in bytes. Raises LinkError if the send queue is full."""
 
     async def recv(self, timeout_s: float) -> Received:
         """Next message. Raises LinkTimeout after `timeout_s`."""
 
     def close(self) -> None:
-        """Drop the connection; what was not sent is discarded."""
+        """Close the connection; unsent messages are discarded."""
 
 
 class ServerLink(Protocol):
-    """The BS's end."""
+    """The BS's end of the link."""
 
     async def send(self, peer: bytes, frames: Frames) -> None:
-        """Send one message to a peer; to a peer that is gone it is dropped."""
+        """Send one message to a peer; it is dropped if the peer is gone."""
 
     async def recv(self) -> tuple[bytes, list[bytes]]:
-        """Next message and who sent it."""
+        """Next message, preceded by its sender."""
 
     def close(self) -> None:
         """Stop listening."""
 
 
 def new_identity() -> bytes:
-    """A fresh ZeroMQ identity (one must not start with a zero byte)."""
+    """A new random ZeroMQ identity; it must not start with a zero byte."""
     return b"ue-" + uuid.uuid4().bytes
 
 
 def check_address(address: str) -> str:
-    """Return a ZeroMQ address that can be used.
+    """Return a valid ZeroMQ address unchanged.
 
     Raises:
         BadInput: not tcp://HOST:PORT or ipc://PATH.
@@ -89,13 +91,13 @@ def check_address(address: str) -> str:
 
 
 class ZmqLink:
-    """DEALER socket to one BS; reconnects by itself. With keys, only the BS that they name can read and answer."""
+    """DEALER socket to one BS; reconnects automatically. With keys, only the BS that owns them can read and answer."""
 
     def __init__(self, address: str, identity: bytes, keys: ClientKeys | None = None) -> None:
         self.address, self.identity = check_address(address), identity
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._why = "is it there, and does it want keys?" if keys is None else "does it know this UE's key?"
+        self._hint = "is it running, and does it require keys?" if keys is None else "does it know this UE's key?"
         if keys is not None:
             self._socket.curve_serverkey = keys.server
             self._socket.curve_publickey, self._socket.curve_secretkey = keys.public, keys.secret
@@ -111,11 +113,11 @@ class ZmqLink:
             raise BadInput(f"cannot connect to {address}: {exc}") from exc
 
     async def send(self, frames: Frames) -> int:
-        """Hand one message to the socket."""
+        """Queue one message for sending."""
         try:
             await self._socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=True)
         except zmq.Again as exc:
-            raise LinkError(f"{self.address} takes no more messages: {self._why}") from exc
+            raise LinkError(f"{self.address} takes no more messages: {self._hint}") from exc
         return sum(map(len, frames))
 
     async def recv(self, timeout_s: float) -> Received:
@@ -136,19 +138,19 @@ class ZmqServerLink:
     """ROUTER socket on one or more addresses.
 
     Args:
-        keys: who is let in; None: everybody who can reach it. A UE whose key is revoked is heard no more, and what is
-            sent to it is dropped; its connection may stand.
-        frame_bytes: largest frame; who sends a larger one is disconnected, and so is who sends a message of more than
-            one such frame and `OTHER_BYTES`.
+        keys: keys of the BS, with the list of allowed clients; None: everyone may connect. Messages from and to a UE
+            whose key was revoked are dropped; its connection may stay open.
+        frame_bytes: largest frame. A peer is disconnected if it sends a larger one, or a message of more than one such
+            frame plus `OTHER_BYTES`.
     """
 
     def __init__(self, *addresses: str, keys: ServerKeys | None = None, frame_bytes: int = MAX_MESSAGE_BYTES) -> None:
-        self._watch: asyncio.Task[None] | None = None
-        self._waits = False
+        self._checks: asyncio.Task[None] | None = None
+        self._waiting = False
         self._context = zmq.asyncio.Context()
         self._gate = None if keys is None else Gate(self._context, keys)
         self._socket = self._context.socket(zmq.ROUTER)
-        self._now: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
+        self._sync_socket: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
         if self._gate is not None:
             self._gate.protect(self._socket)
         for option, value in (
@@ -172,7 +174,7 @@ class ZmqServerLink:
         self.connections = Connections(ports, frame_bytes + OTHER_BYTES, INBOX)
 
     async def send(self, peer: bytes, frames: Frames) -> None:
-        """Send to a peer; a full, vanished or revoked peer loses the message."""
+        """Send to a peer; the message is dropped if its queue is full, or if the peer is gone or revoked."""
         if self._gate is not None:
             if self.owner(peer).decode() not in self._gate.allowed:
                 return
@@ -184,11 +186,11 @@ class ZmqServerLink:
 
     async def recv(self) -> tuple[bytes, list[bytes]]:
         """Wait for one message."""
-        if self._watch is None and self.connections.watched:
-            self._watch = asyncio.get_running_loop().create_task(self._look())
+        if self._checks is None and self.connections.watched:
+            self._checks = asyncio.get_running_loop().create_task(self._check())
         while True:
             first, frames = await self._next()
-            self.connections.heard(int(first.get(zmq.SRCFD)), frames=len(frames))
+            self.connections.taken(int(first.get(zmq.SRCFD)), frames=len(frames))
             if self._gate is None:
                 return first.bytes, frames
             key = str(first.get("User-Id"))
@@ -196,44 +198,44 @@ class ZmqServerLink:
                 return key.encode() + first.bytes, frames
 
     async def _next(self) -> tuple[zmq.Frame, list[bytes]]:
-        """A message's first frame, which names its sender, and the others: of ever so many the first ones."""
+        """A message's first frame, which names its sender, and its other frames, at most `MOST_FRAMES` + 1 of them."""
         coming = cast("asyncio.Future[zmq.Frame]", self._socket.recv(copy=False))
-        self._waits = not coming.done()
+        self._waiting = not coming.done()
         try:
             first = await coming
         except asyncio.CancelledError:
-            if coming.done() and not coming.cancelled():  # it came, and its other frames are not the next message's
-                self._rest(coming.result())
+            if coming.done() and not coming.cancelled():  # received: its other frames must not start the next message
+                self._other_frames(coming.result())
             raise
-        self._waits = False
-        return first, self._rest(first)
+        self._waiting = False
+        return first, self._other_frames(first)
 
-    def _rest(self, frame: zmq.Frame) -> list[bytes]:
-        """The frames that follow one; they are all there."""
+    def _other_frames(self, frame: zmq.Frame) -> list[bytes]:
+        """The frames that follow `frame`; libzmq has already received all of them."""
         frames: list[bytes] = []
         while frame.more:
-            frame = self._now.recv(zmq.NOBLOCK, copy=False)
+            frame = self._sync_socket.recv(zmq.NOBLOCK, copy=False)
             if len(frames) <= MOST_FRAMES:
                 frames.append(frame.bytes)
         return frames
 
-    async def _look(self) -> None:
-        """Hold connections to their bounds."""
+    async def _check(self) -> None:
+        """Check the limits of all connections periodically."""
         took_s, again = 0.0, False
         while True:
-            await asyncio.sleep(AGAIN_S if again else max(LOOK_S, took_s / LOOK_SHARE))
+            await asyncio.sleep(RECHECK_S if again else max(CHECK_S, took_s / CHECK_SHARE))
             begun_s = time.perf_counter()
-            again = self.connections.look(drained=self._waits)
+            again = self.connections.check(drained=self._waiting)
             took_s = time.perf_counter() - begun_s
 
     def owner(self, peer: bytes) -> bytes:
-        """The key that a peer came in with; without keys each peer is its own."""
+        """The key of a peer; without keys, the peer itself."""
         return peer if self._gate is None else peer[:KEY_LENGTH]
 
     def close(self) -> None:
         """Close socket and context."""
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._checks is not None:
+            self._checks.cancel()
         if self._gate is not None:
             self._gate.close()
         self._socket.close()

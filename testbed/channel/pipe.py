@@ -1,4 +1,4 @@
-"""One connection through the relay: its two ends, and a pipe for each direction between them."""
+"""A relayed TCP connection: its two sockets (`End`) and, between them, one byte queue per direction (`Pipe`)."""
 
 from __future__ import annotations
 
@@ -10,56 +10,56 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from testbed.channel.path import Direction
+from testbed.channel.link_model import Direction
 
 PIECE_S = 0.002
-"""A chunk is handed on in pieces that take about this long to serve."""
+"""Duration of a piece: received data is split into pieces that take about this long to serve."""
 LEAST_PIECE_BYTES = 1500
 SLACK_S, SLACK_BYTES = 0.05, 2**18
-"""What a direction holds beyond what is in flight (rate times delay), before it stops reading: the sender must feel
-the link, as it would a router's full queue."""
+"""Buffer beyond the bandwidth–delay product, after which a direction stops reading, so that the sender sees
+backpressure as from a router with a full queue."""
 FREE_HOLD_BYTES = 2**26
-"""All that it holds where there is a delay, but no rate."""
+"""Buffer of a direction with a delay but no rate limit."""
 HIGH_WATER_BYTES = 2**20
-"""Of a socket that does not take what is written to it."""
+"""Write buffer of a socket, after which its pipe stops reading."""
 
 
 @dataclass
 class Ends:
-    """The two ends of a link."""
+    """Counts the open ends of a link and calls `none_left` when both are closed."""
 
     left: int
     none_left: Callable[[], None]
 
     def lost(self) -> None:
-        """One of them is gone."""
+        """One end was closed."""
         self.left -= 1
         if not self.left:
             self.none_left()
 
 
 class End(asyncio.Protocol):
-    """One end of a relayed connection: takes bytes in and hands them to the pipe that leads to the other end."""
+    """One socket of a relayed connection; it passes received data to the pipe towards the other end."""
 
     transport: asyncio.Transport
     gone = False
-    """Whether its connection is over."""
+    """Whether the connection is closed."""
 
     def __init__(self) -> None:
         self.pipe: Pipe | None = None
-        """Where what comes in goes."""
+        """Receives the data that this end reads."""
         self.feeder: Pipe | None = None
-        """What writes to this end."""
+        """Writes to this end."""
         self.ends: Ends | None = None
         self._early: list[bytes | None] = []
-        """What came before the other end was there."""
+        """Data received before the other end was connected."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(HIGH_WATER_BYTES)
 
     def wire(self, pipe: Pipe, feeder: Pipe) -> None:
-        """Lead what comes in to `pipe`; be written to by `feeder`."""
+        """Attach the pipe that takes received data (`pipe`) and the one that writes to this end (`feeder`)."""
         self.pipe, self.feeder = pipe, feeder
         early, self._early = self._early, []
         for data in early:
@@ -77,7 +77,7 @@ class End(asyncio.Protocol):
         if self.pipe is None:
             self._early.append(data)
             if data is not None:
-                self.transport.pause_reading()  # until it is known where to
+                self.transport.pause_reading()  # until the pipe is attached
         else:
             self.pipe.push(data)
 
@@ -100,7 +100,7 @@ class End(asyncio.Protocol):
 
 
 class Pipe:
-    """One direction of one connection, between two ends."""
+    """One direction of a relayed connection: holds data until the link model says that it has arrived."""
 
     def __init__(self, direction: Direction, source: End, sink: End) -> None:
         self._direction, self._source, self._sink = direction, source, sink
@@ -110,11 +110,11 @@ class Pipe:
         self._timer: asyncio.TimerHandle | None = None
         self._full = self._slow = self._cut = False
         self.ended = False
-        """Whether the source has said that nothing more comes, and the sink has been told."""
+        """Whether the source's end of file was passed on to the sink."""
         self.moved_bytes = 0
 
     def push(self, data: bytes | None, lost: bool = False) -> None:
-        """Take a chunk in; None: the source ends (`lost`: it is gone)."""
+        """Queue received data. None: the source sent an end of file, or its connection is closed (`lost`)."""
         if self._cut:
             return
         if data is None:
@@ -139,7 +139,7 @@ class Pipe:
             self._timer = loop.call_at(self._queue[0][0], self._deliver)
 
     def _end(self) -> None:
-        """Hand the source's end on; where the sink has ended as well, that was all."""
+        """Pass the source's end of file on; close both ends if the sink has sent one too."""
         if self._sink.transport.can_write_eof():
             with contextlib.suppress(OSError):  # reset meanwhile
                 self._sink.transport.write_eof()
@@ -149,12 +149,12 @@ class Pipe:
             self._source.transport.close()
 
     def hold(self, slow: bool) -> None:
-        """The sink takes no more for now (or does again)."""
+        """Pause while the sink's write buffer is full (`slow`), else resume."""
         self._slow = slow
         self.gate()
 
     def cut(self, abort: bool = False) -> None:
-        """The sink is gone: nothing can be delivered any more (`abort`: nor may the source finish)."""
+        """Drop all queued data because the sink is closed, and close the source (`abort`: without flushing)."""
         self._cut = True
         self._queue.clear()
         if self._timer is not None:
@@ -165,7 +165,7 @@ class Pipe:
             self._source.transport.close()
 
     def gate(self) -> None:
-        """Have the source read, or not."""
+        """Pause or resume reading from the source, depending on the buffers."""
         stop, reading = self._full or self._slow, self._source.transport.is_reading()
         with contextlib.suppress(RuntimeError):  # closing
             if stop and reading:

@@ -1,7 +1,8 @@
-"""A TCP relay in user space that makes a link of every connection: rate, delay, jitter, packet errors, outages.
+"""TCP proxy in user space that emulates a link per connection: rate, delay, jitter, packet errors, outages.
 
-Each accepted connection is one UE's link, with an uplink (towards the BS) and a downlink of its own. What a direction
-neither limits nor delays is handed on as it comes. Needs no root; real packet loss is `tc`'s.
+Each accepted connection is one UE's link with its own uplink (towards the BS) and downlink, modelled by
+`link_model.Direction`. A direction without limit and delay forwards data immediately. The proxy needs no root; it
+cannot drop packets as `tc` does.
 """
 
 from __future__ import annotations
@@ -14,23 +15,25 @@ import socket
 import time
 from collections.abc import Callable
 
-from testbed.channel.path import Direction
+from testbed.channel.link_model import Direction
 from testbed.channel.pipe import End, Ends, Pipe
 from testbed.errors import BadInput
 from testbed.tasks import cancel
 
 AWAKE_S = 0.0004
-"""The loop looks, and does not sleep, for so long before a timer."""
+"""The event loop polls instead of sleeping for the last `AWAKE_S` before a timer."""
 KERNEL_BYTES = 2**17
-"""What the kernel may hold before the relay reads it; on its own it would take megabytes, seconds of a slow link."""
+"""Receive buffer of each socket. The kernel's default is megabytes, which is seconds of a slow link."""
 
 MakePath = Callable[[int], tuple[Direction, Direction]]
-"""Uplink and downlink of the n-th connection."""
+"""Returns uplink and downlink of the n-th connection."""
 
 
 class PreciseSelector(selectors.EpollSelector):
-    """Wakes on time. epoll knows whole milliseconds only, and a sleeping processor wakes some tenths of a millisecond
-    late: so select(2) sleeps on the epoll descriptor until shortly before, and the rest is spent looking.
+    """Selector with timers accurate to tens of microseconds.
+
+    epoll has a resolution of 1 ms, and a sleeping processor wakes some tenths of a millisecond late. So select(2)
+    sleeps on the epoll descriptor until shortly before the timer, and the rest of the time is spent polling.
     """
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -45,16 +48,16 @@ class PreciseSelector(selectors.EpollSelector):
 
 
 def precise_loop() -> asyncio.AbstractEventLoop:
-    """An event loop for the proxy: its timers are late by tens of microseconds, not by up to a millisecond."""
+    """Event loop whose timers are late by tens of microseconds instead of up to a millisecond."""
     return asyncio.SelectorEventLoop(PreciseSelector())
 
 
 class Proxy:
-    """Relays connections to a target, each over a link of its own.
+    """Relays TCP connections to a target, each over its own emulated link.
 
     Args:
         target: host and port of the BS.
-        make_path: the n-th connection's link, n from 0.
+        make_path: returns the link of the n-th connection, n from 0.
     """
 
     def __init__(self, target: tuple[str, int], make_path: MakePath) -> None:
@@ -62,15 +65,15 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._pairs: set[tuple[Pipe, Pipe]] = set()
         self._moved_bytes = [0, 0]
-        """Over links that have ended."""
+        """Bytes of closed links, uplink and downlink."""
         self.connections = 0
-        """Links made so far."""
+        """Number of links created so far."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.refused = 0
-        """Connections that were dropped because the target was not there."""
+        """Connections dropped because the target did not accept them."""
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port (a free one where 0 was asked).
+        """Listen; returns the port (a free one if `port` is 0).
 
         Raises:
             BadInput: the address cannot be bound.
@@ -91,7 +94,7 @@ class Proxy:
         await asyncio.sleep(0)  # connections end in the loop's next turn
 
     def reset(self) -> int:
-        """Drop all connections as they stand; returns how many. Their ends may connect anew."""
+        """Abort all connections; returns how many. Both sides may reconnect."""
         pairs = list(self._pairs)
         for up, down in pairs:
             up.cut(abort=True)
@@ -99,18 +102,18 @@ class Proxy:
         return len(pairs)
 
     def moved_bytes(self) -> tuple[int, int]:
-        """Bytes taken in so far, up and down, over all links."""
+        """Bytes received so far over all links, uplink and downlink."""
         up, down = self._moved_bytes
         return up + sum(u.moved_bytes for u, _ in self._pairs), down + sum(d.moved_bytes for _, d in self._pairs)
 
     def _ended(self, pair: tuple[Pipe, Pipe]) -> None:
-        """Both ends of a link are gone: nothing but its bytes is kept."""
+        """Drop a link whose ends are both closed; only its byte counts are kept."""
         self._pairs.remove(pair)
         for way, pipe in enumerate(pair):
             self._moved_bytes[way] += pipe.moved_bytes
 
     def join(self, front: End) -> None:
-        """Connect a new UE's end to the target."""
+        """Connect a new UE connection to the target."""
         task = asyncio.get_running_loop().create_task(self._connect(front))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -137,7 +140,7 @@ class Proxy:
 
 
 class _Front(End):
-    """The UE's end: asks for its other end as soon as it is there."""
+    """The UE's end of a link; it requests the connection to the target when the UE connects."""
 
     def __init__(self, proxy: Proxy) -> None:
         super().__init__()

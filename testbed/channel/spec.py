@@ -1,4 +1,4 @@
-"""What a run's link is: `kind=proxy,uplink_mbps=20,rtt_ms=50` as text, and the paths and state it stands for."""
+"""Channel specification of a run, such as `kind=proxy,uplink_mbps=20,rtt_ms=50`, and the link model it describes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from testbed.bundled_files import find
 from testbed.channel.csi import Csi
-from testbed.channel.path import Direction, Schedule, constant
+from testbed.channel.link_model import Direction, Schedule, constant
 from testbed.channel.radio.shares import uplinks_mbps
 from testbed.channel.tc.session import TcConfig
 from testbed.channel.trace import Trace, read_trace
@@ -19,14 +19,14 @@ from testbed.errors import BadInput
 Kind = Literal["none", "proxy", "virtual", "tc", "trace"]
 KINDS = ("none", "proxy", "virtual", "tc", "trace")
 UNLIMITED_MBPS = 10_000.0
-"""What the channel state says of a rate without a limit."""
+"""Rate in the channel state of a link without a rate limit."""
 
 
 class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A link, constant or following a trace.
+    """A link with constant parameters, or one that follows a trace.
 
     Raises:
-        BadInput: keys that do not go with the kind, or values out of their range.
+        BadInput: keys that the kind does not take, or values out of range.
     """
 
     kind: Kind = "none"
@@ -34,25 +34,25 @@ class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """None: no limit."""
     downlink_mbps: float | None = None
     rtt_ms: float = 0.0
-    """Half of it each way."""
+    """Round-trip delay; one half in each direction."""
     jitter_ms: float = 0.0
-    """Standard deviation of a half-normal delay on top, each way."""
+    """Standard deviation of an additional half-normal delay in each direction."""
     per: float = 0.0
-    """Packet error rate of both directions, unless `per_up` or `per_down` say otherwise."""
+    """Packet error rate of both directions, unless `per_up` or `per_down` is given."""
     per_up: float | None = None
     per_down: float | None = None
     outage_every_s: float = 0.0
-    """Period of outages of `outage_s`, at the end of each period; 0: none."""
+    """Period of the outages; each is at the end of a period. 0: no outages."""
     outage_s: float = 0.0
     file: str | None = None
-    """Trace: a canonical CSV, or a bundled one by name."""
+    """Trace file: a canonical CSV, or the name of a bundled trace."""
     via: Literal["proxy", "virtual"] = "proxy"
-    """What replays the trace."""
+    """How the trace is replayed."""
     profile: str | None = None
-    """Virtual: device profile, by name or file; None: measured on this machine."""
+    """Device profile of a virtual run, by name or file; None: times are measured on this machine."""
     shares: str | None = None
-    """JSON of `testbed optim bandwidth`: the n-th UE has the n-th share of `uplink_mbps`, or, without one, the file's
-    n-th rate; proxy and virtual."""
+    """JSON of `testbed optim bandwidth` (proxy and virtual): the n-th UE gets the n-th share of `uplink_mbps` or, if
+    that is not given, the n-th rate of the file."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -68,13 +68,13 @@ class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             if value is not None and not 0 <= value < 1:
                 raise BadInput(f"{name} must lie in [0, 1), not {value}")
         if (self.outage_s > 0) != (self.outage_every_s > 0) or (self.outage_s and self.outage_s >= self.outage_every_s):
-            raise BadInput("outages need outage_every_s and a shorter outage_s")
+            raise BadInput("outages need outage_every_s and an outage_s shorter than it")
         if (self.kind == "trace") != (self.file is not None):
-            raise BadInput("kind=trace needs file=NAME|FILE.csv, and no other kind takes one")
+            raise BadInput("kind=trace needs file=NAME|FILE.csv, and no other kind takes a file")
         if self.profile is not None and not self.is_virtual:
             raise BadInput("a profile needs virtual time: kind=virtual, or kind=trace with via=virtual")
         if self.shares is not None and self.kind not in ("proxy", "virtual"):
-            raise BadInput("shares go with kind=proxy and kind=virtual")
+            raise BadInput("shares need kind=proxy or kind=virtual")
         if self.kind in ("none", "trace") and (given := self._given()):
             raise BadInput(f"kind={self.kind} takes no {', '.join(given)}")
 
@@ -94,11 +94,11 @@ class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.kind == "proxy" or (self.kind == "trace" and self.via == "proxy")
 
     def trace(self) -> Trace | None:
-        """The trace that it follows; None: it is constant."""
+        """The trace of the link; None: the link is constant."""
         return None if self.file is None else read_trace(find("traces", self.file))
 
     def csi(self) -> Csi | None:
-        """Channel state of a constant link; None where nothing is emulated, or where it follows a trace."""
+        """Channel state of a constant link; None if nothing is emulated or the link follows a trace."""
         if self.kind in ("none", "trace"):
             return None
         if self.shares is not None:
@@ -114,14 +114,14 @@ class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def ues(self) -> int | None:
-        """UEs that have a share; None: any number may come."""
+        """Number of UEs that have a share; None: any number of UEs."""
         return None if self.shares is None else len(uplinks_mbps(Path(self.shares), self.uplink_mbps))
 
     def of_ue(self, index: int) -> ChannelSpec:
-        """The `index`-th UE's own link.
+        """The link of the `index`-th UE.
 
         Raises:
-            BadInput: shares that cannot be read, or that have none for it.
+            BadInput: shares that cannot be read, or no share for this UE.
         """
         if self.shares is None:
             return self
@@ -135,7 +135,7 @@ class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
         Args:
             origin_s: when the link begins, on the caller's clock.
-            stack_s: added to the delay of both directions: what software takes that is not there.
+            stack_s: added to the delay of both directions, for the software stack that a virtual run does not execute.
         """
         up, down = schedules(self.of_ue(index), stack_s)
         jitter_s = self.jitter_ms / 1e3
@@ -146,7 +146,7 @@ class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def schedules(spec: ChannelSpec, stack_s: float = 0.0) -> tuple[Schedule, Schedule]:
-    """State of the uplink and of the downlink over time."""
+    """Schedules of the uplink and the downlink."""
     trace = spec.trace()
     if trace is not None:
         delay_s = (trace.rtt_ms / 2e3 + stack_s).tolist()
@@ -169,7 +169,7 @@ def schedules(spec: ChannelSpec, stack_s: float = 0.0) -> tuple[Schedule, Schedu
 
 
 def parse_channel(text: str) -> ChannelSpec:
-    """Read `key=value,key=value`.
+    """Parse `key=value,key=value`.
 
     Raises:
         BadInput: unknown keys or kinds (the message lists the known ones), values of a wrong type or out of range.
@@ -193,7 +193,7 @@ def parse_channel(text: str) -> ChannelSpec:
 
 
 def channel_text(spec: ChannelSpec) -> str:
-    """The text that `parse_channel` reads back; defaults are left out."""
+    """The specification as text for `parse_channel`; defaults are left out."""
     default = ChannelSpec(kind=spec.kind, file=spec.file)
     given = {name: getattr(spec, name) for name in spec.__struct_fields__}
     kept = {n: v for n, v in given.items() if v is not None and (v != getattr(default, n) or n in ("kind", "file"))}
@@ -201,13 +201,13 @@ def channel_text(spec: ChannelSpec) -> str:
 
 
 def tc_config(spec: ChannelSpec, **where: Any) -> TcConfig:
-    """What `tc` is to do for a link; `where` says on what.
+    """Configuration of `tc` for a link; `where` holds its other fields, such as the interface.
 
     Raises:
-        BadInput: what it does not do.
+        BadInput: a link that `tc` does not emulate.
     """
     if spec.outage_s:
-        raise BadInput("outages are the proxy's; for tc, use a trace")
+        raise BadInput("tc emulates no outages; use kind=proxy, or a trace")
     csi = spec.csi()
     assert csi is not None
     return TcConfig(

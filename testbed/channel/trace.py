@@ -1,4 +1,4 @@
-"""Link traces: how a link's rates, delay and losses change over time, and the CSV file that holds them."""
+"""Link traces: rates, RTT and packet error rates over time, and the CSV format that stores them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from testbed.errors import BadInput
 Array = NDArray[np.float64]
 COLUMNS = ("t_s", "uplink_mbps", "downlink_mbps", "rtt_ms", "per_up", "per_down", "snr_db")
 OUTAGE_MBPS = 1e-3
-"""What `Trace.csi` gives for lower rates, 0 included: a `Csi` needs positive ones, and 1 kbit/s is next to nothing."""
+"""Lower limit of the rates that `Trace.csi` returns, used for outages: a `Csi` needs positive rates."""
 LONE_SAMPLE_S = 1.0
-"""How long a trace of one sample lasts."""
+"""Duration of a trace with one sample."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,26 +55,25 @@ class Trace:
             raise BadInput(f"sample {fault[0]}: {fault[1]}")
 
     def __len__(self) -> int:
-        """Samples."""
+        """Number of samples."""
         return self.t_s.size
 
     @property
     def columns(self) -> dict[str, Array]:
-        """The arrays by name, in the order of the file."""
+        """The arrays by name, in file order."""
         return {name: getattr(self, name) for name in COLUMNS}
 
     @property
     def duration_s(self) -> float:
-        """Seconds until a looping replay starts again: the last `t_s` plus the last step, `LONE_SAMPLE_S` if n = 1.
-
-        So the last sample holds as long as the one before it.
+        """Period of a looping replay [s]: the last `t_s` plus the last step (`LONE_SAMPLE_S` if n = 1), so that the
+        last sample holds as long as the one before it.
         """
         if len(self) == 1:
             return LONE_SAMPLE_S
         return float(2 * self.t_s[-1] - self.t_s[-2])
 
     def index(self, t_s: float, loop: bool = True) -> int:
-        """Which sample is in force at `t_s` seconds; beyond the end the trace starts again, or its last sample holds.
+        """Index of the sample at `t_s` seconds; after the end the trace repeats (`loop`), or its last sample holds.
 
         Raises:
             BadInput: a time that is negative or not finite.
@@ -85,7 +84,7 @@ class Trace:
         return int(np.searchsorted(self.t_s, within_s, side="right")) - 1
 
     def csi(self, t_s: float, loop: bool = True) -> Csi:
-        """The link's state at `t_s` seconds; rates below `OUTAGE_MBPS` become that.
+        """The link's state at `t_s` seconds; rates are at least `OUTAGE_MBPS`.
 
         Raises:
             BadInput: a time that is negative or not finite.
@@ -104,7 +103,7 @@ class Trace:
         )
 
     def means(self) -> dict[str, float | None]:
-        """Means over time of every column but `t_s`; `snr_db` where it is known, None if it never is."""
+        """Time averages of all columns but `t_s`; that of `snr_db` is over known values, None if there are none."""
         held_s = np.diff(self.t_s, append=self.duration_s)
         result: dict[str, float | None] = {}
         for name, values in self.columns.items():
@@ -115,9 +114,9 @@ class Trace:
 
 
 def read_trace(path: Path | str) -> Trace:
-    """Read a canonical CSV: `#` comments, a line with the names in `COLUMNS`, then one sample a line.
+    """Read a canonical CSV: `#` comments, a line with the names in `COLUMNS`, then one sample per line.
 
-    `snr_db` may be empty. CRLF and a byte order mark are taken; anything else that differs is refused.
+    `snr_db` may be empty. CRLF and a byte order mark are accepted; any other deviation is refused.
 
     Raises:
         BadInput: unreadable, another header, or a value out of its range; the message names the line.
@@ -143,10 +142,10 @@ def read_trace(path: Path | str) -> Trace:
 def write_trace(path: Path | str, trace: Trace, header: Sequence[str] = ()) -> None:
     """Write a canonical CSV that `read_trace` reads back exactly; `header` lines become `#` comments at the top.
 
-    The file is there as a whole or not at all.
+    The file is replaced atomically.
 
     Raises:
-        BadInput: the place cannot be written to.
+        BadInput: the file cannot be written.
     """
     comments = [f"# {part}".rstrip() for line in header for part in line.splitlines() or [""]]
     rows = zip(*(values.tolist() for values in trace.columns.values()), strict=True)
@@ -173,10 +172,10 @@ def read_text(path: Path | str) -> str:
 
 
 def write_lines(path: Path | str, lines: Iterable[str]) -> None:
-    """Write a text file as a whole, or leave what was there.
+    """Write a text file atomically: on failure, an existing file is kept.
 
     Raises:
-        BadInput: the place cannot be written to.
+        BadInput: the file cannot be written.
     """
     path = Path(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -204,12 +203,12 @@ def _row(line: str, where: str) -> list[float]:
 
 
 def _text(value: float) -> str:
-    """The shortest text that reads back as the same number."""
+    """The shortest text that parses to the same number."""
     return "" if math.isnan(value) else repr(value).removesuffix(".0")
 
 
 def _fault(columns: Mapping[str, Array]) -> tuple[int, str] | None:
-    """The first sample that is wrong, and how."""
+    """Index of the first invalid sample and what is wrong with it; None if all are valid."""
     t_s = columns["t_s"]
     if t_s[0] != 0:
         return 0, f"t_s must begin at 0, not {t_s[0]:g}"

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from testbed.channel.link import Frames, Received
-from testbed.channel.path import Direction
+from testbed.channel.link_model import Direction
 from testbed.clock import within
 from testbed.errors import LinkError, LinkTimeout
 

@@ -240,7 +240,7 @@ def test_a_list_that_cannot_be_read_lets_nobody_in(
     assert "" not in AllowList(keys) and "None" not in AllowList(keys)
     (keys / "clients").rename(keys / "away")
     assert known.public.decode() not in AllowList(keys)
-    assert "nobody is let in" in caplog.text
+    assert "all clients are refused" in caplog.text
 
 
 def test_a_revoked_key_does_not_come_back_under_another_name(keys: Path, known: ClientKeys) -> None:

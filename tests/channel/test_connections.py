@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from testbed.channel.connections import LOOK_S, MOST_FRAMES, SPARE_BYTES, Connections
+from testbed.channel.connections import CHECK_S, MOST_FRAMES, SPARE_BYTES, Connections
 from testbed.channel.link import INBOX, OTHER_BYTES, ZmqLink, ZmqServerLink, new_identity
 from tests.support.zmtp import connect, frame
 
@@ -92,7 +92,7 @@ async def test_a_message_without_an_end_is_cut_off_and_the_others_are_served(bod
 
 async def test_large_messages_that_wait_are_no_message_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A BS that is busy for a while, and a UE that sends as much as it may: nothing is cut, nothing is lost."""
-    monkeypatch.setattr("testbed.channel.link.LOOK_S", 0.02)
+    monkeypatch.setattr("testbed.channel.link.CHECK_S", 0.02)
     bs = ZmqServerLink("tcp://127.0.0.1:*", frame_bytes=FRAME_BYTES)
     try:
         with ue(bs) as link:
@@ -111,7 +111,7 @@ async def test_large_messages_that_wait_are_no_message_without_an_end(monkeypatc
 
 async def test_a_slow_message_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message of the largest size that dribbles in over many looks, one after another on one connection."""
-    monkeypatch.setattr("testbed.channel.link.LOOK_S", 0.01)
+    monkeypatch.setattr("testbed.channel.link.CHECK_S", 0.01)
     async with echo() as (bs, heard):
         with contextlib.closing(connect(bs.addresses[0], b"slow")) as slow:
             message = frame(bytes(FRAME_BYTES), more=True) + frame(bytes(FRAME_BYTES), more=False)
@@ -148,13 +148,13 @@ async def test_connections_beyond_the_bound_are_dropped_but_for_those_that_were_
             assert await answered(first)
             crowd = [held.enter_context(contextlib.closing(connect(bs.addresses[0], b"c%d" % i))) for i in range(8)]
             while bs.connections.cut < 6:
-                await asyncio.sleep(LOOK_S / 4)
-            await asyncio.sleep(2 * LOOK_S)
+                await asyncio.sleep(CHECK_S / 4)
+            await asyncio.sleep(2 * CHECK_S)
             assert bs.connections.cut == 6
             assert await answered(first)
             for one in crowd:
                 one.close()
-            await asyncio.sleep(3 * LOOK_S)
+            await asyncio.sleep(3 * CHECK_S)
             with ue(bs) as late:
                 assert await answered(late)
 
@@ -165,9 +165,9 @@ def test_a_descriptor_that_is_none_of_ours_is_left_alone() -> None:
     with listener, socket.create_connection(listener.getsockname()) as here, listener.accept()[0] as there:
         there.sendall(bytes(SPARE_BYTES))
         for descriptor in (0, 10**6, listener.fileno()):
-            connections.heard(descriptor, frames=1)
+            connections.taken(descriptor, frames=1)
         for _ in range(5):
-            connections.look(drained=True)
+            connections.check(drained=True)
         assert connections.cut == 0
         here.sendall(b"still there")
         assert there.recv(100) == b"still there"

@@ -76,16 +76,16 @@ def test_a_revoked_name_is_gone_and_is_not_given_again(bs: Path) -> None:
     entry = revoke(bs, "a")
     assert entry == next(e for e in entries(bs) if e.name == "a") and entry.revoked
     assert [(e.name, e.revoked) for e in entries(bs)] == [("b", False), ("a", True)]
-    refuse(lambda: revoke(bs, "a"), BadInput, "no key of 'a'", "there is b")
+    refuse(lambda: revoke(bs, "a"), BadInput, "no key of 'a'", "known: b")
     refuse(lambda: new_client(bs, "a"), BadInput, "had a key already")
 
 
 def test_what_is_there_is_never_written_over(bs: Path, tmp_path: Path) -> None:
     before = (bs / "server.key_secret").read_bytes()
-    refuse(lambda: new_server(bs), BadInput, "is there already")
+    refuse(lambda: new_server(bs), BadInput, "exists already")
     assert (bs / "server.key_secret").read_bytes() == before
     carried = new_client(bs, "a", tmp_path / "ue")
-    refuse(lambda: new_client(bs, "b", carried), BadInput, "is there already")
+    refuse(lambda: new_client(bs, "b", carried), BadInput, "exists already")
     assert [e.name for e in entries(bs)] == ["a"]
 
 
@@ -110,7 +110,7 @@ def test_halves_of_two_pairs_are_refused(bs: Path) -> None:
     other = load_client(new_client(bs, "a")).secret
     path = bs / "server.key_secret"
     path.write_bytes(path.read_bytes().replace(load_server(bs).secret, other))
-    refuse(lambda: load_server(bs), BadInput, "holds no pair of keys")
+    refuse(lambda: load_server(bs), BadInput, "holds no key pair")
 
 
 def test_directories_without_keys_say_how_to_make_them(tmp_path: Path, bs: Path) -> None:

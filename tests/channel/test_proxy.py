@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from testbed.channel.path import Direction, constant
+from testbed.channel.link_model import Direction, constant
 from testbed.channel.pipe import End
 from testbed.channel.proxy import Proxy, precise_loop
 from testbed.channel.spec import ChannelSpec

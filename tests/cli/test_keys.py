@@ -49,12 +49,12 @@ def test_keys_from_making_to_revoking(keys: Path, tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["new", "{keys}"], "is there already"),
+        (["new", "{keys}"], "exists already"),
         (["new", "{keys}", "--out", "x"], "--ue NAME"),
         (["new", "{keys}/none", "--ue", "a"], "testbed keys new"),
         (["new", "{keys}", "--ue", "a/b"], "bad name"),
         (["list", "{keys}/none"], "testbed keys new"),
-        (["revoke", "{keys}", "nobody"], "there is nobody"),
+        (["revoke", "{keys}", "nobody"], "known: none"),
     ],
 )
 def test_what_cannot_be_is_one_line(

@@ -15,7 +15,7 @@ from testbed.bs.judging.base import StrictJudge
 from testbed.bs.scheduling.base import Scheduler
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
-from testbed.channel.path import Direction, constant
+from testbed.channel.link_model import Direction, constant
 from testbed.channel.virtual import VirtualServerLink
 from testbed.experiments.inputs.profile import InteractionVerify, LinearDraft, Profile
 from testbed.experiments.runs.virtual import ProfilePace, ProfileRunner

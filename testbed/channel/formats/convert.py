@@ -1,6 +1,6 @@
-"""Traces from elsewhere: mahimahi, iperf3, the UCC Irish 5G data set and Lumos5G, made into a `Trace`.
+"""Readers that convert other trace formats to a `Trace`: mahimahi, iperf3, the UCC Irish 5G data set and Lumos5G.
 
-What was repaired, dropped or assumed on the way is counted in `Converted.notes`: nothing is mended in silence.
+All repairs, dropped rows and assumptions are reported in `Converted.notes`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 
 from testbed.channel.formats import mahimahi
-from testbed.channel.formats.repair import Converted, Options, mend
+from testbed.channel.formats.repair import Converted, Options, make_trace
 from testbed.channel.trace import Array, Trace, read_text, read_trace, write_lines
 from testbed.errors import BadInput
 
 UNKNOWN = 2147483647
-"""Android's integer for a value it does not have; nothing real is as large."""
+"""Android's integer for an unknown value."""
 BEYOND = 1e15
-"""No number of an iperf3 report is as large."""
+"""Upper limit of valid numbers in an iperf3 report."""
 MOST_PER = 0.99
-"""Estimates of a loss rate end here."""
+"""Upper limit of estimated loss rates."""
 MSS_BYTES = 1448
 
 
@@ -38,15 +38,15 @@ class Format:
     about: str
     files: int
     ratio: float
-    """Uplink over downlink where the file has only one of them; an assumption of ours."""
+    """Uplink rate over downlink rate, used if the file has only one of them; an assumption of ours."""
     read: Callable[[Sequence[Path], Options, float], Converted]
 
 
 def convert(kind: str, paths: Sequence[Path], options: Options | None = None) -> Converted:
-    """Read files of a format in `FORMATS`.
+    """Read files in one of the `FORMATS`.
 
     Raises:
-        BadInput: unknown format, wrong number of files, or files that are not of that format.
+        BadInput: unknown format, wrong number of files, or files that are not in that format.
     """
     if kind not in FORMATS:
         raise BadInput(f"unknown trace format {kind!r}; known: {', '.join(FORMATS)}")
@@ -57,18 +57,21 @@ def convert(kind: str, paths: Sequence[Path], options: Options | None = None) ->
 
 
 def write_mahimahi(up: Path, down: Path, trace: Trace) -> list[str]:
-    """Write a pair of mahimahi files; returns what they cannot hold.
+    """Write a pair of mahimahi files; returns notes on what was lost.
 
     Raises:
-        BadInput: too long a trace, or a place that cannot be written to.
+        BadInput: a trace that is too long, or a file that cannot be written.
     """
     rates = (trace.uplink_mbps, trace.downlink_mbps)
     schedules = [mahimahi.schedule(trace.t_s, mbps, trace.duration_s) for mbps in rates]
     for path, times in zip((up, down), schedules, strict=True):
         write_lines(path, map(str, times.tolist()))
-    notes = ["mahimahi holds rates alone: RTT, PER and SNR are left out"]
+    notes = ["mahimahi stores rates only: RTT, PER and SNR are left out"]
     silent = [name for name, mbps in zip(("uplink", "downlink"), rates, strict=True) if not mbps.any()]
-    return [*notes, *(f"{name} never carries anything: one packet a period, the least there is" for name in silent)]
+    return [
+        *notes,
+        *(f"{name} has no capacity: one packet per period, the least mahimahi can store" for name in silent),
+    ]
 
 
 def _read_canonical(paths: Sequence[Path], options: Options, ratio: float) -> Converted:
@@ -78,11 +81,13 @@ def _read_canonical(paths: Sequence[Path], options: Options, ratio: float) -> Co
 def _read_mahimahi(paths: Sequence[Path], options: Options, ratio: float) -> Converted:
     (up, first), (down, second) = (mahimahi.parse(read_text(path), path.name) for path in paths)
     t_s, uplink, downlink, notes = mahimahi.pair_rates(up, down, options.bin_s)
-    return mend({"t_s": t_s, "up": uplink, "down": downlink}, options, ratio, [*first, *second, *notes], "mahimahi")
+    return make_trace(
+        {"t_s": t_s, "up": uplink, "down": downlink}, options, ratio, [*first, *second, *notes], "mahimahi"
+    )
 
 
 def _read_iperf3(paths: Sequence[Path], options: Options, ratio: float) -> Converted:
-    """iperf3 -J as its client writes it; the client is the UE, so that forward is uplink."""
+    """Read iperf3 --json of a client; the client is the UE, so that forward is uplink."""
     name, text = paths[0].name, read_text(paths[0])
     try:
         report = json.loads(text)
@@ -108,20 +113,22 @@ def _read_iperf3(paths: Sequence[Path], options: Options, ratio: float) -> Conve
         rtts = [_field([s for s in each["streams"] if s.get("rtt")], "rtt") for each in whole]
         if any(r.size for r in rtts):
             columns["rtt"] = np.array([r.mean() / 1000 if r.size else np.nan for r in rtts])
-            notes.append("RTT: TCP's own, measured under full load")
+            notes.append("RTT: measured by TCP under full load")
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as exc:
-        raise BadInput(f"{name} is not what iperf3 --json writes ({type(exc).__name__}: {exc})") from exc
-    return mend(columns, options, ratio, notes, name)
+        raise BadInput(f"{name} is not the output of iperf3 --json ({type(exc).__name__}: {exc})") from exc
+    return make_trace(columns, options, ratio, notes, name)
 
 
 def _add_losses(
     columns: dict[str, Array], side: str, sums: list[Any], mss: float, overall: Any, notes: list[str]
 ) -> None:
-    """A packet error rate for one direction, from what the intervals tell of it, or else the end (UDP, in percent)."""
+    """Add a direction's packet error rate: per interval if reported, else of the whole UDP test (`overall`,
+    percent).
+    """
     name = f"{side}link"
     if all("lost_percent" in each for each in sums):
         columns[f"per_{side}"] = np.clip(_field(sums, "lost_percent") / 100, 0, MOST_PER)
-        notes.append(f"{name} PER: UDP's share of lost packets")
+        notes.append(f"{name} PER: share of lost UDP packets")
     elif all("retransmits" in each for each in sums):
         lost = mss * _field(sums, "retransmits")
         sent = _field(sums, "bytes")
@@ -129,18 +136,18 @@ def _add_losses(
         notes.append(f"{name} PER: estimated as retransmits × {mss:g} bytes / bytes sent")
     elif overall is not None:
         columns[f"per_{side}"] = np.full(len(sums), min(max(float(overall) / 100, 0.0), MOST_PER))
-        notes.append(f"{name} PER: UDP's share of lost packets over the whole test")
+        notes.append(f"{name} PER: share of lost UDP packets over the whole test")
 
 
 def _field(sums: Sequence[Any], key: str) -> Array:
-    """[n] one number of each interval; nan for one that is beyond all bounds."""
+    """[n] a number of each interval; nan if out of range."""
     values = np.array([float(each[key]) for each in sums], np.float64)
     values[~(np.abs(values) < BEYOND)] = np.nan
     return values
 
 
 def _read_ucc(paths: Sequence[Path], options: Options, ratio: float) -> Converted:
-    """G-NetTrack's columns, one row a second, rates in kbit/s (Raca et al., Beyond Throughput, MMSys 2020)."""
+    """Read a CSV of G-NetTrack: one row per second, rates in kbit/s (Raca et al., Beyond Throughput, MMSys 2020)."""
     name, table = paths[0].name, _table(paths[0], ("timestamp",), ("dl_bitrate", "ul_bitrate"))
     notes: list[str] = []
     if "state" in table:
@@ -156,12 +163,12 @@ def _read_ucc(paths: Sequence[Path], options: Options, ratio: float) -> Converte
     if "up" in columns and "down" in columns and options.ratio:
         del columns["up"]
     elif "up" in columns:
-        notes.append("uplink is UL_bitrate, the traffic that was sent, not what could have been; --ratio sets it anew")
-    return mend(columns, options, ratio, notes, name)
+        notes.append("uplink is UL_bitrate, the traffic that was sent, not the capacity; --ratio replaces it")
+    return make_trace(columns, options, ratio, notes, name)
 
 
 def _read_lumos5g(paths: Sequence[Path], options: Options, ratio: float) -> Converted:
-    """Lumos5G 1.0 (Narayanan et al., IMC 2020): TCP downlink each second, several runs in one file."""
+    """Read Lumos5G 1.0 (Narayanan et al., IMC 2020): TCP downlink per second, several runs in one file."""
     name, table = paths[0].name, _table(paths[0], ("throughput",), ())
     notes: list[str] = []
     rows = np.arange(len(table["throughput"]))
@@ -172,7 +179,7 @@ def _read_lumos5g(paths: Sequence[Path], options: Options, ratio: float) -> Conv
         if run not in known:
             raise BadInput(f"{name} has no run {run}; it has {len(known)}: {', '.join(f'{r:g}' for r in known[:9])}")
         rows = rows[runs == run]
-        notes.append(f"run {run:g}, one of {len(known)}: {rows.size} of {runs.size} rows; --run takes another")
+        notes.append(f"run {run:g}, one of {len(known)}: {rows.size} of {runs.size} rows; --run selects another")
     elif options.run is not None:
         raise BadInput(f"{name} has no column run_num, so --run cannot choose")
     tours = [tuple(table[key][i] for key in ("mobility_mode", "trajectory_direction") if key in table) for i in rows]
@@ -187,11 +194,11 @@ def _read_lumos5g(paths: Sequence[Path], options: Options, ratio: float) -> Conv
     columns["down"] = _numbers(table["throughput"])[rows]
     if "nr_sssinr" in table:
         columns["snr"] = _numbers(table["nr_sssinr"])[rows]
-    return mend(columns, options, ratio, notes, name)
+    return make_trace(columns, options, ratio, notes, name)
 
 
 def _table(path: Path, needed: Sequence[str], one_of: Sequence[str]) -> dict[str, list[str]]:
-    """A CSV's columns by lower-case name; cells that a short row lacks are empty."""
+    """Columns of a CSV by lower-case name; cells missing from a short row are empty."""
     try:
         rows = [row for row in csv.reader(io.StringIO(read_text(path), newline=""), strict=True) if row]
     except csv.Error as exc:
@@ -205,7 +212,7 @@ def _table(path: Path, needed: Sequence[str], one_of: Sequence[str]) -> dict[str
 
 
 def _numbers(cells: Sequence[str]) -> Array:
-    """[n] values; nan for everything that is none: "-", "NaN", an empty cell, Android's largest integer."""
+    """[n] values; nan for cells without a number ("-", "NaN", empty) and for `UNKNOWN`."""
     values = np.array([_number(cell) for cell in cells], np.float64)
     values[~(np.abs(values) < UNKNOWN)] = np.nan
     return values
@@ -219,7 +226,7 @@ def _number(cell: str) -> float:
 
 
 def _stamp(text: str) -> float:
-    """Seconds of a time such as 2019.12.14_12.45.36; nan where it is none."""
+    """Seconds since 1970 of a time such as 2019.12.14_12.45.36; nan if it cannot be parsed."""
     try:
         return (datetime.strptime(text.strip(), "%Y.%m.%d_%H.%M.%S") - datetime(1970, 1, 1)).total_seconds()
     except ValueError:
@@ -229,8 +236,8 @@ def _stamp(text: str) -> float:
 FORMATS: dict[str, Format] = {
     "canonical": Format("the CSV of this testbed", 1, 1.0, _read_canonical),
     "mahimahi": Format("uplink and downlink packet-delivery files", 2, 1.0, _read_mahimahi),
-    "iperf3": Format("what iperf3 --json prints at the client", 1, 1.0, _read_iperf3),
+    "iperf3": Format("output of iperf3 --json at the client", 1, 1.0, _read_iperf3),
     "ucc": Format("UCC Irish 5G data set, a CSV of G-NetTrack", 1, 0.2, _read_ucc),
     "lumos5g": Format("Lumos5G 1.0, one CSV of many runs", 1, 0.2, _read_lumos5g),
 }
-"""Formats that can be read; `canonical` and `mahimahi` can be written too."""
+"""Formats that can be read; `canonical` and `mahimahi` can also be written."""

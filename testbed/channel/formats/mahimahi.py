@@ -1,7 +1,6 @@
-"""mahimahi's packet-delivery files: integer milliseconds, one line for every 1500 bytes that may pass.
+"""mahimahi's packet-delivery files: one line per opportunity to deliver 1500 bytes, a time in whole milliseconds.
 
-As mm-link has it, a file's last line is also its period: a line at t ms stands for the time since the line before it,
-and what comes after the last one is the first again.
+As in mm-link, the last line is also the file's period, after which it repeats.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from testbed.errors import BadInput
 
 OPPORTUNITY_BITS = 1500 * 8
 MOST_BINS = 1_000_000
-"""Samples that a pair may give: a wrong file with huge numbers must not fill the memory."""
+"""Largest number of samples, so that a wrong file with huge numbers does not fill the memory."""
 MOST_LINES = 20_000_000
-"""Lines, and milliseconds, that a file may have."""
+"""Largest number of lines, and of milliseconds, of a file."""
 
 Times = NDArray[np.int64]
 
 
 def parse(text: str, name: str) -> tuple[Times, list[str]]:
-    """[n] increasing delivery times [ms] of one file, and what was repaired.
+    """[n] increasing delivery times [ms] of one file, and notes on repairs.
 
     Raises:
-        BadInput: a line that is no integer >= 0, or a file that lasts for no time.
+        BadInput: a line that is not an integer >= 0, or a file with a period of 0.
     """
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
     given = [(number, line) for number, line in lines if line]
@@ -47,13 +46,13 @@ def parse(text: str, name: str) -> tuple[Times, list[str]]:
 
 
 def pair_rates(up: Times, down: Times, bin_s: float) -> tuple[Array, Array, Array, list[str]]:
-    """Delivery times of both directions [ms] as t_s [n], uplink [n] and downlink [n] in Mbit/s, and notes.
+    """Convert delivery times [ms] to t_s [n], uplink [n] and downlink [n] in Mbit/s, and notes.
 
-    Bins are stretched or shrunk a little to fill the period, so that the mean rates are kept exactly. Where one file is
-    shorter it starts again, as it does in mm-link.
+    The bin width is adjusted to divide the period, so that mean rates are exact. The shorter of the two files is
+    repeated, as in mm-link.
 
     Raises:
-        BadInput: a bin that is not positive, or too many of them.
+        BadInput: a bin width that is not positive, or too many bins.
     """
     if not 0.001 <= bin_s < np.inf:
         raise BadInput(f"--bin must be at least 0.001 s, not {bin_s:g}")
@@ -77,7 +76,7 @@ def pair_rates(up: Times, down: Times, bin_s: float) -> tuple[Array, Array, Arra
 
 
 def _repeated(times: Times, period_ms: int) -> Times:
-    """The file over and over, up to and including `period_ms`."""
+    """Delivery times of the file repeated up to and including `period_ms`."""
     turns = -(-period_ms // int(times[-1]))
     if turns * times.size > MOST_LINES:
         raise BadInput(f"one of the files lasts {times[-1]} ms, too short to be repeated for {period_ms} ms")
@@ -87,11 +86,10 @@ def _repeated(times: Times, period_ms: int) -> Times:
 
 
 def schedule(t_s: Array, mbps: Array, duration_s: float) -> Times:
-    """[N] delivery times [ms] that carry rates [n] in Mbit/s held from t_s [n] on, until `duration_s`.
+    """[N] delivery times [ms] for rates [n] in Mbit/s that hold from t_s [n] on, until `duration_s`.
 
-    The error of rounding is carried on: over the whole file it stays under one opportunity. The last one always lies at
-    the end, since it is the period. A link that never carries anything thus gets one opportunity a period: the format
-    knows no less.
+    Rounding errors are carried over, so that over the file they stay below one opportunity. The last opportunity is
+    always at the end, since it defines the period; so a link without capacity gets one opportunity per period.
 
     Raises:
         BadInput: more than `MOST_LINES` lines or milliseconds.

@@ -1,4 +1,4 @@
-"""A trace from whatever columns a file has: dropped, sorted, held, filled in, and every bit of it noted."""
+"""Repairs of converted traces: sorts rows, drops invalid ones, fills in missing values, and reports each repair."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from testbed.channel.trace import Array, Trace
 from testbed.errors import BadInput
 
 GAP_STEPS = 1.5
-"""A step longer than so many usual ones is a gap."""
+"""A step of more than this many median steps is a gap."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a reader takes for what its format lacks.
+    """Options of a conversion, with values for what a format lacks.
 
     Raises:
         BadInput: a value out of its range.
     """
 
     bin_s: float = 1.0
-    """Width of a sample made from single packets (mahimahi)."""
+    """Width of a sample that aggregates single packets (mahimahi)."""
     run: int | None = None
-    """Which run of a file with several (Lumos5G); None: the first."""
+    """Run to read from a file with several (Lumos5G); None: the first."""
     ratio: float | None = None
-    """Uplink rate over downlink rate, where only one was measured; None: `Format.ratio`."""
+    """Uplink rate over downlink rate, used if only one was measured; None: `Format.ratio`."""
     rtt_ms: float = 30.0
     per: float = 0.0
 
@@ -43,18 +43,18 @@ class Options:
 
 @dataclass(frozen=True)
 class Converted:
-    """A trace, and every repair and assumption on the way to it."""
+    """A trace, and notes on all repairs and assumptions."""
 
     trace: Trace
     notes: list[str]
 
 
-def mend(found: dict[str, Array], options: Options, ratio: float, notes: list[str], name: str) -> Converted:
-    """A trace from the columns that a file has.
+def make_trace(found: dict[str, Array], options: Options, ratio: float, notes: list[str], name: str) -> Converted:
+    """Make a trace from the columns of a file.
 
-    `found` has `t_s` [s] and at least one of `up`, `down` [Mbit/s]; `rtt` [ms], `per_up`, `per_down`, `snr` [dB] where
-    there are any; arrays [n], nan where a row lacks the value. `ratio` is uplink over downlink where one is missing.
-    `notes` is extended by what is done here; `name` is the file's.
+    `found` has `t_s` [s] and at least one of `up`, `down` [Mbit/s], and optionally `rtt` [ms], `per_up`, `per_down`,
+    `snr` [dB]: arrays [n], nan where a row has no value. `ratio` is uplink over downlink, used if one is missing.
+    Repairs are appended to `notes`; `name` is the file's.
 
     Raises:
         BadInput: no rates, or no usable row.
@@ -83,7 +83,7 @@ def mend(found: dict[str, Array], options: Options, ratio: float, notes: list[st
 
 
 def _in_order(found: dict[str, Array], notes: list[str], name: str) -> dict[str, Array]:
-    """Rows that have a time and rates, sorted, one for each time, the first at 0 s."""
+    """Valid rows sorted by time, one per time, the first at 0 s."""
 
     def keep(mask: Any, what: str) -> None:
         nonlocal found
@@ -91,8 +91,8 @@ def _in_order(found: dict[str, Array], notes: list[str], name: str) -> dict[str,
             notes.append(f"{int((~mask).sum())} rows {what}")
         found = {key: values[mask] for key, values in found.items()}
 
-    keep(np.isfinite(found["t_s"]), "without a readable time dropped")
-    rates = np.minimum(found["up"], found["down"])  # nan where either is
+    keep(np.isfinite(found["t_s"]), "without a valid time dropped")
+    rates = np.minimum(found["up"], found["down"])  # nan if one of them is
     keep(
         (rates >= 0) & np.isfinite(found["up"]) & np.isfinite(found["down"]),
         "with a missing or negative rate dropped (sentinels)",
@@ -103,7 +103,7 @@ def _in_order(found: dict[str, Array], notes: list[str], name: str) -> dict[str,
     if early:
         notes.append(f"{early} rows out of order sorted")
     keep(np.argsort(found["t_s"], kind="stable"), "")
-    keep(np.diff(found["t_s"], append=np.inf) > 0, "of a time that was there already dropped, the last one kept")
+    keep(np.diff(found["t_s"], append=np.inf) > 0, "with a repeated time dropped, the last one kept")
     found["t_s"] = found["t_s"] - found["t_s"][0]
     steps = np.diff(found["t_s"])
     if steps.size and steps.max() > GAP_STEPS * np.median(steps):
@@ -114,7 +114,7 @@ def _in_order(found: dict[str, Array], notes: list[str], name: str) -> dict[str,
 
 
 def _held(rtt: Array, default: float, notes: list[str]) -> Array:
-    """RTTs with the last known one where none was measured, the first known one before it, else the default."""
+    """RTTs with missing values filled in: the previous value, before the first one the first, or else the default."""
     known = np.flatnonzero(~np.isnan(rtt) & (rtt >= 0))
     if not known.size:
         notes.append(f"no RTT: took {default:g} ms from --rtt-ms")

@@ -1,4 +1,4 @@
-"""TCP transfers by iperf3: the command, its document read, the process run."""
+"""TCP throughput measurement with iperf3: command line, parser of its JSON, and the process."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from testbed.errors import BadInput, LinkError, LinkTimeout
 
 IPERF3_PORT = 5201
 OMIT_S = 1
-"""Seconds at the start of a transfer that iperf3 leaves out: TCP has not found the rate yet."""
+"""Seconds at the start of a transfer that iperf3 discards, while TCP finds the rate."""
 CONNECT_S = 5
 SLACK_S = 10.0
-"""Longer than this beyond its own length a transfer may not take."""
+"""Time beyond its duration after which a transfer is stopped."""
 BUSY_S, RETRY_S = 10.0, 0.5
-"""How long, and how often, to ask a server that is busy: after a transfer over a slow link it stays so for a while."""
+"""How long and how often a busy server is retried; after a transfer over a slow link it stays busy for a while."""
 BLIP_S = 0.1
-"""Shorter intervals of iperf3, at the end of a transfer, are left out of the spread."""
-NO_IPERF3 = "iperf3 is not installed here; install it on both ends (Debian: apt install iperf3)"
+"""Intervals of iperf3 shorter than this, at the end of a transfer, are left out of the spread."""
+NO_IPERF3 = "iperf3 is not installed; install it on both ends (Debian: apt install iperf3)"
 
 
 class _Busy(LinkError):
@@ -33,22 +33,22 @@ class _Busy(LinkError):
 
 
 class Throughput(msgspec.Struct, frozen=True):
-    """One direction of a link by a TCP transfer."""
+    """Throughput of one direction of a link, measured by a TCP transfer."""
 
     rate_mbps: Estimate
-    """Goodput at the receiver; the interval from the spread of whole seconds."""
+    """Goodput at the receiver, with a confidence interval from its values per second."""
     loss: float | None
-    """Segments that TCP sent again, over segments sent: retransmits·MSS / bytes sent. It stands in for a packet error
-    rate and is not one: repairs of the link layer stay unseen, drops of a full queue and needless retransmissions are
-    counted. None where the sending side does not count retransmits."""
+    """Share of segments that TCP retransmitted: retransmits·MSS / bytes sent. A substitute for the packet error rate
+    that differs from it: link-layer retransmissions are not seen, while drops of a full queue and spurious
+    retransmissions are counted. None if the sender does not report retransmits."""
     bytes: int
-    """Received."""
+    """Bytes received."""
     retransmits: int | None
     seconds: float
 
 
 def parse_server(address: str) -> tuple[str, int]:
-    """HOST, HOST:PORT or [IPV6]:PORT of an iperf3 server, as host and port.
+    """Parse HOST, HOST:PORT or [IPV6]:PORT of an iperf3 server into host and port.
 
     Raises:
         BadInput: anything else.
@@ -61,7 +61,7 @@ def parse_server(address: str) -> tuple[str, int]:
 
 
 def iperf3_command(host: str, port: int, seconds: int, reverse: bool) -> list[str]:
-    """Command line of one TCP transfer: one stream, as a UE has to its BS; `reverse`: the server sends (downlink).
+    """Command line of one TCP transfer with one stream, as between UE and BS; `reverse`: the server sends (downlink).
 
     Raises:
         BadInput: seconds below one.
@@ -108,26 +108,26 @@ class _Document(msgspec.Struct):
 
 
 def parse_iperf3(text: str | bytes, reverse: bool, server: str = "the iperf3 server") -> Throughput:
-    """What `iperf3 --json` says of one transfer.
+    """Parse the output of `iperf3 --json` for one transfer.
 
-    The rate is what the receiver counted: the sender counts what is still in its buffers. The interval's width is
-    Student's t over whole seconds, on whichever side they were seen. `server` is how an error calls the server.
+    The rate is the receiver's, since the sender also counts what is still in its buffers. The confidence interval uses
+    Student's t over the intervals of one second that either side reports. `server` names the server in error messages.
 
     Raises:
-        BadInput: not the document of a finished TCP transfer in this direction, or no such host.
+        BadInput: not the output of a finished TCP transfer in this direction, or an unknown host.
         LinkError: iperf3 reports an error.
     """
     try:
         document = msgspec.json.decode(text, type=_Document)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as exc:
-        raise BadInput(f"not a document of iperf3 --json: {exc}") from exc
+        raise BadInput(f"not the output of iperf3 --json: {exc}") from exc
     if document.error is not None:
         raise _refusal(document.error, server)
     test, sent = document.start.test_start, document.end.sum_sent
     if test is None or sent is None or test.protocol != "TCP" or sent.seconds == 0 or sent.bytes == 0:
-        raise BadInput("this iperf3 document holds no TCP transfer; run iperf3 --json without --udp")
+        raise BadInput("this iperf3 output holds no TCP transfer; run iperf3 --json without --udp")
     if bool(test.reverse) != reverse:
-        raise BadInput(f"this iperf3 document is of the {'downlink' if test.reverse else 'uplink'}, not the other one")
+        raise BadInput(f"this iperf3 output is for the {'downlink' if test.reverse else 'uplink'}, not the other one")
     received = document.end.sum_received
     if received is None or received.bytes == 0 or received.seconds == 0:
         received = sent
@@ -135,7 +135,7 @@ def parse_iperf3(text: str | bytes, reverse: bool, server: str = "the iperf3 ser
     loss = None if sent.retransmits is None or not mss else sent.retransmits * mss / sent.bytes
     return Throughput(
         rate_mbps=_rate(received, document.intervals),
-        loss=None if loss is None else min(loss, 0.999),  # more was sent again than sent: the link hardly carries
+        loss=None if loss is None else min(loss, 0.999),  # on a very poor link, more is retransmitted than sent
         bytes=round(received.bytes),
         retransmits=sent.retransmits,
         seconds=received.seconds,
@@ -154,15 +154,15 @@ def _rate(received: _Sum, intervals: Sequence[_Interval]) -> Estimate:
 
 
 def _refusal(error: str, server: str) -> BadInput | LinkError:
-    """One line for an error of iperf3, with what to do."""
+    """The exception for an error of iperf3, with advice."""
     said = " ".join(error.split())
     if "Name or service not known" in said:
-        return BadInput(f"no host of the name in {server}; give the address of a machine that runs iperf3 -s")
+        return BadInput(f"unknown host in {server}; give the address of a machine that runs iperf3 -s")
     if "unable to connect" in said:
         return LinkError(f"no iperf3 server answers at {server} ({said}); start one there with iperf3 -s")
     if "busy" in said:
-        return _Busy(f"{server} is busy with another test; try again when it is over")
-    return LinkError(f"the transfer with {server} broke off: {said}")
+        return _Busy(f"{server} is busy with another test; try again later")
+    return LinkError(f"the transfer with {server} failed: {said}")
 
 
 def run_iperf3(
@@ -174,13 +174,13 @@ def run_iperf3(
     busy_s: float = BUSY_S,
     prefix: Sequence[str] = (),
 ) -> Throughput:
-    """Run one transfer and read it; `prefix` goes before the command (`ip netns exec NAME`).
+    """Run one transfer and return its result; `prefix` goes before the command (`ip netns exec NAME`).
 
-    The child is killed where it takes `slack_s` longer than its length; a busy server is asked again for `busy_s`.
+    The process is killed `slack_s` after its duration has passed; a busy server is retried for `busy_s`.
 
     Raises:
-        BadInput: iperf3 is not installed, no such host, or bad arguments.
-        LinkError: no server there, a busy one, or a transfer that broke off.
+        BadInput: iperf3 is not installed, an unknown host, or invalid arguments.
+        LinkError: no server, a busy server, or a failed transfer.
         LinkTimeout: it did not end in time.
     """
     command, server = iperf3_command(host, port, seconds, reverse), f"{host}:{port}"
@@ -204,8 +204,8 @@ def _output(command: list[str], limit_s: float, server: str) -> bytes:
             env={**os.environ, "LC_ALL": "C"},
         )  # fmt: skip
     except subprocess.TimeoutExpired as exc:
-        raise LinkTimeout(f"iperf3 with {server} was not done within {limit_s:g} s; is the link up?") from exc
+        raise LinkTimeout(f"iperf3 with {server} did not finish within {limit_s:g} s; is the link up?") from exc
     if done.returncode and not done.stdout.lstrip().startswith(b"{"):
-        complaint = done.stderr.decode(errors="replace").strip().partition("\n")[0] or "it said nothing"
+        complaint = done.stderr.decode(errors="replace").strip().partition("\n")[0] or "no message"
         raise LinkError(f"iperf3 with {server} failed (exit code {done.returncode}): {complaint}")
     return done.stdout

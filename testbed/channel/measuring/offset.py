@@ -1,8 +1,7 @@
-"""The offset between the clocks of two hosts, out of handshakes that carry the other side's time.
+"""Clock offset between two hosts, from handshakes that carry the other host's time.
 
-As NTP has it (RFC 5905, Section 8): of all handshakes the one with the shortest round trip is believed, since queues
-only ever add. The answer was written somewhere within that round trip, so the error is half of it at most, whatever
-the two ways share it.
+As in NTP (RFC 5905, Section 8), the handshake with the shortest round trip is used, since queues only add delay. The
+answer was sent at some time within that round trip, so the error is at most half of it, however asymmetric the path is.
 """
 
 from __future__ import annotations
@@ -17,30 +16,30 @@ from testbed.errors import BadInput
 
 
 class Handshake(NamedTuple):
-    """One question and its answer, in seconds; the first and the last on this side's clock."""
+    """A request and its answer; times in seconds, the first and the last on this host's clock."""
 
     sent_s: float
     answered_s: float
-    """On the other side's clock."""
+    """On the other host's clock."""
     received_s: float
 
     @property
     def seconds(self) -> float:
-        """The round trip."""
+        """Round-trip time."""
         return self.received_s - self.sent_s
 
 
 class Offset(msgspec.Struct, frozen=True):
-    """The other side's clock less ours."""
+    """Offset of the other host's clock: its time minus ours."""
 
     offset_s: float
     error_s: float
-    """The most that it is off by, for clocks that run alike: half the shortest round trip."""
+    """Largest error if both clocks run at the same rate: half the shortest round trip."""
     n: int
-    """Handshakes."""
+    """Number of handshakes."""
 
     def ours(self, theirs_s: float) -> float:
-        """A time of the other side's clock on ours."""
+        """Convert a time of the other host's clock to ours."""
         return theirs_s - self.offset_s
 
 
@@ -48,10 +47,10 @@ def clock_offset(handshakes: Sequence[Handshake]) -> Offset:
     """Estimate the offset.
 
     Raises:
-        BadInput: no handshakes, times that are not finite, or an answer before its question.
+        BadInput: no handshakes, times that are not finite, or an answer received before its request was sent.
     """
     good = all(map(math.isfinite, (t for handshake in handshakes for t in handshake)))
     if not handshakes or not good or any(handshake.seconds < 0 for handshake in handshakes):
-        raise BadInput(f"an offset needs handshakes whose answers follow their questions, not {list(handshakes)[:4]}")
+        raise BadInput(f"an offset needs handshakes whose answers follow their requests, not {list(handshakes)[:4]}")
     best = min(handshakes, key=lambda handshake: handshake.seconds)
     return Offset(best.answered_s - (best.sent_s + best.received_s) / 2, best.seconds / 2, len(handshakes))

@@ -1,4 +1,4 @@
-"""Estimates of what was measured on a link, each with its uncertainty, and round trips among them."""
+"""Estimates with confidence intervals of quantities measured on a link, and of the RTT from handshakes."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from testbed.errors import BadInput
 
 CONFIDENCE = 0.95
 TAILS = 40
-"""One in so many falls beyond each end of an interval."""
+"""Reciprocal of the probability mass beyond each end of a confidence interval."""
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """A figure with its 95 % confidence interval, by `median_estimate` or `mean_estimate`.
+    """A value with its 95 % confidence interval, from `median_estimate` or `mean_estimate`.
 
-    Both intervals take the samples as independent. Round trips and seconds of a transfer follow each other, so that
-    slow swings of the link lie outside: the interval is for the time of the measurement, not for the day.
+    Both intervals assume independent samples. Since RTTs and seconds of a transfer are measured in succession, slow
+    variations of the link are not covered: the interval holds for the time of the measurement only.
     """
 
     value: float
     low: float | None
-    """None, like `high`, where the samples are too few for an interval."""
+    """None, like `high`, if there are too few samples for an interval."""
     high: float | None
     n: int
-    """Samples."""
+    """Number of samples."""
 
 
 class RTT(msgspec.Struct, frozen=True):
-    """Round-trip time out of handshakes."""
+    """Round-trip time from handshakes."""
 
     median_ms: Estimate
     jitter_ms: float | None
-    """Mean absolute difference of successive samples: RFC 3550's jitter without its smoothing, of round trips instead
-    of one-way transit times. None for one sample."""
+    """Mean absolute difference of successive samples: jitter as in RFC 3550, but of round trips instead of one-way
+    transit times, and without smoothing. None for one sample."""
     least_ms: float
-    """Smallest sample: the path without queues."""
+    """Smallest sample: the RTT without queues."""
 
 
 def median_estimate(samples: Sequence[float]) -> Estimate:
-    """Median, its interval by order statistics: no distribution is assumed; fewer than six samples give none.
+    """Median with a distribution-free confidence interval from order statistics (None below six samples).
 
     Raises:
         BadInput: no samples, or some that are not finite.
     """
     ordered = sorted(_finite(samples))
     n = len(ordered)
-    # the k-th smallest and largest hold the median between them unless fewer than k samples fall on one side of it
-    k, ways, tail = 0, 1, 1  # tail: the ways in which at most k of n fall on one side
+    # the k-th smallest and largest sample enclose the median unless fewer than k samples fall on one side of it
+    k, ways, tail = 0, 1, 1  # tail: number of outcomes with at most k of n samples on one side
     while TAILS * tail <= 2**n:
         ways = ways * (n - k) // (k + 1)
         k, tail = k + 1, tail + ways
@@ -60,7 +60,7 @@ def median_estimate(samples: Sequence[float]) -> Estimate:
 
 
 def mean_estimate(samples: Sequence[float]) -> Estimate:
-    """Mean, its interval by Student's t; one sample gives none.
+    """Mean with a confidence interval from Student's t (None for one sample).
 
     Raises:
         BadInput: no samples, or some that are not finite.
@@ -73,8 +73,8 @@ def mean_estimate(samples: Sequence[float]) -> Estimate:
 
 
 def student_t(freedom: int) -> float:
-    """The 97.5 % point of Student's t (a UE has no scipy), by its finite series for whole degrees of freedom
-    (Abramowitz and Stegun 26.7.3 and 26.7.4).
+    """97.5 % point of Student's t for an integer number of degrees of freedom, from its finite series (Abramowitz and
+    Stegun 26.7.3 and 26.7.4); a UE has no scipy.
     """
     low, high = 0.0, math.pi / 2  # of θ = atan(t / √ν)
     for _ in range(60):
@@ -90,7 +90,7 @@ def student_t(freedom: int) -> float:
 
 
 def rtt_estimate(times_s: Sequence[float]) -> RTT:
-    """Round-trip times of handshakes, in the order in which they were made; BadInput as `median_estimate`."""
+    """RTT from the times of successive handshakes; raises BadInput as `median_estimate`."""
     times_ms = [1e3 * t for t in _finite(times_s)]
     steps = [abs(after - before) for before, after in itertools.pairwise(times_ms)]
     return RTT(median_estimate(times_ms), statistics.fmean(steps) if steps else None, min(times_ms))

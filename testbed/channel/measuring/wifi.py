@@ -1,4 +1,4 @@
-"""What a Wi-Fi interface says of its link, out of `iw` and `/proc/net/wireless`; where there is none, None."""
+"""State of a Wi-Fi interface's link, read from `iw` and `/proc/net/wireless`."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ PROC = Path("/proc/net/wireless")
 INTERFACES = Path("/sys/class/net")
 TIMEOUT_S = 3.0
 INVALID_DBM = -256
-"""What drivers put into `/proc/net/wireless` for a level that they do not know."""
+"""Value in `/proc/net/wireless` for a level that the driver does not know."""
 _ADDRESS = r"([0-9a-fA-F]{2}(?::[0-9a-fA-F]{2}){5})"
 
 
 class Bitrate(msgspec.Struct, frozen=True):
-    """A PHY rate: what the radio modulates at, before contention, headers and retries; TCP sees about half."""
+    """A PHY rate, before contention, headers and retries; TCP reaches about half of it."""
 
     mbps: float
     standard: str | None = None
-    """HT, VHT, HE or EHT (802.11n, ac, ax, be); None for older rates."""
+    """HT, VHT, HE or EHT (802.11n, ac, ax, be); None for legacy rates."""
     mcs: int | None = None
-    """Modulation and coding scheme; HT counts its streams in (8 is MCS 0 on two)."""
+    """Modulation and coding scheme; for HT, the index includes the number of streams (8 is MCS 0 with two)."""
     streams: int | None = None
     width_mhz: int | None = None
 
 
 class WifiStation(msgspec.Struct, frozen=True, kw_only=True):
-    """The other end of a Wi-Fi link, and this end's counters for it since they associated.
+    """The peer of a Wi-Fi link, and this end's counters for it since association.
 
-    `tx` is what this end sends: of a UE, the uplink.
+    `tx` is what this end sends: for a UE, the uplink.
     """
 
     address: str
@@ -43,18 +43,18 @@ class WifiStation(msgspec.Struct, frozen=True, kw_only=True):
     tx_packets: int | None = None
     tx_retries: int | None = None
     tx_failed: int | None = None
-    """Packets that were given up after all their retries."""
+    """Packets dropped after all their retries."""
 
     @property
     def counters(self) -> tuple[int, int, int] | None:
-        """Packets, retries and failures; None where one of them is not told."""
+        """Packets, retries and failures; None if one of them is not reported."""
         if self.tx_packets is None or self.tx_retries is None or self.tx_failed is None:
             return None
         return self.tx_packets, self.tx_retries, self.tx_failed
 
 
 class Wireless(msgspec.Struct, frozen=True):
-    """One interface in `/proc/net/wireless`."""
+    """An interface in `/proc/net/wireless`."""
 
     interface: str
     rssi_dbm: float | None
@@ -62,7 +62,7 @@ class Wireless(msgspec.Struct, frozen=True):
 
 
 class WifiState(msgspec.Struct, frozen=True, kw_only=True):
-    """An interface's link as it is now."""
+    """Current state of an interface's link."""
 
     interface: str
     station: WifiStation
@@ -70,23 +70,23 @@ class WifiState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def snr_db(self) -> float | None:
-        """Signal over noise, where both are known."""
+        """Signal-to-noise ratio; None if signal or noise is unknown."""
         if self.station.rssi_dbm is None or self.noise_dbm is None:
             return None
         return self.station.rssi_dbm - self.noise_dbm
 
 
 def frame_error_rate(now: WifiStation, before: WifiStation | None = None) -> float | None:
-    """Share of transmissions in the air that were not acknowledged, in [0, 1]: the link layer's packet error rate.
+    """Share of transmissions that were not acknowledged, in [0, 1]: the packet error rate of the link layer.
 
-    Of n packets with r retries, f given up: n + r transmissions, r + f of them lost. This is the p of WISV eqs. 6 and
-    10, which repair losses by retransmission. Drivers that leave retries to their firmware report none of them.
+    For n packets with r retries, f of which were dropped: n + r transmissions, r + f of them lost. This is p of WISV
+    eqs. 6 and 10, which recover losses by retransmission. Drivers that leave retries to their firmware report none.
 
     Args:
-        before: an earlier reading, to count from; None: since they associated.
+        before: an earlier reading to count from; None: count since association.
 
     Returns:
-        None where counters are missing, nothing was sent, or they began anew in between.
+        None if counters are missing or were reset, or if nothing was sent.
     """
     end = now.counters
     start = (0, 0, 0) if before is None else before.counters if before.address == now.address else None
@@ -98,23 +98,23 @@ def frame_error_rate(now: WifiStation, before: WifiStation | None = None) -> flo
     return min(1.0, (retries + failed) / (packets + retries))
 
 
-# ---------------------------------------------------------------- what the tools print
+# ---------------------------------------------------------------- parsers
 
 
 def parse_link(text: str) -> WifiStation | None:
-    """What `iw dev IF link` prints; None where it is not connected."""
+    """Parse `iw dev IF link`; None if not connected."""
     match = re.search(rf"^Connected to {_ADDRESS}", text, re.MULTILINE)
     return _station(match[1], text[match.end() :]) if match else None
 
 
 def parse_station_dump(text: str) -> list[WifiStation]:
-    """What `iw dev IF station dump` prints: the AP where the interface is a client, every client where it is an AP."""
+    """Parse `iw dev IF station dump`: the AP if the interface is a client, all clients if it is an AP."""
     parts = re.split(rf"^Station {_ADDRESS}.*$", text, flags=re.MULTILINE)
     return [_station(address, body) for address, body in zip(parts[1::2], parts[2::2], strict=True)]
 
 
 def parse_survey_noise(text: str) -> float | None:
-    """Noise floor in dBm of the channel in use, out of `iw dev IF survey dump`; None where it is not told."""
+    """Noise floor in dBm of the channel in use, from `iw dev IF survey dump`; None if not reported."""
     for block in text.split("Survey data from")[1:]:
         if "[in use]" in block:
             return _dbm(_fields(block).get("noise", ""))
@@ -122,7 +122,7 @@ def parse_survey_noise(text: str) -> float | None:
 
 
 def parse_proc(text: str) -> list[Wireless]:
-    """What `/proc/net/wireless` holds; levels that a driver does not know are None."""
+    """Parse `/proc/net/wireless`; levels that a driver does not know are None."""
     found = []
     for line in text.splitlines():
         match = re.match(r"\s*([^\s:]+):\s+[0-9a-fA-F]{4}\s+\S+\s+(-?\d{1,4})\.?\s+(-?\d{1,4})\.?\s", line)
@@ -132,7 +132,7 @@ def parse_proc(text: str) -> list[Wireless]:
 
 
 def parse_bitrate(text: str) -> Bitrate | None:
-    """The value of a `tx bitrate` or `rx bitrate` line, such as `866.7 MBit/s VHT-MCS 9 80MHz short GI VHT-NSS 2`."""
+    """Parse the value of a `tx bitrate` or `rx bitrate` line: `866.7 MBit/s VHT-MCS 9 80MHz short GI VHT-NSS 2`."""
     match = re.match(r"(\d{1,6}(?:\.\d{1,3})?) MBit/s\b", text)
     if not match:
         return None
@@ -161,7 +161,7 @@ def _station(address: str, body: str) -> WifiStation:
 
 
 def _fields(body: str) -> dict[str, str]:
-    """Indented `name: value` lines; the first of a name, as links of a multi-link station repeat them below it."""
+    """Indented `name: value` lines; of repeated names the first, since multi-link stations list their links below."""
     fields: dict[str, str] = {}
     for line in body.splitlines():
         name, colon, value = line.partition(":")
@@ -180,7 +180,7 @@ def _count(text: str) -> int | None:
 
 
 def _level(value: int) -> float | None:
-    """A level in dBm; old drivers give it as an unsigned byte."""
+    """A level in dBm; old drivers report it as an unsigned byte."""
     dbm = value - 256 if 64 < value < 256 else value
     return float(dbm) if INVALID_DBM < dbm < 0 else None
 
@@ -195,14 +195,14 @@ def wifi_interfaces(interfaces: Path = INTERFACES) -> list[str]:
 
 
 def wifi_interface(interfaces: Path = INTERFACES) -> str | None:
-    """The Wi-Fi interface to look at; None where there is none."""
+    """The first of `wifi_interfaces`; None if there is none."""
     return next(iter(wifi_interfaces(interfaces)), None)
 
 
 def read_wifi(interface: str | None = None, timeout_s: float = TIMEOUT_S, proc: Path = PROC) -> WifiState | None:
-    """The link of a Wi-Fi interface, by default the machine's own; None where there is none, or no link.
+    """State of a Wi-Fi interface's link, by default of the machine's first one; None without an interface or link.
 
-    Without `iw` only the signal is known. No command takes longer than `timeout_s`.
+    Without `iw`, only the signal level is known. Each command is limited to `timeout_s`.
     """
     name = interface or wifi_interface()
     if name is None:
@@ -226,7 +226,7 @@ def _has_iw() -> bool:
 
 
 def _iw(interface: str, what: str, timeout_s: float) -> str:
-    """What `iw dev IF WHAT` prints; nothing where it fails, hangs or is not there."""
+    """Output of `iw dev IF WHAT`; empty if it fails, times out or is not installed."""
     try:
         done = subprocess.run(
             ["iw", "dev", interface, *what.split()],

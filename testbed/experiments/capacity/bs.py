@@ -15,7 +15,7 @@ from testbed.bs.engines.base import VerifyRequest, VerifyResult
 from testbed.bs.pending import Pending
 from testbed.bs.scheduling.base import Scheduler
 from testbed.channel.link import Frames, Received
-from testbed.channel.path import Direction, constant
+from testbed.channel.link_model import Direction, constant
 from testbed.channel.virtual import VirtualLink
 from testbed.clock import Clock
 from testbed.experiments.capacity.ue import LANGUAGE

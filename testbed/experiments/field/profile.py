@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from testbed.channel.cost import Sizes
 from testbed.channel.csi import Csi
-from testbed.channel.path import Schedule
+from testbed.channel.link_model import Schedule
 from testbed.channel.trace import Trace
 from testbed.errors import TestbedError
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile

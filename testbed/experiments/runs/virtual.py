@@ -19,7 +19,7 @@ from testbed.bs.scheduling.base import Fcfs
 from testbed.bs.scheduling.window_hints import Windows
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
-from testbed.channel.path import Direction, constant
+from testbed.channel.link_model import Direction, constant
 from testbed.channel.spec import ChannelSpec
 from testbed.channel.virtual import Sizer, VirtualServerLink, frame_bytes
 from testbed.config import RunConfig

@@ -24,7 +24,7 @@ from testbed.bs.server import BaseStation
 from testbed.bs.sessions import Round, Session, SessionTable
 from testbed.channel.csi import Csi
 from testbed.channel.link import Frames
-from testbed.channel.path import Direction, constant
+from testbed.channel.link_model import Direction, constant
 from testbed.channel.virtual import VirtualServerLink
 from testbed.errors import BadInput, ProtocolError
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile

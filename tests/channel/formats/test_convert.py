@@ -82,8 +82,8 @@ def test_mahimahi_there_and_back_keeps_the_mean_rate_and_the_length(
 
 def test_what_mahimahi_cannot_hold_is_said(tmp_path: Path) -> None:
     notes = write_mahimahi(tmp_path / "a.up", tmp_path / "a.down", rates_of([0.0, 0.0], [5.0, 0.0]))
-    assert notes[0] == "mahimahi holds rates alone: RTT, PER and SNR are left out"
-    assert notes[1:] == ["uplink never carries anything: one packet a period, the least there is"]
+    assert notes[0] == "mahimahi stores rates only: RTT, PER and SNR are left out"
+    assert notes[1:] == ["uplink has no capacity: one packet per period, the least mahimahi can store"]
     assert (tmp_path / "a.up").read_text() == "2000\n"
     with pytest.raises(BadInput, match="too much for a mahimahi file"):
         write_mahimahi(tmp_path / "b.up", tmp_path / "b.down", rates_of([1e6] * 1000, [1.0] * 1000))
@@ -144,7 +144,7 @@ def test_iperf3_forward_is_uplink_with_rtt_and_losses(tmp_path: Path) -> None:
         "1 warm-up intervals dropped",
         "1 intervals under a tenth of 1 s dropped",
         "uplink PER: estimated as retransmits × 1000 bytes / bytes sent",
-        "RTT: TCP's own, measured under full load",
+        "RTT: measured by TCP under full load",
         "downlink: took uplink / 0.5 (--ratio)",
         "no per_down: took 0 from --per",
         "no RTT in 1 of 3 samples: the last known one held",
@@ -166,7 +166,7 @@ def test_iperf3_sending_udp_knows_its_losses_at_the_end_alone(tmp_path: Path) ->
     )
     result = convert("iperf3", put(tmp_path, text))
     assert (result.trace.per_up.tolist(), result.trace.per_down.tolist()) == ([0.125, 0.125], [0, 0])
-    assert "uplink PER: UDP's share of lost packets over the whole test" in result.notes
+    assert "uplink PER: share of lost UDP packets over the whole test" in result.notes
 
 
 def test_iperf3_in_both_directions_at_once(tmp_path: Path) -> None:
@@ -179,11 +179,11 @@ def test_iperf3_in_both_directions_at_once(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("", "is empty"),
-        ("{", "is not what iperf3 --json writes"),
-        ("[1, 2]", "is not what iperf3 --json writes"),
-        ('{"a": 1}', "is not what iperf3 --json writes"),
-        ('{"start": {}, "intervals": [{"sum": {}}]}', "is not what iperf3 --json writes"),
-        ('{"start": {}, "intervals": [{"sum": {"start": 0, "seconds": "one"}}]}', "is not what iperf3 --json writes"),
+        ("{", "is not the output of iperf3 --json"),
+        ("[1, 2]", "is not the output of iperf3 --json"),
+        ('{"a": 1}', "is not the output of iperf3 --json"),
+        ('{"start": {}, "intervals": [{"sum": {}}]}', "is not the output of iperf3 --json"),
+        ('{"start": {}, "intervals": [{"sum": {"start": 0, "seconds": "one"}}]}', "is not the output of iperf3 --json"),
         ('{"error": "unable to connect to server"}', "iperf3 failed: unable to connect"),
         (iperf3(), "has neither uplink nor downlink rates"),
         (iperf3(interval(0, -1)), "has no usable row"),
@@ -218,7 +218,7 @@ def test_ucc_rates_are_kbits_and_dashes_are_unknown(tmp_path: Path) -> None:
     assert trace.uplink_mbps.tolist() == pytest.approx([0.8, 0.012])
     assert (trace.snr_db[0], trace.rtt_ms.tolist()) == (8.0, [40, 40]) and np.isnan(trace.snr_db[1])
     assert result.notes == [
-        "uplink is UL_bitrate, the traffic that was sent, not what could have been; --ratio sets it anew",
+        "uplink is UL_bitrate, the traffic that was sent, not the capacity; --ratio replaces it",
         *NO_LOSSES,
         "no RTT in 1 of 2 samples: the last known one held",
         "no SNR in 1 of 2 samples: left empty",
@@ -249,10 +249,10 @@ def test_ucc_dirty_rows_are_mended_and_each_repair_is_counted(tmp_path: Path) ->
     assert result.notes == [
         "1 idle rows (State I) dropped: their rate is not the link's",
         "uplink: took 0.1 × downlink (--ratio)",
-        "1 rows without a readable time dropped",
+        "1 rows without a valid time dropped",
         "4 rows with a missing or negative rate dropped (sentinels)",
         "2 rows out of order sorted",
-        "1 rows of a time that was there already dropped, the last one kept",
+        "1 rows with a repeated time dropped, the last one kept",
         "gap of 14 s at t=4 s held",
         "no per_up: took 0.01 from --per",
         "no per_down: took 0.01 from --per",
@@ -321,7 +321,7 @@ def test_lumos5g_first_run_or_the_one_asked_for(tmp_path: Path) -> None:
     assert first.trace.uplink_mbps.tolist() == pytest.approx([160.2, 240.1])
     assert first.trace.snr_db[0] == 14.5 and np.isnan(first.trace.snr_db[1])
     assert first.notes[:3] == [
-        "run 3, one of 2: 3 of 5 rows; --run takes another",
+        "run 3, one of 2: 3 of 5 rows; --run selects another",
         "uplink: took 0.2 × downlink (--ratio)",
         "1 rows with a missing or negative rate dropped (sentinels)",
     ]

@@ -12,8 +12,8 @@ from testbed.bs.judging.base import StrictJudge
 from testbed.bs.scheduling.base import Fcfs
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
+from testbed.channel.link_model import Direction, constant
 from testbed.channel.measuring.offset import Handshake, Offset, clock_offset
-from testbed.channel.path import Direction, constant
 from testbed.channel.virtual import VirtualServerLink
 from testbed.errors import BadInput
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile

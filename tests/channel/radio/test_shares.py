@@ -133,7 +133,7 @@ def test_specifications_with_shares(tmp_path: Path) -> None:
     csi = spec.csi()
     assert csi is not None and csi.uplink_mbps == 2.0
     refuse(lambda: spec.of_ue(2), BadInput, "shares for 2 UEs, and none for UE 2")
-    refuse(lambda: parse_channel(f"kind=tc,uplink_mbps=8,shares={path}"), BadInput, "kind=proxy and kind=virtual")
+    refuse(lambda: parse_channel(f"kind=tc,uplink_mbps=8,shares={path}"), BadInput, "kind=proxy or kind=virtual")
     refuse(lambda: relay(spec, "tcp://127.0.0.1:x", "tcp://127.0.0.1:1", lambda _: None), BadInput, "tcp://HOST:PORT")
 
 

@@ -197,7 +197,7 @@ def test_convert_never_overwrites_unless_told(here: Path) -> None:
     [
         ("in.csv --from pcap --out o.csv", "known: canonical, mahimahi, iperf3, ucc, lumos5g"),
         ("in.csv --from canonical --out o.csv", "in.csv line 1: a trace begins with the header"),
-        ("in.csv --from iperf3 --out o.csv", "is not what iperf3 --json writes"),
+        ("in.csv --from iperf3 --out o.csv", "is not the output of iperf3 --json"),
         ("in.csv --from lumos5g --out o.csv", "has no column throughput"),
         ("in.csv in.csv --from mahimahi --out o.csv", "one whole number of milliseconds a line"),
         ("in.csv --from mahimahi --out o.csv", "mahimahi takes 2 files"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import zmq
 
 from testbed.channel.link import ZmqLink, new_identity
-from testbed.channel.path import Direction, constant
+from testbed.channel.link_model import Direction, constant
 from testbed.channel.proxy import Proxy
 from testbed.clock import WallClock
 from testbed.protocols import PROTOCOLS, TARGET_ONLY, protocol

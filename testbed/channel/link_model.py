@@ -1,8 +1,8 @@
-"""One direction of a link as a fluid: bytes go in at a time, and come out at a later one.
+"""Fluid model of one direction of a link: given when bytes enter, it returns when the last of them arrives.
 
-The proxy and the virtual link both ask this model when something arrives, so that an emulated run and a virtual one
-see the same link. A link serves bytes in order at its rate (a token bucket without a burst), repeats lost packets,
-and then delays: departure = when the last byte is served, arrival = departure + delay (+ jitter), never out of order.
+The proxy and the virtual link both use this model, so that emulated and virtual runs see the same link. A link serves
+bytes in order at its rate (a token bucket without burst), retransmits lost packets, and then delays:
+departure = when the last byte is served, arrival = departure + delay (+ jitter). Order is kept.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import numpy as np
 from testbed.errors import BadInput
 
 PACKET_BYTES = 1500
-"""What is lost and repeated as one, and what a retransmission costs."""
+"""Size of a packet, the unit of loss and retransmission."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """State of one direction over time: piecewise constant, from the start of the emulation on.
+    """State of one direction over time, piecewise constant, from the start of the emulation.
 
     Args:
         t_s: when each piece begins, increasing from 0.
-        rate_mbps: of each piece; infinity is no limit, 0 an outage.
-        delay_s: propagation, one way.
-        per: packet error rate in [0, 1).
-        duration_s: after this the pieces begin anew; None: the last one lasts.
+        rate_mbps: rate of each piece; infinity means no limit, 0 an outage.
+        delay_s: one-way propagation delay of each piece.
+        per: packet error rate of each piece, in [0, 1).
+        duration_s: period after which the pieces repeat; None: the last piece holds forever.
 
     Raises:
-        BadInput: pieces of different numbers, times that do not increase from 0, negative or undefined values, or no
-            piece in which anything can pass.
+        BadInput: different numbers of times and values, times that do not increase from 0, negative or undefined
+            values, or a rate that stays 0.
     """
 
     t_s: Sequence[float]
@@ -49,7 +49,7 @@ class Schedule:
         if self.t_s[0] != 0 or any(b <= a for a, b in zip(self.t_s, self.t_s[1:], strict=False)):
             raise BadInput("the times of a schedule must increase from 0")
         if self.duration_s is not None and not self.t_s[-1] < self.duration_s < math.inf:
-            raise BadInput(f"a schedule of {self.t_s[-1]:g} s cannot begin anew after {self.duration_s:g} s")
+            raise BadInput(f"a schedule of {self.t_s[-1]:g} s cannot repeat every {self.duration_s:g} s")
         for name, values in (("rate_mbps", self.rate_mbps), ("delay_s", self.delay_s)):
             if any(not value >= 0 for value in values):
                 raise BadInput(f"{name} must not be negative")
@@ -60,11 +60,11 @@ class Schedule:
 
     @property
     def free(self) -> bool:
-        """Whether it neither limits nor delays nor loses anything."""
+        """Whether it has no rate limit, no delay and no loss."""
         return set(self.rate_mbps) == {math.inf} and not any(self.delay_s) and not any(self.per)
 
     def piece(self, t_s: float) -> tuple[int, float]:
-        """Index of the piece in force at a time, and when it ends (infinity: never)."""
+        """Index of the piece at a time, and when that piece ends (infinity: never)."""
         lap_s = 0.0
         if self.duration_s is not None:
             lap_s = t_s // self.duration_s * self.duration_s
@@ -74,7 +74,7 @@ class Schedule:
         return index, math.inf if self.duration_s is None else lap_s + self.duration_s
 
     def served_s(self, start_s: float, bits: float) -> float:
-        """When `bits` are through that begin at `start_s`: the rate's integral reaches them."""
+        """When `bits` that enter at `start_s` are served, i.e. when the integral of the rate reaches them."""
         index, end_s = self.piece(start_s)
         while True:
             rate = self.rate_mbps[index] * 1e6
@@ -89,20 +89,20 @@ class Schedule:
 
 
 def constant(rate_mbps: float = math.inf, delay_s: float = 0.0, per: float = 0.0) -> Schedule:
-    """A link that never changes."""
+    """Schedule of a link that never changes."""
     return Schedule([0.0], [rate_mbps], [delay_s], [per])
 
 
 class Direction:
-    """One direction of one link, with what is still on its way.
+    """One direction of one link, with the bytes in flight.
 
-    Packet errors are link-layer retransmissions: each packet is sent until it passes, geometric with the PER in force
-    when it starts, so that B bits take B / (R·(1 − p)) on average (WISV eqs. 6, 10).
+    Packet errors cost link-layer retransmissions: the number of transmissions of a packet is geometric with the PER at
+    the time when it starts, so that B bits take B / (R·(1 − p)) on average (WISV eqs. 6, 10).
 
     Args:
-        jitter_s: standard deviation of a half-normal delay on top; order is kept.
-        seed: of errors and jitter.
-        origin_s: the caller's time at which the schedule begins.
+        jitter_s: standard deviation of an additional half-normal delay; order is kept.
+        seed: seed of errors and jitter.
+        origin_s: when the schedule begins, on the caller's clock.
     """
 
     def __init__(self, schedule: Schedule, jitter_s: float = 0.0, seed: Sequence[int] = (0,), origin_s: float = 0.0):
@@ -114,7 +114,7 @@ class Direction:
         self._served_s = self._arrived_s = -math.inf
 
     def admit(self, now_s: float, size_bytes: float) -> float:
-        """Take bytes in at `now_s` (never earlier than before) and return when the last of them arrives."""
+        """Arrival time of the last of `size_bytes` that enter at `now_s`, which must not decrease between calls."""
         start_s = max(now_s - self.origin_s, self._served_s)
         index, _ = self.schedule.piece(start_s)
         self._served_s = self.schedule.served_s(start_s, self._sent_bits(size_bytes, self.schedule.per[index]))
