@@ -1,22 +1,20 @@
-"""How many tokens to draft a round, as acceptance, load and link change.
+"""Draft-window controller: adapts the window to acceptance rate, load and link.
 
-The controller keeps running estimates of α, load and link, prices every window with them, and moves to the cheapest
-once staying has cost more than moving. That is:
+The controller keeps running estimates of α, load and link, prices every window with them, and switches to the cheapest
+when staying has cost more than switching:
 
-- hysteresis: a window within `hysteresis` of the best is good enough, and nothing accumulates against it;
-- a switching cost: what is lost beyond that is added up, round by round, and a switch is made when the sum exceeds
-  `switching_s`, as one buys what one has paid for in rent. A large loss switches within a round or two, a small one
-  late, and noise that sometimes favours another window takes back what it gave.
+- Hysteresis: no loss accumulates while the window is within `hysteresis` of the best.
+- Switching cost: losses beyond that are summed over rounds, and the window changes when the sum exceeds `switching_s`
+  (the ski-rental rule). Large losses switch within a round or two, small ones late, and noise cancels in the sum.
 
-So it settles: estimates come within 5 % of a step after 3 memories, and from then on a window that is 2·hysteresis
-worse than the best, or more, loses at least hysteresis·(time of a round) each round and is left within
-switching_s / that many rounds, and `every` more, since prices are looked at only so often (`settle_rounds`). And it
-does not chatter: to go and come back, estimates must move far enough to turn a loss of `hysteresis` into a gain of as
-much, and stay for both sums to fill.
+It settles: 3 memories after a step, estimates are within 5 % of it. From then on, a window worse than the best by
+2·hysteresis or more loses at least hysteresis·(time of a round) per round. It is left within switching_s / that many
+rounds, plus `every`, the interval between updates of the prices (`settle_rounds`). It does not oscillate: to switch
+back, estimates must turn a loss of `hysteresis` into an equal gain and stay there until the sum exceeds `switching_s`.
 
-Where k = 0 wins, nothing is learnt of α any more. So speculation is turned off only where it would lose with α a
-standard error above its estimate too; and now and then a few rounds are drafted to see, at the price of `probe_share`
-of the time at most, and only if they could win with α = 1.
+With k = 0, α is no longer observed. Speculation is therefore turned off only if it would also lose with α one standard
+error above its estimate. While off, a few rounds are drafted as probes, which take at most `probe_share` of the time,
+and only if speculation could win with α = 1.
 """
 
 from __future__ import annotations
@@ -28,13 +26,13 @@ from testbed.errors import BadInput
 from testbed.optim.draft_window.cost import LinkCosts, Price, TokenCost, check_estimates, check_windows, committed
 
 REMAINS = 0.05
-"""Share of a step that estimates have not followed yet when they count as settled."""
+"""Remaining share of a step at which estimates count as settled."""
 PROBE_MEMORY = 32.0
-"""The memory for α of rounds that probe: they are rare, and what they tell is soon old."""
+"""Memory for α of probing rounds, shorter because probes are rare and soon outdated."""
 
 
 class WindowConfig(Config, frozen=True):
-    """How a controller behaves.
+    """Parameters of a window controller.
 
     Raises:
         BadInput: a value out of range.
@@ -42,25 +40,25 @@ class WindowConfig(Config, frozen=True):
 
     max_window: int = 16
     least_window: int = 0
-    """0: speculation may be turned off; 1: never."""
+    """0: speculation may be turned off; 1: it always stays on."""
     alpha: float = 0.7
-    """Assumed before anything is known."""
+    """Initial estimate of the acceptance rate."""
     prior_tokens: float = 8.0
-    """Tokens that this assumption weighs as much as."""
+    """Weight of the initial estimate in tokens."""
     memory: float = 128.0
-    """Rounds after which a round counts 1/e of what it did, for α."""
+    """Time constant of the estimate of α, in rounds."""
     load_memory: float = 32.0
-    """The same for load and link."""
+    """Time constant of the estimates of load and link, in rounds."""
     hysteresis: float = 0.005
-    """Loss that is good enough, as a share of the time of a token."""
+    """Tolerated loss, relative to the time per token."""
     switching_s: float = 0.01
-    """What changing the window costs."""
+    """Cost of changing the window, in seconds."""
     every: int = 4
-    """Rounds from one look at the prices to the next: they are most of the work."""
+    """Rounds between updates of the prices, which are most of the work."""
     probe_share: float = 0.005
-    """Of the time, for rounds that see whether speculation would pay again."""
+    """Maximum share of the time spent on probes while speculation is off."""
     probe_rounds: int = 8
-    """Rounds of one probe, one after the other."""
+    """Consecutive rounds of a probe."""
 
     def __post_init__(self) -> None:
         check_windows(self.max_window, self.least_window)
@@ -82,7 +80,7 @@ DEFAULT = WindowConfig()
 
 
 class WindowController:
-    """The window of one UE. Every so many updates take max_window + 1 prices; the same updates give the same windows.
+    """Window controller of one UE. Deterministic; every `every` updates it computes max_window + 1 prices.
 
     Raises:
         BadInput: a load or link time that is negative or not finite.
@@ -93,12 +91,12 @@ class WindowController:
     ) -> None:
         self.cost, self.config = cost, config
         self.link = link or LinkCosts()
-        """Running estimate."""
+        """Running estimate of the link times."""
         self.load = load
-        """Running estimate, in the unit of the cost."""
+        """Running estimate of the load, in the unit of the cost model."""
         check_estimates(config.alpha, load, self.link)
         self.switches = 0
-        """Changes of the window so far, probes left out."""
+        """Changes of the window so far, without probes."""
         self._tried, self._accepted = config.prior_tokens, config.prior_tokens * config.alpha
         self._shared_alpha, self._shared_tokens = config.alpha, 0.0
         self._loads = self._links = 0
@@ -109,23 +107,23 @@ class WindowController:
 
     @property
     def window(self) -> int:
-        """K_max of the next round; 0: the BS decodes alone. Rules that stop drafting earlier act below it."""
+        """K_max of the next round; 0: the BS decodes alone. Window rules may stop drafting earlier."""
         return self._probing or self._steady
 
     @property
     def alpha(self) -> float:
-        """Running estimate: accepted tokens over those that the BS accepted or rejected first."""
+        """Running estimate of α: accepted over verified tokens, up to and including each first rejection."""
         if self._weight <= 0:
             return self.config.alpha
         return (self._accepted + self._shared_tokens * self._shared_alpha) / self._weight
 
     @property
     def _weight(self) -> float:
-        """Tokens that the estimate stands on."""
+        """Weight of the estimate in tokens."""
         return self._tried + self._shared_tokens
 
     def believe(self, alpha: float, tokens: float) -> None:
-        """What others' drafts are worth: counts as so many tokens of one's own, which fade while nothing is drafted.
+        """Set the acceptance rate of other UEs as a prior that weighs `tokens` tokens of this UE's own.
 
         Raises:
             BadInput: alpha outside [0, 1], or tokens negative or not finite.
@@ -136,7 +134,7 @@ class WindowController:
         self._shared_alpha, self._shared_tokens = alpha, tokens
 
     def resume(self, load: float) -> None:
-        """A response begins: what the load was at the last one is not looked back to, and prices are due.
+        """Start a new response: replace the load estimate, and update the prices at the next round.
 
         Raises:
             BadInput: a load that is negative or not finite.
@@ -147,10 +145,10 @@ class WindowController:
 
     @property
     def settle_rounds(self) -> int:
-        """Rounds after a step in load or link until the window is within 2·hysteresis of the best, at the latest.
+        """Upper bound on the rounds after a step in load or link until the window is within 2·hysteresis of the best.
 
-        At the time that a round takes now; without hysteresis there is no such bound, and the answer is that of the
-        estimates alone.
+        Assumes the current duration of a round. Without hysteresis there is no bound on switching, and the value covers
+        the estimates only.
         """
         memory = self.config.load_memory
         follow = math.ceil(math.log(REMAINS) / math.log1p(-1 / memory)) if memory > 1 else 1
@@ -160,17 +158,19 @@ class WindowController:
 
     @property
     def due(self) -> bool:
-        """Whether the next update looks at the prices."""
+        """Whether the next update recomputes the prices."""
         return self._rounds + 1 >= self.config.every
 
     def update(self, drafted: int, accepted: int, load: float | None = None, link: LinkCosts | None = None) -> int:
-        """Learn from one round, and give K_max for the next.
+        """Update the estimates from one round, and return K_max for the next.
 
-        `drafted` counts what was really drafted, which a stopping rule may have kept below the window; 0 is a round
-        without speculation. `load` is the BS's hint, `link` what this round saw of the link; None: nothing new.
+        Args:
+            drafted: tokens drafted, fewer than the window if a stopping rule applied; 0: a round without speculation.
+            load: the load as reported by the BS; None: unchanged.
+            link: link times of this round; None: unchanged.
 
         Raises:
-            BadInput: counts that do not fit, or as at construction; nothing is learnt then.
+            BadInput: more tokens accepted than drafted, or as at construction; the estimates stay unchanged.
         """
         if not 0 <= accepted <= drafted:
             raise BadInput(f"accepted must lie in 0..{drafted}, the drafted tokens, not {accepted}")
@@ -194,11 +194,11 @@ class WindowController:
         return [self.cost.price(window, alpha, self.load, self.link) for window in windows]
 
     def _best(self) -> int:
-        """The cheapest window; of equals the smallest."""
+        """Cheapest window; the smallest of equal ones."""
         return self.config.least_window + min(range(len(self._priced)), key=self._priced.__getitem__)
 
     def _learn(self, drafted: int, accepted: int, load: float | None, link: LinkCosts | None) -> None:
-        """Running means over the memory, plain means until there is as much."""
+        """Update the estimates: running means over the memory, plain means until it is filled."""
         if drafted:
             keep = 1 - 1 / (self.config.memory if self._steady else min(PROBE_MEMORY, self.config.memory))
             self._tried = keep * self._tried + accepted + (accepted < drafted)
@@ -215,10 +215,10 @@ class WindowController:
             self.link = LinkCosts(*(old + (new - old) * rate for old, new in zip(self.link, link, strict=True)))
 
     def _decide(self, rounds: int) -> None:
-        """Add up what staying cost in the last rounds, and switch once it is more than switching."""
+        """Add the loss of the last rounds to the sum, and switch if it exceeds the switching cost."""
         best = self._best()
         if not math.isfinite(self._now.time_s):
-            self._switch(best)  # saturated: every round makes it worse
+            self._switch(best)  # saturated: waiting makes it worse
             return
         if best == 0 and self._steady and self._may_pay():
             best = self._draftable()
@@ -229,16 +229,16 @@ class WindowController:
             self._switch(best)
 
     def _may_pay(self, optimism: float = 1.0) -> bool:
-        """Whether speculation would win if α were that many standard errors above its estimate.
+        """Whether speculation would win with α `optimism` standard errors above its estimate.
 
-        What is turned off learns nothing any more, so it is not turned off on a guess.
+        Once speculation is off, α is not observed, so it is not turned off on an uncertain estimate.
         """
         alpha = self.alpha
         deviation = math.sqrt(max(alpha * (1 - alpha), 0.05) / max(self._weight, 1.0))
         return min(self._prices(min(1.0, alpha + optimism * deviation))[1:]) < self._priced[0]
 
     def _draftable(self) -> int:
-        """The cheapest window with speculation, if it may be off."""
+        """Cheapest window above 0."""
         return 1 + min(range(len(self._priced) - 1), key=self._priced[1:].__getitem__)
 
     def _switch(self, window: int) -> None:
@@ -248,7 +248,7 @@ class WindowController:
             self._lost_s = self._saved_s = 0.0
 
     def _probe(self, drafted: int) -> None:
-        """While speculation is off, save up for some rounds that tell α."""
+        """While speculation is off, accumulate the time budget of a probe, and start it when affordable."""
         if self._steady or not math.isfinite(self._now.time_s):
             self._probing = 0
             return

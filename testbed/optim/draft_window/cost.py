@@ -1,7 +1,7 @@
-"""What a committed token costs at each draft window: on one UE's link, or on a server that drafts itself.
+"""Expected time per committed token at each draft window.
 
-Symbols: α the chance that a drafted token is accepted, k the window, E(k) tokens committed a round, λ tokens a second
-that all users together ask of the BS.
+Symbols: α acceptance rate of drafted tokens, k window, E(k) tokens committed per round, λ tokens per second that all
+UEs together request from the BS.
 """
 
 from __future__ import annotations
@@ -11,49 +11,48 @@ from typing import NamedTuple, Protocol
 
 from testbed.config import Config
 from testbed.errors import BadInput
-from testbed.optim.serving.model import CycleCosts
 
 MAX_WINDOW = 256
 SPREAD = 0.25
-"""Deviation of a pass's length over its mean: what a pass holds differs from one to the next."""
+"""Coefficient of variation of a pass's duration."""
 FORGOTTEN = 6.0
-"""Passes after which it does not matter when a round left."""
+"""Age in mean passes beyond which the renewal process is stationary."""
 
 
 class LinkCosts(NamedTuple):
-    """What the link costs a round: `rtt_s` once, `token_s` for every drafted token sent."""
+    """Link time of a round: `rtt_s` once, and `token_s` per drafted token."""
 
     rtt_s: float = 0.0
     token_s: float = 0.0
 
 
 class Price(NamedTuple):
-    """Of one window. Prices compare as they should: by time, and among the hopeless by how busy they make the BS."""
+    """Price of one window. Prices compare by time, and at saturation by the load on the BS."""
 
     time_s: float
-    """Expected seconds for a committed token; inf at or beyond saturation."""
+    """Expected seconds per committed token; inf at or beyond saturation."""
     busy: float
-    """Share of saturation, 1 and more where there is no steady state."""
+    """Load relative to saturation; 1 or more: no steady state."""
 
 
 class TokenCost(Protocol):
-    """What a controller minimises. `load` is in the unit that the cost is defined in."""
+    """Cost model that a controller minimises. The implementation defines the unit of `load`."""
 
     def price(self, window: int, alpha: float, load: float, link: LinkCosts) -> Price:
-        """Of a window at an acceptance, a load and a link."""
+        """Price of a window at a given acceptance rate, load and link."""
 
 
 def committed(window: int, alpha: float) -> float:
-    """E = (1 − α^(k+1))/(1 − α) for one window, as quick as a controller needs it; the caller checks its input."""
+    """E = (1 − α^(k+1))/(1 − α) for one window. Fast, without input checks."""
     if alpha >= 1:
         return window + 1.0
     return 1.0 if alpha <= 0 else -math.expm1((window + 1) * math.log(alpha)) / (1 - alpha)
 
 
 def cut_short(window: int, alpha: float, response: float) -> float:
-    """Tokens committed a round when a response ends after so many: its last round commits some that nobody wants.
+    """Mean useful tokens per round for responses of `response` tokens, whose last round commits a surplus.
 
-    The surplus is (E[X²]/E − 1)/2 on average, X the tokens of a round, by renewal theory; E[X²] = Σ (2j + 1)·α^j.
+    By renewal theory the mean surplus is (E[X²]/E − 1)/2, with X tokens per round and E[X²] = Σ (2j + 1)·α^j.
     """
     tokens = committed(window, alpha)
     rest = 1 - alpha
@@ -67,12 +66,12 @@ def cut_short(window: int, alpha: float, response: float) -> float:
 
 
 def until_next(age: float) -> float:
-    """Time to the next pass, where passes follow one another and a round left at the end of one `age` ago; both in mean
-    passes.
+    """Mean time to the next pass when passes run back to back and the last round's pass ended `age` ago, both in mean
+    pass durations.
 
-    A renewal process: by Wald's identity 1 + Σ_j P(T_j ≤ age) − age, T_j the end of the j-th pass since, here normal
-    with mean j and deviation SPREAD·√j. Below one pass it is about 1 − age, a little above it a round has just missed
-    one, and after many it does not matter when the round left.
+    Renewal process: by Wald's identity the time is 1 + Σ_j P(T_j ≤ age) − age, where T_j, the end of the j-th pass
+    since, is taken as normal with mean j and standard deviation SPREAD·√j. It is about 1 − age below one pass, longer
+    just above it, since a pass has just been missed, and constant for large ages.
     """
     if age >= FORGOTTEN:
         return (1 + SPREAD**2) / 2
@@ -81,40 +80,39 @@ def until_next(age: float) -> float:
 
 
 class RoundCosts(Config, frozen=True):
-    """Device, link and BS: a round drafts k tokens on the device, sends them, waits, and is verified in a pass.
+    """Cost of rounds that draft k tokens on the device, send them, wait, and are verified in a pass of the BS.
 
-    A pass takes a + r·(its requests) + b·(its tokens) and serves whoever waits when it begins. With Λ = λ/E rounds a
-    second, each of b' = r + b·(k + 1), a share ρ = Λ·b' of the BS's time goes to rounds; prompts, p of its time for
-    each response, add their share to ρ where it says how long passes are. While passes follow one another, one takes
-    a/(1 − ρ) on average, and the one that a round comes upon, being likelier a long one, S = a/(1 − ρ) + b'·ρ/(1 − ρ²).
-    The pass that the round is in holds it and those that came during S: a + b' + ρ·S. A round waits if another pass
-    followed its last one at once, 1 − e^(−ΛS) with Poisson arrivals; then it was away for the time Z of drafting and
-    link and waits for the end of the pass that it comes upon (`until_next`). Every UE is taken to use the same window,
-    so that the optimum is that of all of them, not what one could take from the others.
+    A pass takes a + r·(requests) + b·(tokens) and serves all rounds that wait when it begins. With Λ = λ/E rounds per
+    second of b' = r + b·(k + 1) each, rounds take a share ρ = Λ·b' of the BS's time; prompts, p seconds per response,
+    add to ρ. Passes that run back to back take a/(1 − ρ) on average; the one during which a round arrives is longer by
+    length bias, S = a/(1 − ρ) + b'·ρ/(1 − ρ²). The round's own pass contains it and the arrivals during S:
+    a + b' + ρ·S. With Poisson arrivals, another pass follows a round's last one immediately with probability
+    1 − e^(−ΛS); the round, away for the time Z of drafting and link, then waits for the end of the pass during which it
+    arrives (`until_next`). All UEs are assumed to use the same window, so the optimum is the common one.
 
-    k = 0 is the BS decoding alone and streaming, the request in every pass once it got into the first:
-    (a + b')/(1 − λ·b') a token, the latency model (eq. 1) with C2 = b' a token. The load is λ in tokens a second.
+    k = 0 is the BS decoding alone and streaming, with the request in every pass after its first: (a + b')/(1 − λ·b')
+    per token, which is the latency model (eq. 1) with C2 = b'. The load is λ in tokens per second.
 
     Raises:
-        BadInput: a time that is negative or not finite, or a pass that takes no time at all.
+        BadInput: a time that is negative or not finite, or a pass without duration.
     """
 
     draft_s: float = 0.01
-    """Of a drafted token, on the device."""
+    """Seconds per drafted token on the device."""
     verify_base_s: float = 0.03
-    """a, of a pass."""
+    """a, seconds per pass."""
     verify_token_s: float = 0.001
-    """b, of a token in it."""
+    """b, seconds per token in a pass."""
     verify_request_s: float = 0.0
-    """r, of a request in it, however many tokens it has there: reading its keys and values, say."""
+    """r, seconds per request in a pass, for example to read its keys and values."""
     prefill_s: float = 0.0
-    """p, of a response's prompt, on the BS; counts where `response_tokens` is known."""
+    """p, seconds of the BS per prompt; used if `response_tokens` is known."""
     max_requests: float = math.inf
-    """Of a pass."""
+    """Maximum requests in a pass."""
     stream_s: float = 0.0
-    """Of a token that is streamed without speculation, beside the pass."""
+    """Seconds per token streamed without speculation, besides the pass."""
     response_tokens: float = 0.0
-    """Mean length of a response; 0: so long that its last round does not matter."""
+    """Mean tokens of a response; 0: long enough to neglect the last round's surplus."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -130,7 +128,7 @@ class RoundCosts(Config, frozen=True):
             raise BadInput("a pass takes time: verify_base_s or verify_token_s must be positive")
 
     def price(self, window: int, alpha: float, load: float, link: LinkCosts) -> Price:
-        """Seconds for a committed token, all of a round over E."""
+        """Price of a window: duration of a round over E."""
         length = self.response_tokens
         tokens, busy, least = self._busy(window, alpha, load)
         if least >= 1:
@@ -145,11 +143,11 @@ class RoundCosts(Config, frozen=True):
         return Price((self._away_s(window, link) + self.alone_s(window) + others_s) / tokens + prompt_s, busy)
 
     def alone_s(self, window: int) -> float:
-        """A pass over one round, a + b'."""
+        """Seconds of a pass with one round, a + b'."""
         return self.verify_base_s + self._work_s(window)
 
     def _busy(self, window: int, alpha: float, load: float) -> tuple[float, float, float]:
-        """Tokens a round, ρ, and the share of saturation."""
+        """Tokens per round, ρ, and the load relative to saturation."""
         length = self.response_tokens
         tokens = cut_short(window, alpha, length) if length else committed(window, alpha)
         prompts = load / length * self.prefill_s if length else 0.0
@@ -168,27 +166,8 @@ class RoundCosts(Config, frozen=True):
         return window * (self.draft_s + link.token_s) + link.rtt_s
 
 
-class ServerCosts(NamedTuple):
-    """A server that drafts itself: the latency model of eq. 3 over the tokens of a response; the load is in requests
-    a second, and the link does not matter.
-    """
-
-    costs: CycleCosts
-    decode: float
-    """g, tokens of a response."""
-
-    def price(self, window: int, alpha: float, load: float, link: LinkCosts) -> Price:
-        """L/g."""
-        cycles = self.decode / committed(window, alpha)
-        c = self.costs
-        busy = load * (c.c2_p + cycles * (c.c2_v + window * c.c2_d))
-        if busy >= 1:
-            return Price(math.inf, busy)
-        return Price((c.c1_p + cycles * (c.c1_v + window * c.c1_d)) / (1 - busy) / self.decode, busy)
-
-
 def check_estimates(alpha: float, load: float, link: LinkCosts) -> None:
-    """What a price is asked for.
+    """Check the estimates that windows are priced at.
 
     Raises:
         BadInput: α outside [0, 1], a load or a link time that is negative or not finite.
@@ -203,10 +182,10 @@ def check_estimates(alpha: float, load: float, link: LinkCosts) -> None:
 def prices(
     cost: TokenCost, alpha: float, load: float, link: LinkCosts, max_window: int, least_window: int = 0
 ) -> list[Price]:
-    """Of every window from the least to the largest.
+    """Prices of all windows from the least to the largest.
 
     Raises:
-        BadInput: as `check_estimates`; windows outside 0..MAX_WINDOW, or the least above the largest.
+        BadInput: as `check_estimates` and `check_windows`.
     """
     check_estimates(alpha, load, link)
     check_windows(max_window, least_window)
@@ -214,10 +193,10 @@ def prices(
 
 
 def check_windows(max_window: int, least_window: int) -> None:
-    """The range of windows to choose from.
+    """Check the range of windows to choose from.
 
     Raises:
-        BadInput: outside 0..MAX_WINDOW, or the least above the largest.
+        BadInput: a window outside 0..MAX_WINDOW, or the least above the largest.
     """
     if not 1 <= max_window <= MAX_WINDOW:
         raise BadInput(f"max_window must lie in 1..{MAX_WINDOW}, not {max_window}")

@@ -1,7 +1,7 @@
-"""The latency model fitted to measured points: coefficients, how well they hold, and how sure they are.
+"""Fit of the latency model to measured points: coefficients, goodness of fit and confidence intervals.
 
-One shape covers all forms: L = (X·c1)/(1 − RPS·X·c2), where X is one column of ones (eq. 1), the three columns of a
-speculation cycle (eq. 3), or either of them once more, multiplied by expert coverage (eq. 4).
+All forms are L = (X·c1)/(1 − RPS·X·c2), where X is a column of ones (eq. 1) or the three columns of a speculation cycle
+(eq. 3), with experts followed by the same columns multiplied by expert coverage (eq. 4).
 """
 
 from __future__ import annotations
@@ -17,51 +17,52 @@ from testbed.optim.serving.model import TOLERANCE, Array, coverage, refuse_satur
 from testbed.optim.serving.points import Form, Points, names, seen_coverage, spread
 
 EDGE = 1e-3
-"""While fitting, 1 − RPS·C2 below this is continued linearly, so that a step beyond saturation finds its way back."""
+"""While fitting, 1 − RPS·C2 is continued linearly below this, so that steps beyond saturation can return."""
 STEPS = 500
+"""Maximum iterations of the fixed point of eq. 4; some tens are typical."""
 LEVEL = 0.95
-"""Of the intervals."""
+"""Confidence level of the intervals."""
 ALIKE = 1e-7
-"""Singular values below this share of the largest: the points do not tell the coefficients apart."""
+"""Ratio of the smallest to the largest singular value below which the points do not identify the coefficients."""
 ROBUST_PASSES = 4
-"""Each takes its scale from the residuals of the one before, which points far off have spoilt the less."""
+"""Robust fits, each scaled by the residuals of the one before, on which outliers have less influence."""
 COARSE = 1e-7
-"""Tolerance of refits: far below what they scatter."""
+"""Tolerance of bootstrap refits, far below their scatter."""
 DIGITS = 8
-"""Of the draws in a document."""
+"""Significant digits of the draws in a document."""
 RANGE = (1e-9, 1e9)
-"""Of latencies in seconds and of loads per second: beyond it nothing was measured, and squares may overflow."""
+"""Valid range of latencies in seconds and of loads in requests per second; squares may overflow beyond it."""
 
 
 @dataclass(frozen=True)
 class ServingFit:
-    """Coefficients in seconds, and what is known of them."""
+    """Fitted coefficients in seconds, with R² and bootstrap draws."""
 
     form: Form
     values: Array
-    """[p] as in `names`."""
+    """[p] coefficients in the order of `names`."""
     draws: Array
-    """[b, p] refits of the bootstrap; none: no intervals."""
+    """[b, p] bootstrap refits; empty: no intervals."""
     r2: float
-    """Of latency in seconds, over all points."""
+    """R² of the latency in seconds, over all points."""
     points: int
     experts: tuple[int, int] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the coefficients."""
+        """Names of the coefficients."""
         return names(self.form, self.experts)
 
     @property
     def intervals(self) -> Array | None:
-        """[p, 2] the middle `LEVEL` of the draws."""
+        """[p, 2] intervals at `LEVEL`, from the draws."""
         return None if not len(self.draws) else np.quantile(self.draws, _tails(), axis=0).T
 
     def predict(self, points: Points) -> Array:
         """[n] mean latency in seconds.
 
         Raises:
-            BadInput: a load at or beyond saturation, or a column that this form needs is missing.
+            BadInput: a load at or beyond saturation, or a missing column.
         """
         found, x = self.unbounded(points)
         if not np.all(np.isfinite(found)):
@@ -70,7 +71,7 @@ class ServingFit:
         return found
 
     def interval(self, points: Points) -> Array | None:
-        """[n, 2] the middle `LEVEL` of what the draws predict, inf where they saturate; None without draws."""
+        """[n, 2] intervals of the mean latency at `LEVEL`, inf where draws saturate; None without draws."""
         if not len(self.draws):
             return None
         found = np.sort(np.array([self.unbounded(points, draw)[0] for draw in self.draws]), axis=0)
@@ -78,17 +79,20 @@ class ServingFit:
         return np.stack([found[int(np.floor(low))], found[int(np.ceil(high))]], axis=1)
 
     def unbounded(self, points: Points, values: Array | None = None) -> tuple[Array, Array]:
-        """[n] latencies, inf at or beyond saturation, and [n] RPS·C2; of other coefficients, if they are given.
+        """[n] latencies, inf at or beyond saturation, and [n] RPS·C2.
+
+        Args:
+            values: [p] coefficients to use instead of the fitted ones.
 
         Raises:
-            BadInput: a column that this form needs is missing.
+            BadInput: a missing column.
         """
         values = self.values if values is None else values
         logs, x = _log_latency(values, points.features(self.form), points, self.experts)
         return np.where(x < 1, np.exp(logs), np.inf), x
 
     def document(self) -> dict[str, Any]:
-        """What `from_document` reads back, JSON's types alone."""
+        """JSON document that `from_document` reads."""
         spans = self.intervals
         return {
             **dict(zip(self.names, self.values.tolist(), strict=True)),
@@ -102,10 +106,10 @@ class ServingFit:
 
 
 def from_document(document: Mapping[str, Any]) -> ServingFit:
-    """A fit as `ServingFit.document` gave it; what is not needed to predict may be missing.
+    """Read a fit from its document; keys that predictions do not need may be missing.
 
     Raises:
-        BadInput: coefficients that are missing or no numbers, draws of another shape.
+        BadInput: coefficients that are missing, not numbers or out of range, or draws of a wrong shape.
     """
     try:
         form: Form = "speculation" if document.get("form", "load") == "speculation" else "load"
@@ -115,9 +119,9 @@ def from_document(document: Mapping[str, Any]) -> ServingFit:
         draws = np.array(document.get("draws") or np.zeros((0, values.size)), np.float64)
         fit = ServingFit(form, values, draws, float(document.get("r2", "nan")), int(document.get("points", 0)), pair)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as exc:
-        raise BadInput(f"this is no fit as `testbed latency fit --json` writes it ({exc!r})") from exc
+        raise BadInput(f"this is no fit written by `testbed latency fit --json` ({exc!r})") from exc
     if draws.ndim != 2 or draws.shape[1] != values.size:
-        raise BadInput(f"draws of a fit need {values.size} numbers each, as {', '.join(fit.names)}")
+        raise BadInput(f"each draw of a fit needs {values.size} numbers: {', '.join(fit.names)}")
     for given in (values, draws):
         if not np.all(np.isfinite(given) & (given >= 0)):
             raise BadInput("coefficients of a fit must be finite and not negative")
@@ -135,17 +139,17 @@ def fit(
     draws: int = 200,
     seed: int = 0,
 ) -> ServingFit:
-    """Fit the form that the points allow, or the given one.
+    """Fit the given form, or the one that the columns of the points allow.
 
-    Residuals are relative, since the spread of a mean latency grows with it, and robust: those beyond what the others
-    scatter count linearly. Intervals come from refits to the fitted curve with its own residuals, shuffled.
+    Residuals are relative, since the spread of a mean latency grows with it, and robust: outliers count linearly.
+    Intervals come from a bootstrap: refits to the fitted curve with resampled residuals.
 
     Raises:
-        BadInput: too few points, points that do not tell the coefficients apart, latencies that are not positive, or
-            no scipy.
+        BadInput: too few points, points that do not identify the coefficients, latencies that are not positive, or
+            scipy is missing.
     """
     if form is None and points.form == "load" and experts is None and points.k is not None and np.ptp(points.k) > 0:
-        raise BadInput("k varies: the speculation-aware form needs alpha and decode too, C1 and C2 alone a single k")
+        raise BadInput("k varies: give alpha and decode for the speculation-aware form, or points of a single k")
     form = form or points.form
     latency_s = np.asarray(latency_s, np.float64)
     features = points.features(form)
@@ -169,7 +173,7 @@ def fit(
 
 
 class _Problem:
-    """Least squares in coefficients scaled to the order of one."""
+    """Least-squares problem in coefficients scaled to the order of one."""
 
     def __init__(self, features: Array, points: Points, experts: tuple[int, int] | None) -> None:
         self.features, self.points, self.experts = features, points, experts
@@ -177,7 +181,7 @@ class _Problem:
         self.scales = np.concatenate([typical, typical * points.rps.max()])
 
     def linear_start(self, latency_s: Array) -> Array:
-        """[p] scaled: L = X·c1 + RPS·L·X·c2 is linear once the measured L stands on the right."""
+        """[p] scaled initial values: L = X·c1 + RPS·L·X·c2 is linear with the measured L on the right."""
         from scipy.optimize import nnls
 
         columns = spread(self.features, seen_coverage(self.points, latency_s, self.experts))
@@ -193,7 +197,7 @@ class _Problem:
         return away
 
     def slopes(self, scaled: Array, latency_s: Array) -> Array:
-        """[n, p] derivatives of the residuals; with experts through φ too, by the implicit function theorem."""
+        """[n, p] derivatives of the residuals; with experts also through φ, by the implicit function theorem."""
         values = scaled / self.scales
         logs, _ = _log_latency(values, self.features, self.points, self.experts)
         phi = seen_coverage(self.points, np.exp(logs), self.experts)
@@ -212,7 +216,7 @@ class _Problem:
         return through
 
     def solve(self, start: Array, latency_s: Array, scale: float | None, to: float = 1e-12) -> Array:
-        """[p] scaled coefficients, none negative, to a tolerance; a scale makes the loss robust."""
+        """[p] scaled coefficients, none negative, to the tolerance `to`; a `scale` makes the loss robust."""
         from scipy.optimize import least_squares
 
         found = least_squares(
@@ -226,7 +230,11 @@ class _Problem:
 def _log_latency(
     values: Array, features: Array, points: Points, experts: tuple[int, int] | None
 ) -> tuple[Array, Array]:
-    """[n] log L, continued beyond saturation, and RPS·C2; with experts the lowest fixed point."""
+    """[n] log L, continued beyond saturation, and [n] RPS·C2; with experts the lowest fixed point.
+
+    Starting without coverage, each step raises L and coverage, so the iteration converges to the lowest solution of
+    eq. 4, which a server that starts empty reaches.
+    """
     phi = None if experts is None else np.zeros_like(points.rps)
     before = np.full(points.rps.shape, -np.inf)
     for _ in range(STEPS):
@@ -241,13 +249,13 @@ def _log_latency(
 
 
 def _soft_log(values: Array, edge: float) -> Array:
-    """[n] log, below the edge its tangent there, floored so that exp never overflows."""
+    """[n] log; below `edge` its tangent at `edge`, bounded so that exp does not overflow."""
     tangent = np.log(edge) + np.maximum(values / edge - 1, -200.0)
     return np.where(values >= edge, np.log(np.maximum(values, edge)), tangent)
 
 
 def _scale(residuals: Array) -> float:
-    """Where a residual begins to count linearly: 1.345 standard deviations, taken from the median."""
+    """Residual beyond which the loss is linear: 1.345 standard deviations, estimated from the median."""
     return max(1.345 * 1.4826 * float(np.median(np.abs(residuals))), 1e-6)
 
 
@@ -256,7 +264,7 @@ def _tails() -> tuple[float, float]:
 
 
 def _check(points: Points, latency_s: Array, experts: tuple[int, int] | None, form: Form, features: Array) -> None:
-    """Refuse what cannot be fitted.
+    """Check that the form can be fitted to the points.
 
     Raises:
         BadInput: as `fit`.

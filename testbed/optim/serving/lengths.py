@@ -1,7 +1,7 @@
-"""How the coefficients grow with prompt and response length, and whether that holds for lengths left out (Figs. 6, 7).
+"""Coefficients of the latency model as linear functions of prompt and response length (Figs. 6, 7).
 
-Prefill grows with the prompt; a verification reads the KV cache, which holds prefill + 0.5·decode tokens on average
-while a response grows (review, Section 4.6). Drafting is taken to follow the cache too, which the review leaves open.
+Prefill grows with the prompt; verification with the KV cache, which holds prefill + 0.5·decode tokens on average
+(review, Section 4.6). Drafting is assumed to grow with the cache too, which the review leaves open.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from testbed.optim.serving.model import Array
 from testbed.optim.serving.points import Points, names
 
 MOST_FOLDS = 2000
-"""More ways to leave n out than that are sampled."""
+"""Maximum number of folds; if there are more ways to leave n out, they are sampled."""
 
 
 class Law(NamedTuple):
-    """A coefficient as a line over a length: intercept + slope·length."""
+    """A coefficient as a linear function of a length: intercept + slope·length."""
 
     against: str
     intercept: float
@@ -33,27 +33,27 @@ class Law(NamedTuple):
 
 
 class LengthsLeftOut(NamedTuple):
-    """What laws predict for lengths that they were not fitted to, n pairs of lengths left out in every fold."""
+    """Cross-validation of the laws, with n pairs of lengths left out in each fold."""
 
     left_out: int
     folds: int
     r2: dict[str, float]
-    """Of each coefficient, against its own fit at the lengths left out, all folds together."""
+    """R² of each coefficient against its own fit at the lengths left out, over all folds."""
     latency_r2: float | None
-    """Of the latencies there, in seconds; None where no point is left."""
+    """R² of the latencies in seconds at the lengths left out; None without points."""
     beyond: int
-    """Points left out of it, since the predicted coefficients saturate there."""
+    """Points excluded from it because the predicted coefficients saturate."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """The speculation-aware fit at each pair of prompt and response length."""
+    """Speculation-aware fits at each pair of prompt and response length."""
 
     pairs: list[tuple[float, float]]
-    """Prefill and decode tokens."""
+    """Prefill and decode tokens of each pair."""
     fits: list[ServingFit]
     rows: list[tuple[Points, Array]]
-    """What each was fitted to."""
+    """Points and latencies [n] in seconds of each fit."""
 
     @property
     def table(self) -> Array:
@@ -61,10 +61,10 @@ class Lengths:
         return np.array([each.values for each in self.fits])
 
     def laws(self) -> dict[str, Law]:
-        """A line for every coefficient over all pairs.
+        """Fit a law for each coefficient over all pairs.
 
         Raises:
-            BadInput: fewer than two lengths to draw it through.
+            BadInput: fewer than two lengths.
         """
         lines = _lines(self._lengths(), self.table)
         found = _at(lines, self._lengths())
@@ -74,10 +74,10 @@ class Lengths:
         }
 
     def leave_out(self, count: int, seed: int = 0) -> LengthsLeftOut:
-        """Fit the laws to all pairs but `count`, predict those, for every choice of them.
+        """Fit the laws without `count` pairs and predict these, for every choice of pairs.
 
         Raises:
-            BadInput: too few pairs are left to fit a line to.
+            BadInput: too few pairs are left to fit a law.
         """
         total, lengths, table = len(self.pairs), self._lengths(), self.table
         if not 1 <= count <= total - 2:
@@ -102,15 +102,15 @@ class Lengths:
         return LengthsLeftOut(count, len(folds), r2, overall, beyond)
 
     def _lengths(self) -> Array:
-        """[pairs, 6] what each coefficient is drawn over."""
+        """[pairs, 6] length that each coefficient depends on."""
         return np.array([[length(name, *pair) for name in names("speculation", None)] for pair in self.pairs])
 
 
 def by_lengths(points: Points, latency_s: Array, *, draws: int = 0, seed: int = 0) -> Lengths:
-    """Fit every pair of prompt and response length for itself.
+    """Fit each pair of prompt and response length separately.
 
     Raises:
-        BadInput: the points lack a column of the speculation-aware form, or the points of a pair cannot be fitted.
+        BadInput: a missing column, or the points of a pair cannot be fitted.
     """
     if points.form != "speculation" or points.prefill is None or points.decode is None:
         raise BadInput("a fit by length needs the columns alpha, k, prefill and decode")
@@ -128,12 +128,12 @@ def by_lengths(points: Points, latency_s: Array, *, draws: int = 0, seed: int = 
 
 
 def length(name: str, prefill: float, decode: float) -> float:
-    """Tokens that a coefficient grows with: the prompt's for prefill, the mean KV cache's for the others."""
+    """Length in tokens that a coefficient depends on: the prompt for prefill, else the mean KV cache."""
     return prefill if name.endswith("_p") else prefill + 0.5 * decode
 
 
 def r_squared(truth: Array, found: Array) -> float:
-    """1 − residual over total sum of squares; where nothing varies, 1 if it is met and 0 if not."""
+    """1 − residual over total sum of squares; for constant `truth`, 1 if it is met exactly, else 0."""
     error, total = float(np.sum((truth - found) ** 2)), float(np.sum((truth - truth.mean()) ** 2))
     return 1 - error / total if total > 0 else float(error == 0)
 
@@ -145,7 +145,7 @@ def _against(name: str) -> str:
 def _lines(lengths: Array, table: Array) -> Array:
     """[2, 6] intercepts and slopes by least squares."""
     if np.any(np.ptp(lengths, axis=0) == 0):
-        raise BadInput("a coefficient over length needs two prompt lengths or more")
+        raise BadInput("a law over length needs two prompt lengths or more")
     centred = lengths - lengths.mean(axis=0)
     slopes = np.sum(centred * table, axis=0) / np.sum(centred**2, axis=0)
     return np.stack([table.mean(axis=0) - slopes * lengths.mean(axis=0), slopes])
@@ -157,7 +157,7 @@ def _at(lines: Array, lengths: Array) -> Array:
 
 
 def _latencies(values: Array, points: Points) -> tuple[Array, Array]:
-    """[n] L, not to be used where x ≥ 1, and x = RPS·C2."""
+    """[n] L, invalid where x ≥ 1, and [n] x = RPS·C2."""
     columns = points.features("speculation")
     x = points.rps * (columns @ values[3:])
     found: Array = (columns @ values[:3]) / np.where(x < 1, 1 - x, 1.0)
@@ -165,7 +165,7 @@ def _latencies(values: Array, points: Points) -> tuple[Array, Array]:
 
 
 def _folds(total: int, count: int, seed: int) -> Sequence[tuple[int, ...]]:
-    """Every choice, or `MOST_FOLDS` of them."""
+    """Pairs left out in each fold: every choice, or `MOST_FOLDS` random ones."""
     if math.comb(total, count) <= MOST_FOLDS:
         return list(itertools.combinations(range(total), count))
     random = np.random.default_rng(seed)

@@ -1,11 +1,10 @@
 """Mean latency of a server under load, with and without speculation (arXiv 2605.15051, after its review).
 
-L = C1 + B·C2 is what a request takes while B are in flight; with Little's law, B = RPS·L, that is L = C1/(1 − RPS·C2).
-It describes means in steady state below saturation, RPS·C2 < 1; beyond it there is nothing to predict, and every
-function here refuses.
+A request takes L = C1 + B·C2 while B are in flight; with Little's law, B = RPS·L, this is L = C1/(1 − RPS·C2). The
+model describes steady-state means below saturation, RPS·C2 < 1; every function raises `BadInput` at or beyond it.
 
-Symbols: α the chance that a drafted token is accepted, k drafted tokens a cycle, g tokens of a response, E tokens
-committed a cycle. k = 0 is decoding without speculation.
+Symbols: α acceptance rate of drafted tokens, k drafted tokens per cycle, g tokens per response, E tokens committed per
+cycle. k = 0 is decoding without speculation.
 """
 
 from __future__ import annotations
@@ -20,16 +19,14 @@ from testbed.errors import BadInput
 
 Array = NDArray[np.float64]
 Wins = Literal["below", "above", "always", "never"]
-STEPS = 20_000
-"""Of the fixed point of eq. 4; it takes some tens, but for loads next to saturation."""
 TOLERANCE = 1e-12
-"""Relative change of L at which the fixed point counts as found."""
+"""Relative change of L at which a fixed point has converged."""
 
 
 class Costs(NamedTuple):
-    """One configuration of a server.
+    """C1 and C2 of one server configuration.
 
-    `c1_s`: seconds of a request that is alone. `c2_s`: seconds that every request in flight adds to each.
+    `c1_s`: seconds that a request takes alone. `c2_s`: seconds that each request in flight adds to every request.
     """
 
     c1_s: float
@@ -37,13 +34,13 @@ class Costs(NamedTuple):
 
     @property
     def saturation_rps(self) -> float:
-        """Requests a second at which latency has no bound: 1/C2."""
+        """Saturation load 1/C2 in requests per second."""
         return 1 / self.c2_s if self.c2_s > 0 else math.inf
 
 
 class CycleCosts(NamedTuple):
-    """The six coefficients of eq. 3, in seconds: of a request alone (1) and for each one in flight (2), its prefill
-    (p), every verification (v) and every drafted token (d).
+    """The six coefficients of eq. 3 in seconds: for a request alone (c1) and per request in flight (c2), of its prefill
+    (p), each verification (v) and each drafted token (d).
     """
 
     c1_p: float
@@ -54,7 +51,7 @@ class CycleCosts(NamedTuple):
     c2_d: float
 
     def effective(self, alpha: float, k: int, decode: float) -> Costs:
-        """C1,EFF and C2,EFF for one (α, k) and responses of `decode` tokens (eq. 3).
+        """C1,EFF and C2,EFF at (α, k) for responses of `decode` tokens (eq. 3).
 
         Raises:
             BadInput: α outside [0, 1], a negative k, or no tokens to decode.
@@ -63,50 +60,38 @@ class CycleCosts(NamedTuple):
         return Costs(float(row @ self[:3]), float(row @ self[3:]))
 
 
-class ExpertCosts(NamedTuple):
-    """The coefficients of eq. 4, in seconds: without coverage (u) and what full coverage adds (s), m of M experts."""
-
-    c1_u: float
-    c1_s: float
-    c2_u: float
-    c2_s: float
-    active: int
-    experts: int
-
-
 class Comparison(NamedTuple):
-    """Speculation against dense decoding on the same server (eq. 2 and Appendix A.3)."""
+    """Speculation compared with dense decoding on the same server (eq. 2 and Appendix A.3)."""
 
     dense: Costs
     speculative: Costs
     c1_ratio: float
-    """C1,R: below one, speculation wins without load."""
+    """C1,R: below one, speculation is faster at zero load."""
     c2_ratio: float
-    """C2,R: above one, load eats the speedup; below one, it feeds it."""
+    """C2,R: above one, the speedup falls with the load; below one, it rises."""
     break_even_rps: float | None
     wins: Wins
-    """Where speculation is the faster one: below the break-even load, above it, at every load but perhaps none at all,
-    or never."""
+    """Loads at which speculation is faster: below or above break-even, always (perhaps equal at zero load), never."""
 
     @property
     def zero_load(self) -> float:
-        """Speedup of a request that is alone: 1/C1,R."""
+        """Speedup at zero load: 1/C1,R."""
         return 1 / self.c1_ratio
 
     def speedup(self, rps: ArrayLike) -> Array:
         """L_D / L_SD at each load.
 
         Raises:
-            BadInput: a load at or beyond saturation of either.
+            BadInput: a load at or beyond saturation of either configuration.
         """
         return latency(rps, *self.dense) / latency(rps, *self.speculative)
 
 
 def tokens_per_cycle(alpha: ArrayLike, k: ArrayLike) -> Array:
-    """[...] E = (1 − α^(k+1))/(1 − α), the verifier's own token counted (Appendix A.4); k + 1 at α = 1.
+    """[...] E = (1 − α^(k+1))/(1 − α), including the verifier's own token (Appendix A.4); k + 1 at α = 1.
 
     Raises:
-        BadInput: α outside [0, 1], or k negative or no whole number.
+        BadInput: α outside [0, 1], or k negative or not an integer.
     """
     a, windows = np.broadcast_arrays(np.asarray(alpha, np.float64), np.asarray(k, np.float64))
     if not np.all((a >= 0) & (a <= 1)):
@@ -115,16 +100,16 @@ def tokens_per_cycle(alpha: ArrayLike, k: ArrayLike) -> Array:
         raise BadInput("k must be a whole number, 0 or more")
     rest = 1 - a
     with np.errstate(divide="ignore", invalid="ignore"):
-        # expm1 and log1p, since 1 − α^(k+1) has no digits left where α is next to 1
+        # expm1 and log1p keep precision where α is close to 1
         found = -np.expm1((windows + 1) * np.log1p(-rest)) / rest
     return np.where(rest > 0, found, windows + 1)
 
 
 def cycle_features(alpha: ArrayLike, k: ArrayLike, decode: ArrayLike) -> Array:
-    """[..., 3] what the coefficients of prefill, verification and drafting are multiplied by: 1, g/E and k·g/E (eq. 3).
+    """[..., 3] factors of the coefficients of prefill, verification and drafting: 1, g/E and k·g/E (eq. 3).
 
     Raises:
-        BadInput: as `tokens_per_cycle`; a decode length that is not positive and finite.
+        BadInput: as `tokens_per_cycle`, or a decode length that is not positive and finite.
     """
     g = np.asarray(decode, np.float64)
     if not np.all(np.isfinite(g) & (g > 0)):
@@ -137,7 +122,7 @@ def latency(rps: ArrayLike, c1_s: ArrayLike, c2_s: ArrayLike) -> Array:
     """[...] L = C1/(1 − RPS·C2) in seconds (eq. 1).
 
     Raises:
-        BadInput: a load that is negative, or at or beyond saturation; C1 not positive, C2 negative.
+        BadInput: a load that is negative, or at or beyond saturation; C1 not positive or C2 negative.
     """
     load, c1, c2 = (np.asarray(value, np.float64) for value in (rps, c1_s, c2_s))
     check_loads(load)
@@ -152,17 +137,17 @@ def latency(rps: ArrayLike, c1_s: ArrayLike, c2_s: ArrayLike) -> Array:
 
 
 def check_loads(rps: Array) -> None:
-    """Loads in requests a second.
+    """Check loads in requests per second.
 
     Raises:
-        BadInput: one that is negative or not finite.
+        BadInput: a load is negative or not finite.
     """
     if not np.all(np.isfinite(rps) & (rps >= 0)):
-        raise BadInput("loads must be finite and not negative, in requests a second")
+        raise BadInput("loads must be finite and not negative, in requests per second")
 
 
 def refuse_saturation(rps: float, x: float | None = None) -> NoReturn:
-    """There is no steady state at this load; x is RPS·C2 there.
+    """Report a load without a steady state; x is RPS·C2 at that load.
 
     Raises:
         BadInput: always.
@@ -174,7 +159,7 @@ def refuse_saturation(rps: float, x: float | None = None) -> NoReturn:
 
 
 def coverage(tokens: ArrayLike, active: int, experts: int) -> Array:
-    """[...] φ(T) = 1 − (1 − m/M)^T, the share of experts that T tokens touch, each routed to m of M at random.
+    """[...] φ(T) = 1 − (1 − m/M)^T, share of experts in use by T tokens, each routed to m of M at random.
 
     Raises:
         BadInput: m outside 1..M.
@@ -187,43 +172,13 @@ def coverage(tokens: ArrayLike, active: int, experts: int) -> Array:
     return -np.expm1(routed * math.log1p(-active / experts))
 
 
-def expert_latency(rps: ArrayLike, costs: ExpertCosts, k: ArrayLike = 0) -> Array:
-    """[...] L of eq. 4 in seconds, T = RPS·L·(k + 1): each request in flight has k + 1 tokens in a verification.
-
-    L stands on both sides. Starting without coverage, every step raises L, coverage and the right-hand side together,
-    so the steps climb to the lowest solution, the one that a server reaches which starts empty.
-
-    Raises:
-        BadInput: as `latency`, or a load for which there is no solution.
-    """
-    load, windows = np.broadcast_arrays(np.asarray(rps, np.float64), np.asarray(k, np.float64))
-    check_loads(load)
-    tokens_per_cycle(0.0, windows)
-    coefficients = np.array(costs[:4])
-    if not (np.all(np.isfinite(coefficients)) and np.all(coefficients >= 0) and costs.c1_u + costs.c1_s > 0):
-        raise BadInput("the four coefficients must be finite and not negative, C1 not zero altogether")
-    phi = coverage(np.zeros_like(load), costs.active, costs.experts)
-    before = np.zeros_like(load)
-    for _ in range(STEPS):
-        x = load * (costs.c2_u + phi * costs.c2_s)
-        if np.any(x >= 1):
-            worst = int(np.argmax(x))
-            refuse_saturation(_at(load, worst, x))
-        found: Array = (costs.c1_u + phi * costs.c1_s) / (1 - x)
-        if np.all(np.abs(found - before) <= TOLERANCE * found):
-            return found
-        before = found
-        phi = coverage(load * found * (windows + 1), costs.active, costs.experts)
-    refuse_saturation(float(load.max()))
-
-
 def compare(dense: Costs, speculative: Costs) -> Comparison:
-    """Where speculation wins: r* = (C1,R − 1)/(C1,R − C2,R), RPS* = r*/C2,D (Appendix A.3; Section 5 misprints it).
+    """Break-even load: r* = (C1,R − 1)/(C1,R − C2,R), RPS* = r*/C2,D (Appendix A.3; misprinted in Section 5).
 
-    The curves cross where one ratio is below one and the other above. Equal latency counts as no win.
+    The curves cross if one ratio is below one and the other above. Equal latency counts as no win.
 
     Raises:
-        BadInput: C1 or the dense C2 not positive, the speculative C2 negative.
+        BadInput: C1 or the dense C2 not positive, or the speculative C2 negative.
     """
     for name, costs, least in (("dense", dense, "positive"), ("speculative", speculative, "not negative")):
         if not (all(map(math.isfinite, costs)) and costs.c1_s > 0):
@@ -239,14 +194,14 @@ def compare(dense: Costs, speculative: Costs) -> Comparison:
 
 
 def collapse(rps: ArrayLike, latency_s: ArrayLike, c1_s: ArrayLike, c2_s: ArrayLike) -> tuple[Array, Array]:
-    """x = RPS·C2 and y = L/C1: in these, every configuration lies on `collapsed` (Figure 1)."""
+    """x = RPS·C2 and y = L/C1, in which every configuration lies on the curve `collapsed` (Figure 1)."""
     x: Array = np.asarray(rps, np.float64) * np.asarray(c2_s, np.float64)
     y: Array = np.asarray(latency_s, np.float64) / np.asarray(c1_s, np.float64)
     return x, y
 
 
 def collapsed(x: ArrayLike) -> Array:
-    """y = 1/(1 − x), the one curve of Figure 1.
+    """y = 1/(1 − x), the common curve of Figure 1.
 
     Raises:
         BadInput: x outside [0, 1).
@@ -255,5 +210,5 @@ def collapsed(x: ArrayLike) -> Array:
 
 
 def _at(values: Array, index: int, shape: Any) -> float:
-    """An element by its flat index in an array of the shape that values broadcast to."""
+    """Element at a flat index of `values` broadcast to the shape of `shape`."""
     return float(np.broadcast_to(values, np.shape(shape)).flat[index])

@@ -1,4 +1,4 @@
-"""Operating points of a server, and the columns of the latency model that belong to them."""
+"""Operating points of a server, and the latency model's columns for them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from testbed.optim.serving.model import Array, coverage, cycle_features
 
 Form = Literal["load", "speculation"]
 SETTING = ("alpha", "k", "prefill", "decode")
-"""Columns beside the load. Eq. 3 as printed does not use prefill: its coefficients are those of one prompt length."""
+"""Columns besides the load. Eq. 3 as printed has no prefill: its coefficients hold for one prompt length."""
 NEEDED = ("alpha", "k", "decode")
-"""What the speculation-aware form cannot do without."""
+"""Columns that the speculation-aware form requires."""
 
 
 @dataclass(frozen=True)
 class Points:
-    """[n] each: load in requests a second, and where they are known α, k, prompt and response tokens.
+    """Operating points [n]: load in requests per second and, if known, α, k, prompt and response tokens.
 
     Raises:
         BadInput: no points, arrays of different lengths, values out of range.
@@ -49,31 +49,31 @@ class Points:
 
     @property
     def form(self) -> Form:
-        """The speculation-aware form where what it needs is known and something is drafted."""
+        """`speculation` if the points have its columns and k > 0 somewhere, else `load`."""
         if self.k is None or not self.k.any() or any(getattr(self, name) is None for name in NEEDED):
             return "load"
         return "speculation"
 
     @property
     def verified(self) -> Array:
-        """[n] tokens that a request has in one verification: k + 1, and one where k is not known."""
+        """[n] tokens of a request in one verification: k + 1, or 1 if k is unknown."""
         return np.ones_like(self.rps) if self.k is None else self.k + 1
 
     def take(self, rows: NDArray[np.bool_]) -> Points:
-        """The points of these rows."""
+        """Points of the selected rows."""
         return Points(**{name: values[rows] for name, values in self._given().items()})
 
     def features(self, form: Form) -> Array:
-        """[n, p] what C1 and C2 are sums of: one column, or the three of eq. 3.
+        """[n, p] factors of the coefficients in C1 and C2: a column of ones, or the three of eq. 3.
 
         Raises:
-            BadInput: the speculation-aware form, and a column of it is missing.
+            BadInput: a missing column of the speculation-aware form.
         """
         if form == "load":
             return np.ones((self.rps.size, 1))
         if self.alpha is None or self.k is None or self.decode is None:
             lacking = [name for name in NEEDED if getattr(self, name) is None]
-            raise BadInput(f"the speculation-aware form needs {', '.join(lacking)} beside the load")
+            raise BadInput(f"the speculation-aware form needs {', '.join(lacking)} besides the load")
         return cycle_features(self.alpha, self.k, self.decode)
 
     def _given(self) -> dict[str, Array]:
@@ -82,17 +82,17 @@ class Points:
 
 
 def names(form: Form, experts: tuple[int, int] | None) -> tuple[str, ...]:
-    """Names of the coefficients, those of C1 first: c1, c2 · c1_p … c2_d · with experts u and s of each."""
+    """Names of the coefficients, those of C1 first: c1, c2; or c1_p … c2_d; with experts, each with _u and _s."""
     parts = ("",) if form == "load" else ("_p", "_v", "_d")
     shares = ("",) if experts is None else ("_u", "_s")
     return tuple(f"{c}{part}{share}" for c in ("c1", "c2") for share in shares for part in parts)
 
 
 def spread(features: Array, phi: Array | None) -> Array:
-    """[n, p] or [n, 2p]: with coverage φ, a column for what is always paid and one for what coverage adds (eq. 4)."""
+    """[n, p], or with coverage φ [n, 2p]: the columns without coverage, then those that φ scales (eq. 4)."""
     return features if phi is None else np.hstack([features, phi[:, None] * features])
 
 
 def seen_coverage(points: Points, latency_s: Array, experts: tuple[int, int] | None) -> Array | None:
-    """[n] φ where B = RPS·L requests are in flight; None without experts."""
+    """[n] coverage φ at B = RPS·L requests in flight; None without experts."""
     return None if experts is None else coverage(points.rps * latency_s * points.verified, *experts)

@@ -20,13 +20,11 @@ from testbed.optim.draft_window.cost import (
     LinkCosts,
     Price,
     RoundCosts,
-    ServerCosts,
     committed,
     cut_short,
     prices,
     until_next,
 )
-from testbed.optim.serving.model import CycleCosts, latency
 from tests.support.refusals import refuse
 
 ALPHA, TOKENS, LARGEST = 0.8, 32, 6
@@ -181,16 +179,6 @@ def test_without_load_a_round_is_its_parts_one_after_the_other() -> None:
     price = costs.price(4, 1.0, 0.0, LINK)
     assert price.time_s * 5 == pytest.approx(4 * 0.004 + 4 * 0.0002 + 0.01 + 0.03 + 5 * 0.002)
     assert costs.price(0, 0.3, 0.0, LINK).time_s == pytest.approx(0.032)
-
-
-def test_a_server_that_drafts_itself_follows_the_latency_model() -> None:
-    costs = ServerCosts(CycleCosts(0.2, 0.02, 0.003, 0.02, 0.0009, 0.00012), 256.0)
-    for k, alpha, rps in ((0, 0.5, 3.0), (3, 0.8, 2.0), (8, 0.9, 4.0)):
-        c1, c2 = costs.costs.effective(alpha, k, 256.0)
-        price = costs.price(k, alpha, rps, LINK)
-        assert price.time_s * 256 == pytest.approx(float(latency(rps, c1, c2)))
-        assert price.busy == pytest.approx(rps * c2)
-    assert costs.price(8, 0.1, 50.0, LINK).time_s == math.inf
 
 
 def test_dear_links_ask_for_larger_windows_and_load_for_smaller_ones() -> None:
