@@ -117,14 +117,16 @@ def test_what_vllm_refuses_is_an_engine_error(random_models: dict[str, Path]) ->
 
 def test_the_environment_is_set_before_vllm_is_imported() -> None:
     """A fresh process: importing the engine imports no vLLM, and so reads none of its variables."""
-    code = "import sys; from testbed.bs import vllm_engine; print(any(m.split('.')[0] == 'vllm' for m in sys.modules))"
+    code = (
+        "import sys; import testbed.bs.engines.vllm.engine; print(any(m.split('.')[0] == 'vllm' for m in sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "False\n"
 
 
 TENSOR_PARALLEL = """
 import sys
-from tests.bs.test_vllm_loading import verify_on_two_workers
+from tests.bs.engines.vllm.test_loading import verify_on_two_workers
 if __name__ == "__main__":
     verify_on_two_workers(sys.argv[1])
 """
