@@ -1,4 +1,4 @@
-"""A cell: UEs at distances, standing or moving, that share an uplink; each gets a trace."""
+"""Cell model: UEs at distances from the BS, standing or moving, share the bandwidth; generates a trace per UE."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from testbed.channel.trace import Array, Trace
 from testbed.errors import BadInput
 
 RADIUS_M = 400.0
-"""Of a cell (edge-SD, Section IV)."""
+"""Cell radius (edge-SD, Section IV)."""
 MOST_SAMPLES = 50_000
 USES = ("fading", "shadowing", "loss", "blockage", "rtt", "crowd")
-"""What is drawn at random; each use has a generator of its own, so that none changes the others."""
+"""Random quantities. Each has its own generator, so that changing one does not affect the others."""
 DECIMALS = {"t_s": 9, "uplink_mbps": 3, "downlink_mbps": 3, "rtt_ms": 3, "per_up": 6, "per_down": 6, "snr_db": 2}
 _Draw = Callable[[str], np.random.Generator]
 
 
 @dataclass(frozen=True)
 class Mobility:
-    """A UE on a straight line from the BS: at rest, or to `until_m` and back again at an even speed.
+    """Movement of a UE along a line through the BS: at rest, or back and forth to `until_m` at constant speed.
 
     Raises:
-        BadInput: distances that are not positive, a negative speed, or nowhere to go to.
+        BadInput: distances that are not positive, a negative speed, or a moving UE with equal distances.
     """
 
     distance_m: float
@@ -47,7 +47,7 @@ class Mobility:
             require(0 < metres < math.inf, f"distances must be positive, not {metres:g} m")
         require(0 <= self.speed_mps < math.inf, f"speed must not be negative, not {self.speed_mps:g} m/s")
         moves = self.speed_mps == 0 or self.until_m != self.distance_m
-        require(moves, f"a UE that moves needs another place to go to than {self.distance_m:g} m")
+        require(moves, f"a moving UE needs an until_m other than {self.distance_m:g} m")
 
     def distances(self, t_s: Array) -> Array:
         """[n] distances from the BS [m]."""
@@ -61,10 +61,10 @@ class Mobility:
 
 @dataclass(frozen=True)
 class Crowd:
-    """Other UEs that come, stay for a while and go: an M/M/∞ queue.
+    """Number of other active UEs over time: an M/M/∞ queue.
 
     Raises:
-        BadInput: a negative number, or a stay that is not positive.
+        BadInput: a negative mean, or a stay that is not positive.
     """
 
     mean: float = 0.0
@@ -75,7 +75,7 @@ class Crowd:
         require(0 < self.stay_s < math.inf, f"others must stay for more than 0 s, not {self.stay_s:g}")
 
     def sizes(self, rng: np.random.Generator, n: int, step_s: float) -> Array:
-        """[n] how many are there; stationary, Poisson."""
+        """[n] number of other UEs at each step; stationary, Poisson."""
         stays = math.exp(-step_s / self.stay_s)
         sizes = [int(rng.poisson(self.mean))]
         for come in rng.poisson(self.mean * (1 - stays), n - 1).tolist():
@@ -85,33 +85,33 @@ class Crowd:
 
 @dataclass(frozen=True)
 class Cell:
-    """A base station and the air around it; the uplink's numbers are those of edge-SD, Section IV and Table II.
+    """Radio parameters of a cell; those of the uplink are from edge-SD, Section IV and Table II.
 
-    Rates are Shannon's, with the bandwidth in shares and the noise not: an upper bound, which real links stay below.
+    Rates are Shannon capacities in which shares divide the bandwidth but not the noise: an upper bound on real links.
 
     Raises:
-        BadInput: a value out of its range.
+        BadInput: a value out of range.
     """
 
     bandwidth_hz: float = 20e6
-    """Of the uplink, and of the downlink too."""
+    """Bandwidth of the uplink, and of the downlink."""
     noise_w: float = 2.5e-14
-    """σ² = −106 dBm; it is not scaled by the share."""
+    """σ² = −106 dBm; not scaled by the share."""
     uplink_w: float = 0.2
     downlink_w: float = 2.0
-    """Ours: the paper takes the downlink as free."""
+    """Our value: the paper neglects the downlink."""
     outage_snr_db: float = -7.0
-    """No rate below this SNR; about where LTE's lowest modulation and coding gives up."""
+    """Below this SNR the rate is 0; about the limit of LTE's lowest modulation and coding scheme."""
     rtt_ms: float = 20.0
     jitter_ms: float = 0.0
-    """Mean of an exponential part that is added to each sample's RTT."""
+    """Mean of an exponential delay added to each sample's RTT."""
     queue_ms: float = 0.0
-    """RTT added by each other UE that is there."""
+    """RTT added by each other active UE."""
     path_loss: PathLoss = field(default_factory=PathLoss)
     small_scale: SmallScale = field(default_factory=SmallScale)
     shadowing: Shadowing = field(default_factory=Shadowing)
     loss: GilbertElliott = field(default_factory=GilbertElliott)
-    """One state for both directions."""
+    """Packet loss; both directions have the same state."""
     blockage: Blockage = field(default_factory=Blockage)
     crowd: Crowd = field(default_factory=Crowd)
 
@@ -127,15 +127,15 @@ class Cell:
     def traces(
         self, ues: Sequence[Mobility], seconds: float, step_s: float, seed: int, shares: Sequence[float] | None = None
     ) -> list[Trace]:
-        """One trace for each UE, n = seconds / step_s samples long; the mean over its step is a sample's rate.
+        """Generate a trace of n = seconds / step_s samples per UE; a sample's rate is the mean over its step.
 
-        The UEs share the bandwidth, equally or as `shares` says; the crowd's members each take as much as one of them
-        does on average. `snr_db` is the uplink's. The same seed gives the same traces, and another UE beside it
-        changes nothing for a UE but its share.
+        The UEs share the bandwidth equally or according to `shares`; each other UE of `crowd` takes as much as one of
+        them on average. `snr_db` is the uplink's. The same seed gives the same traces; adding a UE changes only the
+        shares of the others.
 
         Raises:
-            BadInput: no UE, times that make no trace, shares that are none, a negative seed, steps too long for the
-                bursts or the blockage.
+            BadInput: no UE, an invalid duration or step, invalid shares, a negative seed, or steps too long for the
+                loss bursts or the blockage.
         """
         require(len(ues) > 0, "a cell needs at least one UE")
         require(0 < step_s <= seconds < math.inf, f"{seconds:g} s in steps of {step_s:g} s make no trace")
@@ -182,10 +182,10 @@ class Cell:
 
 
 def scaled(trace: Trace, mean_uplink_mbps: float) -> tuple[Trace, float]:
-    """The trace with both rates multiplied so that the mean uplink is a measured one; and the factor.
+    """Scale both rates so that the mean uplink rate has a given value; returns the trace and the factor.
 
     Raises:
-        BadInput: a mean that is not positive, or a trace whose uplink is never there.
+        BadInput: a mean that is not positive, or a trace whose uplink rate is always 0.
     """
     require(0 < mean_uplink_mbps < math.inf, f"the mean uplink must be positive, not {mean_uplink_mbps:g} Mbit/s")
     mean = trace.means()["uplink_mbps"]
@@ -196,7 +196,7 @@ def scaled(trace: Trace, mean_uplink_mbps: float) -> tuple[Trace, float]:
 
 
 def rounded(trace: Trace) -> Trace:
-    """The trace to the decimals that a file needs."""
+    """The trace rounded to the decimals of its file format."""
     return Trace(**{f.name: np.round(getattr(trace, f.name), DECIMALS[f.name]) for f in fields(trace)})
 
 

@@ -1,8 +1,8 @@
-"""What a radio channel does to a signal: path loss, shadowing, small-scale fading, blockage, bursts of loss.
+"""Fading models of a radio channel: path loss, shadowing, small-scale fading, blockage, and bursts of packet loss.
 
 The model is that of the edge-SD paper, Section IV: g = g0·ρ·d^−2 with ρ ~ Exp(1) (Rayleigh), and the rate of its
-eq. 15, r = w·B·log2(1 + p·g/σ²). What makes gains alike from one moment to the next is ours: the paper draws once.
-Every function that draws takes the generator it draws from.
+eq. 15, r = w·B·log2(1 + p·g/σ²). The correlation over time is our addition: the paper draws each gain once. Functions
+that draw random numbers take the generator as an argument.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from testbed.errors import BadInput
 Kind = Literal["none", "rayleigh", "rician"]
 LIGHT_MPS = 299_792_458.0
 STILL_COHERENCE_S = 1.0
-"""Coherence time where the UE stands still: what moves is what is around it. An assumption of ours."""
+"""Coherence time of a UE at rest, whose surroundings move; an assumption of ours."""
 DRAWS_PER_COHERENCE = 2
 MOST_DRAWS_PER_STEP = 64
 
@@ -32,18 +32,20 @@ def require(good: bool, text: str) -> None:
 
 
 def shannon_mbps(bandwidth_hz: float, share: Array | float, snr: Array | float) -> Array:
-    """Rate of a share of the bandwidth [Mbit/s], w·B·log2(1 + p·g/σ²) (edge-SD, before eq. 15); snr is linear."""
+    """Shannon rate of a share of the bandwidth [Mbit/s], w·B·log2(1 + p·g/σ²) (edge-SD, before eq. 15); snr is
+    linear.
+    """
     rate: Array = np.asarray(share * bandwidth_hz * np.log2(1 + np.asarray(snr)) / 1e6)
     return rate
 
 
 def coherence_time_s(speed_mps: float, carrier_hz: float) -> float:
-    """How long a moving UE's channel stays alike: 9/(16π·f_D), f_D = v·f_c/c (Rappaport, Wireless Communications)."""
+    """Coherence time of a moving UE's channel: 9/(16π·f_D), f_D = v·f_c/c (Rappaport, Wireless Communications)."""
     return 9 * LIGHT_MPS / (16 * math.pi * speed_mps * carrier_hz)
 
 
 def gauss_markov(white: NDArray[np.inexact], correlation: Array | float) -> NDArray[np.inexact]:
-    """[n] x[0] = w[0], x[i] = a[i]·x[i−1] + sqrt(1 − a[i]²)·w[i]: as strong as the white noise w [n], but correlated.
+    """[n] Gauss–Markov process x[0] = w[0], x[i] = a[i]·x[i−1] + sqrt(1 − a[i]²)·w[i], of the variance of w [n].
 
     `correlation` is a, one number or [n], within [0, 1]. Real or complex, as `white` is.
     """
@@ -56,7 +58,9 @@ def gauss_markov(white: NDArray[np.inexact], correlation: Array | float) -> NDAr
 
 
 def two_state(rng: np.random.Generator, n: int, enter: float, leave: float) -> NDArray[np.bool_]:
-    """[n] a Markov chain that is on or off: the chances of entering and leaving in a step; it starts stationary."""
+    """[n] on/off Markov chain with the probabilities of entering and leaving the on state per step; starts
+    stationary.
+    """
     on = bool(rng.random() < (enter / (enter + leave) if enter else 0.0))
     states = []
     for draw in rng.random(n).tolist():
@@ -74,7 +78,7 @@ class PathLoss:
     """
 
     reference_gain: float = 1e-6
-    """g0, the gain at 1 m: the −30 dBm of edge-SD, Section IV, read as 10⁻⁶."""
+    """g0, the gain at 1 m: −30 dBm in edge-SD, Section IV, interpreted as 10⁻⁶."""
     exponent: float = 2.0
 
     def __post_init__(self) -> None:
@@ -89,7 +93,7 @@ class PathLoss:
 
 @dataclass(frozen=True)
 class SmallScale:
-    """Fading from many paths: ρ = |h|² of mean 1, h a Gauss–Markov process around the direct path's share.
+    """Multipath fading: ρ = |h|² with mean 1, h a Gauss–Markov process around the line-of-sight component.
 
     The diffuse part's correlation falls by one half in each coherence time.
 
@@ -99,9 +103,9 @@ class SmallScale:
 
     kind: Kind = "rayleigh"
     k_db: float = 6.0
-    """Rician K-factor: power of the direct path over that of all others."""
+    """Rician K-factor: power of the line-of-sight path over that of all others."""
     coherence_s: float | None = None
-    """None: from speed and carrier; `STILL_COHERENCE_S` at rest."""
+    """Coherence time; None: from speed and carrier frequency, `STILL_COHERENCE_S` at rest."""
     carrier_hz: float = 3.5e9
 
     def __post_init__(self) -> None:
@@ -113,7 +117,9 @@ class SmallScale:
         require(0 < self.carrier_hz < math.inf, f"carrier must be positive, not {self.carrier_hz:g} Hz")
 
     def powers(self, rng: np.random.Generator, n: int, step_s: float, speed_mps: float = 0.0) -> Array:
-        """[n, m] ρ during n steps, m draws in each: enough to see it change, but `MOST_DRAWS_PER_STEP` at most."""
+        """[n, m] ρ during n steps with m draws each, m depending on the coherence time, at most
+        `MOST_DRAWS_PER_STEP`.
+        """
         if self.kind == "none":
             return np.ones((n, 1))
         coherence_s = self.coherence_s
@@ -129,7 +135,7 @@ class SmallScale:
 
 @dataclass(frozen=True)
 class Shadowing:
-    """Log-normal shadowing of median 1, correlated over the way moved: e^(−Δd/decorrelation) (Gudmundson 1991).
+    """Log-normal shadowing with median 1, correlated over distance: e^(−Δd/decorrelation) (Gudmundson 1991).
 
     Raises:
         BadInput: a negative spread, or a distance that is not positive.
@@ -144,7 +150,7 @@ class Shadowing:
         require(good, f"decorrelation distance must be positive, not {self.decorrelation_m:g} m")
 
     def gains(self, rng: np.random.Generator, moved_m: Array) -> Array:
-        """[n] linear gains, given the way moved [m] since the sample before; the same throughout at rest."""
+        """[n] linear gains, given the distance moved [m] since the previous sample; constant at rest."""
         white = rng.standard_normal(moved_m.size)
         spread = gauss_markov(white, np.exp(-moved_m / self.decorrelation_m))
         return np.asarray(10 ** (self.sigma_db / 10 * spread), np.float64)
@@ -152,14 +158,14 @@ class Shadowing:
 
 @dataclass(frozen=True)
 class GilbertElliott:
-    """Packet loss in bursts: a link in a good or a bad state, each with an error rate of its own.
+    """Gilbert–Elliott packet loss: a good and a bad state with a packet error rate each.
 
     Raises:
-        BadInput: rates outside [0, 1), a mean that lies not between the two, a burst that is not positive.
+        BadInput: rates outside [0, 1), a mean outside of the two, or a burst duration that is not positive.
     """
 
     mean: float = 0.0
-    """Packet error rate over all time."""
+    """Long-term packet error rate."""
     burst_s: float = 1.0
     """Mean time in the bad state."""
     good: float = 0.0
@@ -174,7 +180,7 @@ class GilbertElliott:
         """[n] packet error rates of steps of `step_s`.
 
         Raises:
-            BadInput: steps too long for bursts this short or this frequent.
+            BadInput: steps too long for the duration or frequency of the bursts.
         """
         if self.mean == self.good:
             return np.full(n, self.good)
@@ -187,14 +193,14 @@ class GilbertElliott:
 
 @dataclass(frozen=True)
 class Blockage:
-    """Something in the way now and then, for times that are geometric.
+    """Occasional blockage of the signal, with geometric durations.
 
     Raises:
         BadInput: times that are not positive, or a negative loss.
     """
 
     every_s: float | None = None
-    """Mean time between the end of one and the next; None: never."""
+    """Mean time between the end of a blockage and the next; None: no blockage."""
     for_s: float = 3.0
     loss_db: float = 60.0
 
@@ -207,7 +213,7 @@ class Blockage:
         """[n] linear gains of steps of `step_s`.
 
         Raises:
-            BadInput: steps longer than a blockage lasts, or than it is away.
+            BadInput: steps longer than the mean duration of blockages, or than the mean time between them.
         """
         if self.every_s is None:
             return np.ones(n)

@@ -1,4 +1,4 @@
-"""Shares of an uplink as a file, the document of `testbed optim bandwidth --json` or `plan --json`."""
+"""Reader of bandwidth shares, in the JSON format of `testbed optim bandwidth` and `plan`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from testbed.errors import BadInput
 
 
 def read_shares(path: Path) -> tuple[float, ...]:
-    """[K] shares w_k of the bandwidth.
+    """[K] bandwidth shares w_k of the UEs.
 
     Raises:
         BadInput: a file that cannot be read, or shares that are not positive or add up to more than 1.

@@ -1,7 +1,7 @@
-"""Command lines of `tc`, `ip` and `ethtool` that emulate a link, and readers of what they print: nothing is run here.
+"""Builders of the `tc`, `ip` and `ethtool` command lines of an emulation, and parsers of their output; runs nothing.
 
-Qdiscs shape what leaves an interface. netem does everything; where a kernel has none, tbf limits an interface's rate,
-and HTB those of several destinations behind one interface. tc-netem(8), tc-tbf(8), tc-htb(8).
+Qdiscs shape what leaves an interface. netem supports every parameter; on a kernel without it, tbf limits the rate of an
+interface, and HTB those of several destinations behind one interface. See tc-netem(8), tc-tbf(8), tc-htb(8).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ OFFLOADS = {
     "gso": "generic-segmentation-offload",
     "gro": "generic-receive-offload",
 }
-"""Names that `ethtool -K` takes, and those that `ethtool -k` prints."""
+"""Offloads, as `ethtool -K` takes them and as `ethtool -k` prints them."""
 MOST_DESTINATIONS = 1000
 
 
 def check_interface(name: str) -> str:
-    """Return a name that an interface can have.
+    """Return a valid interface name unchanged.
 
     Raises:
-        BadInput: it cannot.
+        BadInput: not a valid name.
     """
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}", name):
         raise BadInput(f"bad interface {name!r}; use a name that `ip link` lists, such as wlan0")
@@ -40,7 +40,7 @@ def check_interface(name: str) -> str:
 
 
 def netem(interface: str, shape: LinkShape, namespace: str | None = None, verb: Verb = "add") -> list[Command]:
-    """Shape what leaves an interface by netem."""
+    """Shape what leaves an interface with netem."""
     place = ["dev", check_interface(interface), "root", "handle", "1:"]
     return [[*_tc(namespace), "qdisc", verb, *place, *_netem(shape)]]
 
@@ -48,10 +48,10 @@ def netem(interface: str, shape: LinkShape, namespace: str | None = None, verb: 
 def tbf(
     interface: str, shape: LinkShape, namespace: str | None = None, verb: Verb = "add", mtu: int = 1500
 ) -> list[Command]:
-    """Limit the rate of what leaves an interface by a token bucket.
+    """Limit the rate of what leaves an interface with a token bucket filter.
 
     Raises:
-        BadInput: no rate, or something that only netem does.
+        BadInput: no rate, or a parameter that only netem supports.
     """
     if not shape.plain:
         raise BadInput(f"tbf only limits a rate: {_beyond(shape)} need netem")
@@ -69,13 +69,13 @@ def htb(
     verb: Verb = "add",
     mtu: int = 1500,
 ) -> list[Command]:
-    """Give each destination (IPv4 address: shape) behind an interface its own class; other traffic passes untouched.
+    """Shape the traffic to each destination (IPv4 address: shape) in its own class; other traffic is not shaped.
 
-    With `kind="netem"`, delay and loss of a destination are those of a netem below its class. `verb="change"` takes
-    the same destinations in the same order.
+    With `kind="netem"`, a netem below its class adds a destination's delay and loss. `verb="change"` needs the same
+    destinations in the same order.
 
     Raises:
-        BadInput: no or too many destinations, an address that is none, a shape without a rate, or one that needs netem.
+        BadInput: no or too many destinations, an invalid address, a shape without a rate, or one that needs netem.
     """
     if not 0 < len(shapes) <= MOST_DESTINATIONS:
         raise BadInput(f"htb takes 1 to {MOST_DESTINATIONS} destinations, not {len(shapes)}")
@@ -100,7 +100,7 @@ def htb(
 def shaped(
     interface: str, shape: LinkShape, kind: Kind, namespace: str | None = None, verb: Verb = "add", mtu: int = 1500
 ) -> list[Command]:
-    """By netem or by tbf; with tbf, nothing for a shape that limits nothing.
+    """Shape an interface with netem or tbf; with tbf, no commands for a shape without limit.
 
     Raises:
         BadInput: as `tbf`.
@@ -113,7 +113,7 @@ def shaped(
 def reshaped(
     interface: str, before: LinkShape, after: LinkShape, kind: Kind, namespace: str | None = None, mtu: int = 1500
 ) -> list[Command]:
-    """From one shape to another while packets flow; those under way are kept.
+    """Change the shape of an interface while packets flow; queued packets are kept.
 
     Raises:
         BadInput: as `tbf`.
@@ -125,14 +125,14 @@ def reshaped(
 
 
 def clear(interface: str, namespace: str | None = None) -> list[Command]:
-    """Take an interface's qdisc away; the kernel puts its default there."""
+    """Remove an interface's qdisc; the kernel then restores its default."""
     return [[*_tc(namespace), "qdisc", "del", "dev", check_interface(interface), "root"]]
 
 
 def offload(
     interface: str, names: Iterable[str] = tuple(OFFLOADS), on: bool = False, namespace: str | None = None
 ) -> list[Command]:
-    """Switch offloads off (or on again), so that a packet is a frame, not up to 64 kB that are lost or kept as one."""
+    """Switch offloads off (or on), so that the qdisc sees single frames rather than up to 64 kB as one packet."""
     switches = [part for name in names for part in (name, "on" if on else "off")]
     if not switches:
         return []
@@ -141,7 +141,7 @@ def offload(
 
 
 def default_interfaces(routes: str) -> set[str]:
-    """Interfaces of default routes in what `ip -j route show table all` prints, but for those that lead nowhere."""
+    """Interfaces of default routes in the output of `ip -j route show table all`, except unreachable ones."""
     found: set[str] = set()
     for route in _json(routes, "ip -j route"):
         if route.get("dst") == "default" and route.get("type", "unicast") == "unicast":
@@ -150,17 +150,17 @@ def default_interfaces(routes: str) -> set[str]:
 
 
 def root_qdisc(qdiscs: str) -> dict[str, Any] | None:
-    """The root qdisc with its options and counters, in what `tc -s -j qdisc show dev INTERFACE` prints."""
+    """The root qdisc with its options and counters, in the output of `tc -s -j qdisc show dev INTERFACE`."""
     return next((qdisc for qdisc in _json(qdiscs, "tc -j qdisc") if qdisc.get("root")), None)
 
 
 def is_default(qdisc: Mapping[str, Any] | None) -> bool:
-    """Whether a root qdisc is the one that the kernel put there by itself, and puts there again."""
+    """Whether a root qdisc is the kernel's default."""
     return qdisc is None or qdisc.get("handle") == "0:"
 
 
 def offloads_on(features: str) -> list[str]:
-    """Those of `OFFLOADS` that are on and can be switched, in what `ethtool -k` prints."""
+    """Those of `OFFLOADS` that are on and can be switched, in the output of `ethtool -k`."""
     return [name for name, long in OFFLOADS.items() if re.search(rf"^\s*{long}: on\s*$", features, re.MULTILINE)]
 
 
@@ -168,7 +168,7 @@ def _json(text: str, source: str) -> list[dict[str, Any]]:
     try:
         return [entry for entry in json.loads(text or "[]") if entry]
     except ValueError as exc:
-        raise TestbedError(f"cannot read what `{source}` says: {exc}") from exc
+        raise TestbedError(f"cannot parse the output of `{source}`: {exc}") from exc
 
 
 def _tc(namespace: str | None) -> Command:
@@ -176,7 +176,7 @@ def _tc(namespace: str | None) -> Command:
 
 
 def _netem(shape: LinkShape, rated: bool = True) -> Command:
-    """Every option is stated: a change keeps what it is not told, and packets under way, which delete and add lose."""
+    """netem with every option, since a change keeps options that are left out (and, unlike delete and add, packets)."""
     delay = [_ms(shape.delay_ms), _ms(shape.jitter_ms), _percent(shape.correlation)]
     loss = ["gemodel", *map(_percent, shape.gilbert)] if shape.gilbert else ["random", _percent(shape.loss)]
     rate = ["rate", _rate(shape.rate_mbps if rated else None)]
@@ -193,12 +193,12 @@ def _frame(mtu: int) -> int:
 
 
 def _burst(shape: LinkShape, mtu: int) -> int:
-    """A millisecond of the rate, and two frames at least: what a burst holds passes at no cost, so it is small."""
+    """A millisecond of the rate, at least two frames; kept small because a burst passes without delay."""
     return max(2 * _frame(mtu), round((shape.rate_mbps or 0) * 1e3 / 8))
 
 
 def _rate(rate_mbps: float | None) -> str:
-    """A rate for tc, whose k and m are decimal; 0 stands for no limit in netem."""
+    """A rate for tc, whose units are decimal; 0 means no limit in netem."""
     bits = round((rate_mbps or 0) * 1e6)
     for unit, size in (("mbit", 10**6), ("kbit", 10**3)):
         if bits and bits % size == 0:

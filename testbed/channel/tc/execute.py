@@ -1,4 +1,4 @@
-"""Runs one command of an emulation, and says what a machine lacks that cannot."""
+"""Runs single commands of an emulation, and reports missing programs, kernel modules and rights."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ PACKAGES = {"tc": "iproute2", "ip": "iproute2", "ethtool": "ethtool", "unshare":
 
 
 def run(command: Command) -> str:
-    """Run one command to its end; returns what it printed.
+    """Run a command; returns its output.
 
-    It gets no Ctrl-C from a terminal: a setting is made or taken back as a whole.
+    It runs in its own session, so that Ctrl-C in the terminal does not interrupt it halfway.
 
     Raises:
-        BadInput: a program, kernel module, right or interface is missing; the message says which.
-        TestbedError: it failed otherwise, or did not end.
+        BadInput: a missing program, kernel module, right or interface, named in the message.
+        TestbedError: any other failure, or a timeout.
     """
     done = attempt(command)
     if done.returncode:
@@ -38,7 +38,7 @@ def run(command: Command) -> str:
 
 
 def has(kind: str) -> bool:
-    """Whether this kernel has a qdisc (netem, tbf, htb), tried in a network namespace that ends with the trial.
+    """Whether this kernel has a qdisc (netem, tbf, htb), tested in a temporary network namespace.
 
     Raises:
         BadInput: not root, or no `tc`.
@@ -53,10 +53,10 @@ def has(kind: str) -> bool:
 
 
 def choose(kind: Literal["auto", "netem", "tbf"], plain: bool) -> Kind:
-    """What shapes: netem where the kernel has it, else tbf if all is `plain`, a rate at most.
+    """The qdisc to use: netem if the kernel has it, else tbf if `plain` (only rates are needed).
 
     Raises:
-        BadInput: the kernel lacks what is needed; the message says which module that is.
+        BadInput: the kernel lacks the qdisc; the message names the module.
     """
     require_root()
     if kind == "tbf" or (kind == "auto" and plain and not has("netem")):
@@ -67,17 +67,17 @@ def choose(kind: Literal["auto", "netem", "tbf"], plain: bool) -> Kind:
 
 
 def require(kind: str) -> None:
-    """Make sure that the kernel has a qdisc.
+    """Check that the kernel has a qdisc.
 
     Raises:
-        BadInput: it has not.
+        BadInput: it does not.
     """
     if not has(kind):
         raise BadInput(_missing(kind))
 
 
 def require_root() -> None:
-    """Make sure that network settings can be changed.
+    """Check that this process can change network settings.
 
     Raises:
         BadInput: not root, not Linux, or no `tc` and `ip`.
@@ -92,11 +92,11 @@ def require_root() -> None:
 
 
 def attempt(command: Command) -> subprocess.CompletedProcess[str]:
-    """Run one command, whatever comes of it.
+    """Run a command without checking its exit code.
 
     Raises:
-        BadInput: there is no such program.
-        TestbedError: it did not end.
+        BadInput: the program is not installed.
+        TestbedError: a timeout.
     """
     try:
         return subprocess.run(
@@ -121,7 +121,7 @@ def _explained(command: Command, complaint: str) -> TestbedError:
 
 def _lacks_module(command: Command, complaint: str) -> bool:
     if "qdisc" in command and "add" in command and "answers: No such file" in complaint:
-        return True  # all that kernels before 4.16 say
+        return True  # the message of kernels before 4.16
     words = ("qdisc kind is unknown", "Unknown device type", "TC classifier not found")
     return any(part in complaint for part in words)
 
@@ -137,5 +137,5 @@ def _no_program(name: str) -> str:
 
 
 def last_line(text: str) -> str:
-    """What a program said last."""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
+    """The last line of a program's output."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no message")

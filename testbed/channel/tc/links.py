@@ -1,4 +1,4 @@
-"""Links emulated by `tc`: between UE namespaces and the host, or behind one interface that is there already."""
+"""Links shaped by `tc`: `Namespaces` (one network namespace per UE) and `Egress` (one existing interface)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from testbed.channel.tc.shape import Duplex, LinkShape
 from testbed.errors import BadInput
 
 Qdisc = Literal["auto", "netem", "tbf"]
-"""auto: netem where the kernel has it, else tbf."""
+"""auto: netem if the kernel has it, else tbf."""
 
 
-class _Held:
-    """A context that holds an emulation; `kind` says what shapes, once it is entered."""
+class _Emulation:
+    """Context manager of an emulation; `kind` is the qdisc in use, set on entering."""
 
     kind: Kind
 
@@ -29,7 +29,7 @@ class _Held:
         self._stack = contextlib.ExitStack()
 
     def plan(self, kind: Kind) -> Plan:
-        """What it touches, and the commands that set it up."""
+        """The interfaces and namespaces in use, and the commands that set them up."""
         raise NotImplementedError
 
     def _enter(self) -> None:
@@ -39,26 +39,27 @@ class _Held:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take it back."""
+        """Undo the emulation."""
         self._stack.__exit__(kind, error, trace)
 
 
-class Namespaces(_Held):
-    """A network namespace for each UE, whose link to the host is shaped: its uplink inside, its downlink on the host.
+class Namespaces(_Emulation):
+    """A network namespace per UE, with a shaped link to the host: the uplink in the namespace, the downlink on the
+    host.
 
-    UE `i` is the i-th of these links. A base station on the host that listens on all addresses is at
-    `host_address(i)` for it; a process started with `prefix(i)` before its command line is in its namespace.
+    UE `i` has the i-th of the links. It reaches a base station that listens on all addresses of the host at
+    `host_address(i)`; a command with `prefix(i)` in front runs in its namespace.
 
     Args:
-        links: the UEs' links at the start.
-        first: index of the first UE's names and addresses, so that several emulations fit on a machine.
-        qdisc: what shapes.
-        plain: whether `reshape` will ask for rates at most; None: as `links` do.
-        state: folder where it is written down what is touched.
-        say: told what is worth knowing.
+        links: initial links of the UEs.
+        first: index of the first UE's names and addresses, so that several emulations can run on a machine.
+        qdisc: queueing discipline that shapes.
+        plain: whether `reshape` will only set rates; None: whether `links` only have rates.
+        state: directory of the claims (see `Ledger`).
+        say: called with each status line.
 
     Raises:
-        BadInput: no UE or too many; on entering also what `emulation` and `choose` raise.
+        BadInput: no UE or too many; on entering, as `emulation` and `choose`.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Namespaces(_Held):
         state: Path | None = None, say: Say = lambda _: None,
     ) -> None:  # fmt: skip
         if not links:
-            raise BadInput("namespaces are made for one UE or more")
+            raise BadInput("namespaces need at least one UE")
         if plain is None:
             plain = all(link.plain for link in links)
         super().__init__(qdisc, plain, 0, state, say)
@@ -74,12 +75,12 @@ class Namespaces(_Held):
         self.pairs = [NamespacePair(first + number) for number in range(len(links))]
 
     def __enter__(self) -> Namespaces:
-        """Create and shape."""
+        """Create and shape the links."""
         self._enter()
         return self
 
     def plan(self, kind: Kind) -> Plan:
-        """What it touches, and the commands that set it up."""
+        """The namespaces in use, and the commands that set them up."""
         commands: list[Command] = []
         for pair, link in zip(self.pairs, self.links, strict=True):
             commands += create_pair(pair.index)
@@ -89,16 +90,16 @@ class Namespaces(_Held):
         return Plan(tuple(commands), pairs=tuple(pair.index for pair in self.pairs))
 
     def change(self, kind: Kind, ue: int, link: Duplex) -> list[Command]:
-        """The commands that give a UE another link."""
+        """Commands that change a UE's link."""
         pair, before = self.pairs[ue], self.links[ue]
         up = reshaped(pair.ue_interface, before.up, link.up, kind, pair.namespace)
         return up + reshaped(pair.host_interface, before.down, link.down, kind)
 
     def reshape(self, ue: int, link: Duplex) -> None:
-        """Give a UE another link while packets flow; takes some milliseconds.
+        """Change a UE's link while packets flow; takes some milliseconds.
 
         Raises:
-            BadInput: it needs netem, and tbf shapes.
+            BadInput: the link needs netem but tbf is in use.
             TestbedError: a command failed.
         """
         for command in self.change(self.kind, ue, link):
@@ -106,7 +107,7 @@ class Namespaces(_Held):
         self.links[ue] = link
 
     def prefix(self, ue: int) -> list[str]:
-        """What goes before the command line of a process of a UE."""
+        """Command prefix that runs a process in a UE's namespace."""
         return ["ip", "netns", "exec", self.pairs[ue].namespace]
 
     def host_address(self, ue: int) -> str:
@@ -118,23 +119,23 @@ class Namespaces(_Held):
         return self.pairs[ue].ue_address
 
 
-class Egress(_Held):
-    """What leaves an interface is shaped: all of it, or each destination by itself.
+class Egress(_Emulation):
+    """Shapes what leaves an existing interface: all traffic, or that to each destination separately.
 
-    It is one direction. On a UE that is its uplink; on a BS, with the UEs' addresses as destinations, their downlinks.
+    This is one direction: on a UE its uplink; on a BS, with the UEs' addresses as destinations, their downlinks.
 
     Args:
-        interface: its name.
-        shape: of all, or of each destination.
-        destinations: IPv4 addresses; other traffic then passes untouched.
-        qdisc: what shapes.
-        plain: whether `reshape` will ask for rates at most; None: as `shape` does.
-        force: 2 or more takes an interface of the default route too.
-        state: folder where it is written down what is touched.
-        say: told what is worth knowing.
+        interface: name of the interface.
+        shape: shape of all traffic, or of that to each destination.
+        destinations: IPv4 addresses; other traffic is then not shaped.
+        qdisc: queueing discipline that shapes.
+        plain: whether `reshape` will only set rates; None: whether `shape` only has a rate.
+        force: 2 or more allows an interface with the default route.
+        state: directory of the claims (see `Ledger`).
+        say: called with each status line.
 
     Raises:
-        BadInput: on entering, what `emulation` and `choose` raise.
+        BadInput: on entering, as `emulation` and `choose`.
     """
 
     def __init__(
@@ -145,14 +146,14 @@ class Egress(_Held):
         self.interface, self.shape, self.destinations = check_interface(interface), shape, tuple(destinations)
 
     def __enter__(self) -> Egress:
-        """Shape."""
+        """Shape the traffic."""
         if self.destinations:
             require("htb")
         self._enter()
         return self
 
     def plan(self, kind: Kind) -> Plan:
-        """What it touches, and the commands that set it up."""
+        """The interface in use, and the commands that shape it."""
         if self.destinations:
             shaping = htb(self.interface, dict.fromkeys(self.destinations, self.shape), kind, mtu=self._mtu)
         else:
@@ -160,7 +161,7 @@ class Egress(_Held):
         return Plan((*offload(self.interface), *shaping), interfaces=(self.interface,))
 
     def change(self, kind: Kind, shape: LinkShape) -> list[Command]:
-        """The commands that give it another shape."""
+        """Commands that change the shape."""
         if self.destinations:
             return htb(
                 self.interface, dict.fromkeys(self.destinations, shape), kind, verb="change", mtu=self._mtu
@@ -168,10 +169,10 @@ class Egress(_Held):
         return reshaped(self.interface, self.shape, shape, kind, mtu=self._mtu)
 
     def reshape(self, shape: LinkShape) -> None:
-        """Give it another shape while packets flow.
+        """Change the shape while packets flow.
 
         Raises:
-            BadInput: it needs netem, and the kernel has none; or it has no rate, and there are destinations.
+            BadInput: the shape needs netem, which the kernel lacks; or a rate is missing and there are destinations.
             TestbedError: a command failed.
         """
         for command in self.change(self.kind, shape):
@@ -180,7 +181,7 @@ class Egress(_Held):
 
     @property
     def _mtu(self) -> int:
-        """Largest packet; that of an Ethernet where there is no such interface, as a dry run allows."""
+        """The interface's MTU; Ethernet's if it does not exist, as is allowed in a dry run."""
         try:
             return int((INTERFACES / self.interface / "mtu").read_text())
         except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""A UE's network namespace and its link to the host: names, addresses, and the commands that make and delete them."""
+"""A UE's network namespace and its veth pair to the host: names, addresses, commands to create and delete them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MOST_PAIRS = NETWORK.num_addresses // 4
 
 @dataclass(frozen=True)
 class NamespacePair:
-    """Names and addresses of the `index`-th UE's namespace and of the veth pair between it and the host.
+    """Names and addresses of the `index`-th UE's namespace and its veth pair to the host.
 
     Raises:
-        BadInput: an index below 0 or beyond the network's addresses.
+        BadInput: an index outside [0, `MOST_PAIRS`).
     """
 
     index: int
@@ -35,33 +35,33 @@ class NamespacePair:
 
     @property
     def ue_interface(self) -> str:
-        """The end in the namespace."""
+        """Interface in the namespace."""
         return f"{PREFIX}{self.index}u"
 
     @property
     def host_interface(self) -> str:
-        """The end on the host."""
+        """Interface on the host."""
         return f"{PREFIX}{self.index}h"
 
     @property
     def host_address(self) -> str:
-        """IPv4 address of the host's end: the first of the pair's /30."""
+        """IPv4 address of the host interface: the first of the pair's /30 subnet."""
         return str(NETWORK[4 * self.index + 1])
 
     @property
     def ue_address(self) -> str:
-        """IPv4 address of the UE's end."""
+        """IPv4 address of the UE interface."""
         return str(NETWORK[4 * self.index + 2])
 
     def mac(self, end: Literal["host", "ue"]) -> str:
-        """A locally administered MAC address that no other pair has."""
+        """A locally administered MAC address, unique to this pair and end."""
         return f"02:7b:{'00' if end == 'host' else '01'}:00:{self.index >> 8:02x}:{self.index & 255:02x}"
 
 
 def create_pair(index: int) -> list[Command]:
-    """A UE's namespace with a veth pair to the host, up, with addresses, and a route to the host's other addresses.
+    """Commands that create a UE's namespace with a configured veth pair and a default route to the host.
 
-    Neighbours are given: an address request that is lost would stall a link for a second, which no radio does.
+    Neighbour entries are static, since a lost ARP request would stall a link for a second.
     """
     pair = NamespacePair(index)
     name, ue, host = pair.namespace, pair.ue_interface, pair.host_interface
@@ -82,6 +82,6 @@ def create_pair(index: int) -> list[Command]:
 
 
 def delete_pair(index: int) -> list[Command]:
-    """Undo `create_pair`: the link first, as a namespace lives on with its interfaces while a process is in it."""
+    """Commands that undo `create_pair`; the link comes first, as a namespace stays while a process runs in it."""
     pair = NamespacePair(index)
     return [["ip", "link", "delete", "dev", pair.host_interface], ["ip", "netns", "delete", pair.namespace]]

@@ -1,4 +1,4 @@
-"""Holds an emulation, and takes back what it did: afterwards, or on the next start after a crash."""
+"""Sets up an emulation and undoes it: at the end, or on the next start after a crash."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ NAMESPACES = Path("/var/run/netns")
 
 @dataclass(frozen=True)
 class Plan:
-    """What an emulation touches, and the commands that set it up."""
+    """What an emulation uses, and the commands that set it up."""
 
     apply: tuple[Command, ...]
     interfaces: tuple[str, ...] = ()
-    """Those that are there already."""
+    """Existing interfaces."""
     pairs: tuple[int, ...] = ()
-    """UE namespaces that it creates."""
+    """Indices of the UE namespaces that it creates."""
 
 
 @contextlib.contextmanager
 def emulation(plan: Plan, force: int = 0, state: Path | None = None, say: Say = lambda _: None) -> Iterator[None]:
-    """Hold an emulation: set up by the plan's commands, taken back at the end, however that comes.
+    """Run the plan's commands on entering, and undo them on leaving in any way.
 
-    What it touches is written down first (in `state`, by default /run/testbed), so that the next emulation can take
-    back what one that was killed left; this happens here before anything else.
+    What the emulation uses is first recorded as a claim (in `state`, by default /run/testbed). Before that, emulations
+    that ended without cleaning up are undone from their claims.
 
     Args:
         plan: what to set up.
-        force: 2 or more shapes an interface of the default route too.
-        state: folder of the claims.
-        say: told what was cleaned up.
+        force: 2 or more allows an interface with the default route.
+        state: directory of the claims.
+        say: called with a line per cleanup.
 
     Raises:
-        BadInput: not root; an interface that is not there, carries the default route, or has a qdisc of somebody
-            else; something that another emulation holds.
-        TestbedError: a command failed, or not all could be taken back.
+        BadInput: not root; an interface that does not exist, has the default route or a foreign qdisc; or something
+            that another emulation uses.
+        TestbedError: a command failed, or not everything could be undone.
     """
     require_root()
     ledger = Ledger(state)
@@ -70,16 +70,16 @@ def emulation(plan: Plan, force: int = 0, state: Path | None = None, say: Say = 
         _apply(plan.apply, say)
         yield
     finally:
-        with held_back():  # taking back is over in a moment, and half of it would need the next start
+        with held_back():  # undoing takes a moment, and half of it would need cleanup on the next start
             restore(claim)
             path.unlink(missing_ok=True)
 
 
 def clean(ledger: Ledger, say: Say = lambda _: None) -> None:
-    """Take back what emulations left whose processes have ended; the ledger must be locked.
+    """Undo emulations whose processes have ended; the ledger must be locked.
 
     Raises:
-        TestbedError: something could not be taken back.
+        TestbedError: something could not be undone.
     """
     ledger.tidy()
     for path, claim in ledger.claims():
@@ -94,10 +94,10 @@ def clean(ledger: Ledger, say: Say = lambda _: None) -> None:
 
 
 def restore(claim: Claim) -> None:
-    """Take back all that a claim names, as far as it is there.
+    """Undo everything in a claim that still exists.
 
     Raises:
-        TestbedError: something is still there afterwards.
+        TestbedError: something still exists afterwards.
     """
     complaints = []
     for command in undo(claim.interfaces, claim.pairs):
@@ -113,7 +113,7 @@ def restore(claim: Claim) -> None:
 
 
 def undo(interfaces: dict[str, list[str]], pairs: list[int]) -> list[Command]:
-    """Commands that take back an emulation: interfaces with the offloads to switch on again, and UE namespaces."""
+    """Commands that undo an emulation: interfaces with the offloads to switch on again, and UE namespaces."""
     commands = []
     for interface, offloads in interfaces.items():
         commands += clear(interface) + offload(interface, offloads, on=True)
@@ -125,14 +125,14 @@ def undo(interfaces: dict[str, list[str]], pairs: list[int]) -> list[Command]:
 def _check_interface(name: str, force: int) -> None:
     if not (INTERFACES / check_interface(name)).exists():
         known = ", ".join(sorted(path.name for path in INTERFACES.iterdir() if path.is_symlink()))
-        raise BadInput(f"no interface {name!r} here; there are {known}")
+        raise BadInput(f"no interface {name!r}; there are {known}")
     routes = [run(["ip", family, "-j", "route", "show", "table", "all"]) for family in ("-4", "-6")]
     if force < 2 and any(name in default_interfaces(text) for text in routes):
         raise BadInput(f"{name} carries the default route, so a mistake cuts this machine off; force it twice to go on")
 
 
 def _check_free(plan: Plan, ledger: Ledger) -> None:
-    """Nothing that the plan touches may belong to somebody else."""
+    """Refuse a plan that uses what another emulation or a foreign program uses."""
     wanted = {*plan.interfaces, *(f"UE {index}" for index in plan.pairs)}
     for _, claim in ledger.claims():
         taken = wanted & claim.things if claim.here else set()
@@ -143,12 +143,12 @@ def _check_free(plan: Plan, ledger: Ledger) -> None:
         for name, there in ((pair.namespace, NAMESPACES), (pair.host_interface, INTERFACES)):
             if (there / name).exists():
                 command = "ip netns delete" if there == NAMESPACES else "ip link delete"
-                raise BadInput(f"{name} is there already and not ours; remove it ({command} {name}) or use other UEs")
+                raise BadInput(f"{name} exists and is not ours; remove it ({command} {name}) or use other UEs")
     for name in plan.interfaces:
         qdisc = _root(name)
         if not is_default(qdisc):
             kind = qdisc["kind"] if qdisc else ""
-            raise BadInput(f"{name} has a qdisc of somebody else ({kind}); remove it: tc qdisc del dev {name} root")
+            raise BadInput(f"{name} has a foreign qdisc ({kind}); remove it: tc qdisc del dev {name} root")
 
 
 def _root(interface: str) -> dict[str, object] | None:
@@ -156,7 +156,7 @@ def _root(interface: str) -> dict[str, object] | None:
 
 
 def _apply(commands: Sequence[Command], say: Say) -> None:
-    """Run all in order; an emulation goes on where `ethtool` fails or is not there, only in coarser pieces."""
+    """Run commands in order; if `ethtool` fails or is missing, the emulation goes on with offloads enabled."""
     coarse = ""
     for command in commands:
         if "ethtool" not in command:
@@ -170,7 +170,7 @@ def _apply(commands: Sequence[Command], say: Say) -> None:
 
 
 def _offloads(interface: str) -> list[str]:
-    """Offloads to switch on again later; none where `ethtool` cannot tell, as nothing is switched off then."""
+    """Offloads to switch on again later; empty if `ethtool` reports none, since none is switched off then."""
     if shutil.which("ethtool") is None:
         return []
     return offloads_on(attempt(["ethtool", "-k", interface]).stdout)

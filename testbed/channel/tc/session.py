@@ -1,4 +1,4 @@
-"""An emulation by `tc` from its configuration to its end: held for a time, constant or along a trace."""
+"""An emulation by `tc` for a given time, from its configuration: with a constant link, or along a trace."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ NAP_S = 3600.0
 
 
 class TcConfig(Config, frozen=True):
-    """What an emulation by `tc` does.
+    """Configuration of an emulation by `tc`.
 
     Raises:
-        BadInput: values that do not go together.
+        BadInput: values that cannot be combined.
     """
 
     interface: str | None = None
-    """Shape what leaves this one."""
+    """Existing interface whose outgoing traffic is shaped."""
     namespaces: int = 0
-    """Or create so many UE namespaces."""
+    """Number of UE namespaces to create instead."""
     first: int = 0
     """Index of the first UE namespace."""
     direction: Literal["uplink", "downlink"] = "uplink"
-    """Which direction of the link leaves through `interface`."""
+    """Direction of the link that leaves through `interface`."""
     destinations: tuple[str, ...] = ()
-    """With `interface`: IPv4 addresses, each of which gets the rate for itself."""
+    """With `interface`: IPv4 addresses, each of which is shaped separately."""
     uplink_mbps: float | None = None
     """None: no limit."""
     downlink_mbps: float | None = None
     rtt_ms: float = 0.0
-    """Half of it each way; an `interface` gives its own half only."""
+    """Round-trip delay, one half in each direction; an `interface` adds only its half."""
     jitter_ms: float = 0.0
-    """Uniform within ± this, each way."""
+    """Half-width of the uniform jitter in each direction."""
     correlation: float = 0.0
-    """Of the delays of packets that follow each other."""
+    """Correlation of the delays of successive packets."""
     per_up: float = 0.0
     per_down: float = 0.0
     gilbert: tuple[float, float] | None = None
-    """(p, r) of losses in bursts, each way."""
+    """(p, r) of the Gilbert model for bursty losses in each direction."""
     qdisc: Qdisc = "auto"
     seconds: float | None = None
-    """None: until interrupted."""
+    """Duration; None: until interrupted."""
     force: int = 0
-    """2: even where `interface` carries the default route."""
+    """2: allow an `interface` with the default route."""
 
     def __post_init__(self) -> None:
         if (self.interface is None) == (self.namespaces == 0):
@@ -81,22 +81,22 @@ class TcConfig(Config, frozen=True):
 def run_tc(
     config: TcConfig, trace: Trace | None = None, dry_run: bool = False, say: Say = print, state: Path | None = None
 ) -> int:
-    """Emulate a link for `config.seconds`, or until Ctrl-C; then all is as it was.
+    """Emulate a link for `config.seconds`, or until Ctrl-C; then restore the previous settings.
 
     Args:
-        config: where, what and how long.
-        trace: the link follows it, again and again, in place of the configuration's constant one.
-        dry_run: say the commands, and do nothing; needs neither root nor Linux.
-        say: told each line.
-        state: folder where it is written down what is touched.
+        config: the emulation.
+        trace: trace that the link follows repeatedly, in place of the constant link of the configuration.
+        dry_run: print the commands only; needs neither root nor Linux.
+        say: called with each line of output.
+        state: directory of the claims (see `Ledger`).
 
     Returns:
         Exit code 0.
 
     Raises:
-        BadInput: what cannot be done here, with what would help.
+        BadInput: something that this machine cannot do, with advice.
         TestbedError: a command failed.
-        KeyboardInterrupt: Ctrl-C before `config.seconds` were over.
+        KeyboardInterrupt: Ctrl-C before `config.seconds` had passed.
     """
     links = _links(config, trace)
     held = _held(config, links, state, say)
@@ -120,12 +120,12 @@ def run_tc(
 
 
 async def follow(trace: Trace, apply: Callable[[Duplex], None], clock: Clock, seconds: float | None = None) -> None:
-    """Apply a trace's states as they come, the trace again and again; an update that would change nothing is left out.
+    """Apply a trace's states at their times, repeatedly; updates without a change are left out.
 
     Args:
-        trace: what to follow, from now on.
-        apply: gives the link a state; where it is late, states in between are skipped.
-        clock: says when.
+        trace: trace to follow, starting now.
+        apply: sets the link's state; if it falls behind, states are skipped.
+        clock: clock of the replay.
         seconds: when to return; None: never.
     """
     origin_s, applied = clock.time(), None
@@ -146,7 +146,7 @@ def _links(config: TcConfig, trace: Trace | None) -> list[Duplex]:
     if trace is None:
         return [config.link]
     if config.link != Duplex():
-        raise BadInput("a trace says what the link is: leave out rates, RTT, jitter and losses")
+        raise BadInput("a trace replaces the link: leave out rates, RTT, jitter and losses")
     return [Duplex.at(trace, index) for index in range(len(trace))]
 
 
@@ -178,10 +178,10 @@ def _reshape(config: TcConfig, held: Namespaces | Egress, link: Duplex) -> None:
 
 
 def _script(config: TcConfig, held: Namespaces | Egress, trace: Trace | None) -> Iterator[str]:
-    """What would be run, as a shell script; one round of a trace at most."""
+    """The commands as a shell script, with at most one pass of the trace."""
     kind: Kind = "tbf" if config.qdisc == "tbf" else "netem"
     if config.qdisc == "auto":
-        yield "# by netem; a kernel that has none gets tbf (qdisc=tbf shows it), which does rates alone"
+        yield "# with netem; a kernel without it gets tbf (qdisc=tbf shows that), which only limits rates"
     plan = held.plan(kind)
     yield from map(shlex.join, plan.apply)
     if trace is not None:

@@ -1,4 +1,4 @@
-"""What `tc` makes of a link: the shape of one direction, and of both."""
+"""Parameters of a link that `tc` can emulate: of one direction (`LinkShape`) and of both (`Duplex`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from testbed.errors import BadInput
 
 LEAST_MBPS, MOST_MBPS = 1e-3, 1e5
 OUTAGE_MBPS = 0.1
-"""What lower rates of a trace become, 0 included. netem fixes a packet's time when it comes in, so that a lower rate
-would hold packets long after the outage; to netem a rate of 0 means none at all."""
+"""Lower limit of a trace's rates, 0 included. netem computes a packet's departure when it arrives, so that a lower rate
+would hold packets long after the outage; in netem, a rate of 0 means no limit."""
 MOST_DELAY_MS = 60_000.0
 FRAME_BYTES = 1514
 """An Ethernet frame with an MTU of 1500 bytes."""
@@ -22,25 +22,25 @@ class LinkShape:
     """One direction of a link.
 
     Raises:
-        BadInput: a value out of its range, or values that do not go together.
+        BadInput: a value out of range, or values that cannot be combined.
     """
 
     rate_mbps: float | None = None
     """None: no limit."""
     delay_ms: float = 0.0
-    """One way."""
+    """One-way delay."""
     jitter_ms: float = 0.0
-    """Each packet's delay is uniform within ± this; without a rate, packets overtake each other."""
+    """Half-width of the uniform jitter; without a rate, packets overtake each other."""
     correlation: float = 0.0
-    """Share of a packet's delay that follows that of the packet before it, in [0, 1)."""
+    """Correlation of a packet's delay with that of the previous packet, in [0, 1)."""
     loss: float = 0.0
-    """Share of packets dropped, each by itself, in [0, 1]."""
+    """Probability that a packet is dropped, independent of others, in [0, 1]."""
     gilbert: tuple[float, float] | None = None
-    """(p, r): losses in bursts after Gilbert, "Capacity of a burst-noise channel", 1960. p and r, in (0, 1], are the
-    chances to go from good to bad and back at every packet, and all packets of the bad state are lost: p/(p + r) of
-    all, 1/r in a row."""
+    """(p, r): bursty losses after Gilbert, "Capacity of a burst-noise channel", 1960. p and r, in (0, 1], are the
+    probabilities per packet of going from good to bad and back, and all packets in the bad state are lost: a share of
+    p/(p + r), in bursts of 1/r on average."""
     queue_ms: float = 100.0
-    """How long the queue before a limited rate can become, in time to send it; what comes on top is dropped."""
+    """Capacity of the queue before a limited rate, as time to send it; further packets are dropped."""
 
     def __post_init__(self) -> None:
         if self.rate_mbps is not None and not LEAST_MBPS <= self.rate_mbps <= MOST_MBPS:
@@ -64,29 +64,28 @@ class LinkShape:
 
     @property
     def plain(self) -> bool:
-        """Whether it is a rate at most, which needs no netem."""
+        """Whether it has a rate only, which needs no netem."""
         return not (self.delay_ms or self.loss or self.gilbert)
 
     @property
     def unlimited(self) -> bool:
-        """Whether it changes nothing."""
+        """Whether it has no effect."""
         return self.plain and self.rate_mbps is None
 
     def queue_bytes(self, frame_bytes: int = FRAME_BYTES) -> int:
-        """Bytes that may wait before the rate: `queue_ms` of them, but never less than ten frames.
+        """Capacity of the queue in bytes: `queue_ms` at the rate, at least ten frames.
 
         Raises:
-            BadInput: there is no rate.
+            BadInput: no rate.
         """
         if self.rate_mbps is None:
-            raise BadInput("a queue is as long as its rate says, and there is none")
+            raise BadInput("the length of a queue depends on the rate, and there is none")
         return max(10 * frame_bytes, math.ceil(self.rate_mbps * 1e3 / 8 * self.queue_ms))
 
     @property
     def packets(self) -> int:
-        """Packets that a qdisc must hold: full frames on their way through the delay and in the queue.
-
-        At least a hundred: a queue of acknowledgements has many packets and few bytes.
+        """Number of packets that a qdisc must hold: full frames in the delay and in the queue, at least a hundred,
+        since a queue of acknowledgements has many packets and few bytes.
         """
         held_ms = self.delay_ms + self.jitter_ms + self.queue_ms
         rate_mbps = MOST_MBPS / 10 if self.rate_mbps is None else self.rate_mbps
@@ -102,7 +101,7 @@ class Duplex:
 
     @property
     def plain(self) -> bool:
-        """Whether both directions need no netem."""
+        """Whether neither direction needs netem."""
         return self.up.plain and self.down.plain
 
     @staticmethod
@@ -116,7 +115,7 @@ class Duplex:
         correlation: float = 0.0,
         gilbert: tuple[float, float] | None = None,
     ) -> Duplex:
-        """Half of the RTT goes each way; jitter (each way), its correlation and bursts of loss are those of both.
+        """A link with half of the RTT in each direction; jitter, correlation and bursts are the same in both.
 
         Raises:
             BadInput: as `LinkShape`.
@@ -128,7 +127,7 @@ class Duplex:
 
     @staticmethod
     def at(trace: Trace, index: int) -> Duplex:
-        """The state in sample `index` of a trace; rates below `OUTAGE_MBPS` become that."""
+        """The state in sample `index` of a trace; rates are at least `OUTAGE_MBPS`."""
         return Duplex.of(
             min(MOST_MBPS, max(OUTAGE_MBPS, float(trace.uplink_mbps[index]))),
             min(MOST_MBPS, max(OUTAGE_MBPS, float(trace.downlink_mbps[index]))),

@@ -1,4 +1,4 @@
-"""What emulations hold of a machine's network, written down before they touch it, so that a crash can be mended."""
+"""Claims: records of what each emulation uses of the machine's network, so that it can be undone after a crash."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ LOCK_S = 30.0
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one emulation touches, and which process it is."""
+    """What one emulation uses, and the process that runs it."""
 
     pid: int
     started: int
-    """When the process started, in clock ticks since boot: another process can get the same pid."""
+    """Start time of the process in clock ticks since boot, since pids are reused."""
     boot: str
     network: int
-    """Inode of the network namespace that the interfaces are in."""
+    """Inode of the network namespace of the interfaces."""
     interfaces: dict[str, list[str]]
-    """Interfaces that were there before: offloads to switch on again."""
+    """Existing interfaces, with the offloads to switch on again."""
     pairs: list[int]
     """Indices of the UE namespaces."""
 
     @property
     def things(self) -> set[str]:
-        """Names of what it holds."""
+        """Names of the interfaces and UEs in use."""
         return {*self.interfaces, *(f"UE {index}" for index in self.pairs)}
 
     @property
@@ -44,12 +44,12 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def gone(self) -> bool:
-        """Whether what it touched is gone since the machine started anew."""
+        """Whether the machine was rebooted since, so that nothing is left to undo."""
         return self.boot != _boot()
 
     @property
     def here(self) -> bool:
-        """Whether what it touched can be reached from this network namespace."""
+        """Whether it refers to the network namespace of this process."""
         return self.network == _network()
 
 
@@ -64,27 +64,27 @@ def own_claim(interfaces: dict[str, list[str]], pairs: list[int]) -> Claim:
 
 
 def process_start(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None where it has ended."""
+    """Start time of a process in clock ticks since boot; None if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (OSError, UnicodeDecodeError):
         return None
-    state, *rest = stat.rpartition(")")[2].split()  # the name before it may hold anything
+    state, *rest = stat.rpartition(")")[2].split()  # the process name before it may contain anything
     return None if state in "ZX" else int(rest[18])
 
 
 class Ledger:
-    """The folder with all claims; one process at a time reads and changes it."""
+    """Directory of all claims; one process at a time reads and changes it."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = _default_folder() if folder is None else folder
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else reads or writes claims within.
+        """Hold the exclusive lock of the directory.
 
         Raises:
-            BadInput: the folder cannot be used, or belongs to somebody else.
+            BadInput: the directory cannot be used, or belongs to another user.
             TestbedError: another process held the lock for `LOCK_S`.
         """
         try:
@@ -101,7 +101,7 @@ class Ledger:
             os.close(lock)
 
     def claims(self) -> list[tuple[Path, Claim]]:
-        """All claims with their files, in no order.
+        """All claims with their files, in any order.
 
         Raises:
             BadInput: a file that cannot be read.
@@ -109,7 +109,7 @@ class Ledger:
         return [(path, _read(path)) for path in self.folder.glob("*.json")]
 
     def write(self, claim: Claim) -> Path:
-        """Write a claim; its file is there as a whole or not at all."""
+        """Write a claim atomically."""
         path = self.folder / f"{claim.pid}-{uuid.uuid4().hex[:8]}.json"
         part = path.with_suffix(".part")
         part.write_bytes(msgspec.json.encode(claim))
@@ -117,7 +117,7 @@ class Ledger:
         return path
 
     def tidy(self) -> None:
-        """Remove what a crash left of half-written claims."""
+        """Remove partially written claims."""
         for path in self.folder.glob("*.part"):
             path.unlink(missing_ok=True)
 
@@ -126,7 +126,7 @@ def _read(path: Path) -> Claim:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Claim)
     except (OSError, msgspec.DecodeError) as exc:
-        raise BadInput(f"cannot read {path}, which says what an emulation holds; remove it: {exc}") from exc
+        raise BadInput(f"cannot read {path}, the record of an emulation; remove it: {exc}") from exc
 
 
 def _wait_for(lock: int, folder: Path) -> None:
@@ -146,7 +146,7 @@ def _taken(lock: int) -> bool:
 
 
 def _default_folder() -> Path:
-    """Gone after a reboot, like what it speaks of, where the machine has such a place."""
+    """A directory that is cleared on reboot, if the machine has one."""
     if os.geteuid() == 0 and Path("/run").is_dir():
         return Path("/run/testbed")
     return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / "testbed"
