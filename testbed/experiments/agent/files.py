@@ -1,4 +1,4 @@
-"""What an agent keeps on its disk: files that were put, and orders with their results."""
+"""An agent's persistent state: uploaded files, and orders with their results."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from testbed.protocols.orders import (
 FILES, ORDERS, PARTS = "files", "orders", "parts"
 ORDER, STATE, CRASHES, RESULT = "order", "state.json", "crashes", "result"
 SPARE_BYTES = 2**28
-"""Of the disk, left alone."""
+"""Disk space that uploads must leave free."""
 
 
 class Files:
-    """Files that were put, by name; each counts as there once its digest is right."""
+    """Uploaded files by name; a file becomes visible when it is complete and its digest matches."""
 
     def __init__(self, workdir: Path) -> None:
         self._root, self._parts = workdir / FILES, workdir / PARTS
@@ -48,24 +48,24 @@ class Files:
             folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, name: str) -> Path:
-        """Where a file, or a folder of files, is.
+        """Path of an uploaded file or folder.
 
         Raises:
-            BadInput: nothing of that name was put.
+            BadInput: no such file.
         """
         path = self._root / check_name(name)
         if not path.exists() or path.is_symlink():
-            raise BadInput(f"no file {name!r} was put here: testbed field deploy does it")
+            raise BadInput(f"the agent has no file {name!r}; upload it with testbed field deploy")
         return path
 
     def put(self, message: Put, data: AnyArray) -> Stored:
-        """Take a chunk; says how much is there now, so that the next one is known.
+        """Append a chunk; the answer gives the size stored so far, which is the offset of the next chunk.
 
         Raises:
-            BadInput: no room, a chunk that is too large, or a whole whose digest is wrong: it begins anew.
+            BadInput: not enough disk space, an oversized chunk, or a digest mismatch, after which the upload restarts.
         """
         if data.dtype != np.uint8 or data.ndim != 1 or len(data) > MAX_CHUNK_BYTES:
-            raise BadInput(f"a chunk is u1 [n], n up to {MAX_CHUNK_BYTES}")
+            raise BadInput(f"a chunk must be u1 [n] with n up to {MAX_CHUNK_BYTES}")
         path, part = self._root / message.name, self._parts / message.digest
         if path.is_file() and path.stat().st_size == message.total and digest_of(path) == message.digest:
             return Stored(name=message.name, size=message.total)
@@ -73,9 +73,9 @@ class Files:
         if there != message.offset or (not len(data) and message.total):
             return Stored(name=message.name, size=min(there, message.total))
         if there + len(data) > message.total:
-            raise BadInput(f"{message.name} is longer than the {message.total} bytes that it was to have")
+            raise BadInput(f"{message.name} is longer than the announced {message.total} bytes")
         if free_bytes(self._root) < message.total - there + SPARE_BYTES:
-            raise BadInput(f"no room for {message.name}: {message.total} bytes")
+            raise BadInput(f"not enough disk space for {message.name}: {message.total} bytes")
         with part.open("ab") as file:
             file.write(data.tobytes())
         if there + len(data) == message.total:
@@ -85,14 +85,14 @@ class Files:
     def _finish(self, message: Put, part: Path, path: Path) -> None:
         if digest_of(part) != message.digest:
             part.unlink()
-            raise BadInput(f"{message.name} did not arrive as it was sent; put it again")
+            raise BadInput(f"{message.name} was corrupted in transfer; upload it again")
         with contextlib.suppress(FileExistsError):
             path.parent.mkdir(parents=True, exist_ok=True)
         part.replace(path)
 
 
 class StoredOrder:
-    """An order on the disk, and what became of it."""
+    """An order on disk with its outcome."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -101,67 +101,67 @@ class StoredOrder:
 
     @property
     def result(self) -> Path:
-        """Where its results lie."""
+        """Directory of the results."""
         return self.folder / RESULT
 
     @property
     def age(self) -> tuple[int, str]:
-        """What orders are sorted by: when they came."""
+        """Sort key: time of arrival, then name."""
         return (self.folder / ORDER).stat().st_mtime_ns, self.folder.name
 
     def ended(self) -> dict[str, Any] | None:
-        """How it ended; None: it has not."""
+        """The final state document; None: not finished."""
         if self._ended is None:
             with contextlib.suppress(OSError, ValueError):
                 self._ended = json.loads((self.folder / STATE).read_text(encoding="utf-8"))
         return self._ended
 
     def end(self, document: Mapping[str, Any]) -> None:
-        """Write down how it ended, in one step."""
+        """Write the final state document atomically."""
         with whole_file(self.folder / STATE) as part:
             part.write_text(json.dumps(document), encoding="utf-8")
 
-    def crashed(self) -> int:
-        """Count a crash of its process; returns how many there were."""
+    def count_crash(self) -> int:
+        """Count a crash of the order's process; returns the number of crashes so far."""
         path = self.folder / CRASHES
         count = 1 + (int(path.read_text()) if path.exists() else 0)
         path.write_text(str(count))
         return count
 
-    def again(self) -> None:
-        """Let one that failed be tried anew; what it has done is kept."""
+    def reset(self) -> None:
+        """Make a failed order pending again; partial results are kept."""
         self._ended = None
         for name in (STATE, CRASHES):
             (self.folder / name).unlink(missing_ok=True)
 
 
-class Shelf:
-    """Orders by id."""
+class OrderStore:
+    """All orders of an agent, by id."""
 
     def __init__(self, workdir: Path) -> None:
         self._root = workdir / ORDERS
         self._root.mkdir(parents=True, exist_ok=True)
         self._kept: dict[str, StoredOrder] = {}
         for folder in sorted(self._root.iterdir()):
-            with contextlib.suppress(OSError, TestbedError):  # cut off while it came in, or of another version
+            with contextlib.suppress(OSError, TestbedError):  # incomplete, or written by another version
                 self._kept[folder.name] = StoredOrder(folder)
 
     def get(self, name: str) -> StoredOrder | None:
-        """An order; None: there is none of that id."""
+        """The order with this id; None: unknown."""
         return self._kept.get(name)
 
     def add(self, order: Order) -> StoredOrder:
-        """Keep an order.
+        """Store an order; storing the same one again changes nothing.
 
         Raises:
-            BadInput: another one of that id is there, or there are too many.
+            BadInput: a different order has this id, or too many orders are stored.
         """
         if (there := self._kept.get(order.id)) is not None:
-            if _gist(there.order) != _gist(order):
-                raise BadInput(f"order {order.id} was another one")
+            if _identity(there.order) != _identity(order):
+                raise BadInput(f"order {order.id} exists with different content")
             return there
         if len(self._kept) >= MAX_ORDERS:
-            raise BadInput(f"{MAX_ORDERS} orders are kept already: collect and drop some")
+            raise BadInput(f"the agent already stores {MAX_ORDERS} orders; collect and drop some")
         folder = self._root / order.id
         folder.mkdir(exist_ok=True)
         with whole_file(folder / ORDER) as part:
@@ -170,25 +170,25 @@ class Shelf:
         return self._kept[order.id]
 
     def drop(self, name: str) -> None:
-        """Forget an order that has ended."""
+        """Delete a finished order."""
         kept = self._kept.get(name)
         if kept is not None and kept.ended() is not None:
             del self._kept[name]
             shutil.rmtree(kept.folder, ignore_errors=True)
 
     def waiting(self) -> list[StoredOrder]:
-        """Orders that have not ended, oldest first."""
+        """Unfinished orders, oldest first."""
         return sorted((kept for kept in self._kept.values() if kept.ended() is None), key=lambda kept: kept.age)
 
 
-def _gist(order: Order) -> Probing | Running:
-    """What an order is, wherever its channel state begins."""
+def _identity(order: Order) -> Probing | Running:
+    """An order's content, except for the measurement that its channel state starts from."""
     what = order.what
     return msgspec.structs.replace(what, link=None) if isinstance(what, Running) else what
 
 
 def state_of(kept: StoredOrder, running: bool) -> State:
-    """How an order stands."""
+    """State message of an order."""
     ended = kept.ended()
     if ended is None:
         return State(id=kept.order.id, state="running" if running else "waiting")
@@ -200,22 +200,22 @@ def state_of(kept: StoredOrder, running: bool) -> State:
 
 
 def result_files(result: Path) -> list[tuple[str, int, str]]:
-    """Name, bytes and digest of a result's files.
+    """Name, size in bytes and digest of each result file.
 
     Raises:
-        TestbedError: more than can be collected.
+        TestbedError: more files than can be collected.
     """
     found = sorted(path for path in result.rglob("*") if path.is_file() and not path.name.startswith("."))
     if len(found) > MAX_RESULT_FILES:
-        raise TestbedError(f"a result of {len(found)} files; at most {MAX_RESULT_FILES} can be collected")
+        raise TestbedError(f"the result has {len(found)} files; at most {MAX_RESULT_FILES} can be collected")
     return [(path.relative_to(result).as_posix(), path.stat().st_size, digest_of(path)) for path in found]
 
 
 def chunk_of(kept: StoredOrder, message: Get) -> AnyArray:
-    """A chunk of a result's file: u1 [n], empty at its end.
+    """A chunk of a result file: u1 [n], empty at the end of the file.
 
     Raises:
-        BadInput: the order has not ended, or has no such file.
+        BadInput: the order is not finished, or has no such file.
     """
     ended = kept.ended()
     if ended is None or message.name not in [entry[0] for entry in ended["files"]]:
@@ -226,6 +226,6 @@ def chunk_of(kept: StoredOrder, message: Get) -> AnyArray:
 
 
 def free_bytes(path: Path) -> int:
-    """Room on the disk."""
+    """Free disk space."""
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize

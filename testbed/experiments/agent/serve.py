@@ -1,8 +1,8 @@
-"""`testbed ue agent`: waits for orders, carries them out one after another, keeps results until they are collected.
+"""`testbed ue agent`: accepts orders, carries them out one after another, and keeps results until they are collected.
 
-Whatever it has taken on is on its disk before it says so. Killed and started again it goes on: finished orders stay,
-and the one that was under way goes on with the prompts that it has left (`experiments/runs/journal.py`). It never needs
-its lab machine for what it has been told already.
+An order is on disk before it is acknowledged, so an agent resumes after being killed: finished orders are kept, and the
+running one continues with its remaining prompts (`experiments/runs/journal.py`). Accepted orders are carried out
+without further contact to the lab machine.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from testbed.channel.keys import load_server
 from testbed.channel.link import ZmqServerLink, check_address
 from testbed.clock import within
 from testbed.errors import BadInput, ProtocolError, TestbedError
-from testbed.experiments.agent.files import Files, Shelf, StoredOrder, chunk_of, free_bytes, result_files, state_of
-from testbed.experiments.agent.work import check_reach, grounded
+from testbed.experiments.agent.files import Files, OrderStore, StoredOrder, chunk_of, free_bytes, result_files, state_of
+from testbed.experiments.agent.work import check_reach, resolve_files
 from testbed.experiments.runs.journal import NAME as JOURNAL
 from testbed.experiments.runs.processes import STOP_S, command, environment
 from testbed.files import held
@@ -50,21 +50,21 @@ from testbed.protocols.orders import (
 from testbed.tasks import together
 
 TRIES = 3
-"""Crashes of its process after which an order is given up."""
+"""Number of process crashes after which an order fails."""
 IDLE_S = 0.2
-"""How often an idle agent looks whether an order's time has come."""
+"""Polling interval for orders with a start time."""
 MOST_WAIT_S = 86_400.0
-"""An order that is to start later than this was given before the machine last started: it starts now."""
+"""Longest wait for a start time. A later one is from before the last reboot (monotonic clock), so the order starts."""
 Reply = tuple[Message, dict[str, AnyArray]]
 
 
 class AgentSetup(NamedTuple):
-    """How an agent runs."""
+    """Settings of an agent."""
 
     listen: str
     workdir: Path
     keys: str | None = None
-    """Directory that `keys new` made here: which lab machines may give orders."""
+    """Directory made by `keys new` on this machine; defines which lab machines may give orders."""
     bs_keys: str | None = None
     """Directory of this UE's keys for base stations."""
     insecure: bool = False
@@ -74,10 +74,10 @@ def run_agent(setup: AgentSetup, ready: Callable[[str], None], say: Callable[[st
     """Serve until SIGINT or SIGTERM.
 
     Raises:
-        BadInput: an address, keys or folder that cannot be used, or a folder that another agent has.
+        BadInput: an unusable address, keys or directory, or a directory in use by another agent.
     """
     require_keys([check_address(setup.listen)], setup.keys, setup.insecure)
-    with held(setup.workdir, f"another agent has {setup.workdir}"):
+    with held(setup.workdir, f"another agent uses {setup.workdir}"):
         asyncio.run(_serve(Agent(setup, say), setup, ready))
 
 
@@ -97,16 +97,16 @@ async def _serve(agent: Agent, setup: AgentSetup, ready: Callable[[str], None]) 
 
 
 class Agent:
-    """Takes messages in, and does what they order."""
+    """Answers the lab machine's messages and carries out its orders."""
 
     def __init__(self, setup: AgentSetup, say: Callable[[str], None]) -> None:
         self._setup, self._say = setup, say
-        self._files, self._shelf = Files(setup.workdir), Shelf(setup.workdir)
+        self._files, self._orders = Files(setup.workdir), OrderStore(setup.workdir)
         self._running: str | None = None
         self._wake = asyncio.Event()
 
     async def listen(self, link: ZmqServerLink) -> None:
-        """Answer every message."""
+        """Answer messages, for ever."""
         while True:
             peer, frames = await link.recv()
             try:
@@ -117,30 +117,30 @@ class Agent:
             await link.send(peer, encode(reply, arrays))
 
     def answer(self, message: Orders, arrays: dict[str, AnyArray]) -> Reply:
-        """What is answered to one message.
+        """The reply to one message.
 
         Raises:
-            BadInput: it cannot be taken.
-            OSError: the disk does not do what it should.
+            BadInput: the message is refused.
+            OSError: a disk error.
         """
         if isinstance(message, Call):
             if message.version != VERSION:
-                raise BadInput(f"orders of version {message.version}; this agent takes {VERSION}")
+                raise BadInput(f"order protocol version {message.version} is not supported; this agent uses {VERSION}")
             return self._standing(message.token), {}
         if isinstance(message, Put):
             if set(arrays) != {DATA}:
-                raise BadInput(f"a chunk comes in one array, {DATA}")
+                raise BadInput(f"a chunk must come in exactly one array, {DATA}")
             return self._files.put(message, arrays[DATA]), {}
         if isinstance(message, Order):
             return self._take(message), {}
-        kept = self._shelf.get(message.id)
+        kept = self._orders.get(message.id)
         if isinstance(message, Get):
             if kept is None:
-                raise BadInput(f"no order {message.id} here")
+                raise BadInput(f"the agent has no order {message.id}")
             data = chunk_of(kept, message)
             return Chunk(id=message.id, name=message.name, offset=message.offset), {DATA: data}
         if isinstance(message, Drop):
-            self._shelf.drop(message.id)
+            self._orders.drop(message.id)
         else:
             assert isinstance(message, Ask)
         return self._state(message.id), {}
@@ -148,37 +148,37 @@ class Agent:
     def _standing(self, token: int) -> Standing:
         return Standing(
             version=VERSION, token=token, time_s=time.perf_counter(), host=platform.node()[:200], testbed=__version__,
-            free_bytes=free_bytes(self._setup.workdir), waiting=len(self._shelf.waiting()),
+            free_bytes=free_bytes(self._setup.workdir), waiting=len(self._orders.waiting()),
         )  # fmt: skip
 
     def _take(self, order: Order) -> State:
-        """Take an order on; one that failed before is tried again."""
+        """Accept an order; a failed one is retried."""
         if isinstance(order.what, Running):
-            grounded(order.what.config, self._files)
+            resolve_files(order.what.config, self._files)
         else:
             check_reach(order.what.bs)
-        kept = self._shelf.add(order)
+        kept = self._orders.add(order)
         ended = kept.ended()
         if ended is not None and ended["state"] == "failed":
-            kept.again()
+            kept.reset()
         self._wake.set()
         return self._state(order.id)
 
     def _state(self, name: str) -> State:
-        kept = self._shelf.get(name)
+        kept = self._orders.get(name)
         return State(id=name, state="unknown") if kept is None else state_of(kept, self._running == name)
 
     # ------------------------------------------------------------ orders
 
     async def work(self) -> None:
-        """Carry out what waits, oldest first, for ever."""
+        """Carry out waiting orders, oldest first, for ever."""
         while True:
-            due = [kept for kept in self._shelf.waiting() if _due(kept)]
+            due = [kept for kept in self._orders.waiting() if _due(kept)]
             if due:
                 await self._carry_out(due[0])
                 continue
             self._wake.clear()
-            if not self._shelf.waiting():
+            if not self._orders.waiting():
                 await self._wake.wait()
                 continue
             with contextlib.suppress(asyncio.TimeoutError):
@@ -189,18 +189,18 @@ class Agent:
         self._say(f"order {name}")
         self._running, began_s = name, time.perf_counter()
         try:
-            code, said = await self._child(name)
+            code, last_line = await self._child(name)
         finally:
             self._running = None
         if code == 0:
             self._end(kept, "done", "", began_s)
         elif code > 0:
-            self._end(kept, "failed", said or f"exit code {code}", began_s)
-        elif kept.crashed() >= TRIES:
-            self._end(kept, "failed", f"its process ended by signal {-code}, {TRIES} times", began_s)
+            self._end(kept, "failed", last_line or f"exit code {code}", began_s)
+        elif kept.count_crash() >= TRIES:
+            self._end(kept, "failed", f"its process was ended by signal {-code}, {TRIES} times in all", began_s)
 
     async def _child(self, name: str) -> tuple[int, str]:
-        """A process that does it; its exit code (negative: a signal ended it) and the last line that it said."""
+        """Run the order's process; returns its exit code (negative: the signal) and its last line on stderr."""
         setup = self._setup
         arguments = ["ue", "agent", "--workdir", str(setup.workdir), "--carry-out", name]
         arguments += ["--bs-keys", setup.bs_keys] if setup.bs_keys else []
@@ -209,14 +209,14 @@ class Agent:
             *command(*arguments), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE, env=environment(), limit=2**20,
         )  # fmt: skip
-        said = ""
+        last_line = ""
         try:
             assert process.stderr is not None
             async for line in process.stderr:
                 if text := line.decode(errors="replace").strip():
-                    said = text
-                    self._say(f"    {said}")
-            return await process.wait(), said.removeprefix("testbed: ")[:500]
+                    last_line = text
+                    self._say(f"    {last_line}")
+            return await process.wait(), last_line.removeprefix("testbed: ")[:500]
         finally:
             await _stop(process)
 
@@ -233,7 +233,7 @@ class Agent:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """Have a process end, if it has not."""
+    """Terminate a process if it is still running."""
     if process.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):
@@ -246,5 +246,5 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 
 def _due(kept: StoredOrder) -> bool:
-    """Whether an order's time has come."""
+    """Whether an order's start time is reached."""
     return not 0 < kept.order.start_s - time.perf_counter() < MOST_WAIT_S

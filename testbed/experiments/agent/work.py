@@ -1,4 +1,4 @@
-"""What a UE's agent does for an order, in a process of its own: a measurement, or a run that goes on where it was."""
+"""Carries out one order of a UE's agent in its own process: a link measurement, or a resumable run."""
 
 from __future__ import annotations
 
@@ -25,50 +25,50 @@ from testbed.protocols.orders import Probing, Running
 from testbed.ue.dial import addresses
 
 FILED = ("drafter", "tokenizer", "dataset", "predictor")
-"""Of a run's configuration: names of files that were put, or None."""
-FREE = (
+"""Fields of the run configuration that name uploaded files, or None."""
+ALLOWED = (
     "bs", "methods", "window", "threshold", "max_tokens", "limit", "prompt_format", "shots", "seed", "warmup", "gate",
     "tie_tolerance", "concurrency", "kv_type", "threads", "gpu_layers", "timeout_s", "auto_rule", "temperature",
     "top_k", "top_p", "hidden_bits", "speed_tps", "accept_slower", "window_rule", "failover_s",
     "power_period_s", "power_idle_s",
 )  # fmt: skip
-"""Names nothing on this machine."""
+"""Fields that an order may set freely, since they name nothing on this machine."""
 CHECKED = ("csi", "pad", "power")
 CSI = ("none", "passive", "link")
 
 
-def grounded(config: RunConfig, files: Files) -> RunConfig:
-    """A configuration as it came, with the names of files replaced by where they are.
+def resolve_files(config: RunConfig, files: Files) -> RunConfig:
+    """Validate an order's configuration and replace file names by paths.
 
     Raises:
-        BadInput: a field that no order may set, a file that was not put, or a channel state or profile that would be
-            read from anywhere else.
+        BadInput: a field that orders may not set, a file that was not uploaded, or a channel state or profile that
+            would be read from elsewhere.
     """
     default = RunConfig()
     given = {name: getattr(config, name) for name in config.__struct_fields__}
     for name, value in given.items():
-        if name not in (*FILED, *FREE, *CHECKED) and value != getattr(default, name):
-            raise BadInput(f"an order may not set {name}: that is the agent's own")
+        if name not in (*FILED, *ALLOWED, *CHECKED) and value != getattr(default, name):
+            raise BadInput(f"an order may not set {name}; only the agent's own configuration can")
     check_reach(config.bs)
     if config.csi not in CSI:
-        raise BadInput(f"channel state {config.csi!r}: an order may ask for {', '.join(CSI)}")
+        raise BadInput(f"an order may not use channel state {config.csi!r}; use one of {', '.join(CSI)}")
     if config.pad is not None and config.pad not in names("profiles"):
-        raise BadInput(f"no profile {config.pad!r}; known: {', '.join(names('profiles'))}")
+        raise BadInput(f"unknown profile {config.pad!r}; use one of {', '.join(names('profiles'))}")
     if config.power is not None and not set(config.power.split(",")) <= {AUTO, NONE, *SOURCES}:
-        raise BadInput(f"no power source {config.power!r}; known: {', '.join((AUTO, NONE, *SOURCES))}")
+        raise BadInput(f"unknown power source {config.power!r}; use one of {', '.join((AUTO, NONE, *SOURCES))}")
     found = {name: str(files.path(given[name])) for name in FILED if given[name] and not _bundled(given[name])}
     return msgspec.structs.replace(config, **found)
 
 
 def check_reach(bs: str) -> None:
-    """Refuse a base station that is no host and port: sockets of this machine are its own.
+    """Refuse base-station addresses other than tcp://HOST:PORT, such as local sockets.
 
     Raises:
-        BadInput: see above.
+        BadInput: any other address.
     """
     for address in addresses(bs):
         if not address.startswith("tcp://"):
-            raise BadInput(f"an order names base stations by tcp://HOST:PORT, not {address}")
+            raise BadInput(f"an order must name base stations as tcp://HOST:PORT, not {address}")
 
 
 def _bundled(name: str) -> bool:
@@ -76,14 +76,14 @@ def _bundled(name: str) -> bool:
 
 
 def carry_out(workdir: Path, name: str, bs_keys: str | None, insecure: bool, say: Any) -> None:
-    """Do what an order says, into its folder.
+    """Carry out an order, writing its results into its directory.
 
     Args:
         bs_keys: directory of this UE's keys for the base station.
 
     Raises:
-        BadInput: an order that cannot be carried out.
-        LinkError: the base station cannot be reached.
+        BadInput: an invalid order.
+        LinkError: the base station is unreachable.
     """
     kept = StoredOrder(workdir / ORDERS / name)
     kept.result.mkdir(exist_ok=True)
@@ -94,7 +94,7 @@ def carry_out(workdir: Path, name: str, bs_keys: str | None, insecure: bool, say
         document = measure(what.bs, what.iperf3, what.seconds, what.count, None, what.timeout_s, say, keys)
         results.write_text(kept.result / LINK, json.dumps(document, indent=2, allow_nan=False) + "\n")
         return
-    config = grounded(what.config, Files(workdir))
+    config = resolve_files(what.config, Files(workdir))
     config = msgspec.structs.replace(config, keys=bs_keys, insecure=insecure)
     with _through(what, config, Files(workdir)) as reached:
         if reached.csi == "link":
@@ -103,14 +103,14 @@ def carry_out(workdir: Path, name: str, bs_keys: str | None, insecure: bool, say
 
 
 def _link(workdir: Path, what: Running) -> str:
-    """The measurement that a run begins from; without one it learns from its rounds alone."""
+    """The measurement that a run's channel state starts from; without one it is estimated from rounds only."""
     path = workdir / ORDERS / what.link / RESULT / LINK if what.link else None
     return str(path) if path is not None and path.is_file() else "passive"
 
 
 @contextlib.contextmanager
 def _through(what: Running, config: RunConfig, files: Files) -> Iterator[RunConfig]:
-    """The configuration, behind a relay that replays a trace where the order names one."""
+    """The configuration; if the order names a trace, through a relay that replays it."""
     if what.trace is None:
         yield config
         return

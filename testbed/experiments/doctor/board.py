@@ -1,4 +1,4 @@
-"""What board this is, and what its system files say: pure functions over a root directory, so recorded trees do."""
+"""Detects the board and parses its system files: pure functions over a root directory, testable on recorded trees."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import Literal
 
 Ask = Callable[..., str]
-"""Runs a command and gives what it prints; nothing where it fails or is not there."""
+"""Runs a command and returns its output; empty if it fails or is missing."""
 JETSON_SOC, PI_SOC = re.compile(r"nvidia,(tegra\d+)$"), re.compile(r"brcm,(bcm2\d{3})$")
 ORIN, PI_5, PI_4 = "tegra234", "bcm2712", "bcm2711"
 JETPACK_6 = 36
-"""Major release of Jetson Linux."""
+"""Major release of Jetson Linux in JetPack 6."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where to look.
+    """The machine to examine.
 
     Attributes:
-        root: the directory that stands for `/`.
-        ask: runs the few commands whose answer is in no file.
-        architecture: as `uname -m` says.
-        bits: of a pointer of this Python: a 64-bit kernel may carry a 32-bit system.
-        free_bytes: on the disk where runs are written; None: not known.
+        root: directory to use as `/`.
+        ask: runs commands for facts that are in no file.
+        architecture: as printed by `uname -m`.
+        bits: pointer size of this Python; a 64-bit kernel may run a 32-bit system.
+        free_bytes: free disk space where runs are written; None: unknown.
     """
 
     root: Path = Path("/")
@@ -38,7 +38,7 @@ class Machine:
     free_bytes: int | None = None
 
     def text(self, path: str) -> str:
-        """A file without trailing NULs and blanks; nothing where it cannot be read."""
+        """Contents of a file, stripped of NULs and blanks; empty if unreadable."""
         try:
             return (self.root / path).read_bytes().decode(errors="replace").strip("\0\n\t ")
         except OSError:
@@ -47,11 +47,11 @@ class Machine:
 
 @dataclass(frozen=True)
 class Board:
-    """A board as it names itself.
+    """A detected board.
 
     Attributes:
-        soc: `tegra234` of Orin, `bcm2712` of the Pi 5, …; empty on a PC.
-        release: Jetson Linux, such as (36, "4.7"); None elsewhere.
+        soc: `tegra234` for Orin, `bcm2712` for the Pi 5, …; empty on a PC.
+        release: version of Jetson Linux, such as (36, "4.7"); None elsewhere.
     """
 
     kind: Literal["jetson", "raspberry-pi", "x86", "other"]
@@ -61,14 +61,14 @@ class Board:
 
     @property
     def supported(self) -> bool:
-        """Whether `hardware/` has a set-up script for it."""
+        """Whether `hardware/` has a set-up script for this board."""
         if self.kind == "jetson":
             return self.soc == ORIN
         return self.soc in (PI_5, PI_4) if self.kind == "raspberry-pi" else self.kind == "x86"
 
 
 def detect(machine: Machine) -> Board:
-    """The board, from the device tree's root node or, on a PC, from what its firmware says."""
+    """Detect the board from the device tree's root node or, on a PC, from the DMI data of its firmware."""
     model = machine.text("proc/device-tree/model")
     for compatible in machine.text("proc/device-tree/compatible").split("\0"):
         if match := JETSON_SOC.match(compatible):
@@ -82,29 +82,29 @@ def detect(machine: Machine) -> Board:
     return Board("other", model or machine.architecture)
 
 
-# ---------------------------------------------------------------- what files hold
+# ---------------------------------------------------------------- files
 
 
 def parse_release(text: str) -> tuple[int, str] | None:
-    """`/etc/nv_tegra_release`: `# R36 (release), REVISION: 4.7, …` is (36, "4.7")."""
+    """Parse `/etc/nv_tegra_release`: `# R36 (release), REVISION: 4.7, …` gives (36, "4.7")."""
     match = re.match(r"# R(\d{1,3}) \(release\), REVISION: ([0-9.]{1,12})", text)
     return (int(match[1]), match[2]) if match else None
 
 
 def cpu_name(cpuinfo: str) -> str:
-    """`model name` of the first processor; Arm kernels have none."""
+    """`model name` of the first processor in `/proc/cpuinfo`; empty on Arm."""
     match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     return match[1].strip() if match else ""
 
 
 def memory_bytes(meminfo: str) -> dict[str, int]:
-    """`/proc/meminfo`, in bytes."""
+    """Entries of `/proc/meminfo`, in bytes."""
     found = re.findall(r"^(\w+):\s+(\d{1,15}) kB$", meminfo, re.MULTILINE)
     return {name: int(kib) * 1024 for name, kib in found}
 
 
 def cuda_version(version_json: str) -> str | None:
-    """`/usr/local/cuda/version.json`; None where there is none, or none that can be read."""
+    """CUDA version from `/usr/local/cuda/version.json`; None if missing or unreadable."""
     try:
         return str(json.loads(version_json)["cuda"]["version"])
     except (ValueError, KeyError, TypeError):
@@ -112,13 +112,13 @@ def cuda_version(version_json: str) -> str | None:
 
 
 def governors(machine: Machine) -> list[str]:
-    """The clock governors in use, each once; none where the system does not scale clocks."""
+    """Distinct CPU frequency governors in use; empty if frequency scaling is off."""
     files = sorted(machine.root.glob("sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor"))
     return sorted({machine.text(str(file.relative_to(machine.root))) for file in files} - {""})
 
 
 def over_currents(machine: Machine) -> dict[str, int]:
-    """A Jetson's counts of throttling for under-voltage (oc1) and over-current (oc2, oc3) since boot; hwmon."""
+    """A Jetson's throttling counts since boot for under-voltage (oc1) and over-current (oc2, oc3), from hwmon."""
     counts = {}
     for file in sorted(machine.root.glob("sys/class/hwmon/hwmon*/oc[0-9]_event_cnt")):
         text = machine.text(str(file.relative_to(machine.root)))
@@ -127,28 +127,28 @@ def over_currents(machine: Machine) -> dict[str, int]:
     return counts
 
 
-# ---------------------------------------------------------------- what commands print
+# ---------------------------------------------------------------- command output
 
 
 def parse_power_mode(text: str) -> tuple[str, int] | None:
-    """`nvpmodel -q`: `NV Power Mode: MAXN` and its number on the next line."""
+    """Parse `nvpmodel -q`: `NV Power Mode: MAXN`, with the mode number on the next line."""
     match = re.search(r"^NV Power Mode: *(\S+)\s+(\d{1,3})\s*$", text, re.MULTILINE)
     return (match[1], int(match[2])) if match else None
 
 
 def parse_throttled(text: str) -> int | None:
-    """`vcgencmd get_throttled`: `throttled=0x50005`."""
+    """Parse `vcgencmd get_throttled`: `throttled=0x50005`."""
     match = re.fullmatch(r"throttled=0x([0-9a-fA-F]{1,8})", text.strip())
     return int(match[1], 16) if match else None
 
 
 def parse_power_save(text: str) -> bool | None:
-    """`iw dev IF get power_save`: `Power save: on`; None where the driver does not tell."""
+    """Parse `iw dev IF get power_save`: `Power save: on`; None if the driver does not report it."""
     match = re.fullmatch(r"Power save: (on|off)", text.strip())
     return None if match is None else match[1] == "on"
 
 
 def wifi_driver(machine: Machine, interface: str) -> str:
-    """The kernel module behind a Wi-Fi interface; empty where sysfs does not say."""
+    """Kernel driver of a Wi-Fi interface; empty if not in sysfs."""
     link = machine.root / "sys/class/net" / interface / "device/driver"
     return link.resolve().name if link.exists() else ""

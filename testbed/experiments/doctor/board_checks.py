@@ -1,4 +1,4 @@
-"""What of the board itself would spoil a measurement or fail in the field, and the fix for each."""
+"""Checks of the board and its system that affect measurements or field use, with a fix for each."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from testbed.experiments.doctor.checks import Finding, output
 from testbed.power.sensors.pi import NOW
 
 GOOD_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page")
-"""Clock sources that a program reads without a system call."""
+"""Clock sources readable without a system call."""
 DISK_BYTES, MEMORY_BYTES = 4 * 10**9, 10**9
 SINCE_BOOT = 16
-"""How much higher `get_throttled` has the bits of what happened before."""
+"""Offset of the since-boot bits in `get_throttled`."""
 SCRIPTS = {"jetson": "hardware/jetson.sh", "raspberry-pi": "hardware/raspberry-pi.sh", "x86": "hardware/x86-ue.sh"}
 SUPPLY = {"bcm2712": "the 27 W supply (5 A at 5.1 V)", "bcm2711": "the 15 W supply (3 A at 5.1 V)"}
 
@@ -39,10 +39,10 @@ def here() -> Machine:
 
 
 def examine_board(machine: Machine | None = None) -> list[Finding]:
-    """All findings about the board and its system; nothing is changed.
+    """Examine the board and its system; changes nothing.
 
     Args:
-        machine: None: this one.
+        machine: None: this machine.
     """
     machine = machine or here()
     board = detect(machine)
@@ -62,7 +62,7 @@ def examine_board(machine: Machine | None = None) -> list[Finding]:
 def _named(board: Board) -> Finding:
     found = f"{board.model} ({board.soc})" if board.soc else board.model
     return Finding(
-        "board", board.supported, found, "set-up scripts are there for Jetson Orin, Raspberry Pi 5 and 4, and x86-64"
+        "board", board.supported, found, "set-up scripts exist for Jetson Orin, Raspberry Pi 5 and 4, and x86-64"
     )
 
 
@@ -88,7 +88,7 @@ def _cuda(machine: Machine) -> Finding:
 
 
 def _offload() -> Finding:
-    """Whether the llama.cpp that is installed was built for the GPU; its library is looked for, not loaded."""
+    """Whether the installed llama.cpp was built with CUDA; checks for the library without loading it."""
     spec = importlib.util.find_spec("llama_cpp")
     there = spec is not None and any((Path(str(spec.origin)).parent / "lib").glob("libggml-cuda*"))
     return Finding("llama.cpp on the GPU", there, "built with CUDA" if there else "built without CUDA, or missing",
@@ -97,7 +97,7 @@ def _offload() -> Finding:
 
 def _power_mode(machine: Machine) -> Finding:
     mode = parse_power_mode(machine.ask("nvpmodel", "-q"))
-    found = "unknown: nvpmodel does not answer" if mode is None else f"{mode[0]} (mode {mode[1]})"
+    found = "unknown: nvpmodel failed" if mode is None else f"{mode[0]} (mode {mode[1]})"
     fix = "sudo nvpmodel -m 0, or the number of MAXN or MAXN_SUPER in /etc/nvpmodel.conf; then sudo jetson_clocks"
     return Finding("power mode", mode is not None and mode[0].startswith("MAXN"), found, fix)
 
@@ -124,7 +124,9 @@ def _raspberry_pi(machine: Machine, board: Board) -> list[Finding]:
 def _throttled(machine: Machine, board: Board) -> Finding:
     bits = parse_throttled(machine.ask("vcgencmd", "get_throttled"))
     if bits is None:
-        return Finding("throttling", False, "unknown: vcgencmd does not answer", "sudo usermod -aG video $USER, log in")
+        return Finding(
+            "throttling", False, "unknown: vcgencmd failed", "sudo usermod -aG video $USER, then log in again"
+        )
     now, before = ([name for bit, name in NOW.items() if bits >> bit + by & 1] for by in (0, SINCE_BOOT))
     parts = [f"{', '.join(found)} {when}" for found, when in ((now, "now"), (before, "since boot")) if found]
     weak = NOW[0] in now + before
@@ -156,26 +158,26 @@ def _wifi(machine: Machine) -> Finding:
 
 def _clock(machine: Machine) -> Finding:
     source = machine.text("sys/devices/system/clocksource/clocksource0/current_clocksource")
-    fix = "see `dmesg | grep -i clocksource` for why the kernel gave the fast one up; clocksource=tsc boots with it"
+    fix = "see `dmesg | grep -i clocksource` for why the kernel rejected the fast one; boot with clocksource=tsc"
     return Finding("clock source", source in GOOD_CLOCKS, source or "unknown", fix)
 
 
 def _synchronised(machine: Machine) -> Finding:
     told = machine.ask("timedatectl", "show", "--property=NTPSynchronized", "--value").strip() == "yes"
     told = told or (machine.root / "run/systemd/timesync/synchronized").exists()
-    return Finding("time synchronised", told, "yes" if told else "no, or not known",
-                   "sudo timedatectl set-ntp true (dates of runs; latencies need no common clock)")  # fmt: skip
+    return Finding("time synchronised", told, "yes" if told else "no, or unknown",
+                   "sudo timedatectl set-ntp true (for dates of runs; latencies need no common clock)")  # fmt: skip
 
 
 def _disk(machine: Machine) -> Finding:
     free = machine.free_bytes
     found = "unknown" if free is None else f"{free / 1e9:.1f} GB free"
     return Finding("disk", free is not None and free >= DISK_BYTES, found,
-                   f"{DISK_BYTES / 1e9:.0f} GB free here: runs, and the build of llama.cpp")  # fmt: skip
+                   f"free {DISK_BYTES / 1e9:.0f} GB here, for runs and the build of llama.cpp")  # fmt: skip
 
 
 def _memory(machine: Machine) -> Finding:
     found = memory_bytes(machine.text("proc/meminfo"))
     total, free = found.get("MemTotal", 0), found.get("MemAvailable", 0)
     return Finding("memory", free >= MEMORY_BYTES, f"{total / 1e9:.1f} GB, {free / 1e9:.1f} GB available",
-                   "close other programs; `testbed ue memory` says what a drafter takes")  # fmt: skip
+                   "close other programs; `testbed ue memory` shows what a drafter needs")  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a machine has and lacks for the testbed."""
+"""Checks which engines, tools and privileges the testbed finds on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from testbed.power.sources import SOURCES, survey
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked for."""
+    """Result of one check, with a fix if it failed."""
 
     name: str
     ok: bool
@@ -27,7 +27,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """All findings, cheapest first; nothing is changed and nothing heavy is imported."""
+    """Run all checks; changes nothing and imports nothing heavy."""
     return [
         Finding(
             "Python", sys.version_info >= (3, 10), platform.python_version(), "Python 3.10 for a UE, 3.11 for a BS"
@@ -89,7 +89,7 @@ def _pair() -> Finding:
 
 def _program(name: str, fix: str, use: str) -> Finding:
     path = shutil.which(name)
-    return Finding(name, path is not None, path or f"not there ({use})", fix)
+    return Finding(name, path is not None, path or f"not installed ({use})", fix)
 
 
 def _namespaces() -> Finding:
@@ -128,7 +128,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def output(*command: str) -> str:
-    """What a command prints; nothing where it fails, hangs or is not there."""
+    """Output of a command; empty if it fails, hangs or is missing."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

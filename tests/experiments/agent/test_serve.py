@@ -15,9 +15,9 @@ import pytest
 
 from testbed.config import RunConfig
 from testbed.errors import BadInput
-from testbed.experiments.agent.files import FILES, Files, Shelf, chunk_of, result_files, state_of
+from testbed.experiments.agent.files import FILES, Files, OrderStore, chunk_of, result_files, state_of
 from testbed.experiments.agent.serve import Agent, AgentSetup, run_agent
-from testbed.experiments.agent.work import CHECKED, FILED, FREE, grounded
+from testbed.experiments.agent.work import ALLOWED, CHECKED, FILED, resolve_files
 from testbed.protocols.orders import (
     MAX_CHUNK_BYTES,
     Ask,
@@ -64,14 +64,14 @@ def test_a_file_counts_once_it_is_whole(tmp_path: Path) -> None:
 
 def test_what_did_not_arrive_as_it_was_sent_is_not_kept(tmp_path: Path) -> None:
     files = Files(tmp_path)
-    refuse(lambda: put(files, "a", b"xyz", digest="0" * 32), BadInput, "did not arrive")
+    refuse(lambda: put(files, "a", b"xyz", digest="0" * 32), BadInput, "corrupted in transfer")
     refuse(lambda: files.path("a"), BadInput, "no file")
     mark = "1" * 32
     longer = Put(name="b", offset=0, total=2, digest=mark)
     refuse(lambda: files.put(longer, np.zeros(3, np.uint8)), BadInput, "longer than")
-    refuse(lambda: files.put(longer, np.zeros(MAX_CHUNK_BYTES + 1, np.uint8)), BadInput, "a chunk is")
+    refuse(lambda: files.put(longer, np.zeros(MAX_CHUNK_BYTES + 1, np.uint8)), BadInput, "a chunk must be")
     huge = Put(name="c", offset=0, total=2**45, digest=mark)
-    refuse(lambda: files.put(huge, np.zeros(3, np.uint8)), BadInput, "no room")
+    refuse(lambda: files.put(huge, np.zeros(3, np.uint8)), BadInput, "not enough disk space")
 
 
 def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
@@ -89,10 +89,10 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
         ({"insecure": True}, "may not set insecure"),
         ({"local_bs": "tcp://h:1"}, "may not set local_bs"),
         ({"bs": "ipc:///run/other.sock"}, "tcp://HOST:PORT"),
-        ({"csi": "/etc/passwd"}, "an order may ask for"),
-        ({"csi": "trace=x"}, "an order may ask for"),
-        ({"pad": "/etc/passwd"}, "no profile"),
-        ({"power": "/etc/passwd"}, "no power source"),
+        ({"csi": "/etc/passwd"}, "an order may not use channel state"),
+        ({"csi": "trace=x"}, "an order may not use channel state"),
+        ({"pad": "/etc/passwd"}, "unknown profile"),
+        ({"power": "/etc/passwd"}, "unknown power source"),
         ({"dataset": "hf:gsm8k"}, "bad file name"),
         ({"dataset": "/etc/passwd"}, "bad file name"),
         ({"drafter": "../drafter.gguf"}, "bad file name"),
@@ -100,20 +100,20 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
     ],
 )
 def test_an_order_names_nothing_but_files_that_were_put(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
-    refuse(lambda: grounded(RunConfig(**fields), Files(tmp_path)), BadInput, words)
+    refuse(lambda: resolve_files(RunConfig(**fields), Files(tmp_path)), BadInput, words)
 
 
 def test_a_good_order_is_grounded_in_the_agents_folder(tmp_path: Path) -> None:
     files = Files(tmp_path)
     put(files, "ab/d.gguf", b"x")
-    found = grounded(RunConfig(drafter="ab/d.gguf", csi="link", pad="wisv", methods=("fh",)), files)
+    found = resolve_files(RunConfig(drafter="ab/d.gguf", csi="link", pad="wisv", methods=("fh",)), files)
     assert found.drafter == str(tmp_path / FILES / "ab/d.gguf")
     assert (found.dataset, found.csi, found.pad, found.methods) == ("bundled:test", "link", "wisv", ("fh",))
 
 
 def test_every_field_of_a_run_is_thought_of() -> None:
     """A field that a run gains is refused in orders until somebody says what it may name."""
-    known = {*FILED, *FREE, *CHECKED}
+    known = {*FILED, *ALLOWED, *CHECKED}
     assert known <= set(RunConfig.__struct_fields__)
     assert {"keys", "insecure", "local_bs"}.isdisjoint(known)
 
@@ -132,7 +132,7 @@ def test_orders_outlive_the_agent(tmp_path: Path) -> None:
     other_link = msgspec.structs.replace(one, what=Running(RunConfig(limit=3), link="b"))
     assert again.answer(other_link, {})[0] == found  # the same order, after another measurement
     another = msgspec.structs.replace(one, what=Running(RunConfig(limit=4)))
-    refuse(lambda: again.answer(another, {}), BadInput, "was another one")
+    refuse(lambda: again.answer(another, {}), BadInput, "exists with different content")
     standing = again.answer(Call(version=1, token=5), {})[0]
     assert isinstance(standing, Standing) and (standing.waiting, standing.token) == (1, 5)
     refuse(lambda: again.answer(Call(version=9, token=5), {}), BadInput, "version 9")
@@ -141,7 +141,7 @@ def test_orders_outlive_the_agent(tmp_path: Path) -> None:
 
 
 def test_results_are_given_out_when_an_order_is_done_and_dropped_when_told(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = OrderStore(tmp_path)
     kept = shelf.add(Order(id="hall-1", what=Probing("tcp://127.0.0.1:1", None, 1, 1, 1.0)))
     kept.result.mkdir()
     (kept.result / "rounds.parquet").write_bytes(b"abc")
@@ -149,7 +149,7 @@ def test_results_are_given_out_when_an_order_is_done_and_dropped_when_told(tmp_p
     shelf.drop("hall-1")  # not before it has ended
     assert shelf.get("hall-1") is not None
     kept.end({"state": "done", "note": "", "began_s": 1.0, "ended_s": 2.0, "files": result_files(kept.result)})
-    again = Shelf(tmp_path).get("hall-1")
+    again = OrderStore(tmp_path).get("hall-1")
     assert again is not None
     state = state_of(again, False)
     assert state.state == "done" and [(f.name, f.size) for f in state.files] == [("rounds.parquet", 3)]
@@ -165,14 +165,14 @@ def test_results_are_given_out_when_an_order_is_done_and_dropped_when_told(tmp_p
 def test_a_failed_order_is_tried_again_when_it_is_given_again(tmp_path: Path) -> None:
     first, one = agent(tmp_path), Order(id="x", what=Running(RunConfig()))
     first.answer(one, {})
-    kept = Shelf(tmp_path).get("x")
+    kept = OrderStore(tmp_path).get("x")
     assert kept is not None
-    assert [kept.crashed() for _ in range(3)] == [1, 2, 3]
+    assert [kept.count_crash() for _ in range(3)] == [1, 2, 3]
     kept.end({"state": "failed", "note": "no BS", "began_s": 1.0, "ended_s": 2.0, "files": []})
     second = agent(tmp_path)
     assert second.answer(Ask(id="x"), {})[0].state == "failed"  # type: ignore[attr-defined]
     assert second.answer(one, {})[0].state == "waiting"  # type: ignore[attr-defined]
-    assert kept.crashed() == 1
+    assert kept.count_crash() == 1
 
 
 def test_an_agent_loads_nothing_that_a_ue_does_not_have() -> None:
