@@ -183,7 +183,10 @@ def interference(
 
     asked, short = numbers(lengths, int, "--lengths"), RequestWork(drafted, prefix)
     rows = _benched(
-        engine, model, dtype, lambda loaded, told: run(loaded, asked, short, repeats=repeats, seed=seed, told=told)
+        engine,
+        model,
+        dtype,
+        lambda loaded, progress: run(loaded, asked, short, repeats=repeats, seed=seed, progress=progress),
     )
     if out is not None:
         plot(rows, out)
@@ -204,9 +207,9 @@ def _measure(engine: str, model: str | None, dtype: str, planned: Any, **options
     """Run the plan."""
     from testbed.experiments.estimator.profile import measure
 
-    def run(loaded: Any, told: Any) -> Any:
+    def run(loaded: Any, progress: Any) -> Any:
         note(f"measuring {len(planned)} configurations")
-        return measure(loaded, planned, told=told, **options)
+        return measure(loaded, planned, progress=progress, **options)
 
     return _benched(engine, model, dtype, run)
 

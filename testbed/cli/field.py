@@ -19,7 +19,7 @@ from testbed.errors import BadInput, LinkError
 if TYPE_CHECKING:
     from testbed.experiments.field.log import FieldLog
     from testbed.experiments.field.plan import FieldPlan, Place
-    from testbed.experiments.field.run import Crew, DeviceOf
+    from testbed.experiments.field.run import DeviceOf, FieldSetup
 
 app = CommandGroup(
     no_args_is_help=True, help="A guided run at several distances, in the field or rehearsed at the desk."
@@ -92,8 +92,8 @@ def run(
         check_here(found, emulated)
     with open_log(where, found, emulated) as log:
         if progress_of(log)["left"]:
-            with _crew(log, emulated, yes) as crew:
-                visit_all(log, crew)
+            with _setup(log, emulated, yes) as setup:
+                visit_all(log, setup)
         left = progress_of(log)
         if left["left"]:
             note(f"{left['left']} runs are left; the same command goes on with them")
@@ -239,26 +239,25 @@ def _plan(plan: FieldPlan, where: Path, emulated: bool, as_json: bool) -> None:
 
 
 @contextlib.contextmanager
-def _crew(log: FieldLog, emulated: bool, yes: bool) -> Iterator[Crew]:
-    """Who does the run: stage, operator and devices."""
-    from testbed.experiments.field.operator import Nobody, Operator, Terminal
-    from testbed.experiments.field.run import Crew
+def _setup(log: FieldLog, emulated: bool, yes: bool) -> Iterator[FieldSetup]:
+    """Stage, operator and devices of the run."""
+    from testbed.experiments.field.operator import Operator, Terminal, Unattended
+    from testbed.experiments.field.run import FieldSetup
     from testbed.experiments.field.stage import Field, Stage, emulation
 
     with contextlib.ExitStack() as held:
         stage: Stage = held.enter_context(emulation(log, note)) if emulated else Field(log.plan)
-        operator: Operator = Nobody(trusting=emulated) if emulated or yes else Terminal()
-        yield Crew(stage, operator, _devices(log), note)
+        operator: Operator = Unattended(trusting=emulated) if emulated or yes else Terminal()
+        yield FieldSetup(stage, operator, _devices(log), note)
 
 
 def _devices(log: FieldLog) -> DeviceOf:
     from testbed.experiments.field.devices.base import LocalDevice
     from testbed.experiments.field.fleet import agent_device
-    from testbed.experiments.field.run import one_device
 
     def device_of(place: Place) -> Any:
         if place.ue is not None:
-            return one_device(agent_device(log.plan, place, note))
-        return one_device(LocalDevice(log.plan.keys, log.plan.settle_s, note))
+            return contextlib.closing(agent_device(log.plan, place, note))
+        return contextlib.closing(LocalDevice(log.plan.keys, log.plan.settle_s, note))
 
     return device_of

@@ -141,7 +141,7 @@ def test_profile_measures_an_engine_and_writes_what_fit_reads(here: Path) -> Non
         ("--engine synthetic --out p.csv --largest 10", "100 tokens or more"),
         ("--engine synthetic --out p.csv --largest 9000 --thin 9", "give --largest"),
         ("--engine warp --out p.csv", "unknown engine 'warp'"),
-        ("--engine synthetic --out p.csv --repeats 0", "once or more"),
+        ("--engine synthetic --out p.csv --repeats 0", "repeats must be at least 1"),
     ],
 )
 def test_profile_refuses_before_it_measures(line: str, said: str, here: Path) -> None:

@@ -16,7 +16,7 @@ from testbed.channel.spec import ChannelSpec
 from testbed.config import RunConfig
 from testbed.errors import BadInput
 from testbed.experiments.agent.files import ORDERS, RESULT, Files, StoredOrder
-from testbed.experiments.field.devices.base import LINK, decode
+from testbed.experiments.field.devices.base import FILED, LINK, decode
 from testbed.experiments.links.measure import measure
 from testbed.experiments.results import directory as results
 from testbed.experiments.runs.processes import proxy
@@ -24,8 +24,6 @@ from testbed.power.sources import AUTO, NONE, SOURCES
 from testbed.protocols.orders import Probing, Running
 from testbed.ue.dial import addresses
 
-FILED = ("drafter", "tokenizer", "dataset", "predictor")
-"""Fields of the run configuration that name uploaded files, or None."""
 ALLOWED = (
     "bs", "methods", "window", "threshold", "max_tokens", "limit", "prompt_format", "shots", "seed", "warmup", "gate",
     "tie_tolerance", "concurrency", "kv_type", "threads", "gpu_layers", "timeout_s", "auto_rule", "temperature",

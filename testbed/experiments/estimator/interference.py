@@ -1,4 +1,4 @@
-"""Verification interference: a short follow-up in one pass with a long request (WISP, Section 3.4, Fig. 4)."""
+"""Measures verification interference: a short follow-up in one pass with a long request (WISP Section 3.4, Fig. 4)."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ LENGTHS = (32, 64, 128, 256, 512, 1024)
 
 
 class Interference(msgspec.Struct, frozen=True):
-    """Medians of passes with one length of A."""
+    """Median pass times for one length of A."""
 
     new_tokens: int
-    """Of A, which has nothing cached."""
+    """New tokens of A, which has nothing cached."""
     alone_a_s: float
     alone_b_s: float
     together_s: float
-    """Of the pass that holds both, which B waits for."""
+    """Time of a pass with both A and B."""
 
     @property
     def inherited(self) -> float:
-        """How many times longer B takes than by itself."""
+        """Slowdown of B: time of the joint pass over the time of B alone."""
         return self.together_s / self.alone_b_s
 
 
@@ -42,26 +42,26 @@ def interference(
     *,
     repeats: int = 5,
     seed: int = 0,
-    told: Progress = lambda done, total, what: None,
+    progress: Progress = lambda done, total, what: None,
 ) -> list[Interference]:
-    """Passes of A, of B and of both, in turn, the first of each length dropped.
+    """Time passes of A, of B and of both, in turn; the first repeat of each length is discarded.
 
     Args:
         lengths: new tokens of A.
-        short: what B computes, and has in the prefix cache.
+        short: new and cached tokens of B.
 
     Raises:
-        BadInput: no lengths, none repeated, or sequences that the engine does not take.
+        BadInput: invalid lengths or repeats, or sequences too long for the engine.
         EngineError: a pass failed.
     """
     if not lengths or min(lengths) < 1 or repeats < 1 or short.new < 1 or short.cached < 0:
-        raise BadInput("give lengths, new tokens and repeats of 1 or more")
+        raise BadInput("lengths, new tokens and repeats must be at least 1")
     longest = max(*lengths, short.new + short.cached)
     if longest + 1 > engine.max_positions:
-        raise BadInput(f"sequences of {longest} tokens, but the target takes {engine.max_positions - 1}")
+        raise BadInput(f"sequences of {longest} tokens exceed the target's limit of {engine.max_positions - 1}")
     bench, rows = PassBench(engine, seed), []
     for count, length in enumerate(lengths):
-        told(count, len(lengths), f"{length} tokens")
+        progress(count, len(lengths), f"{length} tokens")
         long = RequestWork(length, 0)
         batches = ((long,), (short,), (long, short))
         times = [[bench.time_s(batch) for batch in batches] for _ in range(1 + repeats)][1:]
@@ -71,10 +71,10 @@ def interference(
 
 
 def plot(rows: Sequence[Interference], path: Path) -> None:
-    """Milliseconds over A's new tokens: A alone, B alone, both in one pass.
+    """Plot pass time in milliseconds over A's new tokens: A alone, B alone, both in one pass.
 
     Raises:
-        BadInput: no plotting library, a file of an unknown kind, or one that cannot be written.
+        BadInput: matplotlib is missing, or the file cannot be written.
     """
     try:
         from matplotlib.figure import Figure
@@ -90,7 +90,7 @@ def plot(rows: Sequence[Interference], path: Path) -> None:
     }
     for label, (field, colour, style) in lines.items():
         axes.plot(x, [1e3 * getattr(row, field) for row in rows], style, color=colour, label=label)
-    axes.set(xlabel="new tokens of A", ylabel="time of the pass, ms", xscale="log", xticks=x)
+    axes.set(xlabel="new tokens of A", ylabel="pass time (ms)", xscale="log", xticks=x)
     axes.set_xticklabels(map(str, x))
     axes.minorticks_off()
     axes.legend()

@@ -1,7 +1,7 @@
-"""Measuring verification passes on a real engine, by the plan of WISP's Appendix C scaled to the machine.
+"""Measures verification passes on a real engine, following the plan of WISP Appendix C scaled to the machine.
 
-Every prompt is new: a repeated one would come from the prefix cache. What a request has cached is put there by a pass
-of its own, which is not measured.
+Every prompt is unique, since a repeated one would be served from the prefix cache. Cached tokens of a request are
+cached by an earlier pass that is not measured.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from testbed.optim.pass_time import NAMES, RequestWork, features
 
 CATEGORIES = ("compute", "memory", "compute-random", "memory-random", "mixed")
 DRAFTED = 5
-"""Tokens that a new prompt comes with."""
+"""Draft window of a new prompt."""
 NEW = (1, 5, 10, 20, 50, 100)
 """New tokens of a follow-up."""
 LARGEST = 2000
-"""Tokens of a batch's or sequence's largest extent in the paper; everything is scaled from there."""
+"""Maximum tokens of a batch or sequence in the paper; `plan` scales everything from there."""
 LEAST = 100
 UNSTEADY = 0.1
+"""Coefficient of variation above which a configuration is measured again."""
 TRIES = 3
-"""Repeats that vary by more (standard deviation over mean) are taken again, so often in all; the steadiest count."""
+"""Maximum number of attempts per configuration; the one with the least variation counts."""
 BLOCK = 32
-"""Tokens of a block of vLLM's prefix cache on a CPU."""
+"""Block size of vLLM's prefix cache on a CPU, in tokens."""
 
 Progress = Callable[[int, int, str], None]
 
@@ -48,7 +49,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class MeasuredBatch:
-    """A batch and how long it took, repeats in order."""
+    """A batch with its measured times, in order of the repeats."""
 
     configuration: Configuration
     held_out: bool
@@ -56,27 +57,27 @@ class MeasuredBatch:
 
     @property
     def sample(self) -> Sample:
-        """With the median."""
+        """The batch with its median time."""
         return Sample(self.configuration.works, statistics.median(self.times_s))
 
     @property
     def variation(self) -> float:
-        """Standard deviation over mean."""
+        """Coefficient of variation: standard deviation over mean."""
         return statistics.pstdev(self.times_s) / statistics.fmean(self.times_s)
 
 
 def plan(largest: int = LARGEST, seed: int = 0, thin: int = 1) -> list[MeasuredBatch]:
-    """Appendix C's 123 configurations to fit and 50 others to judge by, with nothing measured yet.
+    """Unmeasured batches of Appendix C: 123 configurations for the fit and 50 for validation.
 
     Args:
-        largest: tokens, in place of the paper's 2000.
-        thin: take every so-manieth of each category; 1: all.
+        largest: maximum tokens, instead of the paper's 2000.
+        thin: keep every `thin`-th configuration of each category; 1: all.
 
     Raises:
-        BadInput: values that leave no plan.
+        BadInput: a value out of range.
     """
     if largest < LEAST or thin < 1:
-        raise BadInput(f"a plan needs {LEAST} tokens or more and every 1st configuration or fewer")
+        raise BadInput(f"a plan needs {LEAST} tokens or more, and thin of at least 1")
     rng, unseen = np.random.default_rng([seed, 0]), np.random.default_rng([seed, 1])
     train = [
         *(Configuration("compute", works) for works in _compute(largest, rng)),
@@ -96,7 +97,7 @@ def _thinned(configurations: Sequence[Configuration], thin: int) -> Iterator[Con
 
 
 def _compute(largest: int, rng: np.random.Generator) -> Iterator[tuple[RequestWork, ...]]:
-    """Nothing cached, 0.6 to 1 of the largest in one to four prompts."""
+    """Batches without cached tokens: 0.6 to 1 times `largest` in one to four prompts."""
     for share in (0.6, 0.7, 0.8, 0.9, 1.0):
         total = round(share * largest)
         for parts in (1, 2, 4):
@@ -139,7 +140,7 @@ def _random(largest: int, rng: np.random.Generator, compute: int, memory: int, m
 
 
 class PassBench:
-    """Runs batches of prompts that nobody has seen.
+    """Times batches of unique prompts.
 
     Raises (all methods):
         EngineError: a pass failed.
@@ -155,7 +156,7 @@ class PassBench:
         self._names = itertools.count()
 
     def time_s(self, works: Sequence[RequestWork]) -> float:
-        """Seconds of one pass."""
+        """Duration of one pass, in seconds."""
         batch = [self._request(work) for work in works]
         primed = [
             replace(request, prefix=request.prefix[: work.cached], draft=request.draft[:0])
@@ -179,11 +180,11 @@ class PassBench:
         return VerifyRequest(f"profile/{next(self._names)}", ids[:end], ids[end:])
 
     def _unique(self, count: int) -> NDArray[np.int32]:
-        """Random ids; no two prompts may begin alike where that could be found in a cache."""
+        """Random ids whose first 16 are unique, so that no prompt is found in the prefix cache."""
         ids: NDArray[np.int32] = self._rng.integers(0, self._engine.vocab_size, count).astype(np.int32)
         key = ids[:16].tobytes()
         if key in self._seen:
-            raise TestbedError("a prompt came twice, so that a cache could answer for it; profile with another seed")
+            raise TestbedError("a prompt was repeated and could be in the prefix cache; profile with another seed")
         self._seen.add(key)
         return ids
 
@@ -195,35 +196,37 @@ def measure(
     repeats: int,
     warmups: int,
     seed: int,
-    told: Progress,
+    progress: Progress,
     keep: Callable[[MeasuredBatch], None] = lambda _: None,
 ) -> list[MeasuredBatch]:
-    """Time every configuration, in an order drawn by the seed, each after passes of its own that are dropped; `keep`
-    has each as soon as it is measured.
+    """Time every configuration, in random order, each after its own warm-up passes.
+
+    Args:
+        keep: called with each batch as soon as it is measured.
 
     Raises:
-        BadInput: nothing to repeat, or sequences that the engine does not take.
-        TestbedError: a prompt came twice.
+        BadInput: invalid repeats or warmups, or sequences too long for the engine.
+        TestbedError: a prompt was repeated.
     """
     if repeats < 1 or warmups < 0:
-        raise BadInput(f"a configuration is measured once or more after 0 passes or more, not {repeats} and {warmups}")
+        raise BadInput(f"repeats must be at least 1 and warmups not negative, not {repeats} and {warmups}")
     longest = max(work.cached + work.new for one in planned for work in one.configuration.works)
     if longest + 1 > engine.max_positions:
         raise BadInput(
-            f"sequences of {longest} tokens, but the target takes {engine.max_positions - 1}; give --largest"
+            f"sequences of {longest} tokens exceed the target's limit of {engine.max_positions - 1}; give --largest"
         )
     bench, done = PassBench(engine, seed), {}
     order = np.random.default_rng([seed, 3]).permutation(len(planned)).tolist()
     for count, index in enumerate(order):
-        told(count, len(planned), planned[index].configuration.category)
+        progress(count, len(planned), planned[index].configuration.category)
         done[index] = _steadiest(bench, planned[index], warmups, repeats)
         keep(done[index])
-    told(len(planned), len(planned), "done")
+    progress(len(planned), len(planned), "done")
     return [done[index] for index in range(len(planned))]
 
 
 def _steadiest(bench: PassBench, planned: MeasuredBatch, warmups: int, repeats: int) -> MeasuredBatch:
-    """The repeats of one configuration; where something disturbed them, those of another try that vary less."""
+    """Measure one configuration, again if its repeats vary too much; returns the attempt with the least variation."""
     tries: list[MeasuredBatch] = []
     while len(tries) < TRIES and not (tries and tries[-1].variation <= UNSTEADY):
         times = [bench.time_s(planned.configuration.works) for _ in range(warmups + repeats)]
@@ -232,7 +235,7 @@ def _steadiest(bench: PassBench, planned: MeasuredBatch, warmups: int, repeats: 
 
 
 def report(measured: Sequence[MeasuredBatch], seed: int = 0) -> dict[str, Any]:
-    """The fit to the passes meant for it, how it does on the others, and what one more term would bring there.
+    """Fit to the training passes, its scores on unseen passes, and the scores with one more term.
 
     Raises:
         BadInput: too few passes for a fit.
@@ -264,14 +267,14 @@ TERMS: dict[str, Callable[[Sequence[RequestWork]], float]] = {
     "cold_interactions": lambda batch: sum(work.new**2 for work in batch if not work.cached),
     "longest_sequence": lambda batch: max(work.cached + work.new for work in batch),
 }
-"""What eq. 19 leaves out and a pass may take time for: a request as such, the head's rows, cached tokens beyond the
-last full block (which are computed again), a prompt's attention without a cache, padding."""
+"""Possible costs of a pass that eq. 19 omits: per request, the head's rows, cached tokens beyond the last full block
+(which are recomputed), attention within an uncached prompt, padding."""
 
 
 def _with_term(
     name: str, term: Callable[[Sequence[RequestWork]], float], train: Sequence[Sample], test: Sequence[Sample]
 ) -> dict[str, Any]:
-    """R² and MAPE on unseen passes of least squares with one term more."""
+    """R² and MAPE on unseen passes of a least-squares fit with one more term."""
 
     def table(samples: Sequence[Sample]) -> NDArray[np.float64]:
         return np.array([[*features(sample.batch), term(sample.batch)] for sample in samples])
@@ -291,7 +294,7 @@ def _with_term(
 
 
 def csv_lines(measured: Sequence[MeasuredBatch]) -> list[str]:
-    """The contract's columns, and the plan's, a row a request."""
+    """Lines of the CSV file for `testbed estimator fit`, with columns for the plan; one row per request."""
     lines = ["batch,new_tokens,cached_tokens,latency_s,category,held_out,variation"]
     for number, one in enumerate(measured):
         tail = f"{one.sample.latency_s:.9f},{one.configuration.category},{int(one.held_out)},{one.variation:.4f}"

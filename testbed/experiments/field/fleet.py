@@ -1,4 +1,4 @@
-"""The agents of a plan, one after another: files there, results back. One that is silent holds up no other."""
+"""Deploys files to the agents of a plan and collects their results; an unreachable agent is skipped."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from testbed.experiments.field.run import cell_config, progress_of
 
 
 def agent_device(plan: FieldPlan, place: Place, say: Say) -> AgentDevice:
-    """The UE of a place that has an agent.
+    """Connect to the agent of a place.
 
     Raises:
-        BadInput: its keys cannot be used.
-        LinkError: it does not answer.
+        BadInput: unusable keys.
+        LinkError: the agent does not answer.
     """
     assert place.ue is not None
     agent = AgentConnection(place.ue, place.ue_keys, plan.insecure)
@@ -27,11 +27,11 @@ def agent_device(plan: FieldPlan, place: Place, say: Say) -> AgentDevice:
 
 
 def deploy(plan: FieldPlan, say: Say) -> list[dict[str, Any]]:
-    """Carry the plan's files to its agents; answers a row for each: `ue`, `places`, `files` that are there, how it
-    stands, and `error` where it did not answer.
+    """Upload the plan's files to its agents; returns a row per agent: `ue`, `places`, uploaded `files`, its state, and
+    `error` if it did not answer.
 
     Raises:
-        BadInput: no place has an agent, a file is not here, or an agent has no room for it.
+        BadInput: no place has an agent, a file is missing, or an agent has no disk space for it.
     """
     wanted = [plan.drafter, plan.tokenizer, *(method.predictor for method in plan.methods)]
     rows: dict[str, dict[str, Any]] = {}
@@ -50,7 +50,7 @@ def deploy(plan: FieldPlan, say: Say) -> list[dict[str, Any]]:
 
 
 def collect(log: FieldLog, say: Say) -> dict[str, Any]:
-    """Bring home what agents have done; answers `collected`, `silent` (agents that did not answer) and what is left.
+    """Collect finished runs from the agents; returns `collected`, `silent` (agents that did not answer) and progress.
 
     Raises:
         BadInput: no place has an agent.
@@ -73,12 +73,12 @@ def collect(log: FieldLog, say: Say) -> dict[str, Any]:
 
 
 def with_agents(plan: FieldPlan) -> list[Place]:
-    """Places whose UE an agent drives.
+    """Places whose UE is an agent.
 
     Raises:
-        BadInput: there are none.
+        BadInput: none.
     """
     found = [place for place in plan.places if place.ue is not None]
     if not found:
-        raise BadInput("no place of this plan has an agent: give one its address, as ue: tcp://HOST:PORT")
+        raise BadInput("no place of this plan has an agent; set a place's ue: tcp://HOST:PORT")
     return found

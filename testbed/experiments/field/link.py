@@ -1,4 +1,4 @@
-"""The link of a place: how it depends on the distance in a model, whether it is still the one that was measured."""
+"""Links of places: a distance-based link model, and comparison of two measurements of one place."""
 
 from __future__ import annotations
 
@@ -17,35 +17,36 @@ from testbed.config import Config
 from testbed.errors import BadInput
 
 RATIO = 3.0
-"""A rate or an RTT that has changed by more than this factor is another link's."""
+"""Factor beyond which a changed rate or RTT suggests a different place."""
 RTT_FLOOR_MS = 10.0
-"""RTTs below this count as this one: on a short link a busy moment multiplies them."""
+"""RTTs below this are raised to it, since load can multiply a short RTT."""
 RSSI_DB = 10.0
+"""Change of the RSSI that suggests a different place."""
 
 
 class LinkModel(Config, frozen=True):
-    """Distance to link: path loss through measured points, Rayleigh or Rician fading, Shannon's rate.
+    """Link as a function of distance: path loss fitted to measured points, Rayleigh or Rician fading, Shannon rate.
 
     Attributes:
-        anchors: pairs of distance [m] and mean uplink rate [Mbit/s] of a whole channel; the path loss is the line, in
-            decibels over the logarithm of the distance, that fits them best, fading left out. The default is what WISV
-            measured over Wi-Fi (Section VII-B): 498 Mbit/s at 2 m, 172 Mbit/s at 20 m.
-        bandwidth_hz: of that channel.
-        share: of its air time that this UE has; others have the rest.
-        seconds: length of a trace; it begins anew after that.
+        anchors: pairs of distance [m] and mean uplink rate [Mbit/s] of the whole channel, without fading; the path loss
+            in dB is fitted linearly over the logarithm of the distance. The default is WISV's measurement over Wi-Fi
+            (Section VII-B): 498 Mbit/s at 2 m, 172 Mbit/s at 20 m.
+        bandwidth_hz: channel bandwidth.
+        share: fraction of the air time available to this UE.
+        seconds: length of a trace, which then repeats.
 
     Raises:
-        BadInput: values out of range, or points that no path loss goes through.
+        BadInput: values out of range, or anchors whose rate does not fall with distance.
     """
 
     anchors: tuple[tuple[float, float], ...] = ((2.0, 498.0), (20.0, 172.0))
     bandwidth_hz: float = 40e6
     share: float = 1.0
     downlink_gain_db: float = 0.0
-    """By how much the access point is heard better than the UE."""
+    """SNR advantage of the downlink over the uplink."""
     rtt_ms: float = 8.0
     jitter_ms: float = 1.0
-    """Mean of an exponential part on top, drawn for each step."""
+    """Mean of the exponential jitter added to the RTT, drawn for each step."""
     fading: Literal["none", "rayleigh", "rician"] = "rician"
     k_db: float = 6.0
     coherence_s: float = 1.0
@@ -56,13 +57,13 @@ class LinkModel(Config, frozen=True):
 
     def __post_init__(self) -> None:
         if not self.anchors or any(not (0 < d < math.inf and 0 < rate < math.inf) for d, rate in self.anchors):
-            raise BadInput("anchors are pairs of a distance and a rate, both positive")
+            raise BadInput("anchors must be pairs of a positive distance and a positive rate")
         if not 0 < self.share <= 1:
             raise BadInput(f"share must lie in (0, 1], not {self.share:g}")
         self.cell()
 
     def path_loss(self) -> tuple[float, float]:
-        """SNR at 1 m [linear] and the path loss exponent, from the anchors; of one anchor the exponent is 2."""
+        """SNR at 1 m [linear] and path-loss exponent, fitted to the anchors; with one anchor the exponent is 2."""
         metres = np.log10([d for d, _ in self.anchors])
         spectral = np.array([rate * 1e6 / self.bandwidth_hz for _, rate in self.anchors])
         snr_db = 10 * np.log10(np.exp2(spectral) - 1)
@@ -72,7 +73,7 @@ class LinkModel(Config, frozen=True):
         return float(10 ** (float(np.mean(snr_db - slope * metres)) / 10)), -slope / 10
 
     def cell(self) -> Cell:
-        """The air around the access point; powers and noise are 1, so that gains are SNRs."""
+        """The radio cell; powers and noise are 1, so that gains equal SNRs."""
         snr, exponent = self.path_loss()
         return Cell(
             bandwidth_hz=self.bandwidth_hz,
@@ -87,28 +88,30 @@ class LinkModel(Config, frozen=True):
         )
 
     def trace(self, distance_m: float, index: int) -> Trace:
-        """The link at a distance; `index` tells places apart that are equally far."""
+        """Trace of the link at a distance; `index` varies the seed between places at the same distance."""
         one = Mobility(distance_m)
         found = self.cell().traces([one], self.seconds, self.step_s, self.seed + index, [self.share])
         return rounded(found[0])
 
 
 def write_model(path: Path, model: LinkModel, distance_m: float, index: int) -> Trace:
-    """Write a place's modelled trace; returns it.
+    """Write and return the modelled trace of a place.
 
     Raises:
-        BadInput: there is no link so far away.
+        BadInput: the model has no link at this distance.
     """
     trace = model.trace(distance_m, index)
     if not (trace.uplink_mbps.any() and trace.downlink_mbps.any()):
-        raise BadInput(f"at {distance_m:g} m the plan's model has no link: nearer, or other anchors and bandwidth_hz")
+        raise BadInput(
+            f"the plan's model has no link at {distance_m:g} m; reduce the distance or change anchors and bandwidth_hz"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_trace(path, trace, [f"Generated by a channel model for {distance_m:g} m, not measured."])
     return trace
 
 
 def rolled(trace: Trace, start_s: float) -> Trace:
-    """The trace as it goes on from `start_s`, to its end and on from its beginning, once around."""
+    """The trace rotated to begin at `start_s`."""
     start_s %= trace.duration_s
     first = trace.index(start_s)
     order = np.roll(np.arange(len(trace)), -first)
@@ -120,14 +123,14 @@ def rolled(trace: Trace, start_s: float) -> Trace:
 
 
 def constant(csi: Csi) -> Trace:
-    """A link that stays as it is."""
+    """A constant link as a trace."""
     snr_db = math.nan if csi.snr_db is None else csi.snr_db
     values = (0.0, csi.uplink_mbps, csi.downlink_mbps, csi.rtt_ms, csi.per_up, csi.per_down, snr_db)
     return Trace(*(np.array([value]) for value in values))
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """In what a measurement of a place differs grossly from an earlier one, in words; documents of `measure`."""
+    """Descriptions of large differences between two measurements of a place (documents of `measure`)."""
     found = []
     rtt = [max(RTT_FLOOR_MS, float(one["rtt_ms"]["value"])) for one in (before, now)]
     if max(rtt) > RATIO * min(rtt):

@@ -1,7 +1,7 @@
-"""What a field run has done so far: its directory, one process at a time, and a log that only grows.
+"""Directory and append-only log of a field run, locked by one process at a time.
 
-`log.jsonl` has a line for every visit (place, time, what was measured, notes) and for every finished cell, each on disk
-before anything follows it. A cell is done when its run directory holds `summary.json`, which is written last.
+`log.jsonl` has a line for every visit (place, time, measurement, notes) and every finished cell, synced to disk before
+the run continues. A cell is done when its run directory has `summary.json`, which is written last.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from testbed.errors import BadInput, TestbedError
 from testbed.experiments.field.order import FieldCell, cells_of
 from testbed.experiments.field.plan import FieldPlan, check_same, load_plan, prompts_of
 from testbed.experiments.results.directory import write_text
-from testbed.experiments.runs.journal import NAME as JOURNAL
 from testbed.files import LOCK, held
 
 CELLS, PLACES, PROMPTS = "cells", "places", "prompts"
@@ -43,11 +42,11 @@ class FieldLog:
         return self.out / CELLS / cell.key
 
     def place(self, name: str) -> Path:
-        """What is known of a place: `link.json`, as measured last, and traces."""
+        """Directory of a place: the last measurement (`link.json`) and traces."""
         return self.out / PLACES / name
 
     def prompts(self, repeat: int) -> Path:
-        """The data set of a repeat, written down when it is first asked for."""
+        """Data set of a repeat, written on first use."""
         path = self.out / PROMPTS / f"{repeat}.jsonl"
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
@@ -56,30 +55,26 @@ class FieldLog:
         return path
 
     def done(self, cell: FieldCell) -> bool:
-        """Whether a cell has run to its end."""
+        """Whether a cell is finished."""
         return (self.cell(cell) / "summary.json").is_file()
 
-    def begun(self, cell: FieldCell) -> bool:
-        """Whether a cell was cut short, so that its run can go on."""
-        return (self.cell(cell) / JOURNAL).is_file()
-
     def left(self, place: str) -> list[FieldCell]:
-        """Cells of a place that are not done, in their order."""
+        """Unfinished cells of a place, in order."""
         return [cell for cell in cells_of(self.plan, place) if not self.done(cell)]
 
     def last_visit(self, place: str) -> dict[str, Any] | None:
-        """The last visit to a place; None: nobody was there."""
+        """The last visit to a place; None: never visited."""
         return next((e for e in reversed(self.events) if e["event"] == VISIT and e["place"] == place), None)
 
     def times_of(self, cell: FieldCell) -> dict[str, Any] | None:
-        """When a cell ran; None: it did not."""
+        """Log entry with the times of a cell; None: not run."""
         return next((e for e in reversed(self.events) if e["event"] == CELL and e["cell"] == cell.key), None)
 
     def add(self, event: str, **fields: Any) -> None:
-        """Write a line.
+        """Append a line to the log and sync it to disk.
 
         Raises:
-            TestbedError: it cannot be written.
+            TestbedError: the log cannot be written.
         """
         line = {"event": event, "time": _now(), **fields}
         path = self.out / LOG
@@ -95,12 +90,12 @@ class FieldLog:
 
 @contextlib.contextmanager
 def open_log(out: Path, plan: FieldPlan, emulated: bool) -> Iterator[FieldLog]:
-    """Begin a field run or go on with it, held by this process alone.
+    """Start or resume a field run, locked for this process.
 
     Raises:
-        BadInput: another plan's directory, one where the same plan ran otherwise, or one in use.
+        BadInput: the directory belongs to another plan or mode, or is in use.
     """
-    with held(out, f"another field run holds {out}"):
+    with held(out, f"another field run uses {out}"):
         _claim(out, plan, emulated)
         _mend(out / LOG)
         yield FieldLog(out, plan)
@@ -113,28 +108,28 @@ def read_field(out: Path) -> tuple[FieldPlan, FieldLog, bool]:
         BadInput: no field run there.
     """
     if not (out / CONFIG).is_file() or not (out / LOG).is_file():
-        raise BadInput(f"{out} holds no field run; `testbed field run PLAN.yaml --out {out}` makes one")
+        raise BadInput(f"{out} is not a field run; create one with `testbed field run PLAN.yaml --out {out}`")
     plan = load_plan(out / CONFIG)
     return plan, FieldLog(out, plan), (out / EMULATED).exists()
 
 
 def _claim(out: Path, plan: FieldPlan, emulated: bool) -> None:
-    """Write the plan down, or hold it against the one that is there."""
+    """Save the plan, or check that it matches the saved one."""
     path, mark = out / CONFIG, out / EMULATED
     if path.exists():
         check_same(load_plan(path), plan, out, mark.exists())
         if mark.exists() != emulated:
             was = "emulated" if mark.exists() else "in the field"
-            raise BadInput(f"the run in {out} was {was}: give another --out, so that the two do not mix")
+            raise BadInput(f"the run in {out} was {was}; choose another --out")
     elif any(entry.name != LOCK for entry in out.iterdir()):
-        raise BadInput(f"{out} holds something else; give an empty --out")
+        raise BadInput(f"{out} contains other files; choose an empty --out")
     elif emulated:
         mark.touch()
     save(plan, path)
 
 
 def _mend(path: Path) -> None:
-    """Cut off a last line that was not written whole."""
+    """Remove an incomplete last line."""
     if not path.exists():
         path.touch()
         return
@@ -145,10 +140,10 @@ def _mend(path: Path) -> None:
 
 
 def read_log(out: Path) -> list[dict[str, Any]]:
-    """Lines of a log, without a last one that was not written whole.
+    """Entries of a log, without an incomplete last line.
 
     Raises:
-        BadInput: a line that is not one of a log.
+        BadInput: an invalid line.
     """
     path = out / LOG
     if not path.exists():
@@ -160,7 +155,7 @@ def read_log(out: Path) -> list[dict[str, Any]]:
             event = json.loads(line)
             known = event["event"] in (VISIT, CELL, NOTE)
         except (ValueError, KeyError, TypeError) as exc:
-            raise BadInput(f"{path} line {number} cannot be read") from exc
+            raise BadInput(f"{path} line {number} is invalid") from exc
         if known:
             found.append(event)
     return found

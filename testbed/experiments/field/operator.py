@@ -1,4 +1,4 @@
-"""Who carries the UE from place to place: asked on the terminal, or nobody, where the link is emulated."""
+"""The operator who moves the UE between places: prompted on the terminal, or absent in emulated and unattended runs."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ SKIP, STOP = "s", "q"
 
 
 class OperatorAnswer(NamedTuple):
-    """What an operator says at a place."""
+    """An operator's answer at a place."""
 
     word: str
-    """`SKIP`, `STOP`, or nothing: go on."""
+    """`SKIP`, `STOP`, or empty to continue."""
     note: str = ""
 
 
 class Operator(Protocol):
-    """Asked before anything is measured at a place, where a link looks wrong, and when a place is done."""
+    """Consulted before a place is measured, when its link looks wrong, and when the place is done."""
 
     def arrive(self, place: Place, runs: int, before: Mapping[str, Any] | None) -> OperatorAnswer:
-        """Go to a place where so many runs are to do; `before` is the last visit to it."""
+        """Move to a place with `runs` runs left; `before` is the last visit to it."""
 
     def accept(self, place: Place, reasons: Sequence[str]) -> OperatorAnswer:
-        """Go on although the link is not what it was here before; `SKIP`: leave this place alone.
+        """Continue although the link differs from the last visit, or `SKIP` this place.
 
         Raises:
-            BadInput: nobody is there to ask.
+            BadInput: there is no operator to decide.
         """
 
     def leave(self, place: Place) -> OperatorAnswer:
-        """All runs of a place are done."""
+        """Confirm that all runs of a place are done."""
 
 
 class Terminal:
-    """Implements `Operator`: questions on stderr, answers from stdin; the end of stdin stops."""
+    """Implements `Operator`: questions on stderr, answers from stdin; end of input stops the run."""
 
     def arrive(self, place: Place, runs: int, before: Mapping[str, Any] | None) -> OperatorAnswer:
         """See `Operator.arrive`."""
         about = f" ({place.about})" if place.about else ""
-        again = f", again after {before['time']}" if before else ""
+        again = f", last visited {before['time']}" if before else ""
         self._say(f"\nPlace {place.name}: {place.distance_m:g} m from the access point{about}{again}; {runs} runs.")
-        return self._ask("There? Enter goes on, a note is kept, s skips this place, q stops for now: ")
+        return self._ask("Ready? Enter continues, s skips this place, q stops; any other text is saved as a note: ")
 
     def accept(self, place: Place, reasons: Sequence[str]) -> OperatorAnswer:
         """See `Operator.accept`."""
         self._say(f"This does not look like {place.name}: {'; '.join(reasons)}.")
         while True:
-            answer = self._ask("Really here? y goes on, s skips this place, q stops for now: ", words=("y", SKIP, STOP))
+            answer = self._ask("Continue anyway? y continues, s skips this place, q stops: ", words=("y", SKIP, STOP))
             if answer.word:
                 return OperatorAnswer("" if answer.word == "y" else answer.word)
 
     def leave(self, place: Place) -> OperatorAnswer:
         """See `Operator.leave`."""
-        return self._ask(f"{place.name} is done. Anything to note? ", words=())
+        return self._ask(f"{place.name} is done. Notes? ", words=())
 
     def _ask(self, question: str, words: Sequence[str] = (SKIP, STOP)) -> OperatorAnswer:
         print(question, end="", file=sys.stderr, flush=True)
@@ -72,18 +72,18 @@ class Terminal:
         print(text, file=sys.stderr, flush=True)
 
 
-class Nobody:
-    """Implements `Operator`: goes on by itself.
+class Unattended:
+    """Implements `Operator` without a person.
 
     Args:
-        trusting: whether to go on where a link is not what it was; else that is refused.
+        trusting: continue if a link differs from the last visit; otherwise raise.
     """
 
     def __init__(self, trusting: bool) -> None:
         self._trusting = trusting
 
     def arrive(self, place: Place, runs: int, before: Mapping[str, Any] | None) -> OperatorAnswer:
-        """At once."""
+        """Continue at once."""
         return OperatorAnswer("")
 
     def accept(self, place: Place, reasons: Sequence[str]) -> OperatorAnswer:
@@ -91,10 +91,10 @@ class Nobody:
         if self._trusting:
             return OperatorAnswer("")
         raise BadInput(
-            f"this does not look like {place.name}: {'; '.join(reasons)}; run without --yes to decide, or give the "
-            "place another name"
+            f"this does not look like {place.name}: {'; '.join(reasons)}; run without --yes to decide, or rename the "
+            "place"
         )
 
     def leave(self, place: Place) -> OperatorAnswer:
-        """Without a word."""
+        """Continue at once."""
         return OperatorAnswer("")

@@ -1,4 +1,4 @@
-"""In which order the methods of a field run take their turns."""
+"""Balanced order of the methods of a field run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from testbed.experiments.field.plan import FieldPlan
 
 
 class FieldCell(NamedTuple):
-    """One method at one place, once."""
+    """One method at one place in one repeat."""
 
     place: str
     repeat: int
@@ -16,16 +16,16 @@ class FieldCell(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its directory, below `cells/`."""
+        """Directory below `cells/`."""
         return f"{self.place}/{self.repeat}-{self.method}"
 
 
 def cells_of(plan: FieldPlan, place: str) -> list[FieldCell]:
-    """All that is to be done at a place, in order.
+    """All cells of a place, in order.
 
-    Each repeat takes the next row of a Williams design, and each place begins with another one: over as many repeats
-    as there are rows, every method comes as often at every position, and as often right after every other one, so that
-    neither a link that drifts nor what a method leaves behind favours any.
+    Each repeat uses the next row of a Williams design, and each place starts with a different row. Over all rows, every
+    method occurs equally often at every position and right after every other method, so that neither link drift nor
+    carry-over effects favour any.
     """
     design = williams(len(plan.methods))
     first = [one.name for one in plan.places].index(place)
@@ -38,10 +38,10 @@ def cells_of(plan: FieldPlan, place: str) -> list[FieldCell]:
 
 
 def williams(n: int) -> list[list[int]]:
-    """Rows of a Williams design for n treatments: n rows where n is even, 2n where it is odd (Williams, "Experimental
-    Designs Balanced for the Estimation of Residual Effects of Treatments", Australian J. Sci. Res. A 2, 1949).
+    """Rows of a Williams design for n treatments: n rows if n is even, 2n if odd (Williams, "Experimental Designs
+    Balanced for the Estimation of Residual Effects of Treatments", Australian J. Sci. Res. A 2, 1949).
 
-    The first row zigzags (0, 1, n−1, 2, n−2, …); the others count up from it, and for odd n are mirrored too.
+    The first row zigzags (0, 1, n−1, 2, n−2, …); the others add 1, 2, … modulo n; for odd n, mirrored rows are added.
     """
     first = [0] + [(i + 1) // 2 if i % 2 else n - i // 2 for i in range(1, n)]
     rows = [[(at + step) % n for at in first] for step in range(n)]

@@ -1,9 +1,10 @@
-"""What a field run is to do: places with their distances, methods, prompts, repeats."""
+"""Plan of a field run: places with their distances, methods, prompts and repeats."""
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from testbed.bundled_files import find
@@ -25,23 +26,23 @@ MOST_CELLS = 10_000
 
 
 class Place(Config, frozen=True):
-    """Where a UE stands."""
+    """A location of the UE."""
 
     name: str
     distance_m: float
-    """From the access point."""
+    """Distance from the access point."""
     ue: str | None = None
-    """Address of the agent that runs there; None: this machine is the UE."""
+    """Address of the agent on the UE; None: this machine is the UE."""
     ue_keys: str | None = None
-    """Directory of the keys that this agent made for us (`keys new --ue`, where the agent is)."""
+    """Directory of the keys for this agent (made by `keys new --ue` on the agent's machine)."""
     trace: str | None = None
-    """Link trace, by name or file, that the agent replays before the base station; None: the link is as it is."""
+    """Link trace, by name or file, that the agent replays towards the base station; None: the real link alone."""
     about: str = ""
-    """What the operator is told: which corner, which way the device faces."""
+    """Instructions for the operator, such as the exact spot and the orientation of the device."""
 
 
 class Method(Config, frozen=True):
-    """One way to decode, with a name of its own; the other fields are those of `RunConfig`."""
+    """A named decoding method; the other fields are those of `RunConfig`."""
 
     name: str
     protocol: str
@@ -57,17 +58,17 @@ class FieldPlan(Config, frozen=True):
     """A field run.
 
     Attributes:
-        methods: the first one is what the others are held against.
-        repeats: how often every method runs at every place; in orders that are balanced over them.
-        prompts: of one repeat, the same for every method and place; the next repeat takes the next ones.
-        settle_s: between the measurement of a place and its first run: time to step aside.
-        power: where every UE reads its power, as in `RunConfig`.
-        pad: device profile whose models' messages go up in place of the pair's own.
-        iperf3: HOST[:PORT] of a server at the base station; None: rates are learnt from the rounds alone.
-        iperf3_s: of each transfer; 0: none.
-        model: how the link depends on the distance: what `--emulated` emulates, and what virtual time expects.
-        engine: of the base station of `--emulated`, and of virtual runs; so are target, dtype, judge and head.
-        target: directory or Hugging Face id; None: the bundled one.
+        methods: the first method is the baseline.
+        repeats: number of runs of every method at every place, in balanced order.
+        prompts: number of prompts per repeat, the same for every method and place; the next repeat uses the next ones.
+        settle_s: delay between measuring a place and its first run, for the operator to step aside.
+        power: power source of every UE, as in `RunConfig`.
+        pad: device profile; messages are padded to the sizes of its models.
+        iperf3: HOST[:PORT] of an iperf3 server at the base station; None: rates are estimated from rounds only.
+        iperf3_s: duration of each iperf3 transfer; 0: none.
+        model: link as a function of distance, for `--emulated` and for predictions in virtual time.
+        engine: engine of the base station for `--emulated` and virtual runs, as are target, dtype, judge and head.
+        target: directory or Hugging Face id; None: the bundled target.
     """
 
     places: tuple[Place, ...]
@@ -102,7 +103,7 @@ class FieldPlan(Config, frozen=True):
 
     @property
     def baseline(self) -> str:
-        """Name of the method that the others are held against."""
+        """Name of the baseline method."""
         return self.methods[0].name
 
 
@@ -110,7 +111,7 @@ def load_plan(path: Path) -> FieldPlan:
     """Read a plan.
 
     Raises:
-        BadInput: unreadable, unknown keys, or values that do not hold together.
+        BadInput: unreadable file, unknown keys, or invalid values.
     """
     plan = load(FieldPlan, path)
     check_plan(plan)
@@ -118,13 +119,13 @@ def load_plan(path: Path) -> FieldPlan:
 
 
 def check_plan(plan: FieldPlan) -> None:
-    """Refuse a plan that cannot be followed, before anybody walks anywhere.
+    """Validate a plan before the run starts.
 
     Raises:
-        BadInput: what is wrong, and where.
+        BadInput: an invalid value; the message names the field.
     """
     if not re.fullmatch(NAME, plan.name):
-        raise BadInput(f"bad name {plan.name!r}; use letters, digits, '-' and '_'")
+        raise BadInput(f"invalid name {plan.name!r}; use letters, digits, '-' and '_'")
     _names("place", [place.name for place in plan.places])
     _names("method", [method.name for method in plan.methods])
     for place in plan.places:
@@ -136,7 +137,7 @@ def check_plan(plan: FieldPlan) -> None:
         if value < least:
             raise BadInput(f"{name} must be at least {least}, not {value}")
     if len(plan.places) * len(plan.methods) * plan.repeats > MOST_CELLS:
-        raise BadInput(f"places, methods and repeats make more than {MOST_CELLS} runs")
+        raise BadInput(f"places × methods × repeats exceeds {MOST_CELLS} runs")
     if not 0 <= plan.settle_s < 3600:
         raise BadInput(f"settle_s must lie in [0, 3600) s, not {plan.settle_s:g}")
     if plan.iperf3 is not None:
@@ -145,18 +146,28 @@ def check_plan(plan: FieldPlan) -> None:
         check_source(plan.power)
     examples_of(plan)
     for method in plan.methods:
-        _check_method(method, plan)
+        with naming(f"method {method.name}"):
+            _check_method(method, plan)
+
+
+@contextlib.contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Prefix the message of a `BadInput` with what it is about."""
+    try:
+        yield
+    except BadInput as exc:
+        raise BadInput(f"{what}: {exc}") from exc
 
 
 def _check_place(place: Place) -> None:
     if not 0 < place.distance_m < 100_000:
-        raise BadInput(f"place {place.name}: a distance is positive, in metres, not {place.distance_m:g}")
+        raise BadInput(f"place {place.name}: distance_m must lie in (0, 100000) m, not {place.distance_m:g}")
     if place.ue is not None:
         check_address(place.ue)
     if place.ue_keys is not None and place.ue is None:
-        raise BadInput(f"place {place.name}: ue_keys are for an agent; give its address, as ue: tcp://HOST:PORT")
+        raise BadInput(f"place {place.name}: ue_keys need an agent; set ue: tcp://HOST:PORT")
     if place.trace is not None and place.ue is None:
-        raise BadInput(f"place {place.name}: traces are replayed by agents; give it one, as ue: tcp://HOST:PORT")
+        raise BadInput(f"place {place.name}: traces are replayed by agents; set ue: tcp://HOST:PORT")
     if place.trace is not None:
         read_trace(find("traces", place.trace))
 
@@ -166,59 +177,56 @@ def _names(kind: str, names: Sequence[str]) -> None:
         raise BadInput(f"a field run needs at least one {kind}")
     for name in names:
         if not re.fullmatch(NAME, name):
-            raise BadInput(f"bad {kind} {name!r}; use letters, digits, '-' and '_', 40 at most")
+            raise BadInput(f"invalid {kind} {name!r}; use up to 40 letters, digits, '-' and '_'")
     if len({name.lower() for name in names}) < len(names):
-        raise BadInput(f"each {kind} needs a name of its own, not {', '.join(names)}")
+        raise BadInput(f"{kind} names must be unique, not {', '.join(names)}")
 
 
 def _check_method(method: Method, plan: FieldPlan) -> None:
-    try:
-        if (way := run_method(method.protocol)).on_bs:
-            raise BadInput(f"{way.kind} runs both models on the base station: there is no link in it")
-        check_window(method.window)
-        check_rule(method.window_rule)
-        check_bits(method.hidden_bits)
-        check_pad(plan.pad, [method.protocol])
-        if not 0 <= method.threshold <= 1:
-            raise BadInput(f"threshold must lie in [0, 1], not {method.threshold}")
-        if method.threshold > 0 and way.judged and plan.judge == "strict":
-            raise BadInput("judge strict keeps no mismatch at any threshold: name the judge that the base station has")
-    except BadInput as exc:
-        raise BadInput(f"method {method.name}: {exc}") from exc
+    if (way := run_method(method.protocol)).on_bs:
+        raise BadInput(f"{way.kind} runs both models on the base station, without a link")
+    check_window(method.window)
+    check_rule(method.window_rule)
+    check_bits(method.hidden_bits)
+    check_pad(plan.pad, [method.protocol])
+    if not 0 <= method.threshold <= 1:
+        raise BadInput(f"threshold must lie in [0, 1], not {method.threshold}")
+    if method.threshold > 0 and way.judged and plan.judge == "strict":
+        raise BadInput("judge strict keeps no mismatch at any threshold; set judge to that of the base station")
 
 
 # ---------------------------------------------------------------- runs
 
 
 def examples_of(plan: FieldPlan) -> list[Example]:
-    """All prompts of a plan; the n-th of a repeat is number repeat·prompts + n.
+    """All prompts of a plan; the n-th prompt of a repeat has index repeat·prompts + n.
 
     Raises:
-        BadInput: no such data set, or one with fewer.
+        BadInput: no such data set, or too few prompts.
     """
     wanted = plan.repeats * plan.prompts
     found = load_dataset(plan.dataset, wanted)
     if len(found) < wanted:
         raise BadInput(
-            f"{plan.repeats} repeats of {plan.prompts} prompts take {wanted}; {plan.dataset} has {len(found)}"
+            f"{plan.repeats} repeats of {plan.prompts} prompts need {wanted}; {plan.dataset} has {len(found)}"
         )
     return found
 
 
 def prompts_of(plan: FieldPlan, repeat: int) -> list[Example]:
-    """The prompts of a repeat, and after them those that warm its runs up: the next ones, or the first."""
+    """The prompts of a repeat, followed by its warm-up prompts: the next ones, wrapping around."""
     examples = examples_of(plan)
     first, end = repeat * plan.prompts, (repeat + 1) * plan.prompts
     return examples[first:end] + (examples[end:] + examples)[: plan.warmup]
 
 
 def run_config(plan: FieldPlan, method: str, bs: str, csi: str, dataset: str) -> RunConfig:
-    """What the UE of a cell does.
+    """Run configuration of the UE for a cell.
 
     Args:
-        bs: address of the base station, as the UE sees it.
-        csi: where its channel state comes from.
-        dataset: with the prompts of its repeat.
+        bs: address of the base station, as seen by the UE.
+        csi: source of the channel state.
+        dataset: data set with the prompts of the repeat.
     """
     one = next(m for m in plan.methods if m.name == method)
     return RunConfig(
@@ -232,36 +240,32 @@ def run_config(plan: FieldPlan, method: str, bs: str, csi: str, dataset: str) ->
 
 
 FIXED = ("methods", "name", "prompts", "dataset", "max_tokens", "warmup", "seed", "drafter", "tokenizer", "pad")
-"""Of a plan: must not change between the sessions of one field run."""
+"""Fields of a plan that must not change when a field run is resumed."""
 EMULATION = ("model", "engine", "target", "dtype", "judge", "head")
-"""The same of an emulated one. In the field these only say what the results are held against."""
+"""Fields that must not change in an emulated run; in the field they only affect virtual runs."""
 
 
 def check_same(before: FieldPlan, now: FieldPlan, where: Path, emulated: bool) -> None:
-    """Refuse to go on with another plan. Places and repeats may be added; a place stays where it was.
+    """Refuse to resume with a different plan. Places and repeats may be added; existing places may not change.
 
     Raises:
-        BadInput: what differs.
+        BadInput: the plans differ; the message says where.
     """
     fixed = (*FIXED, *EMULATION) if emulated else FIXED
     differing = [name for name in fixed if getattr(before, name) != getattr(now, name)]
     if differing:
-        raise BadInput(f"the field run in {where} had other {_listed(differing)}; give it the same, or another --out")
+        raise BadInput(f"the field run in {where} had other {', '.join(differing)}; use the same, or another --out")
     if now.repeats < before.repeats:
-        raise BadInput(f"the field run in {where} had {before.repeats} repeats; give as many or more")
+        raise BadInput(f"the field run in {where} had {before.repeats} repeats; use at least as many")
     places = {place.name: place for place in now.places}
     names = [place.name for place in before.places]
     if [place.name for place in now.places][: len(names)] != names:
         raise BadInput(
-            f"the field run in {where} had the places {_listed(names)}, in this order; add others after them"
+            f"the field run in {where} had the places {', '.join(names)}, in this order; add new ones after them"
         )
     for old in before.places:
         if places[old.name].distance_m != old.distance_m:
             raise BadInput(
-                f"place {old.name} was at {old.distance_m:g} m before, not at {places[old.name].distance_m:g} m: give "
-                "another distance another name"
+                f"place {old.name} was at {old.distance_m:g} m before, not at {places[old.name].distance_m:g} m; use a "
+                "new name for a new distance"
             )
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)

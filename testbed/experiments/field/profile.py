@@ -1,8 +1,8 @@
-"""A device profile out of a field run's own rounds: what its UE and BS took, so that virtual time can expect the rest.
+"""Fits a device profile to the rounds of a field run, for predictions in virtual time.
 
-Nothing is foretold from itself. How long a method's rounds draft and verify is learnt from its other repeats at the
-same place, which had other prompts: a device that is warm or busy is so in all of them. What software adds to the link
-is learnt at the other places, so that an error of a place's link shows there and is not taken for software.
+Training and prediction data are disjoint. Drafting and verification times of a method are fitted to its other repeats
+at the same place, which have other prompts but the same thermal and load conditions. Software overhead on the link is
+fitted to other places, so that an error in a place's link model shows up and is not absorbed as overhead.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from testbed.protocols import PROTOCOLS, TARGET_ONLY
 from testbed.protocols.quantise import FULL_BITS, quantised
 
 Row = Mapping[str, Any]
-"""Of `rounds.parquet`, and `place`."""
+"""A row of `rounds.parquet`, with `place`."""
 Expected = Callable[[Row], float]
-"""Seconds that a round spends on the link, without software."""
+"""Expected time of a round on the link in seconds, without software overhead."""
 
 
 def field_profile(
@@ -36,26 +36,26 @@ def field_profile(
     padded: Profile | None,
     hidden_bits: int = FULL_BITS,
 ) -> Profile:
-    """What one method's rounds took: drafting and verifying linear in tokens, and software the same for every message.
+    """Fit one method's rounds: drafting and verification linear in tokens, constant software overhead per message.
 
     Args:
-        computed: rounds that tell how long drafting and verifying take.
-        elsewhere: rounds that tell what is left beyond both and the expected time on the link.
-        padded: whose models' messages went up in place of the pair's own; None: those of the pair.
-        hidden_bits: at which hidden states went up.
+        computed: rounds to fit drafting and verification times to.
+        elsewhere: rounds to fit the software overhead to, beyond the expected time on the link.
+        padded: profile that messages were padded to; None: no padding.
+        hidden_bits: bits per element of transmitted hidden states.
 
     Raises:
-        TestbedError: no rounds to learn from.
+        TestbedError: no rounds.
     """
     if not computed or not elsewhere:
-        raise TestbedError("a field run without rounds says nothing of its devices")
+        raise TestbedError("a device profile cannot be fitted: the field run has no rounds")
     sizes = quantised(padded.sizes, hidden_bits) if padded is not None and padded.sizes is not None else None
     places = ", ".join(dict.fromkeys(str(row["place"]) for row in elsewhere))
     return Profile(
         name="field",
         about="the UE and the base station of a field run",
-        source=f"{len(computed)} rounds at {computed[0]['place']}; of software, {len(elsewhere)} at {places}",
-        assumptions=("Times are linear in tokens; what software takes is the same for every message.",),
+        source=f"{len(computed)} rounds at {computed[0]['place']}; software overhead: {len(elsewhere)} at {places}",
+        assumptions=("Times are linear in tokens; software overhead is the same for every message.",),
         draft=_draft(computed),
         verify=_verify(computed),
         stack_s=_stack_s(elsewhere, expected),
@@ -67,9 +67,9 @@ def field_profile(
 
 
 def by_rounds(row: Row) -> float:
-    """Expected time on the link by the state that the round knew (WISV eqs. 6, 10)."""
+    """Expected time on the link from the channel state recorded in the round (WISV eqs. 6, 10)."""
     if row["csi_uplink_mbps"] is None:
-        raise TestbedError("a field run needs rounds that know their channel")
+        raise TestbedError("the rounds have no channel state, which the expected time on the link needs")
     state = Csi(*(row[f"csi_{name}"] for name in ("uplink_mbps", "downlink_mbps", "rtt_ms", "per_up", "per_down")))
     up = 1 / (state.uplink_mbps * (1 - state.per_up))
     down = 1 / (state.downlink_mbps * (1 - state.per_down))
@@ -77,8 +77,8 @@ def by_rounds(row: Row) -> float:
 
 
 def by_traces(traces: Mapping[str, Trace]) -> Expected:
-    """Expected time on the links that emulations followed, from when a round's window was sent: `sent_s` and `origin_s`
-    of a row are on one clock. What an outage holds up waits for its end.
+    """Expected time on the emulated links from the sending time of a round's window (`sent_s` and `origin_s` of a row
+    are on the same clock). Messages wait until the end of an outage.
     """
     known = {place: (_schedule(trace, "up"), _schedule(trace, "down")) for place, trace in traces.items()}
 
@@ -100,7 +100,7 @@ def _schedule(trace: Trace, way: str) -> Schedule:
 
 
 def _through_s(way: Schedule, start_s: float, bits: float) -> float:
-    """When bits that are sent then have arrived; lost ones are sent again."""
+    """Arrival time of bits sent at `start_s`, with retransmission of losses."""
     index = way.piece(start_s)[0]
     return way.served_s(start_s, bits / (1 - way.per[index])) + way.delay_s[index]
 
@@ -114,11 +114,11 @@ def _trips(row: Row) -> int:
     return 2 if row["queried"] else 1
 
 
-# ---------------------------------------------------------------- the parts
+# ---------------------------------------------------------------- parts of the profile
 
 
 def _draft(rounds: Sequence[Row]) -> LinearDraft:
-    """Base and per token out of later rounds; the prompt's share out of first ones."""
+    """Drafting time: base and per token from later rounds, prefill from first rounds."""
     drafted = [row for row in rounds if row["drafted"] > 0]
     later = [row for row in drafted if row["round"] > 0] or drafted
     if not later:
@@ -132,21 +132,21 @@ def _draft(rounds: Sequence[Row]) -> LinearDraft:
 
 
 def _verify(rounds: Sequence[Row]) -> LinearVerify:
-    """Base and per new token: the window and the newest token, in a first round the whole prefix."""
+    """Verification time: base and per new token. New tokens are the window and the last token; at first, the prefix."""
     new = np.array([row["drafted"] + (1 if row["round"] else row["base_len"]) for row in rounds], np.float64)
     base_s, per_new_s = _line(new, column(rounds, "verify_s"))
     return LinearVerify(base_s=base_s, per_new_s=per_new_s)
 
 
 def _line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
-    """Least squares of y on x, neither part negative; for one x alone, all of it in the slope."""
+    """Least-squares line with non-negative intercept and slope; if all x are equal, the intercept is 0."""
     if x.max() == x.min():
         return (0.0, float(y.mean() / x[0])) if x[0] > 0 else (float(y.mean()), 0.0)
     return line(x, y)
 
 
 def _stack_s(rounds: Sequence[Row], expected: Expected) -> float:
-    """Software's share of every message's way."""
+    """Software overhead per message and direction."""
     later = [row for row in rounds if row["round"] > 0] or list(rounds)
     spent = sum(float(np.sum(column(later, name))) for name in ("link_s", "queue_s", "judge_s", "overhead_s"))
     ways = 2 * sum(map(_trips, later))
@@ -154,7 +154,7 @@ def _stack_s(rounds: Sequence[Row], expected: Expected) -> float:
 
 
 def _overhead_bits(rounds: Sequence[Row], way: str, sizes: Sizes | None) -> int:
-    """What a message takes beyond its payload; where nothing is padded, messages are counted as they are."""
+    """Bits of a message beyond its payload; 0 without padding, where messages are counted at full size."""
     known = [row for row in rounds if row["protocol"] != TARGET_ONLY and row["drafted"] > 0 and row["round"] > 0]
     if sizes is None or not known:
         return 0

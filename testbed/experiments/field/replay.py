@@ -1,8 +1,7 @@
-"""A field run again in virtual time: over the link that was recorded at each place, and over the one that the model has
-for its distance.
+"""Repeats a field run in virtual time, over the recorded link of each place and over the modelled link of its distance.
 
-The models are the same, so are the tokens up to what a judge makes of another channel state; the devices take what
-`field_profile` learnt in other repeats and at other places.
+Models and tokens are the same, except where a judge depends on the channel state; device times come from
+`field_profile`, fitted to other repeats and places.
 """
 
 from __future__ import annotations
@@ -39,18 +38,17 @@ from testbed.experiments.runs.virtual import Models, load_models, run_virtual
 from testbed.models.bundle import bundled, head_directory
 
 LINK_TRACE = "link.csv"
-"""Of a cell, and of a place: the link as its rounds saw it."""
+"""Link trace recorded from rounds, in the directory of a cell or place."""
 STEP_S = 0.5
-"""Of a recorded trace."""
+"""Time step of recorded traces."""
 Rows = list[dict[str, Any]]
-Told = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 
 
 def record_links(log: FieldLog) -> dict[str, Trace]:
-    """Write the recorded link of every cell, and of every place, all its cells one after another; returns the places'.
+    """Write the recorded link of every cell, and of every place as a concatenation of its cells; returns the latter.
 
-    A cell whose rounds knew nothing of their channel (those of `target-only` never do) has the one that was measured on
-    arrival.
+    A cell whose rounds have no channel state (such as `target-only`) gets the link measured on arrival.
     """
     found: dict[str, list[Trace]] = {}
     for cell in done_cells(log):
@@ -63,7 +61,7 @@ def record_links(log: FieldLog) -> dict[str, Trace]:
         found.setdefault(cell.place, []).append(trace)
     joined = {place: _joined(traces) for place, traces in found.items()}
     for place, trace in joined.items():
-        header = [f"recorded at {place}, {len(found[place])} runs one after another, the time between them left out"]
+        header = [f"recorded at {place}, {len(found[place])} runs, concatenated without the gaps between them"]
         write_trace(log.place(place) / LINK_TRACE, trace, header)
     return joined
 
@@ -75,23 +73,23 @@ def _joined(traces: Sequence[Trace]) -> Trace:
     return Trace(t_s=np.concatenate(times), **columns)
 
 
-def _knowing(rounds: Rows, csi: Csi) -> Rows:
-    """The rounds, those that knew nothing of their channel with what was measured on arrival."""
+def _with_csi(rounds: Rows, csi: Csi) -> Rows:
+    """The rounds, with `csi` where they have no channel state."""
     known = {f"csi_{name}": getattr(csi, name) for name in csi.__struct_fields__}
     return [row if row["csi_uplink_mbps"] is not None else {**row, **known} for row in rounds]
 
 
 class VirtualPair:
-    """A pair in this process, for all virtual runs of a field run.
+    """A pair loaded in this process for all virtual runs of a field run.
 
     Raises:
-        BadInput: a model or head that cannot be used, or the synthetic engine, whose tokens no virtual run has.
+        BadInput: an unusable model or head, or the synthetic engine, which virtual runs cannot reproduce.
     """
 
     def __init__(self, log: FieldLog, emulated: bool) -> None:
         plan = log.plan
         if plan.engine == "synthetic":
-            raise BadInput("the synthetic engine has no virtual counterpart here: name another engine in the plan")
+            raise BadInput("the synthetic engine cannot be replayed in virtual time; set another engine in the plan")
         self._log, self._emulated = log, emulated
         bundle = bundled()
         config = run_config(plan, plan.baseline, "tcp://127.0.0.1:5555", "none", plan.dataset)
@@ -101,7 +99,7 @@ class VirtualPair:
         target = target_of(plan)
         self._head = str(head_directory(plan.head)) if plan.judge in WITH_HEAD else None
         self._target = find(str(target))
-        self._judge()  # one that cannot be made shows now
+        self._judge()  # fail early if it cannot be made
         hidden = plan.judge != "strict"
         self._models: Models = load_models(target, plan.engine, plan.dtype, self._config, self._work, hidden)
         self._cells = done_cells(log)
@@ -110,15 +108,15 @@ class VirtualPair:
 
     @property
     def examples(self) -> list[Example]:
-        """The prompts, by request."""
+        """The prompts, in order of requests."""
         return [prompt.example for prompt in self._work.prompts]
 
     def close(self) -> None:
-        """Free the pair."""
+        """Release the models."""
         self._models.close()
 
-    def run(self, told: Told) -> Rows:
-        """Every cell over its recorded and over its modelled link; rows of `samples`."""
+    def run(self, progress: Progress) -> Rows:
+        """Run every cell over its recorded and its modelled link; returns rows of `samples`."""
         found: Rows = []
         with tempfile.TemporaryDirectory(prefix="testbed-") as scratch:
             modelled = Path(scratch) / MODEL
@@ -126,7 +124,7 @@ class VirtualPair:
                 found += self._run(cell, REPLAY, self._log.cell(cell) / LINK_TRACE)
                 write_trace(modelled, rolled(self._traces[cell.place], self._start_s(cell)))
                 found += self._run(cell, VIRTUAL, modelled)
-                told(done + 1, len(self._cells))
+                progress(done + 1, len(self._cells))
         return found
 
     def _run(self, cell: FieldCell, way: str, link: Path) -> Rows:
@@ -156,16 +154,16 @@ class VirtualPair:
         return field_profile(computed, elsewhere or computed, expected, self._padded, hidden_bits)
 
     def _known(self, cell: FieldCell) -> Rows:
-        """Rounds of a cell, with when its emulated link began."""
+        """Rounds of a cell, with the starting time of its emulated link."""
         times = self._log.times_of(cell)
-        rounds = _knowing(rounds_of(self._log, cell), measured_csi(self._log, cell.place))
+        rounds = _with_csi(rounds_of(self._log, cell), measured_csi(self._log, cell.place))
         return [{**row, "origin_s": times["origin_s"] if times else None} for row in rounds]
 
     def _rounds_of(self, wanted: Callable[[FieldCell], bool]) -> Rows:
         return [row for cell, rows in self._rounds.items() if wanted(cell) for row in rows]
 
     def _model(self, name: str) -> Trace:
-        """The modelled link of a place: in an emulated run, what its relay followed."""
+        """The modelled link of a place; in an emulated run, the one its relay followed."""
         path = self._log.place(name) / MODEL
         if path.exists():
             return read_trace(path)
@@ -174,7 +172,7 @@ class VirtualPair:
         return write_model(path, plan.model, place.distance_m, index)
 
     def _start_s(self, cell: FieldCell) -> float:
-        """When a cell's first round began, on its modelled link; relay and UE share this machine's monotonic clock."""
+        """Start of a cell's first round on the timeline of its modelled link (relay and UE share a monotonic clock)."""
         times = self._log.times_of(cell)
         begun = [float(row["begin_s"]) for row in self._rounds[cell] if row["begin_s"] is not None]
         if times is None or times["origin_s"] is None or not begun:
@@ -182,5 +180,5 @@ class VirtualPair:
         return max(0.0, min(begun) - float(times["origin_s"]))
 
     def _judge(self) -> Judge:
-        """A judge that remembers nothing."""
+        """A judge without state from earlier runs."""
         return make_judge(self._log.plan.judge, self._head, None, self._target)

@@ -1,4 +1,4 @@
-"""`testbed field report`: what a field run came to, out of its directory alone; again whenever it is asked."""
+"""`testbed field report`: the results of a field run, computed from its directory; can be repeated at any time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from testbed.errors import BadInput, EngineError
 from testbed.experiments.field.devices.base import Say
 from testbed.experiments.field.log import CELL, FieldLog
 from testbed.experiments.field.plan import FieldPlan, examples_of
-from testbed.experiments.field.replay import Told, VirtualPair, record_links
+from testbed.experiments.field.replay import Progress, VirtualPair, record_links
 from testbed.experiments.field.rows import agreement, field_rows
 from testbed.experiments.field.run import progress_of
 from testbed.experiments.field.samples import FIELD, done_cells, requests_of, rounds_of, samples
@@ -21,20 +21,20 @@ SAMPLES = "samples.parquet"
 Rows = list[dict[str, Any]]
 
 
-def report_field(log: FieldLog, emulated: bool, say: Say, told: Told, replay: bool = True) -> dict[str, Any]:
-    """Write `samples.parquet`, `summary.json` and the report of a field run, and the recorded links as traces; returns
-    the document of `summary.json`.
+def report_field(log: FieldLog, emulated: bool, say: Say, progress: Progress, replay: bool = True) -> dict[str, Any]:
+    """Write `samples.parquet`, `summary.json`, the report and the recorded links as traces; returns the document of
+    `summary.json`.
 
     Args:
-        replay: whether to run it again in virtual time, for which its models must be here.
-        told: how many cells of how many were run again.
+        replay: also repeat the run in virtual time, which needs its models on this machine.
+        progress: called with the numbers of replayed and of all cells.
 
     Raises:
-        BadInput: nothing has run yet, or its models are not here.
+        BadInput: no cell is finished.
     """
     cells = done_cells(log)
     if not cells:
-        raise BadInput(f"nothing has run in {log.out} yet: testbed field run goes on with it")
+        raise BadInput(f"{log.out} has no finished runs; continue it with testbed field run")
     examples = examples_of(log.plan)
     found: Rows = []
     for cell in cells:
@@ -43,9 +43,9 @@ def report_field(log: FieldLog, emulated: bool, say: Say, told: Told, replay: bo
     notes = []
     if replay:
         try:
-            say("loading the pair, to run all of it again in virtual time")
-            with contextlib.closing(VirtualPair(log, emulated)) as bench:
-                found += bench.run(told)
+            say("loading the pair for the runs in virtual time")
+            with contextlib.closing(VirtualPair(log, emulated)) as pair:
+                found += pair.run(progress)
         except (BadInput, EngineError, ImportError) as exc:
             notes.append(f"no virtual runs: {exc}")
             say(notes[-1])

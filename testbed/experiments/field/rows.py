@@ -1,6 +1,6 @@
-"""What a field run came to: a row for every place, method and way of running, with intervals over the prompts.
+"""Result rows of a field run: one per place, method and way of running, with confidence intervals over the prompts.
 
-What is held against each other is held prompt by prompt.
+Comparisons are paired by prompt.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ SUMMED = ("latency_s", "tokens", "rounds", "link_s", "kept", "judged", "uplink_b
 
 
 def field_rows(log: FieldLog, found: Sequence[Row]) -> list[dict[str, Any]]:
-    """One row for every place, method and way that has prompts; of a place, those that all have.
+    """One row for every place, method and way with results, over the prompts common to all rows of the place.
 
-    Columns: `latency_s`; `gain`, the baseline's latency over its own, run the same way; `permissiveness`, the share of
-    judged mismatches that stayed (None where nothing was judged); `differs`, its latency over the field's, less 1; each
-    with `_low` and `_high`, 95 % bootstrap intervals. `same_outputs`: share of prompts whose output is the field's.
-    `temp_c_max`, `throttled_rounds`: of the device while it ran them (None: no sensor told).
+    Columns: `latency_s`; `gain`, the baseline's latency over the method's, in the same way; `permissiveness`, the
+    fraction of judged mismatches that were accepted (None if none was judged); `differs`, the relative difference of
+    the latency from the field's; each with `_low` and `_high`, 95 % bootstrap intervals. `same_outputs`: fraction of
+    prompts with the same output as in the field. `temp_c_max`, `throttled_rounds`: of the device (None: no sensor).
     """
     table = []
     for place in log.plan.places:
@@ -46,7 +46,7 @@ def field_rows(log: FieldLog, found: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _columns(rows: Sequence[Row]) -> dict[int, dict[str, float]]:
-    """Numbers by prompt."""
+    """Numeric columns by prompt."""
     return {
         int(row["request"]): {**{name: float(row[name]) for name in SUMMED}, "right": float(bool(row["right"]))}
         for row in rows
@@ -85,15 +85,15 @@ def _place_rows(
             "accuracy": drawn.mean(f"right {at}").value if judged_at_all else None,
             "uplink_bytes": drawn.mean(f"uplink_bytes {at}").value,
             "energy_per_token_j": _per_token_j(here, name, way),
-            "temp_c_max": max(_told(here, name, way, "temp_c"), default=None),
-            "throttled_rounds": sum(rounds) if (rounds := _told(here, name, way, "throttled")) else None,
+            "temp_c_max": max(_values(here, name, way, "temp_c"), default=None),
+            "throttled_rounds": sum(rounds) if (rounds := _values(here, name, way, "throttled")) else None,
             "same_outputs": _same(here, name, way),
         })  # fmt: skip
     return rows
 
 
-def _told(here: Sequence[Row], name: str, way: str, column: str) -> list[float]:
-    """What prompts of a method say in a column, where they say something."""
+def _values(here: Sequence[Row], name: str, way: str, column: str) -> list[float]:
+    """Non-null values of a column for one method and way."""
     mine = [row.get(column) for row in here if row["setting"] == name and row["way"] == way]
     return [value for value in mine if value is not None]
 
@@ -105,7 +105,7 @@ def _gain(drawn: Bootstrap, plan: FieldPlan, series: Iterable[Key], name: str, w
 
 
 def _permissiveness(drawn: Bootstrap, method: Method, at: str) -> Interval | None:
-    """None where θ is 0, which keeps nothing, or where nothing was judged."""
+    """Fraction of judged mismatches accepted; None if θ is 0 or nothing was judged."""
     if method.threshold == 0:
         return None
     found = drawn.ratio(f"kept {at}", f"judged {at}")
@@ -126,14 +126,14 @@ def _interval(name: str, found: Interval | None) -> dict[str, float | None]:
 
 
 def _per_token_j(here: Sequence[Row], name: str, way: str) -> float | None:
-    """What a token cost the UE; None where no power was read."""
+    """The UE's energy per token; None if power was not measured."""
     mine = [row for row in here if (row["setting"], row["way"]) == (name, way)]
     energy_j, tokens = [row["energy_j"] for row in mine], sum(row["tokens"] for row in mine)
     return None if None in energy_j or not tokens else float(sum(energy_j)) / tokens
 
 
 def _same(here: Sequence[Row], name: str, way: str) -> float | None:
-    """Share of outputs that are the field's."""
+    """Fraction of outputs equal to the field's."""
     if way == FIELD:
         return None
     outputs = {(row["way"], row["request"]): list(row["token_ids"]) for row in here if row["setting"] == name}
@@ -142,14 +142,14 @@ def _same(here: Sequence[Row], name: str, way: str) -> float | None:
 
 
 def _measured(log: FieldLog, place: str) -> dict[str, float | None]:
-    """The link as it was measured at the last visit."""
+    """The link as measured at the last visit."""
     visit = log.last_visit(place)
     csi = visit["measured"]["csi"] if visit else {}
     return {name: csi.get(name) for name in ("uplink_mbps", "downlink_mbps", "rtt_ms", "rssi_dbm")}
 
 
 def agreement(rows: Sequence[Row]) -> dict[str, float]:
-    """For each virtual way the largest difference of a mean latency from the field's, as a share."""
+    """For each virtual way, the largest relative difference of a mean latency from the field's."""
     found: dict[str, float] = {}
     for row in rows:
         if row["differs"] is not None:

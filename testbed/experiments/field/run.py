@@ -1,14 +1,14 @@
-"""`testbed field run`: place by place, every method in its turn, until all is done or somebody stops it.
+"""`testbed field run`: runs every method at every place, in balanced order.
 
-Stopped in any way, the same command goes on: finished cells are not run again, and one that was cut short goes on with
-the prompts that it has left.
+After an interruption the same command resumes: finished cells are skipped, and an interrupted one continues with its
+remaining prompts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,8 +27,8 @@ from testbed.experiments.field.stage import Stage
 DeviceOf = Callable[[Place], contextlib.AbstractContextManager[Device]]
 
 
-class Crew(NamedTuple):
-    """Who does a field run."""
+class FieldSetup(NamedTuple):
+    """Stage, operator and devices of a field run."""
 
     stage: Stage
     operator: Operator
@@ -36,46 +36,46 @@ class Crew(NamedTuple):
     say: Say
 
 
-def visit_all(log: FieldLog, crew: Crew) -> bool:
-    """Visit every place where something is left to do; returns whether nothing is any more. An agent that falls silent
-    holds up no other place.
+def visit_all(log: FieldLog, setup: FieldSetup) -> bool:
+    """Visit every place with unfinished cells; returns whether all cells are done. Places whose agent does not answer
+    are skipped.
 
     Raises:
-        BadInput: a configuration that cannot be used, or a place that is not what it was, and nobody to ask.
-        LinkError: a base station that cannot be reached; after all places, agents that could not be.
+        BadInput: an invalid configuration, or a place whose link differs and no operator to decide.
+        LinkError: the base station is unreachable; after all places, if any agent did not answer.
     """
     silent: list[str] = []
     for place in log.plan.places:
         left = log.left(place.name)
         if not left or place.ue in silent:
             continue
-        answer = crew.operator.arrive(place, len(left), log.last_visit(place.name))
+        answer = setup.operator.arrive(place, len(left), log.last_visit(place.name))
         if answer.word == STOP:
             break
         try:
-            if answer.word != SKIP and _visit(log, place, crew, answer.note) == STOP:
+            if answer.word != SKIP and _visit(log, place, setup, answer.note) == STOP:
                 break
         except LinkError as exc:
             if place.ue is None:
                 raise
             silent.append(place.ue)
-            crew.say(f"{place.name}: {exc}; its runs are left for later")
+            setup.say(f"{place.name}: {exc}; its runs are postponed")
     if silent:
-        raise LinkError(f"{', '.join(silent)} did not answer; the same command goes on with the runs that are left")
+        raise LinkError(f"{', '.join(silent)} did not answer; run the same command again to continue")
     return not any(log.left(place.name) for place in log.plan.places)
 
 
-def _visit(log: FieldLog, place: Place, crew: Crew, note: str) -> str:
-    """Measure the link and run what is left; returns what the operator said."""
-    with crew.stage.at(place) as reach, crew.device_of(place) as device:
-        crew.say(f"{place.name}: measuring the link")
+def _visit(log: FieldLog, place: Place, setup: FieldSetup, note: str) -> str:
+    """Measure the link and run the unfinished cells of a place; returns the operator's answer."""
+    with setup.stage.at(place) as reach, setup.device_of(place) as device:
+        setup.say(f"{place.name}: measuring the link")
         plan = log.plan
         folder = log.place(place.name)
         measured = device.measure(reach, Probe(plan.handshakes, max(1, plan.iperf3_s), plan.timeout_s), folder)
         before = log.last_visit(place.name)
         reasons = differences(before["measured"], measured) if before else []
         if reasons:
-            answer = crew.operator.accept(place, reasons)
+            answer = setup.operator.accept(place, reasons)
             if answer.word:
                 return answer.word
         log.add(
@@ -85,8 +85,8 @@ def _visit(log: FieldLog, place: Place, crew: Crew, note: str) -> str:
         left = log.left(place.name)
         device.expect([(cell_config(log, cell, reach.bs), log.cell(cell)) for cell in left])
         for cell in left:
-            _run(log, cell, reach, device, crew.say)
-    answer = crew.operator.leave(place)
+            _run(log, cell, reach, device, setup.say)
+    answer = setup.operator.leave(place)
     if answer.note:
         log.add(NOTE, place=place.name, note=answer.note)
     return answer.word
@@ -101,18 +101,18 @@ def _run(log: FieldLog, cell: FieldCell, reach: Reach, device: Device, say: Say)
 
 
 def cell_config(log: FieldLog, cell: FieldCell, bs: str) -> RunConfig:
-    """What the UE of a cell does, up to where its channel state begins."""
+    """Run configuration of the UE for a cell, except for the measurement that its channel state starts from."""
     return run_config(log.plan, cell.method, bs, "passive", str(log.prompts(cell.repeat)))
 
 
 def on_this_machine(plan: FieldPlan) -> FieldPlan:
-    """The plan without what only the field has: keys, agents."""
+    """The plan without keys, agents and delays, for an emulated run."""
     places = tuple(msgspec.structs.replace(place, ue=None, trace=None) for place in plan.places)
     return msgspec.structs.replace(plan, keys=None, insecure=False, settle_s=0.0, places=places)
 
 
 def progress_of(log: FieldLog) -> dict[str, Any]:
-    """What is done and what is left, by place."""
+    """Numbers of finished and remaining cells, by place."""
     places: list[dict[str, Any]] = [
         {
             "place": place.name,
@@ -127,15 +127,6 @@ def progress_of(log: FieldLog) -> dict[str, Any]:
     return {"out": str(log.out), "places": places, "left": sum(p["cells"] - p["done"] for p in places)}
 
 
-@contextlib.contextmanager
-def one_device(device: Device) -> Iterator[Device]:
-    """A device, let go of in the end."""
-    try:
-        yield device
-    finally:
-        device.close()
-
-
 def default_out(plan: FieldPlan, emulated: bool) -> Path:
-    """Where a field run goes by default."""
+    """Default directory of a field run."""
     return Path("runs") / (f"{plan.name}-emulated" if emulated else plan.name)

@@ -1,4 +1,4 @@
-"""What came of every prompt of a field run: read from its cells, or out of virtual time, in the same columns."""
+"""Per-prompt results of a field run, from measured cells and from virtual time, in the same columns."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from testbed.models.scoring import final_number
 
 Row = Mapping[str, Any]
 FIELD, REPLAY, VIRTUAL = "field", "replay", "virtual"
-"""Measured; in virtual time over the link that was recorded; in virtual time over the modelled link."""
+"""Measured; in virtual time over the recorded link; in virtual time over the modelled link."""
 WAYS = (FIELD, REPLAY, VIRTUAL)
 
 
 def done_cells(log: FieldLog) -> list[FieldCell]:
-    """Cells that ran to their end, by place."""
+    """Finished cells, by place."""
     return [cell for place in log.plan.places for cell in cells_of(log.plan, place.name) if log.done(cell)]
 
 
 def rounds_of(log: FieldLog, cell: FieldCell) -> list[dict[str, Any]]:
-    """Rows of a cell's `rounds.parquet`, and its place."""
+    """Rows of a cell's `rounds.parquet`, with its place."""
     rows = read_rounds(log.cell(cell)).to_pylist()
     return [{**row, "place": cell.place} for row in rows]
 
@@ -37,7 +37,7 @@ def requests_of(log: FieldLog, cell: FieldCell) -> list[dict[str, Any]]:
 
 
 def measured_csi(log: FieldLog, place: str) -> Csi:
-    """The link of a place as it was measured on the last arrival; rates that were not are assumed."""
+    """The link of a place as measured on the last arrival; rates that were not measured are assumed."""
     visit = log.last_visit(place)
     known = {key: value for key, value in (visit["measured"]["csi"] if visit else {}).items() if key != "source"}
     return Csi(**{"uplink_mbps": ASSUMED_MBPS, "downlink_mbps": ASSUMED_MBPS, "rtt_ms": 0.0, **known}, source="probe")
@@ -51,14 +51,14 @@ def samples(
     rounds: Sequence[Row],
     examples: Sequence[Example],
 ) -> list[dict[str, Any]]:
-    """One row a prompt: `latency_s`, `tokens`, `rounds`, `kept` (mismatches that the judge let stay), `judged` (those
-    and the ones that it rejected), `energy_j`, `temp_c` (the hottest), `throttled` (rounds in which the device was),
-    `right` (None: no reference answer), and the output's `token_ids`.
+    """One row per prompt: `latency_s`, `tokens`, `rounds`, `kept` (mismatches accepted by the judge), `judged`
+    (mismatches accepted or rejected), `energy_j`, `temp_c` (maximum), `throttled` (number of throttled rounds), `right`
+    (None: no reference answer), and the output's `token_ids`.
 
     Args:
-        requests: rows as in `requests.parquet`, of this cell.
-        rounds: rows as in `rounds.parquet`.
-        examples: prompts of the whole plan; `request` of the answer numbers them.
+        requests: rows of this cell's `requests.parquet`.
+        rounds: rows of this cell's `rounds.parquet`.
+        examples: prompts of the whole plan, indexed by `request` in the result.
     """
     distance_m = next(place.distance_m for place in plan.places if place.name == cell.place)
     found = []
@@ -81,17 +81,17 @@ def samples(
 
 
 def _energy_j(rounds: Sequence[Row]) -> float | None:
-    """None where no power was read."""
+    """Energy of all rounds; None if power was not measured."""
     found = [row["energy_j"] for row in rounds]
     return None if None in found else sum(found)
 
 
 def _throttled(rounds: Sequence[Row]) -> int | None:
-    """None where no sensor could tell."""
-    told = [row["throttled"] for row in rounds if row.get("throttled") is not None]
-    return sum(map(bool, told)) if told else None
+    """Number of throttled rounds; None without a sensor."""
+    known = [row["throttled"] for row in rounds if row.get("throttled") is not None]
+    return sum(map(bool, known)) if known else None
 
 
 def _rejects(row: Row) -> int:
-    """1 where a mismatch ended the window: later ones were not looked at."""
+    """1 if a mismatch ended the window (later ones are not judged)."""
     return int(row["accepted"] < row["drafted"])

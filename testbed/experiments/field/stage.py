@@ -1,4 +1,4 @@
-"""Where a field run takes place: in the field, or on this machine with a link for every place."""
+"""Where a field run takes place: in the field, or on this machine with an emulated link for every place."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from testbed.experiments.runs.processes import base_station, proxy
 from testbed.models.bundle import bundled, head_directory
 
 MODEL = "model.csv"
-"""The modelled link of a place, beside what was measured there."""
+"""File of the modelled link in the directory of a place."""
 
 
 class Stage(Protocol):
-    """Brings a UE to a place."""
+    """Connects the UE to the base station at each place."""
 
     def at(self, place: Place) -> contextlib.AbstractContextManager[Reach]:
-        """How the base station is reached, as long as the UE is there."""
+        """Addresses of the base station while the UE is at this place."""
 
 
 class Field:
-    """Implements `Stage`: the operator walks, the base station is running already."""
+    """Implements `Stage` with a running base station; the operator moves the UE."""
 
     def __init__(self, plan: FieldPlan) -> None:
         self._plan = plan
 
     @contextlib.contextmanager
     def at(self, place: Place) -> Iterator[Reach]:
-        """The same base station from everywhere."""
+        """The same addresses at every place."""
         yield Reach(self._plan.bs, self._plan.iperf3 if self._plan.iperf3_s else None)
 
 
 class Emulation:
-    """Implements `Stage`: relays between this machine's UE and base station, each with the modelled link of a place.
+    """Implements `Stage` with relays between UE and base station on this machine that emulate each place's link.
 
     Args:
         bs: address of the base station.
-        iperf3: port of an iperf3 server beside it; None: there is none.
+        iperf3: port of the iperf3 server; None: none.
     """
 
     def __init__(self, log: FieldLog, bs: str, iperf3: int | None) -> None:
@@ -53,7 +53,7 @@ class Emulation:
 
     @contextlib.contextmanager
     def at(self, place: Place) -> Iterator[Reach]:
-        """Relays that follow the place's trace, from its beginning and again when it ends."""
+        """Start relays that replay the place's trace, repeating it when it ends."""
         link = ChannelSpec(kind="trace", file=str(self._log.place(place.name) / MODEL))
         with contextlib.ExitStack() as held:
             relay = held.enter_context(proxy(link, self._bs))
@@ -66,10 +66,10 @@ class Emulation:
 
 @contextlib.contextmanager
 def emulation(log: FieldLog, say: Say) -> Iterator[Emulation]:
-    """A base station on this machine, and an iperf3 server where there is one.
+    """Start a base station on this machine, and an iperf3 server if iperf3 is installed.
 
     Raises:
-        BadInput: a model, head or engine that cannot be used, or a place beyond the link's reach.
+        BadInput: an unusable model, head or engine, or a place without a link.
         TestbedError: a process did not start.
     """
     for index, place in enumerate(log.plan.places):

@@ -43,7 +43,7 @@ def test_each_kind_of_pass_is_timed_by_itself(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("lengths", "short", "repeats", "said"),
     [((), RequestWork(5, 5), 1, "lengths"), ((8,), RequestWork(5, 5), 0, "repeats"),
-     ((8, 0), RequestWork(5, 5), 1, "1 or more"),
+     ((8, 0), RequestWork(5, 5), 1, "at least 1"),
      ((2500,), RequestWork(5, 5), 1, "sequences of 2500"), ((8,), RequestWork(5, 2495), 1, "sequences of 2500")],
 )  # fmt: skip
 def test_what_cannot_be_measured_is_refused(

@@ -91,7 +91,7 @@ def test_warm_ups_are_dropped_the_order_is_drawn_and_medians_count(monkeypatch: 
     monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
     engine, told = Recorder(), []
     planned = plan(largest=200, thin=8)
-    done = measure(engine, planned, repeats=4, warmups=1, seed=0, told=lambda *said: told.append(said))
+    done = measure(engine, planned, repeats=4, warmups=1, seed=0, progress=lambda *said: told.append(said))
     assert [one.configuration for one in done] == [one.configuration for one in planned]
     assert all(one.times_s == (2.0, 3.0, 4.0, 5.0) and one.sample.latency_s == 3.5 for one in done)
     assert told[-1] == (len(planned), len(planned), "done") and len(told) == len(planned) + 1
@@ -115,23 +115,23 @@ def test_repeats_that_something_disturbed_are_taken_again(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(time, "perf_counter", tick)
     planned = [one for one in plan(largest=200, thin=5) if one.configuration.category == "compute"]
-    done = measure(Slow(), planned, repeats=3, warmups=0, seed=0, told=lambda *_: None)
+    done = measure(Slow(), planned, repeats=3, warmups=0, seed=0, progress=lambda *_: None)
     assert all(one.times_s == pytest.approx((1.0, 1.0, 1.02)) for one in done)
 
 
 def test_prompts_are_unique_and_a_repeated_one_is_an_error() -> None:
     bench = PassBench(Recorder(vocab_size=1), 0)
     bench.time_s([RequestWork(16, 0)])
-    with pytest.raises(TestbedError, match="a prompt came twice"):
+    with pytest.raises(TestbedError, match="a prompt was repeated"):
         bench.time_s([RequestWork(16, 0)])
 
 
 def test_what_an_engine_cannot_take_is_refused() -> None:
     engine = Recorder()
-    with pytest.raises(BadInput, match=r"sequences of 29\d\d tokens, but the target takes 2499; give --largest"):
-        measure(engine, plan(largest=3000, thin=9), repeats=1, warmups=0, seed=0, told=lambda *_: None)
-    with pytest.raises(BadInput, match="measured once or more"):
-        measure(engine, plan(), repeats=0, warmups=0, seed=0, told=lambda *_: None)
+    with pytest.raises(BadInput, match=r"sequences of 29\d\d tokens exceed the target.s limit of 2499; give --largest"):
+        measure(engine, plan(largest=3000, thin=9), repeats=1, warmups=0, seed=0, progress=lambda *_: None)
+    with pytest.raises(BadInput, match="repeats must be at least 1"):
+        measure(engine, plan(), repeats=0, warmups=0, seed=0, progress=lambda *_: None)
     assert engine.passes == []
 
 

@@ -60,15 +60,15 @@ def test_every_method_comes_once_in_every_repeat_and_orders_are_balanced_over_th
     [
         ({"places": ()}, "at least one place"),
         ({"methods": ()}, "at least one method"),
-        ({"places": (PLACES[0], PLACES[0])}, "a name of its own"),
-        ({"places": (Place(name="a/b", distance_m=1.0),)}, "bad place 'a/b'"),
-        ({"places": (Place(name="here", distance_m=0.0),)}, "positive, in metres"),
+        ({"places": (PLACES[0], PLACES[0])}, "names must be unique"),
+        ({"places": (Place(name="a/b", distance_m=1.0),)}, "invalid place 'a/b'"),
+        ({"places": (Place(name="here", distance_m=0.0),)}, "distance_m must lie in"),
         ({"places": (Place(name="here", distance_m=1.0, ue="here"),)}, "bad address"),
         ({"places": (Place(name="here", distance_m=1.0, trace="walk"),)}, "traces are replayed by agents"),
-        ({"places": (Place(name="here", distance_m=1.0, ue_keys="lab"),)}, "ue_keys are for an agent"),
+        ({"places": (Place(name="here", distance_m=1.0, ue_keys="lab"),)}, "ue_keys need an agent"),
         ({"settle_s": -1.0}, "settle_s"),
         ({"methods": (Method(name="x", protocol="nothing"),)}, "method x: unknown protocol"),
-        ({"methods": (Method(name="x", protocol="colocated"),)}, "no link in it"),
+        ({"methods": (Method(name="x", protocol="colocated"),)}, "without a link"),
         ({"methods": (Method(name="x", protocol="fh", threshold=0.5),)}, "judge strict keeps no mismatch"),
         ({"methods": (Method(name="x", protocol="fh", threshold=1.5),), "judge": "head"}, "threshold"),
         ({"methods": (Method(name="x", protocol="greedy", window=0),)}, "window"),
@@ -78,7 +78,7 @@ def test_every_method_comes_once_in_every_repeat_and_orders_are_balanced_over_th
         ({"prompts": 0}, "prompts must be at least 1"),
         ({"iperf3": "a b"}, "bad iperf3 server"),
         ({"dataset": "nowhere.jsonl"}, "cannot read the data set"),
-        ({"repeats": 9999}, "more than"),
+        ({"repeats": 9999}, "exceeds 10000 runs"),
     ],
 )
 def test_plans_that_cannot_be_followed_are_refused_in_one_line(fields: dict[str, Any], words: str) -> None:
@@ -88,7 +88,7 @@ def test_plans_that_cannot_be_followed_are_refused_in_one_line(fields: dict[str,
 def test_a_data_set_that_is_too_short_is_noticed_before(tmp_path: Path) -> None:
     path = tmp_path / "few.jsonl"
     path.write_text('{"question": "1 + 1?", "answer": "2"}\n' * 17)
-    refuse(lambda: check_plan(changed(dataset=str(path))), BadInput, "take 18", "has 17")
+    refuse(lambda: check_plan(changed(dataset=str(path))), BadInput, "need 18", "has 17")
 
 
 def test_unknown_keys_are_refused(tmp_path: Path) -> None:

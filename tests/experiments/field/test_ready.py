@@ -40,7 +40,7 @@ def agent(**fields: Any) -> tuple[Place, ...]:
         ({"places": agent(ue=FAR), "bs": "tcp://192.0.2.7:5555"}, ["place hall", "ue_keys: DIR"]),
         ({"places": agent(ue=FAR, ue_keys="lab"), "bs": "tcp://192.0.2.7:5555"}, ["place hall", "lab holds no client"]),
         ({"places": agent(ue=FAR, ue_keys="lab"), "insecure": True}, ["ue_keys or insecure"]),
-        ({"places": agent(ue=FAR), "insecure": True}, ["place hall", "would look for on itself"]),
+        ({"places": agent(ue=FAR), "insecure": True}, ["place hall", "the agent's own machine"]),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_said_in_the_plans_own_words(fields: dict[str, Any], words: list[str]) -> None:

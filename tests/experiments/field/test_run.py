@@ -16,10 +16,10 @@ from testbed.config import RunConfig
 from testbed.errors import BadInput, LinkError, LinkTimeout
 from testbed.experiments.field.devices.base import Probe, Reach
 from testbed.experiments.field.log import LOG, FieldLog, open_log, read_field
-from testbed.experiments.field.operator import SKIP, STOP, Nobody, OperatorAnswer, Terminal
+from testbed.experiments.field.operator import SKIP, STOP, OperatorAnswer, Terminal, Unattended
 from testbed.experiments.field.order import cells_of
 from testbed.experiments.field.plan import FieldPlan, Method, Place
-from testbed.experiments.field.run import Crew, one_device, progress_of, visit_all
+from testbed.experiments.field.run import FieldSetup, progress_of, visit_all
 from tests.support.refusals import refuse
 
 PLAN = FieldPlan(
@@ -72,7 +72,7 @@ class Stand:
 
 def visit(out: Path, stand: Stand, plan: FieldPlan = PLAN, operator: Any = None) -> bool:
     with open_log(out, plan, False) as log:
-        return visit_all(log, Crew(stand, operator or stand, lambda _: one_device(stand), lambda _: None))
+        return visit_all(log, FieldSetup(stand, operator or stand, lambda _: contextlib.closing(stand), lambda _: None))
 
 
 def test_all_cells_run_once_in_the_plans_order(tmp_path: Path) -> None:
@@ -110,11 +110,11 @@ def test_agents_that_fall_silent_hold_up_no_other_place(tmp_path: Path) -> None:
         asked.append(place.name)
         if place.ue == "tcp://127.0.0.1:5":
             raise LinkTimeout("no answer")
-        return one_device(stand)
+        return contextlib.closing(stand)
 
     with open_log(tmp_path / "run", plan, False) as log:
-        refuse(lambda: visit_all(log, Crew(stand, stand, device_of, said.append)), LinkError,
-               "tcp://127.0.0.1:5 did not answer", "the same command goes on")  # fmt: skip
+        refuse(lambda: visit_all(log, FieldSetup(stand, stand, device_of, said.append)), LinkError,
+               "tcp://127.0.0.1:5 did not answer", "run the same command again")  # fmt: skip
         assert [p["done"] for p in progress_of(log)["places"]] == [0, 4, 0, 4]
     assert asked == ["at-0", "at-1", "at-3"]  # who was silent once is not waited for again
     assert any("at-0: no answer" in line for line in said)
@@ -143,7 +143,7 @@ def test_a_link_that_is_another_ones_is_asked_about_or_refused(tmp_path: Path) -
     assert "accept near" in moved.asked
     assert all(key.startswith("far/") for key in moved.ran)
     refuse(
-        lambda: visit(tmp_path / "run", Stand(rtt_ms=300.0), operator=Nobody(trusting=False)), BadInput,
+        lambda: visit(tmp_path / "run", Stand(rtt_ms=300.0), operator=Unattended(trusting=False)), BadInput,
         "does not look like near", "RTT 300.0 ms, before 10.0 ms",
     )  # fmt: skip
     sure = Stand(rtt_ms=200.0)
@@ -155,15 +155,15 @@ def test_a_link_that_is_another_ones_is_asked_about_or_refused(tmp_path: Path) -
 def test_the_directory_is_one_runs_and_one_processs_at_a_time(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with open_log(out, PLAN, False):
-        refuse(lambda: visit(out, Stand()), BadInput, "another field run holds")
+        refuse(lambda: visit(out, Stand()), BadInput, "another field run uses")
     other = msgspec.structs.replace(PLAN, places=(Place(name="near", distance_m=3.0), PLAN.places[1]))
     refuse(lambda: visit(out, Stand(), other), BadInput, "near was at 2 m before, not at 3 m")
     with pytest.raises(BadInput, match="was in the field"), open_log(out, PLAN, True):
         pass
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
-    refuse(lambda: visit(tmp_path / "full", Stand()), BadInput, "holds something else")
-    refuse(lambda: read_field(tmp_path / "full"), BadInput, "no field run")
+    refuse(lambda: visit(tmp_path / "full", Stand()), BadInput, "contains other files")
+    refuse(lambda: read_field(tmp_path / "full"), BadInput, "is not a field run")
 
 
 def test_a_log_that_was_cut_off_is_mended(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_log_that_was_cut_off_is_mended(tmp_path: Path) -> None:
         log.add("note", place="near", note="later")
     assert [json.loads(line)["event"] for line in (out / LOG).read_text().splitlines()] == ["visit", "note"]
     (out / LOG).write_text("rubbish\n")
-    refuse(lambda: read_field(out), BadInput, "line 1 cannot be read")
+    refuse(lambda: read_field(out), BadInput, "line 1 is invalid")
 
 
 def test_each_repeat_has_its_prompts_beside_the_results(tmp_path: Path) -> None:
@@ -199,4 +199,4 @@ def test_an_operator_answers_in_words(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert terminal.accept(place, ["RTT"]) == OperatorAnswer("")  # "hm" is no answer
     assert terminal.leave(place) == OperatorAnswer(STOP)  # the end of stdin
     said = capsys.readouterr()
-    assert "by the door" in said.err and "again after noon" in said.err and said.out == ""
+    assert "by the door" in said.err and "last visited noon" in said.err and said.out == ""

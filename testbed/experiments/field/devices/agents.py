@@ -1,4 +1,4 @@
-"""The lab machine's side of agents: orders out, files there, results back."""
+"""Client of a UE's agent: uploads files, gives orders and fetches results."""
 
 from __future__ import annotations
 
@@ -45,23 +45,24 @@ from testbed.protocols.orders import (
 )
 
 TIMEOUT_S = 30.0
-"""Longest wait for an answer; every question may be asked again."""
+"""Timeout of an answer; every message may be sent again."""
 RESEND_S = 2.0
 POLL_S = 1.0
-"""Between questions how an order stands: a few hundred bytes on the same link as the run."""
+"""Interval of polling an order's state: a few hundred bytes on the same link as the run."""
 GREETINGS = 8
+"""Number of handshakes to estimate the clock offset."""
 R = TypeVar("R", bound=Message)
 
 
 class AgentConnection:
-    """A connection to one agent; a loop of its own, so that callers need none.
+    """Synchronous connection to one agent, with its own event loop.
 
     Args:
-        keys: directory that `keys new --ue` made where the agent is; None: none.
+        keys: directory made by `keys new --ue` on the agent's machine; None: no keys.
 
     Raises:
-        BadInput: an address or keys that cannot be used, or an agent of another version.
-        LinkError: nobody answers.
+        BadInput: an unusable address or keys, or an agent of another version.
+        LinkError: the agent does not answer.
     """
 
     def __init__(self, address: str, keys: str | None, insecure: bool = False, timeout_s: float = TIMEOUT_S) -> None:
@@ -79,7 +80,7 @@ class AgentConnection:
         self.offset: Offset = clock_offset([handshake for handshake, _ in greetings])
 
     def close(self) -> None:
-        """Let go of it; it goes on with what it was told."""
+        """Close the connection; the agent continues with its orders."""
         self._link.close()
         self._loop.close()
 
@@ -90,12 +91,12 @@ class AgentConnection:
 
     # ------------------------------------------------------------ files
 
-    def put(self, name: str, path: Path, told: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Put a file there, from where an earlier attempt broke off; one that is there already is left.
+    def put(self, name: str, path: Path) -> None:
+        """Upload a file, resuming a partial upload; a file that exists unchanged is skipped.
 
         Raises:
-            BadInput: a file that cannot be read, or that the agent has no room for.
-            LinkError: the agent fell silent.
+            BadInput: an unreadable file, or not enough disk space on the agent.
+            LinkError: the agent does not answer.
         """
         try:
             total, digest = path.stat().st_size, digest_of(path)
@@ -104,7 +105,6 @@ class AgentConnection:
                 while there < total:
                     file.seek(there)
                     there = self._stored(name, there, total, digest, file.read(MAX_CHUNK_BYTES))
-                    told(there, total)
         except OSError as exc:
             raise BadInput(f"cannot read {path}: {exc.strerror or exc}") from exc
 
@@ -116,7 +116,7 @@ class AgentConnection:
     # ------------------------------------------------------------ orders
 
     def order(self, order: Order) -> State:
-        """Give an order; the same one again changes nothing.
+        """Give an order; repeating it changes nothing.
 
         Raises:
             BadInput: the agent refuses it.
@@ -125,16 +125,16 @@ class AgentConnection:
         return found
 
     def state(self, name: str) -> State:
-        """How an order stands."""
+        """State of an order."""
         found: State = self._ask(Ask(id=name), State, lambda state: state.id == name).message
         return found
 
-    def wait(self, name: str, told: Callable[[State], None] = lambda state: None) -> State:
-        """Wait until an order is done; an agent that falls silent for a while is waited for.
+    def wait(self, name: str) -> State:
+        """Wait until an order is done, tolerating interruptions of the connection.
 
         Raises:
-            TestbedError: it failed, or the agent knows nothing of it.
-            LinkError: the agent has been silent for ten times the time that an answer may take.
+            TestbedError: the order failed, or the agent does not know it.
+            LinkError: the agent did not answer for ten times the timeout.
         """
         heard_s = time.monotonic()
         while True:
@@ -145,7 +145,6 @@ class AgentConnection:
                     raise
                 continue
             heard_s = time.monotonic()
-            told(state)
             if state.state == "done":
                 return state
             if state.state in ("failed", "unknown"):
@@ -153,11 +152,11 @@ class AgentConnection:
             time.sleep(POLL_S)
 
     def fetch(self, state: State, out: Path) -> None:
-        """Bring an order's results here, each file checked; `summary.json` comes last, so that it means a whole run.
+        """Download an order's results and verify their digests; `summary.json` comes last and marks a complete run.
 
         Raises:
-            LinkError: the agent fell silent.
-            ProtocolError: a file did not come as it was announced.
+            LinkError: the agent does not answer.
+            ProtocolError: a file differs from its announced digest.
         """
         out.mkdir(parents=True, exist_ok=True)
         for file in sorted(state.files, key=lambda file: file.name == "summary.json"):
@@ -174,7 +173,7 @@ class AgentConnection:
                 target.write(self._chunk(name, file, target.tell()))
         if digest_of(part) != file.digest:
             part.unlink()
-            raise ProtocolError(f"{file.name} of order {name} did not come as it was announced")
+            raise ProtocolError(f"{file.name} of order {name} was corrupted in transfer")
         part.replace(path)
 
     def _chunk(self, name: str, file: File, offset: int) -> bytes:
@@ -184,14 +183,14 @@ class AgentConnection:
         packet = self._ask(Get(id=name, name=file.name, offset=offset), Chunk, same)
         data = packet.arrays.get(DATA)
         if data is None or data.dtype != np.uint8 or not 0 < data.size <= min(MAX_CHUNK_BYTES, file.size - offset):
-            raise ProtocolError(f"{file.name} of order {name}: a chunk that is none")
+            raise ProtocolError(f"{file.name} of order {name}: invalid chunk")
         return data.tobytes()
 
     def drop(self, name: str) -> None:
-        """Tell the agent that an order's results may go."""
+        """Delete an order and its results on the agent."""
         self._ask(Drop(id=name), State, lambda state: state.id == name)
 
-    # ------------------------------------------------------------ asking
+    # ------------------------------------------------------------ requests
 
     def _ask(
         self, message: Message, kind: type[R], same: Callable[[R], bool], arrays: dict[str, AnyArray] | None = None
@@ -201,7 +200,7 @@ class AgentConnection:
     async def _asked(
         self, message: Message, kind: type[R], same: Callable[[R], bool], arrays: dict[str, AnyArray]
     ) -> Packet[Any]:
-        """Send until something answers just this; every message may come twice without harm."""
+        """Send a message until its answer arrives; all messages are idempotent."""
         end_s = time.monotonic() + self._timeout_s
         wait_s = RESEND_S
         while (left_s := end_s - time.monotonic()) > 0:
@@ -216,7 +215,7 @@ class AgentConnection:
         end_s = time.monotonic() + wait_s
         while (left_s := end_s - time.monotonic()) > 0:
             received = await self._link.recv(left_s)
-            with contextlib.suppress(ProtocolError):  # what cannot be read is dropped
+            with contextlib.suppress(ProtocolError):  # invalid messages are dropped
                 packet = decode_report(received.frames)
                 if isinstance(packet.message, Refused):
                     raise BadInput(f"the agent at {self.address} refuses: {packet.message.reason}")
@@ -230,12 +229,12 @@ async def _link(address: str, keys: Any) -> ZmqLink:
 
 
 def probe_order(name: str, what: Probing) -> Order:
-    """A measurement: every one is an order of its own."""
+    """Order for a link measurement, with a unique id."""
     return Order(id=order_id(name, "link", str(time.time_ns()), config={}), what=what)
 
 
 def run_order(name: str, what: Running) -> Order:
-    """A run: the same configuration is the same order, wherever its channel state begins."""
+    """Order for a run; its id depends on the configuration, but not on the measurement that it starts from."""
     said = msgspec.structs.replace(what, link=None)
     config = {"config": resolved(said.config), "trace": said.trace}
     return Order(id=order_id(name, config=config), what=what)

@@ -1,4 +1,4 @@
-"""What a field run asks of a UE, wherever it is: to measure its link, and to decode."""
+"""The UE of a field run, local or remote: measures its link and decodes."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ from testbed.experiments.runs.journal import NAME as JOURNAL
 from testbed.experiments.runs.uerun import run_ue
 
 LINK = "link.json"
+FILED = ("drafter", "tokenizer", "dataset", "predictor")
+"""Fields of a run configuration that name files or folders, which must exist on the UE."""
 Say = Callable[[str], None]
 
 
 class Reach(NamedTuple):
-    """How the base station is reached from a place."""
+    """Addresses of the base station and its iperf3 server from a place."""
 
     bs: str
     iperf3: str | None
-    """HOST[:PORT] of an iperf3 server beside it; None: none."""
+    """HOST[:PORT] of the iperf3 server; None: none."""
     origin_s: float | None = None
-    """When the emulated link began, on the host's monotonic clock; None: the link is real."""
+    """Start of the emulated link on the host's monotonic clock; None: real link."""
 
 
 class Probe(NamedTuple):
-    """A measurement to make."""
+    """Settings of a link measurement."""
 
     handshakes: int
     seconds: int
-    """Of each iperf3 transfer."""
+    """Duration of each iperf3 transfer."""
     timeout_s: float
 
 
@@ -45,41 +47,41 @@ class Device(Protocol):
     """A UE of a field run."""
 
     def measure(self, reach: Reach, probe: Probe, folder: Path) -> dict[str, Any]:
-        """Measure the link; returns the document of `channel measure`, and keeps it for `run`.
+        """Measure the link; returns the document of `channel measure`, which `run` also uses.
 
         Args:
-            folder: of the place, on the machine that the field run is directed from.
+            folder: directory of the place on this machine.
 
         Raises:
-            LinkError: the base station cannot be reached.
+            LinkError: the base station is unreachable.
         """
 
     def expect(self, runs: Sequence[tuple[RunConfig, Path]]) -> None:
-        """Know what `run` is going to be asked, in order: a device that loses whoever asks does it all the same.
+        """Announce the coming calls of `run`, in order; a remote device runs them even if the connection is lost.
 
         Raises:
-            BadInput: a configuration that the device does not take.
+            BadInput: the device refuses a configuration.
         """
 
     def run(self, config: RunConfig, folder: Path, out: Path) -> None:
-        """Decode as configured, starting from the link's last measurement, into the run directory `out`; go on with a
-        run that was cut short there.
+        """Decode as configured into the run directory `out`, with the channel state of the last measurement; resumes an
+        interrupted run.
 
         Raises:
-            BadInput: the configuration cannot be used.
-            LinkError: the base station cannot be reached.
+            BadInput: an invalid configuration.
+            LinkError: the base station is unreachable.
         """
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the device."""
 
 
 class LocalDevice:
-    """Implements `Device`: this machine is the UE.
+    """Implements `Device` on this machine.
 
     Args:
-        keys: directory that `keys new --ue` made; None: none.
-        settle_s: before the first run.
+        keys: directory made by `keys new --ue`; None: no keys.
+        settle_s: delay before the first run.
     """
 
     def __init__(self, keys: str | None, settle_s: float, say: Say) -> None:
@@ -95,7 +97,7 @@ class LocalDevice:
         return document
 
     def expect(self, runs: Sequence[tuple[RunConfig, Path]]) -> None:
-        """Give the operator the time to step aside."""
+        """Wait for the operator to step aside."""
         time.sleep(self._settle_s)
 
     def run(self, config: RunConfig, folder: Path, out: Path) -> None:
@@ -103,26 +105,26 @@ class LocalDevice:
         decode(with_link(config, folder / LINK), out, self._say)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to release."""
 
 
 def keep_link(folder: Path, document: dict[str, Any]) -> None:
-    """Write a measurement where runs begin from it."""
+    """Save a measurement for the runs at its place."""
     folder.mkdir(parents=True, exist_ok=True)
     results.write_text(folder / LINK, json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
 def with_link(config: RunConfig, link: Path) -> RunConfig:
-    """The configuration with its channel state learnt from the rounds, beginning at a measurement."""
+    """The configuration with a measurement as the initial channel state, which rounds then update."""
     return msgspec.structs.replace(config, csi=str(link))
 
 
 def decode(config: RunConfig, out: Path, say: Say) -> None:
-    """Run a UE here, or go on with a run that was cut short; one that cannot go on begins anew.
+    """Run a UE on this machine, resuming an interrupted run if possible.
 
     Raises:
-        BadInput: the configuration cannot be used.
-        LinkError: the base station cannot be reached.
+        BadInput: an invalid configuration.
+        LinkError: the base station is unreachable.
     """
     journal = out / JOURNAL
     if journal.is_file() and journal.stat().st_size > 0:
@@ -130,6 +132,6 @@ def decode(config: RunConfig, out: Path, say: Say) -> None:
             run_ue(config, None, out, resume=True)
             return
         except BadInput as exc:
-            say(f"{exc}; it begins anew")
+            say(f"{exc}; restarting the run")
     journal.unlink(missing_ok=True)
     run_ue(config, None, out)

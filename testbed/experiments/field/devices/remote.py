@@ -1,4 +1,4 @@
-"""A UE of a field run that an agent drives: what is asked of it becomes orders, what comes of it is brought here."""
+"""A remote UE of a field run: measurements and runs become orders to its agent, and results are fetched."""
 
 from __future__ import annotations
 
@@ -14,25 +14,23 @@ from testbed.bundled_files import find
 from testbed.config import RunConfig
 from testbed.errors import BadInput
 from testbed.experiments.field.devices.agents import AgentConnection, probe_order, run_order
-from testbed.experiments.field.devices.base import LINK, Probe, Reach, Say
+from testbed.experiments.field.devices.base import FILED, LINK, Probe, Reach, Say
 from testbed.experiments.results import directory as results
 from testbed.protocols.orders import Order, Probing, Running, State, digest_of
 
-FILED = ("drafter", "tokenizer", "dataset", "predictor")
-"""Of a run's configuration: files and folders that have to be where the UE is."""
 MOST_FILES = 32
-"""Of a folder that is put."""
+"""Maximum number of files in an uploaded folder."""
 MARK = 12
-"""Digits of its digest that a file's name begins with."""
+"""Number of digits of the digest that prefix an uploaded file's name."""
 
 
 class AgentDevice:
-    """Implements `Device` over an agent.
+    """Implements `Device` through an agent.
 
     Args:
-        name: of the field run, in the ids of its orders.
-        trace: that the agent replays before the base station, by name or file; None: none.
-        settle_s: before the first run.
+        name: name of the field run, used in order ids.
+        trace: link trace, by name or file, that the agent replays towards the base station; None: none.
+        settle_s: delay before the first run.
     """
 
     def __init__(self, agent: AgentConnection, name: str, trace: str | None, settle_s: float, say: Say) -> None:
@@ -42,9 +40,9 @@ class AgentDevice:
         self._link: str | None = None
 
     def measure(self, reach: Reach, probe: Probe, folder: Path) -> dict[str, Any]:
-        """See `Device.measure`; what waits at the agent is done first."""
+        """See `Device.measure`; the agent's waiting orders are carried out first."""
         if waiting := self._agent.standing.waiting:
-            self._say(f"{self._agent.address}: {waiting} orders are waiting there; they come first")
+            self._say(f"{self._agent.address}: {waiting} waiting orders will be carried out first")
         what = Probing(reach.bs, reach.iperf3, probe.seconds, probe.handshakes, probe.timeout_s)
         order = probe_order(f"{self._name}-{folder.name}", what)
         self._agent.order(order)
@@ -53,11 +51,11 @@ class AgentDevice:
         try:
             document: dict[str, Any] = msgspec.json.decode((folder / LINK).read_bytes())
         except (OSError, msgspec.DecodeError) as exc:
-            raise BadInput(f"the measurement of {self._agent.address} cannot be read: {exc}") from exc
+            raise BadInput(f"the measurement from {self._agent.address} is unreadable: {exc}") from exc
         return document
 
     def expect(self, runs: Sequence[tuple[RunConfig, Path]]) -> None:
-        """Give all orders at once: the agent goes on with them where this machine is lost."""
+        """Give all orders at once, so that the agent continues without a connection."""
         start_s = time.perf_counter() + self._agent.offset.offset_s + self._settle_s if self._settle_s else 0.0
         for config, out in runs:
             self._agent.order(msgspec.structs.replace(self._order(config, out), start_s=start_s))
@@ -69,14 +67,14 @@ class AgentDevice:
         self._bring(self._agent.wait(order.id), out)
 
     def collect(self, config: RunConfig, out: Path) -> bool:
-        """Bring a run here that has ended; whether it had."""
+        """Fetch a run if it is done; returns whether it was."""
         state = self._agent.state(self._order(config, out).id)
         if state.state == "done":
             self._bring(state, out)
         return state.state == "done"
 
     def standing(self) -> dict[str, Any]:
-        """How the agent stands, and its clock less ours."""
+        """The agent's state, and the offset of its clock from this machine's."""
         now, offset = self._agent.standing, self._agent.offset
         return {
             "host": now.host, "testbed": now.testbed, "free_bytes": now.free_bytes, "waiting": now.waiting,
@@ -84,7 +82,7 @@ class AgentDevice:
         }  # fmt: skip
 
     def close(self) -> None:
-        """Let go of the agent."""
+        """Close the connection to the agent."""
         self._agent.close()
 
     def _bring(self, state: State, out: Path) -> None:
@@ -101,10 +99,10 @@ class AgentDevice:
         return run_order(f"{self._name}-{out.parent.name}-{out.name}", Running(config, self._link, trace))
 
     def put(self, path: str) -> str:
-        """Have a file, or a folder of files, where the agent is; returns its name there.
+        """Upload a file or a folder of files to the agent; returns its name there.
 
         Raises:
-            BadInput: nothing there that could be put.
+            BadInput: no such file or folder, or too many files.
         """
         if path not in self._there:
             self._there[path] = self._put(Path(path))
@@ -113,7 +111,7 @@ class AgentDevice:
     def _put(self, path: Path) -> str:
         files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
         if not files or not files[0].is_file() or len(files) > MOST_FILES:
-            raise BadInput(f"{path} is no file, and no folder of 1 to {MOST_FILES} files")
+            raise BadInput(f"{path} is not a file or a folder of 1 to {MOST_FILES} files")
         marks = {file: digest_of(file)[:MARK] for file in files}
         folder = f"{min(marks.values())}-{_plain(path.name)}" if path.is_dir() else marks[path]
         for file in files:
@@ -122,7 +120,7 @@ class AgentDevice:
 
 
 def _plain(name: str) -> str:
-    """A name that an agent takes."""
+    """Replace characters that an agent does not accept in file names."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip("._-")[:90] or "file"
 
 
