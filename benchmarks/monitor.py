@@ -32,10 +32,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import msgspec
 import numpy as np
 import zmq
 
 from testbed.channel.link import new_identity
+from testbed.config import ServeConfig
 from testbed.experiments.results import directory as results
 from testbed.experiments.runs.processes import base_station
 from testbed.protocols.codec import decode_downlink, encode
@@ -62,9 +64,9 @@ def main() -> None:
     parser.add_argument("--text", action="store_true", help="have the live view show outputs too")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    serve = ["--engine", "synthetic", "--bind", "tcp://127.0.0.1:*"]
-    watched = ["--monitor", "127.0.0.1:0", *(["--monitor-text"] if arguments.text else [])]
-    with base_station([*serve, *watched]) as on, base_station(serve) as off, viewer(on["monitor"]) as view:
+    serve = ServeConfig(engine="synthetic", bind="tcp://127.0.0.1:*")
+    watched = msgspec.structs.replace(serve, monitor="127.0.0.1:0", monitor_text=arguments.text)
+    with base_station(watched) as on, base_station(serve) as off, viewer(on["monitor"]) as view:
         rows = [paired(pace, on, off, view, arguments.pairs, arguments.seconds) for pace in PACES_S]
     report = {"host": results.host(), "seed": SEED, "ues": UES, "rows": rows}
     if arguments.json:

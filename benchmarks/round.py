@@ -27,6 +27,7 @@ import zmq.asyncio
 
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock
+from testbed.config import RunConfig, ServeConfig
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.results import directory as results
 from testbed.experiments.runs.processes import base_station, user_equipment
@@ -78,7 +79,7 @@ def main() -> None:
 
 def overhead(ues: int, kind: str) -> dict[str, Any]:
     """Median of a round's time outside drafting and engine pass, beside the echo's."""
-    with base_station(["--engine", "synthetic", "--bind", "tcp://127.0.0.1:*"]) as ready:
+    with base_station(ServeConfig(engine="synthetic", bind="tcp://127.0.0.1:*")) as ready:
         rounds = asyncio.run(_decode(ready["bind"], ues, kind))
     seconds = [r.link_s + r.queue_s + r.judge_s + r.overhead_s for r in rounds]
     up, down = (int(statistics.median(getattr(r, f"{way}_bytes") for r in rounds)) for way in ("uplink", "downlink"))
@@ -161,10 +162,10 @@ def throughput(prompts: int) -> dict[str, dict[str, float]]:
     methods = ("target-only", "greedy")
     with (
         tempfile.TemporaryDirectory() as out,
-        base_station(["--engine", "vllm", "--bind", "tcp://127.0.0.1:*"]) as ready,
+        base_station(ServeConfig(engine="vllm", bind="tcp://127.0.0.1:*")) as ready,
     ):
-        arguments = ["--bs", ready["bind"], "--protocol", ",".join(methods), "--window", str(WINDOW)]
-        document, _ = user_equipment([*arguments, "--limit", str(prompts), "--out", out])
+        config = RunConfig(bs=ready["bind"], methods=methods, window=WINDOW, limit=prompts)
+        document, _ = user_equipment(config, Path(out))
     speeds = {row["method"]: row["throughput_tps"] for row in document["rows"]}
     speeds["transformers assisted"] = assisted(prompts)
     base = speeds["target-only"]

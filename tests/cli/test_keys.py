@@ -12,6 +12,7 @@ import pytest
 from testbed.channel.access import RELOAD_S
 from testbed.cli.main import main
 from testbed.clock import WallClock
+from testbed.config import ServeConfig
 from testbed.errors import LinkError
 from testbed.experiments.runs.processes import base_station
 from testbed.ue.dial import dial
@@ -103,7 +104,7 @@ async def greeted(address: str, keys: Path | None) -> bool:
 def test_a_base_station_process_lets_in_who_is_on_its_list(keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keys", "new", str(keys), "--ue", "pi"]) == 0
     carried = keys / "ues" / "pi"
-    with base_station(["--engine", "synthetic", "--bind", "tcp://127.0.0.1:*", "--keys", str(keys)]) as ready:
+    with base_station(ServeConfig(engine="synthetic", bind="tcp://127.0.0.1:*", keys=str(keys))) as ready:
         bs = ready["bind"]
         assert asyncio.run(greeted(bs, carried))
         assert not asyncio.run(greeted(bs, None))

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from testbed.channel.trace import Trace, write_trace
+from testbed.config import ServeConfig
 from testbed.experiments.runs.processes import base_station
 from testbed.models.bundle import bundled
 
@@ -64,7 +65,7 @@ def emulating(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str
 @pytest.fixture(scope="module")
 def station() -> Iterator[str]:
     model = str(bundled().require("target"))
-    with base_station(["--engine", "transformers", "--model", model, "--bind", "tcp://127.0.0.1:*"]) as ready:
+    with base_station(ServeConfig(engine="transformers", model=model, bind="tcp://127.0.0.1:*")) as ready:
         yield ready["bind"]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from testbed.config import DemoConfig, RunConfig, load
+from testbed.config import DemoConfig, RunConfig, ServeConfig, load
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.runs.processes import base_station
 from testbed.models.bundle import bundled
@@ -108,7 +108,7 @@ def test_a_report_of_two_runs(demo: tuple[dict[str, Any], Path], tmp_path: Path)
 @pytest.fixture(scope="module")
 def station() -> Iterator[dict[str, Any]]:
     model = str(bundled().require("target"))
-    with base_station(["--engine", "transformers", "--model", model, "--bind", "tcp://127.0.0.1:*"]) as ready:
+    with base_station(ServeConfig(engine="transformers", model=model, bind="tcp://127.0.0.1:*")) as ready:
         yield ready
 
 

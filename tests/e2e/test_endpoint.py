@@ -19,6 +19,7 @@ import pytest
 
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock
+from testbed.config import ServeConfig
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.runs.processes import base_station
 from testbed.models.bundle import bundled
@@ -33,7 +34,7 @@ LENGTH = 64
 @pytest.fixture(scope="module")
 def bs() -> Iterator[str]:
     model = str(bundled().require("target"))
-    with base_station(["--engine", "transformers", "--model", model, "--bind", "tcp://127.0.0.1:*"]) as ready:
+    with base_station(ServeConfig(engine="transformers", model=model, bind="tcp://127.0.0.1:*")) as ready:
         yield ready["bind"]
 
 

@@ -21,6 +21,7 @@ import pytest
 
 from testbed.channel.trace import read_trace
 from testbed.cli.main import main
+from testbed.config import ServeConfig
 from testbed.experiments.field.devices.agents import AgentConnection
 from testbed.experiments.runs.journal import NAME as JOURNAL
 from testbed.experiments.runs.processes import base_station
@@ -148,8 +149,8 @@ def until(there: Any, wait_s: float = 120.0) -> None:
 @pytest.fixture(scope="module")
 def station() -> Iterator[str]:
     model = str(bundled().require("target"))
-    arguments = ["--engine", "transformers", "--model", model, "--threads", "1", "--bind", "tcp://127.0.0.1:*"]
-    with base_station(arguments) as ready:
+    config = ServeConfig(engine="transformers", model=model, threads=1, bind="tcp://127.0.0.1:*")
+    with base_station(config) as ready:
         yield ready["bind"]
 
 

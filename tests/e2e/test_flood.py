@@ -16,6 +16,7 @@ import zmq
 import zmq.asyncio
 
 from testbed.channel.link import new_identity
+from testbed.config import ServeConfig
 from testbed.experiments.runs.processes import base_station
 from testbed.protocols import protocol
 from testbed.protocols.codec import encode
@@ -102,8 +103,11 @@ async def watch(pid: int, highest: list[float]) -> None:
 
 @pytest.mark.slow
 def test_a_flood_is_borne_and_forgotten() -> None:
-    bounds = ["--max-sessions", "200", "--max-sessions-per-ue", "40", "--max-pending", "32", "--idle-s", str(IDLE_S)]
-    with base_station(["--engine", "synthetic", "--bind", "tcp://127.0.0.1:*", *bounds]) as ready:
+    config = ServeConfig(
+        engine="synthetic", bind="tcp://127.0.0.1:*", max_sessions=200, max_sessions_per_ue=40, max_pending=32,
+        idle_s=IDLE_S,
+    )  # fmt: skip
+    with base_station(config) as ready:
         bs, pid = ready["bind"], ready["pid"]
 
         async def run() -> tuple[float, float, float, int]:
@@ -143,7 +147,7 @@ def pour(connected: socket.socket, piece: bytes, most_bytes: int) -> int:
 def test_messages_without_an_end_are_cut_off() -> None:
     """A peer that speaks the wire protocol by hand, with frames that cost more memory than they take on the wire."""
     most_bytes = 4 * 2**30
-    with base_station(["--engine", "synthetic", "--bind", "tcp://127.0.0.1:*", "--max-window", "8"]) as ready:
+    with base_station(ServeConfig(engine="synthetic", bind="tcp://127.0.0.1:*", max_window=8)) as ready:
         bs, pid = ready["bind"], ready["pid"]
 
         async def run() -> tuple[float, list[int], float, float]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from testbed.config import ServeConfig
 from testbed.experiments.runs.processes import base_station
 from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import bundled
@@ -41,8 +42,9 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def station(head: Path) -> Iterator[str]:
-    arguments = ["--engine", "transformers", "--model", str(bundled().require("target")), "--head", str(head)]
-    with base_station([*arguments, "--bind", "tcp://127.0.0.1:*"]) as ready:
+    target = str(bundled().require("target"))
+    config = ServeConfig(engine="transformers", model=target, head=str(head), bind="tcp://127.0.0.1:*")
+    with base_station(config) as ready:
         yield ready["bind"]
 
 

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from testbed.channel.csi import Csi
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock
+from testbed.config import ServeConfig
 from testbed.experiments.runs.processes import base_station
 from testbed.protocols import protocol
 from testbed.synthetic import next_token
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 VOCAB = 512
 PROMPT = [3, 1, 4, 1, 5]
-SERVE = ["--engine", "synthetic", "--bind", "tcp://127.0.0.1:*"]
+SERVE = {"engine": "synthetic", "bind": "tcp://127.0.0.1:*"}
 CSI = Csi(20.0, 50.0, 30.0, per_up=0.01)
 WAIT_MS = 60_000
 
@@ -55,8 +57,7 @@ async def decode(
 
 async def test_metrics_are_what_the_ues_recorded_and_updates_come_for_the_token(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("s3cret\n")
-    options = ["--monitor", "0", "--monitor-token-file", str(tmp_path / "token")]
-    with base_station([*SERVE, *options]) as ready:
+    with base_station(ServeConfig(**SERVE, monitor="0", monitor_token_file=str(tmp_path / "token"))) as ready:
         records = [await decode(ready["bind"], kind, 60) for kind in ("greedy", "sh")]
         async with httpx.AsyncClient(base_url=ready["monitor"]) as client:
             assert (await client.get("/readyz")).text == "serving\n"
@@ -77,9 +78,9 @@ async def test_metrics_are_what_the_ues_recorded_and_updates_come_for_the_token(
 @pytest.mark.slow
 async def test_a_browser_shows_rounds_as_they_come_and_what_becomes_of_the_base_station(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("s3cret\n")
-    options = [*SERVE, "--monitor-text", "--monitor-token-file", str(tmp_path / "token"), "--monitor"]
+    config = ServeConfig(**SERVE, monitor_text=True, monitor_token_file=str(tmp_path / "token"), monitor="localhost:0")
     with contextlib.ExitStack() as first:
-        ready = first.enter_context(base_station([*options, "localhost:0"]))
+        ready = first.enter_context(base_station(config))
         bs, view = ready["bind"], ready["monitor"]
         async with page(view, viewport={"width": 1280, "height": 900}) as (shown, wrong):
             await gives_token(shown)
@@ -100,7 +101,7 @@ async def test_a_browser_shows_rounds_as_they_come_and_what_becomes_of_the_base_
             await expect(shown.locator("#ues tbody tr").first).to_contain_text("ended", timeout=WAIT_MS)
             first.close()
             await expect(shown.locator("#status")).to_contain_text("trying again", timeout=WAIT_MS)
-            with base_station([*options, f"localhost:{urlsplit(view).port}"]):
+            with base_station(msgspec.structs.replace(config, monitor=f"localhost:{urlsplit(view).port}")):
                 await expect(shown.locator("#status")).to_have_text("serving", timeout=WAIT_MS)
                 await expect(shown.locator("#empty")).to_be_visible(timeout=WAIT_MS)
 

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from testbed.bs.monitor.web import NICE
+from testbed.config import ServeConfig
 from testbed.experiments.runs.processes import base_station, command
 
 SERVE = ["--engine", "synthetic", "--bind", "tcp://127.0.0.1:*", "--monitor", "0"]
@@ -53,7 +54,7 @@ def asked(view: str, path: str) -> tuple[int, str]:
 
 
 def test_it_runs_below_the_base_station_says_when_that_stands_still_and_ends_where_it_is_killed() -> None:
-    with base_station(SERVE) as ready:
+    with base_station(ServeConfig(engine="synthetic", bind="tcp://127.0.0.1:*", monitor="0")) as ready:
         bs, view = ready["pid"], ready["monitor"]
         assert asked(view, "/healthz") == (200, "ok\n")
         (web,) = children(bs)

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from testbed.config import ServeConfig
 from testbed.errors import AdmissionError
 from testbed.experiments.runs import processes
 from testbed.protocols import protocol
@@ -73,9 +74,11 @@ async def load(bind: str) -> tuple[list[Response], int]:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("admission", [False, True])
 def test_twice_too_much_load_degrades_in_order_and_passes(admission: bool) -> None:
-    options = ["--engine", "synthetic", "--bind", "tcp://127.0.0.1:*", "--scheduler", "slo", "--max-batch", str(CAP)]
-    options += ["--coefficients", PROFILE, "--pace", PROFILE, "--max-sessions-per-ue", "1024"]
-    with processes.base_station([*options, "--admission" if admission else "--no-admission"]) as ready:
+    config = ServeConfig(
+        engine="synthetic", bind="tcp://127.0.0.1:*", scheduler="slo", max_batch=CAP, coefficients=PROFILE,
+        pace=PROFILE, max_sessions_per_ue=1024, admission=admission,
+    )  # fmt: skip
+    with processes.base_station(config) as ready:
         seen, refused = asyncio.run(load(ready["bind"]))
     before = phase(seen, SETTLE_S / 2, ARRIVE_S)
     during = phase(seen, ARRIVE_S + SETTLE_S / 2, LEAVE_S)

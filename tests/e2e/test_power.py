@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from testbed.cli.main import main
+from testbed.config import ServeConfig
 from testbed.experiments.results.energy import PARTS
 from testbed.experiments.results.files import read_requests, read_rounds
 from testbed.experiments.runs.processes import base_station
@@ -35,8 +36,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any],
     """A run's directory, its answer, and the lines of the BS's metrics."""
     folder = tmp_path_factory.mktemp("power")
     metrics, file = folder / "bs.jsonl", meter(folder / "meter.csv")
-    model = ["--engine", "transformers", "--model", str(bundled().require("target")), "--threads", "1"]
-    with base_station([*model, "--metrics", str(metrics), "--metrics-interval-s", "0.2", "--power", file]) as ready:
+    config = ServeConfig(
+        engine="transformers", model=str(bundled().require("target")), threads=1, metrics=str(metrics),
+        metrics_interval_s=0.2, power=file,
+    )  # fmt: skip
+    with base_station(config) as ready:
         command = [
             sys.executable, "-m", "testbed", "ue", "run", "--bs", ready["bind"], "--limit", "2", "--max-tokens", "40",
             "--protocol", ",".join(METHODS), "--threads", "1", "--power", file, "--power-idle-s", "0.5",

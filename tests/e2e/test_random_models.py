@@ -16,6 +16,7 @@ import pytest
 
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock
+from testbed.config import ServeConfig
 from testbed.experiments.runs.processes import base_station
 from testbed.protocols import PROTOCOLS, protocol
 from testbed.ue.client import Client
@@ -57,8 +58,8 @@ def site(
 ) -> Iterator[Site]:
     kind = request.param
     other = {"llama": "qwen2", "qwen2": "qwen3", "qwen3": "llama"}[kind]
-    arguments = ["--engine", "vllm", "--model", str(random_models[kind]), "--bind", "tcp://127.0.0.1:*"]
-    with base_station([*arguments, "--max-batch-tokens", "256"]) as ready:
+    config = ServeConfig(engine="vllm", model=str(random_models[kind]), bind="tcp://127.0.0.1:*", max_batch_tokens=256)
+    with base_station(config) as ready:
         drafter = LlamaDrafter(random_ggufs[other], context=512, sequences=16, threads=1)
         yield Site(ready["bind"], drafter, references[kind])
         drafter.close()

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from testbed.config import ServeConfig
 from testbed.experiments.runs.journal import NAME
 from testbed.experiments.runs.processes import base_station
 
@@ -31,16 +32,16 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("metrics") / "bs.jsonl"
 
 
-def bs(*more: str) -> contextlib.AbstractContextManager[dict[str, Any]]:
+def bs(**more: Any) -> contextlib.AbstractContextManager[dict[str, Any]]:
     from testbed.models.bundle import bundled
 
     model = str(bundled().require("target"))
-    return base_station(["--engine", "transformers", "--model", model, "--threads", "1", *more])
+    return base_station(ServeConfig(engine="transformers", model=model, threads=1, **more))
 
 
 @pytest.fixture(scope="module")
 def first(metrics: Path) -> Iterator[dict[str, Any]]:
-    with bs("--bind", "tcp://127.0.0.1:*", "--metrics", str(metrics), "--metrics-interval-s", "0.1") as ready:
+    with bs(bind="tcp://127.0.0.1:*", metrics=str(metrics), metrics_interval_s=0.1) as ready:
         yield ready
 
 
@@ -105,7 +106,7 @@ def test_a_killed_ue_goes_on_with_what_is_unfinished(
 def test_a_killed_bs_is_replaced_by_another(whole: dict[tuple[str, str], list[int]], tmp_path: Path) -> None:
     with contextlib.ExitStack() as held:
         threads = held.enter_context(ThreadPoolExecutor(2))  # which stay: Linux ends a child with its parent's thread
-        one, two = threads.map(lambda _: held.enter_context(bs("--bind", "tcp://127.0.0.1:*")), range(2))
+        one, two = threads.map(lambda _: held.enter_context(bs(bind="tcp://127.0.0.1:*")), range(2))
         out = tmp_path / "run"
         process = start("--bs", one["bind"], "--bs", two["bind"], "--failover-s", "2", "--out", str(out))
         grown(out / NAME, 3000, process)
@@ -117,7 +118,7 @@ def test_a_killed_bs_is_replaced_by_another(whole: dict[tuple[str, str], list[in
 
 
 def test_base_stations_that_differ_are_refused_in_one_line(first: dict[str, Any]) -> None:
-    with bs("--bind", "tcp://127.0.0.1:*", "--judge", "digits") as other:
+    with bs(bind="tcp://127.0.0.1:*", judge="digits") as other:
         said = ue("--bs", first["bind"], "--bs", other["bind"], code=2)
     assert len(said.strip().splitlines()) == 1
     assert "serves another judge or head than" in said and "digits" in said

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from testbed.config import ServeConfig
 from testbed.errors import AdmissionError
 from testbed.experiments.runs.processes import base_station
 from testbed.protocols import protocol
@@ -16,15 +17,16 @@ from testbed.ue.session import DecodingSession
 from testbed.ue.windows.rules import FixedWindow
 from tests.support.stations import VOCAB, client
 
-ARGUMENTS = ["--engine", "synthetic", "--bind", "tcp://127.0.0.1:*", "--scheduler", "slo"]
-
 
 @pytest.mark.parametrize("coefficients", ["probe", "a100-qwen3-32b"])
 async def test_promises_between_processes(tmp_path: Path, coefficients: str) -> None:
     path = tmp_path / "bs.jsonl"
-    counted = ["--metrics", str(path), "--metrics-interval-s", "0.1", "--coefficients", coefficients]
+    config = ServeConfig(
+        engine="synthetic", bind="tcp://127.0.0.1:*", scheduler="slo", metrics=str(path), metrics_interval_s=0.1,
+        coefficients=coefficients,
+    )  # fmt: skip
     drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.8)
-    with base_station([*ARGUMENTS, *counted]) as ready:
+    with base_station(config) as ready:
         async with client(ready["bind"]) as ue:
             session = DecodingSession(ue, drafter, protocol("sh"), FixedWindow(5), speed_tps=2.0)
             record = await session.decode([1, 2, 3], 40, ())

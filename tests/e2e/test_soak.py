@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from testbed.config import ServeConfig
 from testbed.experiments.runs.processes import base_station
 from tests.support.soak.plan import TRICKS, Plan
 from tests.support.soak.run import Soak
@@ -27,9 +28,11 @@ SECONDS = float(os.environ.get("SOAK_S", "1800"))
 def soak(plan: Plan, scratch: Path, idle_s: float) -> dict[str, Any]:
     """Run it; returns the report, which is printed too."""
     metrics = scratch / "bs.jsonl"
-    options = ["--bind", "tcp://127.0.0.1:*", "--idle-s", str(idle_s), "--max-model-len", "512"]
-    options += ["--metrics", str(metrics), "--metrics-interval-s", "0.5"]
-    with base_station(["--engine", "synthetic", *options]) as ready:
+    config = ServeConfig(
+        engine="synthetic", bind="tcp://127.0.0.1:*", idle_s=idle_s, max_model_len=512, metrics=str(metrics),
+        metrics_interval_s=0.5,
+    )  # fmt: skip
+    with base_station(config) as ready:
 
         async def run() -> dict[str, Any]:
             seen = await Soak(plan, ready["bind"], ready["pid"], metrics).run()

@@ -19,6 +19,7 @@ import pytest
 
 from scripts.environment import ROOT, output, pip_settings
 from scripts.wheels import build
+from testbed.config import ServeConfig
 from testbed.experiments.runs.processes import base_station
 from testbed.models.bundle import bundled
 from tests.hardware.test_scripts import steps
@@ -113,7 +114,7 @@ def test_an_x86_ue_is_set_up_as_planned_and_once(place: Place, tmp_path: Path) -
 
 def test_what_was_set_up_drafts_for_a_base_station(place: Place) -> None:
     target = bundled().require("target")
-    with base_station(["--engine", "transformers", "--model", str(target), "--bind", "tcp://127.0.0.1:*"]) as ready:
+    with base_station(ServeConfig(engine="transformers", model=str(target), bind="tcp://127.0.0.1:*")) as ready:
         done = place.call(f"{PROGRAM} ue run --bs {ready['bind']} --limit 2 --max-tokens 24 --warmup 0 --json", 280)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from testbed.channel.spec import ChannelSpec
-from testbed.config import Config, resolved
+from testbed.config import Config, ServeConfig, resolved
 from testbed.errors import BadInput, EngineError
 from testbed.experiments.capacity.real_tally import RealRun, tally
 from testbed.experiments.capacity.real_ue import NONE, Report, UeOrder, run_ue
@@ -208,14 +208,17 @@ def one_load(config: RealConfig, system: str, ues: int, seed: int, drafts: Path)
     return tally(system, ues, seed, reports, from_s, from_s + config.horizon_s)
 
 
-def _serving(config: RealConfig, system: str) -> list[str]:
-    """Options of the BS."""
+def _serving(config: RealConfig, system: str) -> ServeConfig:
+    """Configuration of the BS."""
     order, _, _ = order_and_window(system, config.window)
-    found = ["--bind", "tcp://127.0.0.1:*", "--scheduler", order, "--max-batch", str(config.max_batch)]
-    if order == SLO:
-        found += ["--admission" if config.admission else "--no-admission"]
-        found += ["--coefficients", config.coefficients] if config.coefficients else []
-    return [*found, "--no-prefix-cache"] if system == SLED else found
+    return ServeConfig(
+        bind="tcp://127.0.0.1:*",
+        scheduler=order,
+        max_batch=config.max_batch,
+        admission=config.admission or order != SLO,
+        coefficients=(config.coefficients or None) if order == SLO else None,
+        prefix_cache=system != SLED,
+    )
 
 
 def _orders(

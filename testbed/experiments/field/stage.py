@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from testbed.channel.spec import ChannelSpec
+from testbed.config import ServeConfig
 from testbed.experiments.field.devices.base import Reach, Say
 from testbed.experiments.field.link import write_model
 from testbed.experiments.field.log import FieldLog
@@ -79,7 +80,7 @@ def emulation(log: FieldLog, say: Say) -> Iterator[Emulation]:
     with contextlib.ExitStack() as held:
         say(f"starting the base station ({log.plan.engine})")
         wanted = log.plan.iperf3_s > 0 and shutil.which("iperf3") is not None
-        ready = held.enter_context(base_station(bs_arguments(log.plan)))
+        ready = held.enter_context(base_station(serve_config(log.plan)))
         port = held.enter_context(iperf3_server("127.0.0.1")) if wanted else None
         say(f"base station ready on {ready['bind']} (pid {ready['pid']})")
         yield Emulation(log, ready["bind"], port)
@@ -90,9 +91,13 @@ def target_of(plan: FieldPlan) -> Path:
     return Path(plan.target) if plan.target else bundled().require("target")
 
 
-def bs_arguments(plan: FieldPlan) -> list[str]:
-    """Options of `bs serve` for an emulated run."""
-    arguments = ["--engine", plan.engine, "--bind", "tcp://127.0.0.1:*", "--dtype", plan.dtype, "--judge", plan.judge]
-    if plan.head is not None:
-        arguments += ["--head", str(head_directory(plan.head))]
-    return arguments if plan.engine == "synthetic" else [*arguments, "--model", str(target_of(plan))]
+def serve_config(plan: FieldPlan) -> ServeConfig:
+    """Configuration of the base station of an emulated run."""
+    return ServeConfig(
+        bind="tcp://127.0.0.1:*",
+        engine=plan.engine,
+        model=None if plan.engine == "synthetic" else str(target_of(plan)),
+        dtype=plan.dtype,
+        judge=plan.judge,
+        head=None if plan.head is None else str(head_directory(plan.head)),
+    )

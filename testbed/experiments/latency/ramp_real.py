@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from testbed.config import RunConfig
 from testbed.errors import BadInput
@@ -91,10 +92,10 @@ class RealRamp:
             known, vocab_size=work.prompter.vocab_size, alpha=self._config.alpha, context=context, seed=0
         )
 
-    def _more(self, policy: str) -> list[str]:
-        """What a BS is told besides."""
-        hints = ["--window-controller", self._config.controller] if policy == HINTS else []
-        return ["--max-batch", str(self._config.max_batch), *hints]
+    def _more(self, policy: str) -> dict[str, Any]:
+        """Further options of the BS."""
+        controller = self._config.controller if policy == HINTS else None
+        return {"max_batch": self._config.max_batch, "window_controller": controller}
 
     async def _climb(
         self, policy: str, work: Workload, requests: Sequence[RampRequest], metrics: Path
@@ -107,7 +108,7 @@ class RealRamp:
                 await fleet.decode(number, prompt.ids, self._config.max_tokens)
             return await climb(fleet, requests)
 
-        return await with_station(self._load, work, use, metrics, self._more(policy), self._config.ues)
+        return await with_station(self._load, work, use, metrics, self._config.ues, **self._more(policy))
 
     def _fleet(self, policy: str, clients: Sequence[Client], drafter: ReplayDrafter) -> Fleet:
         welcome, clock = clients[0].welcome, clients[0].clock
@@ -126,4 +127,4 @@ class RealRamp:
             return await throughput_rps(fleet, requests, AT_ONCE)
 
         metrics = self._out / "ceiling" / f"{policy}.metrics"
-        return await with_station(self._load, work, use, metrics, self._more(policy), self._config.ues)
+        return await with_station(self._load, work, use, metrics, self._config.ues, **self._more(policy))

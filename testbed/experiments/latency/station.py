@@ -7,12 +7,13 @@ import itertools
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock
+from testbed.config import ServeConfig
 from testbed.experiments.latency.load_config import LoadConfig
 from testbed.experiments.latency.openloop import LoadTarget
 from testbed.experiments.runs.prepare import Prompt, Workload
@@ -58,14 +59,16 @@ Use = Callable[[Sequence[Client]], Awaitable[T]]
 
 
 async def with_station(
-    config: LoadConfig, work: Workload, use: Use[T], metrics: Path, more: Sequence[str] = (), count: int = CLIENTS
+    config: LoadConfig, work: Workload, use: Use[T], metrics: Path, count: int = CLIENTS, **more: Any
 ) -> T:
-    """Start a BS with `more` arguments, connect so many times, and stop it afterwards; counters go to `metrics`."""
-    arguments = ["--engine", config.engine, "--bind", "tcp://127.0.0.1:*", "--dtype", config.dtype, *more]
-    arguments += ["--metrics", str(metrics)]
-    for name, value in (("--model", config.model), ("--pace", config.pace)):
-        arguments += [name, value] if value else []
-    with base_station(arguments) as ready:
+    """Start a BS with fields of `ServeConfig` in `more`, connect `count` times, and stop it afterwards; counters go to
+    `metrics`.
+    """
+    serve = ServeConfig(
+        bind="tcp://127.0.0.1:*", engine=config.engine, model=config.model, dtype=config.dtype, pace=config.pace,
+        metrics=str(metrics), **more,
+    )  # fmt: skip
+    with base_station(serve) as ready:
         clock = WallClock()
         clients = [Client(ZmqLink(ready["bind"], new_identity()), clock, 0, TIMEOUT_S) for _ in range(count)]
         try:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.channel.spec import ChannelSpec
+from testbed.config import RunConfig, ServeConfig
 from testbed.errors import TestbedError
 from testbed.experiments.inputs.profile import Hot, LinearDraft, LinearVerify, Profile
 from testbed.experiments.results import directory as results
@@ -24,8 +25,8 @@ HOT_WITHIN_S = 0.02
 
 
 def calibrate(
-    bs_arguments: Sequence[str],
-    ue_arguments: Sequence[str],
+    serve: ServeConfig,
+    run: RunConfig,
     windows: Sequence[int],
     rtt_ms: float,
     say: Callable[[str], None],
@@ -35,8 +36,12 @@ def calibrate(
     The processes talk through a relay with the run's own RTT and no rate: a pass after a wait takes longer than one
     that follows hot on the last (caches, clocks), by half as much again on some machines.
 
+    Args:
+        serve: the base station.
+        run: names the prompts, the models and the output tokens; its other options stay at their defaults.
+
     Raises:
-        BadInput: a process refused its arguments.
+        BadInput: a process refused its configuration.
         TestbedError: one failed, or the rounds do not suffice for a fit.
     """
     import pyarrow.parquet as pq
@@ -45,26 +50,18 @@ def calibrate(
     rounds: list[dict[str, Any]] = []
     with (
         tempfile.TemporaryDirectory(prefix="testbed-") as scratch,
-        base_station(bs_arguments) as ready,
+        base_station(serve) as ready,
         proxy(link, ready["bind"]) as relay,
     ):
         for window in dict.fromkeys(windows):
             say(f"measuring this machine: window {window}")
             out = Path(scratch) / str(window)
-            arguments = ["--bs", relay["listen"], "--local-bs", ready["bind"], "--window", str(window)]
-            arguments += [
-                "--protocol",
-                "greedy,colocated,target-only",
-                "--limit",
-                str(PROMPTS),
-                *ue_arguments,
-                "--csi",
-                "none",
-                "--no-gate",
-                "--out",
-                str(out),
-            ]
-            user_equipment(arguments)
+            decoded = RunConfig(
+                bs=relay["listen"], local_bs=ready["bind"], methods=("greedy", "colocated", "target-only"),
+                window=window, limit=PROMPTS, gate=False, csi="none", dataset=run.dataset, max_tokens=run.max_tokens,
+                drafter=run.drafter, tokenizer=run.tokenizer,
+            )  # fmt: skip
+            user_equipment(decoded, out)
             rounds += pq.read_table(out / "rounds.parquet").to_pylist()
     return fit(rounds, results.host()["cpu"], rtt_ms)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from testbed.bs.engines.registry import ENGINES
@@ -20,7 +21,7 @@ from testbed.bs.judging.base import Judge
 from testbed.bs.judging.registry import WITH_HEAD, judge_kind, make_judge
 from testbed.channel.spec import ChannelSpec, parse_channel, tc_config
 from testbed.channel.tc.links import Namespaces
-from testbed.config import BFLOAT16_TIE, DemoConfig, RunConfig, resolved, save
+from testbed.config import BFLOAT16_TIE, DecodingConfig, DemoConfig, RunConfig, ServeConfig, resolved, save
 from testbed.errors import BadInput, GateError
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.inputs.profile import load_profile
@@ -150,17 +151,17 @@ def _real(config: DemoConfig, channel: ChannelSpec, out: Path, say: Say) -> tupl
         host, prefix = held.enter_context(_place(channel))
         (out / JOURNAL).unlink(missing_ok=True)  # of a demo that was killed: this one begins anew
         say(f"starting the base station ({config.engine})")
-        alone = ["--insecure"] if channel.kind == "tc" else []  # the link is between two namespaces of this machine
-        ready = held.enter_context(base_station([*_bs_arguments(config, f"tcp://{host}:*,{local}"), *alone]))
+        alone = channel.kind == "tc"  # the link is between two namespaces of this machine: no keys needed
+        serve = msgspec.structs.replace(serve_config(config), bind=f"tcp://{host}:*,{local}", insecure=alone)
+        ready = held.enter_context(base_station(serve))
         bind = ready["bind"].split(",")[0]
         say(f"base station ready on {bind} (pid {ready['pid']}); starting the user equipment")
         pids, origin_s = {"bs": ready["pid"], "demo": os.getpid()}, 0.0
         if channel.is_proxied:
             relay = held.enter_context(proxy(channel, bind))
             bind, origin_s, pids["proxy"] = relay["listen"], relay["origin_s"], relay["pid"]
-        arguments = ["--bs", bind, "--local-bs", local, "--protocol", ",".join(config.methods), *alone]
-        arguments += ["--csi", csi_text(channel, origin_s), *_ue_arguments(config), "--out", str(out)]
-        document, pids["ue"] = user_equipment(arguments, prefix)
+        link = {"bs": bind, "local_bs": local, "insecure": alone, "csi": csi_text(channel, origin_s)}
+        document, pids["ue"] = user_equipment(msgspec.structs.replace(run_config(config), **link), out, prefix)
     return document["rows"], pids
 
 
@@ -174,30 +175,31 @@ def _place(channel: ChannelSpec) -> Iterator[tuple[str, list[str]]]:
         yield spaces.host_address(0), spaces.prefix(0)
 
 
-def _bs_arguments(config: DemoConfig, bind: str) -> list[str]:
-    arguments = ["--engine", config.engine, "--bind", bind, "--dtype", config.dtype]
+def serve_config(config: DemoConfig) -> ServeConfig:
+    """Configuration of a demo's base station, on a free port of loopback."""
     kind, head = judging(config)
-    arguments += ["--judge", kind, *(["--head", str(head_directory(head))] if head else [])]
-    if config.quality_budget is not None:
-        arguments += ["--quality-budget", str(config.quality_budget)]
-    if config.window_rule.startswith(HINTED):
-        arguments += ["--window-controller", "on"]
-    return arguments if config.engine == "synthetic" else [*arguments, "--model", str(_model(config))]
+    return ServeConfig(
+        bind="tcp://127.0.0.1:*",
+        engine=config.engine,
+        model=None if config.engine == "synthetic" else str(_model(config)),
+        dtype=config.dtype,
+        judge=kind,
+        head=str(head_directory(head)) if head else None,
+        quality_budget=config.quality_budget,
+        window_controller="on" if config.window_rule.startswith(HINTED) else None,
+    )
 
 
-def _ue_arguments(config: DemoConfig) -> list[str]:
-    arguments = [
-        "--window", str(config.window), "--dataset", config.dataset, "--limit", str(config.prompts),
-        "--max-tokens", str(config.max_tokens), "--threshold", str(config.threshold),
-        "--tie-tolerance", str(_tolerance(config)), "--seed", str(config.seed), "--auto-rule", config.auto_rule,
-        "--top-k", str(config.top_k), "--top-p", str(config.top_p), "--hidden-bits", str(config.hidden_bits),
-        "--window-rule", config.window_rule, *(["--predictor", config.predictor] if config.predictor else []),
-    ]  # fmt: skip
-    if config.temperature is not None:
-        arguments += ["--temperature", str(config.temperature)]
-    if config.drafter:
-        arguments += ["--drafter", config.drafter, "--tokenizer", str(config.model)]
-    return arguments
+def run_config(config: DemoConfig) -> RunConfig:
+    """Configuration of a demo's UE, with no link yet."""
+    return RunConfig(
+        **{name: getattr(config, name) for name in DecodingConfig.__struct_fields__},
+        methods=config.methods,
+        limit=config.prompts,
+        drafter=config.drafter,
+        tokenizer=config.model if config.drafter else None,
+        tie_tolerance=_tolerance(config),
+    )
 
 
 def _model(config: DemoConfig) -> Path:
@@ -213,45 +215,19 @@ def _tolerance(config: DemoConfig) -> float:
 # ---------------------------------------------------------------- virtual time
 
 
-def virtual_config(config: DemoConfig) -> RunConfig:
-    """What the UE of a virtual demo does."""
-    return RunConfig(
-        methods=config.methods,
-        window=config.window,
-        threshold=config.threshold,
-        max_tokens=config.max_tokens,
-        dataset=config.dataset,
-        limit=config.prompts,
-        seed=config.seed,
-        drafter=config.drafter,
-        tokenizer=config.model if config.drafter else None,
-        tie_tolerance=_tolerance(config),
-        auto_rule=config.auto_rule,
-        temperature=config.temperature,
-        top_k=config.top_k,
-        top_p=config.top_p,
-        hidden_bits=config.hidden_bits,
-        window_rule=config.window_rule,
-        predictor=config.predictor,
-    )
-
-
 def _virtual(
     config: DemoConfig, channel: ChannelSpec, out: Path, say: Say
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Both ends in this process and virtual time; compute times from a profile, or measured first."""
-    run = virtual_config(config)
+    run = run_config(config)
     bundle = bundled()
     work = prepare(run, (bundle.drafter, bundle.tokenizer), None)
     if channel.profile is not None:
         profile = load_profile(channel.profile)
     else:
-        ue_arguments = ["--dataset", config.dataset, "--max-tokens", str(config.max_tokens)]
-        if config.drafter:
-            ue_arguments += ["--drafter", config.drafter, "--tokenizer", str(config.model)]
         windows = (max(1, config.window // 2), config.window, min(2 * config.window, 64))
         rtt_ms = float(np.mean(trace.rtt_ms)) if (trace := channel.trace()) else channel.rtt_ms
-        profile = calibrate(_bs_arguments(config, "tcp://127.0.0.1:*"), ue_arguments, windows, rtt_ms, say)
+        profile = calibrate(serve_config(config), run, windows, rtt_ms, say)
     say(f"virtual run with profile {profile.name} ({profile.about})")
     models = load_models(_model(config), config.engine, config.dtype, run, work, judging(config)[1] is not None)
     try:

@@ -10,12 +10,15 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from testbed.channel.spec import ChannelSpec, channel_text
+from testbed.config import Config, RunConfig, ServeConfig, save
 from testbed.errors import BadInput, TestbedError
 
 PARENT = "TESTBED_PARENT"
@@ -32,14 +35,14 @@ def command(*arguments: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def base_station(arguments: Sequence[str], ready_s: float = 300.0) -> Iterator[dict[str, Any]]:
+def base_station(config: ServeConfig, ready_s: float = 300.0) -> Iterator[dict[str, Any]]:
     """A `testbed bs serve` process; yields its ready line (`bind`, `pid`), and stops it afterwards.
 
     Raises:
-        BadInput: it refused its arguments.
+        BadInput: it refused its configuration.
         TestbedError: it died, or was not ready in time.
     """
-    with _serving("base station", command("bs", "serve", "--json", *arguments), ready_s) as ready:
+    with _file(config) as file, _serving("base station", command("bs", "serve", "--json", *file), ready_s) as ready:
         yield ready
 
 
@@ -111,31 +114,48 @@ def _wait_ready(
             return document
 
 
-def user_equipment(arguments: Sequence[str], prefix: Sequence[str] = ()) -> tuple[dict[str, Any], int]:
+def user_equipment(config: RunConfig, out: Path, prefix: Sequence[str] = ()) -> tuple[dict[str, Any], int]:
     """Run `testbed ue run … --json` to its end, its progress on our stderr; returns its document and pid.
 
-    `prefix` goes before the command line: what starts a process in a UE's namespace. The run has no limit in time; it
-    ends by itself where the BS falls silent.
+    The run has no time limit; it ends by itself when the BS stops answering.
+
+    Args:
+        out: run directory to write.
+        prefix: words before the command line that start a process in a UE's namespace.
 
     Raises:
-        BadInput: it refused its arguments (it has said why).
+        BadInput: it refused its configuration (the reason is on stderr).
         TestbedError: it failed.
     """
+    with _file(config) as file:
+        return _ended([*prefix, *command("ue", "run", "--json", *file, "--out", str(out))])
+
+
+def _ended(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
+    """The document that a process prints, and its pid."""
     process = subprocess.Popen(
-        [*prefix, *command("ue", "run", "--json", *arguments)],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=environment(),
-    )  # fmt: skip
+        arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=environment()
+    )
     try:
         output, _ = process.communicate()
     finally:
         stop(process)
     if process.returncode == 2:
-        raise BadInput("the user equipment refused its orders")
+        raise BadInput("the user equipment refused its configuration")
     try:
         document: dict[str, Any] = json.loads(output)
     except ValueError as exc:
         raise TestbedError(f"the user equipment failed (exit code {process.returncode})") from exc
     return document, process.pid
+
+
+@contextlib.contextmanager
+def _file(config: Config) -> Iterator[list[str]]:
+    """Options that give a process its configuration; the file is removed at the end of the block."""
+    with tempfile.TemporaryDirectory(prefix="testbed-") as scratch:
+        path = Path(scratch) / "config.yaml"
+        save(config, path)
+        yield ["--config", str(path)]
 
 
 def stop(process: subprocess.Popen[str]) -> None:

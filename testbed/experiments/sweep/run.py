@@ -14,7 +14,7 @@ import msgspec
 from testbed.config import RunConfig
 from testbed.errors import GateError
 from testbed.experiments.inputs.profile import load_profile
-from testbed.experiments.runs.demo import judge_of, judging, run_demo, virtual_config
+from testbed.experiments.runs.demo import judge_of, judging, run_config, run_demo
 from testbed.experiments.runs.execute import Watch
 from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.experiments.runs.uerun import result_of, write_run
@@ -79,7 +79,7 @@ class Workshop:
             self._models = load_pair([p for p in self._todo if pair_of(p) == pair_of(point)])
             self._pair = pair_of(point)
         assert self._models is not None
-        run = virtual_config(point.config)
+        run = run_config(point.config)
         key = (run.dataset, run.limit or 0)
         if key not in self._works:
             self._works[key] = _work(run)
@@ -95,7 +95,7 @@ class Workshop:
 def load_pair(todo: Sequence[SweepPoint]) -> Models:
     """The pair of these points, with room for the longest prompt and output among them."""
     most = max(point.config.max_tokens for point in todo)
-    runs = [virtual_config(msgspec.structs.replace(point.config, max_tokens=most)) for point in todo]
+    runs = [run_config(msgspec.structs.replace(point.config, max_tokens=most)) for point in todo]
     largest = {run.dataset: run for run in sorted(runs, key=lambda run: run.limit or 0)}
     works = [_work(run) for run in largest.values()]
     work = max(works, key=lambda work: max(len(prompt.ids) for prompt in [*work.prompts, *work.warmup]))

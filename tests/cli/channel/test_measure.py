@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from testbed.channel.csi import Csi
 from testbed.cli.channel.measure import measure
 from testbed.cli.channel.record import record
+from testbed.config import ServeConfig
 from testbed.errors import BadInput, LinkTimeout
 from testbed.experiments.links import measure as module
 from testbed.experiments.runs import processes
@@ -98,7 +99,7 @@ def test_timeouts() -> None:
 
 def test_a_real_base_station(tmp_path: Path) -> None:
     out = tmp_path / "link.json"
-    with processes.base_station(["--engine", "synthetic", "--bind", "tcp://127.0.0.1:*"]) as ready:
+    with processes.base_station(ServeConfig(engine="synthetic", bind="tcp://127.0.0.1:*")) as ready:
         result = CliRunner().invoke(app, ["measure", "--bs", ready["bind"], "--json", "--out", str(out)])
     assert result.exit_code == 0
     document = json.loads(result.stdout)

@@ -20,6 +20,7 @@ from testbed.channel.measuring.offset import clock_offset
 from testbed.channel.measuring.probe import Estimate
 from testbed.channel.measuring.wifi import WifiState, WifiStation
 from testbed.channel.spec import ChannelSpec
+from testbed.config import ServeConfig
 from testbed.errors import BadInput, LinkError, LinkTimeout
 from testbed.experiments.links import measure as module
 from testbed.experiments.links.measure import handshakes, measure
@@ -37,7 +38,7 @@ DEAD = "tcp://127.0.0.1:1"
 def bs() -> Iterator[str]:
     """A base station behind the emulated link."""
     with (
-        processes.base_station(["--engine", "synthetic", "--bind", "tcp://127.0.0.1:*"]) as ready,
+        processes.base_station(ServeConfig(engine="synthetic", bind="tcp://127.0.0.1:*")) as ready,
         processes.proxy(LINK, ready["bind"]) as link,
     ):
         yield link["listen"]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from testbed.config import RunConfig, ServeConfig, load
 from testbed.errors import BadInput, TestbedError
 from testbed.experiments.runs import processes
 
@@ -45,22 +46,24 @@ READY = """print(json.dumps({"ready": True, "bind": "tcp://x:1", "args": sys.arg
 
 def test_it_waits_for_the_ready_line_and_ends_the_process_afterwards(script: Script) -> None:
     pid = script("time.sleep(0.3)\n" + READY + "time.sleep(600)")
-    with processes.base_station(["--engine", "x"]) as ready:
-        assert ready == {"ready": True, "bind": "tcp://x:1", "args": ["bs", "serve", "--json", "--engine", "x"]}
+    with processes.base_station(ServeConfig(engine="x")) as ready:
+        *words, file = ready.pop("args")
+        assert ready == {"ready": True, "bind": "tcp://x:1"} and words == ["bs", "serve", "--json", "--config"]
+        assert load(ServeConfig, Path(file)) == ServeConfig(engine="x")
         assert alive(pid)
     assert not alive(pid)
 
 
 def test_other_words_on_stdout_before_the_ready_line_do_not_hide_it(script: Script) -> None:
     script("sys.stdout.write('loading\\n\\n')\n" + READY + "time.sleep(600)")
-    with processes.base_station([], ready_s=20) as ready:
+    with processes.base_station(ServeConfig(), ready_s=20) as ready:
         assert ready["ready"]
 
 
 def test_much_talk_on_stderr_and_stdout_holds_nothing_up(script: Script) -> None:
     talk = "[print('x' * 99, file=f) for f in (sys.stderr, sys.stdout) for _ in range(3000)]\n"
     pid = script(talk + READY + talk + "open(os.path.dirname(__file__) + '/done', 'w').close()\ntime.sleep(600)")
-    with processes.base_station([], ready_s=20):
+    with processes.base_station(ServeConfig(), ready_s=20):
         deadline_s = time.monotonic() + 20
         while not (pid.parent / "done").exists():
             assert time.monotonic() < deadline_s
@@ -69,7 +72,7 @@ def test_much_talk_on_stderr_and_stdout_holds_nothing_up(script: Script) -> None
 
 def test_arguments_that_it_refuses_are_bad_input_in_its_own_words(script: Script) -> None:
     script("print('note', file=sys.stderr)\nprint('testbed: no such model; use another', file=sys.stderr)\nsys.exit(2)")
-    with pytest.raises(BadInput, match=r"^no such model; use another$"), processes.base_station([]):
+    with pytest.raises(BadInput, match=r"^no such model; use another$"), processes.base_station(ServeConfig()):
         pass
 
 
@@ -83,7 +86,7 @@ def test_arguments_that_it_refuses_are_bad_input_in_its_own_words(script: Script
 )
 def test_a_death_before_it_is_ready_says_why(program: str, reason: str, script: Script) -> None:
     script(program)
-    with pytest.raises(TestbedError, match=reason) as caught, processes.base_station([]):
+    with pytest.raises(TestbedError, match=reason) as caught, processes.base_station(ServeConfig()):
         pass
     assert not isinstance(caught.value, BadInput)
 
@@ -92,7 +95,10 @@ def test_a_death_before_it_is_ready_says_why(program: str, reason: str, script: 
 def test_one_that_is_never_ready_is_given_up_and_ended(words: str, script: Script) -> None:
     pid = script(words + "time.sleep(600)")
     start_s = time.monotonic()
-    with pytest.raises(TestbedError, match=r"was not ready within 0\.5 s"), processes.base_station([], ready_s=0.5):
+    with (
+        pytest.raises(TestbedError, match=r"was not ready within 0\.5 s"),
+        processes.base_station(ServeConfig(), ready_s=0.5),
+    ):
         pass
     assert time.monotonic() - start_s < 10
     assert not pid.exists() or not alive(pid)
@@ -100,7 +106,7 @@ def test_one_that_is_never_ready_is_given_up_and_ended(words: str, script: Scrip
 
 def test_an_error_in_the_run_ends_the_process_too(script: Script) -> None:
     pid = script(READY + "time.sleep(600)")
-    with pytest.raises(RuntimeError, match="mid-run"), processes.base_station([]):
+    with pytest.raises(RuntimeError, match="mid-run"), processes.base_station(ServeConfig()):
         raise RuntimeError("mid-run")
     assert not alive(pid)
 
@@ -108,7 +114,7 @@ def test_an_error_in_the_run_ends_the_process_too(script: Script) -> None:
 def test_a_process_that_ignores_being_asked_is_made_to_end(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "STOP_S", 0.3)
     pid = script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + READY + "time.sleep(600)")
-    with processes.base_station([]):
+    with processes.base_station(ServeConfig()):
         pass
     assert not alive(pid)
 
@@ -126,26 +132,31 @@ def test_stopping_what_has_ended_is_no_error() -> None:
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_ues_document_and_process_id(code: int, script: Script) -> None:
     """Exit code 1 with a document is a run that ended and failed its gate: the document tells."""
-    pid = script(f"print(json.dumps({{'rows': [], 'args': sys.argv[1:]}}))\nsys.exit({code})")
-    document, number = processes.user_equipment(["--limit", "3"])
-    assert document == {"rows": [], "args": ["ue", "run", "--json", "--limit", "3"]}
+    pid = script(
+        "said = next(line for line in open(sys.argv[5]) if line.startswith('limit')).strip()\n"
+        f"print(json.dumps({{'rows': [], 'args': sys.argv[1:], 'said': said}}))\nsys.exit({code})"
+    )
+    document, number = processes.user_equipment(RunConfig(limit=3), Path("out"))
+    *words, file, out, path = document["args"]
+    assert words == ["ue", "run", "--json", "--config"] and (out, path) == ("--out", "out")
+    assert document["said"] == "limit: 3" and not Path(file).exists()
     assert number == int(pid.read_text())
 
 
 def test_a_ue_that_refuses_or_fails(script: Script) -> None:
     script("sys.exit(2)")
     with pytest.raises(BadInput, match="refused"):
-        processes.user_equipment([])
+        processes.user_equipment(RunConfig(), Path("out"))
     script("print('half a docu')\nsys.exit(1)")
     with pytest.raises(TestbedError, match=r"failed \(exit code 1\)"):
-        processes.user_equipment([])
+        processes.user_equipment(RunConfig(), Path("out"))
 
 
 # ---------------------------------------------------------------- the real thing
 
 
 def test_a_base_station_in_a_process_of_its_own() -> None:
-    with processes.base_station(["--engine", "synthetic", "--bind", "tcp://127.0.0.1:*"], ready_s=120) as ready:
+    with processes.base_station(ServeConfig(engine="synthetic", bind="tcp://127.0.0.1:*"), ready_s=120) as ready:
         assert ready["ready"] is True
         assert ready["bind"].startswith("tcp://127.0.0.1:")
         assert not ready["bind"].endswith("*")
@@ -156,7 +167,7 @@ def test_a_base_station_in_a_process_of_its_own() -> None:
 
 def test_a_real_refusal_is_one_line_of_bad_input() -> None:
     with pytest.raises(BadInput, match="bad address 'nowhere'") as caught:
-        processes.base_station(["--engine", "synthetic", "--bind", "nowhere"], ready_s=120).__enter__()
+        processes.base_station(ServeConfig(engine="synthetic", bind="nowhere"), ready_s=120).__enter__()
     assert "\n" not in str(caught.value)
 
 
@@ -171,9 +182,10 @@ def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     starter = f"""
     from testbed.channel.spec import parse_channel
+    from testbed.config import ServeConfig
     from testbed.experiments.runs.processes import base_station, proxy
     import os, signal
-    with base_station(["--engine", "synthetic", "--bind", "tcp://127.0.0.1:*"]) as bs:
+    with base_station(ServeConfig(engine="synthetic", bind="tcp://127.0.0.1:*")) as bs:
         with proxy(parse_channel("kind=proxy,rtt_ms=5"), bs["bind"]) as relay:
             open({str(pids)!r}, "w").write(f"{{bs['pid']}} {{relay['pid']}}")
             os.kill(os.getpid(), signal.SIGKILL)
