@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -93,8 +95,15 @@ def constant(rate_mbps: float = math.inf, delay_s: float = 0.0, per: float = 0.0
     return Schedule([0.0], [rate_mbps], [delay_s], [per])
 
 
+class OneWay(Protocol):
+    """One direction of a link; a pair of them, up and down, is a UE's link."""
+
+    def admit(self, now_s: float, size_bytes: float) -> float:
+        """Take a message in at `now_s` (never earlier than before) and return when it arrives, never out of order."""
+
+
 class Direction:
-    """One direction of one link, with the bytes in flight.
+    """Implements `OneWay`: one direction of one link, with the bytes in flight.
 
     Packet errors cost link-layer retransmissions: the number of transmissions of a packet is geometric with the PER at
     the time when it starts, so that B bits take B / (R·(1 − p)) on average (WISV eqs. 6, 10).
@@ -132,3 +141,30 @@ class Direction:
         packets = math.ceil(size_bytes / PACKET_BYTES)
         repeats = self._rng.negative_binomial(packets, 1 - per)
         return bits * (packets + repeats) / packets
+
+
+class RoundDelay:
+    """Implements `OneWay`: half of a round's delay, at any rate; see `round_delay`.
+
+    Args:
+        mean_s: delay of a round there and back until the first message.
+        draw: the same, for each message.
+    """
+
+    def __init__(self, mean_s: float, draw: Callable[[], float]) -> None:
+        self._draw, self.round_s, self._arrived_s = draw, mean_s, -math.inf
+
+    def admit(self, now_s: float, size_bytes: float) -> float:
+        """See `OneWay.admit`."""
+        self.round_s = self._draw()
+        self._arrived_s = max(self._arrived_s, now_s + self.round_s / 2)
+        return self._arrived_s
+
+
+def round_delay(mean_s: float, spread: float, seed: int) -> tuple[RoundDelay, RoundDelay]:
+    """A link whose rounds have random delays, uniform in `mean_s`·(1 ± `spread`): drawn on the way up, and half of it
+    each way.
+    """
+    dice = random.Random(seed)
+    up = RoundDelay(mean_s, lambda: mean_s * dice.uniform(1 - spread, 1 + spread))
+    return up, RoundDelay(mean_s, lambda: up.round_s)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from testbed.channel.link import Frames, Received
-from testbed.channel.link_model import Direction
+from testbed.channel.link_model import OneWay
 from testbed.clock import within
 from testbed.errors import LinkError, LinkTimeout
 
@@ -28,7 +28,7 @@ def frame_bytes(frames: Frames) -> int:
 class _Pipe:
     """Hands messages over when they arrive, in the order in which they were sent."""
 
-    def __init__(self, direction: Direction, sizer: Sizer, deliver: Callable[[list[bytes], int], None]) -> None:
+    def __init__(self, direction: OneWay, sizer: Sizer, deliver: Callable[[list[bytes], int], None]) -> None:
         self._direction, self._sizer, self._deliver = direction, sizer, deliver
         self._waiting: deque[tuple[float, list[bytes], int]] = deque()
 
@@ -53,16 +53,26 @@ class VirtualServerLink:
         self._down: dict[bytes, _Pipe] = {}
 
     def attach(
-        self, peer: bytes, up: Direction, down: Direction, sizers: tuple[Sizer, Sizer] = (frame_bytes, frame_bytes)
+        self,
+        peer: bytes,
+        up: OneWay,
+        down: OneWay,
+        sizers: tuple[Sizer, Sizer] = (frame_bytes, frame_bytes),
+        patient: bool = False,
     ) -> VirtualLink:
-        """A UE's link to this BS; `sizers` state the bytes of a message up and down.
+        """A UE's link to this BS.
+
+        Args:
+            sizers: bytes of a message up and down.
+            patient: wait for messages without a timeout, which costs many tasks and timers in large runs.
 
         Raises:
             LinkError: the identity is taken.
         """
         if peer in self._down:
             raise LinkError(f"the identity {peer!r} is taken")
-        link = VirtualLink(_Pipe(up, sizers[0], lambda frames, _: self._mail.put_nowait((peer, frames))))
+        uplink = _Pipe(up, sizers[0], lambda frames, _: self._mail.put_nowait((peer, frames)))
+        link = VirtualLink(uplink, patient)
         self._down[peer] = _Pipe(down, sizers[1], link.deliver)
         return link
 
@@ -84,8 +94,8 @@ class VirtualServerLink:
 class VirtualLink:
     """A UE's end."""
 
-    def __init__(self, up: _Pipe) -> None:
-        self._up = up
+    def __init__(self, up: _Pipe, patient: bool) -> None:
+        self._up, self._patient = up, patient
         self._mail: asyncio.Queue[Received] = asyncio.Queue()
 
     def deliver(self, frames: list[bytes], size_bytes: int) -> None:
@@ -98,7 +108,7 @@ class VirtualLink:
 
     async def recv(self, timeout_s: float = math.inf) -> Received:
         """Wait for one message."""
-        if timeout_s == math.inf:
+        if self._patient or timeout_s == math.inf:
             return await self._mail.get()
         try:
             return await within(timeout_s, self._mail.get())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.channel.link_model import PACKET_BYTES, Direction, Schedule, constant
+from testbed.channel.link_model import PACKET_BYTES, Direction, Schedule, constant, round_delay
 from testbed.errors import BadInput
 
 
@@ -118,3 +118,23 @@ def test_seeds_repeat_and_differ() -> None:
 def test_schedules_that_cannot_be(arguments: tuple[Any, ...], words: str) -> None:
     with pytest.raises(BadInput, match=words):
         Schedule(*arguments)
+
+
+def test_a_round_takes_its_time_half_of_it_each_way() -> None:
+    up, down = round_delay(0.04, 0.5, 7)
+    trips = []
+    for i in range(2000):
+        there_s = up.admit(10.0 * i, 100) - 10.0 * i
+        back_s = down.admit(10.0 * i + 5, 100) - 10.0 * i - 5
+        assert there_s == pytest.approx(back_s)
+        trips.append(there_s + back_s)
+    assert 0.02 <= min(trips) < 0.0202
+    assert 0.0598 < max(trips) <= 0.06
+    assert np.mean(trips) == pytest.approx(0.04, abs=0.001)
+    assert np.std(trips) == pytest.approx(0.04 / np.sqrt(12), rel=0.05)
+
+
+def test_messages_do_not_overtake_each_other() -> None:
+    up, _ = round_delay(0.1, 1.0, 1)
+    arrivals = [up.admit(0.001 * i, 10) for i in range(200)]
+    assert arrivals == sorted(arrivals)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -10,22 +9,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from testbed.bs.engines.synthetic import SyntheticEngine
-from testbed.bs.intake import Intake, Offer
-from testbed.bs.judging.base import StrictJudge
+from testbed.bs.intake import Offer
 from testbed.bs.scheduling.base import Scheduler
-from testbed.bs.server import BaseStation
-from testbed.bs.sessions import SessionTable
 from testbed.channel.link_model import Direction, constant
-from testbed.channel.virtual import VirtualServerLink
+from testbed.experiments.deployment.load import LoadUe
+from testbed.experiments.deployment.profiled import ProfilePace, ProfileRunner
+from testbed.experiments.deployment.virtual import VirtualDeployment, VirtualStation
 from testbed.experiments.inputs.profile import InteractionVerify, LinearDraft, Profile
-from testbed.experiments.runs.virtual import ProfilePace, ProfileRunner
-from testbed.protocols import protocol
-from testbed.ue.client import Client
+from testbed.tasks import together
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
-from testbed.ue.session import DecodingSession
 from testbed.ue.windows.rules import FixedWindow
-from testbed.virtual_time import VirtualClock, run_virtually
+from testbed.virtual_time import run_virtually
 
 VOCAB = 512
 A100 = InteractionVerify(a_s=3.314e-5, b_compute_s=3.450e-8, b_read_s=4.620e-6, c_s=1.486e-2)
@@ -96,51 +91,37 @@ def serve_visits(visits: Sequence[tuple[Fleet, float | None]], scheduler: Schedu
 
 
 async def _serve(visits: Sequence[tuple[Fleet, float | None]], scheduler: Scheduler, station: dict[str, Any]) -> Served:
-    fleet = visits[0][0]
-    clock, link = VirtualClock(), VirtualServerLink()
+    fleet, deployment, served = visits[0][0], VirtualDeployment(), Served()
     engine = SyntheticEngine(vocab_size=VOCAB)
     profile = Profile(
         name="fleet", about="", source="", draft=LinearDraft(per_token_s=fleet.draft_s), verify=fleet.verify
     )
-    intake = Intake(Offer("synthetic", "", VOCAB, engine.hidden_size, (), engine.max_positions), SessionTable())
-    bs = BaseStation(link, ProfileRunner(engine, profile, clock), intake, scheduler, StrictJudge(), clock, **station)
-    serving = asyncio.create_task(bs.serve())
-    served = Served()
-    ues = [
-        asyncio.create_task(_ue(own, i, speed, link, profile, clock, served)) for i, (own, speed) in enumerate(visits)
-    ]
-    try:
-        await asyncio.gather(*ues)
-    finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
+    offer = Offer("synthetic", "", VOCAB, engine.hidden_size, (), engine.max_positions)
+    runner = ProfileRunner(engine, profile, deployment.clock)
+    bs = deployment.base_station(runner, offer, scheduler=scheduler, **station)
+    await deployment.run(together(_ue(own, i, speed, bs, profile, served) for i, (own, speed) in enumerate(visits)))
     served.metrics = bs.metrics()
     return served
 
 
 async def _ue(
-    fleet: Fleet,
-    number: int,
-    speed_tps: float | None,
-    server: VirtualServerLink,
-    profile: Profile,
-    clock: VirtualClock,
-    served: Served,
+    fleet: Fleet, number: int, speed_tps: float | None, bs: VirtualStation, profile: Profile, served: Served
 ) -> None:
     rng = np.random.default_rng([fleet.seed, number])
     drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=fleet.alpha, seed=number)
-    ways = [Direction(constant(delay_s=fleet.network_s / 2)) for _ in range(2)]
-    client = Client(server.attach(f"ue{number}".encode(), *ways), clock, 0, 3600.0)
+    way = constant(delay_s=fleet.network_s / 2)
+    client = bs.connect((Direction(way), Direction(way)), timeout_s=3600.0)
+    clock = client.clock
+    pace = ProfilePace(profile, clock)
+    ue = LoadUe(
+        client, drafter, FixedWindow(fleet.window), pace, speed_tps=speed_tps, accept_slower=fleet.accept_slower
+    )  # fmt: skip
     await clock.sleep(fleet.begin_s + float(rng.uniform(0, fleet.spread_s)))
     await client.connect("", VOCAB)
     try:
         while clock.time() < fleet.until_s:
             prompt = rng.integers(0, VOCAB, int(rng.integers(*fleet.prompt, endpoint=True))).tolist()
-            session = DecodingSession(
-                client, drafter, protocol("greedy"), FixedWindow(fleet.window), pace=ProfilePace(profile, clock),
-                speed_tps=speed_tps, accept_slower=fleet.accept_slower,
-            )  # fmt: skip
-            record = await session.decode(prompt, int(rng.integers(*fleet.output, endpoint=True)), ())
+            record = await ue.decode(prompt, int(rng.integers(*fleet.output, endpoint=True)))
             served.responses.append(Response(number, speed_tps, prompt, record, clock.time()))
     except Exception as exc:
         served.failures.append((number, exc))

@@ -1,26 +1,27 @@
-"""The modelled parts of a capacity run: the verifier's memory and times, the order of the paper's rounds, the link."""
+"""The modelled parts of a base station under synthetic traffic: the verifier's memory and times, and the order of
+rounds.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import math
-import random
+import contextlib
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from testbed.bs.engines.base import VerifyRequest, VerifyResult
+from testbed.bs.intake import Offer
 from testbed.bs.pending import Pending
 from testbed.bs.scheduling.base import Scheduler
-from testbed.channel.link import Frames, Received
-from testbed.channel.link_model import Direction, constant
-from testbed.channel.virtual import VirtualLink
 from testbed.clock import Clock
-from testbed.experiments.capacity.ue import LANGUAGE
+from testbed.experiments.capacity.ue import LANGUAGE, MOST_POSITIONS, VOCAB
 from testbed.experiments.inputs.profile import InteractionVerify, PassWork
 
+OFFER = Offer("synthetic", "", VOCAB, 1, (), MOST_POSITIONS)
+"""What a base station under synthetic traffic serves."""
 _ZEROS = np.zeros(512, np.float32)
 
 
@@ -114,14 +115,23 @@ class EachRound(Scheduler):
 
 
 class Reservation:
-    """Memory that is reserved for a request as a whole; requests wait for it in order."""
+    """Memory that is reserved for a request as a whole; requests wait for it in order of arrival."""
 
     def __init__(self, capacity: int) -> None:
         self._left = capacity
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    async def take(self, tokens: int) -> None:
-        """Wait until so many are free and everybody before has theirs."""
+    @contextlib.asynccontextmanager
+    async def reserved(self, tokens: int) -> AsyncIterator[None]:
+        """Hold memory for `tokens`, once it is free and all earlier requests have theirs; 0: hold none."""
+        if tokens:
+            await self._take(tokens)
+        try:
+            yield
+        finally:
+            self._give(tokens)
+
+    async def _take(self, tokens: int) -> None:
         if not self._waiting and tokens <= self._left:
             self._left -= tokens
             return
@@ -129,52 +139,9 @@ class Reservation:
         self._waiting.append((tokens, turn))
         await turn
 
-    def give(self, tokens: int) -> None:
-        """Hand back."""
+    def _give(self, tokens: int) -> None:
         self._left += tokens
         while self._waiting and self._waiting[0][0] <= self._left:
             wanted, turn = self._waiting.popleft()
             self._left -= wanted
             turn.set_result(None)
-
-
-class RoundDelay(Direction):
-    """One way of a link that takes a time of its own each round: drawn on the way up, half of it each way.
-
-    Args:
-        mean_s: of a round, there and back.
-        spread: a round's lies uniformly within so much of it, either way.
-        way_up: None: this is the way up, and draws.
-    """
-
-    def __init__(self, mean_s: float, spread: float, seed: int, way_up: RoundDelay | None = None) -> None:
-        super().__init__(constant())
-        self._mean_s, self._spread, self._up = mean_s, spread, way_up
-        self._random = random.Random(seed)
-        self.round_s = self._mean_s
-
-    def admit(self, now_s: float, size_bytes: float) -> float:
-        """When a message arrives that is sent now; in order."""
-        if self._up is None:
-            self.round_s = self._mean_s * self._random.uniform(1 - self._spread, 1 + self._spread)
-        round_s = self.round_s if self._up is None else self._up.round_s
-        self._arrived_s = max(self._arrived_s, now_s + round_s / 2)
-        return self._arrived_s
-
-
-class Patient:
-    """Implements `Link`: another one whose messages are waited for as long as it takes."""
-
-    def __init__(self, link: VirtualLink) -> None:
-        self._link = link
-
-    async def send(self, frames: Frames) -> int:
-        """Send one message."""
-        return await self._link.send(frames)
-
-    async def recv(self, timeout_s: float = math.inf) -> Received:
-        """Wait for one message."""
-        return await self._link.recv()
-
-    def close(self) -> None:
-        """Nothing to free."""

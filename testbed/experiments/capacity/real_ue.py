@@ -12,13 +12,11 @@ import msgspec
 
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock
-from testbed.protocols import protocol
+from testbed.experiments.deployment.load import LoadUe
 from testbed.ue.client import Client
 from testbed.ue.drafters.recorded import Recorded, RecordedDrafter, load_recording
 from testbed.ue.pace import Steady
-from testbed.ue.records import RequestRecord, RoundRecord
-from testbed.ue.session import DecodingSession
-from testbed.ue.target_only import decode_remotely
+from testbed.ue.records import RoundRecord
 from testbed.ue.windows.predictor import load_predictor
 from testbed.ue.windows.rules import FIXED, WindowPolicy, window_policy
 
@@ -103,7 +101,6 @@ class _RealUe:
         self._drafter, self._ends, self._tokenizer = RecordedDrafter(recording), recording.end_ids, recording.tokenizer
         self._mine = recording.prompts[order.number :: order.ues]
         random.Random(f"{order.seed} {order.number}").shuffle(self._mine)
-        self._pace = Steady(self._clock, 1 / order.draft_tps)
         self._policy = None if order.rule == NONE else _policy(order)
         self._rounds: list[UeRound] = []
 
@@ -111,6 +108,10 @@ class _RealUe:
         """All its responses."""
         order, clock = self._order, self._clock
         client = Client(ZmqLink(order.address, new_identity()), clock, 0, TIMEOUT_S)
+        ue = LoadUe(
+            client, self._drafter, self._policy, Steady(clock, 1 / order.draft_tps), self._ends,
+            speed_tps=order.speed_tps if order.promised else None, accept_slower=True,
+        )  # fmt: skip
         responses: list[Response] = []
         try:
             await client.connect(self._tokenizer, self._drafter.vocab_size)
@@ -120,28 +121,12 @@ class _RealUe:
                 if clock.time() >= order.stop_s:
                     break
                 begin_s = clock.time()
-                record = await self._decode(client, one)
+                record = await ue.decode(one.prompt, len(one.output), self._seen)
                 same = record.token_ids == one.output
                 responses.append(Response(begin_s, clock.time(), len(record.token_ids), same))
         finally:
             await client.close()
         return Report(order.speed_tps, responses, self._rounds, len(responses) > len(self._mine))
-
-    async def _decode(self, client: Client, one: Recorded) -> RequestRecord:
-        asked = self._order.speed_tps if self._order.promised else None
-        most = len(one.output)
-        if self._policy is None:
-            return await decode_remotely(client, one.prompt, most, self._ends, self._seen, speed_tps=asked)
-        session = DecodingSession(
-            client,
-            self._drafter,
-            protocol("greedy"),
-            self._policy,
-            pace=self._pace,
-            speed_tps=asked,
-            accept_slower=True,
-        )
-        return await session.decode(one.prompt, most, self._ends, self._seen)
 
     def _seen(self, record: RoundRecord) -> None:
         if self._policy is not None:

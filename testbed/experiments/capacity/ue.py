@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.clock import Clock
-from testbed.experiments.capacity.systems import FIXED, GAIN, HINTED, CapacityConfig
+from testbed.experiments.capacity.systems import FIXED, GAIN, HINTED, NONE, CapacityConfig
 from testbed.ue.drafters.base import Choose, DraftToken
 from testbed.ue.records import RoundRecord
 from testbed.ue.windows.predictor import PredictorInfo, RejectionPredictor
@@ -157,7 +157,7 @@ class BeforeRejection:
 class TrafficPace:
     """Implements `Pace`: every drafted token takes its time, the one that was left out too."""
 
-    def __init__(self, clock: Clock, token_s: float, policy: WindowPolicy) -> None:
+    def __init__(self, clock: Clock, token_s: float, policy: WindowPolicy | None) -> None:
         self._clock, self._token_s, self._policy = clock, token_s, policy
 
     async def opened(self, prompt_len: int) -> None:
@@ -193,8 +193,10 @@ def predictor(config: CapacityConfig) -> RejectionPredictor:
     return RejectionPredictor(info, {"w0": weights, "b0": np.array([doubted])})
 
 
-def policy(config: CapacityConfig, window: str, chance: Chance) -> WindowPolicy:
-    """One UE's window rule."""
+def policy(config: CapacityConfig, window: str, chance: Chance) -> WindowPolicy | None:
+    """One UE's window rule; None: the target decodes alone."""
+    if window == NONE:
+        return None
     if window == GAIN:
         return ExpectedGain(predictor(config), config.gain_window)
     if window == HINTED:

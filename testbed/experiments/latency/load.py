@@ -17,20 +17,19 @@ import numpy as np
 
 from testbed.config import RunConfig, resolved
 from testbed.errors import BadInput
+from testbed.experiments.deployment.load import Fleet, throughput_rps
 from testbed.experiments.latency.lengths import drawn
 from testbed.experiments.latency.load_config import LoadConfig
 from testbed.experiments.latency.openloop import (
     LoadPoint,
-    LoadTarget,
     Served,
     batches,
-    ceiling_rps,
     loads,
     offer,
     point,
     synchronous_rps,
 )  # fmt: skip
-from testbed.experiments.latency.station import Known, Told, late_share, outputs_of, station_of, with_station
+from testbed.experiments.latency.station import Known, Told, fleet_of, late_share, outputs_of, requests_of, with_station
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import claim
 from testbed.experiments.runs.execute import load_drafter
@@ -146,7 +145,7 @@ class _Job:
         try:
             span, served = asyncio.run(
                 with_station(
-                    self.config, self.work, lambda clients: self._loads(self._station(clients, drafter)), metrics
+                    self.config, self.work, lambda clients: self._loads(self._fleet(clients, drafter)), metrics
                 )
             )
         finally:
@@ -171,26 +170,26 @@ class _Job:
             seed=config.seed,
         )
 
-    def _station(self, clients: Sequence[Client], drafter: Drafter) -> LoadTarget:
-        return station_of(self.config, clients, drafter, self.k, self.alpha is not None)
+    def _fleet(self, clients: Sequence[Client], drafter: Drafter) -> Fleet:
+        return fleet_of(self.config, clients, drafter, self.k, self.alpha is not None)
 
-    async def _loads(self, station: LoadTarget) -> tuple[Range, list[list[Served]]]:
+    async def _loads(self, fleet: Fleet) -> tuple[Range, list[list[Served]]]:
         """All loads, in an order of their own, every one with prompts that the BS has not seen."""
         config = self.config
         sizes = [SYNCHRONOUS, ROUNDS_OF_CEILING * config.at_once, *[config.requests] * config.rates]
-        first, second, *prompts = batches(self.work.prompts, sizes)
-        for prompt in self.work.warmup:
-            await station.decode(prompt)
+        first, second, *loaded = batches(requests_of(config, self.work.prompts), sizes)
+        for number, request in enumerate(requests_of(config, self.work.warmup)):
+            await fleet.decode(number, request)
         span = self.span
         if span is None:
-            low_rps = await synchronous_rps(station, first)
-            high_rps = await ceiling_rps(station, second, config.at_once)
+            low_rps = await synchronous_rps(fleet, first)
+            high_rps = await throughput_rps(fleet, second, config.at_once, config.at_once)
             self.told(f"  one at a time {low_rps:.2f} requests/s, at most {high_rps:.2f}")
             span = Range(low_rps, high_rps, loads(low_rps, high_rps, config.rates))
         served = [list[Served]() for _ in span.loads]
         for index in np.random.default_rng([config.seed, self.repeat, self.k]).permutation(config.rates):
             rps = span.loads[index]
-            served[index] = await offer(station, prompts[index], rps, [config.seed, self.repeat])
+            served[index] = await offer(fleet, loaded[index], rps, [config.seed, self.repeat])
             found = point([served[index]], self.k)
             piling = ", requests pile up" if found.saturated else ""
             self.told(f"  {rps:.2f} requests/s: {found.latency_s:.3f} s{piling}")

@@ -10,23 +10,13 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
-from testbed.clock import Clock
 from testbed.errors import BadInput
-from testbed.experiments.runs.prepare import Prompt
-from testbed.protocols import protocol
-from testbed.tasks import together
-from testbed.ue.client import Client
-from testbed.ue.drafters.base import Drafter
-from testbed.ue.pace import Pace
+from testbed.experiments.deployment.load import Fleet, LoadRequest, open_loop, poisson_arrivals
 from testbed.ue.records import RequestRecord
-from testbed.ue.session import DecodingSession
-from testbed.ue.target_only import decode_remotely
-from testbed.ue.windows.rules import FixedWindow
 
 GROWTH = 1.5
 """Requests that came last took this many times as long as those in the middle: they pile up."""
@@ -74,55 +64,12 @@ class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
     saturated: bool
 
 
-@dataclass(frozen=True)
-class LoadTarget:
-    """One BS as requests meet it: connections, and how a request is decoded."""
-
-    clients: Iterator[Client]
-    """Endless; each request takes the next."""
-    drafter: Drafter
-    pace: Pace
-    window: int
-    """K; 0: the target decodes alone."""
-    max_tokens: int
-    end_ids: Sequence[int]
-    clock: Clock
-
-    async def decode(self, prompt: Prompt) -> RequestRecord:
-        """One request."""
-        client = next(self.clients)
-        if self.window == 0:
-            return await decode_remotely(client, prompt.ids, self.max_tokens, self.end_ids)
-        session = DecodingSession(client, self.drafter, protocol("greedy"), FixedWindow(self.window), pace=self.pace)
-        return await session.decode(prompt.ids, self.max_tokens, self.end_ids)
-
-
-async def synchronous_rps(station: LoadTarget, prompts: Iterable[Prompt]) -> float:
+async def synchronous_rps(fleet: Fleet, requests: Sequence[LoadRequest]) -> float:
     """Requests a second, one after another."""
-    clock = station.clock
-    start_s, count = clock.time(), 0
-    for prompt in prompts:
-        await station.decode(prompt)
-        count += 1
-    return count / (clock.time() - start_s)
-
-
-async def ceiling_rps(station: LoadTarget, prompts: Sequence[Prompt], at_once: int) -> float:
-    """Requests a second with so many always under way, the start and the end of the run left out."""
-    clock = station.clock
-    queue, ended_s = iter(prompts), []
-
-    async def worker() -> None:
-        for prompt in queue:
-            await station.decode(prompt)
-            ended_s.append(clock.time())
-
-    await together(worker() for _ in range(at_once))
-    ended_s.sort()
-    steady = ended_s[at_once // 2 : max(len(ended_s) - at_once, at_once // 2 + 2)]
-    if len(steady) < 2 or steady[-1] <= steady[0]:
-        raise BadInput(f"{len(prompts)} prompts are too few to keep {at_once} requests under way; give more")
-    return (len(steady) - 1) / (steady[-1] - steady[0])
+    start_s = fleet.clock.time()
+    for number, request in enumerate(requests):
+        await fleet.decode(number, request)
+    return len(requests) / (fleet.clock.time() - start_s)
 
 
 def loads(low_rps: float, high_rps: float, count: int) -> list[float]:
@@ -141,27 +88,12 @@ def loads(low_rps: float, high_rps: float, count: int) -> list[float]:
     return [low_rps + (high_rps - low_rps) * i / (count + 1) for i in range(1, count + 1)]
 
 
-async def offer(station: LoadTarget, prompts: Sequence[Prompt], rps: float, seed: Sequence[int]) -> list[Served]:
-    """Send every prompt at the times of a Poisson process of rate `rps` and see all of them through."""
-    clock = station.clock
-    gaps = np.random.default_rng([*seed, len(prompts)]).exponential(1 / rps, len(prompts))
-    start_s = clock.time()
-    served: list[Served] = []
-
-    async def one(prompt: Prompt, at_s: float) -> None:
-        await _until(clock, at_s)
-        record = await station.decode(prompt)
-        served.append(_served(record, at_s - start_s, clock.time() - at_s))
-
-    times = (start_s + np.cumsum(gaps)).tolist()
-    await together(one(*pair) for pair in zip(prompts, times, strict=True))
-    return sorted(served, key=lambda s: s.arrived_s)
-
-
-async def _until(clock: Clock, at_s: float) -> None:
-    left_s = at_s - clock.time()
-    if left_s > 0:
-        await clock.sleep(left_s)
+async def offer(fleet: Fleet, requests: Sequence[LoadRequest], rps: float, seed: Sequence[int]) -> list[Served]:
+    """Send all requests at the times of a Poisson process of rate `rps`; what came of each, in order of arrival."""
+    times = poisson_arrivals([rps], [len(requests)], np.random.default_rng([*seed, len(requests)]))
+    requests = [request._replace(at_s=at_s) for request, at_s in zip(requests, times, strict=True)]
+    served = await open_loop(fleet, requests)
+    return [_served(record, asked.at_s, took_s) for asked, (record, took_s) in zip(requests, served, strict=True)]
 
 
 def _served(record: RequestRecord, arrived_s: float, latency_s: float) -> Served:
@@ -242,13 +174,13 @@ def _under_way(served: Sequence[Served], at_s: float) -> int:
     return sum(s.arrived_s <= at_s < s.arrived_s + s.latency_s for s in served)
 
 
-def batches(prompts: Iterable[Prompt], sizes: Iterable[int]) -> Iterator[list[Prompt]]:
-    """Prompts in groups of these sizes, none twice: what was seen before would be in the BS's prefix cache.
+def batches(requests: Iterable[LoadRequest], sizes: Iterable[int]) -> Iterator[list[LoadRequest]]:
+    """Requests in groups of these sizes, none twice: what was seen before would be in the BS's prefix cache.
 
     Raises:
         BadInput: there are too few.
     """
-    source = iter(prompts)
+    source = iter(requests)
     for size in sizes:
         group = list(itertools.islice(source, size))
         if len(group) < size:

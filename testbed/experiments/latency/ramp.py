@@ -9,24 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 import numpy as np
 
 from testbed.bs.scheduling.window_hints import window_config
-from testbed.clock import Clock
 from testbed.config import Config
 from testbed.errors import BadInput
-from testbed.protocols import protocol
-from testbed.tasks import together
-from testbed.ue.client import Client
-from testbed.ue.drafters.base import Drafter
-from testbed.ue.pace import Pace
+from testbed.experiments.deployment.load import Fleet, LoadRequest, open_loop, poisson_arrivals
 from testbed.ue.records import RequestRecord
-from testbed.ue.session import DecodingSession
-from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.rules import FixedWindow, Hinted, WindowPolicy
 
 HINTS = "hinted"
@@ -134,17 +126,6 @@ class RampConfig(Config, frozen=True, kw_only=True):
         return window_config(self.controller).max_window
 
 
-class RampRequest(msgspec.Struct, frozen=True):
-    """One of a ramp's requests."""
-
-    step: int
-    at_s: float
-    """After the ramp's begin."""
-    prompt: list[int]
-    tokens: int
-    """Of the output, at most."""
-
-
 class Answered(msgspec.Struct, frozen=True):
     """What became of one."""
 
@@ -180,39 +161,9 @@ def counts(config: RampConfig, loads: Sequence[float]) -> list[int]:
 
 
 def arrivals(loads: Sequence[float], numbers: Sequence[int], seed: int) -> list[tuple[int, float]]:
-    """Steps and times of a Poisson process, so many arrivals at each load."""
-    random = np.random.default_rng([seed, 0])
-    gaps = [random.exponential(1 / load, count) for load, count in zip(loads, numbers, strict=True)]
-    steps = np.repeat(np.arange(len(loads)), numbers).tolist()
-    return list(zip(steps, np.cumsum(np.concatenate(gaps)).tolist(), strict=True))
-
-
-@dataclass(frozen=True)
-class Ue:
-    """One UE as a ramp has it."""
-
-    client: Client
-    policy: WindowPolicy | None
-    """None: the target decodes alone."""
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """All UEs of a run."""
-
-    ues: Sequence[Ue]
-    drafter: Drafter
-    pace: Pace
-    end_ids: Sequence[int]
-    clock: Clock
-
-    async def decode(self, number: int, prompt: Sequence[int], tokens: int) -> RequestRecord:
-        """Have a UE decode a prompt: each in turn."""
-        ue = self.ues[number % len(self.ues)]
-        if ue.policy is None:
-            return await decode_remotely(ue.client, prompt, tokens, self.end_ids)
-        session = DecodingSession(ue.client, self.drafter, protocol("greedy"), ue.policy, pace=self.pace)
-        return await session.decode(prompt, tokens, self.end_ids)
+    """Step and arrival time of each request: a Poisson process with `numbers[i]` arrivals at `loads[i]`."""
+    times = poisson_arrivals(loads, numbers, np.random.default_rng([seed, 0]))
+    return list(zip(np.repeat(np.arange(len(loads)), numbers).tolist(), times, strict=True))
 
 
 def policy_of(name: str, limit: int) -> WindowPolicy | None:
@@ -222,38 +173,23 @@ def policy_of(name: str, limit: int) -> WindowPolicy | None:
     return FixedWindow(int(name)) if int(name) else None
 
 
-async def climb(fleet: Fleet, requests: Sequence[RampRequest]) -> list[Answered]:
-    """Send every request when it is due, and see all of them through; in order of arrival."""
-    clock = fleet.clock
-    start_s = clock.time()
-    answered: dict[int, Answered] = {}
-
-    async def one(number: int, request: RampRequest) -> None:
-        due_s = start_s + request.at_s
-        if due_s > clock.time():
-            await clock.sleep(due_s - clock.time())
-        record = await fleet.decode(number, request.prompt, request.tokens)
-        answered[number] = _answered(request, record, clock.time() - due_s)
-
-    await together(one(number, request) for number, request in enumerate(requests))
-    return [answered[number] for number in range(len(requests))]
+async def climb(fleet: Fleet, requests: Sequence[LoadRequest]) -> list[Answered]:
+    """Send every request when it is due and wait for all; in order of arrival."""
+    served = await open_loop(fleet, requests)
+    return [_answered(request, *found) for request, found in zip(requests, served, strict=True)]
 
 
-async def throughput_rps(fleet: Fleet, requests: Sequence[RampRequest], at_once: int) -> float:
-    """Requests a second while so many are always under way, the start and the end of the run left out."""
-    queue, ended_s = iter(enumerate(requests)), []
-
-    async def worker() -> None:
-        for number, request in queue:
-            await fleet.decode(number, request.prompt, request.tokens)
-            ended_s.append(fleet.clock.time())
-
-    await together(worker() for _ in range(at_once))
-    steady = sorted(ended_s)[at_once // 2 : len(requests) - at_once // 2]
-    return (len(steady) - 1) / (steady[-1] - steady[0])
+def even_loads(config: RampConfig, ceiling_rps: Callable[[str], float], told: Told) -> list[float]:
+    """Even steps up to `reach` of the highest throughput of the fixed windows."""
+    ceilings = {}
+    for policy in map(str, config.windows):
+        ceilings[policy] = ceiling_rps(policy)
+        told(f"window {policy}: {ceilings[policy]:.3g} requests/s at most")
+    top = config.reach * max(ceilings.values())
+    return [float(f"{top * (i + 1) / config.steps:.3g}") for i in range(config.steps)]
 
 
-def _answered(request: RampRequest, record: RequestRecord, latency_s: float) -> Answered:
+def _answered(request: LoadRequest, record: RequestRecord, latency_s: float) -> Answered:
     drafts = [r for r in record.rounds if r.drafted]
     return Answered(
         request.step,

@@ -9,21 +9,19 @@ from typing import Any
 
 from testbed.config import RunConfig
 from testbed.errors import BadInput
+from testbed.experiments.deployment.load import Fleet, LoadRequest, LoadUe, throughput_rps
 from testbed.experiments.latency.load_config import LoadConfig
 from testbed.experiments.latency.ramp import (
     HINTS,
     Answered,
-    Fleet,
     RampConfig,
-    RampRequest,
     RampRun,
     Told,
-    Ue,
     arrivals,
     climb,
     counts,
+    even_loads,
     policy_of,
-    throughput_rps,
 )  # fmt: skip
 from testbed.experiments.latency.station import late_share, outputs_of, with_station
 from testbed.experiments.runs.prepare import Workload, prepare
@@ -50,13 +48,8 @@ class RealRamp:
         )  # fmt: skip
 
     def loads(self) -> list[float]:
-        """Even steps up to `reach` of the highest throughput of the fixed windows."""
-        config, ceilings = self._config, {}
-        for policy in map(str, config.windows):
-            ceilings[policy] = asyncio.run(self._ceiling(policy))
-            self._told(f"window {policy}: {ceilings[policy]:.3g} requests/s at most")
-        top = config.reach * max(ceilings.values())
-        return [float(f"{top * (i + 1) / config.steps:.3g}") for i in range(config.steps)]
+        """See `even_loads`."""
+        return even_loads(self._config, lambda policy: asyncio.run(self._ceiling_rps(policy)), self._told)
 
     def run(self, policy: str, seed: int, loads: Sequence[float]) -> RampRun:
         """One ramp, by a BS that has seen none of its prompts."""
@@ -66,7 +59,7 @@ class RealRamp:
         due = arrivals(loads, numbers, seed)
         prompts = work.prompts[first : first + len(due)]
         requests = [
-            RampRequest(step, at_s, prompt.ids, self._config.max_tokens)
+            LoadRequest(prompt.ids, self._config.max_tokens, at_s, step)
             for (step, at_s), prompt in zip(due, prompts, strict=True)
         ]
         metrics = self._out / f"run-{policy}-seed{seed}.metrics"
@@ -98,14 +91,14 @@ class RealRamp:
         return {"max_batch": self._config.max_batch, "window_controller": controller}
 
     async def _climb(
-        self, policy: str, work: Workload, requests: Sequence[RampRequest], metrics: Path
+        self, policy: str, work: Workload, requests: Sequence[LoadRequest], metrics: Path
     ) -> list[Answered]:
         drafter = await asyncio.to_thread(self._known, work, "outputs")
 
         async def use(clients: Sequence[Client]) -> list[Answered]:
             fleet = self._fleet(policy, clients, drafter)
             for number, prompt in enumerate(work.warmup):
-                await fleet.decode(number, prompt.ids, self._config.max_tokens)
+                await fleet.decode(number, LoadRequest(prompt.ids, self._config.max_tokens))
             return await climb(fleet, requests)
 
         return await with_station(self._load, work, use, metrics, self._config.ues, **self._more(policy))
@@ -114,17 +107,17 @@ class RealRamp:
         welcome, clock = clients[0].welcome, clients[0].clock
         assert welcome is not None
         pace = Steady(clock, (self._config.draft_ms or 0.0) / 1e3)
-        ues = [Ue(client, policy_of(policy, self._config.limit)) for client in clients]
-        return Fleet(ues, drafter, pace, welcome.end_ids, clock)
+        limit = self._config.limit
+        return Fleet([LoadUe(c, drafter, policy_of(policy, limit), pace, welcome.end_ids) for c in clients], clock)
 
-    async def _ceiling(self, policy: str) -> float:
+    async def _ceiling_rps(self, policy: str) -> float:
         work = self._work(CEILING_REQUESTS)
         drafter = await asyncio.to_thread(self._known, work, "ceiling")
 
         async def use(clients: Sequence[Client]) -> float:
             fleet = self._fleet(policy, clients, drafter)
-            requests = [RampRequest(0, 0.0, prompt.ids, self._config.max_tokens) for prompt in work.prompts]
-            return await throughput_rps(fleet, requests, AT_ONCE)
+            requests = [LoadRequest(prompt.ids, self._config.max_tokens) for prompt in work.prompts]
+            return await throughput_rps(fleet, requests, AT_ONCE, AT_ONCE // 2)
 
         metrics = self._out / "ceiling" / f"{policy}.metrics"
         return await with_station(self._load, work, use, metrics, self._config.ues, **self._more(policy))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -14,17 +13,17 @@ import msgspec
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock
 from testbed.config import ServeConfig
+from testbed.experiments.deployment.load import Fleet, LoadRequest, LoadUe, closed_loop
 from testbed.experiments.latency.load_config import LoadConfig
-from testbed.experiments.latency.openloop import LoadTarget
 from testbed.experiments.runs.prepare import Prompt, Workload
 from testbed.experiments.runs.processes import base_station
 from testbed.files import whole_file
-from testbed.tasks import together
 from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.drafters.controlled import ReplayDrafter
 from testbed.ue.pace import Steady
 from testbed.ue.session import REAL_TIME
+from testbed.ue.windows.rules import FixedWindow
 
 CLIENTS = 16
 """Connections of the one UE, which share what a BS lets each have of sessions."""
@@ -88,22 +87,26 @@ def late_share(metrics: Path) -> float | None:
     return counted["pace"]["late_s"] / counted["busy_s"] if "pace" in counted and counted["busy_s"] else None
 
 
-def station_of(config: LoadConfig, clients: Sequence[Client], drafter: Drafter, k: int, replayed: bool) -> LoadTarget:
-    welcome = clients[0].welcome
+def fleet_of(config: LoadConfig, clients: Sequence[Client], drafter: Drafter, k: int, replayed: bool) -> Fleet:
+    """Connections that take requests in turn, with windows of K; 0: the target decodes alone."""
+    welcome, clock = clients[0].welcome, clients[0].clock
     assert welcome is not None
-    pace = Steady(clients[0].clock, config.draft_ms / 1e3) if replayed else REAL_TIME
-    return LoadTarget(itertools.cycle(clients), drafter, pace, k, config.max_tokens, welcome.end_ids, clients[0].clock)
+    pace = Steady(clock, config.draft_ms / 1e3) if replayed else REAL_TIME
+    policy = FixedWindow(k) if k else None
+    return Fleet([LoadUe(client, drafter, policy, pace, welcome.end_ids) for client in clients], clock)
+
+
+def requests_of(config: LoadConfig, prompts: Sequence[Prompt]) -> list[LoadRequest]:
+    """A request for each prompt."""
+    return [LoadRequest(prompt.ids, config.max_tokens) for prompt in prompts]
 
 
 async def _decode_alone(config: LoadConfig, prompts: Sequence[Prompt], clients: Sequence[Client]) -> list[list[int]]:
     """The target's own outputs, many at once."""
-    station = station_of(config, clients, ReplayDrafter({}, vocab_size=2, alpha=0.0, context=1), 0, False)
-    found: dict[int, list[int]] = {}
-    queue = iter(enumerate(prompts))
+    fleet = fleet_of(config, clients, ReplayDrafter({}, vocab_size=2, alpha=0.0, context=1), 0, False)
+    requests = requests_of(config, prompts)
 
-    async def worker() -> None:
-        for index, prompt in queue:
-            found[index] = (await station.decode(prompt)).token_ids
+    async def output(number: int) -> list[int]:
+        return (await fleet.decode(number, requests[number])).token_ids
 
-    await together(worker() for _ in range(config.at_once))
-    return [found[index] for index in range(len(prompts))]
+    return await closed_loop(len(requests), config.at_once, output)

@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from testbed.bs.engines.base import VerifyEngine, VerifyRequest, VerifyResult
+from testbed.bs.engines.base import VerifyEngine
 from testbed.bs.engines.registry import leave_a_core, load_engine
 from testbed.bs.engines.target import describe
-from testbed.bs.intake import Intake, Offer
-from testbed.bs.judging.base import Judge, StrictJudge
-from testbed.bs.scheduling.base import Fcfs
-from testbed.bs.scheduling.window_hints import Windows
-from testbed.bs.server import BaseStation
-from testbed.bs.sessions import SessionTable
+from testbed.bs.intake import Offer
+from testbed.bs.judging.base import Judge
 from testbed.channel.link_model import Direction, constant
 from testbed.channel.spec import ChannelSpec
-from testbed.channel.virtual import Sizer, VirtualServerLink, frame_bytes
+from testbed.channel.virtual import Sizer, frame_bytes
 from testbed.config import RunConfig
-from testbed.experiments.inputs.coefficients import pass_coefficients
+from testbed.experiments.deployment.profiled import ProfilePace, ProfileRunner, hinting
+from testbed.experiments.deployment.virtual import VirtualDeployment, VirtualStation
 from testbed.experiments.inputs.payloads import OWN, sizers
-from testbed.experiments.inputs.profile import DraftCost, Profile
-from testbed.experiments.inputs.profile import PassWork as PassWork
+from testbed.experiments.inputs.profile import Profile
 from testbed.experiments.runs.execute import Watch, decode_all, load_drafter, setting_of
 from testbed.experiments.runs.memo import MemoDrafter, MemoEngine
 from testbed.experiments.runs.prepare import Workload
-from testbed.optim.draft_window.controller import DEFAULT as WINDOWS
-from testbed.optim.draft_window.controller import WindowConfig
 from testbed.protocols.quantise import quantised
-from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.run import Clients, Outcome
 from testbed.ue.windows.rules import HINTED
-from testbed.virtual_time import VirtualClock, run_virtually
+from testbed.virtual_time import run_virtually
 
 TIMEOUT_S = 3600.0
 """Virtual seconds that a UE waits for the BS: slow links are what virtual runs are for."""
@@ -105,7 +95,17 @@ def run_virtual(
         BadInput: prompts that the target cannot take.
     """
     config = msgspec.structs.replace(config, csi=csi_text(channel), timeout_s=TIMEOUT_S)
-    return run_virtually(_decode(config, work, watch, channel, profile, models, payload, judge or StrictJudge()))
+    deployment = VirtualDeployment()
+    station = deployment.base_station(
+        ProfileRunner(models.engine, profile, deployment.clock),
+        models.offer,
+        judge=judge,
+        windows=hinting(profile, models.offer.vocab_size) if config.window_rule.startswith(HINTED) else None,
+    )
+    clients = _clients(station, config, channel, profile, payload)
+    setting = setting_of(config, clients, models.drafter, ProfilePace(profile, deployment.clock))
+    setting = replace(setting, sizes=profile.sizes, overheads=profile.overheads)
+    return run_virtually(deployment.run(decode_all(config, work, watch, setting, deployment.clock)))
 
 
 def csi_text(channel: ChannelSpec, origin_s: float = 0.0) -> str:
@@ -119,102 +119,14 @@ def csi_text(channel: ChannelSpec, origin_s: float = 0.0) -> str:
     return ",".join(f"{name}={getattr(csi, name)}" for name in names)
 
 
-async def _decode(
-    config: RunConfig,
-    work: Workload,
-    watch: Watch,
-    channel: ChannelSpec,
-    profile: Profile,
-    models: Models,
-    payload: str,
-    judge: Judge,
-) -> list[Outcome]:
-    clock = VirtualClock()
-    server = VirtualServerLink()
+def _clients(
+    station: VirtualStation, config: RunConfig, channel: ChannelSpec, profile: Profile, payload: str
+) -> Clients:
+    """Connections over the link, and beside it for methods that draft at the base station."""
     counted: tuple[Sizer, Sizer] = (frame_bytes, frame_bytes)
     if profile.sizes is not None:
         counted = sizers(quantised(profile.sizes, config.hidden_bits), profile.overheads, payload)
-    link = server.attach(b"ue", *channel.path(0, stack_s=profile.stack_s), counted)
-    beside_s = profile.hot.stack_s if profile.hot else profile.stack_s
-    beside = [Direction(constant(delay_s=beside_s)) for _ in range(2)]
-    local = server.attach(b"beside", beside[0], beside[1])
-    runner = ProfileRunner(models.engine, profile, clock)
-    hints = hinting(profile, models.offer.vocab_size) if config.window_rule.startswith(HINTED) else None
-    intake = Intake(models.offer, SessionTable())
-    station = BaseStation(server, runner, intake, Fcfs(), judge, clock, windows=hints)
-    serving = asyncio.create_task(station.serve())
-    clients = Clients(Client(link, clock, 0, config.timeout_s), Client(local, clock, 0, config.timeout_s))
-    setting = setting_of(config, clients, models.drafter, ProfilePace(profile, clock))
-    setting = replace(setting, sizes=profile.sizes, overheads=profile.overheads)
-    try:
-        return await decode_all(config, work, watch, setting, clock)
-    finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
-
-
-def hinting(
-    profile: Profile, vocab_size: int = 0, chosen: WindowConfig = WINDOWS, max_requests: float = math.inf
-) -> Windows:
-    """What hints UEs how much to draft, at a profile's pass times."""
-    known = pass_coefficients(profile.verify)
-    return Windows(chosen, lambda: known, max_requests, vocab_size)
-
-
-class ProfilePace:
-    """Implements `Pace`: drafting takes what the profile says."""
-
-    def __init__(self, profile: Profile, clock: VirtualClock) -> None:
-        self._profile, self._clock, self._ended_s = profile, clock, -math.inf
-
-    def _draft(self) -> DraftCost:
-        hot = self._profile.hot
-        return hot.draft if hot and self._clock.time() - self._ended_s < hot.within_s else self._profile.draft
-
-    async def opened(self, prompt_len: int) -> None:
-        """Prefilling the prompt."""
-        await self._clock.sleep(self._draft().prefill_s(prompt_len))
-        self._ended_s = self._clock.time()
-
-    async def drafted(self, count: int, base_len: int) -> None:
-        """Drafting a window."""
-        await self._clock.sleep(self._draft().window_s(count, base_len))
-        self._ended_s = self._clock.time()
-
-
-class ProfileRunner:
-    """Implements `EngineRunner`: a pass takes what the profile says, whatever computes it.
-
-    A session's first pass computes its prefix, or a piece of it; later ones find what was computed in the cache, all
-    but the newest token.
-    """
-
-    def __init__(self, engine: VerifyEngine, profile: Profile, clock: VirtualClock) -> None:
-        self._engine, self._profile, self._clock = engine, profile, clock
-        self._seen: dict[str, int] = {}
-        self._ended_s = -math.inf
-
-    async def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
-        """Results of one pass, in order."""
-        hot = self._profile.hot
-        cost = hot.verify if hot and self._clock.time() - self._ended_s < hot.within_s else self._profile.verify
-        results = self._engine.verify(batch)
-        await self._clock.sleep(cost.pass_s([self._work(request) for request in batch]))
-        self._ended_s = self._clock.time()
-        return results
-
-    def _work(self, request: VerifyRequest) -> PassWork:
-        drafted, prefix = len(request.draft), len(request.prefix)
-        cached = min(self._seen.get(request.session, 0), prefix - 1)
-        self._seen[request.session] = prefix + drafted
-        return PassWork(drafted, drafted + prefix - cached, cached)
-
-    async def judged(self, positions: int) -> None:
-        """The head's time (WISV eq. 17)."""
-        if self._profile.head is not None:
-            await self._clock.sleep(positions * self._profile.head.position_s)
-
-    def release(self, session: str) -> None:
-        """Let the engine forget a session."""
-        self._seen.pop(session, None)
-        self._engine.release(session)
+    link = station.connect(channel.path(0, stack_s=profile.stack_s), counted, config.timeout_s)
+    stack_s = (profile.hot or profile).stack_s
+    local = Direction(constant(delay_s=stack_s)), Direction(constant(delay_s=stack_s))
+    return Clients(link, station.connect(local, timeout_s=config.timeout_s))

@@ -27,8 +27,8 @@ from testbed.channel.link import Frames
 from testbed.channel.link_model import Direction, constant
 from testbed.channel.virtual import VirtualServerLink
 from testbed.errors import BadInput, ProtocolError
+from testbed.experiments.deployment.profiled import ProfilePace, ProfileRunner
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile
-from testbed.experiments.runs.virtual import ProfilePace, ProfileRunner
 from testbed.optim.draft_window.controller import WindowConfig
 from testbed.optim.draft_window.cost import LinkCosts, prices
 from testbed.optim.pass_time import Coefficients

@@ -16,9 +16,9 @@ from testbed.channel.link_model import Direction, constant
 from testbed.channel.measuring.offset import Handshake, Offset, clock_offset
 from testbed.channel.virtual import VirtualServerLink
 from testbed.errors import BadInput
+from testbed.experiments.deployment.profiled import ProfileRunner
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile
 from testbed.experiments.links.measure import handshake
-from testbed.experiments.runs.virtual import ProfileRunner
 from testbed.virtual_time import VirtualClock, run_virtually
 from tests.support.refusals import refuse
 

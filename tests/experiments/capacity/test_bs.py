@@ -1,4 +1,4 @@
-"""The verifier's memory and times, and the link, of capacity runs."""
+"""The verifier's memory and times of capacity runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.bs.engines.base import VerifyRequest
-from testbed.experiments.capacity.bs import PrefixCache, Reservation, RoundDelay, TrafficRunner
-from testbed.experiments.capacity.systems import CapacityConfig
+from testbed.experiments.capacity.bs import PrefixCache, Reservation, TrafficRunner
 from testbed.experiments.capacity.ue import LANGUAGE
 from testbed.experiments.inputs.profile import InteractionVerify
 from testbed.optim.pass_time import Coefficients
@@ -88,13 +87,12 @@ def test_reservations_are_served_in_order_and_never_beyond_the_room() -> None:
 
         async def one(number: int, tokens: int) -> None:
             nonlocal held, most
-            await memory.take(tokens)
-            order.append(number)
-            held += tokens
-            most = max(most, held)
-            await clock.sleep(1.0)
-            held -= tokens
-            memory.give(tokens)
+            async with memory.reserved(tokens):
+                order.append(number)
+                held += tokens
+                most = max(most, held)
+                await clock.sleep(1.0)
+                held -= tokens
 
         await asyncio.gather(*(one(i, tokens) for i, tokens in enumerate((60, 50, 10, 10, 90, 5))))
         assert most <= 100
@@ -102,26 +100,3 @@ def test_reservations_are_served_in_order_and_never_beyond_the_room() -> None:
         return order
 
     assert run_virtually(run()) == [0, 1, 2, 3, 4, 5]
-
-
-def test_a_round_takes_its_time_half_of_it_each_way() -> None:
-    config = CapacityConfig(network_ms=40.0, network_spread=0.5)
-    times = config.network_ms / 1e3, config.network_spread
-    up = RoundDelay(*times, 7)
-    down = RoundDelay(*times, 0, up)
-    trips = []
-    for i in range(2000):
-        there_s = up.admit(10.0 * i, 100) - 10.0 * i
-        back_s = down.admit(10.0 * i + 5, 100) - 10.0 * i - 5
-        assert there_s == pytest.approx(back_s)
-        trips.append(there_s + back_s)
-    assert 0.02 <= min(trips) < 0.0202
-    assert 0.0598 < max(trips) <= 0.06
-    assert np.mean(trips) == pytest.approx(0.04, abs=0.001)
-    assert np.std(trips) == pytest.approx(0.04 / np.sqrt(12), rel=0.05)
-
-
-def test_messages_do_not_overtake_each_other() -> None:
-    up = RoundDelay(0.1, 1.0, 1)
-    arrivals = [up.admit(0.001 * i, 10) for i in range(200)]
-    assert arrivals == sorted(arrivals)

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from testbed.errors import BadInput
-from testbed.experiments.inputs.datasets import Example
+from testbed.experiments.deployment.load import LoadRequest, throughput_rps
 from testbed.experiments.latency.load import write_csv
 from testbed.experiments.latency.load_config import LoadConfig
 from testbed.experiments.latency.openloop import (
     Served,
     batches,
-    ceiling_rps,
     loads,
     offer,
     piled_up,
@@ -25,7 +24,6 @@ from testbed.experiments.latency.openloop import (
     synchronous_rps,
 )  # fmt: skip
 from testbed.experiments.results.latency import read_points
-from testbed.experiments.runs.prepare import Prompt
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.virtual_time import VirtualClock, run_virtually
 
@@ -39,24 +37,24 @@ class OneServer:
     clock: VirtualClock = field(default_factory=VirtualClock)
     free: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def decode(self, prompt: Prompt) -> RequestRecord:
+    async def decode(self, number: int, request: LoadRequest) -> RequestRecord:
         async with self.free:
             await self.clock.sleep(SERVICE_S)
         rounds = [record(8, 8, 9), record(8, 3, 4)]
-        return RequestRecord(len(prompt.ids), list(range(13)), "stop", SERVICE_S, 1, 1, rounds)
+        return RequestRecord(len(request.prompt), list(range(13)), "stop", SERVICE_S, 1, 1, rounds)
 
 
 def record(drafted: int, accepted: int, committed: int) -> RoundRecord:
     return RoundRecord(0, "greedy", 5, drafted, accepted, committed, 0, 0, 2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1, 1, 0.0)
 
 
-def prompts(count: int) -> list[Prompt]:
-    return [Prompt([1, 2, 3], Example(str(i))) for i in range(count)]
+def requests(count: int) -> list[LoadRequest]:
+    return [LoadRequest([1, 2, 3], 10 + i) for i in range(count)]
 
 
 def offered(rps: float, count: int = 4000, seed: int = 0) -> list[Served]:
     async def run() -> list[Served]:
-        return await offer(OneServer(), prompts(count), rps, [seed])  # type: ignore[arg-type]
+        return await offer(OneServer(), requests(count), rps, [seed])  # type: ignore[arg-type]
 
     return run_virtually(run())
 
@@ -116,8 +114,8 @@ def test_an_idle_start_is_no_piling_up() -> None:
 def test_one_at_a_time_and_at_most() -> None:
     async def run() -> tuple[float, float]:
         station = OneServer()
-        low = await synchronous_rps(station, prompts(10))  # type: ignore[arg-type]
-        return low, await ceiling_rps(station, prompts(40), 8)  # type: ignore[arg-type]
+        low = await synchronous_rps(station, requests(10))  # type: ignore[arg-type]
+        return low, await throughput_rps(station, requests(40), 8, 8)  # type: ignore[arg-type]
 
     assert run_virtually(run()) == pytest.approx((10.0, 10.0))
 
@@ -131,10 +129,10 @@ def test_loads_lie_evenly_between_the_two() -> None:
 
 
 def test_no_prompt_is_used_twice() -> None:
-    groups = list(batches(prompts(7), [3, 4]))
-    assert [p.example.question for group in groups for p in group] == [str(i) for i in range(7)]
+    groups = list(batches(requests(7), [3, 4]))
+    assert [r.tokens for group in groups for r in group] == list(range(10, 17))
     with pytest.raises(BadInput, match="too few prompts"):
-        list(batches(prompts(6), [3, 4]))
+        list(batches(requests(6), [3, 4]))
 
 
 def test_few_requests_say_nothing_of_piling_up() -> None:

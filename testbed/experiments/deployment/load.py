@@ -1,0 +1,130 @@
+"""Load on base stations, real or virtual: UEs that take requests in turn, open-loop and closed-loop."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from testbed.clock import Clock
+from testbed.errors import BadInput
+from testbed.protocols import protocol
+from testbed.tasks import together
+from testbed.ue.client import Client
+from testbed.ue.drafters.base import Drafter
+from testbed.ue.pace import Pace
+from testbed.ue.records import RequestRecord
+from testbed.ue.session import DecodingSession, Progress
+from testbed.ue.target_only import decode_remotely
+from testbed.ue.windows.rules import WindowPolicy
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LoadUe:
+    """One UE: its connection, and how it decodes."""
+
+    client: Client
+    drafter: Drafter
+    policy: WindowPolicy | None
+    """Draft windows; None: the target decodes alone."""
+    pace: Pace
+    end_ids: Sequence[int] = ()
+    speed_tps: float | None = None
+    """Token speed that it asks for; None: none."""
+    accept_slower: bool = False
+
+    async def decode(self, prompt: Sequence[int], tokens: int, progress: Progress | None = None) -> RequestRecord:
+        """Decode at most `tokens` after a prompt; `progress` is called after every round."""
+        if self.policy is None:
+            return await decode_remotely(
+                self.client, prompt, tokens, self.end_ids, progress,
+                speed_tps=self.speed_tps, accept_slower=self.accept_slower,
+            )  # fmt: skip
+        session = DecodingSession(
+            self.client, self.drafter, protocol("greedy"), self.policy, pace=self.pace,
+            speed_tps=self.speed_tps, accept_slower=self.accept_slower,
+        )  # fmt: skip
+        return await session.decode(prompt, tokens, self.end_ids, progress)
+
+
+class LoadRequest(NamedTuple):
+    """One request of a load."""
+
+    prompt: Sequence[int]
+    tokens: int
+    """Maximum length of the output."""
+    at_s: float = 0.0
+    """Arrival, in seconds after the start of the load."""
+    step: int = 0
+    """Index of its step in a load that rises in steps."""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """UEs that take requests in turn."""
+
+    ues: Sequence[LoadUe]
+    clock: Clock
+
+    async def decode(self, number: int, request: LoadRequest) -> RequestRecord:
+        """Decode the load's request of this number."""
+        return await self.ues[number % len(self.ues)].decode(request.prompt, request.tokens)
+
+
+def poisson_arrivals(rates_rps: Sequence[float], counts: Sequence[int], random: np.random.Generator) -> list[float]:
+    """Arrival times in seconds of a Poisson process, with `counts[i]` arrivals at rate `rates_rps[i]`."""
+    gaps = [random.exponential(1 / rate, count) for rate, count in zip(rates_rps, counts, strict=True)]
+    return np.cumsum(np.concatenate(gaps)).tolist()  # type: ignore[no-any-return]
+
+
+async def open_loop(fleet: Fleet, requests: Sequence[LoadRequest]) -> list[tuple[RequestRecord, float]]:
+    """Send every request when it arrives, whether or not earlier ones are answered, and wait for all.
+
+    Returns:
+        Each request's record and its latency in seconds from its arrival, in order.
+    """
+    clock = fleet.clock
+    start_s = clock.time()
+
+    async def serve(number: int, request: LoadRequest) -> tuple[RequestRecord, float]:
+        due_s = start_s + request.at_s
+        if due_s > clock.time():
+            await clock.sleep(due_s - clock.time())
+        record = await fleet.decode(number, request)
+        return record, clock.time() - due_s
+
+    return await together(serve(number, request) for number, request in enumerate(requests))
+
+
+async def closed_loop(count: int, at_once: int, serve: Callable[[int], Awaitable[T]]) -> list[T]:
+    """Serve `count` requests, `at_once` of them at any time; results by request number."""
+    numbers, found = iter(range(count)), dict[int, T]()
+
+    async def worker() -> None:
+        for number in numbers:
+            found[number] = await serve(number)
+
+    await together(worker() for _ in range(at_once))
+    return [found[number] for number in range(count)]
+
+
+async def throughput_rps(fleet: Fleet, requests: Sequence[LoadRequest], at_once: int, drain: int) -> float:
+    """Requests a second with `at_once` in progress; the first `at_once` / 2 and the last `drain` are discarded.
+
+    Raises:
+        BadInput: too few requests.
+    """
+
+    async def serve(number: int) -> float:
+        await fleet.decode(number, requests[number])
+        return fleet.clock.time()
+
+    ended_s = sorted(await closed_loop(len(requests), at_once, serve))
+    steady = ended_s[at_once // 2 : max(len(ended_s) - drain, at_once // 2 + 2)]
+    if len(steady) < 2 or steady[-1] <= steady[0]:
+        raise BadInput(f"{len(requests)} prompts are too few to keep {at_once} requests in progress; give more")
+    return (len(steady) - 1) / (steady[-1] - steady[0])

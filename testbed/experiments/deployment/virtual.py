@@ -1,0 +1,91 @@
+"""Base stations and UEs in one process and in virtual time: the code that serves, with links and compute times from
+models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from testbed.bs.engines.runner import EngineRunner
+from testbed.bs.intake import Intake, Offer
+from testbed.bs.judging.base import Judge, StrictJudge
+from testbed.bs.scheduling.base import Fcfs, Scheduler
+from testbed.bs.server import BaseStation
+from testbed.bs.sessions import SessionTable
+from testbed.channel.link_model import OneWay
+from testbed.channel.virtual import Sizer, VirtualServerLink, frame_bytes
+from testbed.clock import Clock
+from testbed.tasks import beside
+from testbed.ue.client import Client
+from testbed.virtual_time import VirtualClock
+
+T = TypeVar("T")
+TIMEOUT_S = 1e6
+"""Virtual seconds that a UE waits for its base station: an overloaded one may take hours."""
+
+
+class VirtualStation:
+    """One base station of a deployment.
+
+    Args:
+        options: further arguments of `BaseStation`.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        runner: EngineRunner,
+        offer: Offer,
+        scheduler: Scheduler = Fcfs(),  # noqa: B008
+        judge: Judge | None = None,
+        sessions: SessionTable | None = None,
+        **options: Any,
+    ) -> None:
+        self._clock, self._link, self._peers = clock, VirtualServerLink(), 0
+        intake = Intake(offer, sessions or SessionTable())
+        self._bs = BaseStation(self._link, runner, intake, scheduler, judge or StrictJudge(), clock, **options)
+
+    def connect(
+        self,
+        ways: tuple[OneWay, OneWay],
+        sizers: tuple[Sizer, Sizer] = (frame_bytes, frame_bytes),
+        timeout_s: float = TIMEOUT_S,
+    ) -> Client:
+        """A new UE's connection over a link of its own.
+
+        Args:
+            ways: up and down.
+            sizers: bytes of a message up and down.
+        """
+        self._peers += 1
+        link = self._link.attach(f"ue-{self._peers}".encode(), *ways, sizers, patient=True)
+        return Client(link, self._clock, 0, timeout_s)
+
+    async def serve(self) -> None:
+        """Serve until cancelled."""
+        await self._bs.serve()
+
+    def metrics(self) -> dict[str, Any]:
+        """See `BaseStation.metrics`."""
+        return self._bs.metrics()
+
+
+class VirtualDeployment:
+    """Base stations, and UEs on links of their own, under one virtual clock."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self._stations: list[VirtualStation] = []
+
+    def base_station(self, runner: EngineRunner, offer: Offer, **options: Any) -> VirtualStation:
+        """Add a base station; `options` as in `VirtualStation`."""
+        self._stations.append(VirtualStation(self.clock, runner, offer, **options))
+        return self._stations[-1]
+
+    async def run(self, main: Coroutine[Any, Any, T], *ues: Coroutine[Any, Any, None]) -> T:
+        """Return the result of `main`, with UEs and base stations running until then.
+
+        The first failure of any of them ends the run and is raised.
+        """
+        return await beside([*ues, *(station.serve() for station in self._stations)], main)
