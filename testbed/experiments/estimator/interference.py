@@ -11,6 +11,8 @@ import msgspec
 from testbed.bs.engines.base import VerifyEngine
 from testbed.errors import BadInput
 from testbed.experiments.estimator.profile import PassBench, Progress
+from testbed.experiments.plots.estimator import save
+from testbed.experiments.plots.optim import panels
 from testbed.optim.pass_time import RequestWork
 
 SHORT = RequestWork(5, 500)
@@ -76,12 +78,7 @@ def plot(rows: Sequence[Interference], path: Path) -> None:
     Raises:
         BadInput: matplotlib is missing, or the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as exc:
-        raise BadInput("plots need matplotlib: install the extra `lab`") from exc
-    figure = Figure(figsize=(6.0, 3.8), layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = panels(1, 6.0)
     x = [row.new_tokens for row in rows]
     lines = {
         "A alone": ("alone_a_s", "#0072b2", "o-"),
@@ -90,13 +87,10 @@ def plot(rows: Sequence[Interference], path: Path) -> None:
     }
     for label, (field, colour, style) in lines.items():
         axes.plot(x, [1e3 * getattr(row, field) for row in rows], style, color=colour, label=label)
-    axes.set(xlabel="new tokens of A", ylabel="pass time (ms)", xscale="log", xticks=x)
+    axes.set(xlabel="new tokens of A", ylabel="pass time [ms]", xscale="log", xticks=x)
     axes.set_xticklabels(map(str, x))
     axes.minorticks_off()
     axes.legend()
     axes.grid(alpha=0.3)
     axes.set_ylim(bottom=0)
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as exc:
-        raise BadInput(f"cannot write {path}: {getattr(exc, 'strerror', None) or exc}") from exc
+    save(figure, path)

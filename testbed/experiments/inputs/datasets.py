@@ -1,4 +1,4 @@
-"""Prompts with reference answers: the bundled problems, GSM8K-format JSONL files, Hugging Face data sets."""
+"""Data sets of prompts with reference answers: bundled problems, GSM8K-format JSONL files, Hugging Face data sets."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from testbed.models.scoring import final_number
 
 BUNDLED_SIZE = 500
 BUNDLED_SEED = 2026
-"""Of the bundled calibration and test problems; training uses other seeds and another split."""
+"""Seed of the bundled calibration and test problems; training uses other seeds and another split."""
 
 
 class Example(msgspec.Struct, frozen=True):
-    """A question and the answer it should get; `answer` may hold worked steps before ``#### result``."""
+    """A question and its reference answer; `answer` may contain worked steps before ``#### result``."""
 
     question: str
     answer: str | None = None
 
     @property
     def result(self) -> str | None:
-        """The reference result; None where there is none. An answer that is a bare number is its own result."""
+        """The reference result, or None; an answer that is a bare number is its own result."""
         return None if self.answer is None else final_number(self.answer) or final_number(f"#### {self.answer.strip()}")
 
 
 def load_dataset(spec: str, limit: int | None = None) -> list[Example]:
-    """Examples of a data set.
+    """Load the examples of a data set.
 
     Args:
         spec: `bundled:test`, `bundled:calibration`, a JSONL file with `question` (or `prompt`) and optionally
-            `answer` on every line, or `hf:NAME[:CONFIG[:SPLIT]]` where the `datasets` library is installed.
-        limit: take the first so many.
+            `answer` on every line, or `hf:NAME[:CONFIG[:SPLIT]]`, which needs the `datasets` library.
+        limit: maximum number of examples; None: all.
 
     Raises:
-        BadInput: no such data set, an empty one, or a line that cannot be read.
+        BadInput: no such data set, an empty one, or an invalid line.
     """
     if limit is not None and limit < 1:
         raise BadInput(f"the number of prompts must be at least 1, not {limit}")
@@ -52,25 +52,25 @@ def load_dataset(spec: str, limit: int | None = None) -> list[Example]:
     else:
         examples = _jsonl(Path(spec), limit)
     if not examples:
-        raise BadInput(f"{spec} holds no examples")
+        raise BadInput(f"{spec} has no examples")
     return examples
 
 
 def _bundled(split: str, count: int) -> list[Example]:
     if split not in SPLITS:
-        raise BadInput(f"no bundled data set {split!r}; there are {', '.join(f'bundled:{s}' for s in SPLITS)}")
+        raise BadInput(f"no bundled data set {split!r}; use one of {', '.join(f'bundled:{s}' for s in SPLITS)}")
     return list(_generated(split, count))
 
 
 @functools.lru_cache(maxsize=8)
 def _generated(split: str, count: int) -> tuple[Example, ...]:
-    """Kept, since a sweep asks for the same ones at every point."""
+    """Cached, since a sweep loads the same examples for every point."""
     return tuple(Example(p.question, p.answer) for p in itertools.islice(generate(split, BUNDLED_SEED), count))
 
 
 def _jsonl(path: Path, limit: int | None) -> list[Example]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # JSON strings may hold other line separators as they are
+        lines = path.read_text(encoding="utf-8").split("\n")  # JSON strings may contain other line separators
     except (OSError, UnicodeDecodeError) as exc:
         raise BadInput(f"cannot read the data set {path}: {exc}; use bundled:test, a JSONL file, or hf:NAME") from exc
     numbered = ((i, line) for i, line in enumerate(lines, 1) if line.strip())
@@ -87,7 +87,7 @@ def _parse(path: Path, number: int, line: str) -> Any:
 def _example(where: str, row: Any) -> Example:
     question = (row.get("question") or row.get("prompt")) if isinstance(row, dict) else None
     if not isinstance(question, str) or not question.strip():
-        raise BadInput(f"{where}: no `question` (or `prompt`) in it")
+        raise BadInput(f"{where} has no `question` (or `prompt`)")
     answer = row.get("answer")
     return Example(question, None if answer is None else str(answer))
 

@@ -1,4 +1,4 @@
-"""The pair that an experiment runs: its own files, or the bundled ones."""
+"""Resolves the target and drafter of an experiment: given files, or the bundled pair."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from testbed.models.bundle import bundled
 
 
 def pair_paths(model: str | None, drafter: str | None) -> tuple[Target, Path]:
-    """The target as its directory describes it, and the drafter's file.
+    """Describe the target and locate the drafter's file.
 
     Args:
         model: directory or Hugging Face id; None: the bundled target.
         drafter: GGUF file; None: the bundled drafter.
 
     Raises:
-        ModelError: one of them is not there.
+        ModelError: a missing target or drafter.
     """
     path = Path(drafter) if drafter else bundled().require("drafter")
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""The `--csi` option: from text to where a run's channel state comes from."""
+"""Parses the `--csi` option: the source of a run's channel state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from testbed.ue.client import Client
 
 NONE, PASSIVE = "none", "passive"
 ASSUMED_MBPS = 100.0
-"""Rates before anything was measured; the rounds correct them where they carry enough bytes."""
+"""Initial rates before any measurement; rounds with enough bytes correct them."""
 FORMS = (
     "none, passive, FILE.json, trace=NAME|FILE[,origin_s=S], or uplink_mbps=..,downlink_mbps=..,rtt_ms=..[,per_up=..]"
 )
@@ -27,12 +27,12 @@ FORMS = (
 async def channel_state(text: str, client: Client, clock: Clock) -> ChannelState:
     """Channel state of a run over a connected client.
 
-    `none`: not known. `passive`: measured from the rounds, after an RTT handshake. A JSON file (as `channel measure`
-    writes it): the same, starting from what it says. `key=value,…`: given. `trace=…`: as a trace says that is replayed,
-    since `origin_s` on the host's monotonic clock (default: now).
+    `none`: unknown. `passive`: estimated from rounds, after an RTT handshake. A JSON file written by `channel measure`:
+    the same, starting from its values. `key=value,…`: constant. `trace=…`: read from a replayed trace that started at
+    `origin_s` on the host's monotonic clock (default: now).
 
     Raises:
-        BadInput: another text, or values that cannot be.
+        BadInput: any other text, or invalid values.
     """
     check_csi(text)
     if text == NONE:
@@ -50,10 +50,10 @@ async def channel_state(text: str, client: Client, clock: Clock) -> ChannelState
 
 
 def check_csi(text: str) -> None:
-    """Refuse what `channel_state` could not read.
+    """Validate a `--csi` text.
 
     Raises:
-        BadInput: see there.
+        BadInput: as in `channel_state`.
     """
     if text in (NONE, PASSIVE):
         return
@@ -88,12 +88,12 @@ def _given(values: dict[str, str]) -> Csi:
 
 
 def _prior(path: Path) -> Csi:
-    """The `csi` of a document that `channel measure` wrote; what it lacks is assumed."""
+    """The `csi` entry of a document written by `channel measure`, with assumed rates if it has none."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         measured = dict(document["csi"])
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise BadInput(f"bad channel state {str(path)!r}: no file of `channel measure`; use {FORMS}") from exc
+        raise BadInput(f"bad channel state {str(path)!r}: not written by `channel measure`; use {FORMS}") from exc
     assumed = {"uplink_mbps": ASSUMED_MBPS, "downlink_mbps": ASSUMED_MBPS}
     try:
         return msgspec.convert([{**assumed, **measured}.get(name, field) for name, field in _defaults().items()], Csi)
@@ -102,6 +102,6 @@ def _prior(path: Path) -> Csi:
 
 
 def _defaults() -> dict[str, object]:
-    """Fields of a `Csi` and what stands there where nothing is given; None where something must be."""
+    """Fields of a `Csi` with their defaults; None: required."""
     fields = msgspec.structs.fields(Csi)
     return {f.name: None if f.default is msgspec.NODEFAULT else f.default for f in fields}

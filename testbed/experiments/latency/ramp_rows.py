@@ -156,19 +156,19 @@ def write(found: Table, out: Path) -> list[Path]:
 
 
 def _plot(found: Table, path: Path) -> Path:
-    from testbed.experiments.plots.style import SeriesStyle, canvas, legend, look_of, save_figure
+    from testbed.experiments.plots.style import SeriesStyle, canvas, legend, save_figure, styles_of
 
     def draw() -> Any:
         figure, axes = canvas(width=6.0, height=3.4)
         one, fixed = axes[0, 0], [row["policy"] for row in found.points if row["policy"] != HINTS]
-        looks: dict[str, SeriesStyle | None] = {**look_of(fixed), HINTS: None}
+        looks: dict[str, SeriesStyle | None] = {**styles_of(fixed), HINTS: None}
         for policy, look in looks.items():
             mine = [row for row in found.points if row["policy"] == policy]
             x, y = ([row[key] for row in mine] for key in ("rps", "latency_s"))
             if look is None:
                 one.plot(x, y, "o-", color="black", linewidth=2.2, label="hinted")
             else:
-                style = {"color": look.colour, "marker": look.marker, "linestyle": look.dash}
+                style = look.line
                 one.plot(x, y, linewidth=1.0, label=f"K = {policy}", **style)
         one.set_ylim(0, 2.5 * max(row["best_s"] for row in found.loads))
         one.set_xlabel("load [requests/s]")

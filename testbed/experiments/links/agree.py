@@ -1,4 +1,4 @@
-"""One workload over the relay, over tc and in virtual time: do the latencies agree?"""
+"""Compares the latencies of one workload over the relay, over tc and in virtual time."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ WAYS = ("proxy", "virtual", "tc")
 
 
 def agree(channel: str, prompts: int, out: Path | None, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Decode the same prompts by every method each way; one row a method and way, with the difference to the relay.
+    """Decode the same prompts with every method over each kind of link; returns one row per method and kind, with the
+    relative difference from the relay.
 
-    A way that this machine cannot go has its reason in `note` and no latency.
+    A kind that is not available on this machine has the reason in `note` and no latency.
 
     Args:
-        channel: the link, without its kind.
+        channel: channel specification without its kind.
 
     Raises:
-        BadInput: a link that cannot be.
+        BadInput: an invalid channel.
         TestbedError: a run failed.
     """
     parse_channel(f"kind=proxy,{channel}")

@@ -1,4 +1,4 @@
-"""`testbed channel measure`: one document on a link, out of handshakes, iperf3 and Wi-Fi."""
+"""`testbed channel measure`: measures a link by handshakes, iperf3 and Wi-Fi statistics."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from testbed.protocols.codec import decode_downlink, encode
 from testbed.protocols.messages import Ping, Pong
 
 TIMEOUT_S = 10.0
-"""Longest wait for one handshake."""
-NO_RATES = "rates were not measured: name an iperf3 server to have them"
-LOSS = "per_up and per_down are shares of TCP segments sent again: what the link layer repairs is not in them"
+"""Timeout of one handshake."""
+NO_RATES = "rates were not measured; give an iperf3 server to measure them"
+LOSS = "per_up and per_down are fractions of retransmitted TCP segments, without link-layer retransmissions"
 
 
 def measure(
@@ -37,38 +37,32 @@ def measure(
     say: Callable[[str], object] = lambda text: None,
     keys: ClientKeys | None = None,
 ) -> dict[str, Any]:
-    """Measure the link to a BS: RTT, both rates where an iperf3 server is named, Wi-Fi where there is some.
+    """Measure the link to a BS: RTT, rates if an iperf3 server is given, and Wi-Fi state if there is an interface.
 
     Args:
-        bs: ZeroMQ address of a running BS; any will do, no vocabulary is agreed on.
+        bs: ZeroMQ address of a running BS; its model does not matter.
         server: HOST[:PORT] of an iperf3 server at the BS.
-        seconds: length of a transfer, one in each direction.
-        count: handshakes.
-        interface: Wi-Fi interface; None: the machine's own, if it has one.
-        say: told what comes next, one line each.
-        keys: that the BS asks for; None: none.
+        seconds: duration of each transfer, one per direction.
+        count: number of handshakes.
+        interface: Wi-Fi interface; None: the machine's own, if any.
+        say: called with a line before each step.
+        keys: keys for the BS; None: none.
 
     Returns:
-        `csi` (fields of a `Csi`, only those that were measured), `rtt_ms`, `uplink_mbps`, `downlink_mbps` (figures
-        with 95 % intervals; null: not measured), `clock` (the BS's monotonic clock less this machine's), `wifi` (null:
-        none), `notes`. With a rate R and a loss p, `csi` says R / (1 − p) and p: the cost model (WISV eq. 6) takes the
-        losses off again and comes to what was measured.
+        `csi` (the measured fields of a `Csi`), `rtt_ms`, `uplink_mbps`, `downlink_mbps` (with 95 % intervals; null: not
+        measured), `clock` (offset of the BS's monotonic clock from this machine's), `wifi` (null: none), `notes`. For a
+        measured rate R and loss p, `csi` has R / (1 − p) and p, from which the cost model (WISV eq. 6) recovers R.
 
     Raises:
-        BadInput: bad arguments, no such interface, or no iperf3 here; before anything is sent.
-        LinkError: the BS or the server cannot be reached, or went silent.
+        BadInput: invalid arguments, no such interface, or iperf3 not installed; raised before anything is sent.
+        LinkError: the BS or the iperf3 server is unreachable or stopped answering.
     """
     target = _check(bs, server, seconds, count, interface)
     say(f"{count} handshakes with {bs}")
     asked = asyncio.run(handshakes(bs, count, timeout_s, keys))
     rtt = rtt_estimate([handshake.seconds for handshake in asked])
     before = read_wifi(interface)
-    up = down = None
-    if target:
-        say(f"uplink: {seconds} s of iperf3 to {target[0]}:{target[1]}")
-        up = run_iperf3(*target, seconds, reverse=False)
-        say(f"downlink: {seconds} s of iperf3 from {target[0]}:{target[1]}")
-        down = run_iperf3(*target, seconds, reverse=True)
+    up, down = _transfers(target, seconds, say) if target else (None, None)
     after = read_wifi(interface)
     return {
         "csi": _csi(rtt, up, down, after),
@@ -81,11 +75,19 @@ def measure(
     }
 
 
+def _transfers(server: tuple[str, int], seconds: int, say: Callable[[str], object]) -> tuple[Throughput, Throughput]:
+    """Uplink and downlink throughput."""
+    say(f"uplink: {seconds} s of iperf3 to {server[0]}:{server[1]}")
+    up = run_iperf3(*server, seconds, reverse=False)
+    say(f"downlink: {seconds} s of iperf3 from {server[0]}:{server[1]}")
+    return up, run_iperf3(*server, seconds, reverse=True)
+
+
 async def handshakes(bs: str, count: int, timeout_s: float, keys: ClientKeys | None = None) -> list[Handshake]:
-    """`count` handshakes, one after another; one more before them opens the connection.
+    """Perform `count` handshakes in sequence, after one that opens the connection.
 
     Raises:
-        LinkTimeout: a handshake had no answer in time.
+        LinkTimeout: a handshake was not answered in time.
     """
     link, clock = ZmqLink(bs, new_identity(), keys), WallClock()
     try:
@@ -100,29 +102,29 @@ async def handshakes(bs: str, count: int, timeout_s: float, keys: ClientKeys | N
 
 
 async def handshake(link: Link, clock: Clock, token: int, timeout_s: float) -> Handshake:
-    """Ping, and the Pong that answers it, not an earlier one.
+    """Send a Ping and wait for the Pong with the same token.
 
     Raises:
-        LinkTimeout: it did not come in time.
+        LinkTimeout: no answer in time.
     """
     start_s = clock.time()
     await link.send(encode(Ping(token=token)))
     while True:
         received = await link.recv(max(0.0, timeout_s - (clock.time() - start_s)))
         received_s = clock.time()
-        with contextlib.suppress(ProtocolError):  # from something else than a BS: wait on
+        with contextlib.suppress(ProtocolError):  # ignore anything that is not from a BS
             answer = decode_downlink(received.frames, received.size_bytes).message
             if isinstance(answer, Pong) and answer.token == token:
                 return Handshake(start_s, answer.time_s, received_s)
 
 
 def _check(bs: str, server: str | None, seconds: int, count: int, interface: str | None) -> tuple[str, int] | None:
-    """Host and port of the iperf3 server."""
+    """Validate the arguments; returns host and port of the iperf3 server."""
     check_address(bs)
     if count < 1:
         raise BadInput(f"count must be at least 1, not {count}")
     if interface is not None and interface not in (there := wifi_interfaces()):
-        raise BadInput(f"no Wi-Fi interface {interface!r} here; there is {', '.join(there) or 'none'}")
+        raise BadInput(f"no Wi-Fi interface {interface!r}; this machine has {', '.join(there) or 'none'}")
     if server is None:
         return None
     target = parse_server(server)
@@ -153,7 +155,7 @@ def _rate(found: Throughput | None) -> dict[str, Any] | None:
 
 
 def _wifi(now: WifiState | None, before: WifiState | None) -> dict[str, Any] | None:
-    """What the interface says; errors counted over the transfers, or since it associated where there were none."""
+    """State of the interface, with the frame error rate over the transfers or, without any, since association."""
     if now is None:
         return None
     errors = frame_error_rate(now.station, before.station if before else None)
@@ -165,16 +167,16 @@ def _notes(
 ) -> list[str]:
     notes = []
     if rtt.median_ms.low is None:
-        notes.append(f"{rtt.median_ms.n} handshakes are too few for an interval; it takes 6")
+        notes.append(f"{rtt.median_ms.n} handshakes are too few for a confidence interval; use at least 6")
     if up is None or down is None:
         notes.append(NO_RATES)
     elif up.loss is None or down.loss is None:
-        notes.append("iperf3 counted no retransmissions on one side: its losses are not known")
+        notes.append("iperf3 reported no retransmission count for one direction, so its loss is unknown")
     if (up and up.loss) or (down and down.loss):
         notes.append(LOSS)
     if wifi is None:
         found = interface or next(iter(wifi_interfaces()), None)
-        notes.append(f"{found} has no Wi-Fi link" if found else "no Wi-Fi interface here")
+        notes.append(f"{found} has no Wi-Fi link" if found else "this machine has no Wi-Fi interface")
     return notes
 
 

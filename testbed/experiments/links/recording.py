@@ -1,4 +1,4 @@
-"""`testbed channel record`: the channel state that a run saw, as a link trace."""
+"""`testbed channel record`: converts the channel state recorded in a run to a link trace."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ MAX_SAMPLES = 1_000_000
 
 @dataclass(frozen=True)
 class TraceRecording:
-    """A trace out of a run, and what it rests on."""
+    """A trace recorded from a run, with its provenance."""
 
     trace: Trace
     interval_s: float
     rounds: int
-    """Rounds that knew the channel's state."""
+    """Rounds with channel state."""
     without: int
-    """Rounds that did not; they are left out."""
+    """Rounds without channel state, which are skipped."""
     sources: tuple[str, ...]
-    """Where the state came from: probe, passive, emulated, trace, assumed."""
+    """Sources of the channel state: probe, passive, emulated, trace, assumed."""
     gaps: tuple[tuple[float, float], ...]
-    """From, to in trace time [s]: no round began, and the sample before is held."""
+    """Start and end in trace time [s] of intervals without rounds, where the previous sample is held."""
 
     @property
     def header(self) -> list[str]:
-        """Comment lines for the trace's file."""
-        held = f"{len(self.gaps)} gaps held, {sum(b - a for a, b in self.gaps):g} s together"
+        """Comment lines for the trace file."""
+        held = f"{len(self.gaps)} gaps held, {sum(b - a for a, b in self.gaps):g} s in total"
         return [
             f"recorded from {self.rounds} rounds, median of each {self.interval_s:g} s; {held}",
             f"source of the channel state: {', '.join(self.sources)}",
@@ -42,26 +42,25 @@ class TraceRecording:
 
 
 def record(run_dir: Path, interval_s: float = 1.0) -> TraceRecording:
-    """Resample what `rounds.parquet` says of the channel to one sample an interval: the median of its rounds.
+    """Resample the channel state in `rounds.parquet` to one sample per interval: the median over its rounds.
 
-    An interval without rounds repeats the sample before it. Time starts at the first round that knew the state;
-    rounds of all methods and requests are taken together, in the order of their times. `snr_db` is nan where no round
-    of an interval knew it.
+    An interval without rounds repeats the previous sample. Time starts at the first round with channel state; rounds of
+    all methods and requests are merged in order of time. `snr_db` is nan in intervals without a known SNR.
 
     Raises:
-        BadInput: no run directory, no channel state in it, an interval that is not positive or far too short, or no
-            pyarrow.
+        BadInput: not a run directory, no channel state, an interval that is not positive or much too short, or pyarrow
+            is missing.
     """
     if not 0 < interval_s < math.inf:
         raise BadInput(f"the interval must be positive and finite, not {interval_s:g}")
     columns, sources, without = _read(run_dir)
     order = np.argsort(columns["t_s"], kind="stable")
     times_s = columns["t_s"][order] - columns["t_s"][order[0]]
-    # a time on the edge belongs to the interval that begins there, in spite of rounding (0.3 / 0.1 = 2.999…)
+    # a time on a boundary belongs to the interval that begins there, despite rounding (0.3 / 0.1 = 2.999…)
     bins = np.floor(times_s / interval_s + 1e-9).astype(np.int64)
     n = int(bins[-1]) + 1
     if n > MAX_SAMPLES:
-        raise BadInput(f"{times_s[-1]:g} s in steps of {interval_s:g} s make {n} samples; at most {MAX_SAMPLES}")
+        raise BadInput(f"{times_s[-1]:g} s in steps of {interval_s:g} s give {n} samples; the limit is {MAX_SAMPLES}")
     filled, starts = np.unique(bins, return_index=True)
     held = np.repeat(np.arange(len(filled)), np.diff(filled, append=n))
     samples = {
@@ -83,7 +82,7 @@ def _median(values: Reals) -> float:
 
 
 def _read(run_dir: Path) -> tuple[dict[str, Reals], tuple[str, ...], int]:
-    """Columns of a trace by name [n], the sources, and how many rounds knew no state."""
+    """Columns of the trace by name [n], the sources, and the number of rounds without channel state."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -94,21 +93,21 @@ def _read(run_dir: Path) -> tuple[dict[str, Reals], tuple[str, ...], int]:
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowException) as exc:
-        raise BadInput(f"{run_dir} is no run directory: rounds.parquet cannot be read ({exc})") from exc
+        raise BadInput(f"{run_dir} is not a run directory: cannot read rounds.parquet ({exc})") from exc
     missing = sorted({*names.values(), "csi_source"} - set(table.column_names))
     if missing:
-        raise BadInput(f"{path} lacks {', '.join(missing)}; a run of this version has them")
+        raise BadInput(f"{path} lacks {', '.join(missing)}; it was written by an older version")
     known = table.filter(table["csi_uplink_mbps"].is_valid())
     if not known.num_rows:
-        raise BadInput(f"{run_dir} knew nothing of its channel; run it with --csi")
+        raise BadInput(f"{run_dir} has no channel state; run it with --csi")
     try:
         columns = {
             name: np.array([math.nan if v is None else v for v in known[column].to_pylist()], np.float64)
             for name, column in names.items()
         }
     except (TypeError, ValueError) as exc:
-        raise BadInput(f"{path}: the channel's state is not in numbers ({exc})") from exc
+        raise BadInput(f"{path}: the channel state is not numeric ({exc})") from exc
     if not np.isfinite(columns["t_s"]).all():
-        raise BadInput(f"{path}: csi_time_s must be finite in every round that knows its channel")
+        raise BadInput(f"{path}: csi_time_s must be finite in every round with channel state")
     sources = tuple(sorted({str(s) for s in known["csi_source"].to_pylist()}))
     return columns, sources, table.num_rows - known.num_rows

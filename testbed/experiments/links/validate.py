@@ -1,4 +1,4 @@
-"""Does an emulated link do what it was asked? Rates by iperf3, round trips by an echo, asked beside measured."""
+"""Validates emulated links: compares configured with measured rates (iperf3) and round-trip times (echo)."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from testbed.experiments.runs.processes import proxy
 
 ECHOES = 20
 ECHO_BYTES = 1
-"""So few that the rate does not matter."""
+"""Small enough that the rate does not affect the RTT."""
 RATE_TOLERANCE = 0.05
 RTT_TOLERANCE, RTT_TOLERANCE_MS = 0.05, 1.0
-"""An RTT agrees within the larger of the two."""
+"""Relative and absolute tolerance of an RTT; the larger one applies."""
 TC_PAYLOAD = 1448 / 1514
-"""Share of TCP's payload in an Ethernet frame: tc's rate counts the headers too, the relay's does not."""
+"""TCP payload per Ethernet frame: tc's rate includes headers, the relay's does not."""
 START_S = 10.0
 ECHO_CLIENT = """
 import socket, sys, time
@@ -47,14 +47,14 @@ with socket.create_connection((host, port), 10) as link:
             left -= len(link.recv(left)) or sys.exit("closed")
         print(time.perf_counter() - start)
 """
-"""In a process of its own, so that it can stand in a UE's namespace."""
+"""Runs as its own process, so that it can be started in a UE's network namespace."""
 
 
 class ValidateConfig(Config, frozen=True):
-    """A grid of links.
+    """Grid of links to validate.
 
     Raises:
-        BadInput: values that no link has.
+        BadInput: a value out of range.
     """
 
     via: str = "proxy"
@@ -62,39 +62,39 @@ class ValidateConfig(Config, frozen=True):
     rtts_ms: tuple[float, ...] = (0.0, 10.0, 50.0, 100.0)
     losses: tuple[float, ...] = (0.0,)
     seconds: int = 3
-    """Of each transfer."""
+    """Duration of each transfer."""
 
     def __post_init__(self) -> None:
         if self.via not in ("proxy", "tc"):
-            raise BadInput(f"unknown way {self.via!r}; known: proxy, tc")
+            raise BadInput(f"unknown emulation {self.via!r}; use proxy or tc")
         if not (self.rates_mbps and self.rtts_ms and self.losses) or self.seconds < 1:
-            raise BadInput("give one rate, RTT and loss or more, and transfers of 1 s or more")
+            raise BadInput("give at least one rate, RTT and loss, and transfers of at least 1 s")
         for rate, rtt_ms, per in itertools.product(self.rates_mbps, self.rtts_ms, self.losses):
             self.link(rate, rtt_ms, per)
 
     def link(self, rate_mbps: float, rtt_ms: float, per: float) -> ChannelSpec:
-        """One point of the grid, the same in both directions."""
+        """Channel of one grid point, symmetric in both directions."""
         kind: Any = self.via
         return ChannelSpec(kind=kind, uplink_mbps=rate_mbps, downlink_mbps=rate_mbps, rtt_ms=rtt_ms, per=per)
 
 
 @dataclass(frozen=True)
 class ServerAddresses:
-    """How a UE reaches two servers through a link."""
+    """Addresses of the iperf3 and echo servers behind a link, and the command prefix to run on the UE's side."""
 
     iperf3: tuple[str, int]
     echo: tuple[str, int]
     prefix: list[str]
 
 
-def validate(config: ValidateConfig, told: Callable[[int, int], None]) -> list[dict[str, Any]]:
-    """Measure every point; one row each, with errors and whether they are within tolerance.
+def validate(config: ValidateConfig, progress: Callable[[int, int], None]) -> list[dict[str, Any]]:
+    """Measure every grid point; returns one row each, with errors and whether they are within tolerance.
 
-    Rates agree within `RATE_TOLERANCE`; where packets are repeated (the proxy's loss) a rate R is expected to carry
-    R·(1 − PER), and through tc the share of it that is payload. An RTT agrees within 5 % or 1 ms.
+    The expected throughput at rate R is R·(1 − PER), since lost packets are retransmitted, and through tc the TCP
+    payload's fraction of it. Rates must agree within `RATE_TOLERANCE`, RTTs within 5 % or 1 ms.
 
     Raises:
-        BadInput: no iperf3 here, or a link that cannot be made here.
+        BadInput: iperf3 is not installed, or the link cannot be emulated on this machine.
         TestbedError: a server or a transfer failed.
     """
     if shutil.which("iperf3") is None:
@@ -107,16 +107,16 @@ def validate(config: ValidateConfig, told: Callable[[int, int], None]) -> list[d
         except LinkError as exc:
             raise LinkError(f"{rate:g} Mbit/s, {rtt_ms:g} ms, PER {per:g}: {exc}") from exc
         rows.append(_row(config.via, rate, rtt_ms, per, measured))
-        told(done + 1, len(grid))
+        progress(done + 1, len(grid))
     return rows
 
 
 def _measure(link: ChannelSpec, seconds: int) -> tuple[float, float, float]:
-    """Uplink and downlink in Mbit/s, and the echo in milliseconds."""
-    with _ends(link) as ends:
-        up = run_iperf3(*ends.iperf3, seconds, reverse=False, prefix=ends.prefix).rate_mbps.value
-        down = run_iperf3(*ends.iperf3, seconds, reverse=True, prefix=ends.prefix).rate_mbps.value
-        return up, down, statistics.median(_echo_s(ends.echo, ends.prefix)) * 1e3
+    """Uplink and downlink in Mbit/s, and the RTT in milliseconds."""
+    with _emulated(link) as servers:
+        up = run_iperf3(*servers.iperf3, seconds, reverse=False, prefix=servers.prefix).rate_mbps.value
+        down = run_iperf3(*servers.iperf3, seconds, reverse=True, prefix=servers.prefix).rate_mbps.value
+        return up, down, statistics.median(_echo_s(servers.echo, servers.prefix)) * 1e3
 
 
 def _row(via: str, rate: float, rtt_ms: float, per: float, measured: tuple[float, float, float]) -> dict[str, Any]:
@@ -132,12 +132,12 @@ def _row(via: str, rate: float, rtt_ms: float, per: float, measured: tuple[float
     }  # fmt: skip
 
 
-# ---------------------------------------------------------------- the bench
+# ---------------------------------------------------------------- servers
 
 
 @contextlib.contextmanager
-def _ends(link: ChannelSpec) -> Iterator[ServerAddresses]:
-    """Servers, and the link before them."""
+def _emulated(link: ChannelSpec) -> Iterator[ServerAddresses]:
+    """Start the servers behind an emulated link."""
     with contextlib.ExitStack() as held:
         if link.kind == "tc":
             wire = Duplex.of(link.uplink_mbps, link.downlink_mbps, link.rtt_ms, link.per, link.per)
@@ -154,7 +154,7 @@ def _ends(link: ChannelSpec) -> Iterator[ServerAddresses]:
 
 @contextlib.contextmanager
 def _servers(host: str) -> Iterator[tuple[int, int]]:
-    """Ports of an iperf3 server and an echo server."""
+    """Start an iperf3 and an echo server; yields their ports."""
     with socket.create_server((host, 0)) as echo, iperf3_server(host) as port:
         threading.Thread(target=_serve_echo, args=(echo,), daemon=True).start()
         yield port, int(echo.getsockname()[1])
@@ -164,10 +164,10 @@ def _servers(host: str) -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def iperf3_server(host: str) -> Iterator[int]:
-    """An iperf3 server on a free port, which is yielded.
+    """Start an iperf3 server on a free port; yields the port.
 
     Raises:
-        TestbedError: it did not start.
+        TestbedError: the server did not start.
     """
     with socket.create_server((host, 0)) as free:
         port = int(free.getsockname()[1])
@@ -185,7 +185,7 @@ def iperf3_server(host: str) -> Iterator[int]:
 
 
 def _wait_listening(host: str, port: int, server: subprocess.Popen[bytes]) -> None:
-    """Wait until something listens, without a connection that iperf3 would take for a test."""
+    """Wait until the server listens, without connecting, which iperf3 would treat as a test."""
     wanted, deadline_s = f":{port:04X}", time.monotonic() + START_S
     while time.monotonic() < deadline_s and server.poll() is None:
         with open("/proc/net/tcp", encoding="ascii") as table:
@@ -208,12 +208,12 @@ def _serve_echo(server: socket.socket) -> None:
 
 
 def _echo_s(address: tuple[str, int], prefix: Sequence[str]) -> list[float]:
-    """Seconds of echoes, from where the UE is."""
+    """Round-trip times of echoes from the UE's side, in seconds."""
     command = [*prefix, sys.executable, "-c", ECHO_CLIENT, address[0], str(address[1]), str(ECHOES), str(ECHO_BYTES)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     except subprocess.TimeoutExpired as exc:
-        raise TestbedError("the echo through the link did not end") from exc
+        raise TestbedError("the echo through the link timed out") from exc
     times = [float(line) for line in done.stdout.split()]
     if len(times) != ECHOES or not all(map(math.isfinite, times)):
         raise TestbedError(f"the echo through the link failed: {' '.join(done.stderr.split())[-200:]}")

@@ -1,4 +1,4 @@
-"""Figures of capacity runs, from the rows of their tables: WISP's Table 2 as curves, its Figs. 7, 8 and 11."""
+"""Figures of capacity runs from the rows of their tables: WISP Table 2 as curves, and Figs. 7, 8 and 11."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from typing import Any
 
 import numpy as np
 
-from testbed.experiments.plots.style import COLOURS, canvas, legend, look_of
+from testbed.experiments.plots.style import COLOURS, canvas, legend, styles_of
 
 Row = Mapping[str, Any]
 CAUSES = {"": ("in time", "#999999", "."), "queue": ("late by queueing", "#d55e00", "x"),
           "compute": ("late by verification", "#0072b2", "^")}  # fmt: skip
 REGIMES = {"compute": ("o", COLOURS[0]), "memory": ("^", COLOURS[3]), "mixed": ("s", COLOURS[2])}
 NOTHING = "nothing"
-"""Names the row of a sensitivity study that has everything as it is."""
+"""Name of the row of a sensitivity study in which nothing is varied."""
 CROWD = 2000
-"""More points than that are drawn smaller and paler."""
+"""Number of points beyond which they are drawn smaller and paler."""
 MOST_PANELS = 4
-"""Side by side."""
+"""Maximum number of panels per row."""
 
 
 def capacities(rows: Sequence[Row], counted: str = "UEs sustained") -> Any:
-    """UEs sustained over the class's speed, a line for each system; crosses where the paper's figure is known."""
+    """Capacity over the class's token speed, one line per system; crosses mark the paper's values."""
     figure, axes = canvas(width=6.0)
     one, printed = axes[0, 0], "WISP's Table 2"
-    for system, look in look_of([row["system"] for row in rows]).items():
+    for system, style in styles_of([row["system"] for row in rows]).items():
         mine = sorted((row for row in rows if row["system"] == system), key=lambda row: float(row["class_tps"]))
         speeds, found = ([row[key] for row in mine] for key in ("class_tps", "capacity"))
-        one.plot(speeds, found, color=look.colour, marker=look.marker, linestyle=look.dash, label=system)
+        one.plot(speeds, found, **style.line, label=system)
         paper = [(row["class_tps"], row["paper"]) for row in mine if row.get("paper") is not None]
         if paper:
-            one.plot(*zip(*paper, strict=True), "x", color=look.colour, markersize=8, markeredgewidth=1.6)
+            one.plot(*zip(*paper, strict=True), "x", color=style.colour, markersize=8, markeredgewidth=1.6)
     if any(row.get("paper") is not None for row in rows):
         one.plot([], [], "x", color="black", markersize=8, markeredgewidth=1.6, label=printed)
     one.set_xlabel("token speed of the class [tokens/s]")
@@ -43,23 +43,21 @@ def capacities(rows: Sequence[Row], counted: str = "UEs sustained") -> Any:
 
 
 def violations(rows: Sequence[Row], epsilon: float | None) -> Any:
-    """Share of responses that came too late over the number of UEs, a panel for each class (Fig. 7); the mean where
-    there are several rows of one number.
-    """
+    """Fraction of late responses over the number of UEs, one panel per class (Fig. 7), averaged over repetitions."""
     classes = sorted({row["class_tps"] for row in rows})
     width = 2.7 if len(classes) > 1 else 6.0
     figure, axes = canvas(
         min(MOST_PANELS, len(classes)), -(-len(classes) // MOST_PANELS), width=width, height=2.3, sharey=True
     )
     for one, speed in zip(axes.flat, classes, strict=False):
-        for system, look in look_of([row["system"] for row in rows]).items():
+        for system, style in styles_of([row["system"] for row in rows]).items():
             mine: dict[float, list[float]] = {}
             for row in rows:
                 if row["system"] == system and row["class_tps"] == speed:
                     mine.setdefault(row["ues"], []).append(row["violation"])
             places = sorted(mine)
             means = [float(np.mean(mine[at])) for at in places]
-            one.plot(places, means, color=look.colour, marker=look.marker, linestyle=look.dash, label=system)
+            one.plot(places, means, **style.line, label=system)
         if epsilon is not None:
             one.axhline(epsilon, color="black", linestyle=":", linewidth=1, label=f"ε = {epsilon:g}")
         one.set_title(f"{speed:g} tokens/s", loc="left", fontsize=9)
@@ -67,7 +65,7 @@ def violations(rows: Sequence[Row], epsilon: float | None) -> Any:
         one.xaxis.get_major_locator().set_params(integer=True)
         one.set_ylim(-0.04, 1.04)
     for one in axes[:, 0]:
-        one.set_ylabel("share of responses late")
+        one.set_ylabel("fraction of late responses")
     for one in list(axes.flat)[len(classes) :]:
         one.set_visible(False)
     legend(figure, axes)
@@ -75,16 +73,16 @@ def violations(rows: Sequence[Row], epsilon: float | None) -> Any:
 
 
 def goodput(rows: Sequence[Row]) -> Any:
-    """Tokens a second of all UEs over their number, a line for each system; the mean where there are several rows."""
+    """Goodput of all UEs over their number, one line per system, averaged over repetitions."""
     figure, axes = canvas(width=6.0)
-    for system, look in look_of([row["system"] for row in rows]).items():
+    for system, style in styles_of([row["system"] for row in rows]).items():
         mine: dict[float, list[float]] = {}
         for row in rows:
             if row["system"] == system:
                 mine.setdefault(row["ues"], []).append(row["goodput_tps"])
         places = sorted(mine)
         means = [float(np.mean(mine[at])) for at in places]
-        axes[0, 0].plot(places, means, color=look.colour, marker=look.marker, linestyle=look.dash, label=system)
+        axes[0, 0].plot(places, means, **style.line, label=system)
     axes[0, 0].set_xlabel("UEs")
     axes[0, 0].set_ylabel("goodput [tokens/s]")
     axes[0, 0].xaxis.get_major_locator().set_params(integer=True)
@@ -94,8 +92,8 @@ def goodput(rows: Sequence[Row]) -> Any:
 
 
 def factors(rows: Sequence[Row]) -> Any:
-    """What the first system sustains over each other one, by what is varied; a line where nothing is. A panel for each
-    other system and class.
+    """Capacity ratio of the first system to each other one, by the varied assumption; the dotted line is the ratio
+    without variation. One panel per other system and class.
     """
     others = {(row["system"], row["class_tps"]): None for row in rows if row["system"] != rows[0]["system"]}
     varied = [name for name in dict.fromkeys(row["varied"] for row in rows) if name != NOTHING]
@@ -106,14 +104,14 @@ def factors(rows: Sequence[Row]) -> Any:
         one.barh(range(len(varied)), found, color=COLOURS[0], height=0.7)
         one.axvline(known[system, speed, NOTHING] or 0.0, color="black", linestyle=":", linewidth=1)
         one.set_title(f"{rows[0]['system']} over {system}, {speed:g} tokens/s", loc="left", fontsize=8)
-        one.set_xlabel("UEs sustained, ratio")
+        one.set_xlabel("ratio of UEs sustained")
     axes[0, 0].set_yticks(range(len(varied)), varied, fontsize=7)
     axes[0, 0].invert_yaxis()
     return figure
 
 
 def plane(rows: Sequence[Row]) -> Any:
-    """Rounds in the queue-compute plane, late ones by cause (Fig. 8)."""
+    """Rounds in the plane of queueing and verification time, late ones by cause (Fig. 8)."""
     figure, axes = canvas(width=6.0, height=3.4)
     size, shade = (4, 0.7) if len(rows) <= CROWD else (2, 0.4)
     for cause, (label, colour, marker) in CAUSES.items():
@@ -122,21 +120,21 @@ def plane(rows: Sequence[Row]) -> Any:
             x, y = ([float(row[key]) for row in mine] for key in ("queue_s", "verify_s"))
             axes[0, 0].plot(x, y, marker, color=colour, markersize=size, alpha=shade, rasterized=True)
             axes[0, 0].plot([], [], marker, color=colour, markersize=6, label=f"{label}: {len(mine)}")
-    axes[0, 0].set_xlabel("time in the queue [s]")
-    axes[0, 0].set_ylabel("time under verification [s]")
+    axes[0, 0].set_xlabel("queueing time [s]")
+    axes[0, 0].set_ylabel("verification time [s]")
     legend(figure, axes)
     return figure
 
 
 def workloads(rows: Sequence[Row]) -> Any:
-    """Errors of the estimator by regime, and what passes hold (Fig. 11)."""
+    """Errors of the pass-time estimator by regime, and new and cached tokens of the passes (Fig. 11)."""
     figure, axes = canvas(2, 1, width=4.2, height=3.2)
     left, right = axes[0]
     kinds = [kind for kind in REGIMES if any(row["regime"] == kind for row in rows)]
     errors = [[abs(row["error_s"]) * 1e3 for row in rows if row["regime"] == kind] for kind in kinds]
     left.boxplot(errors, whis=(5, 95), showfliers=False, medianprops={"color": "black"})
     left.set_xticks(range(1, len(kinds) + 1), kinds)
-    left.set_ylabel("absolute error of a pass [ms]")
+    left.set_ylabel("absolute error of pass time [ms]")
     left.set_xlabel("regime; whiskers: 5th and 95th percentile")
     for kind in kinds:
         marker, colour = REGIMES[kind]
@@ -144,7 +142,7 @@ def workloads(rows: Sequence[Row]) -> Any:
         x, y = ([row[key] for row in mine] for key in ("new", "cached"))
         right.plot(x, y, marker, color=colour, markersize=3, alpha=0.7, label=f"{kind}: {len(mine)}", rasterized=True)
     right.set_xscale("log")
-    right.set_xlabel("new tokens of a pass")
+    right.set_xlabel("new tokens")
     right.set_ylabel("cached tokens")
     legend(figure, axes)
     return figure

@@ -1,4 +1,4 @@
-"""What an evaluated decision head leaves behind: a document, two tables and two plots."""
+"""Writes the evaluation of a decision head: a JSON document, two tables and two plots."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 from testbed.decision_head.evaluate import Evaluation
 from testbed.errors import BadInput
-from testbed.experiments.plots.style import COLOURS, canvas, looks
+from testbed.experiments.plots.style import COLOURS, canvas, series_styles
 
 
 def write_evaluation(found: Evaluation, directory: Path) -> list[Path]:
     """Write `eval.json`, `reliability.csv`, `operating.csv`, `reliability.png` and `roc.png`.
 
     Raises:
-        BadInput: no plotting library, or a directory that cannot be written to.
+        BadInput: matplotlib is missing, or the directory is not writable.
     """
     document = found.document
     contents = {
@@ -45,8 +45,8 @@ def _csv(rows: list[dict[str, Any]]) -> bytes:
 
 
 def _reliability(rows: list[dict[str, float]]) -> Any:
-    """Observed share over predicted probability, and how many mismatches each point stands for."""
-    figure, axes = _axes("predicted probability", "share that is critical")
+    """Observed critical fraction over predicted probability, labelled with the number of mismatches."""
+    figure, axes = _axes("predicted probability", "critical fraction")
     axes.plot([0, 1], [0, 1], color="grey", linestyle=":")
     axes.plot([row["predicted"] for row in rows], [row["observed"] for row in rows], "o-", color=COLOURS[0])
     for row in rows:
@@ -55,17 +55,17 @@ def _reliability(rows: list[dict[str, float]]) -> Any:
 
 
 def _roc(found: Evaluation) -> Any:
-    """Critical over harmless mismatches accepted, by channel as θ moves, and the digit rule."""
+    """Accepted critical over accepted harmless mismatches for varying θ, one line per channel, and the digit rule."""
     from sklearn.metrics import roc_curve
 
     figure, axes = _axes("harmless mismatches accepted", "critical mismatches accepted")
     both = 0 < found.critical.sum() < len(found.critical)
-    for (name, p), look in zip(found.p.items() if both else (), looks(), strict=False):
+    for (name, p), style in zip(found.p.items() if both else (), series_styles(), strict=False):
         rejected, caught, _ = roc_curve(found.critical, p)
-        axes.plot(1 - rejected, 1 - caught, color=look.colour, linestyle=look.dash, label=f"head, {name}")
+        axes.plot(1 - rejected, 1 - caught, color=style.colour, linestyle=style.dash, label=f"head, {name}")
     rule = found.document["digits"]
     if both and rule is not None:
-        axes.plot(rule["harmless_accepted"], rule["critical_accepted"], "x", color="black", label="no digit in it")
+        axes.plot(rule["harmless_accepted"], rule["critical_accepted"], "x", color="black", label="digit rule")
     if both:
         axes.legend()
     return figure

@@ -1,4 +1,4 @@
-"""Plots of the edge optimizers, in colours, markers and dashes that do without colour vision (Okabe and Ito)."""
+"""Plots of the edge optimizers, with a colour-blind-safe palette (Okabe and Ito), markers and dashes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ KINDS = ("png", "svg")
 
 
 def style(i: int) -> dict[str, Any]:
-    """Of the i-th line."""
+    """Line style of the i-th series."""
     n = i % len(COLOURS)
     return {"color": COLOURS[n], "marker": MARKERS[n], "linestyle": DASHES[n], "markersize": 4}
 
 
 def panels(count: int, width: float = 4.2) -> tuple[Any, list[Any]]:
-    """A figure of panels side by side.
+    """A figure with `count` panels side by side.
 
     Raises:
-        BadInput: no plotting library.
+        BadInput: matplotlib is missing.
     """
     try:
         from matplotlib.figure import Figure
@@ -39,10 +39,10 @@ def panels(count: int, width: float = 4.2) -> tuple[Any, list[Any]]:
 
 
 def save(figure: Any, directory: Path, name: str) -> list[Path]:
-    """Write a figure as PNG and SVG; the same figure gives the same bytes.
+    """Write a figure as PNG and SVG, deterministically.
 
     Raises:
-        BadInput: the directory cannot be written to.
+        BadInput: the directory is not writable.
     """
     import matplotlib
 
@@ -60,7 +60,7 @@ def save(figure: Any, directory: Path, name: str) -> list[Path]:
 def fit_plot(
     directory: Path, steps: Sequence[MeasuredStep], models: dict[Node, Model], fits: dict[Node, NodeFit]
 ) -> list[Path]:
-    """Fig. 5 for both nodes: time per pass over b·F, measured and fitted, a marker for each batch size."""
+    """Fig. 5 for both nodes: measured and fitted time per pass over b·F, one marker per batch size."""
     figure, axes = panels(len(fits))
     for panel, (node, fit) in zip(axes, fits.items(), strict=True):
         mine = [step for step in steps if step.node == node]
@@ -73,7 +73,7 @@ def fit_plot(
                 panel.plot(work[rows], times_ms[rows], **look, label=f"b = {batch}" if phase == "decode" else None)
         line = np.geomspace(work.min(), work.max(), 200)
         panel.plot(line, 1e3 * (fit.c1 * line + fit.c2), color="black", label="c1·b·F + c2")
-        panel.set(xscale="log", yscale="log", xlabel="b·F, FLOPs of a pass", ylabel="time of a pass [ms]")
+        panel.set(xscale="log", yscale="log", xlabel="FLOPs per pass, b·F", ylabel="pass time [ms]")
         panel.set_title(f"{node}: R² = {fit.r2:.3f}, n = {fit.steps}", loc="left", fontsize=10)
         panel.legend(frameon=False, fontsize=8)
     return save(figure, directory, "fit")

@@ -1,4 +1,4 @@
-"""The model's coefficients against lengths and model size: the review's Figs. 5 and 6, as lines and plots."""
+"""Coefficients of the serving model over lengths and model size: linear fits and plots (the review's Figs. 5 and 6)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from testbed.errors import BadInput
-from testbed.experiments.plots.style import canvas, legend, looks, save_figure
+from testbed.experiments.plots.style import canvas, legend, save_figure, series_styles
 from testbed.optim.serving.fit import ServingFit
 from testbed.optim.serving.lengths import Lengths, length, r_squared
 from testbed.optim.serving.model import Array
@@ -17,7 +17,7 @@ from testbed.optim.serving.points import names
 
 
 class CoefficientLine(NamedTuple):
-    """A coefficient as a line over the size of a model: intercept + slope·millions."""
+    """A coefficient as a linear function of model size: intercept + slope·millions of parameters."""
 
     intercept: float
     slope: float
@@ -25,16 +25,16 @@ class CoefficientLine(NamedTuple):
 
 
 def by_size(fits: Mapping[float, ServingFit]) -> dict[str, CoefficientLine]:
-    """Lines through the coefficients of several targets, by millions of parameters (Fig. 5).
+    """Linear fits to the coefficients of several targets over millions of parameters (Fig. 5).
 
     Raises:
         BadInput: fewer than two sizes, or fits of different forms.
     """
     if len(fits) < 2:
-        raise BadInput("a line over model size needs two sizes or more")
+        raise BadInput("a fit over model size needs at least two sizes")
     forms = {each.names for each in fits.values()}
     if len(forms) > 1:
-        raise BadInput("the fits have different forms; measure all sizes at the same windows and rates")
+        raise BadInput("the fits have different forms; measure all sizes with the same windows and rates")
     sizes, table = np.array(list(fits)), np.array([each.values for each in fits.values()])
     return {name: _line(sizes, table[:, i]) for i, name in enumerate(next(iter(forms)))}
 
@@ -45,43 +45,39 @@ def _line(x: Array, y: Array) -> CoefficientLine:
 
 
 def plot_sizes(fits: Mapping[float, ServingFit], path: Path) -> Path:
-    """Coefficients against model size."""
+    """Plot coefficients over model size."""
     lines = by_size(fits)
     sizes = np.array(list(fits))
     rows = [(name, sizes, np.array([fit.values[i] for fit in fits.values()]), line) for i, (name, line) in
             enumerate(lines.items())]  # fmt: skip
-    return _plot(rows, "model size [million parameters]", path)
+    return save_figure(lambda: _drawn(rows, "model size [million parameters]"), path)
 
 
 def plot_lengths(lengths: Lengths, path: Path) -> Path:
-    """Coefficients against the lengths that they are taken to grow with (Fig. 6)."""
+    """Plot coefficients over the lengths on which they are assumed to depend (Fig. 6)."""
     laws, table = lengths.laws(), lengths.table
     rows = []
     for i, name in enumerate(names("speculation", None)):
         x = np.array([length(name, *pair) for pair in lengths.pairs])
         rows.append((name, x, table[:, i], CoefficientLine(laws[name].intercept, laws[name].slope, laws[name].r2)))
-    return _plot(rows, "prefill [tokens] for p, prefill + 0.5·decode for v and d", path)
-
-
-def _plot(rows: list[tuple[str, Array, Array, CoefficientLine]], x: str, path: Path) -> Path:
-    return save_figure(lambda: _drawn(rows, x), path)
+    return save_figure(lambda: _drawn(rows, "prefill [tokens] for p, prefill + 0.5·decode for v and d"), path)
 
 
 def _drawn(rows: list[tuple[str, Array, Array, CoefficientLine]], x: str) -> Any:
     figure, axes = canvas(width=6.0, height=3.4)
-    for (name, where, values, line), look in zip(rows, looks(), strict=False):
+    for (name, where, values, line), style in zip(rows, series_styles(), strict=False):
         top = float(np.max(np.abs(values))) or 1.0
         label = f"{name}, R² {line.r2:.2f}"
-        axes[0, 0].plot(where, values / top, look.marker, color=look.colour, label=label)
+        axes[0, 0].plot(where, values / top, style.marker, color=style.colour, label=label)
         ends = np.array([where.min(), where.max()])
         fitted = (line.intercept + line.slope * ends) / top
-        axes[0, 0].plot(ends, fitted, color=look.colour, linestyle=look.dash, linewidth=1.0)
+        axes[0, 0].plot(ends, fitted, color=style.colour, linestyle=style.dash, linewidth=1.0)
     axes[0, 0].set_xlabel(x)
-    axes[0, 0].set_ylabel("coefficient, as a share of its largest")
+    axes[0, 0].set_ylabel("coefficient / largest coefficient")
     legend(figure, axes)
     return figure
 
 
 def document(lines: Mapping[str, CoefficientLine]) -> dict[str, Any]:
-    """By coefficient, JSON's types alone."""
+    """JSON document of the lines, by coefficient."""
     return {name: line._asdict() for name, line in lines.items()}

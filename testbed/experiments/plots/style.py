@@ -1,6 +1,4 @@
-"""How figures look: colours that colour-blind readers tell apart, markers, dashes and hatches for those who print in
-grey, units on every axis; and how they are written.
-"""
+"""Shared figure style (colour-blind-safe colours, markers, dashes, hatches, legend) and deterministic saving."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from typing import Any, NamedTuple
 from testbed.errors import BadInput
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#000000", "#999999")
-"""Okabe and Ito's palette, without its yellow, which white paper swallows."""
+"""Okabe and Ito's palette without yellow, which is hard to see on white."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (6, 1, 1, 1, 1, 1)), "-", "--", ":")
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "---", "+++", "ooo")
@@ -22,9 +20,9 @@ PART_COLOURS = ("#0072b2", "#e69f00", "#cc79a7", "#56b4e9", "#009e73", "#999999"
 FORMATS = ("png", "svg", "pdf")
 DPI = 130
 LABEL_IN, HANDLE_IN, MOST_COLUMNS = 0.062, 0.55, 6
-"""Of a legend: width of a letter, of what goes before a label, and its most columns."""
+"""Legend: width of a letter and of a handle in inches, and maximum number of columns."""
 STILL: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-"""Metadata without the time of day."""
+"""Metadata without dates, for reproducible files."""
 NO_PLOTS = "plots need matplotlib: install the extra `lab`"
 SETTINGS: Any = {
     "font.size": 9,
@@ -44,37 +42,42 @@ SETTINGS: Any = {
 
 
 class SeriesStyle(NamedTuple):
-    """Of one line or bar."""
+    """Style of one line or bar series."""
 
     colour: str
     marker: str
     dash: Any
     hatch: str
 
+    @property
+    def line(self) -> dict[str, Any]:
+        """Keyword arguments of a line."""
+        return {"color": self.colour, "marker": self.marker, "linestyle": self.dash}
+
 
 class Figure(NamedTuple):
-    """A figure of a report: its file's name, what it shows, and how to draw it."""
+    """A figure of a report: file name, caption, and function that draws it."""
 
     name: str
     caption: str
     draw: Callable[[], Any]
 
 
-def looks() -> Iterator[SeriesStyle]:
-    """Without end; the first eight differ in colour, marker and hatch, the first 72 in colour or marker."""
+def series_styles() -> Iterator[SeriesStyle]:
+    """Endless styles; the first eight differ in colour, marker and hatch, the first 72 in colour or marker."""
     return itertools.starmap(SeriesStyle, zip(*map(itertools.cycle, (COLOURS, MARKERS, DASHES, HATCHES)), strict=False))
 
 
-def look_of(names: Sequence[Any]) -> dict[Any, SeriesStyle]:
-    """A look for each name, in the order in which they come."""
-    return dict(zip(dict.fromkeys(names), looks(), strict=False))
+def styles_of(names: Sequence[Any]) -> dict[Any, SeriesStyle]:
+    """A style for each distinct name, in order of appearance."""
+    return dict(zip(dict.fromkeys(names), series_styles(), strict=False))
 
 
 def canvas(columns: int = 1, rows: int = 1, *, width: float = 3.6, height: float = 2.8, **more: Any) -> tuple[Any, Any]:
     """A figure and its axes [rows, columns].
 
     Raises:
-        BadInput: no plotting library.
+        BadInput: matplotlib is missing.
     """
     try:
         import matplotlib as mpl
@@ -88,7 +91,7 @@ def canvas(columns: int = 1, rows: int = 1, *, width: float = 3.6, height: float
 
 
 def legend(figure: Any, axes: Any) -> None:
-    """One legend above all panels, each label once, in as many columns as the figure's width has room for."""
+    """Add one legend above all panels, with unique labels in as many columns as fit."""
     found: dict[str, Any] = {}
     for one in axes.flat:
         handles, labels = one.get_legend_handles_labels()
@@ -100,10 +103,10 @@ def legend(figure: Any, axes: Any) -> None:
 
 
 def save_figure(draw: Callable[[], Any], path: Path) -> Path:
-    """Draw a figure and write it; the file's ending says as what.
+    """Draw a figure and write it in the format given by the file's suffix.
 
     Raises:
-        BadInput: no plotting library, or a file that cannot be written.
+        BadInput: matplotlib is missing, or the file is not writable.
     """
     (image,) = _images(draw, [path.suffix[1:]])
     try:
@@ -115,7 +118,7 @@ def save_figure(draw: Callable[[], Any], path: Path) -> Path:
 
 
 def write_figure(figure: Figure, folder: Path, label: str, formats: Sequence[str]) -> bytes:
-    """Write a figure in every format, and return it as PNG."""
+    """Write a figure in every format; returns the PNG."""
     kinds = list(dict.fromkeys(["png", *formats]))
     images = dict(zip(kinds, _images(figure.draw, kinds), strict=True))
     for kind in dict.fromkeys(formats):
@@ -124,7 +127,7 @@ def write_figure(figure: Figure, folder: Path, label: str, formats: Sequence[str
 
 
 def _images(draw: Callable[[], Any], kinds: Sequence[str]) -> list[bytes]:
-    """A figure drawn once, in every kind; the same figure gives the same bytes."""
+    """Draw a figure once and render it in every format, deterministically."""
     try:
         import matplotlib as mpl
     except ImportError as exc:
@@ -140,11 +143,11 @@ def _images(draw: Callable[[], Any], kinds: Sequence[str]) -> list[bytes]:
 
 
 def check_formats(formats: Sequence[str]) -> None:
-    """Refuse formats that are not known.
+    """Refuse unknown image formats.
 
     Raises:
-        BadInput: one is unknown, or there is none.
+        BadInput: an unknown format, or no format.
     """
     unknown = [kind for kind in formats if kind not in FORMATS]
     if unknown or not formats:
-        raise BadInput(f"unknown format {', '.join(unknown) or 'none'}; known: {', '.join(FORMATS)}")
+        raise BadInput(f"unknown format {', '.join(unknown) or 'none'}; use {', '.join(FORMATS)}")

@@ -1,4 +1,4 @@
-"""`testbed power account`: the energy of a run that is over, by samples that came from elsewhere."""
+"""`testbed power account`: adds energy to a finished run from power samples, such as those of an external meter."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ Key = tuple[str, int]
 
 
 def account_run(run: Path, file: Path | None, offset_s: float | None = None, align: bool = False) -> dict[str, Any]:
-    """Energy of a run's rounds and rows, written into its files: `rounds.parquet`, `summary.json`, `power.parquet`.
+    """Compute the energy of a run's rounds and write it to `rounds.parquet`, `summary.json` and `power.parquet`.
 
     Args:
-        file: of samples at Unix time; None: those that the run has.
-        offset_s: added to their times; None: 0.
-        align: the first sample is at the run's first round.
+        file: power samples in Unix time; None: the run's own.
+        offset_s: added to the times of the samples; None: 0.
+        align: place the first sample at the start of the run's first round.
 
     Returns:
-        `power`, and `rows` with `method` and the columns of energy alone.
+        `power`, and `rows` with `method` and the energy columns.
 
     Raises:
-        BadInput: no run directory, one of a version that wrote no instants, samples of another time, or a parallel
-            choice of offset and alignment.
+        BadInput: not a run directory, a run without time stamps, samples that do not overlap with it, or both an offset
+            and alignment.
     """
     if align and offset_s is not None:
         raise BadInput("give --offset-s or --align, not both")
@@ -62,7 +62,7 @@ def account_run(run: Path, file: Path | None, offset_s: float | None = None, ali
 
 
 def _records(run: Path) -> dict[Key, RequestRecord]:
-    """Requests of a run with their rounds, by method and number."""
+    """Requests of a run with their rounds, by method and index."""
     rounds: dict[Key, list[RoundRecord]] = {}
     for row in read_rounds(run).to_pylist():
         rounds.setdefault((row["method"], row["request"]), []).append(_round(run, row))
@@ -72,7 +72,7 @@ def _records(run: Path) -> dict[Key, RequestRecord]:
         own = rounds.pop(key, [])
         found[key] = RequestRecord(0, [], "", 0.0, 0, 0, own, row["clock_unix_s"])
     if rounds:
-        raise BadInput(f"{run}: rounds.parquet has rounds of requests that requests.parquet has not")
+        raise BadInput(f"{run}: rounds.parquet has requests that are missing in requests.parquet")
     return found
 
 
@@ -82,12 +82,12 @@ def _round(run: Path, row: Mapping[str, Any]) -> RoundRecord:
     try:
         record = msgspec.convert(known, RoundRecord)
     except msgspec.ValidationError as exc:
-        raise BadInput(f"{run}: rounds.parquet lacks what an account needs ({exc})") from exc
+        raise BadInput(f"{run}: rounds.parquet is not sufficient to compute energy ({exc})") from exc
     return replace(record, csi=Csi(**csi)) if csi else record
 
 
 def _span(run: Path, records: Mapping[Key, RequestRecord]) -> tuple[float, float]:
-    """When the run's first round began and its last ended, in Unix time."""
+    """Start of the run's first round and end of its last, in Unix time."""
     instants = [
         instant + record.clock_unix_s
         for record in records.values()
@@ -96,7 +96,7 @@ def _span(run: Path, records: Mapping[Key, RequestRecord]) -> tuple[float, float
         if instant is not None and record.clock_unix_s is not None
     ]
     if not instants:
-        raise BadInput(f"{run} does not say when its rounds were: it is a virtual run, or of an older version")
+        raise BadInput(f"{run} has no time stamps of rounds: it is a virtual run, or was written by an older version")
     return min(instants), max(instants)
 
 
@@ -104,7 +104,6 @@ def _check_overlap(samples: Samples, begin_s: float, end_s: float) -> None:
     first_s, last_s = float(samples.time_s[0]), float(samples.time_s[-1])
     if last_s <= begin_s or first_s >= end_s:
         raise BadInput(
-            f"in Unix time the samples go from {first_s:.3f} to {last_s:.3f}, the run from {begin_s:.3f} "
-            f"to {end_s:.3f}: "
-            "shift them with --offset-s, or give --align where the meter began with the run"
+            f"the samples ({first_s:.3f} to {last_s:.3f} in Unix time) do not overlap with the run ({begin_s:.3f} to "
+            f"{end_s:.3f}); shift them with --offset-s, or give --align if the meter was started with the run"
         )

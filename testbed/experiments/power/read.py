@@ -1,4 +1,4 @@
-"""`testbed power read`: whether a sensor works, and what it says."""
+"""`testbed power read`: tests a power sensor and shows its readings."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from testbed.power.sources import NONE, SOURCES, open_source
 
 
 def read_power(name: str, seconds: float) -> dict[str, Any]:
-    """Read a source for some time; answers `source`, `total`, `total_w` and `rails` (means, W), `temp_c` (the hottest),
-    `throttled`, `samples`, `missed` (readings that failed), `missed_why` (the last of them), `seconds`.
+    """Sample a power source; returns `source`, `total`, `total_w` and `rails` (means, W), `temp_c` (maximum),
+    `throttled`, `samples`, `missed` (failed readings), `missed_why` (reason of the last one), `seconds`.
 
     Raises:
-        BadInput: no such source, none on this machine, or a time that is none.
-        SensorError: it said nothing.
+        BadInput: no such source, no sensor on this machine, or an invalid duration.
+        SensorError: the source gave no readings.
     """
     if not 0.05 <= seconds <= 3600:
-        raise BadInput(f"power can be read for 0.05 s to 3600 s, not {seconds:g}")
+        raise BadInput(f"the duration must lie in 0.05..3600 s, not {seconds:g}")
     source = None if name == NONE else open_source(name, tuple(SOURCES))
     if source is None:
-        raise BadInput("no power sensor on this machine; testbed doctor lists what there is")
+        raise BadInput("no power sensor on this machine; see testbed doctor")
     readings: list[Reading] = []
     with contextlib.closing(source):
         sampler = Sampler(source, readings.append)
@@ -35,10 +35,10 @@ def read_power(name: str, seconds: float) -> dict[str, Any]:
         time.sleep(seconds)
         sampler.stop()
     if sampler.failure is not None or not readings:
-        why = sampler.failure or sampler.why or "longer with --for"
-        raise SensorError(f"{source.name} said nothing in {seconds:g} s: {why}")
+        why = sampler.failure or sampler.why or "try a longer --for"
+        raise SensorError(f"{source.name} gave no readings in {seconds:g} s: {why}")
     temps = [reading.temp_c for reading in readings if reading.temp_c is not None]
-    said = [reading.throttled for reading in readings if reading.throttled is not None]
+    throttled = [reading.throttled for reading in readings if reading.throttled is not None]
     rails = {name: [r.rails[name] for r in readings if name in r.rails] for name in readings[0].rails}
     return {
         "source": source.name,
@@ -46,7 +46,7 @@ def read_power(name: str, seconds: float) -> dict[str, Any]:
         "total_w": math.fsum(r.total_w for r in readings) / len(readings),
         "rails": {name: statistics.fmean(values) for name, values in rails.items()},
         "temp_c": max(temps, default=None),
-        "throttled": joined(part for reason in said for part in reason.split("+")) if said else None,
+        "throttled": joined(part for reason in throttled for part in reason.split("+")) if throttled else None,
         "samples": len(readings),
         "missed": sampler.missed,
         "missed_why": sampler.why or None,

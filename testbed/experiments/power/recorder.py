@@ -1,5 +1,5 @@
-"""Power beside a run: sampled from before its first prompt to after its last, in `power.csv` while it goes on, in
-`power.parquet` once it is over.
+"""Samples power during a run, from before its first prompt to after its last: into `power.csv` during the run, and
+`power.parquet` at its end.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ LOG = logging.getLogger(__name__)
 UNDER_WAY, SAMPLES = "power.csv", "power.parquet"
 TRIES = 20
 FIRST_S = 0.05
-"""Between two tries to read a sensor for the first time."""
+"""Delay between attempts to read a sensor for the first time."""
 SHORTEST_S, LONGEST_S = 0.002, 60.0
-"""Periods at which sensors may be read."""
+"""Range of the sampling period."""
 
 
 def check_power(config: RunConfig) -> None:
-    """Refuse what no machine can do.
+    """Validate the power options of a run.
 
     Raises:
-        BadInput: an unknown source, or a period or an idle time that is none.
+        BadInput: an unknown source, or an invalid period or idle time.
     """
     if config.power is not None:
         check_source(config.power)
     period_s = config.power_period_s
     if period_s is not None and not SHORTEST_S <= period_s <= LONGEST_S:
-        raise BadInput(f"power is sampled every {SHORTEST_S:g} s to {LONGEST_S:g} s, not {period_s:g}")
+        raise BadInput(f"the power sampling period must lie in {SHORTEST_S:g}..{LONGEST_S:g} s, not {period_s:g}")
     if not 0 <= config.power_idle_s <= 3600:
-        raise BadInput(f"the idle device is measured for 0 s to 3600 s, not {config.power_idle_s:g}")
+        raise BadInput(f"the idle measurement must last 0..3600 s, not {config.power_idle_s:g}")
 
 
 class PowerWatch:
-    """Samples a run.
+    """Samples power during a run.
 
     Args:
-        source: stays the caller's to close.
-        out: the run's directory; None: it has none.
-        again: whether the run goes on.
+        source: power source; the caller closes it.
+        out: directory of the run; None: none.
+        again: whether the run is resumed.
 
     Raises:
-        BadInput: `power.csv` cannot be written, or was begun with other sensors.
-        SensorError: the source says nothing at all.
+        BadInput: `power.csv` is not writable, or was started with other sensors.
+        SensorError: the source gives no readings.
     """
 
     def __init__(
@@ -83,27 +83,27 @@ class PowerWatch:
         self._sampler.start()
 
     def idle(self, seconds: float) -> None:
-        """Watch the device do nothing."""
+        """Sample the idle device."""
         begin_s = time.perf_counter()
         time.sleep(seconds)
         self._idle = (begin_s + self._zero_s, time.perf_counter() + self._zero_s)
 
     def stop(self) -> None:
-        """End sampling; a second time does nothing."""
+        """Stop sampling; idempotent."""
         self._sampler.stop()
         self._log.close()
 
     def leave(self) -> None:
-        """End without an account: the log stays for a run that goes on."""
+        """Stop without computing energy; the log stays for a resumed run."""
         self.stop()
         self._clear()
 
     def account(self, outcomes: Sequence[Outcome]) -> tuple[list[Outcome], dict[str, Any]]:
-        """Outcomes with the energy of their rounds, and what `summary.json` says of it; `power.parquet` is written.
+        """Stop and write `power.parquet`; returns the outcomes with energy, and the `power` entry of `summary.json`.
 
         Raises:
-            BadInput: no samples were taken, or there is no pyarrow.
-            TestbedError: `power.parquet` cannot be written.
+            BadInput: pyarrow is missing.
+            TestbedError: no samples, or `power.parquet` is not writable.
         """
         self.stop()
         try:
@@ -129,15 +129,15 @@ class PowerWatch:
 
 @contextlib.contextmanager
 def source_of(config: RunConfig) -> Iterator[PowerSource | None]:
-    """The source of a run; None: power is not asked for, or `auto` finds no sensor.
+    """Open the power source of a run; None: power is off, or `auto` finds no sensor.
 
     Raises:
-        BadInput: it is not on this machine.
+        BadInput: this machine does not have the source.
     """
     source = open_source(config.power or NONE, UE)
     if source is None:
         if config.power == AUTO:
-            LOG.warning("no power sensor on this machine (testbed doctor lists them): energy is not measured")
+            LOG.warning("no power sensor on this machine (see testbed doctor); energy is not measured")
         yield None
         return
     with contextlib.closing(source):
@@ -148,7 +148,7 @@ def source_of(config: RunConfig) -> Iterator[PowerSource | None]:
 def watching(
     config: RunConfig, source: PowerSource | None, out: Path | None, again: bool
 ) -> Iterator[PowerWatch | None]:
-    """Measure the idle device, then sample; where the run breaks off its log stays.
+    """Measure the idle device, then sample during the run; after an interruption the log stays.
 
     Raises:
         BadInput, SensorError: see `PowerWatch`.
@@ -165,12 +165,12 @@ def watching(
 
 
 def finish(out: Path) -> None:
-    """The run is whole: what was written while it went on goes."""
+    """Remove the temporary log of a finished run."""
     (out / UNDER_WAY).unlink(missing_ok=True)
 
 
 def settled(watch: PowerWatch | None, outcomes: list[Outcome]) -> tuple[list[Outcome], dict[str, Any] | None]:
-    """What came of a run, with its energy where it was watched."""
+    """Outcomes of a run, with energy if power was sampled."""
     return (outcomes, None) if watch is None else watch.account(outcomes)
 
 
@@ -181,12 +181,12 @@ def accounted(outcomes: Sequence[Outcome], samples: Samples) -> list[Outcome]:
 
 
 def facts(samples: Samples) -> dict[str, Any]:
-    """What `summary.json` says of samples."""
+    """Statistics of power samples for `summary.json`."""
     steps_s = np.diff(samples.time_s)
     gaps_s = steps_s[steps_s > samples.gap_s]
     temps = samples.temp_c if samples.temp_c is not None else np.zeros(0)
     known = temps[np.isfinite(temps)]
-    told = [reason for reason in samples.throttled or () if reason is not None]
+    throttled = [reason for reason in samples.throttled or () if reason is not None]
     return {
         "source": samples.source,
         "total": samples.total,
@@ -197,12 +197,12 @@ def facts(samples: Samples) -> dict[str, Any]:
         "gaps": len(gaps_s),
         "gaps_s": math.fsum(gaps_s),
         "temp_c_max": float(known.max()) if len(known) else None,
-        "throttled_samples": sum(map(bool, told)) if told else None,
+        "throttled_samples": sum(map(bool, throttled)) if throttled else None,
     }
 
 
 def _first(source: PowerSource) -> Reading:
-    """A first reading, given some time."""
+    """First reading, retried for `TRIES` × `FIRST_S`."""
     for _ in range(TRIES - 1):
         time.sleep(FIRST_S)
         try:

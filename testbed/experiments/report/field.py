@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from testbed.experiments.plots.style import Figure, SeriesStyle, canvas, legend, look_of
+from testbed.experiments.plots.style import Figure, SeriesStyle, canvas, legend, styles_of
 from testbed.experiments.report.data import Row, Shown
 from testbed.experiments.report.tables import cell
 
@@ -26,7 +26,7 @@ def figures(shown: Shown) -> list[Figure]:
     if shown.document.get("kind") != "field":
         return []
     found = []
-    looks = look_of([row["setting"] for row in shown.rows])
+    looks = styles_of([row["setting"] for row in shown.rows])
     for name, (label, caption) in COLUMNS.items():
         rows = [row for row in shown.rows if None not in (row[name], row[f"{name}_low"], row[f"{name}_high"])]
         if rows:
@@ -93,7 +93,7 @@ def _against_distance(rows: Sequence[Row], name: str, label: str, looks: Mapping
                 below = [max(0.0, row[name] - row[f"{name}_low"]) for row in mine]
                 above = [max(0.0, row[f"{name}_high"] - row[name]) for row in mine]
                 one.errorbar(
-                    places, values, yerr=[below, above], color=look.colour, marker=look.marker, linestyle=look.dash,
+                    places, values, yerr=[below, above], **look.line,
                     capsize=2, label=setting,
                 )  # fmt: skip
         one.set_title(WAYS[way], loc="left", fontsize=9)

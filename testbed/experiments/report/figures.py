@@ -14,7 +14,7 @@ from testbed.experiments.plots.style import (
     Figure,
     canvas,
     legend,
-    look_of,
+    styles_of,
 )  # fmt: skip
 from testbed.experiments.report.data import Row, RowSource, Shown
 from testbed.experiments.report.intervals import LINK, Intervals
@@ -188,7 +188,7 @@ def _curves(
         if pair[0] not in target and pair[0].row.get(key) is not None
     ]
     panels = _panels([part.row for part, _ in pairs])
-    look = look_of([part.name for part in parts if part not in target])
+    look = styles_of([part.name for part in parts if part not in target])
     figure, axes = canvas(min(2, len(panels)), -(-len(panels) // 2), sharey=True, width=4.2)
     spread = [part.row[key] for part, _ in pairs]
     for one, panel in zip(axes.flat, panels, strict=False):
@@ -245,7 +245,7 @@ def _line(
         bounds = None
     aside = [at * 1.012**place if across == "window" else at + 0.1 * place for at in places]
     axes.errorbar(
-        aside, values, bounds, color=look.colour, marker=look.marker, linestyle=look.dash, label=name, elinewidth=0.8,
+        aside, values, bounds, **look.line, label=name, elinewidth=0.8,
         capsize=2,
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.experiments.plots.style import Figure, canvas, legend, look_of
+from testbed.experiments.plots.style import Figure, canvas, legend, styles_of
 from testbed.experiments.report.data import RowSource, Shown
 from testbed.experiments.report.intervals import LINK
 from testbed.experiments.report.tables import link_text
@@ -91,7 +91,7 @@ def _holds(part: RowSource, names: Sequence[str]) -> bool:
 
 def _acceptance(parts: Sequence[RowSource]) -> Any:
     figure, axes = canvas(width=6.5)
-    for part, look in zip(parts, look_of([part.name for part in parts]).values(), strict=True):
+    for part, look in zip(parts, styles_of([part.name for part in parts]).values(), strict=True):
         assert part.rounds is not None
         drafted, accepted = part.rounds["drafted"], part.rounds["accepted"]
         positions = np.arange(1, int(drafted.max()) + 1)
@@ -99,7 +99,7 @@ def _acceptance(parts: Sequence[RowSource]) -> Any:
         shares = [(accepted[drafted >= at] >= at).mean() for at in positions]
         every = max(1, len(positions) // 10)
         axes[0, 0].plot(
-            positions[reached > 0], shares, color=look.colour, marker=look.marker, linestyle=look.dash, label=part.name,
+            positions[reached > 0], shares, **look.line, label=part.name,
             markevery=every,
         )  # fmt: skip
     axes[0, 0].set_xlabel("position in the draft window")
@@ -113,7 +113,7 @@ def _committed(parts: Sequence[RowSource]) -> Any:
     columns = min(3, len(parts))
     figure, axes = canvas(columns, -(-len(parts) // columns), width=2.9, height=1.9, sharex=True, sharey=True)
     most = max(int(part.rounds["committed"].max()) for part in parts if part.rounds)
-    for one, part, look in zip(axes.flat, parts, look_of([part.name for part in parts]).values(), strict=False):
+    for one, part, look in zip(axes.flat, parts, styles_of([part.name for part in parts]).values(), strict=False):
         assert part.rounds is not None
         committed = part.rounds["committed"]
         shares = np.bincount(committed.astype(int), minlength=most + 1) / len(committed)

@@ -72,12 +72,12 @@ def test_a_limit_below_one_is_refused(limit: int) -> None:
     [
         ("{'question': 'a'}", r":3 is not JSON"),
         ('{"question": "a"', r":3 is not JSON"),
-        ('{"text": "a"}', r":3: no `question` \(or `prompt`\)"),
-        ('{"question": ""}', r":3: no `question`"),
-        ('{"question": "  "}', r":3: no `question`"),
-        ('{"question": 5}', r":3: no `question`"),
-        ('["a"]', r":3: no `question`"),
-        ("5", r":3: no `question`"),
+        ('{"text": "a"}', r":3 has no `question` \(or `prompt`\)"),
+        ('{"question": ""}', r":3 has no `question`"),
+        ('{"question": "  "}', r":3 has no `question`"),
+        ('{"question": 5}', r":3 has no `question`"),
+        ('["a"]', r":3 has no `question`"),
+        ("5", r":3 has no `question`"),
     ],
 )
 def test_a_bad_line_is_named_by_file_and_number(line: str, reason: str, file: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_bad_line_is_named_by_file_and_number(line: str, reason: str, file: Pa
 @pytest.mark.parametrize("content", [b"", b"\n \n"])
 def test_an_empty_file_is_refused(content: bytes, file: Path) -> None:
     file.write_bytes(content)
-    with pytest.raises(BadInput, match="holds no examples"):
+    with pytest.raises(BadInput, match="has no examples"):
         load_dataset(str(file))
 
 
@@ -119,5 +119,5 @@ def test_the_bundled_splits() -> None:
 
 
 def test_an_unknown_split_is_told_the_known_ones() -> None:
-    with pytest.raises(BadInput, match=r"no bundled data set 'tests'; there are .*bundled:calibration, bundled:test"):
+    with pytest.raises(BadInput, match=r"no bundled data set 'tests'; use one of .*bundled:calibration, bundled:test"):
         load_dataset("bundled:tests")

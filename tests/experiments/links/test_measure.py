@@ -91,7 +91,7 @@ def test_without_a_server_the_rates_are_open(bs: str) -> None:
     assert document["rtt_ms"]["low"] is None
     assert document["uplink_mbps"] is document["downlink_mbps"] is None
     assert any("rates were not measured" in note for note in document["notes"])
-    assert any("too few for an interval" in note for note in document["notes"])
+    assert any("too few for a confidence interval" in note for note in document["notes"])
 
 
 def test_a_server_that_is_not_there_is_one_line(bs: str) -> None:
@@ -164,4 +164,4 @@ def test_wifi_is_read_around_the_transfers(bs: str, monkeypatch: pytest.MonkeyPa
     assert (document["csi"]["snr_db"], document["csi"]["rssi_dbm"]) == (35.0, -60.0)
     assert document["csi"]["uplink_mbps"] == 9.0
     assert "per_up" not in document["csi"]
-    assert document["notes"] == ["iperf3 counted no retransmissions on one side: its losses are not known"]
+    assert document["notes"] == ["iperf3 reported no retransmission count for one direction, so its loss is unknown"]

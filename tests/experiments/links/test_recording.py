@@ -57,7 +57,7 @@ def test_medians_of_each_interval_by_hand(tmp_path: Path) -> None:
     assert [None if math.isnan(v) else v for v in trace.snr_db.tolist()] == [None, 12.0, 12.0, 12.0, None]
     assert found.gaps == ((2.0, 4.0),)
     assert (found.rounds, found.without, found.sources) == (6, 1, ("passive", "probe"))
-    assert found.header[0] == "recorded from 6 rounds, median of each 1 s; 1 gaps held, 2 s together"
+    assert found.header[0] == "recorded from 6 rounds, median of each 1 s; 1 gaps held, 2 s in total"
 
 
 def test_edges_belong_to_the_interval_that_begins_there(tmp_path: Path) -> None:
@@ -88,24 +88,24 @@ def test_a_recording_is_a_trace_that_replays_what_was_seen(tmp_path: Path) -> No
 
 
 def test_what_is_no_run_or_knew_no_channel(tmp_path: Path) -> None:
-    refuse(lambda: record(tmp_path / "none"), BadInput, "no run directory", "rounds.parquet")
+    refuse(lambda: record(tmp_path / "none"), BadInput, "is not a run directory", "rounds.parquet")
     (tmp_path / "rounds.parquet").write_bytes(b"not a table")
-    refuse(lambda: record(tmp_path), BadInput, "cannot be read")
+    refuse(lambda: record(tmp_path), BadInput, "cannot read")
     write_run(tmp_path, [None, None])
-    refuse(lambda: record(tmp_path), BadInput, "knew nothing of its channel", "--csi")
+    refuse(lambda: record(tmp_path), BadInput, "has no channel state", "--csi")
     results.write_parquet(tmp_path / "rounds.parquet", [{"method": "greedy", "csi_uplink_mbps": 1.0}])
     refuse(lambda: record(tmp_path), BadInput, "lacks", "csi_time_s")
     columns = {f"csi_{name}": None for name in Csi.__struct_fields__}
     row = {**columns, "csi_uplink_mbps": "fast", "csi_time_s": 0.0, "csi_source": "probe"}
     results.write_parquet(tmp_path / "rounds.parquet", [row])
-    refuse(lambda: record(tmp_path), BadInput, "not in numbers")
+    refuse(lambda: record(tmp_path), BadInput, "not numeric")
 
 
 def test_intervals_that_make_no_sense(tmp_path: Path) -> None:
     write_run(tmp_path, [state(0.0, 1.0), state(1000.0, 1.0)])
     for interval_s in (0.0, -1.0, math.nan, math.inf):
         refuse(lambda i=interval_s: record(tmp_path, i), BadInput, "must be positive and finite")
-    refuse(lambda: record(tmp_path, 1e-4), BadInput, "at most 1000000")
+    refuse(lambda: record(tmp_path, 1e-4), BadInput, "the limit is 1000000")
 
 
 def test_the_command_writes_and_does_not_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,12 +43,12 @@ def test_what_counts_as_agreement(via: str, measured: tuple[float, float, float]
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"via": "pigeon"}, "known: proxy, tc"),
+        ({"via": "pigeon"}, "use proxy or tc"),
         ({"rates_mbps": ()}, "one rate"),
         ({"rates_mbps": (0.0,)}, "uplink_mbps"),
         ({"rtts_ms": (-1.0,)}, "rtt_ms"),
         ({"losses": (1.0,)}, "[0, 1)"),
-        ({"seconds": 0}, "1 s or more"),
+        ({"seconds": 0}, "at least 1 s"),
     ],
 )
 def test_grids_that_cannot_be(arguments: dict[str, object], words: str) -> None:
