@@ -1,8 +1,8 @@
-"""Verification on vLLM: one forward pass per batch, on its paged KV and prefix cache.
+"""Verification on vLLM: one forward pass per batch, on its paged KV cache.
 
-A round is a request whose prompt is the committed prefix and the drafted tokens; what earlier rounds computed comes
-from the prefix cache, block by block. Rejected tokens need no rollback: their blocks are never matched again. A lost
-session costs one prefill.
+A round is a request whose prompt is the committed prefix and the drafted tokens. It continues in the blocks of its
+session's last round (`resident.py`) and computes what is new; the first prompt of a session reads what it shares with
+others from the prefix cache. Rejected tokens are overwritten. A lost session costs one prefill.
 """
 
 from __future__ import annotations
@@ -51,6 +51,9 @@ class VllmEngine:
         gpu_memory_utilization: share of a GPU's memory that vLLM may take; on a CPU the KV cache has a fixed size
             (`extra={"kv_cache_memory_bytes": ...}`).
         prefix_cache: whether a prefix that an earlier pass has computed is read instead of computed again.
+        resident: whether a session's keys and values stay in their blocks between rounds, so that a round computes the
+            last committed token and the drafted ones alone; see `resident.py`. Without, or where this vLLM lacks what
+            it needs, rounds read the prefix cache, which serves whole blocks.
         extra: further fields of vLLM's `EngineArgs`.
 
     Raises:
@@ -73,6 +76,7 @@ class VllmEngine:
         tensor_parallel_size: int = 1,
         gpu_memory_utilization: float = 0.9,
         prefix_cache: bool = True,
+        resident: bool = True,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         if self._open is not None and self._open() is not None:
@@ -84,7 +88,7 @@ class VllmEngine:
             "tensor_parallel_size": tensor_parallel_size,
             "gpu_memory_utilization": gpu_memory_utilization,
         }
-        self._runner: VllmRunner | None = _load(target, dtype, options, extra or {}, prefix_cache)
+        self._runner: VllmRunner | None = _load(target, dtype, options, extra or {}, prefix_cache, resident)
         VllmEngine._open = weakref.ref(self)
         self.model_name = target.name
         self.vocab_size = target.vocab_size
@@ -115,7 +119,8 @@ class VllmEngine:
         That happens where the drafted tokens, too, were seen before: a repeated prompt.
         """
         cuts = [
-            prompt.cuts(prompt.rows - len(tail), runner.block_size) for prompt, tail in zip(prompts, tails, strict=True)
+            prompt.cuts(prompt.rows - len(tail), runner.cache_block)
+            for prompt, tail in zip(prompts, tails, strict=True)
         ]
         flat = [cut for of_prompt in cuts for cut in of_prompt]
         if not flat:
@@ -143,7 +148,9 @@ class VllmEngine:
         )
 
     def release(self, session: str) -> None:
-        """Blocks of the prefix cache belong to no session; the least recently used go first."""
+        """See `VerifyEngine.release`: the session's blocks are free at once."""
+        if self._runner is not None:
+            self._runner.release(session)
 
     def forget(self) -> None:
         """Drop the prefix cache: whatever comes next is computed anew."""
@@ -159,7 +166,12 @@ class VllmEngine:
 
 
 def _load(
-    target: ModelFiles, dtype: str, options: Mapping[str, Any], extra: Mapping[str, Any], prefix_cache: bool
+    target: ModelFiles,
+    dtype: str,
+    options: Mapping[str, Any],
+    extra: Mapping[str, Any],
+    prefix_cache: bool,
+    resident: bool,
 ) -> VllmRunner:
     """Import vLLM with its environment set, and load the target."""
     for name, value in ENVIRONMENT.items():
@@ -167,9 +179,10 @@ def _load(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            from testbed.bs.engines.vllm.runner import VllmRunner, engine_args
+            from testbed.bs.engines.vllm.runner import engine_args, load_runner
 
-            return VllmRunner(engine_args(target, dtype, options, extra), prefix_cache)
+            args = engine_args(target, dtype, options, extra)
+            return load_runner(args, prefix_cache=prefix_cache, resident=resident)
         except TestbedError:
             raise
         except Exception as exc:

@@ -17,11 +17,14 @@ class VllmPrompt:
     """Drafted token that each of the last positions faces; 0 stands in at the bonus position, which faces none."""
     hidden: bool = False
     logprobs: bool = False
+    session: str | None = None
+    """Whose keys and values the pass continues; None: nobody's."""
 
     @classmethod
     def of(cls, request: VerifyRequest) -> VllmPrompt:
         """Committed prefix and drafted tokens; a row for every position from the prefix's last token on."""
-        return cls(prompt_of(request).tolist(), [*request.draft.tolist(), 0], request.hidden, request.logprobs)
+        facing = [*request.draft.tolist(), 0]
+        return cls(prompt_of(request).tolist(), facing, request.hidden, request.logprobs, request.session)
 
     @property
     def rows(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +21,14 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from testbed.bs.engines.model_files import ModelFiles
 from testbed.bs.engines.vllm.models import TASK, VERIFIERS, VOCAB_KEY, WorkerExtension
 from testbed.bs.engines.vllm.prompt import VllmPrompt
+from testbed.bs.engines.vllm.resident import ResidentScheduler, hashing_only_new
 from testbed.errors import BadInput, ModelError
 
+LOG = logging.getLogger(__name__)
 CPU_KV_BYTES = 2 * 1024**3
 """KV cache on a CPU unless told otherwise; memory is taken as it fills."""
+SELF_TEST = "self-test"
+"""Session of `VllmRunner.check_resident`."""
 
 
 @dataclass(slots=True)
@@ -93,24 +98,64 @@ def _platform_defaults(target: ModelFiles) -> dict[str, Any]:
     return {**common, "block_size": 32, "enforce_eager": True, "kv_cache_memory_bytes": CPU_KV_BYTES}
 
 
+def load_runner(args: EngineArgs, *, prefix_cache: bool = True, resident: bool = True) -> VllmRunner:
+    """Load a model (seconds to minutes).
+
+    Args:
+        prefix_cache: whether requests read what earlier ones have computed.
+        resident: whether sessions keep their blocks between rounds. Where this vLLM lacks what that needs, rounds read
+            the prefix cache instead, block by block, and a warning says so.
+    """
+    if not (prefix_cache and resident):
+        return VllmRunner(args, prefix_cache)
+    runner = VllmRunner(dataclasses.replace(args, scheduler_cls=ResidentScheduler))
+    try:
+        runner.check_resident()
+    except Exception as exc:
+        LOG.warning("sessions are not resident with this vLLM (%s); rounds read the prefix cache block by block", exc)
+        runner.close()
+        return VllmRunner(args)
+    return runner
+
+
 class VllmRunner:
     """One vLLM engine in this process; calls come from one thread at a time."""
 
     def __init__(self, args: EngineArgs, prefix_cache: bool = True) -> None:
-        """Load the model (seconds to minutes).
-
-        Args:
-            prefix_cache: whether requests read what earlier ones have computed.
-        """
         self._prefix_cache = prefix_cache
         self._engine = LLMEngine.from_engine_args(args)
         self._ids = itertools.count()
+        self._scheduler = self._resident()
         config = self._engine.vllm_config
-        self.block_size: int = config.cache_config.block_size
-        blocks = self.block_size * (config.cache_config.num_gpu_blocks or 0)
+        self.cache_block: int = config.cache_config.block_size
+        """Tokens of a block of vLLM's cache."""
+        self.block_size = self.cache_block if self._scheduler is None else 1
+        blocks = self.cache_block * (config.cache_config.num_gpu_blocks or 0)
         self.kv_tokens: int | None = config.cache_config.kv_cache_size_tokens or blocks or None
         self.max_batch_tokens: int = config.scheduler_config.max_num_batched_tokens
         self.stats = PassStats()
+
+    def _resident(self) -> ResidentScheduler | None:
+        """The scheduler of an engine whose sessions keep their blocks; None: it has vLLM's own."""
+        core = getattr(self._engine.engine_core, "engine_core")  # noqa: B009, in this process
+        if not isinstance(core.scheduler, ResidentScheduler):
+            return None
+        core.request_block_hasher = hashing_only_new(core.scheduler, core.request_block_hasher)
+        return core.scheduler
+
+    def check_resident(self) -> None:
+        """Run two rounds of a session, and find out whether the second one computes its own tokens alone.
+
+        Raises:
+            RuntimeError: it computes others, too.
+        """
+        committed = [0] * (self.cache_block + 3)
+        self.run([VllmPrompt(committed, [0], session=SELF_TEST)])
+        (rows,), (cached,) = self.run([VllmPrompt([*committed, 0, 0], [0, 0], session=SELF_TEST)])
+        self.forget()
+        self.stats = PassStats()
+        if (cached, len(rows)) != (len(committed), 2):
+            raise RuntimeError(f"a round computed {len(committed) + 2 - cached} tokens where 2 were new")
 
     def run(self, prompts: Sequence[VllmPrompt]) -> tuple[list[NDArray[np.float32]], list[int]]:
         """Verdict rows of every prompt, [n, columns], n <= rows asked for: see `TailPooler`; and how many of its
@@ -143,9 +188,16 @@ class VllmRunner:
         return [outputs[name].outputs.data.numpy() for name in names], cached
 
     def _submit(self, name: str, prompt: VllmPrompt) -> None:
-        ask = {"facing": prompt.facing, "hidden": prompt.hidden, "logprobs": prompt.logprobs}
+        ask: dict[str, Any] = {"facing": prompt.facing, "hidden": prompt.hidden, "logprobs": prompt.logprobs}
+        if self._scheduler is not None and self._prefix_cache:
+            ask["session"] = prompt.session
         params = PoolingParams(task=TASK, extra_kwargs=ask, skip_reading_prefix_cache=not self._prefix_cache)
         self._engine.add_request(name, tokens_input(prompt.ids), params)
+
+    def release(self, session: str) -> None:
+        """Free the blocks of a session."""
+        if self._scheduler is not None:
+            self._scheduler.close(session)
 
     def forget(self) -> None:
         """Drop the prefix cache; no request is under way between runs."""

@@ -11,7 +11,7 @@ from tests.bs.oracle import ask
 
 def test_rows_of_a_request() -> None:
     prompt = VllmPrompt.of(ask("a", [5, 6], [7, 8], hidden=True, logprobs=False))
-    assert prompt == VllmPrompt([5, 6, 7, 8], [7, 8, 0], hidden=True, logprobs=False)
+    assert prompt == VllmPrompt([5, 6, 7, 8], [7, 8, 0], hidden=True, logprobs=False, session="a")
     assert prompt.rows == 3
 
 
