@@ -1,1 +1,1 @@
-"""The decision head: from mismatches seen while decoding to a judge of them (WISV, Section V)."""
+"""Decision head: collection of mismatches, labelling, relabelling, training and evaluation (WISV, Section V)."""

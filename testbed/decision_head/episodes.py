@@ -1,6 +1,6 @@
-"""Episodes: the mismatches that speculative decoding ran into, prompt by prompt, in chunks on disk (WISV Section V-B).
+"""Episodes: mismatches recorded during speculative decoding, by prompt, in chunks on disk (WISV Section V-B).
 
-A chunk holds whole episodes. Every file is written under another name first, so that what is there is whole.
+A chunk contains whole episodes. Files are written atomically.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from testbed.errors import BadInput
+from testbed.files import whole_file
 
 META = "meta.json"
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where episodes come from; two collections mix only if it is the same."""
+    """Origin of a collection of episodes. Collections can only be merged if it is equal."""
 
     schema: int = 1
     dataset: str
     first: int = 0
-    """Index of the first prompt taken."""
+    """Index of the first prompt."""
     prompts: int
     seed: int
     window: int
     max_tokens: int
     policy: str
-    """What decided at a mismatch while walking."""
+    """Policy that accepted or rejected mismatches during collection."""
     explore: float = 0.0
-    """Chance that a mismatch was accepted, where the policy leaves it to chance."""
+    """Probability of accepting a mismatch, under random policies."""
     engine: str
     drafter: str
     drafter_fingerprint: str
     drafter_quantisation: str
-    """Type of most of its weights, such as F32 or Q8_0."""
+    """Most common type of the drafter's weights, such as F32 or Q8_0."""
     target: str
     target_fingerprint: str
     drafter_hidden: int
@@ -49,31 +50,31 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """d_t"""
     hidden_bits: int = 16
     scorer: str = "number"
-    """Reads the final answer out of an output."""
+    """Extracts the final answer from an output."""
 
 
 @dataclass(frozen=True)
 class Mismatches:
-    """n mismatches, episode by episode, each episode in order."""
+    """n mismatches, ordered by episode and by position within it."""
 
     prompt: NDArray[np.int32]
     """[n] index of the prompt."""
     order: NDArray[np.int32]
     """[n] number of the mismatch within its episode, from 0."""
     position: NDArray[np.int32]
-    """[n] place in the output, from 0."""
+    """[n] position in the output, from 0."""
     draft_id: NDArray[np.int32]
     """[n]"""
     target_id: NDArray[np.int32]
     """[n] the target's argmax."""
     drafter_hidden: NDArray[np.float16]
-    """[n, d_d] (h_d)."""
+    """[n, d_d] h_d"""
     target_hidden: NDArray[np.float32]
-    """[n, d_t] (h_t)."""
+    """[n, d_t] h_t"""
     prefix_start: NDArray[np.int64]
-    """[n + 1] where each one's prefix begins in `prefix_ids`."""
+    """[n + 1] start of each mismatch's prefix in `prefix_ids`."""
     prefix_ids: NDArray[np.int32]
-    """Ids before each mismatch, prompt included, one after the other."""
+    """Concatenated prefixes: ids before each mismatch, including the prompt."""
     prompt_len: NDArray[np.int32]
     """[n] tokens of the prompt."""
 
@@ -87,7 +88,7 @@ class Mismatches:
 
 
 def joined(parts: list[Mismatches]) -> Mismatches:
-    """Several chunks as one."""
+    """Concatenate chunks."""
     columns = {f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Mismatches)}
     ends = np.cumsum([0, *(int(p.prefix_start[-1]) for p in parts)])
     starts = [p.prefix_start[:-1] + end for p, end in zip(parts, ends, strict=False)]
@@ -95,10 +96,10 @@ def joined(parts: list[Mismatches]) -> Mismatches:
 
 
 class EpisodeStore:
-    """A directory of episodes.
+    """Directory of episodes.
 
     Raises:
-        BadInput: a file that is missing or cannot be read, or another collection's directory.
+        BadInput: a file is missing or cannot be read, or the directory contains another collection.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -107,14 +108,14 @@ class EpisodeStore:
 
     @property
     def meta(self) -> Meta:
-        """Where the episodes come from."""
+        """Origin of the episodes."""
         if self._meta is None:
             self.open()
         assert self._meta is not None
         return self._meta
 
     def create(self, meta: Meta) -> None:
-        """Begin a collection, or go on with one of the same `meta`."""
+        """Start a collection, or continue one with the same `meta`."""
         path = self.directory / META
         if path.exists():
             if self.open() != meta:
@@ -124,64 +125,62 @@ class EpisodeStore:
         self._write_meta(meta)
 
     def rescore(self, scorer: str) -> None:
-        """Name another scorer; for a collection without labels."""
+        """Change the scorer of a collection without labels."""
         self._write_meta(msgspec.structs.replace(self.meta, scorer=scorer))
 
     def _write_meta(self, meta: Meta) -> None:
         self._meta = meta
-        path = self.directory / META
-        part = path.with_suffix(".part")
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(meta), indent=2))
-        part.replace(path)
+        with whole_file(self.directory / META) as part:
+            part.write_bytes(msgspec.json.format(msgspec.json.encode(meta), indent=2))
 
     def open(self) -> Meta:
-        """Read what is there."""
+        """Read `meta` from disk."""
         path = self.directory / META
         try:
             self._meta = msgspec.json.decode(path.read_bytes(), type=Meta)
         except (OSError, msgspec.DecodeError) as exc:
-            raise BadInput(f"no episodes in {self.directory} ({exc}); `testbed head collect` makes them") from exc
+            raise BadInput(f"no episodes in {self.directory} ({exc}); run `testbed head collect`") from exc
         return self._meta
 
     def chunks(self) -> list[int]:
-        """Numbers of the chunks that are there."""
+        """Numbers of the existing chunks."""
         return self._numbers("chunk")
 
     def labelled(self) -> list[int]:
-        """Numbers of the chunks that have labels."""
+        """Numbers of the labelled chunks."""
         return self._numbers("labels")
 
     def read(self, number: int) -> Mismatches:
-        """One chunk."""
+        """Read one chunk."""
         arrays = self._load("chunk", number)
         try:
             return Mismatches(**arrays)
         except TypeError as exc:
-            raise BadInput(f"{self._path('chunk', number)} is no chunk of episodes: {exc}") from exc
+            raise BadInput(f"{self._path('chunk', number)} is not a chunk of episodes: {exc}") from exc
 
     def write(self, number: int, found: Mismatches) -> None:
         """Write one chunk."""
         self._save("chunk", number, {f.name: np.ascontiguousarray(getattr(found, f.name)) for f in fields(Mismatches)})
 
     def read_labels(self, number: int) -> tuple[NDArray[np.bool_], int]:
-        """[n] whether each mismatch of a chunk is critical, and the completions that it took to know."""
+        """[n] whether each mismatch of a chunk is critical, and the number of completions run to find out."""
         arrays = self._load("labels", number)
         return arrays["critical"].astype(np.bool_), int(arrays["completions"][0])
 
     def write_labels(self, number: int, critical: NDArray[np.bool_], completions: int) -> None:
-        """Write the labels of one chunk: critical where accepting the draft changes the final answer."""
+        """Write the labels of one chunk: a mismatch is critical if accepting it changes the final answer."""
         counted = np.array([completions], np.int64)
         self._save("labels", number, {"critical": critical.astype(np.uint8), "completions": counted})
 
     def load(self) -> tuple[Mismatches, NDArray[np.bool_]]:
-        """Everything that is labelled, and whether it is critical [n].
+        """All labelled mismatches, and whether each is critical [n].
 
         Raises:
-            BadInput: nothing is labelled.
+            BadInput: there are no labels.
         """
         numbers = self.labelled()
         if not numbers:
-            raise BadInput(f"nothing in {self.directory} is labelled; `testbed head label` does that")
+            raise BadInput(f"no labels in {self.directory}; run `testbed head label`")
         parts = [self.read(number) for number in numbers]
         return joined(parts), np.concatenate([self.read_labels(number)[0] for number in numbers])
 
@@ -201,17 +200,15 @@ class EpisodeStore:
         return arrays
 
     def _save(self, kind: str, number: int, arrays: dict[str, NDArray[np.generic]]) -> None:
-        path = self._path(kind, number)
-        part = path.with_suffix(".part")
-        save_file(arrays, part)
-        part.replace(path)
+        with whole_file(self._path(kind, number)) as part:
+            save_file(arrays, part)
 
 
 def split(prompts: NDArray[np.int32], share: float, seed: int) -> NDArray[np.bool_]:
-    """[n] which rows are held out: all rows of about that share of the prompts.
+    """[n] mask of held-out rows: all rows of a random `share` of the prompts.
 
     Raises:
-        BadInput: a share outside (0, 1), or too few prompts for one on each side.
+        BadInput: a share outside (0, 1), or fewer than two prompts.
     """
     known = sorted({int(p) for p in prompts})
     if not 0 < share < 1 or len(known) < 2:

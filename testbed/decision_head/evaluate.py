@@ -1,4 +1,4 @@
-"""How well a head tells critical mismatches from harmless ones."""
+"""Evaluation of a decision head as a classifier of critical and harmless mismatches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.channel.csi import FEATURES, PERFECT, Csi
+from testbed.channel.csi import PERFECT, Csi
 from testbed.decision_head.episodes import Mismatches
 from testbed.decision_head.head import DecisionHead
 from testbed.decision_head.instances import Instances
@@ -22,23 +22,23 @@ CHANNELS = {
     "500 Mbit/s, 50 ms": Csi(500.0, 500.0, 50.0),
     "20 Mbit/s, 50 ms": Csi(20.0, 20.0, 50.0),
 }
-"""Operating points are given for these; the last two are those of WISV's Table I."""
+"""Channels with operating points; the last two are those of WISV's Table I."""
 THRESHOLDS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 BANDS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-"""Edges of the channel quality's bands."""
+"""Edges of the bands of channel quality."""
 
 
 class Evaluation(NamedTuple):
-    """What was found, and what its plots are made of."""
+    """Scores of a head, and the data of its plots."""
 
     document: dict[str, Any]
-    """`auc`, `brier`, `log_loss` on a perfect channel against the base labels, and the rest by name."""
+    """Scores by name; `auc`, `brier` and `log_loss` are on a perfect channel against the base labels."""
     critical: NDArray[np.bool_]
     """[n] base labels."""
     p: dict[str, NDArray[np.float32]]
-    """[n] by channel of `CHANNELS`."""
+    """[n] p_rej by channel of `CHANNELS`."""
     digits: NDArray[np.bool_] | None
-    """[n] whether one of the two tokens holds a digit."""
+    """[n] whether a mismatch's draft or target token contains a digit."""
 
 
 def evaluate(
@@ -48,38 +48,27 @@ def evaluate(
     config: Relabelling,
     digit_free: NDArray[np.bool_] | None = None,
 ) -> Evaluation:
-    """Hold a head against labelled mismatches [n], at best of prompts that it has not seen.
+    """Evaluate a head on labelled mismatches [n], preferably of prompts not used in training.
 
     Args:
-        head: drafter states are degraded to its bits.
+        head: its number of bits also sets the quantisation of the drafter states.
         found: n mismatches.
         critical: [n] base labels.
-        config: relabels the mismatches, to see how the head follows the channel.
-        digit_free: by token id, for the rule that keeps a mismatch without digits.
+        config: relabelling of the mismatches, to evaluate the head under varying channels.
+        digit_free: mask by token id, for the rule that accepts mismatches without digits.
     """
     drafter = degrade(found.drafter_hidden, head.info.hidden_bits)
     p = {name: _under(head, drafter, found.target_hidden, csi) for name, csi in CHANNELS.items()}
-    first = p["perfect"]
-    interval = auc_interval(critical, first, found.prompt, config.seed)
-    instances = relabel(found, critical, config)
-    columns = [FEATURES.index(name) for name in head.info.features]
-    drawn = head.reject_probability(
-        drafter[instances.row], found.target_hidden[instances.row], instances.features[:, columns]
-    )
+    interval = auc_interval(critical, p["perfect"], found.prompt, config.seed)
     digits = None if digit_free is None else ~(_of(digit_free, found.draft_id) & _of(digit_free, found.target_id))
     document = {
-        **scores(critical, first),
+        **scores(critical, p["perfect"]),
         "auc_interval": None if interval is None else list(interval),
         "mismatches": len(found),
         "prompts": len(np.unique(found.prompt)),
         "critical": float(critical.mean()),
-        "relabelled": {
-            "instances": len(instances),
-            "repaired": float(instances.action.mean()),
-            **scores(instances.action, drawn),
-        },
-        "bands": _bands(instances, critical, drawn),
-        "reliability": reliability(critical, first),
+        **_relabelled(head, drafter, found, critical, config),
+        "reliability": reliability(critical, p["perfect"]),
         "operating": [
             {"channel": name, "quality": csi.quality, "threshold": threshold} | accepted(critical, p[name], threshold)
             for name, csi in CHANNELS.items()
@@ -90,16 +79,27 @@ def evaluate(
     return Evaluation(document, critical, p, digits)
 
 
+def _relabelled(
+    head: DecisionHead, drafter: NDArray[Any], found: Mismatches, critical: NDArray[np.bool_], config: Relabelling
+) -> dict[str, Any]:
+    """Scores of the head on relabelled instances: overall, and by band of channel quality."""
+    instances = relabel(found, critical, config)
+    p = head.reject_probability(
+        drafter[instances.row], found.target_hidden[instances.row], instances.features[:, head.info.columns]
+    )
+    overall = {"instances": len(instances), "repaired": float(instances.action.mean()), **scores(instances.action, p)}
+    return {"relabelled": overall, "bands": _bands(instances, critical, p)}
+
+
 def _under(head: DecisionHead, drafter: NDArray[Any], target: NDArray[Any], csi: Csi) -> NDArray[np.float32]:
-    """p_rej [n] of all mismatches on one channel."""
-    seen = csi.features[[FEATURES.index(name) for name in head.info.features]]
-    return head.reject_probability(drafter, target, np.tile(seen, (len(drafter), 1)))
+    """p_rej [n] of all mismatches under one channel state."""
+    return head.reject_probability(drafter, target, np.tile(csi.features[head.info.columns], (len(drafter), 1)))
 
 
 def _bands(
     instances: Instances, critical: NDArray[np.bool_], drawn: NDArray[np.float32]
 ) -> list[dict[str, float | None]]:
-    """By channel quality: instances, share repaired, mean p, AUC against the relabelled and the base labels."""
+    """Per band of channel quality: instances, share repaired, mean p, AUC against relabelled and base labels."""
     place = np.digitize(instances.quality, BANDS[1:-1])
     rows = []
     for number, (low, high) in enumerate(itertools.pairwise(BANDS)):
@@ -121,6 +121,6 @@ def _bands(
 
 
 def _of(table: NDArray[np.bool_], ids: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Entries of a table by token id; ids beyond it are False."""
+    """Entries of a mask by token id; False for ids beyond it."""
     found: NDArray[np.bool_] = (ids < len(table)) & table[np.minimum(ids, len(table) - 1)]
     return found

@@ -1,7 +1,7 @@
-"""The decision head: how likely a mismatched draft token is to need repair, from both hidden states and the channel.
+"""Decision head: probability that a mismatched draft token must be rejected, from hidden states and channel.
 
-p_rej = σ(w2·ReLU(W1·x + b1) + b2) with x = [h_d; h_t; c], each entry standardised (WISV eqs. 23–25). Inference needs
-numpy alone. On disk a head is a directory with `head.json` and `head.safetensors`.
+p_rej = σ(w2·ReLU(W1·x + b1) + b2) with x = [h_d; h_t; c], each entry standardised (WISV eqs. 23–25). Inference only
+needs numpy. On disk, a head is a directory with `head.json` and `head.safetensors`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from safetensors.numpy import load, save
 
 from testbed.channel.csi import FEATURES
 from testbed.errors import BadInput, ModelError
+from testbed.files import whole_file
 from testbed.protocols.quantise import FULL_BITS, check_bits
 
 SCHEMA = 1
@@ -26,10 +27,10 @@ INFO, WEIGHTS = "head.json", "head.safetensors"
 
 
 class HeadInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a head is for: `head.json`.
+    """Contents of `head.json`: models, sizes and thresholds of a head.
 
     Raises:
-        BadInput: a schema, size, feature, number of bits or threshold that no head has.
+        BadInput: an invalid schema, size, feature, number of bits or threshold.
     """
 
     schema: int = SCHEMA
@@ -38,21 +39,21 @@ class HeadInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     target_hidden: int
     """d_t"""
     width: int
-    """Of the hidden layer."""
+    """Width of the hidden layer."""
     features: tuple[str, ...]
-    """Of the channel, out of `channel.csi.FEATURES`; () for a head that does not see it."""
+    """Channel features, a subset of `channel.csi.FEATURES`; (): the head ignores the channel."""
     drafter_fingerprint: str
     target_fingerprint: str
     drafter_quantisation: str
     hidden_bits: int = FULL_BITS
-    """Bits an element that drafter states were degraded to in training."""
+    """Bits per element of drafter states in training."""
     thresholds: tuple[tuple[float, float], ...] = ()
-    """(channel quality q, θ), q increasing, chosen on calibration data; one pair: the same θ everywhere."""
+    """Pairs (channel quality q, θ), q increasing, chosen on calibration data; one pair: a constant θ."""
     calibration: tuple[float, float] = (1.0, 0.0)
-    """Slope and intercept of the Platt scaling; for the record, the last layer has them already."""
+    """Slope and intercept of the Platt scaling, already included in the last layer."""
     about: str = ""
     metrics: dict[str, float] = {}
-    """On the calibration prompts held out of training."""
+    """Scores on the calibration prompts held out of training."""
 
     def __post_init__(self) -> None:
         if self.schema != SCHEMA:
@@ -70,22 +71,27 @@ class HeadInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def inputs(self) -> int:
-        """Entries of x."""
+        """Number of entries of x."""
         return self.drafter_hidden + self.target_hidden + len(self.features)
 
     @property
+    def columns(self) -> list[int]:
+        """Columns of `features` in `channel.csi.FEATURES`."""
+        return [FEATURES.index(name) for name in self.features]
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Arrays of such a head."""
+        """Names and shapes of the head's arrays."""
         flat = {"b1": (self.width,), "w2": (self.width,), "b2": (1,), "mean": (self.inputs,), "scale": (self.inputs,)}
         return {"w1": (self.width, self.inputs), **flat}
 
 
 @dataclass(frozen=True, eq=False)
 class DecisionHead:
-    """A head ready to judge.
+    """Weights of a head, ready for inference.
 
     Raises:
-        BadInput: arrays of other shapes than `info` says, or with entries that are not finite; scales not positive.
+        BadInput: arrays of wrong shapes or with entries that are not finite, or scales that are not positive.
     """
 
     info: HeadInfo
@@ -98,9 +104,9 @@ class DecisionHead:
     b2: NDArray[np.float32]
     """[1]"""
     mean: NDArray[np.float32]
-    """[inputs] of x on the training data."""
+    """[inputs] mean of x on the training data."""
     scale: NDArray[np.float32]
-    """[inputs] its standard deviation there."""
+    """[inputs] standard deviation of x on the training data."""
 
     def __post_init__(self) -> None:
         for name, shape in self.info.shapes.items():
@@ -114,22 +120,22 @@ class DecisionHead:
 
     @cached_property
     def _folded(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The first layer with the standardisation in it, transposed [inputs, width], and its bias [width]."""
+        """First layer with the standardisation folded in, transposed [inputs, width], and its bias [width]."""
         layer = self.w1 / self.scale.astype(np.float64)
         return np.ascontiguousarray(layer.T, np.float32), (self.b1 - layer @ self.mean).astype(np.float32)
 
     def reject_probability(
         self, drafter_hidden: NDArray[Any], target_hidden: NDArray[Any], channel: NDArray[Any]
     ) -> NDArray[np.float32]:
-        """p_rej [m] of m mismatches, with one matrix product for all; 1 where an input is not finite.
+        """p_rej [m] of m mismatches, in one matrix product; 1 where an input is not finite.
 
         Args:
             drafter_hidden: [m, d_d], h_d.
             target_hidden: [m, d_t], h_t.
-            channel: [m, F], c; its columns as in `info.features`.
+            channel: [m, F], c, with columns as in `info.features`.
 
         Raises:
-            ValueError: other shapes.
+            ValueError: wrong shapes.
         """
         z = self.logits(drafter_hidden, target_hidden, channel)
         p: NDArray[np.float32] = np.exp(-np.logaddexp(np.float32(0), -z))
@@ -138,7 +144,7 @@ class DecisionHead:
     def logits(
         self, drafter_hidden: NDArray[Any], target_hidden: NDArray[Any], channel: NDArray[Any]
     ) -> NDArray[np.float32]:
-        """z [m] with p_rej = σ(z); arguments as for `reject_probability`."""
+        """Logits z [m], with p_rej = σ(z); arguments as in `reject_probability`."""
         x = self._inputs(drafter_hidden, target_hidden, channel)
         sound = np.isfinite(x).all(axis=1)
         x[~sound] = 0
@@ -148,10 +154,10 @@ class DecisionHead:
         return z
 
     def threshold(self, quality: float) -> float:
-        """θ at a channel quality, interpolated linearly between those of `info.thresholds`.
+        """θ at a channel quality, interpolated linearly in `info.thresholds`.
 
         Raises:
-            BadInput: the head has none.
+            BadInput: the head has no thresholds.
         """
         if not self.info.thresholds:
             raise BadInput("this head has no thresholds of its own; give one with --threshold")
@@ -172,27 +178,27 @@ class DecisionHead:
 
 
 def save_head(head: DecisionHead, directory: Path) -> None:
-    """Write a head to a directory, which is made.
+    """Write a head to a directory, created if missing.
 
     Raises:
-        BadInput: it cannot be written.
+        BadInput: the directory cannot be created.
+        TestbedError: as `whole_file`.
     """
     arrays = {name: np.ascontiguousarray(getattr(head, name)) for name in head.info.shapes}
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for name, content in ((WEIGHTS, save(arrays)), (INFO, _json(head.info))):
-            part = directory / f"{name}.part"
-            part.write_bytes(content)
-            part.replace(directory / name)
     except OSError as exc:
         raise BadInput(f"no head can be written to {directory}: {exc.strerror or exc}") from exc
+    for name, content in ((WEIGHTS, save(arrays)), (INFO, _json(head.info))):
+        with whole_file(directory / name) as part:
+            part.write_bytes(content)
 
 
 def load_head(directory: Path) -> DecisionHead:
-    """Read a head.
+    """Read a head from a directory.
 
     Raises:
-        ModelError: there is none, or one of its files is malformed.
+        ModelError: no head there, or a malformed file.
     """
     path = directory / INFO
     try:
@@ -205,7 +211,7 @@ def load_head(directory: Path) -> DecisionHead:
     except OSError as exc:
         raise ModelError(f"no decision head in {directory}: {path.name}: {exc.strerror or exc}") from exc
     except (msgspec.DecodeError, SafetensorError, BadInput) as exc:
-        raise ModelError(f"{path} is no decision head's: {exc}") from exc
+        raise ModelError(f"{path} is not part of a decision head: {exc}") from exc
 
 
 def check_fits(
@@ -217,10 +223,10 @@ def check_fits(
     drafter_hidden: int | None = None,
     hidden_bits: int | None = None,
 ) -> None:
-    """Refuse models that a head was not trained for, and states of other bits; None: not known, not checked.
+    """Check that a head was trained for the given models and hidden states. None: unknown, not checked.
 
     Raises:
-        ModelError: another model, or hidden states of another size or quantisation.
+        ModelError: another model, or hidden states of another size or number of bits.
     """
     quantisation = f" ({info.drafter_quantisation})" if info.drafter_quantisation else ""
     for side, note, fingerprint, hidden in (

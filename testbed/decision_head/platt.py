@@ -1,4 +1,4 @@
-"""Platt scaling: from a classifier's logits to probabilities that hold."""
+"""Platt scaling: calibrated probabilities from a classifier's logits."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 LEAST_SLOPE = 1e-3
-"""A head that is no better than chance must not have its order turned round."""
+"""Lower bound of the slope, so that scaling never reverses the order of the logits."""
 
 
 def platt(logits: NDArray[Any], labels: NDArray[np.bool_]) -> tuple[float, float]:
-    """Slope and intercept (a, b) for which σ(a·z + b) fits the labels [m] best.
+    """Slope and intercept (a, b) that fit σ(a·z + b) to the labels [m].
 
-    Platt's targets, (n₊ + 1)/(n₊ + 2) and 1/(n₋ + 2) instead of 1 and 0, keep it finite where z separates the classes.
+    Platt's targets (n₊ + 1)/(n₊ + 2) and 1/(n₋ + 2), instead of 1 and 0, keep (a, b) finite for separable classes.
     """
     z, positives = logits.astype(np.float64), int(labels.sum())
     targets = np.where(labels, (positives + 1) / (positives + 2), 1 / (len(labels) - positives + 2))

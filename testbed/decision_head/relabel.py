@@ -1,8 +1,7 @@
 """Relabelling under a channel-dependent budget of repairs (WISV Section V-B, eqs. 28–31, with the errata).
 
-In an episode with base labels y and a channel of quality q, only B = share(q)·Σy critical mismatches are repaired on
-average: those of small smoothed importance are let pass first. The budget is each episode's own, as in the paper, so
-that no answer pays for another.
+In an episode with base labels y, at channel quality q, B = share(q)·Σy critical mismatches are repaired on average;
+those of least smoothed importance are skipped first. As in the paper, each episode has its own budget.
 """
 
 from __future__ import annotations
@@ -26,34 +25,29 @@ Reals = NDArray[np.float64]
 
 
 def smoothed_importance(critical: NDArray[np.bool_], order: NDArray[Any], tau: float) -> Reals:
-    """s_i = Σ_j y_j·exp(−|i − j|/τ_s) [k] of an episode (eq. 28, errata); i and j are its mismatches' numbers [k]."""
+    """[k] s_i = Σ_j y_j·exp(−|i − j|/τ_s) over an episode (eq. 28, errata), with i and j from `order` [k]."""
     distance = np.abs(np.subtract.outer(order.astype(np.float64), order[critical]))
     importance: Reals = np.exp(-distance / tau).sum(axis=1)
     return importance
 
 
-def rule(importance: Reals, critical: NDArray[np.bool_], multiplier: float) -> NDArray[np.bool_]:
-    """a [k]: repair a critical mismatch whose importance exceeds λ (eq. 30)."""
-    return critical & (importance > multiplier)
-
-
 def policy(importance: Reals, critical: NDArray[np.bool_], multiplier: float, temperature: float) -> Reals:
-    """π [k], chance of a repair: y_i·σ((s_i − λ)/T) (eq. 31)."""
+    """π [k], probability of repair: y_i·σ((s_i − λ)/T) (eq. 31; eq. 30 as T → 0)."""
     chance: Reals = critical * expit((importance - multiplier) / temperature)
     return chance
 
 
 def multiplier_for(importance: Reals, critical: NDArray[np.bool_], repairs: float, temperature: float) -> float:
-    """λ with Σπ = `repairs`; −∞ for all critical mismatches or more, ∞ for none.
+    """λ such that Σπ = `repairs`; −∞ if that is all critical mismatches or more, ∞ if none.
 
-    It may be below 0, where the budget has room for more repairs than importance against entropy asks for.
+    λ is negative if the budget exceeds the repairs of the entropy-regularised optimum without a budget.
     """
     counted = importance[critical]
     if repairs >= len(counted):
         return -math.inf
     if repairs <= 0:
         return math.inf
-    # Where all were of the same importance s, λ = s − T·logit(share) would be exact.
+    # exact if all importances were equal to s: λ = s − T·logit(share)
     even = temperature * float(logit(repairs / len(counted)))
     low, high = float(counted.min()) - even, float(counted.max()) - even
 
@@ -62,7 +56,7 @@ def multiplier_for(importance: Reals, critical: NDArray[np.bool_], repairs: floa
 
     if high - low < 1e-12:
         return low
-    margin = 1e-9 * temperature  # rounding must not spoil the bracket
+    margin = 1e-9 * temperature  # for rounding errors of the bracket
     return float(brentq(excess, low - margin, high + margin, xtol=1e-12))
 
 
@@ -74,7 +68,7 @@ def episodes(found: Mismatches) -> Iterator[slice]:
 
 
 def relabel(found: Mismatches, critical: NDArray[np.bool_], config: Relabelling) -> Instances:
-    """Instances of every mismatch under `config.draws` channel states of its episode, base labels [n] given."""
+    """Training instances of n mismatches with base labels [n], under `config.draws` channel states per episode."""
     rng = np.random.default_rng(config.seed)
     parts = []
     for rows in episodes(found):
@@ -90,7 +84,7 @@ def relabel(found: Mismatches, critical: NDArray[np.bool_], config: Relabelling)
 
 
 def _under(csi: Csi, rows: slice, chance: Reals, action: NDArray[np.bool_]) -> tuple[NDArray[Any], ...]:
-    """Columns of an episode's instances under one channel state."""
+    """Columns of `Instances` for an episode under one channel state."""
     count = len(chance)
     return (
         np.arange(rows.start, rows.stop, dtype=np.int32),

@@ -1,4 +1,4 @@
-"""How good probabilities are: AUC, Brier score, log loss, and their reliability."""
+"""Scores of predicted probabilities: AUC, Brier score, log loss, reliability diagram."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RESAMPLES = 200
 
 
 def scores(labels: NDArray[np.bool_], p: NDArray[Any]) -> dict[str, float | None]:
-    """`auc`, `brier` and `log_loss` of probabilities [m]; the AUC is None where there is only one class."""
+    """`auc`, `brier` and `log_loss` of probabilities [m]; the AUC is None for a single class."""
     return {
         "auc": auc(labels, p),
         "brier": float(brier_score_loss(labels, p)),
@@ -23,7 +23,7 @@ def scores(labels: NDArray[np.bool_], p: NDArray[Any]) -> dict[str, float | None
 
 
 def auc(labels: NDArray[np.bool_], score: NDArray[Any]) -> float | None:
-    """Area under the ROC curve, as the rank sum gives it; None where there is only one class."""
+    """Area under the ROC curve, from the rank sum; None for a single class."""
     ones = int(labels.sum())
     pairs = ones * (len(labels) - ones)
     return float(rankdata(score)[labels].sum() - ones * (ones + 1) / 2) / pairs if pairs else None
@@ -32,7 +32,10 @@ def auc(labels: NDArray[np.bool_], score: NDArray[Any]) -> float | None:
 def auc_interval(
     labels: NDArray[np.bool_], score: NDArray[Any], groups: NDArray[Any], seed: int
 ) -> tuple[float, float] | None:
-    """95 % by bootstrap over groups (prompts: mismatches of one answer are not independent); None with one class."""
+    """95 % interval by bootstrap over groups: prompts, since mismatches of one answer are dependent.
+
+    None for a single class.
+    """
     rng = np.random.default_rng(seed)
     _, group = np.unique(groups, return_inverse=True)
     rows = np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1])
@@ -48,7 +51,7 @@ def auc_interval(
 
 
 def reliability(labels: NDArray[np.bool_], p: NDArray[Any]) -> list[dict[str, float]]:
-    """Per tenth of [0, 1] that any p lies in: how many, mean p, and the share of positive labels."""
+    """Reliability diagram, per non-empty tenth of [0, 1]: count, mean p, and share of positive labels."""
     place = np.minimum((p * BINS).astype(int), BINS - 1)
     rows = []
     for number in np.unique(place).tolist():
@@ -66,7 +69,7 @@ def reliability(labels: NDArray[np.bool_], p: NDArray[Any]) -> list[dict[str, fl
 
 
 def accepted(labels: NDArray[np.bool_], p: NDArray[Any], threshold: float) -> dict[str, float | None]:
-    """Shares of harmless and of critical mismatches that p < θ lets pass; None of what there is none of."""
+    """Shares of harmless and of critical mismatches with p < θ, which are accepted; None for an empty class."""
     kept = p < threshold
     return {
         "harmless_accepted": float(kept[~labels].mean()) if (~labels).any() else None,

@@ -1,4 +1,4 @@
-"""How a decision head is made: relabelling (WISV Section V-B) and training (Section V-A)."""
+"""Settings of relabelling (WISV Section V-B) and of training (Section V-A)."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from testbed.protocols.quantise import FULL_BITS, check_bits
 
 
 class Relabelling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to relabel. The paper prints none of these figures; they are ours.
+    """Settings of relabelling. The paper gives none of these values.
 
     Raises:
-        BadInput: values out of their range.
+        BadInput: a value out of range.
     """
 
     draws: int = 4
     """Channel states per episode."""
     seed: int = 0
     tau: float = 2.0
-    """τ_s, reach of a critical mismatch in mismatches."""
+    """τ_s, decay length of importance, in mismatches."""
     temperature: float = 0.25
-    """T, smoothness of the policy in units of importance."""
+    """T, temperature of the policy, in units of importance."""
     least_share: float = 0.25
-    """Of its critical mismatches that an episode repairs at q = 0."""
+    """Share of an episode's critical mismatches repaired at q = 0."""
     full_quality: float = 0.6
-    """q from which on all are repaired, so that labels stay as they are: 500 Mbit/s at 50 ms RTT lies above, 20 Mbit/s
-    below. Between 0 and this the share rises linearly."""
+    """q above which all are repaired, so that labels do not change; below it the share rises linearly from q = 0.
+    At 50 ms RTT, 500 Mbit/s lies above the default and 20 Mbit/s below."""
     rate_mbps: tuple[float, float] = (5.0, 1000.0)
-    """Range of up- and downlink rates, drawn log-uniformly, each for itself."""
+    """Range of up- and downlink rates, drawn independently and log-uniformly."""
     rtt_ms: tuple[float, float] = (1.0, 200.0)
     """Range of RTTs, drawn log-uniformly."""
     per: tuple[float, float] = (0.0, 0.1)
-    """Range of packet error rates, drawn uniformly, up- and downlink each for itself."""
+    """Range of up- and downlink packet error rates, drawn independently and uniformly."""
 
     def __post_init__(self) -> None:
         _require(self.draws >= 1, f"draws must be at least 1, not {self.draws}")
@@ -52,11 +52,11 @@ class Relabelling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _require(0 <= low <= high < 1, f"packet error rates must range within [0, 1), not {low:g} to {high:g}")
 
     def share(self, quality: float) -> float:
-        """Share of an episode's critical mismatches that the budget has room for; never falls as q rises."""
+        """Share of an episode's critical mismatches within the budget at channel quality q; non-decreasing in q."""
         return self.least_share + (1 - self.least_share) * min(1.0, quality / self.full_quality)
 
     def draw(self, rng: np.random.Generator) -> Csi:
-        """A channel state."""
+        """Draw a channel state."""
 
         def log_uniform(low: float, high: float) -> float:
             return float(low * (high / low) ** rng.random())
@@ -67,31 +67,31 @@ class Relabelling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to train.
+    """Settings of training.
 
     Raises:
-        BadInput: values out of their range.
+        BadInput: a value out of range.
     """
 
     width: int = 64
-    """Of the hidden layer."""
+    """Width of the hidden layer."""
     dropout: float = 0.3
     learning_rate: float = 1e-3
     weight_decay: float = 0.05
     batch: int = 256
     epochs: int = 60
-    """At most so many."""
+    """Maximum number of epochs."""
     patience: int = 8
-    """Epochs without a lower loss on the held-out prompts, after which it ends."""
+    """Epochs without a lower held-out loss after which training stops."""
     held_out: float = 0.2
-    """Share of the calibration prompts for early stopping and for calibrating the probabilities."""
+    """Share of the calibration prompts used for early stopping and for calibrating the probabilities."""
     seed: int = 0
     balanced: bool = True
-    """Both classes weigh the same in the loss."""
+    """Whether both classes have equal weight in the loss."""
     features: tuple[str, ...] = FEATURES
-    """Of the channel; () trains a head that does not see it."""
+    """Channel features; (): the head ignores the channel."""
     hidden_bits: int = FULL_BITS
-    """Bits an element of drafter states on the uplink: the head sees what arrives."""
+    """Bits per element of drafter states on the uplink; the head is trained on the quantised states."""
 
     def __post_init__(self) -> None:
         for name in ("width", "batch", "epochs", "patience"):

@@ -1,6 +1,6 @@
-"""Training of the decision head (WISV Section V-A, eq. 26): offline, on labelled mismatches, from a seed.
+"""Offline training of the decision head on labelled mismatches (WISV Section V-A, eq. 26).
 
-One machine and seed give the same head bit by bit: training runs on one CPU thread.
+Training runs on one CPU thread, so that a seed gives bit-identical heads on a machine.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from testbed.decision_head.settings import Training
 from testbed.errors import BadInput
 from testbed.protocols.quantise import degrade
 
-Told = Callable[[int, float, float], None]
-"""Hears of every epoch: its number, and the loss in training and on the held-out prompts."""
+OnEpoch = Callable[[int, float, float], None]
+"""Called after each epoch with its number, training loss and held-out loss."""
 LEAST_SCALE = 1e-6
-"""An input that varies less than that is left as it is."""
+"""Inputs with a smaller standard deviation are not scaled."""
 
 
 class Epoch(NamedTuple):
@@ -37,18 +37,18 @@ class Epoch(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """A head and how it came about."""
+    """A trained head and its training history."""
 
     head: DecisionHead
     history: list[Epoch]
     best: int
-    """Epoch whose weights were kept, from 0."""
+    """Index of the epoch whose weights were kept."""
     held_out: NDArray[np.bool_]
-    """[n] mismatches of the prompts that were held out."""
+    """[n] mask of mismatches of held-out prompts."""
 
 
 class _Data(NamedTuple):
-    """Standardised inputs: hidden states by mismatch, channel and label by instance."""
+    """Standardised inputs: hidden states per mismatch, channel features and labels per instance."""
 
     hidden: NDArray[np.float32]
     """[n, d_d + d_t]"""
@@ -65,14 +65,19 @@ class _Data(NamedTuple):
 
 
 def train_head(
-    found: Mismatches, instances: Instances, meta: Meta, config: Training, told: Told = lambda *_: None, about: str = ""
+    found: Mismatches,
+    instances: Instances,
+    meta: Meta,
+    config: Training,
+    told: OnEpoch = lambda *_: None,
+    about: str = "",
 ) -> Trained:
-    """Train a head, and calibrate its probabilities on the held-out prompts.
+    """Train a head and calibrate its probabilities on the held-out prompts.
 
-    Class balancing shifts probabilities; Platt scaling, part of the last layer afterwards, undoes that.
+    Class balancing shifts probabilities; Platt scaling, folded into the last layer, corrects this.
 
     Raises:
-        BadInput: fewer than two prompts, prompts without both harmless and critical mismatches, or hidden states that
+        BadInput: fewer than two prompts, training or held-out prompts without both classes, or hidden states that
             are not finite.
     """
     held_out = split(found.prompt, config.held_out, config.seed)
@@ -106,14 +111,13 @@ def train_head(
 def inputs(
     found: Mismatches, instances: Instances, info: HeadInfo
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """(h_d, h_t, c) of instances as a head sees them: drafter states at its bits, features that it takes."""
-    columns = [FEATURES.index(name) for name in info.features]
+    """Inputs (h_d, h_t, c) of a head for instances: drafter states at the head's bits, its channel features."""
     drafter = degrade(found.drafter_hidden[instances.row], info.hidden_bits)
-    return drafter, found.target_hidden[instances.row], instances.features[:, columns]
+    return drafter, found.target_hidden[instances.row], instances.features[:, info.columns]
 
 
 def _prepare(found: Mismatches, instances: Instances, config: Training, held_out: NDArray[np.bool_]) -> _Data:
-    """Inputs, standardised by the training prompts."""
+    """Inputs, standardised on the training prompts."""
     drafter = degrade(found.drafter_hidden, config.hidden_bits)
     hidden = np.concatenate([drafter, found.target_hidden], axis=1, dtype=np.float32)
     channel = instances.features[:, [FEATURES.index(name) for name in config.features]]
@@ -127,8 +131,8 @@ def _prepare(found: Mismatches, instances: Instances, config: Training, held_out
     return _Data(hidden, channel, instances.row, instances.action, apart, mean, scale)
 
 
-def _fit(data: _Data, config: Training, told: Told) -> tuple[dict[str, NDArray[np.float32]], list[Epoch], int]:
-    """Weights of the epoch with the lowest loss on the held-out prompts, all epochs' losses, and which it was."""
+def _fit(data: _Data, config: Training, told: OnEpoch) -> tuple[dict[str, NDArray[np.float32]], list[Epoch], int]:
+    """Weights of the epoch with the lowest held-out loss, losses of all epochs, and the index of that epoch."""
     import torch
     from torch import nn
 
@@ -165,7 +169,7 @@ def _fit(data: _Data, config: Training, told: Told) -> tuple[dict[str, NDArray[n
 
 
 class _Passes:
-    """Forward passes over instances, and their loss."""
+    """Forward passes and loss over instances."""
 
     def __init__(self, net: Any, data: _Data, balanced: bool) -> None:
         import torch
@@ -177,7 +181,7 @@ class _Passes:
         self._weight = torch.where(self._label > 0, 0.5 / share, 0.5 / (1 - share))
 
     def loss(self, chosen: Any) -> Any:
-        """Binary cross-entropy of instances [b] (eq. 26)."""
+        """Mean binary cross-entropy of instances [b] (eq. 26)."""
         import torch
 
         x = torch.cat([self._hidden[self._row[chosen]], self._channel[chosen]], dim=1)
@@ -188,7 +192,7 @@ class _Passes:
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """One thread and generators from a seed; both are as before afterwards."""
+    """Run with one CPU thread and seeded generators; restore both afterwards."""
     import torch
 
     threads = torch.get_num_threads()

@@ -174,7 +174,7 @@ def renamed(path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (cut, "no decision head's"),
+        (cut, "not part of a decision head"),
         (reshaped, r"w2 must be float32 \[4\], not float32 \[9\]"),
         (retyped, "not float64"),
         (poisoned, "b1 has entries that are not finite"),

@@ -16,7 +16,7 @@ from testbed.decision_head.head import check_fits, load_head, save_head
 from testbed.decision_head.instances import Instances, base_instances, load_instances, origin, save_instances
 from testbed.decision_head.relabel import relabel
 from testbed.decision_head.settings import Relabelling, Training
-from testbed.decision_head.train import Told, train_head
+from testbed.decision_head.train import OnEpoch, train_head
 from testbed.errors import BadInput
 from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import bundled
@@ -68,7 +68,7 @@ def relabel_to(directory: Path, out: Path, config: Relabelling) -> dict[str, Any
 
 
 def train_to(
-    directory: Path, out: Path, config: Training, source: Path | Relabelling, told: Told, about: str = ""
+    directory: Path, out: Path, config: Training, source: Path | Relabelling, told: OnEpoch, about: str = ""
 ) -> dict[str, Any]:
     """Train a head and save it; returns the document of `testbed head train --json`.
 

@@ -104,7 +104,7 @@ def test_an_interrupted_collection_goes_on_where_it_was(tmp_path: Path, policy: 
     for chunk in whole.chunks():
         assert same(whole.read(chunk), parts.read(chunk))
     assert whole.labelled() == parts.labelled() == ([0, 1, 2] if policy == "oracle" else [])
-    assert not list(tmp_path.rglob("*.part"))
+    assert not list(tmp_path.rglob(".*.safetensors.*"))
 
 
 def test_an_oracles_chunk_without_labels_is_done_again(tmp_path: Path) -> None:
