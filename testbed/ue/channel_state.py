@@ -1,4 +1,4 @@
-"""Where the channel state of a run comes from: given, replayed beside a trace, or measured from the rounds."""
+"""Sources of a run's channel state: given, read from a replayed trace, or estimated from the rounds."""
 
 from __future__ import annotations
 
@@ -14,70 +14,70 @@ from testbed.ue.records import RoundRecord
 
 
 class ChannelState(Protocol):
-    """Asked before every round, told after it."""
+    """Provides the channel state before every round, and is told of each round's record."""
 
     def now(self) -> Csi | None:
-        """The state that rides with the next round; None: not known."""
+        """Channel state for the next round; None: unknown."""
 
     def observe(self, record: RoundRecord) -> None:
-        """A round over the link ended."""
+        """Take note of a finished round."""
 
 
-class Unknown:
-    """Nothing is known."""
+class UnknownChannel:
+    """An unknown channel state."""
 
     def now(self) -> Csi | None:
         """None."""
         return None
 
     def observe(self, record: RoundRecord) -> None:
-        """Nothing is learnt."""
+        """Ignored."""
 
 
-class Given:
-    """A link that is what it was set to."""
+class ConstantChannel:
+    """A constant channel state, such as that of an emulated link."""
 
     def __init__(self, csi: Csi, clock: Clock) -> None:
         self._csi, self._clock, self._start_s = csi, clock, clock.time()
 
     def now(self) -> Csi | None:
-        """The same state, at this time."""
+        """The state, with the current time."""
         return msgspec.structs.replace(self._csi, time_s=self._clock.time() - self._start_s)
 
     def observe(self, record: RoundRecord) -> None:
-        """Nothing is learnt."""
+        """Ignored."""
 
 
-class Replayed:
-    """A link that follows a trace.
+class TraceChannel:
+    """The channel state of a trace that is replayed.
 
     Args:
-        origin_s: when the replay began, on the clock.
+        origin_s: start of the replay on the clock.
     """
 
     def __init__(self, trace: Trace, clock: Clock, origin_s: float) -> None:
         self._trace, self._clock, self._origin_s = trace, clock, origin_s
 
     def now(self) -> Csi | None:
-        """What the trace says of this time."""
+        """The trace's state at the current time."""
         return self._trace.csi(max(0.0, self._clock.time() - self._origin_s))
 
     def observe(self, record: RoundRecord) -> None:
-        """Nothing is learnt."""
+        """Ignored."""
 
 
-class Measured:
-    """A link that is measured from the rounds themselves, starting from a prior."""
+class MeasuredChannel:
+    """A channel state estimated from the rounds, starting from a prior."""
 
     def __init__(self, prior: Csi, clock: Clock) -> None:
         self._meter, self._clock, self._start_s = PassiveMeter(prior), clock, clock.time()
 
     def now(self) -> Csi | None:
-        """The estimate so far."""
+        """The current estimate."""
         return self._meter.csi()
 
     def observe(self, record: RoundRecord) -> None:
-        """Learn from a round's bytes and its time on the link."""
+        """Update the estimate with a round's bytes and its time on the link."""
         trips = 2 if record.queried else 1
         now_s = self._clock.time() - self._start_s
         self._meter.update(record.uplink_bytes, record.downlink_bytes, trips, record.link_s, now_s)

@@ -1,4 +1,4 @@
-"""A UE's connection to one BS: the greeting, RTT handshakes, and a mailbox for every session."""
+"""Client of one BS: handshakes, and the exchange of messages with a mailbox per session."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pon
 from testbed.tasks import cancel
 
 RESEND_S = 2.0
-"""First wait before a message that was not answered is sent again; doubled each time."""
+"""Time until an unanswered message is sent again, doubled each time."""
 
 
 MOST_WAITING = 4096
-"""Messages of a session that wait to be read; more are dropped, as if the link had lost them."""
+"""Capacity of a mailbox in messages; further messages are dropped, as if lost on the link."""
 
 
 class Mailbox:
-    """What came for a session and was not read yet; one reader at a time. A wait costs a future and a timer alone:
-    there is one a round for every UE, and virtual runs have hundreds of them.
+    """Queue of a session's received messages, for one reader at a time.
+
+    A wait costs one future and one timer: there is one per round and UE, and virtual runs have hundreds of UEs.
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,7 @@ class Mailbox:
         self._arrival: asyncio.Future[None] | None = None
 
     def put(self, packet: Packet[Any]) -> None:
-        """Add a packet, unless there are too many, and wake who waits for it."""
+        """Add a packet and wake the reader; drops the packet if the mailbox is full."""
         if len(self._packets) < MOST_WAITING:
             self._packets.append(packet)
         if self._arrival is not None and not self._arrival.done():
@@ -41,11 +42,11 @@ class Mailbox:
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody waits for the next one."""
+        """Whether a reader is waiting."""
         return self._arrival is not None
 
     async def get(self, timeout_s: float) -> Packet[Any]:
-        """The oldest packet.
+        """Remove and return the oldest packet.
 
         Raises:
             asyncio.TimeoutError: none came in time.
@@ -68,10 +69,10 @@ def _expire(arrival: asyncio.Future[None]) -> None:
 
 
 class Client:
-    """Sends for all sessions and hands each what is meant for it.
+    """Connection to a BS that all sessions of a UE share.
 
-    Session numbers start at a random one, so that a UE that comes back under the same identity does not meet its own
-    old sessions.
+    Session numbers start at a random number, so that a UE that reconnects under the same identity does not reuse those
+    of its old sessions.
     """
 
     def __init__(self, link: Link, clock: Clock, first_session: int, timeout_s: float = 60.0) -> None:
@@ -83,10 +84,10 @@ class Client:
         self.welcome: Welcome | None = None
 
     async def connect(self, tokenizer: str, vocab_size: int) -> Welcome:
-        """Greet the BS.
+        """Exchange Hello and Welcome with the BS.
 
         Raises:
-            LinkTimeout: nobody answers.
+            LinkTimeout: no answer.
             ModelError: the BS refuses this drafter's vocabulary.
         """
         self._reader = asyncio.create_task(self._read())
@@ -100,7 +101,7 @@ class Client:
         return packet.message
 
     async def rtt_s(self, count: int = 5) -> list[float]:
-        """Round-trip times of `count` handshakes, one after another."""
+        """Round-trip times of `count` successive handshakes."""
         times = []
         for token in itertools.islice(self._pings, count):
             start_s = self.clock.time()
@@ -113,24 +114,25 @@ class Client:
         return times
 
     def new_session(self) -> int:
-        """A session number with a mailbox."""
+        """A new session number with a mailbox."""
         number = next(self._numbers)
         self._mail[number] = Mailbox()
         return number
 
     def end_session(self, number: int) -> None:
-        """Drop a session's mailbox; what still comes for it is discarded."""
+        """Drop a session's mailbox; later messages for it are discarded."""
         self._mail.pop(number, None)
 
     async def send(self, message: Message, arrays: dict[str, AnyArray] | None = None) -> int:
-        """Send one message; returns its bytes."""
+        """Send one message; returns its size in bytes."""
         return await self._link.send(encode(message, arrays))
 
     async def receive(self, session: int, timeout_s: float) -> Packet[Any]:
-        """Next message for a session (-1: for none).
+        """Next message of a session (-1: messages without a session).
 
         Raises:
-            LinkTimeout: nothing came in time.
+            LinkTimeout: no message in time.
+            LinkError: the connection is closed.
         """
         if self._reader is None or self._reader.done():
             error = self._reader.exception() if self._reader and not self._reader.cancelled() else None
@@ -141,7 +143,7 @@ class Client:
             raise LinkTimeout(f"the BS did not answer within {timeout_s:g} s") from exc
 
     async def ask(self, session: int, message: Message) -> Packet[Any]:
-        """Send, and send again while nothing comes, until the timeout."""
+        """Send a message and return the answer; resends it until the timeout."""
         for wait_s in self.waits():
             await self.send(message)
             with contextlib.suppress(LinkTimeout):
@@ -151,7 +153,7 @@ class Client:
         )
 
     def waits(self) -> list[float]:
-        """How long to wait for an answer before each sending again; they add up to the timeout."""
+        """Waiting times before each resend; their sum is the timeout."""
         waits: list[float] = []
         wait_s = min(RESEND_S, self.timeout_s)
         while sum(waits) + wait_s < self.timeout_s:
@@ -160,7 +162,7 @@ class Client:
         return [*waits, self.timeout_s - sum(waits)]
 
     async def close(self) -> None:
-        """Stop reading and drop the link."""
+        """Stop reading and close the link."""
         if self._reader is not None:
             await cancel(self._reader)
         self._link.close()
@@ -170,7 +172,7 @@ class Client:
             try:
                 received = await self._link.recv(self.timeout_s)
                 packet = decode_downlink(received.frames, received.size_bytes)
-            except (LinkTimeout, ProtocolError):  # what cannot be read is dropped; asking again brings it
+            except (LinkTimeout, ProtocolError):  # invalid messages are dropped, as if lost
                 continue
             mailbox = self._mail.get(getattr(packet.message, "session", -1))
             if mailbox is not None:
@@ -178,5 +180,5 @@ class Client:
 
 
 def _late(message: Message, token: int) -> bool:
-    """Whether a message answers another handshake, or a greeting that was sent twice."""
+    """Whether a message answers an earlier handshake, or is a duplicate Welcome."""
     return isinstance(message, Welcome) or (isinstance(message, Pong) and message.token != token)

@@ -1,4 +1,4 @@
-"""From addresses and keys to a connection: one base station, or several."""
+"""Creates the client of a UE from addresses and keys, for one base station or several with failover."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from testbed.channel.link import Link, ZmqLink, check_address, new_identity
 from testbed.clock import Clock
 from testbed.errors import BadInput
 from testbed.ue.client import Client
-from testbed.ue.failover import Named, Stations
+from testbed.ue.failover import FailoverClient, StationLink
 
 
 def addresses(bs: str) -> list[str]:
-    """The base stations of a configuration, in the order in which they are preferred.
+    """Base-station addresses of a configuration, in order of preference.
 
     Raises:
-        BadInput: none, one that cannot be used, or one twice.
+        BadInput: no address, an invalid one, or a duplicate.
     """
     found = [check_address(address.strip()) for address in bs.split(",")]
     if len(set(found)) < len(found):
@@ -29,11 +29,11 @@ def addresses(bs: str) -> list[str]:
 
 
 def keys_for(bs: str, keys: str | None, insecure: bool = False) -> list[ClientKeys | None]:
-    """Keys for each base station, checked.
+    """Load the keys for each base station.
 
     Raises:
-        BadInput: keys that cannot be read, another number of them than one or one for each, or none where some are
-            needed.
+        BadInput: keys that cannot be read, a number of directories other than one or one per station, or no keys
+            although some are required.
     """
     count = len(addresses(bs))
     if keys is None:
@@ -47,13 +47,13 @@ def keys_for(bs: str, keys: str | None, insecure: bool = False) -> list[ClientKe
 
 
 def check_silence(seconds: float) -> None:
-    """Refuse a silence that nothing can be told from.
+    """Check the timeout of failover.
 
     Raises:
         BadInput: below 2 s, or not finite.
     """
     if not 2 <= seconds < math.inf:
-        raise BadInput(f"failover-s must be 2 s or more, not {seconds:g}: signs of life are a second apart")
+        raise BadInput(f"failover-s must be 2 s or more, not {seconds:g}: stations are probed once a second")
 
 
 def dial(
@@ -66,22 +66,22 @@ def dial(
     identity: bytes | None = None,
     wrap: Callable[[Link], Link] = lambda link: link,
 ) -> Client:
-    """A connection that has not said Hello.
+    """Create a client; it is not connected yet.
 
     Args:
-        bs: one address, or several separated by commas.
-        keys: directory of `channel.keys`, or one for each address; None: none.
-        silence_s: after which the next base station takes over.
-        identity: of this UE; None: a fresh one.
-        wrap: what is to stand around each link.
+        bs: base-station address; several, separated by commas, for failover in that order.
+        keys: key directory (see `channel.keys`), or one per address; None: no keys.
+        silence_s: time without an answer after which the next base station takes over.
+        identity: ZeroMQ identity of this UE; None: a new one.
+        wrap: wrapper around each link.
 
     Raises:
-        BadInput: addresses or keys that cannot be used.
+        BadInput: invalid addresses or keys.
     """
     identity = identity or new_identity()
     first = random.SystemRandom().randrange(2**31)
     found = zip(addresses(bs), keys_for(bs, keys, insecure), strict=True)
-    links = [Named(address, wrap(ZmqLink(address, identity, key))) for address, key in found]
+    links = [StationLink(address, wrap(ZmqLink(address, identity, key))) for address, key in found]
     if len(links) == 1:
         return Client(links[0].link, clock, first, timeout_s)
-    return Stations(links, clock, first, timeout_s, silence_s)
+    return FailoverClient(links, clock, first, timeout_s, silence_s)

@@ -1,4 +1,4 @@
-"""What came of sending a window, and the record of its round."""
+"""The exchange of one round (window sent, verdict received) and the record that it leads to."""
 
 from __future__ import annotations
 
@@ -9,36 +9,25 @@ from testbed.protocols.messages import Draft, Verdict
 from testbed.ue.records import RoundRecord
 
 
-class Parts(NamedTuple):
-    """Fields of a `RoundRecord`, as they are named there."""
-
-    link_s: float
-    queue_s: float
-    verify_s: float
-    judge_s: float
-
-
 class Exchange(NamedTuple):
-    """What came of sending a window, or of listening for what the BS decodes alone."""
+    """A window that was sent and its verdict, or a verdict that the BS sent while decoding alone."""
 
     verdict: Verdict
     arrays: dict[str, AnyArray]
-    """The verdict's."""
+    """Arrays of the verdict."""
     seconds: float
-    """From sending the window to the verdict; alone, from the verdict before."""
+    """Time from sending the window to the verdict; when the BS decodes alone, from the previous verdict."""
     reveal_s: float
-    """The UE's own part of that: answering for hidden states."""
+    """The part of `seconds` in which the UE answered a query for hidden states."""
     uplink_bytes: int
     downlink_bytes: int
     sent_s: float
     """When it began, on the UE's clock."""
 
     @property
-    def parts_s(self) -> Parts:
-        """Where its seconds went, the UE's own left out."""
-        verdict = self.verdict
-        link_s = max(0.0, self.seconds - self.reveal_s - verdict.bs_s)
-        return Parts(link_s, verdict.queue_s, verdict.verify_s, verdict.judge_s)
+    def link_s(self) -> float:
+        """Time on the link: `seconds` without the times of UE and BS."""
+        return max(0.0, self.seconds - self.reveal_s - self.verdict.bs_s)
 
 
 def record_of(
@@ -50,42 +39,25 @@ def record_of(
     span_s: tuple[float, float],
     drafting_s: float,
 ) -> RoundRecord:
-    """The record of a round that has just ended.
+    """The record of a finished round.
 
     Args:
-        kind: of the protocol.
-        draft: as it was sent, or what stands in for it where the BS decoded alone.
-        drafted: tokens of the window.
-        committed: tokens that it added to the output.
-        span_s: when the round began and ended.
-        drafting_s: what its drafted tokens took.
+        kind: kind of the protocol.
+        draft: the draft that was sent, or its substitute if the BS decoded alone.
+        drafted: number of tokens in the window.
+        committed: number of tokens added to the output.
+        span_s: begin and end of the round.
+        drafting_s: time spent on the drafted tokens.
     """
-    verdict, parts, (begin_s, end_s) = exchange.verdict, exchange.parts_s, span_s
+    verdict, (begin_s, end_s) = exchange.verdict, span_s
+    parts_s = (exchange.link_s, verdict.queue_s, verdict.verify_s, verdict.judge_s)
     return RoundRecord(
-        round=draft.round,
-        protocol=kind,
-        base_len=draft.base_len,
-        drafted=drafted,
-        accepted=verdict.accepted,
-        committed=committed,
-        candidates=verdict.candidates,
-        queried=verdict.queried,
-        batch_size=verdict.batch_size,
-        draft_s=draft.draft_s,
-        overhead_s=max(0.0, end_s - begin_s - draft.draft_s - sum(parts)),
-        uplink_bytes=exchange.uplink_bytes,
-        downlink_bytes=exchange.downlink_bytes,
-        gap=verdict.gap,
-        csi=draft.csi,
-        wasted_s=drafting_s * (1 - verdict.accepted / drafted) if drafted else 0.0,
-        hint=verdict.window,
-        kept=verdict.kept,
-        link_s=parts.link_s,
-        queue_s=parts.queue_s,
-        verify_s=parts.verify_s,
-        judge_s=parts.judge_s,
-        begin_s=begin_s,
-        sent_s=exchange.sent_s,
-        verdict_s=exchange.sent_s + exchange.seconds,
-        end_s=end_s,
-    )
+        round=draft.round, protocol=kind, base_len=draft.base_len, csi=draft.csi, drafted=drafted, committed=committed,
+        accepted=verdict.accepted, kept=verdict.kept, candidates=verdict.candidates, queried=verdict.queried,
+        batch_size=verdict.batch_size, gap=verdict.gap, hint=verdict.window,
+        draft_s=draft.draft_s, wasted_s=drafting_s * (1 - verdict.accepted / drafted) if drafted else 0.0,
+        link_s=exchange.link_s, queue_s=verdict.queue_s, verify_s=verdict.verify_s, judge_s=verdict.judge_s,
+        overhead_s=max(0.0, end_s - begin_s - draft.draft_s - sum(parts_s)),
+        uplink_bytes=exchange.uplink_bytes, downlink_bytes=exchange.downlink_bytes,
+        begin_s=begin_s, sent_s=exchange.sent_s, verdict_s=exchange.sent_s + exchange.seconds, end_s=end_s,
+    )  # fmt: skip

@@ -1,9 +1,8 @@
-"""Several base stations as one connection: the first that answers serves, the others stand by.
+"""Client of several base stations with failover: one serves, the others are on standby.
 
-Every station is greeted, and from then on asked for a sign of life every `PROBE_S`. Where the one that serves falls
-silent, the next takes over; where an earlier one is back for good, it does. Sessions are numbered anew at each change,
-so that no station ever meets an old session of its own: it answers `Resync`, and the UE opens it with its committed
-prefix.
+All stations are greeted, and then probed every `PROBE_S`. If the serving station stops answering, the next one takes
+over; an earlier one takes over again once it is stable. At each change, sessions get new numbers, so that no station
+sees an old session of its own: it answers `Resync`, and the UE opens the session with its committed prefix.
 """
 
 from __future__ import annotations
@@ -29,65 +28,70 @@ from testbed.ue.client import Client
 
 LOG = logging.getLogger(__name__)
 PROBE_S = 1.0
-"""Between two signs of life that are asked for."""
+"""Interval between probes."""
 STEADY_S = 3.0
-"""For which an earlier station must have been heard before it serves again."""
+"""Time for which an earlier station must have answered before it serves again."""
 SLOWEST_BPS = 1e6
-"""Uplink rate that what was sent is given time for, before silence counts."""
+"""Uplink rate assumed for the time that sent data takes, before a station counts as silent."""
 PROBES = 2**62
-"""First token of the pings that ask for signs of life."""
+"""First token of the pings used as probes."""
 EPOCH = 2**40
-"""Sessions are numbered by multiples of it after every change of station."""
+"""Offset added to session numbers at every change of station."""
 SHARED = ("weights", "judge", "vocab_size", "hidden_size", "end_ids")
-"""What stations of one UE must agree in, as `Welcome` has it."""
+"""Fields of `Welcome` in which all stations of a UE must agree."""
 
 
-class Named(NamedTuple):
-    """A link to one station."""
+class StationLink(NamedTuple):
+    """A station's address and the link to it."""
 
     address: str
     link: Link
 
 
 @dataclass
-class KnownStation:
-    """What is known of one station."""
+class StationState:
+    """State of one station."""
 
     address: str
     link: Link
     welcome: Welcome | None = None
-    """None: it has not been greeted, or fell silent since."""
+    """None: not greeted yet, or silent since."""
     refused: str = ""
     """Why it cannot serve."""
     heard_s: float = -math.inf
     since_s: float = math.inf
-    """Since when it has been heard without a silence."""
+    """Since when it has answered without interruption."""
     sent_bytes: int = 0
-    """Since it was heard last."""
+    """Bytes sent since its last message."""
 
     def hear(self, now_s: float) -> None:
-        """Something came from it."""
+        """Note that a message arrived."""
         self.heard_s, self.sent_bytes = now_s, 0
         self.since_s = min(self.since_s, now_s)
 
     def silent(self, now_s: float, silence_s: float) -> bool:
-        """Whether it has said nothing for longer than what was sent to it may take."""
+        """Whether it has been silent for `silence_s` plus the time that sent data takes."""
         return now_s - self.heard_s > silence_s + 8 * self.sent_bytes / SLOWEST_BPS
 
 
-class Stations(Client):
+class FailoverClient(Client):
     """A `Client` of several base stations.
 
     Args:
-        links: in the order in which they are preferred.
-        silence_s: without a sign of life after which a station counts as gone.
+        links: links to the stations, in order of preference.
+        silence_s: time without an answer after which a station counts as gone.
     """
 
     def __init__(
-        self, links: Sequence[Named], clock: Clock, first_session: int, timeout_s: float = 60.0, silence_s: float = 5.0
+        self,
+        links: Sequence[StationLink],
+        clock: Clock,
+        first_session: int,
+        timeout_s: float = 60.0,
+        silence_s: float = 5.0,
     ) -> None:
         super().__init__(links[0].link, clock, first_session, timeout_s)
-        self._stations = [KnownStation(*named) for named in links]
+        self._stations = [StationState(*named) for named in links]
         self._silence_s = silence_s
         self._at = self._epoch = 0
         self._probes = itertools.count(PROBES)
@@ -95,18 +99,18 @@ class Stations(Client):
         self._news = asyncio.Event()
         self._failure: Exception | None = None
         self.moves: list[str] = []
-        """Addresses that took over, in order."""
+        """Addresses of the stations that took over, in order."""
 
     @property
     def serving(self) -> str:
-        """Address of the station that serves."""
+        """Address of the serving station."""
         return self._stations[self._at].address
 
     async def connect(self, tokenizer: str, vocab_size: int) -> Welcome:
-        """Greet all stations; the first that answers serves.
+        """Greet all stations; the first in order that answers serves.
 
         Raises:
-            LinkTimeout: nobody answers.
+            LinkTimeout: no station answers.
             ModelError: one refuses this drafter's vocabulary, or they do not serve the same model and head.
         """
         self._hello = Hello(version=VERSION, tokenizer=tokenizer, vocab_size=vocab_size)
@@ -135,29 +139,29 @@ class Stations(Client):
         return self.welcome
 
     async def send(self, message: Message, arrays: dict[str, AnyArray] | None = None) -> int:
-        """Send one message to the station that serves; returns its bytes."""
+        """Send one message to the serving station; returns its size in bytes."""
         if self._epoch and (session := getattr(message, "session", -1)) >= 0:
             message = replace(message, session=session + self._epoch * EPOCH)
         station = self._stations[self._at]
-        with contextlib.suppress(LinkError):  # full: whoever takes over gets it when it is sent again
+        with contextlib.suppress(LinkError):  # queue full: the message is sent again, perhaps to the next station
             sent = await station.link.send(encode(message, arrays))
             station.sent_bytes += sent
             return sent
         return 0
 
     async def receive(self, session: int, timeout_s: float) -> Packet[Any]:
-        """Next message for a session (-1: for none).
+        """Next message of a session (-1: messages without a session).
 
         Raises:
-            LinkTimeout: nothing came in time.
-            ModelError: the only station left does not serve the same.
+            LinkTimeout: no message in time.
+            ModelError: the only remaining station serves another model or head.
         """
         if self._failure is not None:
             raise self._failure
         return await super().receive(session, timeout_s)
 
     async def close(self) -> None:
-        """Stop reading and drop all links."""
+        """Stop reading and close all links."""
         await super().close()
         for station in self._stations:
             station.link.close()
@@ -171,7 +175,7 @@ class Stations(Client):
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._news.wait(), max(0.0, seconds))
 
-    # ------------------------------------------------------------ what comes in
+    # ------------------------------------------------------------ receiving
 
     async def _run(self) -> None:
         await together([*map(self._listen, range(len(self._stations))), self._watch()])
@@ -182,7 +186,7 @@ class Stations(Client):
             try:
                 received = await station.link.recv(self.timeout_s)
                 packet = decode_downlink(received.frames, received.size_bytes)
-            except (LinkTimeout, ProtocolError):  # what cannot be read is dropped; asking again brings it
+            except (LinkTimeout, ProtocolError):  # invalid messages are dropped, as if lost
                 continue
             station.hear(self.clock.time())
             message = packet.message
@@ -191,8 +195,8 @@ class Stations(Client):
             elif number == self._at and not (isinstance(message, Pong) and message.token >= PROBES):
                 self._deliver(packet)
 
-    def _greeted(self, station: KnownStation, message: Welcome | Fault) -> None:
-        """A station answered the greeting."""
+    def _greeted(self, station: StationState, message: Welcome | Fault) -> None:
+        """Handle a station's answer to the greeting."""
         if isinstance(message, Fault):
             station.refused = f"{station.address} refuses: {message.reason}"
         else:
@@ -200,8 +204,8 @@ class Stations(Client):
             station.welcome = None if station.refused else message
         self._news.set()
 
-    def _difference(self, station: KnownStation, welcome: Welcome) -> str:
-        """In what a station differs from another that was greeted, in one line; empty where in nothing."""
+    def _difference(self, station: StationState, welcome: Welcome) -> str:
+        """How a station differs from one that was greeted before, in one line; empty if it does not."""
         known = [(s.address, s.welcome) for s in self._stations if s is not station and s.welcome is not None]
         if self.welcome is not None:
             known.append((self.serving, self.welcome))
@@ -214,7 +218,7 @@ class Stations(Client):
         return ""
 
     def _deliver(self, packet: Packet[Any]) -> None:
-        """Put a message into its session's mailbox, unless it is of before the last change."""
+        """Put a message into its session's mailbox; drops those from before the last change of station."""
         message = packet.message
         session = getattr(message, "session", -1)
         if session >= 0:
@@ -227,10 +231,10 @@ class Stations(Client):
         if mailbox is not None:
             mailbox.put(packet)
 
-    # ------------------------------------------------------------ who serves
+    # ------------------------------------------------------------ choosing the serving station
 
     async def _watch(self) -> None:
-        """Ask for signs of life, and change stations where it must be."""
+        """Probe all stations, and change the serving station if needed."""
         while True:
             now_s = self.clock.time()
             for station in self._stations:
@@ -241,14 +245,14 @@ class Stations(Client):
                 self._choose(now_s)
             await self.clock.sleep(PROBE_S)
 
-    async def _probe(self, station: KnownStation) -> None:
+    async def _probe(self, station: StationState) -> None:
         assert self._hello is not None
         ask = self._hello if station.welcome is None else Ping(token=next(self._probes))
         with contextlib.suppress(LinkError):
             await station.link.send(encode(ask))
 
     def _choose(self, now_s: float) -> None:
-        """Take the next station where this one is silent, or an earlier one that has been back for a while."""
+        """Change to the next station if the serving one is silent, or to an earlier one that is stable again."""
         gone = self._stations[self._at].welcome is None
         for i, station in enumerate(self._stations):
             if i == self._at or station.welcome is None:
@@ -266,7 +270,7 @@ class Stations(Client):
         if number == self._at:
             return
         left = self._stations[self._at]
-        left.welcome = None  # greeted again, so that it frees what this UE had there
+        left.welcome = None  # greeted again on return, so that it frees this UE's sessions
         self._at, self._link = number, self._stations[number].link
         self._epoch += 1
         if self.welcome is not None:
@@ -274,7 +278,7 @@ class Stations(Client):
             self._wake(f"{self.serving} serves now")
 
     def _wake(self, reason: str) -> None:
-        """Tell whoever waits for an answer that none will come."""
+        """Put a Resync into mailboxes with a waiting reader, which would wait in vain for the previous station."""
         for session, mailbox in self._mail.items():
             if session >= 0 and mailbox.awaited:
                 mailbox.put(Packet(Resync(session=session, reason=reason), {}, 0))

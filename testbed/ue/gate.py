@@ -1,4 +1,4 @@
-"""The losslessness gate: is an output the target's own, token for token?"""
+"""Losslessness check: compares outputs with the target's own, token for token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from testbed.protocols.messages import Close, Draft, Fault, Open, Verdict
 from testbed.ue.client import Client
 
 SHOWN = 8
-"""Tokens of each continuation that a report shows."""
+"""Number of tokens of each continuation in a report."""
 
 
 class Divergence(msgspec.Struct, frozen=True):
@@ -20,19 +20,19 @@ class Divergence(msgspec.Struct, frozen=True):
 
     request: int
     position: int
-    """In the output."""
+    """Index in the output."""
     output: list[int]
-    """The output from there on."""
+    """The output from `position` on."""
     target: list[int]
-    """The target's own from there on."""
+    """The target's own output from `position` on."""
     gap: float
-    """Logit of the target's token minus logit of the output's, by the serving engine."""
+    """Logit of the target's token minus that of the output's token, computed by the serving engine."""
     tie: bool
-    """Whether the gap is within the tolerance, and so no loss."""
+    """Whether the gap is within the tolerance, so that it does not count as a loss."""
 
 
 def first_difference(output: Sequence[int], target: Sequence[int]) -> int | None:
-    """Index of the first token that differs (an end that comes too early differs too), or None."""
+    """Index of the first token that differs, or None; the end of one sequence counts as a difference."""
     for i, (a, b) in enumerate(zip(output, target, strict=False)):
         if a != b:
             return i
@@ -42,7 +42,7 @@ def first_difference(output: Sequence[int], target: Sequence[int]) -> int | None
 async def compare(
     client: Client, request: int, prompt: Sequence[int], output: Sequence[int], target: Sequence[int], tolerance: float
 ) -> Divergence | None:
-    """Hold an output against the target's own; where they part, ask the engine by how much.
+    """Compare an output with the target's own; at the first difference, query the engine for the logit gap.
 
     `tolerance` is the largest logit gap that counts as a tie; 0 in float32.
     """
@@ -57,7 +57,7 @@ async def compare(
 
 
 async def _gap(client: Client, prefix: list[int], output: int, target: int) -> float:
-    """Logit of the argmax after `prefix` minus logit of the token that differs from it."""
+    """Logit of the argmax after `prefix` minus that of the other of the two tokens."""
     session = client.new_session()
     ids = np.asarray(prefix, np.int32)
     await client.send(Open(session=session, protocol="greedy", threshold=0.0, hidden_size=1), {"ids": ids})

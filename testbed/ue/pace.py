@@ -1,4 +1,4 @@
-"""How long a UE computes: real drafting takes its own time, a virtual run is told how long it takes."""
+"""Drafting time of a UE: real drafting takes its own time; emulated or virtual drafting waits for a given time."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from testbed.clock import Clock
 
 
 class Pace(Protocol):
-    """Awaited right after the drafter has worked."""
+    """Awaited after each step of the drafter."""
 
     async def opened(self, prompt_len: int) -> None:
-        """The prompt was prefilled."""
+        """Wait after the prefill of a prompt."""
 
     async def drafted(self, count: int, base_len: int) -> None:
-        """`count` tokens were drafted after a prefix of `base_len`."""
+        """Wait after drafting `count` tokens on a prefix of `base_len`."""
 
 
 class RealTime:
-    """The work itself has taken its time."""
+    """No waiting: the drafter's own computation takes the time."""
 
     async def opened(self, prompt_len: int) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
     async def drafted(self, count: int, base_len: int) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
 
 @dataclass(frozen=True)
-class Steady:
-    """The same time for every drafted token, whatever drafts them: a device that is not there."""
+class ConstantPace:
+    """A constant time per drafted token, to emulate another device."""
 
     clock: Clock
     per_token_s: float
 
     async def opened(self, prompt_len: int) -> None:
-        """Prompts cost nothing."""
+        """Return at once: prefill takes no time."""
 
     async def drafted(self, count: int, base_len: int) -> None:
-        """`count` tokens at that pace."""
+        """Sleep for `count` times the time per token."""
         await self.clock.sleep(count * self.per_token_s)

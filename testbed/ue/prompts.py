@@ -1,4 +1,4 @@
-"""From a question to prompt ids: plain templates, worked examples before the question, chat templates."""
+"""Prompt formatting and tokenization: plain templates, few-shot examples, chat templates."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Prompter:
 
     Args:
         directory: holds `tokenizer.json` and, for chat models, `tokenizer_config.json` or `chat_template.jinja`.
-        style: `plain`; `chat` (the tokenizer's own template); `auto` (chat where there is a template); or a template
-            of one's own that contains {question}.
-        shots: worked examples (question, answer) that stand before every question.
+        style: `plain`; `chat` (the tokenizer's template); `auto` (chat if there is a template); or a custom template
+            that contains {question}.
+        shots: few-shot examples (question, answer) that precede every question.
 
     Raises:
         BadInput: an unknown style, or chat without a template.
-        ModelError: no readable tokenizer.
+        ModelError: no tokenizer, or one that cannot be read.
     """
 
     def __init__(self, directory: Path, style: str = "auto", shots: Sequence[tuple[str, str]] = ()) -> None:
@@ -59,7 +59,7 @@ class Prompter:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids: the largest plus one."""
+        """Largest id plus one."""
         return 1 + max(self.tokenizer.get_vocab().values())
 
     def ids(self, question: str) -> list[int]:
@@ -71,18 +71,18 @@ class Prompter:
         if not question.strip():
             raise BadInput("the prompt is empty")
         text = self._render_chat(question) if self.is_chat else self._render_plain(question)
-        # a chat template writes its own special tokens; a plain prompt gets those the tokenizer adds
+        # a chat template writes its special tokens itself; in a plain prompt, the tokenizer adds them
         return list(self.tokenizer.encode(text, add_special_tokens=not self.is_chat).ids)
 
     def conversation(self, turns: Sequence[Turn]) -> list[int]:
-        """Prompt ids of a conversation whose next turn is the assistant's.
+        """Prompt ids of a conversation that the assistant continues.
 
-        Without a chat template every turn of a user is a question, an assistant's is its answer, and a system's stands
-        as it is; an empty line parts them.
+        Without a chat template, each user message is a question, an assistant message the answer to it, and a system
+        message is plain text; they are separated by empty lines.
 
         Raises:
-            BadInput: nothing but spaces, no user's turn at the end (without a template), or turns that the template
-                refuses.
+            BadInput: an empty conversation, a last message that is not the user's (without a template), or messages
+                that the template refuses.
         """
         if not any(turn.content.strip() for turn in turns):
             raise BadInput("the prompt is empty")
@@ -90,7 +90,7 @@ class Prompter:
         return list(self.tokenizer.encode(text, add_special_tokens=not self.is_chat).ids)
 
     def text(self, ids: Sequence[int]) -> str:
-        """Text of output ids, special tokens left out."""
+        """Decoded text of output ids, without special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def _render_plain(self, question: str) -> str:
@@ -148,12 +148,12 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """What transformers offers to templates: jinja's own filter escapes HTML."""
+    """The `tojson` filter of transformers; jinja's own escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
-    """`bos_token` and its like, where they are set; each is its text, or an object that holds it."""
+    """Texts of `bos_token` and other special tokens that are set; each value is a text or an object with `content`."""
     texts = {k: v.get("content") if isinstance(v, dict) else v for k, v in settings.items() if k.endswith("_token")}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 

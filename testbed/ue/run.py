@@ -17,7 +17,7 @@ from testbed.protocols.adaptive import ByLatency, Choice, by_rtt
 from testbed.protocols.methods import AUTO, COLOCATED, run_method
 from testbed.protocols.quantise import FULL_BITS, quantised
 from testbed.protocols.sampling import GREEDY, Sampling, request_seed
-from testbed.ue.channel_state import ChannelState, Unknown
+from testbed.ue.channel_state import ChannelState, UnknownChannel
 from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.gate import Divergence, compare
@@ -104,7 +104,7 @@ class Setting:
     policy: WindowPolicy
     threshold: float = 0.0
     tolerance: float = 0.0
-    state: ChannelState = field(default_factory=Unknown)
+    state: ChannelState = field(default_factory=UnknownChannel)
     pace: Pace = REAL_TIME
     rule: str = "rtt"
     sampling: Sampling = GREEDY

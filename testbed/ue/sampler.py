@@ -1,4 +1,4 @@
-"""Drawing drafted tokens: from the very distributions that the protocol uploads."""
+"""Samples drafted tokens from the distributions that the protocol uploads."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from testbed.protocols.sampling import Counts, Draws, Sampling, draw, quantise, 
 
 
 class DraftSampler:
-    """Chooses the tokens of a session (`testbed.ue.drafters.base.Choose`) and keeps what each was drawn from."""
+    """Samples the tokens of a session (a `testbed.ue.drafters.base.Choose`) and keeps their distributions."""
 
     def __init__(self, sampling: Sampling, seed: int) -> None:
-        """`seed` of the request: see `sampling.Draws`."""
+        """`seed`: seed of the request, see `sampling.Draws`."""
         self._sampling, self._seed = sampling, seed
         self._rows: list[Counts] = []
         self.draws = Draws(seed, 0)
-        """Random numbers of the round under way."""
+        """Random numbers of the current round."""
 
     def begin(self, round_: int) -> None:
-        """A round begins: its window is empty."""
+        """Begin a round with an empty window."""
         self.draws = Draws(self._seed, round_)
         self._rows = []
 
     def __call__(self, probs: NDArray[np.float32]) -> int:
-        """The next token of the window, drawn from what the drafter thinks, warped and rounded to 16 bits."""
+        """Next token of the window, sampled from the drafter's probabilities [V], warped and quantised to 16 bits."""
         with np.errstate(divide="ignore"):
             row = quantise(warp(np.log(probs), self._sampling))
         self._rows.append(row)
         return draw(row, self.draws.draft(len(self._rows) - 1))
 
     def window(self) -> Counts:
-        """[K, V] what the tokens of the window were drawn from."""
+        """[K, V] distributions from which the window's tokens were sampled."""
         return np.stack(self._rows)

@@ -23,7 +23,7 @@ from testbed.protocols import protocol
 from testbed.synthetic import next_token
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
-from testbed.ue.pace import Steady
+from testbed.ue.pace import ConstantPace
 from testbed.ue.records import RequestRecord
 from testbed.ue.session import DecodingSession
 from testbed.ue.windows.rules import FixedWindow
@@ -48,7 +48,7 @@ async def decode(
         await client.connect("", VOCAB)
         session = DecodingSession(
             client, SyntheticDrafter(vocab_size=VOCAB, alpha=0.7), protocol(kind), FixedWindow(5), csi=lambda: CSI,
-            pace=Steady(WallClock(), token_s), speed_tps=speed_tps,
+            pace=ConstantPace(WallClock(), token_s), speed_tps=speed_tps,
         )  # fmt: skip
         return await session.decode(PROMPT, tokens, ())
     finally:

@@ -18,7 +18,7 @@ from testbed.protocols import protocol
 from testbed.synthetic import next_token
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
-from testbed.ue.pace import Steady
+from testbed.ue.pace import ConstantPace
 from testbed.ue.session import DecodingSession
 from testbed.ue.windows.rules import FixedWindow
 from tests.support.overload import CLASSES, Response, check_order, phase
@@ -44,7 +44,7 @@ async def ue(bs: Client, number: int, times: tuple[float, float], begun_s: float
     while (start_s := time.monotonic() - begun_s) < times[1]:
         prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(20, 60))]
         session = DecodingSession(
-            bs, drafter, protocol("greedy"), FixedWindow(WINDOW), pace=Steady(bs.clock, DRAFT_S), speed_tps=speed
+            bs, drafter, protocol("greedy"), FixedWindow(WINDOW), pace=ConstantPace(bs.clock, DRAFT_S), speed_tps=speed
         )
         try:
             ids = (await session.decode(prompt, rng.randint(8, 16), ())).token_ids

@@ -24,7 +24,7 @@ from testbed.ue.api.app import Service
 from testbed.ue.api.backend import Backend
 from testbed.ue.api.schema import RequestLimits
 from testbed.ue.api.serve import connected, web_settings
-from testbed.ue.channel_state import ChannelState, Unknown
+from testbed.ue.channel_state import ChannelState, UnknownChannel
 from testbed.ue.client import Client
 from testbed.ue.drafters.base import Choose
 from testbed.ue.drafters.synthetic import SyntheticDrafter, SyntheticSequence
@@ -93,7 +93,7 @@ async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 
 async def unknown(client: Client, clock: Clock) -> ChannelState:
     """No channel state."""
-    return Unknown()
+    return UnknownChannel()
 
 
 @contextlib.asynccontextmanager

@@ -23,7 +23,7 @@ from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import Client
 from testbed.ue.dial import dial
 from testbed.ue.drafters.synthetic import SyntheticDrafter
-from testbed.ue.pace import Steady
+from testbed.ue.pace import ConstantPace
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.rules import FixedWindow
@@ -69,7 +69,7 @@ async def decode(client: Client, method: str, number: int, token_s: float) -> li
         SyntheticDrafter(vocab_size=VOCAB, alpha=0.7),
         protocol(method),
         FixedWindow(4),
-        pace=Steady(client.clock, token_s),
+        pace=ConstantPace(client.clock, token_s),
         sampling=sampling,
         seed=number,
     )

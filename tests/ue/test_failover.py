@@ -20,7 +20,7 @@ from testbed.protocols.sampling import Sampling
 from testbed.synthetic import next_token
 from testbed.ue import failover
 from testbed.ue.drafters.synthetic import SyntheticDrafter
-from testbed.ue.failover import KnownStation, Named, Stations
+from testbed.ue.failover import FailoverClient, StationLink, StationState
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
@@ -84,10 +84,10 @@ async def site(count: int = 2) -> AsyncIterator[Site]:
 
 
 @contextlib.asynccontextmanager
-async def roaming(site: Site, timeout_s: float = 10.0, greet: bool = True) -> AsyncIterator[Stations]:
+async def roaming(site: Site, timeout_s: float = 10.0, greet: bool = True) -> AsyncIterator[FailoverClient]:
     identity = new_identity()
-    links = [Named(address, ZmqLink(address, identity)) for address in site.addresses]
-    client = Stations(links, WallClock(), 1, timeout_s, SILENCE_S)
+    links = [StationLink(address, ZmqLink(address, identity)) for address in site.addresses]
+    client = FailoverClient(links, WallClock(), 1, timeout_s, SILENCE_S)
     try:
         if greet:
             await client.connect("", VOCAB)
@@ -104,7 +104,9 @@ async def until(condition: Any, wait_s: float = 10.0) -> None:
     raise AssertionError("it did not come about")
 
 
-async def decode(client: Stations, method: str, length: int, progress: Any = None, prompt: list[int] = PROMPT) -> Any:
+async def decode(
+    client: FailoverClient, method: str, length: int, progress: Any = None, prompt: list[int] = PROMPT
+) -> Any:
     if method == TARGET_ONLY:
         return await decode_remotely(client, prompt, length, (), progress)
     drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.7)
@@ -225,7 +227,7 @@ async def test_nobody_there_is_a_timeout_that_names_them_all() -> None:
 
 
 def test_a_long_upload_is_no_silence() -> None:
-    found = KnownStation("tcp://x:1", None)  # type: ignore[arg-type]
+    found = StationState("tcp://x:1", None)  # type: ignore[arg-type]
     found.hear(100.0)
     assert found.silent(105.1, 5.0) and not found.silent(104.9, 5.0)
     found.sent_bytes = 10**6

@@ -15,7 +15,7 @@ from testbed.clock import WallClock
 from testbed.experiments.deployment.load import LoadUe
 from testbed.ue.client import Client
 from testbed.ue.drafters.recorded import Recorded, RecordedDrafter, load_recording
-from testbed.ue.pace import Steady
+from testbed.ue.pace import ConstantPace
 from testbed.ue.records import RoundRecord
 from testbed.ue.windows.predictor import load_predictor
 from testbed.ue.windows.rules import FIXED, WindowPolicy, window_policy
@@ -109,7 +109,7 @@ class _RealUe:
         order, clock = self._order, self._clock
         client = Client(ZmqLink(order.address, new_identity()), clock, 0, TIMEOUT_S)
         ue = LoadUe(
-            client, self._drafter, self._policy, Steady(clock, 1 / order.draft_tps), self._ends,
+            client, self._drafter, self._policy, ConstantPace(clock, 1 / order.draft_tps), self._ends,
             speed_tps=order.speed_tps if order.promised else None, accept_slower=True,
         )  # fmt: skip
         responses: list[Response] = []

@@ -13,7 +13,7 @@ from testbed.channel.csi import Csi
 from testbed.channel.trace import read_trace
 from testbed.clock import Clock
 from testbed.errors import BadInput
-from testbed.ue.channel_state import ChannelState, Given, Measured, Replayed, Unknown
+from testbed.ue.channel_state import ChannelState, ConstantChannel, MeasuredChannel, TraceChannel, UnknownChannel
 from testbed.ue.client import Client
 
 NONE, PASSIVE = "none", "passive"
@@ -36,17 +36,17 @@ async def channel_state(text: str, client: Client, clock: Clock) -> ChannelState
     """
     check_csi(text)
     if text == NONE:
-        return Unknown()
+        return UnknownChannel()
     if text == PASSIVE:
         rtt_s = statistics.median(await client.rtt_s())
-        return Measured(Csi(ASSUMED_MBPS, ASSUMED_MBPS, rtt_s * 1e3, source="passive"), clock)
+        return MeasuredChannel(Csi(ASSUMED_MBPS, ASSUMED_MBPS, rtt_s * 1e3, source="passive"), clock)
     if "=" not in text:
-        return Measured(_prior(Path(text)), clock)
+        return MeasuredChannel(_prior(Path(text)), clock)
     values = _pairs(text)
     if "trace" in values:
         origin_s = float(values["origin_s"]) if "origin_s" in values else clock.time()
-        return Replayed(read_trace(find("traces", values["trace"])), clock, origin_s)
-    return Given(_given(values), clock)
+        return TraceChannel(read_trace(find("traces", values["trace"])), clock, origin_s)
+    return ConstantChannel(_given(values), clock)
 
 
 def check_csi(text: str) -> None:

@@ -28,7 +28,7 @@ from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.models.bundle import bundled
 from testbed.ue.client import Client
 from testbed.ue.drafters.controlled import ReplayDrafter
-from testbed.ue.pace import Steady
+from testbed.ue.pace import ConstantPace
 
 AT_ONCE = 32
 """Requests under way where throughput is measured."""
@@ -106,7 +106,7 @@ class RealRamp:
     def _fleet(self, policy: str, clients: Sequence[Client], drafter: ReplayDrafter) -> Fleet:
         welcome, clock = clients[0].welcome, clients[0].clock
         assert welcome is not None
-        pace = Steady(clock, (self._config.draft_ms or 0.0) / 1e3)
+        pace = ConstantPace(clock, (self._config.draft_ms or 0.0) / 1e3)
         limit = self._config.limit
         return Fleet([LoadUe(c, drafter, policy_of(policy, limit), pace, welcome.end_ids) for c in clients], clock)
 

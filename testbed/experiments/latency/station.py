@@ -21,7 +21,7 @@ from testbed.files import whole_file
 from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.drafters.controlled import ReplayDrafter
-from testbed.ue.pace import Steady
+from testbed.ue.pace import ConstantPace
 from testbed.ue.session import REAL_TIME
 from testbed.ue.windows.rules import FixedWindow
 
@@ -91,7 +91,7 @@ def fleet_of(config: LoadConfig, clients: Sequence[Client], drafter: Drafter, k:
     """Connections that take requests in turn, with windows of K; 0: the target decodes alone."""
     welcome, clock = clients[0].welcome, clients[0].clock
     assert welcome is not None
-    pace = Steady(clock, config.draft_ms / 1e3) if replayed else REAL_TIME
+    pace = ConstantPace(clock, config.draft_ms / 1e3) if replayed else REAL_TIME
     policy = FixedWindow(k) if k else None
     return Fleet([LoadUe(client, drafter, policy, pace, welcome.end_ids) for client in clients], clock)
 

@@ -2,8 +2,8 @@
 
 Under the strict judge the committed prefix is always one of the target's own output, so that what a drafter says in any
 window is known once it is known after every such prefix: its next token there, and, where that is not the target's, the
-tokens that it would have gone on with. A replay costs nothing, so that many UEs fit on one machine; `ue.pace.Steady`
-gives it a device's pace.
+tokens that it would have gone on with. A replay costs nothing, so that many UEs fit on one machine;
+`ue.pace.ConstantPace` gives it a device's pace.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ NAN = math.nan
         (Blockage, {"loss_db": -3.0}, "blockage must cost"),
         (Mobility, {"distance_m": 0.0}, "distances must be positive"),
         (Mobility, {"distance_m": 5.0, "speed_mps": -1.0}, "speed"),
-        (Mobility, {"distance_m": 5.0, "speed_mps": 1.0, "until_m": 5.0}, "another place to go to than 5 m"),
+        (Mobility, {"distance_m": 5.0, "speed_mps": 1.0, "until_m": 5.0}, "an until_m other than 5 m"),
         (Crowd, {"mean": -1.0}, "others"),
         (Crowd, {"stay_s": 0.0}, "stay"),
         (Cell, {"bandwidth_hz": 0.0}, "bandwidth_hz must be positive"),

@@ -18,7 +18,7 @@ from testbed.protocols import PROTOCOLS, TARGET_ONLY, protocol
 from testbed.protocols.sampling import Sampling
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
-from testbed.ue.pace import Steady
+from testbed.ue.pace import ConstantPace
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.rules import FixedWindow
@@ -47,7 +47,7 @@ async def decode(client: Client, job: Job, draft_s: float) -> list[int]:
     sampled = PROTOCOLS[job.kind].sampled
     session = DecodingSession(
         client, SyntheticDrafter(vocab_size=VOCAB, alpha=0.7), protocol(job.kind), FixedWindow(4), threshold=0.5,
-        pace=Steady(client.clock, draft_s), seed=job.seed, **({"sampling": Sampling(0.8)} if sampled else {}),
+        pace=ConstantPace(client.clock, draft_s), seed=job.seed, **({"sampling": Sampling(0.8)} if sampled else {}),
     )  # fmt: skip
     return (await session.decode(job.prompt, job.tokens, ())).token_ids
 
