@@ -23,7 +23,8 @@ Failover = Annotated[
 ]
 Timeout = Annotated[float, option("Longest wait for an answer.", above=0, unit="s", flags=("--timeout",))]
 DrafterFile = Annotated[
-    str | None, option("Drafter, a GGUF file. Default: the bundled one.", metavar="FILE", panel="Models")
+    str | None,
+    option("Drafter, by file or name. Default: the bundled one.", metavar="FILE", kinds="drafters", panel="Models"),
 ]
 Tokenizer = Annotated[
     str | None, option("Directory of tokenizer.json. Default: the bundled one, unless prompts are ids.", metavar="DIR")

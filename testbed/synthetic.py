@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 WINDOW = 8
 """The next token depends on the length of the prefix and its last `WINDOW` tokens."""
 MIN_VOCAB = 4
+VOCAB = 512
+"""Tokens where no tokenizer says how many."""
 """Smallest vocabulary: the best token, the runner-up, and the rest."""
 _UNIT = 2.0**-64
 

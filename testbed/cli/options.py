@@ -19,12 +19,14 @@ from testbed.errors import BadInput
 from testbed.options import Config, Option, load, options_of
 from testbed.protocols import PROTOCOLS
 from testbed.protocols.methods import methods
+from testbed.ue.load_drafter import DRAFTERS
 from testbed.ue.windows.rules import RULES
 
 C = TypeVar("C", bound=Config)
 Number = TypeVar("Number", int, float)
 
 KINDS: dict[str, Iterable[str]] = {
+    "drafters": DRAFTERS,
     "engines": ENGINES,
     "judges": JUDGES,
     "methods": methods(),

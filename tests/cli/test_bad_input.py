@@ -92,7 +92,7 @@ CASES = [
     (["ue", "run", *DRAFTER, "--csi", "maybe"], "use none, passive"),
     (["ue", "run", *DRAFTER, "--auto-rule", "coin"], "known: rtt, latency"),
     (["channel", "cost", "--window", "0"], "1 token or more"),
-    (["channel", "cost", "--protocol", "pigeon"], "known: greedy, rejection, fh, sh"),
+    (["channel", "cost", "--protocol", "pigeon"], "known: greedy, fh, sh, rejection, split"),
     (["channel", "cost", "--uplink-mbps", "0"], "positive"),
     (["channel", "emulate", "--channel", "kind=virtual"], "kind=proxy"),
     (["channel", "emulate", "--listen", "localhost"], "tcp://HOST:PORT"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from testbed.bs.engines.synthetic import SyntheticEngine
@@ -33,7 +32,7 @@ def synthetic_models(alpha: float = 0.8) -> Models:
 def work(prompts: int = 3, length: int = 20) -> Workload:
     """Prompts of ids, without warm-up."""
     ids = [[(7 * n + i) % VOCAB for i in range(length)] for n in range(prompts)]
-    return Workload([Prompt(i, Example("")) for i in ids], [], None, Path())
+    return Workload([Prompt(i, Example("")) for i in ids], [], None, "")
 
 
 def decode(

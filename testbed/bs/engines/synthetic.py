@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from testbed.bs.engines.base import VerifyRequest, VerifyResult
 from testbed.bs.engines.checks import check_batch, prompt_of
 from testbed.errors import BadInput
-from testbed.synthetic import MIN_VOCAB, Peaked, next_token, noise, runner_up, uniform
+from testbed.synthetic import MIN_VOCAB, VOCAB, Peaked, next_token, noise, runner_up, uniform
 
 
 class SyntheticEngine:
@@ -21,7 +21,7 @@ class SyntheticEngine:
         self,
         model: str | Path | None = None,
         *,
-        vocab_size: int = 512,
+        vocab_size: int = VOCAB,
         hidden_size: int = 64,
         max_model_len: int = 4096,
         max_batch_tokens: int = 8192,

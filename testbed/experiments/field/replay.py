@@ -135,7 +135,7 @@ class VirtualPair:
         channel = ChannelSpec(kind="trace", file=str(link), via="virtual")
         first = cell.repeat * plan.prompts
         mine = self._work.prompts[first : first + plan.prompts]
-        work = Workload(mine, [], self._work.prompter, self._work.drafter_path)
+        work = Workload(mine, [], self._work.prompter, self._work.drafter)
         quiet = Watch(lambda *_: None, lambda _: None)
         profile = self._profile(cell, way, method.hidden_bits)
         outcomes = run_virtual(config, work, quiet, channel, profile, self._models, judge=self._judge())

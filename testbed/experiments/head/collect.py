@@ -26,7 +26,7 @@ from testbed.experiments.lockstep.answers import AnswerTask
 from testbed.experiments.lockstep.completions import Completer
 from testbed.experiments.lockstep.decoding import NOTHING, Lockstep
 from testbed.experiments.lockstep.scorers import scorer
-from testbed.experiments.runs.execute import load_drafter
+from testbed.experiments.runs.execute import drafter_of
 from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import BUNDLED
@@ -59,7 +59,7 @@ def collect(config: EpisodeCollectConfig, out: Path, progress: Progress) -> dict
     task = AnswerTask(Completer(target.end_ids), config.max_tokens, work.prompter.text, score)
     spent = NOTHING
     leave_a_core(config.threads)
-    with contextlib.closing(load_drafter(_run(config), work)) as drafter:
+    with contextlib.closing(drafter_of(_run(config), work)) as drafter:
         store = EpisodeStore(out)
         store.create(_meta(config, store, drafter, drafter_path, files, len(prompts)))
         setup = EpisodeSetup(drafter, task, config.window, config.policy, config.explore, config.seed)

@@ -32,7 +32,7 @@ from testbed.experiments.latency.openloop import (
 from testbed.experiments.latency.station import Known, Told, fleet_of, late_share, outputs_of, requests_of, with_station
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import claim
-from testbed.experiments.runs.execute import load_drafter
+from testbed.experiments.runs.execute import drafter_of
 from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.files import whole_file
 from testbed.models.bundle import bundled
@@ -161,7 +161,7 @@ class _Job:
         if self.k == 0:
             return ReplayDrafter({}, vocab_size=prompter.vocab_size, alpha=0.0, context=1)
         if self.alpha is None:
-            return load_drafter(_run_config(config), self.work)
+            return drafter_of(_run_config(config), self.work)
         return ReplayDrafter(
             self.known,
             vocab_size=prompter.vocab_size,

@@ -38,6 +38,7 @@ from testbed.models.bundle import BUNDLED, bundled, head_directory
 from testbed.protocols.adaptive import RULES
 from testbed.protocols.methods import run_method
 from testbed.protocols.quantise import check_bits
+from testbed.ue.load_drafter import GGUF, drafter_kind
 from testbed.ue.run import sampling_for
 from testbed.ue.windows.rules import HINTED
 
@@ -74,7 +75,7 @@ def check_demo(config: DemoConfig) -> ChannelSpec:
     check_window_rule(config.window_rule, config.predictor)
     if config.engine not in ENGINES:
         raise BadInput(f"unknown engine {config.engine!r}; known: {', '.join(ENGINES)}")
-    if config.drafter and not config.model:
+    if config.drafter and drafter_kind(config.drafter) is GGUF and not config.model:
         raise BadInput("a drafter of your own needs its target: give --model too")
     if config.auto_rule not in RULES:
         raise BadInput(f"unknown auto-rule {config.auto_rule!r}; known: {', '.join(RULES)}")

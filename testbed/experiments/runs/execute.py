@@ -20,7 +20,7 @@ from testbed.protocols.messages import Welcome
 from testbed.tasks import together
 from testbed.ue.dial import dial
 from testbed.ue.drafters.base import Drafter
-from testbed.ue.llama.drafter import LlamaDrafter
+from testbed.ue.load_drafter import DrafterOptions, load_drafter
 from testbed.ue.pace import Pace
 from testbed.ue.records import RoundRecord
 from testbed.ue.run import Clients, Job, JobRunner, Outcome, Setting, sampling_for, schedule
@@ -56,7 +56,7 @@ async def execute(config: RunConfig, work: Workload, watch: Watch, begun: Begun 
         BadInput: the drafter cannot be used, or does not go with the BS's target.
         LinkError: the BS cannot be reached.
     """
-    drafter = load_drafter(config, work)
+    drafter = drafter_of(config, work)
     clock = WallClock()
     try:
         setting = setting_of(config, _real_clients(config, clock, begun.identity if begun else None), drafter)
@@ -65,15 +65,14 @@ async def execute(config: RunConfig, work: Workload, watch: Watch, begun: Begun 
         drafter.close()
 
 
-def load_drafter(config: RunConfig, work: Workload) -> LlamaDrafter:
+def drafter_of(config: RunConfig, work: Workload) -> Drafter:
     """The drafter of a run, with room for its prompts and outputs.
 
     Raises:
         ModelError: it cannot be used.
     """
     longest = max(len(p.ids) for p in [*work.prompts, *work.warmup])
-    return LlamaDrafter(
-        work.drafter_path,
+    options = DrafterOptions(
         vocab_size=work.prompter.vocab_size if work.prompter else None,
         context=longest + config.max_tokens + 1,
         sequences=config.concurrency,
@@ -81,6 +80,7 @@ def load_drafter(config: RunConfig, work: Workload) -> LlamaDrafter:
         gpu_layers=config.gpu_layers,
         kv_type=config.kv_type,
     )
+    return load_drafter(work.drafter, options)
 
 
 def _real_clients(config: RunConfig, clock: Clock, identity: bytes | None) -> Clients:

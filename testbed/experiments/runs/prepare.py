@@ -21,6 +21,7 @@ from testbed.protocols.adaptive import RULES
 from testbed.protocols.methods import run_method
 from testbed.protocols.quantise import check_bits
 from testbed.ue.dial import check_silence, keys_for
+from testbed.ue.load_drafter import drafter_and_tokenizer
 from testbed.ue.prompts import Prompter
 from testbed.ue.run import check_speed, sampling_for
 from testbed.ue.windows.predictor import load_predictor
@@ -41,7 +42,8 @@ class Workload:
     prompts: list[Prompt]
     warmup: list[Prompt]
     prompter: Prompter | None
-    drafter_path: Path
+    drafter: str
+    """GGUF file, or a name in `ue.load_drafter.DRAFTERS`."""
     own: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     """The target's own outputs by (request, max_tokens), once they are known; runs of one work share them."""
 
@@ -57,13 +59,12 @@ def prepare(config: RunConfig, paths: tuple[Path | None, Path | None], given: Se
         BadInput: anything that cannot be used.
     """
     _check(config)
-    drafter = Path(config.drafter) if config.drafter else paths[0]
-    if drafter is None:
-        raise BadInput("which drafter? give --drafter FILE.gguf")
+    drafter, directory = drafter_and_tokenizer(config.drafter, config.tokenizer, paths)
     if given is not None and not given:
         raise BadInput("the prompt is empty")
     by_ids = given is not None and isinstance(given[0], int)
-    directory = Path(config.tokenizer) if config.tokenizer else None if by_ids or config.drafter else paths[1]
+    if by_ids and config.tokenizer is None:
+        directory = None
     if directory is None and not by_ids:
         raise BadInput("which tokenizer? give --tokenizer DIR, the directory of tokenizer.json")
     if given is not None and by_ids:

@@ -20,7 +20,7 @@ from testbed.experiments.deployment.profiled import ProfilePace, ProfileRunner, 
 from testbed.experiments.deployment.virtual import VirtualDeployment, VirtualStation
 from testbed.experiments.inputs.payloads import OWN, sizers
 from testbed.experiments.inputs.profile import Profile
-from testbed.experiments.runs.execute import Watch, decode_all, load_drafter, setting_of
+from testbed.experiments.runs.execute import Watch, decode_all, drafter_of, setting_of
 from testbed.experiments.runs.memo import MemoDrafter, MemoEngine
 from testbed.experiments.runs.prepare import Workload
 from testbed.protocols.quantise import quantised
@@ -69,7 +69,7 @@ def load_models(
         end_ids=target.end_ids,
         max_positions=loaded.max_positions,
     )
-    return Models(MemoEngine(loaded, hidden), MemoDrafter(load_drafter(config, work)), offer)
+    return Models(MemoEngine(loaded, hidden), MemoDrafter(drafter_of(config, work)), offer)
 
 
 def run_virtual(

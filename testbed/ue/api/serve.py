@@ -29,7 +29,7 @@ from testbed.ue.channel_state import ChannelState
 from testbed.ue.client import Client
 from testbed.ue.dial import check_silence, dial, keys_for
 from testbed.ue.drafters.base import Drafter
-from testbed.ue.llama.drafter import LlamaDrafter
+from testbed.ue.load_drafter import DrafterOptions, drafter_and_tokenizer, load_drafter
 from testbed.ue.prompts import Prompter
 from testbed.ue.run import Clients, JobRunner, Setting
 from testbed.ue.windows.rules import FixedWindow
@@ -57,18 +57,13 @@ def serve(config: EndpointConfig, bundle: tuple[Path | None, Path | None], state
         LinkError: the BS cannot be reached.
         ProtocolError: it refuses.
     """
-    path, prompter = check(config, bundle)
+    name, prompter = check(config, bundle)
     token = key_in(config.token_file)
     with listening(config.host, config.port, guarded=token is not None) as listener:
-        drafter = LlamaDrafter(
-            path,
-            vocab_size=prompter.vocab_size,
-            context=config.context,
-            sequences=config.sequences,
-            threads=config.threads,
-            gpu_layers=config.gpu_layers,
-            kv_type=config.kv_type,
+        options = DrafterOptions(
+            prompter.vocab_size, config.context, config.sequences, config.threads, config.gpu_layers, config.kv_type
         )
+        drafter = load_drafter(name, options)
         try:
             with connected(config, drafter, prompter, state) as (backend, welcome):
                 service = Service(
@@ -84,8 +79,8 @@ def serve(config: EndpointConfig, bundle: tuple[Path | None, Path | None], state
             drafter.close()
 
 
-def check(config: EndpointConfig, bundle: tuple[Path | None, Path | None]) -> tuple[Path, Prompter]:
-    """The drafter's path and the prompter, of a configuration that can be served.
+def check(config: EndpointConfig, bundle: tuple[Path | None, Path | None]) -> tuple[str, Prompter]:
+    """The drafter's file or name and the prompter, of a configuration that can be served.
 
     Raises:
         BadInput: anything that cannot be used.
@@ -97,10 +92,7 @@ def check(config: EndpointConfig, bundle: tuple[Path | None, Path | None]) -> tu
     check_bits(config.hidden_bits)
     if config.auto_rule not in RULES:
         raise BadInput(f"unknown auto-rule {config.auto_rule!r}; known: {', '.join(RULES)}")
-    drafter = Path(config.drafter) if config.drafter else bundle[0]
-    if drafter is None:
-        raise BadInput("which drafter? give --drafter FILE.gguf")
-    directory = Path(config.tokenizer) if config.tokenizer else None if config.drafter else bundle[1]
+    drafter, directory = drafter_and_tokenizer(config.drafter, config.tokenizer, bundle)
     if directory is None:
         raise BadInput("which tokenizer? give --tokenizer DIR, the directory of tokenizer.json")
     return drafter, Prompter(directory, config.prompt_format)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,7 +53,7 @@ def run(prompts: int, sizes: Sizes | None = None, **config: object) -> tuple[Run
     offer = Offer("synthetic", "", SMALL, engine.hidden_size, (), engine.max_positions)
     models = Models(engine, SyntheticDrafter(vocab_size=SMALL, alpha=0.3), offer)
     told = RunConfig(**{"window": 2, "max_tokens": 3, "warmup": 0, **config})  # type: ignore[arg-type]
-    work = Workload([Prompt([3, 1, 4], Example(""))] * prompts, [], None, Path())
+    work = Workload([Prompt([3, 1, 4], Example(""))] * prompts, [], None, "")
     profile = Profile(
         name="bare", about="", source="", draft=LinearDraft(per_token_s=0.01, base_s=0.0, prefill_per_token_s=0.0),
         verify=LinearVerify(base_s=0.03, per_drafted_s=0.0, undrafted_s=0.03),

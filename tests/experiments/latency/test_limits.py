@@ -86,11 +86,11 @@ def test_drawn_prompts_have_the_length_asked_for_and_are_all_different() -> None
         vocab_size = 50
 
     prompts = [Prompt([1, 2, 3], Example(str(i))) for i in range(40)]
-    work = Workload(prompts, prompts[:2], Words(), Path("x"))  # type: ignore[arg-type]
+    work = Workload(prompts, prompts[:2], Words(), "x")  # type: ignore[arg-type]
     found = drawn(work, 24, 0)
     assert {len(p.ids) for p in [*found.prompts, *found.warmup]} == {24}
     assert len({tuple(p.ids) for p in found.prompts}) == 40
     assert min(min(p.ids) for p in found.prompts) >= 0 and max(max(p.ids) for p in found.prompts) < 50
     assert found.prompts == drawn(work, 24, 0).prompts != drawn(work, 24, 1).prompts
     with pytest.raises(BadInput, match="tokenizer"):
-        drawn(Workload(prompts, [], None, Path("x")), 24, 0)
+        drawn(Workload(prompts, [], None, "x"), 24, 0)

@@ -26,7 +26,7 @@ CONFIG = RunConfig(methods=("greedy", "fh"), limit=3)
 
 
 def work(*prompts: list[int]) -> Workload:
-    return Workload([Prompt(ids, Example("")) for ids in prompts or ([1, 2], [3])], [], None, Path("x.gguf"))
+    return Workload([Prompt(ids, Example("")) for ids in prompts or ([1, 2], [3])], [], None, "x.gguf")
 
 
 def round_record(number: int, gap: float = 0.25) -> RoundRecord:
