@@ -9,7 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import msgspec
 
 from testbed.bs.bounds import check_bounds, listen, session_table
 from testbed.bs.engines.base import VerifyEngine
@@ -30,7 +32,7 @@ from testbed.bs.pending import PIECE
 from testbed.bs.power import metered
 from testbed.bs.scheduling.admission import Admission
 from testbed.bs.scheduling.estimator_online import OnlineConfig, OnlineEstimator
-from testbed.bs.scheduling.registry import scheduler
+from testbed.bs.scheduling.registry import SCHEDULERS, scheduler
 from testbed.bs.scheduling.self_profile import self_profile
 from testbed.bs.scheduling.window_hints import Windows, window_config
 from testbed.bs.server import BaseStation
@@ -40,7 +42,7 @@ from testbed.clock import WallClock
 from testbed.config import ServeConfig
 from testbed.decision_head.head import INFO, WEIGHTS
 from testbed.errors import BadInput
-from testbed.fingerprints import SYNTHETIC, model_fingerprint
+from testbed.fingerprints import model_fingerprint
 from testbed.optim.pass_time import Coefficients
 
 Ready = Callable[[list[str], Offer, str | None], None]
@@ -62,7 +64,7 @@ class Loaded(NamedTuple):
     offer: Offer
     judge: Judge
     estimator: OnlineEstimator | None
-    """Of scheduler slo and of the window controller; without them None."""
+    """Pass times, for a scheduler or window controller that needs them; else None."""
 
 
 def serve(
@@ -71,8 +73,8 @@ def serve(
     """Serve until SIGINT or SIGTERM.
 
     Args:
-        coefficients: that scheduler slo begins with; None: the engine measures a few passes first.
-        pace: how long passes last at least; None: as long as they do.
+        coefficients: initial pass times for scheduler and window controller; None: a few passes are measured first.
+        pace: least duration of passes; None: the engine's own.
 
     Raises:
         BadInput: a model, head, address, file or option that cannot be used.
@@ -113,8 +115,8 @@ def _load_all(config: ServeConfig, coefficients: Coefficients | None, pace: Coef
 
 
 def _weights(config: ServeConfig) -> str:
-    """Fingerprint of the target."""
-    return SYNTHETIC if config.engine == "synthetic" else model_fingerprint(find(str(config.model)))
+    """Fingerprint of the target; of an engine that is its own target, the kind."""
+    return model_fingerprint(find(str(config.model))) if ENGINES[config.engine].needs_model else config.engine
 
 
 def _judged_by(config: ServeConfig) -> str:
@@ -128,7 +130,7 @@ def _judged_by(config: ServeConfig) -> str:
 
 
 def _estimator(config: ServeConfig, engine: VerifyEngine, coefficients: Coefficients | None) -> OnlineEstimator | None:
-    if config.scheduler != "slo" and config.window_controller is None:
+    if not SCHEDULERS[config.scheduler].needs_coefficients and config.window_controller is None:
         return None
     if coefficients is not None:
         return OnlineEstimator(coefficients)
@@ -140,43 +142,29 @@ def _load(config: ServeConfig) -> tuple[VerifyEngine, Offer, Judge]:
     """Load judge and engine, in the thread that will own the engine."""
     kind = judge_kind(config.judge, config.head, config.quality_budget)
     leave_a_core(config.threads)
-    if config.engine == "synthetic":
-        judge = make_judge(kind, config.head, config.quality_budget, None)
-        engine = load_engine("synthetic", None, max_model_len=config.max_model_len)
-        return engine, Offer("synthetic", "", engine.vocab_size, engine.hidden_size, (), engine.max_positions), judge
-    if config.engine not in ENGINES:
-        raise BadInput(f"unknown engine {config.engine!r}; known: {', '.join(ENGINES)}")
-    if config.model is None:
-        raise BadInput("which model? give --model DIR or a Hugging Face id")
-    target = describe(config.model)
-    judge = make_judge(kind, config.head, config.quality_budget, target.directory)
+    entry, target = ENGINES.choose(config.engine), None
+    if entry.needs_model:
+        if config.model is None:
+            raise BadInput("which model? give --model DIR or a Hugging Face id")
+        target = describe(config.model)
+    judge = make_judge(kind, config.head, config.quality_budget, target.directory if target else None)
     engine = load_engine(
         config.engine,
-        target.directory,
+        target.directory if target else None,
         dtype=config.dtype,
         max_model_len=config.max_model_len,
-        vocab_size=target.vocab_size,
-        **_vllm_options(config) if config.engine == "vllm" else {},
+        vocab_size=target.vocab_size if target else None,
+        **entry.keywords(msgspec.structs.asdict(config)),
     )
     offer = Offer(
-        model=config.model,
-        tokenizer=target.tokenizer,
-        vocab_size=target.vocab_size,
+        model=str(config.model) if target else config.engine,
+        tokenizer=target.tokenizer if target else "",
+        vocab_size=target.vocab_size if target else engine.vocab_size,
         hidden_size=engine.hidden_size,
-        end_ids=target.end_ids,
+        end_ids=target.end_ids if target else (),
         max_positions=engine.max_positions,
     )
     return engine, offer, judge
-
-
-def _vllm_options(config: ServeConfig) -> dict[str, Any]:
-    return {
-        "max_batch": config.max_batch,
-        "max_batch_tokens": config.max_batch_tokens,
-        "tensor_parallel_size": config.tensor_parallel,
-        "gpu_memory_utilization": config.memory_share,
-        "prefix_cache": config.prefix_cache,
-    }
 
 
 def _station(
@@ -198,7 +186,7 @@ def _station(
         kv_tokens=engine.kv_tokens, chunk_tokens=config.chunk_tokens, cuts=whole_blocks,
     )  # fmt: skip
     admission = None
-    if known is not None and config.scheduler == "slo" and config.admission:
+    if known is not None and SCHEDULERS[config.scheduler].admits and config.admission:
         admission = Admission(coefficients=known, max_requests=config.max_batch, kv_tokens=engine.kv_tokens)
     return BaseStation(
         link, runner, Intake(offer, sessions), plan, judge, WallClock(),
@@ -238,7 +226,7 @@ def _source(config: ServeConfig, loaded: Loaded, station: BaseStation, recent: R
 
 def _tokenizer(config: ServeConfig) -> str | None:
     """The target's file; None where it has none."""
-    path = find(config.model) / "tokenizer.json" if config.engine != "synthetic" and config.model else None
+    path = find(config.model) / "tokenizer.json" if ENGINES[config.engine].needs_model and config.model else None
     return str(path.absolute()) if path is not None and path.exists() else None
 
 

@@ -36,6 +36,7 @@ from testbed.errors import BadInput, EngineError
 from testbed.protocols.codec import AnyArray, encode
 from testbed.protocols.messages import NO_HINT, Busy, Open
 from testbed.protocols.sampling import Kept
+from testbed.tasks import together
 
 Ready = list[tuple[Session, Round]]
 """Verified rounds that can be judged."""
@@ -91,15 +92,10 @@ class BaseStation:
 
     async def serve(self) -> None:
         """Serve until cancelled; raises what a task raises."""
-        tasks = [asyncio.create_task(self._dispatcher.receive()), asyncio.create_task(self._run())]
+        jobs = [self._dispatcher.receive(), self._run()]
         if self._intake.sessions.idle_s is not None:
-            tasks.append(asyncio.create_task(self._dispatcher.expire(self._intake.sessions.idle_s)))
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            jobs.append(self._dispatcher.expire(self._intake.sessions.idle_s))
+        await together(jobs)
 
     # ------------------------------------------------------------ the round
 

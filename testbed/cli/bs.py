@@ -52,17 +52,19 @@ def serve(config: ServeConfig, as_json: ReadyJson = False) -> None:
 
         testbed bs serve --monitor 9100
     """
-    from testbed.bs.judging.registry import WITH_HEAD, judge_kind
+    from testbed.bs.engines.registry import ENGINES
+    from testbed.bs.judging.registry import JUDGES, judge_kind
+    from testbed.bs.scheduling.registry import check_options
     from testbed.bs.serve import serve as run
     from testbed.experiments.inputs.coefficients import coefficients as named
     from testbed.models.bundle import bundled, head_directory
 
-    if config.engine != "synthetic" and config.model is None:
+    if config.model is None and ENGINES.choose(config.engine).needs_model:
         config = msgspec.structs.replace(config, model=str(bundled().require("target")))
     kind = judge_kind(config.judge, config.head, config.quality_budget)
-    head = str(head_directory(config.head)) if kind in WITH_HEAD else None
+    head = str(head_directory(config.head)) if JUDGES[kind].needs_head else None
     config = msgspec.structs.replace(config, judge=kind, head=head)
-    _check(config)
+    check_options(config)
     known = named(config.coefficients) if config.coefficients else None
     paced = named(config.pace) if config.pace else None
     if config.pace and paced is None:
@@ -78,14 +80,3 @@ def serve(config: ServeConfig, as_json: ReadyJson = False) -> None:
             note(f"live view: {view}")
 
     run(config, ready, known, paced)
-
-
-def _check(config: ServeConfig) -> None:
-    """Refuse options that the scheduler would not look at."""
-    coefficients = None if config.window_controller is not None else config.coefficients
-    for name, value, of in (
-        ("coefficients", coefficients, "slo"),
-        ("chunk-tokens", config.chunk_tokens, "fcfs"),
-    ):
-        if value is not None and config.scheduler in ("slo", "fcfs") and config.scheduler != of:
-            raise BadInput(f"--{name} goes with --scheduler {of}, not {config.scheduler}")

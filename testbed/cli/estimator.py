@@ -218,15 +218,15 @@ def _benched(engine: str, model: str | None, dtype: str, run: Callable[[Any, Any
     """Load the engine, and run with a progress bar on a terminal."""
     from rich.progress import Progress
 
-    from testbed.bs.engines.registry import load_engine
+    from testbed.bs.engines.registry import ENGINES, load_engine
     from testbed.bs.engines.target import describe
     from testbed.models.bundle import bundled
 
-    if engine == "synthetic":
-        loaded = load_engine(engine, None)
-    else:
+    if ENGINES.choose(engine).needs_model:
         target = describe(model or str(bundled().require("target")))
         loaded = load_engine(engine, target.directory, dtype=dtype, vocab_size=target.vocab_size)
+    else:
+        loaded = load_engine(engine, None)
     err = console(stderr=True)
     try:
         with Progress(console=err, disable=not err.is_terminal, transient=True) as bar:

@@ -81,7 +81,7 @@ CASES = [
     (["bs", "serve", "--judge", "stern"], "known: strict, digits, head, table, budget"),
     (["bs", "serve", "--head", "nowhere"], "no decision head at nowhere"),
     (["bs", "serve", "--judge", "budget"], "needs a quality budget"),
-    (["bs", "serve", "--engine", "synthetic", "--judge", "digits"], "which the synthetic target has not"),
+    (["bs", "serve", "--engine", "synthetic", "--judge", "digits"], "which a target without a tokenizer lacks"),
     (["demo", "--threshold", "0.5", "--head", "nowhere"], "no decision head at nowhere"),
     (["demo", "--threshold", "0.5", "--head", "bundled:nowhere"], "no decision head bundled:nowhere"),
     (["demo", "--judge", "digits"], "at threshold 0 judge digits keeps no mismatch"),

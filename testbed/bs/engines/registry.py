@@ -1,28 +1,74 @@
-"""The engines by kind, each imported when it is asked for."""
+"""The registry of engines; an engine's module is imported when it is loaded.
+
+An installed package adds an engine by an entry point in the group `testbed.engines`, which names an `EngineEntry`.
+"""
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
-from collections.abc import Callable
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from testbed.bs.engines.base import VerifyEngine
 from testbed.errors import BadInput
+from testbed.registry import Registry
 
-ENGINES = {
-    "vllm": ("testbed.bs.engines.vllm.engine", "VllmEngine"),
-    "transformers": ("testbed.bs.engines.transformers", "TransformersEngine"),
-    "synthetic": ("testbed.bs.engines.synthetic", "SyntheticEngine"),
-}
-"""Module and class of each kind."""
+
+@dataclass(frozen=True, kw_only=True)
+class EngineEntry:
+    """An engine that can be chosen by name."""
+
+    kind: str
+    about: str
+    """One line for help screens."""
+    load: str
+    """`module:Class` of its `VerifyEngine`; the class takes the model first, then keywords."""
+    needs_model: bool = True
+    """Whether it loads a target; one that needs none stands for its own target, without a tokenizer."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Fields of `ServeConfig` that it takes beside dtype and max_model_len, and the keyword of each."""
+
+    def keywords(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Keywords for those of these fields of `ServeConfig` that it takes."""
+        return {self.options[name]: value for name, value in fields.items() if name in self.options}
+
+
+ENGINES = Registry(
+    "engine",
+    "testbed.engines",
+    EngineEntry(
+        kind="vllm",
+        about="vLLM: paged KV cache, prefix cache, batches",
+        load="testbed.bs.engines.vllm.engine:VllmEngine",
+        options={
+            "max_batch": "max_batch",
+            "max_batch_tokens": "max_batch_tokens",
+            "tensor_parallel": "tensor_parallel_size",
+            "memory_share": "gpu_memory_utilization",
+            "prefix_cache": "prefix_cache",
+        },
+    ),
+    EngineEntry(
+        kind="transformers",
+        about="Hugging Face transformers: the reference, one request at a time",
+        load="testbed.bs.engines.transformers:TransformersEngine",
+    ),
+    EngineEntry(
+        kind="synthetic",
+        about="no model: tokens are a pure function of the prefix",
+        load="testbed.bs.engines.synthetic:SyntheticEngine",
+        needs_model=False,
+    ),
+)
 
 
 def leave_a_core(threads: int | None = None) -> None:
-    """Limit what engines compute with to `threads`, or to all cores but one: the rest of the process needs it, and on
-    cores that others use too, threads of one pass wait for each other. Engines read it when they are imported.
+    """Limit engines to `threads` threads, or to all cores but one: the rest of the process needs it, and on cores that
+    other processes use too, the threads of a pass wait for each other. Engines read this when they are imported.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(threads or max(1, (os.cpu_count() or 1) - 1)))
 
@@ -40,9 +86,9 @@ def load_engine(
 
     Args:
         kind: one of `ENGINES`.
-        model: directory or Hugging Face id of the target; the synthetic engine needs none.
-        dtype: float32 or bfloat16; the synthetic engine has none.
-        max_model_len: positions of a sequence; None: what the model was made for.
+        model: directory or Hugging Face id of the target; None for an engine that needs none.
+        dtype: float32 or bfloat16; ignored by engines without it.
+        max_model_len: positions of a sequence; None: the model's own limit.
         vocab_size: real tokens, the tokenizer's count; None: all rows of the head.
         options: further keyword arguments of the engine's class; None means its default.
 
@@ -51,14 +97,12 @@ def load_engine(
         ModelError: the model's files cannot be used.
         EngineError: the model could not be loaded.
     """
-    if kind not in ENGINES:
-        raise BadInput(f"unknown engine {kind!r}: known are {', '.join(ENGINES)}")
-    module, name = ENGINES[kind]
-    engine: Callable[..., VerifyEngine] = getattr(importlib.import_module(module), name)
+    entry = ENGINES.choose(kind)
+    engine: Callable[..., VerifyEngine] = pkgutil.resolve_name(entry.load)
     known = [option for option in inspect.signature(engine).parameters if option != "model"]
     if unknown := [option for option in options if option not in known]:
-        raise BadInput(f"the {kind} engine has no option {', '.join(unknown)}: known are {', '.join(known)}")
-    if model is None and kind != "synthetic":
+        raise BadInput(f"the {kind} engine has no option {', '.join(unknown)}; known: {', '.join(known)}")
+    if model is None and entry.needs_model:
         raise BadInput(f"the {kind} engine needs a model: a directory or a Hugging Face id")
     common = {"dtype": dtype, "max_model_len": max_model_len, "vocab_size": vocab_size}
     chosen = {option: value for option, value in {**common, **options}.items() if option in known and value is not None}

@@ -1,24 +1,102 @@
-"""The schedulers by name."""
+"""The registry of schedulers.
+
+An installed package adds a scheduler by an entry point in the group `testbed.schedulers`, which names a
+`SchedulerEntry`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from testbed.bs.scheduling.base import Fcfs, Scheduler
 from testbed.bs.scheduling.slo import Slo
+from testbed.config import ServeConfig
 from testbed.errors import BadInput
 from testbed.optim.pass_time import Coefficients
+from testbed.registry import Registry
 
-SCHEDULERS = ("fcfs", "slo")
+
+@dataclass(frozen=True)
+class SchedulerSetting:
+    """What a scheduler is made from; each takes what it needs."""
+
+    max_requests: int
+    """Requests of one pass."""
+    max_tokens: int
+    """New tokens of one pass."""
+    coefficients: Coefficients | None = None
+    """Pass times (eq. 19); never None for an entry that needs them."""
+    kv_tokens: int | None = None
+    """Tokens whose keys and values one pass may need; None: any."""
+    chunk_tokens: int | None = None
+    """New tokens of a prefix that one pass takes; None: all."""
+    protect: bool = True
+    """Whether passes stay small enough to meet deadlines."""
+    cuts: bool = False
+    """Whether prompts may be cut into pieces as deadlines require."""
 
 
-def check_scheduler(kind: str) -> str:
-    """Return a scheduler's name.
+@dataclass(frozen=True, kw_only=True)
+class SchedulerEntry:
+    """A scheduler that can be chosen by name."""
+
+    kind: str
+    about: str
+    """One line for help screens."""
+    make: Callable[[SchedulerSetting], Scheduler]
+    needs_coefficients: bool = False
+    """Whether it plans by pass times, so that the base station estimates them."""
+    admits: bool = False
+    """Whether it keeps token-speed guarantees, so that sessions are refused that would break them."""
+    options: tuple[str, ...] = ()
+    """Fields of `ServeConfig` that are for it: schedulers that do not name them refuse them."""
+
+
+def _slo(setting: SchedulerSetting) -> Scheduler:
+    assert setting.coefficients is not None
+    return Slo(
+        coefficients=setting.coefficients,
+        max_requests=setting.max_requests,
+        max_tokens=setting.max_tokens,
+        kv_tokens=setting.kv_tokens,
+        protect=setting.protect,
+        cuts=setting.cuts,
+    )
+
+
+SCHEDULERS = Registry(
+    "scheduler",
+    "testbed.schedulers",
+    SchedulerEntry(
+        kind="fcfs",
+        about="first come, first served",
+        make=lambda setting: Fcfs(setting.max_requests, setting.max_tokens, setting.chunk_tokens),
+        options=("chunk_tokens",),
+    ),
+    SchedulerEntry(
+        kind="slo",
+        about="keeps token-speed guarantees (WISP, Algorithm 1)",
+        make=_slo,
+        needs_coefficients=True,
+        admits=True,
+        options=("coefficients",),
+    ),
+)
+
+
+def check_options(config: ServeConfig) -> None:
+    """Refuse options that are for another scheduler; the window controller takes coefficients, too.
 
     Raises:
-        BadInput: unknown kind; the message lists the known ones.
+        BadInput: an unknown scheduler, or an option that it does not take.
     """
-    if kind not in SCHEDULERS:
-        raise BadInput(f"unknown scheduler {kind!r}; known: {', '.join(SCHEDULERS)}")
-    return kind
+    chosen = SCHEDULERS.choose(config.scheduler)
+    shared = {"coefficients"} if config.window_controller is not None else set()
+    for name in dict.fromkeys(name for entry in SCHEDULERS.values() for name in entry.options):
+        if name not in shared and name not in chosen.options and getattr(config, name) is not None:
+            takers = " or ".join(entry.kind for entry in SCHEDULERS.values() if name in entry.options)
+            raise BadInput(f"--{name.replace('_', '-')} goes with --scheduler {takers}, not {chosen.kind}")
 
 
 def scheduler(
@@ -32,27 +110,12 @@ def scheduler(
     protect: bool = True,
     cuts: bool = False,
 ) -> Scheduler:
-    """The scheduler of that kind.
-
-    Args:
-        coefficients: of verification passes; `slo` needs them.
-        kv_tokens: tokens whose keys and values a pass of `slo` may need; None: any.
-        chunk_tokens: of `fcfs`; `slo` goes by deadlines.
-        protect: of `slo`: whether passes stay small for the sake of deadlines.
-        cuts: of `slo`: whether prompts may be cut, so that passes leave time for the fastest guaranteed speed.
+    """The scheduler of that kind; arguments as in `SchedulerSetting`.
 
     Raises:
         BadInput: unknown kind, or values that cannot be.
     """
-    if check_scheduler(kind) == "fcfs":
-        return Fcfs(max_requests, max_tokens, chunk_tokens)
-    if coefficients is None:
-        raise BadInput("scheduler slo needs the coefficients of verification passes (`testbed estimator fit`)")
-    return Slo(
-        coefficients=coefficients,
-        max_requests=max_requests,
-        max_tokens=max_tokens,
-        kv_tokens=kv_tokens,
-        protect=protect,
-        cuts=cuts,
-    )
+    entry = SCHEDULERS.choose(kind)
+    if entry.needs_coefficients and coefficients is None:
+        raise BadInput(f"scheduler {kind} needs the coefficients of verification passes (`testbed estimator fit`)")
+    return entry.make(SchedulerSetting(max_requests, max_tokens, coefficients, kv_tokens, chunk_tokens, protect, cuts))

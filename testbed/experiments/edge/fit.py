@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from testbed.bs.engines.base import VerifyEngine
-from testbed.bs.engines.registry import leave_a_core, load_engine
+from testbed.bs.engines.registry import ENGINES, leave_a_core, load_engine
 from testbed.config import Config, resolved
 from testbed.errors import BadInput, ModelError
 from testbed.experiments.edge.dimensions import of_directory, of_gguf
@@ -99,7 +99,7 @@ def measure(config: FitConfig, told: Progress) -> list[MeasuredStep]:
         steps = list(_run(config, "draft", _DraftBench(drafter, config), told))
     finally:
         drafter.close()
-    options = {"max_batch": max(config.batches)} if config.engine == "vllm" else {}
+    options = ENGINES.choose(config.engine).keywords({"max_batch": max(config.batches)})
     engine = load_engine(
         config.engine, target.directory, dtype=config.dtype, vocab_size=target.vocab_size, **options
     )  # fmt: skip

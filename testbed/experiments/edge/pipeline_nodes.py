@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from testbed.bs.engines.base import VerifyEngine, VerifyRequest
-from testbed.bs.engines.registry import leave_a_core, load_engine
+from testbed.bs.engines.registry import ENGINES, leave_a_core, load_engine
 from testbed.errors import TestbedError
 from testbed.ue.llama.batch_drafter import BatchDrafter
 
@@ -125,7 +125,7 @@ class VerifyNode:
     """Verifies; every `OpenTasks` begins anew, without what caches hold of earlier prompts."""
 
     def __init__(self, orders: Orders) -> None:
-        options = {"max_batch": orders.sequences} if orders.engine == "vllm" else {}
+        options = ENGINES.choose(orders.engine).keywords({"max_batch": orders.sequences})
         self._engine: VerifyEngine = load_engine(
             orders.engine, orders.target, dtype=orders.dtype, vocab_size=orders.vocab_size, **options
         )  # fmt: skip

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from testbed.bs.judging.registry import JUDGES
 from testbed.bundled_files import find
 from testbed.channel.link import check_address
 from testbed.channel.measuring.iperf3 import parse_server
@@ -191,8 +192,8 @@ def _check_method(method: Method, plan: FieldPlan) -> None:
     check_pad(plan.pad, [method.protocol])
     if not 0 <= method.threshold <= 1:
         raise BadInput(f"threshold must lie in [0, 1], not {method.threshold}")
-    if method.threshold > 0 and way.judged and plan.judge == "strict":
-        raise BadInput("judge strict keeps no mismatch at any threshold; set judge to that of the base station")
+    if method.threshold > 0 and way.judged and JUDGES.choose(plan.judge).lossless:
+        raise BadInput(f"judge {plan.judge} keeps no mismatch at any threshold; set judge to that of the base station")
 
 
 # ---------------------------------------------------------------- runs

@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from testbed.bs.engines.registry import ENGINES
 from testbed.bs.engines.target import find
 from testbed.bs.judging.base import Judge
-from testbed.bs.judging.registry import WITH_HEAD, make_judge
+from testbed.bs.judging.registry import JUDGES, make_judge
 from testbed.channel.csi import Csi
 from testbed.channel.spec import ChannelSpec
 from testbed.channel.trace import COLUMNS, Trace, read_trace, write_trace
@@ -88,8 +89,8 @@ class VirtualPair:
 
     def __init__(self, log: FieldLog, emulated: bool) -> None:
         plan = log.plan
-        if plan.engine == "synthetic":
-            raise BadInput("the synthetic engine cannot be replayed in virtual time; set another engine in the plan")
+        if not ENGINES.choose(plan.engine).needs_model:
+            raise BadInput(f"the {plan.engine} engine cannot be replayed in virtual time; set another one")
         self._log, self._emulated = log, emulated
         bundle = bundled()
         config = run_config(plan, plan.baseline, "tcp://127.0.0.1:5555", "none", plan.dataset)
@@ -97,10 +98,10 @@ class VirtualPair:
         self._padded = load_profile(plan.pad) if plan.pad else None
         self._work = prepare(self._config, (bundle.drafter, bundle.tokenizer), None)
         target = target_of(plan)
-        self._head = str(head_directory(plan.head)) if plan.judge in WITH_HEAD else None
+        self._head = str(head_directory(plan.head)) if JUDGES.choose(plan.judge).needs_head else None
         self._target = find(str(target))
         self._judge()  # fail early if it cannot be made
-        hidden = plan.judge != "strict"
+        hidden = not JUDGES[plan.judge].lossless
         self._models: Models = load_models(target, plan.engine, plan.dtype, self._config, self._work, hidden)
         self._cells = done_cells(log)
         self._rounds = {cell: self._known(cell) for cell in self._cells}

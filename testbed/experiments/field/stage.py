@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from testbed.bs.engines.registry import ENGINES
 from testbed.channel.spec import ChannelSpec
 from testbed.config import ServeConfig
 from testbed.experiments.field.devices.base import Reach, Say
@@ -96,7 +97,7 @@ def serve_config(plan: FieldPlan) -> ServeConfig:
     return ServeConfig(
         bind="tcp://127.0.0.1:*",
         engine=plan.engine,
-        model=None if plan.engine == "synthetic" else str(target_of(plan)),
+        model=str(target_of(plan)) if ENGINES.choose(plan.engine).needs_model else None,
         dtype=plan.dtype,
         judge=plan.judge,
         head=None if plan.head is None else str(head_directory(plan.head)),

@@ -13,7 +13,7 @@ import numpy as np
 
 from testbed.bs.engines.base import VerifyEngine
 from testbed.bs.engines.model_files import ModelFiles, check_files
-from testbed.bs.engines.registry import leave_a_core, load_engine
+from testbed.bs.engines.registry import ENGINES, leave_a_core, load_engine
 from testbed.bs.engines.target import Target
 from testbed.config import RunConfig
 from testbed.decision_head.episodes import META, EpisodeStore, Meta
@@ -118,8 +118,8 @@ def check(config: EpisodeCollectConfig) -> None:
         raise BadInput(f"prompts must be at least 1 and first not negative, not {config.prompts} and {config.first}")
     if not 1 <= config.concurrency <= MAX_SEQUENCES:
         raise BadInput(f"concurrency must lie in 1..{MAX_SEQUENCES}, not {config.concurrency}")
-    if config.engine not in ("vllm", "transformers"):
-        raise BadInput(f"unknown engine {config.engine!r}; use one of vllm, transformers")
+    if not ENGINES.choose(config.engine).needs_model:
+        raise BadInput(f"the {config.engine} engine loads no target: its hidden states teach no head")
     if config.drafter and not config.model:
         raise BadInput("--drafter also needs --model, the target that it drafts for")
     if config.model and not config.drafter:
@@ -152,7 +152,7 @@ def _work(config: EpisodeCollectConfig, target: Target, drafter: Path) -> Worklo
 
 def load_target(config: EpisodeCollectConfig, target: Target) -> VerifyEngine:
     """Load the target on its engine."""
-    options: dict[str, Any] = {"gpu_memory_utilization": config.memory_share} if config.engine == "vllm" else {}
+    options = ENGINES.choose(config.engine).keywords({"memory_share": config.memory_share})
     return load_engine(config.engine, target.directory, dtype=config.dtype, vocab_size=target.vocab_size, **options)
 
 

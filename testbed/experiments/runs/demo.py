@@ -18,7 +18,7 @@ import numpy as np
 from testbed.bs.engines.registry import ENGINES
 from testbed.bs.engines.target import find
 from testbed.bs.judging.base import Judge
-from testbed.bs.judging.registry import WITH_HEAD, judge_kind, make_judge
+from testbed.bs.judging.registry import JUDGES, judge_kind, make_judge
 from testbed.channel.spec import ChannelSpec, parse_channel, tc_config
 from testbed.channel.tc.links import Namespaces
 from testbed.config import BFLOAT16_TIE, DecodingConfig, DemoConfig, RunConfig, ServeConfig, resolved, save
@@ -60,7 +60,7 @@ def run_demo(config: DemoConfig, out: Path, say: Say) -> dict[str, Any]:
     summary = results.summary(resolved(config), config.seed, {**results.host(), "pids": pids}, rows)
     results.write_summary(out, summary)
     write_report([out], out)
-    strict = config.threshold == 0 or judging(config)[0] == "strict"
+    strict = config.threshold == 0 or JUDGES[judging(config)[0]].lossless
     held = [r for r in summary["rows"] if strict or not run_method(r["method"]).judged]
     lossy = [r["method"] for r in held if r["lossless"] is False]
     if lossy:
@@ -73,8 +73,7 @@ def check_demo(config: DemoConfig) -> ChannelSpec:
     for method in config.methods:
         run_method(method)
     check_window_rule(config.window_rule, config.predictor)
-    if config.engine not in ENGINES:
-        raise BadInput(f"unknown engine {config.engine!r}; known: {', '.join(ENGINES)}")
+    engine = ENGINES.choose(config.engine)
     if config.drafter and drafter_kind(config.drafter) is GGUF and not config.model:
         raise BadInput("a drafter of your own needs its target: give --model too")
     if config.auto_rule not in RULES:
@@ -89,7 +88,7 @@ def check_demo(config: DemoConfig) -> ChannelSpec:
         load_profile(channel.profile)
     if channel.kind == "tc":
         tc_config(channel, namespaces=1)
-    if channel.is_virtual and config.engine == "synthetic":
+    if channel.is_virtual and not engine.needs_model:
         raise BadInput("a virtual demo needs a real target: --engine vllm or transformers")
     load_dataset(config.dataset, config.prompts)
     return channel
@@ -107,9 +106,10 @@ def judging(config: DemoConfig) -> tuple[str, str | None]:
     asked = config.threshold > 0 and any(run_method(method).judged for method in config.methods)
     given = (config.judge, config.head, config.quality_budget)
     kind = judge_kind("head" if asked and given == (None, None, None) else config.judge, *given[1:])
-    if kind not in ("strict", "head") and config.threshold == 0:
+    entry = JUDGES[kind]
+    if not entry.takes_threshold and config.threshold == 0:
         raise BadInput(f"at threshold 0 judge {kind} keeps no mismatch; give a threshold up to 1")
-    return kind, (config.head or BUNDLED) if kind in WITH_HEAD else None
+    return kind, (config.head or BUNDLED) if entry.needs_head else None
 
 
 def check_judge(config: DemoConfig) -> None:
@@ -125,7 +125,7 @@ def check_judge(config: DemoConfig) -> None:
 def judge_of(config: DemoConfig) -> Judge:
     """The judge of a run."""
     kind, head = judging(config)
-    target = None if config.engine == "synthetic" else find(str(_model(config)))
+    target = find(str(_model(config))) if ENGINES.choose(config.engine).needs_model else None
     return make_judge(kind, head_directory(head) if head else None, config.quality_budget, target)
 
 
@@ -136,8 +136,8 @@ def labelled(row: dict[str, Any], config: DemoConfig) -> dict[str, Any]:
     kind, head = judging(config)
     return {
         **row,
-        "threshold": row["threshold"] if kind in ("strict", "head") else None,
-        "judge": kind if kind != "budget" else f"budget {config.quality_budget:g}",
+        "threshold": row["threshold"] if JUDGES[kind].takes_threshold else None,
+        "judge": kind if config.quality_budget is None else f"{kind} {config.quality_budget:g}",
         "head": head,
     }
 
@@ -182,7 +182,7 @@ def serve_config(config: DemoConfig) -> ServeConfig:
     return ServeConfig(
         bind="tcp://127.0.0.1:*",
         engine=config.engine,
-        model=None if config.engine == "synthetic" else str(_model(config)),
+        model=str(_model(config)) if ENGINES.choose(config.engine).needs_model else None,
         dtype=config.dtype,
         judge=kind,
         head=str(head_directory(head)) if head else None,

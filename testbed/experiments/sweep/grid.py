@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from testbed.bs.judging.registry import JUDGES
 from testbed.config import load, resolved, save
 from testbed.errors import BadInput, GateError
 from testbed.experiments.results import directory as results
@@ -135,7 +136,7 @@ def sweep_rows(point: SweepPoint, out: Path) -> list[dict[str, Any]]:
 
 def _lossy(point: SweepPoint, out: Path) -> bool:
     """Whether an output that had to be the target's own is not."""
-    strict = point.config.threshold == 0 or judging(point.config)[0] == "strict"
+    strict = point.config.threshold == 0 or JUDGES[judging(point.config)[0]].lossless
     return any(
         row["lossless"] is False and (strict or not run_method(row["method"]).judged) for row in sweep_rows(point, out)
     )

@@ -27,8 +27,8 @@ def test_without_a_name_the_options_say_which() -> None:
     ("kind", "head", "budget", "words"),
     [
         ("stern", None, None, "known: strict, digits, head, table, budget"),
-        ("strict", "head", None, "judge strict asks no head"),
-        ("digits", "head", None, "judge digits asks no head"),
+        ("strict", "head", None, "judge strict takes no head"),
+        ("digits", "head", None, "judge digits takes no head"),
         ("head", "head", 0.1, "judge head has no quality budget"),
         ("budget", "head", None, "needs a quality budget, such as 0.01"),
         ("budget", "head", 1.5, "in (0, 1)"),
@@ -56,7 +56,7 @@ def test_what_a_base_station_has_not(tmp_path: Path) -> None:
     head = head_files(tmp_path / "synthetic")
     assert isinstance(make_judge("head", head, None, None), HeadJudge)
     refuse(lambda: make_judge("head", None, None, target), BadInput, "--head DIR")
-    refuse(lambda: make_judge("digits", None, None, None), BadInput, "the synthetic target has not")
+    refuse(lambda: make_judge("digits", None, None, None), BadInput, "without a tokenizer lacks")
     refuse(lambda: make_judge("table", head, None, None), BadInput, "names no thresholds")
     refuse(lambda: make_judge("head", tmp_path, None, target), BadInput, str(tmp_path))
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from testbed.experiments.capacity import tables as capacity_tables
 from testbed.experiments.capacity.systems import CapacityConfig
 from testbed.experiments.capacity.tables import acceptance_of, attributed, regimes, table_1, table_3, table_5
-from testbed.optim.pass_time import Coefficients
+from testbed.optim.pass_time import Coefficients, RequestWork
 
 
 @given(st.floats(0.01, 0.99), st.integers(1, 12))
@@ -35,7 +35,7 @@ def test_an_estimator_that_began_wrong_learns_and_passes_have_their_regimes() ->
     batches = [
         [(150 + i, 0)] if i % 3 == 0 else [(6, 200 + i)] if i % 3 == 1 else [(120, 0), (6, 300)] for i in range(300)
     ]
-    passes = [(batch, truth.batch_s([capacity_tables.Work(*work) for work in batch])) for batch in batches]
+    passes = [(batch, truth.batch_s([RequestWork(*work) for work in batch])) for batch in batches]
     rows = regimes(passes, Coefficients(1.4e-4, 2.5e-9, 2.7e-6, 0.015))
     assert [row["regime"] for row in rows[:3]] == ["compute", "memory", "mixed"]
     assert abs(rows[0]["error_s"]) > 10 * max(abs(row["error_s"]) for row in rows[-3:])
