@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from testbed.bs.engines.base import VerifyRequest, VerifyResult
 from testbed.decision_head.episodes import Mismatches
 from testbed.experiments.lockstep.answers import Answers, AnswerTask
-from testbed.experiments.lockstep.decoding import Decoding
-from testbed.ue.drafters.base import Drafter, DraftSequence, DraftToken
+from testbed.experiments.lockstep.decoding import Decoding, draft_window
+from testbed.ue.drafters.base import Drafter, DraftToken
 
 POLICIES = ("oracle", "explore", "strict")
 """Which mismatches are kept, and hence which prefixes later mismatches have. In use, a head sees prefixes that contain
@@ -85,7 +85,7 @@ def decode_episode(setup: EpisodeSetup, number: int, prompt: Sequence[int]) -> D
     sequence = setup.drafter.open(prompt)
     try:
         while (room := len(prompt) + setup.task.max_tokens - len(text)) > 0:
-            tokens = _draft(setup, sequence, room)
+            tokens = draft_window(sequence, min(setup.window, room), setup.ends)
             ids = np.array([token.id for token in tokens], np.int32)
             result = yield VerifyRequest(session, text, ids, hidden=True)
             accepted = yield from _judge(setup, episode, answers, text, tokens, result)
@@ -99,14 +99,6 @@ def decode_episode(setup: EpisodeSetup, number: int, prompt: Sequence[int]) -> D
         sequence.close()
     episode.completions = answers.completions
     return episode
-
-
-def _draft(setup: EpisodeSetup, sequence: DraftSequence, room: int) -> list[DraftToken]:
-    """Draft a window as a UE does: up to an end id or the output's length limit."""
-    tokens = [sequence.draft_one()]
-    while len(tokens) < min(setup.window, room) and tokens[-1].id not in setup.ends:
-        tokens.append(sequence.draft_one())
-    return tokens
 
 
 def _judge(

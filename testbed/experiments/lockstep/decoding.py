@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
 from typing import TypeVar
 
 from testbed.bs.engines.base import VerifyEngine, VerifyRequest, VerifyResult
+from testbed.ue.drafters.base import DraftSequence, DraftToken
 
 T = TypeVar("T")
 Decoding = Generator[VerifyRequest, VerifyResult, T]
@@ -70,3 +71,11 @@ class Lockstep:
             if number in live:
                 self._engine.release(live.pop(number)[1].session)
             yield number, ended.value
+
+
+def draft_window(sequence: DraftSequence, count: int, ends: Collection[int]) -> list[DraftToken]:
+    """Draft up to `count` tokens, none after an end id."""
+    tokens: list[DraftToken] = []
+    while len(tokens) < count and not (tokens and tokens[-1].id in ends):
+        tokens.append(sequence.draft_one())
+    return tokens

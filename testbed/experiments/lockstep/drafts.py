@@ -11,10 +11,10 @@ from testbed.bs.engines.base import VerifyEngine, VerifyRequest
 from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset
-from testbed.experiments.lockstep.decoding import Decoding, Lockstep
+from testbed.experiments.lockstep.decoding import Decoding, Lockstep, draft_window
 from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import bundled
-from testbed.ue.drafters.base import Drafter, DraftSequence, DraftToken
+from testbed.ue.drafters.base import Drafter, DraftToken
 from testbed.ue.drafters.recorded import DraftRecording, Recorded, Statistics
 
 LANES = 16
@@ -113,7 +113,7 @@ def _decode(
     sequence = drafter.open(prompt)
     try:
         while True:
-            window = _draft(sequence, config.depth + 1, ends)
+            window = draft_window(sequence, config.depth + 1, ends)
             ids = np.array([token.id for token in window[: config.depth]], np.int32)
             answer = yield VerifyRequest(name, np.array([*prompt, *output], np.int32), ids)
             right = answer.argmax.tolist()[: len(window)]
@@ -122,7 +122,7 @@ def _decode(
             if kept < len(right):
                 rest = window[kept + 1 :]
                 if window[-1].id not in ends:
-                    rest += _draft(sequence, config.depth - 1 - len(rest), ends)
+                    rest += draft_window(sequence, config.depth - 1 - len(rest), ends)
                 branches[len(output) + kept] = [_statistics(token) for token in rest[: config.depth - 1]]
             added = right[: kept + 1]
             output += added
@@ -136,14 +136,6 @@ def _decode(
         prompt=list(prompt), output=output[:size], drafted=drafted[:size],
         branches={i: branch for i, branch in branches.items() if i < size},
     )  # fmt: skip
-
-
-def _draft(sequence: DraftSequence, count: int, ends: frozenset[int]) -> list[DraftToken]:
-    """Draft up to `count` tokens, none after an end id."""
-    tokens: list[DraftToken] = []
-    while len(tokens) < count and not (tokens and tokens[-1].id in ends):
-        tokens.append(sequence.draft_one())
-    return tokens
 
 
 def _statistics(token: DraftToken) -> Statistics:

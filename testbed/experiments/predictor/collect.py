@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,11 @@ from testbed.bs.engines.base import VerifyEngine, VerifyRequest
 from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset
+from testbed.experiments.lockstep.decoding import Decoding, Lockstep, draft_window
 from testbed.experiments.predictor.traces import TraceMeta, Traces, TraceStore
 from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import bundled
-from testbed.ue.drafters.base import Drafter, DraftSequence, DraftToken
+from testbed.ue.drafters.base import Drafter, DraftToken
 from testbed.ue.windows.predictor import FEATURES, features
 from testbed.ue.windows.rules import FixedWindow
 
@@ -115,10 +117,10 @@ def with_models(
     try:
         drafter = LlamaDrafter(paths[0], prompter.vocab_size, context=longest + config.max_tokens + 1, sequences=LANES)
         try:
-            walk = Walk(drafter, engine, config.window, config.max_tokens, target.end_ids)
+            decoder = TraceDecoder(drafter, engine, config.window, config.max_tokens, target.end_ids)
             done = config.prompts - sum(map(len, prompts.values()))
             for number, chunk in prompts.items():
-                store.write(number, walk.run(chunk, config.first + number * CHUNK))
+                store.write(number, decoder.run(chunk, config.first + number * CHUNK))
                 done += len(chunk)
                 told(done, config.prompts)
         finally:
@@ -127,21 +129,13 @@ def with_models(
         engine.close()
 
 
-@dataclass
-class _Lane:
-    """One prompt under way."""
-
-    prompt: int
-    prompt_len: int
-    ids: list[int]
-    sequence: DraftSequence
-    round: int = 0
-    drafted: list[DraftToken] = field(default_factory=list)
+TraceRow = tuple[int, int, int, DraftToken, int]
+"""Prompt, round, position in the window, token, and label: 1 accepted, 0 the first rejection, -1 after it."""
 
 
 @dataclass(frozen=True)
-class Walk:
-    """Fixed windows and greedy verification, without a link."""
+class TraceDecoder:
+    """Drafts fixed windows and verifies them greedily, without a link."""
 
     drafter: Drafter
     engine: VerifyEngine
@@ -150,67 +144,37 @@ class Walk:
     end_ids: Sequence[int]
 
     def run(self, prompts: Sequence[Sequence[int]], first: int) -> Traces:
-        """Decode prompts, numbered from `first`, `LANES` of them at a time."""
-        waiting = iter(enumerate(prompts, first))
-        lanes: list[_Lane] = []
-        rows: list[tuple[int, int, int, DraftToken, int]] = []
+        """Decode prompts, numbered from `first`, `LANES` at a time; tokens are in the order of passes."""
+        rows: list[TraceRow] = []
+        decodings = (self._decode(number, prompt, rows) for number, prompt in enumerate(prompts, first))
+        for _ in Lockstep(self.engine, LANES).run(decodings):
+            pass
+        return _traces(rows)
+
+    def _decode(self, number: int, prompt: Sequence[int], rows: list[TraceRow]) -> Decoding[None]:
+        """Decode one prompt, appending its drafted tokens to `rows`."""
+        text, end = list(prompt), len(prompt) + self.max_tokens
+        sequence = self.drafter.open(prompt)
         try:
-            while True:
-                lanes += [self._open(*one) for _, one in zip(range(LANES - len(lanes)), waiting, strict=False)]
-                if not lanes:
-                    return _traces(rows)
-                for lane in lanes:
-                    self._draft(lane)
-                results = self.engine.verify([_request(lane) for lane in lanes])
-                for lane, result in zip(list(lanes), results, strict=True):
-                    rows += self._judge(lane, result.argmax.tolist())
-                    if self._ended(lane):
-                        self._close(lane)
-                        lanes.remove(lane)
+            for round_ in itertools.count():
+                tokens = draft_window(sequence, min(self.window, end - len(text)), self.end_ids)
+                ids = [token.id for token in tokens]
+                result = yield VerifyRequest(str(number), np.array(text, np.int32), np.array(ids, np.int32))
+                best = result.argmax.tolist()
+                kept = next((i for i, token in enumerate(ids) if token != best[i]), len(ids))
+                labels = [1] * kept + [0] + [-1] * len(ids)
+                rows += [(number, round_, i + 1, token, labels[i]) for i, token in enumerate(tokens)]
+                added = [*ids[:kept], best[kept]]
+                ends = [i for i, token in enumerate(added) if token in self.end_ids]
+                text += added[: ends[0] + 1] if ends else added
+                if ends or len(text) >= end:
+                    return
+                sequence.commit(kept, best[kept])
         finally:
-            for lane in lanes:
-                self._close(lane)
-
-    def _open(self, prompt: int, ids: Sequence[int]) -> _Lane:
-        return _Lane(prompt, len(ids), list(ids), self.drafter.open(ids))
-
-    def _close(self, lane: _Lane) -> None:
-        lane.sequence.close()
-        self.engine.release(str(lane.prompt))
-
-    def _draft(self, lane: _Lane) -> None:
-        room = min(self.window, self.max_tokens - (len(lane.ids) - lane.prompt_len))
-        lane.drafted = [lane.sequence.draft_one()]
-        while len(lane.drafted) < room and lane.drafted[-1].id not in self.end_ids:
-            lane.drafted.append(lane.sequence.draft_one())
-
-    def _judge(self, lane: _Lane, argmax: list[int]) -> Iterator[tuple[int, int, int, DraftToken, int]]:
-        """Rows (prompt, round, position, token, label) of a round, label -1 after the first rejection; commits it."""
-        kept = 0
-        while kept < len(lane.drafted) and lane.drafted[kept].id == argmax[kept]:
-            kept += 1
-        added = [*(token.id for token in lane.drafted[:kept]), argmax[kept]]
-        ends = [i for i, token in enumerate(added) if token in self.end_ids]
-        rows = [
-            (lane.prompt, lane.round, i + 1, token, 1 if i < kept else 0 if i == kept else -1)
-            for i, token in enumerate(lane.drafted)
-        ]
-        lane.ids += added[: ends[0] + 1] if ends else added
-        if not self._ended(lane):
-            lane.sequence.commit(kept, argmax[kept])
-        lane.round += 1
-        return iter(rows)
-
-    def _ended(self, lane: _Lane) -> bool:
-        return lane.ids[-1] in self.end_ids or len(lane.ids) - lane.prompt_len >= self.max_tokens
+            sequence.close()
 
 
-def _request(lane: _Lane) -> VerifyRequest:
-    draft = np.array([token.id for token in lane.drafted], np.int32)
-    return VerifyRequest(str(lane.prompt), np.array(lane.ids, np.int32), draft)
-
-
-def _traces(rows: Sequence[tuple[int, int, int, DraftToken, int]]) -> Traces:
+def _traces(rows: Sequence[TraceRow]) -> Traces:
     table = np.array([[*features(token, position), *numbers] for *numbers, position, token, _ in rows], np.float64)
     table = table.reshape(-1, len(FEATURES) + 2)
     label = np.array([row[-1] for row in rows], np.int8)

@@ -10,7 +10,7 @@ import pytest
 
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.errors import BadInput
-from testbed.experiments.predictor.collect import LANES, TraceCollectConfig, Walk, collect
+from testbed.experiments.predictor.collect import LANES, TraceCollectConfig, TraceDecoder, collect
 from testbed.experiments.predictor.traces import TraceMeta, Traces, TraceStore, joined, split
 from testbed.synthetic import next_token
 from testbed.ue.drafters.synthetic import SyntheticDrafter
@@ -20,9 +20,9 @@ from tests.support.predictors import made_traces
 VOCAB, WINDOW, TOKENS = 512, 5, 23
 
 
-def walk(prompts: list[list[int]], end_ids: tuple[int, ...] = ()) -> Traces:
+def traces_of(prompts: list[list[int]], end_ids: tuple[int, ...] = ()) -> Traces:
     drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.7)
-    return Walk(drafter, SyntheticEngine(vocab_size=VOCAB), WINDOW, TOKENS, end_ids).run(prompts, 100)
+    return TraceDecoder(drafter, SyntheticEngine(vocab_size=VOCAB), WINDOW, TOKENS, end_ids).run(prompts, 100)
 
 
 def told_alone(prompt: list[int], end_ids: tuple[int, ...]) -> list[list[tuple[float, ...]]]:
@@ -50,9 +50,9 @@ def told_alone(prompt: list[int], end_ids: tuple[int, ...]) -> list[list[tuple[f
 
 
 @pytest.mark.parametrize("end_ids", [(), tuple(range(40))])
-def test_a_walk_labels_tokens_up_to_the_first_rejection(end_ids: tuple[int, ...]) -> None:
-    prompts = [[200 + i, 300 + 7 * i] for i in range(LANES + 5)]  # more than are under way at once
-    found = walk(prompts, end_ids)
+def test_decoding_labels_tokens_up_to_the_first_rejection(end_ids: tuple[int, ...]) -> None:
+    prompts = [[200 + i, 300 + 7 * i] for i in range(LANES + 5)]  # more than are decoded at once
+    found = traces_of(prompts, end_ids)
     assert set(found.prompt.tolist()) == set(range(100, 100 + len(prompts)))
     for number, prompt in enumerate(prompts, 100):
         expected = told_alone(prompt, end_ids)
