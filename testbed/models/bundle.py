@@ -1,4 +1,4 @@
-"""Where the bundled pair's files are."""
+"""Paths of the bundled pair's files."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ BUNDLED = "bundled"
 
 @dataclass(frozen=True)
 class Bundle:
-    """Files of the bundled pair; None for what is not there."""
+    """Files of the bundled pair; None for missing ones."""
 
     drafter: Path | None
     """GGUF file for llama.cpp."""
     target: Path | None
-    """Directory for vLLM and transformers, tokenizer included."""
+    """Model directory for vLLM and transformers, with the tokenizer."""
     tokenizer: Path | None
     drafter_hf: Path | None = None
-    """The drafter as a transformers directory."""
+    """Drafter as a transformers directory."""
     head: Path | None = None
     predictor: Path | None = None
 
     def require(self, part: str) -> Path:
-        """The path of one part.
+        """Path of one part.
 
         Raises:
-            ModelError: it is not there.
+            ModelError: the part is missing.
         """
         path: Path | None = asdict(self)[part]
         if path is None:
-            raise ModelError(f"the bundled {part} is missing; `testbed models train` makes the pair")
+            raise ModelError(f"the bundled {part} is missing; run `testbed models train`")
         return path
 
 
 def head_directory(name: str | None = None) -> Path:
-    """Directory of a decision head: one's own, or of the bundled pair `bundled` (the default) or `bundled:NAME`.
+    """Directory of a decision head: a path, or `bundled` (the default) or `bundled:NAME` for the bundled pair's.
 
     Raises:
-        ModelError: it is not there; the message lists the bundled ones.
+        ModelError: no such head; the message lists the bundled ones.
     """
     chosen, _, variant = (name or BUNDLED).partition(":")
     if chosen != BUNDLED:
@@ -58,7 +58,7 @@ def head_directory(name: str | None = None) -> Path:
 
 
 def bundled() -> Bundle:
-    """The bundled pair as it lies in the package."""
+    """Files of the bundled pair in the package."""
 
     def there(path: Path) -> Path | None:
         return path if path.exists() else None

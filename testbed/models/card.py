@@ -1,4 +1,4 @@
-"""The model card: what the bundled pair measures up to, and whether it is worth studying."""
+"""Model card of the bundled pair: measured accuracies, and speculative decoding under reference judges."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WINDOW = 32
 
 
 class Bench:
-    """A pair, its tokenizer and its test problems, ready to be measured."""
+    """A pair with its tokenizer and test problems."""
 
     def __init__(self, pair: Path, problems: int) -> None:
         self.tokenizer = Tokenizer.from_file(str(pair / "target" / "tokenizer.json"))
@@ -37,15 +37,15 @@ class Bench:
         self.prompts = [self.tokenizer.encode(PROMPT.format(question=p.question)).ids for p in self.problems]
 
     def result(self, output: list[int]) -> str | None:
-        """Final answer of an output."""
+        """Final answer of an output; None without one."""
         return final_number(self.tokenizer.decode(output))
 
     def accuracy(self, outputs: list[list[int]]) -> float:
-        """Share of outputs whose final answer is right."""
+        """Share of outputs with a correct final answer."""
         return statistics.mean(self.result(o) == str(p.final) for o, p in zip(outputs, self.problems, strict=False))
 
     def oracle(self, own: list[str | None]) -> Keep:
-        """A judge that keeps a drafted token whenever the target, completing from there, still gets its own answer."""
+        """Judge that keeps a drafted token if the target, continuing from it, still reaches its own answer."""
 
         def keep(indices: list[int], sequences: list[list[int]]) -> list[bool]:
             completions = self.target.complete(sequences, MAX_TOKENS)
@@ -59,10 +59,10 @@ def measure(pair: Path, problems: int, judged: int, say: Callable[[str], None]) 
     """Measure a pair on the bundled test problems.
 
     Args:
-        pair: directory that holds `target/` and `drafter/`.
-        problems: for the accuracies.
-        judged: for the judges at window 32, which cost a completion a mismatch.
-        say: told what is being measured.
+        pair: directory with `target/` and `drafter/`.
+        problems: number of problems for the accuracies.
+        judged: number of problems for the judges, which take a completion per mismatch.
+        say: receives progress messages.
     """
     bench = Bench(pair, problems)
     say(f"decoding {problems} problems with target and drafter")
@@ -106,7 +106,7 @@ def _summary(bench: Bench, states: list[Speculation]) -> dict[str, Any]:
 
 
 def shortfalls(facts: dict[str, Any]) -> list[str]:
-    """What the pair was to be and is not; empty where it meets all."""
+    """Requirements that the pair does not meet."""
     wanted = {
         "target accuracy of at least 0.85": facts["target_accuracy"] >= 0.85,
         "drafter accuracy between 0.20 and 0.65": 0.20 <= facts["drafter_accuracy"] <= 0.65,
@@ -122,22 +122,28 @@ def shortfalls(facts: dict[str, Any]) -> list[str]:
 
 def render(facts: dict[str, Any]) -> str:
     """The card as Markdown."""
-    judges = "\n".join(
-        f"| {name} | {facts[key]['aal']:.2f} | {facts[key]['rounds']:.1f} | {facts[key]['acceptance_cond']:.3f} "
-        f"| {facts[key]['accuracy']:.3f} |"
-        for name, key in (("strict (greedy)", "greedy"), ("oracle", "oracle"), ("accept all", "accept_all"))
-    )
+    return f"""# The bundled pair
 
+{_models(facts)}
+
+## Speculative decoding with the pair
+
+{_judges(facts)}
+
+Measured by `testbed models card` on {facts["machine"]}; test problems of seed {TEST_SEED}, disjoint from
+the training problems by construction.
+"""
+
+
+def _models(facts: dict[str, Any]) -> str:
     def share(name: str) -> str:
         """A share and half its 95 % interval (normal approximation)."""
         value: float = facts[name]
         return f"{value:.3f} ± {1.96 * (value * (1 - value) / facts['problems']) ** 0.5:.3f}"
 
-    return f"""# The bundled pair
-
-Two Llama-shaped models trained from scratch by `testbed models train` on the project's own arithmetic word problems
-({len(TEMPLATES)} event templates, two to six steps, worked answers that end in `#### result`). They exist so that
-everything in the testbed can be tried and tested without downloads; they can do nothing else.
+    return f"""Two Llama models, trained from scratch by `testbed models train` on arithmetic word problems
+({len(TEMPLATES)} event templates, two to six steps, worked answers that end in `#### result`). They are only meant for
+trying and testing the testbed without downloads.
 
 | | target | drafter |
 |---|---|---|
@@ -145,26 +151,27 @@ everything in the testbed can be tried and tested without downloads; they can do
 | greedy accuracy, {facts["problems"]} test problems | {share("target_accuracy")} | {share("drafter_accuracy")} |
 
 One tokenizer of {facts["vocabulary"]} tokens (BPE, single digits), {facts["positions"]:,} positions, answers of
-{facts["answer_tokens"]:.1f} tokens on average. Training sequences have at most about 320 tokens: longer contexts are
-accepted, for timing, and mean nothing.
+{facts["answer_tokens"]:.1f} tokens on average. Training sequences have at most about 320 tokens: longer contexts work,
+for timing, but outputs are then meaningless.
 
-The steps of training answers are worded at random by two narrators. At each choice of words a narrator takes a
-favourite with probability {FAVOURITE_P}, else any wording; target and drafter were trained on different narrators,
-whose favourites differ at {HABIT_SHIFT:.0%} of the choices. So the two disagree often in words, which is harmless, and
-sometimes in digits, which is not.
+Two narrators word the steps of the training answers at random. At each choice of words, a narrator uses its favourite
+with probability {FAVOURITE_P}, else a random wording. Target and drafter were trained on different narrators, whose
+favourites differ at {HABIT_SHIFT:.0%} of the choices. The models therefore often disagree in words, which is harmless,
+and sometimes in digits, which is critical."""
 
-## Is the pair worth studying?
 
-Window {facts["window"]}, {facts["judged"]} test problems, all decoded greedily in float32. The oracle keeps a mismatch
-whenever the target, completing from there, still reaches its own answer; accept-all keeps every mismatch.
+def _judges(facts: dict[str, Any]) -> str:
+    rows = "\n".join(
+        f"| {name} | {facts[key]['aal']:.2f} | {facts[key]['rounds']:.1f} | {facts[key]['acceptance_cond']:.3f} "
+        f"| {facts[key]['accuracy']:.3f} |"
+        for name, key in (("strict (greedy)", "greedy"), ("oracle", "oracle"), ("accept all", "accept_all"))
+    )
+    return f"""Window {facts["window"]}, {facts["judged"]} test problems, greedy decoding in float32. The oracle keeps a
+mismatch if the target, continuing from it, still reaches its own answer; accept-all keeps every mismatch.
 
 | judge | AAL | rounds | acceptance_cond | accuracy |
 |---|---|---|---|---|
-{judges}
+{rows}
 
 The oracle's AAL is {facts["oracle"]["aal"] / facts["greedy"]["aal"]:.2f} times that of greedy; accepting everything
-costs {100 * (facts["greedy"]["accuracy"] - facts["accept_all"]["accuracy"]):.1f} points of accuracy.
-
-Measured by `testbed models card` on {facts["machine"]}; test problems of seed {TEST_SEED}, disjoint from
-the training problems by construction.
-"""
+costs {100 * (facts["greedy"]["accuracy"] - facts["accept_all"]["accuracy"]):.1f} points of accuracy."""

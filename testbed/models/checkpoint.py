@@ -1,4 +1,4 @@
-"""A Hugging Face model directory: its configuration, and its safetensors read one tensor at a time."""
+"""Hugging Face model directories: configuration, and weights from safetensors, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Checkpoint:
     """Configuration and weights of a model directory.
 
     Attributes:
-        architecture: class name of the model, as in "LlamaForCausalLM".
+        architecture: class name of the model, such as "LlamaForCausalLM".
         config: transformers' configuration.
         names: names of the tensors, in the files' order.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Open a directory; no weight is read yet.
+        """Open a directory without reading weights.
 
         Raises:
-            ModelError: config.json or a file of weights is missing or unreadable.
+            ModelError: config.json or a weight file is missing or unreadable.
         """
         self.directory = directory
         raw = self._json("config.json")
@@ -75,7 +75,7 @@ class Checkpoint:
             raise ModelError(f"{self.directory}: transformers cannot read its config.json: {reason}") from exc
 
     def _find_tensors(self) -> dict[str, str]:
-        """File of each tensor."""
+        """File name of each tensor."""
         if (self.directory / INDEX).is_file():
             files: dict[str, str] = self._json(INDEX)["weight_map"]
             return files
@@ -89,7 +89,7 @@ class Checkpoint:
             try:
                 self._files[file] = safe_open(path, framework="pt")
             except FileNotFoundError:
-                raise ModelError(f"{path}: no such file; the weights must be there as safetensors") from None
+                raise ModelError(f"{path}: no such file; weights must be in safetensors format") from None
             except SafetensorError as exc:
                 raise ModelError(f"{path}: not usable as safetensors ({exc})") from exc
         return self._files[file]

@@ -1,6 +1,6 @@
-"""Reference decoding of the pair with transformers, in float32, batched over prompts, apart from the serving path.
+"""Reference decoding with transformers, in float32 and batched over prompts, independent of the serving path.
 
-`speculate` plays the round of draft, verify, judge and commit for many prompts in lockstep, with any judge.
+`speculate` runs rounds of draft, verify, judge and commit for many prompts in lockstep, with any judge.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 Keep = Callable[[list[int], list[list[int]]], list[bool]]
-"""Judge of mismatches: (prompt indices, ids up to and with the drafted token) → which drafted tokens stay."""
+"""Judge of mismatches: (prompt indices, ids up to and including the drafted token) → whether each is kept."""
 
 
 @dataclass
@@ -24,12 +24,12 @@ class BatchDecoder:
 
     model: Any
     end_id: int
-    """Ends an output; padding too."""
+    """End of an output; also the padding."""
     batch: int = 100
 
     @classmethod
     def load(cls, directory: Path, end_id: int) -> BatchDecoder:
-        """A transformers directory, in float32."""
+        """Load a transformers directory in float32."""
         model = AutoModelForCausalLM.from_pretrained(
             directory, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
         )
@@ -37,21 +37,21 @@ class BatchDecoder:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters, tied ones once."""
+        """Number of parameters; tied ones count once."""
         return sum(p.numel() for p in self.model.parameters())
 
     def complete(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
-        """Greedy continuations, up to and with the end id, in the order of the prompts."""
+        """Greedy continuations of prompts, in order, up to and including the end id."""
         return self._batched(prompts, lambda group: self._generate(group, max_tokens))
 
     def argmax(self, sequences: Sequence[Sequence[int]]) -> list[list[int]]:
-        """For each sequence, the greedy next token after every one of its tokens."""
+        """Greedy next token after each token of each sequence."""
         return self._batched(sequences, self._forward)
 
     def _batched(
         self, sequences: Sequence[Sequence[int]], run: Callable[[list[Sequence[int]]], list[list[int]]]
     ) -> list[list[int]]:
-        """Run groups of similar length, which wastes least on padding."""
+        """Run `run` on groups of similar length, to limit padding."""
         order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
         outputs: list[list[int]] = [[] for _ in sequences]
         for start in range(0, len(order), self.batch):
@@ -82,20 +82,20 @@ class BatchDecoder:
 
 @dataclass
 class Speculation:
-    """One prompt's way through `speculate`."""
+    """State of one prompt in `speculate`."""
 
     prompt_len: int
     ids: list[int]
-    """Prompt and output."""
+    """Ids of prompt and output."""
     committed: list[int] = field(default_factory=list)
-    """Tokens each round added."""
+    """Tokens committed in each round."""
     drafted: int = 0
     accepted: int = 0
     rejections: int = 0
 
     @property
     def output(self) -> list[int]:
-        """Output ids, the end id included."""
+        """Output ids, including the end id."""
         return self.ids[self.prompt_len :]
 
 
@@ -107,7 +107,7 @@ def speculate(
     max_tokens: int,
     keep: Keep,
 ) -> list[Speculation]:
-    """Speculative decoding of all prompts in lockstep; `keep` judges mismatches, one at a time and in order."""
+    """Decode all prompts speculatively in lockstep; `keep` judges the mismatches of a window one after the other."""
     states = [Speculation(len(p), list(p)) for p in prompts]
     running = list(range(len(states)))
     while running:
@@ -124,7 +124,7 @@ def speculate(
 def _first_rejected(
     running: list[int], states: list[Speculation], drafts: list[list[int]], best: list[list[int]], keep: Keep
 ) -> list[int]:
-    """Per window, how many drafted tokens stay."""
+    """Number of drafted tokens kept in each window."""
     stops = [len(draft) for draft in drafts]
     mismatches = [[p for p, t in enumerate(d) if t != b[p]] for d, b in zip(drafts, best, strict=True)]
     open_ = [w for w, positions in enumerate(mismatches) if positions]

@@ -1,11 +1,12 @@
-"""Hugging Face directories of the Llama, Qwen2 and Qwen3 architectures to GGUF files for llama.cpp.
+"""Export of Hugging Face models (Llama, Qwen2, Qwen3) to GGUF files for llama.cpp.
 
-The files hold no tokenizer (`tokenizer.ggml.model = "none"`): ids go in and come out, and the tokenizer stays with the
-directory that both sides read it from.
+The files contain no tokenizer (`tokenizer.ggml.model = "none"`): llama.cpp runs on token ids, and the UE reads the
+tokenizer from the model directory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import ModelError
+from testbed.files import whole_file
 from testbed.models.checkpoint import Checkpoint
 
 ARCHITECTURES = {
@@ -40,7 +42,7 @@ EXTRA_WEIGHTS = {
 
 @dataclass(frozen=True)
 class _Entry:
-    """One tensor of the GGUF file; `read` gives it as float32."""
+    """One tensor of the GGUF file; `read` returns it as float32."""
 
     name: str
     shape: tuple[int, ...]
@@ -53,12 +55,11 @@ class _Entry:
 
 
 def export_gguf(model_dir: Path, out: Path, dtype: DTypeName = "f32") -> None:
-    """Write a model directory as a GGUF file, one tensor in memory at a time.
-
-    The file appears under its name when it is complete, and not at all on an error. Vectors are always f32.
+    """Write a model directory as a GGUF file, atomically and with one tensor in memory at a time. Vectors are f32.
 
     Raises:
-        ModelError: files are missing, or the model has something that llama.cpp would compute otherwise or not at all.
+        ModelError: missing files, or a feature of the model that llama.cpp computes differently or not at all.
+        BadInput, TestbedError: as `whole_file`.
     """
     if dtype not in DTYPES:
         raise ModelError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
@@ -66,9 +67,8 @@ def export_gguf(model_dir: Path, out: Path, dtype: DTypeName = "f32") -> None:
     arch = _architecture(checkpoint)
     entries = _entries(checkpoint, arch, DTYPES[dtype][0])
     out.parent.mkdir(parents=True, exist_ok=True)
-    part = out.with_name(f"{out.name}.part")
     writer = gguf.GGUFWriter(None, gguf.MODEL_ARCH_NAMES[arch])
-    try:
+    with whole_file(out) as part, contextlib.closing(writer):
         _describe(writer, checkpoint, rows=next(e.shape[0] for e in entries if e.name == "token_embd.weight"))
         writer.add_file_type(DTYPES[dtype][1])
         for entry in entries:
@@ -78,15 +78,10 @@ def export_gguf(model_dir: Path, out: Path, dtype: DTypeName = "f32") -> None:
         writer.write_ti_data_to_file()
         for entry in entries:
             writer.write_tensor_data(gguf.quantize(entry.read(), entry.kind))
-        writer.close()
-        part.replace(out)
-    finally:
-        writer.close()
-        part.unlink(missing_ok=True)
 
 
 def _architecture(checkpoint: Checkpoint) -> gguf.MODEL_ARCH:
-    """The model's architecture, where llama.cpp computes all that the configuration asks for."""
+    """Architecture of the model, after checking that llama.cpp supports its configuration."""
     arch = ARCHITECTURES.get(checkpoint.architecture)
     if arch is None:
         known = ", ".join(ARCHITECTURES)
@@ -138,14 +133,14 @@ def _tied(checkpoint: Checkpoint) -> bool:
 
 
 def _required(arch: gguf.MODEL_ARCH, layers: int, tied: bool) -> set[str]:
-    """Names of the tensors that llama.cpp wants."""
+    """Names of the tensors that llama.cpp requires."""
     inner = {f"{name}.weight" for name in LAYER_WEIGHTS} | set(EXTRA_WEIGHTS.get(arch, ()))
     outer = {"token_embd.weight", "output_norm.weight"} | (set() if tied else {"output.weight"})
     return outer | {f"blk.{layer}.{name}" for layer in range(layers) for name in inner}
 
 
 def _read(checkpoint: Checkpoint, arch: gguf.MODEL_ARCH, source: str) -> NDArray[np.float32]:
-    """One tensor as llama.cpp wants it: Llama's rotary pairs are neighbours there, halves of a head in transformers."""
+    """Read a tensor in llama.cpp's layout: Llama's rotary pairs are adjacent, in transformers halves of a head."""
     array = checkpoint.load(source)
     config = checkpoint.config
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(source.split(".")[-2])
@@ -156,15 +151,15 @@ def _read(checkpoint: Checkpoint, arch: gguf.MODEL_ARCH, source: str) -> NDArray
 
 
 def head_dim(config: Any) -> int:
-    """Dimensions of an attention head."""
+    """Dimension of an attention head."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def rope_factors(config: Any) -> NDArray[np.float32] | None:
     """Divisors [head_dim / 2] of the rotary frequencies under Llama 3's scaling; None without it.
 
-    Wavelengths below L/high_freq_factor stay, those above L/low_freq_factor are stretched by `factor`, and those
-    between are interpolated, with L the positions of the original training.
+    With L the positions of the original training, wavelengths below L/high_freq_factor are kept, those above
+    L/low_freq_factor are scaled by `factor`, and those between are interpolated.
     """
     rope = config.rope_parameters
     if rope.get("rope_type") != "llama3":
@@ -179,7 +174,7 @@ def rope_factors(config: Any) -> NDArray[np.float32] | None:
 
 
 def _describe(writer: gguf.GGUFWriter, checkpoint: Checkpoint, rows: int) -> None:
-    """Write the metadata that llama.cpp needs to run the model on ids."""
+    """Write the metadata that llama.cpp needs to run the model on token ids."""
     config = checkpoint.config
     rope = config.rope_parameters
     writer.add_name(checkpoint.directory.name)

@@ -1,8 +1,8 @@
-"""A lean Llama for training the bundled pair on a CPU.
+"""Minimal Llama for training the bundled pair on a CPU.
 
-transformers' own module spends most of a CPU training step in casts and in the backward pass of its attention
-kernel. This one computes the same function (a test holds it to that) in about half the time. Parameter names are those
-of `LlamaForCausalLM`, so that its state dict loads there unchanged.
+transformers' module spends most of a CPU training step in casts and in the backward pass of its attention kernel. This
+one computes the same function, checked by a test, in about half the time. Its parameters have the names of
+`LlamaForCausalLM`, which can load the state dict.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig
 
 THETA = 10000.0
-"""Base of the rotary angles; transformers' default."""
+"""Base of the rotary angles, as in transformers."""
 
 
 def rotary(length: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -25,7 +25,7 @@ def rotary(length: int, head_dim: int, theta: float, device: torch.device) -> tu
 
 
 class Attention(nn.Module):
-    """Causal self-attention with rotary positions, no grouping of heads."""
+    """Causal multi-head self-attention with rotary positions, without grouped queries."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """SwiGLU."""
+    """SwiGLU feed-forward network."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Mlp(nn.Module):
 
 
 class Layer(nn.Module):
-    """One decoder layer."""
+    """Decoder layer."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, layers, final norm."""
+    """Embedding, decoder layers, final norm."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -91,10 +91,10 @@ class Decoder(nn.Module):
 
 
 class Net(nn.Module):
-    """The whole model, with the embedding as its output head."""
+    """Complete model; the embedding is also the output head."""
 
     def __init__(self, config: LlamaConfig, dtype: torch.dtype = torch.bfloat16) -> None:
-        """`dtype` is what the forward pass computes in; parameters stay float32."""
+        """`dtype` is the type of the forward pass; parameters are float32."""
         super().__init__()
         self.config, self.dtype = config, dtype
         self.model = Decoder(config)

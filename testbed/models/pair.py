@@ -1,4 +1,4 @@
-"""Making the bundled pair: tokenizer, both models, and their files as the package carries them."""
+"""Training and export of the bundled pair: tokenizer, both models, and their files in the package."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from testbed.models.tokenizer import end_of, save_tokenizer, train_tokenizer
 from testbed.models.train import MAX_POSITIONS, RECIPES, train
 
 Progress = Callable[[str, int, int, float], None]
-"""Role, steps done, steps in all, loss."""
+"""Called with role, steps done, total steps, and loss."""
 
 
 def make_pair(work: Path, out: Path, seed: int, progress: Progress) -> None:
-    """Train both models (going on from what `work` holds) and write the pair's files to `out`.
+    """Train both models, resuming from `work`, and write the pair's files to `out`.
 
-    Writes `target/` and `drafter/` (safetensors in bfloat16, with the tokenizer) and `drafter.gguf` (the same weights
-    in float32).
+    These are `target/` and `drafter/` (safetensors in bfloat16, with the tokenizer) and `drafter.gguf` (the same
+    weights in float32).
     """
     work.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer_of(work, seed)
@@ -37,7 +37,7 @@ def make_pair(work: Path, out: Path, seed: int, progress: Progress) -> None:
 
 
 def tokenizer_of(work: Path, seed: int) -> Tokenizer:
-    """The pair's tokenizer, trained once and kept in `work`."""
+    """Tokenizer of the pair, trained once and stored in `work`."""
     path = work / "tokenizer.json"
     if not path.exists():
         train_tokenizer(seed).save(str(path))

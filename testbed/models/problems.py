@@ -1,13 +1,13 @@
-"""Arithmetic word problems in GSM8K's shape: a question, worked steps, ``#### answer``.
+"""Generator of arithmetic word problems in the format of GSM8K: a question, worked steps, ``#### answer``.
 
-A problem is a chain of two to six events on a running number, told by templates (`stories`), with sentences that
-carry numbers but no meaning mixed in. The worked steps are worded at random by a *narrator*: at every choice of words
-a narrator has a favourite and takes it with probability `FAVOURITE_P`. The two narrators of the bundled pair share
-the problems but not all favourites, so that a drafter trained on one and a target trained on the other disagree
-often in words, which is harmless, and sometimes in digits, which is not.
+A problem is a chain of two to six events on a running number, worded by templates (`stories`), with distractor
+sentences whose numbers are irrelevant. A *narrator* words the worked steps at random: at each choice of words it uses
+its favourite with probability `FAVOURITE_P`. The two narrators of the bundled pair share the problems but not all
+favourites: a drafter trained on one and a target trained on the other often disagree in words, which is harmless, and
+sometimes in digits, which is critical.
 
-Splits are disjoint by construction: the skeleton of a problem (templates and numbers, without names and things) is
-hashed, and the hash decides its split.
+Splits are disjoint by construction: a hash of the problem's skeleton (templates and numbers, without names and items)
+determines the split.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SPLITS: dict[str, range] = {"train": range(96), "calibration": range(96, 98), "t
 NARRATORS = ("target", "drafter")
 FAVOURITE_P = 0.5
 HABIT_SHIFT = 0.8
-"""Share of choices at which the drafter's narrator has another favourite than the target's."""
+"""Share of choices at which the favourites of the two narrators differ."""
 STEP_COUNTS = (2, 3, 3, 4, 4, 4, 5, 5, 6)
 OP_WEIGHTS = {"add": 5, "sub": 5, "mul": 4, "div": 4, "rest": 1, "full": 1, "gap": 2, "max": 1, "min": 1}
 MAX_NUMBER = 999
@@ -40,7 +40,7 @@ _BY_OP: dict[str, tuple[Template, ...]] = {op: tuple(t for t in TEMPLATES if t.o
 
 @dataclass(frozen=True)
 class ProblemStep:
-    """One event: its template, the running number before (`a`), its own number (`b`), and the number after (`c`)."""
+    """One event: template, running number before (`a`), the event's number (`b`), running number after (`c`)."""
 
     template: Template
     a: int
@@ -50,7 +50,7 @@ class ProblemStep:
 
 @dataclass(frozen=True)
 class WordProblem:
-    """A worded problem; `answer` holds the worked steps and the ``#### final`` line."""
+    """A worded problem; `answer` contains the worked steps and the ``#### final`` line."""
 
     question: str
     answer: str
@@ -59,9 +59,9 @@ class WordProblem:
 
 
 def generate(split: str, seed: int, narrator: str = "target") -> Iterator[WordProblem]:
-    """Problems of one split, without end, the same for the same arguments.
+    """Infinite, deterministic sequence of problems of one split.
 
-    The skeletons, names and things do not depend on the narrator; only the wording of the steps does.
+    Only the wording of the steps depends on the narrator, not the skeletons, names and items.
 
     Raises:
         BadInput: unknown split or narrator.
@@ -80,7 +80,7 @@ def generate(split: str, seed: int, narrator: str = "target") -> Iterator[WordPr
 
 
 def drills(rng: random.Random) -> Iterator[tuple[str, str]]:
-    """Bare facts without end, distributed as in the problems: what is asked, such as 53*9=, and the result."""
+    """Infinite sequence of single calculations, distributed as in the problems: (prompt, such as 53*9=, result)."""
     signs = {"add": "+", "sub": "-", "mul": "*", "div": "/", "gap": "-"}
     while True:
         for step in _chain(rng):
@@ -93,7 +93,7 @@ def drills(rng: random.Random) -> Iterator[tuple[str, str]]:
 
 
 def split_of(skeleton: str) -> str:
-    """The split that a skeleton belongs to."""
+    """Split of a skeleton."""
     bucket = int.from_bytes(hashlib.sha256(skeleton.encode()).digest()[:4], "big") % 100
     return next(name for name, buckets in SPLITS.items() if bucket in buckets)
 
@@ -103,7 +103,7 @@ def _skeleton(steps: list[ProblemStep]) -> str:
 
 
 def _chain(rng: random.Random) -> list[ProblemStep]:
-    """A feasible chain of events; every intermediate number lies in 2..MAX_NUMBER."""
+    """Random feasible chain of events; all intermediate numbers lie in 2..MAX_NUMBER."""
     ops, weights = tuple(OP_WEIGHTS), tuple(OP_WEIGHTS.values())
     number = rng.randint(12, 99) if rng.random() < 0.85 else rng.randint(100, 300)
     steps: list[ProblemStep] = []
@@ -120,7 +120,7 @@ def _chain(rng: random.Random) -> list[ProblemStep]:
 
 
 def _operand(rng: random.Random, op: str, a: int) -> int | None:
-    """A number for the event, or None where the running number does not allow the operation."""
+    """Random number for an event, or None if the running number does not allow the operation."""
     two_or_three = rng.randint(11, 99) if rng.random() < 0.9 else rng.randint(100, 250)
     if op == "add":
         return two_or_three if a + two_or_three <= MAX_NUMBER else None
@@ -140,7 +140,7 @@ def _operand(rng: random.Random, op: str, a: int) -> int | None:
 
 
 def apply(op: str, a: int, b: int) -> int:
-    """The number after an event of kind `op` with number `b` on the running number `a`."""
+    """Running number after an event of kind `op` with number `b` on the running number `a`."""
     results = {
         "add": a + b, "sub": a - b, "mul": a * b, "div": a // b, "rest": a % b, "full": a // b,
         "gap": abs(a - b), "max": max(a, b), "min": min(a, b),
@@ -171,7 +171,7 @@ def _tell(
 
 
 def _work(words: random.Random, narrator: str, step: ProblemStep, position: str, name: str, items: str) -> str:
-    """One worked step: connector, body, tail; each a choice of words."""
+    """Word one step: connector, body and tail."""
     key = step.template.key
     connector = _choose(words, narrator, f"connector/{position}/{key}", stories.CONNECTORS[position])
     body = _choose(words, narrator, f"body/{position}/{key}", stories.STEPS[step.template.op])

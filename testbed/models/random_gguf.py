@@ -1,4 +1,4 @@
-"""GGUF files of public models' shapes with random weights: what takes memory and time, without a download."""
+"""GGUF files with random weights in the shapes of public models, for memory and timing measurements."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ KINDS = {
     "q4_0": gguf.GGMLQuantizationType.Q4_0,
 }
 SCALE = 1e-3
-"""Of every block, so that activations stay finite whatever the bits say."""
+"""Scale of every block, small enough for finite activations with random bits."""
 POSITIONS = 32768
 
 
 class DecoderShape(NamedTuple):
-    """Sizes of a decoder whose output head is its embedding, as its published config.json has them."""
+    """Dimensions of a decoder with tied embeddings, from its published config.json."""
 
     arch: str
     layers: int
     hidden: int
     heads: int
     groups: int
-    """Heads of keys and values."""
+    """Key-value heads."""
     head_size: int
     ffn: int
     rows: int
-    """Of the embedding."""
+    """Rows of the embedding."""
 
 
 SHAPES = {
@@ -45,7 +45,7 @@ SHAPES = {
 
 
 def write_random(path: Path, shape: DecoderShape, dtype: str = "q8_0", seed: int = 0) -> None:
-    """Write a file of this shape.
+    """Write a GGUF file of a shape.
 
     Raises:
         BadInput: an unknown dtype.
@@ -66,7 +66,7 @@ def write_random(path: Path, shape: DecoderShape, dtype: str = "q8_0", seed: int
 
 
 class _Weights:
-    """Tensors, made as they are added."""
+    """Generates random tensors and adds them to the file."""
 
     def __init__(self, writer: gguf.GGUFWriter, kind: gguf.GGMLQuantizationType, rng: np.random.Generator) -> None:
         self._writer, self._kind, self._rng = writer, kind, rng
@@ -78,7 +78,7 @@ class _Weights:
             return
         elements, block_bytes = gguf.GGML_QUANT_SIZES[self._kind]
         blocks = self._rng.integers(0, 256, (rows, columns // elements, block_bytes), np.uint8)
-        blocks[:, :, :2] = np.frombuffer(np.float16(SCALE).tobytes(), np.uint8)  # a block begins with its scale
+        blocks[:, :, :2] = np.frombuffer(np.float16(SCALE).tobytes(), np.uint8)  # a block starts with its scale
         self._writer.add_tensor(name, blocks.reshape(rows, -1), raw_dtype=self._kind)
 
     def vector(self, name: str, size: int) -> None:

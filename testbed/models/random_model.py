@@ -1,7 +1,7 @@
-"""Random models of chosen sizes: latency does not care what a model knows, only how large it is.
+"""Random models of given sizes, for timing: latency depends on the size of a model, not on its weights.
 
-A directory as Hugging Face has them, with the bundled pair's tokenizer, and no token that ends an output: outputs are
-as long as they are asked for.
+The Hugging Face directory contains the bundled pair's tokenizer and no end token, so that outputs always have the
+requested length.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from testbed.protocols.vocabulary import fingerprint
 
 Kind = Literal["llama", "qwen3", "qwen3-moe"]
 ROWS_OF = 64
-"""Rows of the head are a multiple of so many."""
+"""The number of rows of the output head is a multiple of this."""
 
 
 class RandomModel(Config, frozen=True, kw_only=True):
-    """What `testbed models random` makes.
+    """Settings of `testbed models random`.
 
     Raises:
-        BadInput: sizes that cannot be.
+        BadInput: invalid sizes.
     """
 
     kind: Kind = "llama"
     hidden: int = 256
     layers: int = 4
     ffn: int = 1024
-    """Of every expert, where there are experts."""
+    """Feed-forward dimension, per expert for `qwen3-moe`."""
     heads: int = 4
     experts: int = 16
-    """M; of `qwen3-moe` alone, and so the next."""
+    """M, number of experts; `qwen3-moe` only."""
     active: int = 2
-    """m, experts of a token."""
+    """m, active experts per token; `qwen3-moe` only."""
     positions: int = 2048
     seed: int = 0
 
@@ -45,16 +45,16 @@ class RandomModel(Config, frozen=True, kw_only=True):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.hidden % self.heads or self.hidden // self.heads % 32:
-            raise BadInput(f"a head has a multiple of 32 dimensions; {self.hidden} over {self.heads} heads have not")
+            raise BadInput(f"hidden / heads must be a multiple of 32, not {self.hidden} / {self.heads}")
         if self.active > self.experts:
             raise BadInput(f"{self.active} of {self.experts} experts cannot be active")
 
 
 def make_random(chosen: RandomModel, out: Path) -> int:
-    """Write a random float32 model with the bundled tokenizer; returns its parameters.
+    """Write a random float32 model with the bundled tokenizer; return its number of parameters.
 
     Raises:
-        BadInput: the directory holds something.
+        BadInput: the directory is not empty.
     """
     if out.exists() and any(out.iterdir()):
         raise BadInput(f"{out} is not empty; give another --out")
@@ -84,7 +84,7 @@ def _rows(tokenizer: Path) -> int:
 
 
 def _fields(chosen: RandomModel, rows: int) -> tuple[str, dict[str, Any]]:
-    """Name of the architecture, and its configuration."""
+    """Prefix of the transformers classes, and the configuration."""
     fields: dict[str, Any] = {
         "vocab_size": rows,
         "hidden_size": chosen.hidden,

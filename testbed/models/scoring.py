@@ -1,4 +1,4 @@
-"""Reading a final answer out of an output."""
+"""Extraction of the final answer from an output."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 
 
 def final_number(text: str) -> str | None:
-    """What stands after the last ``####`` (GSM8K's mark), commas and trailing zeros of a fraction left out; None
-    where there is no such number.
+    """Number after the last ``####`` (GSM8K's marker), without commas and trailing zeros of a fraction; None without
+    such a number.
     """
     found = re.findall(r"####\s*(-?)\$?(-?)([\d,]*)(\.\d+)?", text)
     numbers = [(before or after, whole.replace(",", ""), part) for before, after, whole, part in found if whole or part]

@@ -1,8 +1,8 @@
-"""The material that word problems are made of: names, things, templates of events and wordings of worked steps.
+"""Data of the word problems: names, items, event templates and wordings of worked steps.
 
-Everything here is data; `problems` turns it into questions and answers. Placeholders: ``{name}`` the person asked
-about, ``{other}`` a second person, ``{items}`` what is counted, ``{n}`` the number that an event brings, and in
-worked steps ``{a} {b} {c}`` for operands and result (``{q} {r}`` for quotient and remainder).
+`problems` composes them into questions and answers. Placeholders: ``{name}`` the main person, ``{other}`` a second
+person, ``{items}`` the counted items, ``{n}`` the number of an event; in worked steps, ``{a} {b} {c}`` operands and
+result, ``{q} {r}`` quotient and remainder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ITEMS = (
 
 @dataclass(frozen=True)
 class Template:
-    """One kind of event: its operation, how a question tells it, and what is counted afterwards (None: the same)."""
+    """Kind of event: operation, sentence in the question, and the items counted afterwards (None: unchanged)."""
 
     key: str
     op: str

@@ -1,4 +1,4 @@
-"""The bundled pair's tokenizer: byte-level BPE whose digits are single tokens, trained on the pair's own problems."""
+"""Tokenizer of the bundled pair: byte-level BPE with single-digit tokens, trained on the word problems."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def train_tokenizer(seed: int, problems: int = 4000) -> Tokenizer:
 
 
 def end_of(tokenizer: Tokenizer) -> int:
-    """Id of the token that ends an output, and pads."""
+    """Id of the end token, which is also the padding."""
     end_id = tokenizer.token_to_id(END)
     assert end_id is not None
     return int(end_id)
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, max_positions: int) -> None:
-    """Write the files that transformers, vLLM and the UE read."""
+    """Write the tokenizer files that transformers, vLLM and the UE read."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {

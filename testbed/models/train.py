@@ -1,8 +1,8 @@
-"""Training of the bundled pair from a seed: resumable, with a progress bar, on CPU or GPU.
+"""Resumable training of the bundled pair from a seed, on CPU or GPU.
 
-Every batch is a function of (seed, narrator, step), so a resumed run sees the data that an uninterrupted one sees.
-The learning rate is held and then decays linearly over the last part. Matrices are trained with Muon, the rest with
-AdamW.
+Each batch is a function of (seed, narrator, step), so that a resumed run uses the same data as an uninterrupted one.
+The learning rate is constant after warm-up, then decays linearly. Matrices are trained with Muon, other parameters
+with AdamW.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import nn
 from transformers import LlamaConfig
 
 from testbed.errors import BadInput
+from testbed.files import whole_file
 from testbed.models import problems
 from testbed.models.net import Net
 from testbed.models.tokenizer import END, PROMPT, end_of
@@ -27,7 +28,7 @@ from testbed.models.tokenizer import END, PROMPT, end_of
 IGNORED = -100
 ROWS = 64
 CHUNK = 8
-"""Batches that are generated together and sorted by length, so that little of a batch is padding."""
+"""Number of batches generated together, whose rows are sorted by length to limit padding."""
 DRILL_SHARE = 0.25
 DRILLS_PER_ROW = 12
 MAX_POSITIONS = 4096
@@ -36,7 +37,7 @@ SAVE_EVERY = 100
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained: shape, narrator, and for how long."""
+    """Training recipe: model shape, narrator, steps and learning rates."""
 
     narrator: str
     hidden: int
@@ -50,7 +51,7 @@ class Recipe:
     adam_lr: float = 0.003
 
     def config(self, vocab: int, end_id: int) -> LlamaConfig:
-        """The transformers configuration of this shape."""
+        """transformers configuration of the shape."""
         return LlamaConfig(
             vocab_size=vocab,
             hidden_size=self.hidden,
@@ -82,7 +83,7 @@ RECIPES = {
 
 
 def _segments(tokenizer: Tokenizer, texts: list[tuple[str, bool]]) -> tuple[list[int], list[int]]:
-    """Token ids and labels of (text, is it learned) pieces."""
+    """Token ids and labels of (text, whether it is trained on) pieces."""
     ids: list[int] = []
     labels: list[int] = []
     for (_, learned), encoding in zip(texts, tokenizer.encode_batch([t for t, _ in texts]), strict=True):
@@ -107,7 +108,7 @@ def _row(
 def batches(
     tokenizer: Tokenizer, narrator: str, seed: int, first_step: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Batches from `first_step` on: ids and labels, int64 [ROWS, length], length a multiple of 32."""
+    """Batches from `first_step`: ids and labels, int64 [ROWS, length], with length a multiple of 32."""
     end_id = end_of(tokenizer)
     for chunk in itertools.count(first_step // CHUNK):
         rng = random.Random(f"rows/{narrator}/{seed}/{chunk}")
@@ -138,7 +139,7 @@ def _optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]
 
 
 def _loss(net: Net, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy over the learned tokens; the head is applied at those positions alone."""
+    """Mean cross-entropy over the labelled tokens; logits are computed only there."""
     wanted = labels[:, 1:]
     learned = wanted != IGNORED
     logits = net.logits(net.hidden(ids[:, :-1])[learned])
@@ -148,13 +149,13 @@ def _loss(net: Net, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def train(
     recipe: Recipe, tokenizer: Tokenizer, checkpoint: Path, seed: int, progress: Callable[[int, float], None]
 ) -> Net:
-    """Train one model of the pair, going on from `checkpoint` where it exists, saving there every `SAVE_EVERY` steps.
+    """Train one model of the pair; resume from `checkpoint` if it exists, and save there every `SAVE_EVERY` steps.
 
     Args:
-        progress: called after every step with the steps done and the loss in nats per token.
+        progress: called after each step with the steps done and the loss in nats per token.
 
     Raises:
-        BadInput: the checkpoint is of another recipe or seed.
+        BadInput: the checkpoint belongs to another recipe or seed.
     """
     torch.manual_seed(seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -181,7 +182,7 @@ def train(
 
 
 def _identity(recipe: Recipe, seed: int) -> dict[str, Any]:
-    """What must be equal for a checkpoint to be gone on from."""
+    """Settings that must match to resume from a checkpoint."""
     return {**asdict(recipe), "seed": seed}
 
 
@@ -203,6 +204,5 @@ def _save(
     state = {
         "identity": identity, "net": net.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "step": step,
     }  # fmt: skip
-    temporary = checkpoint.with_suffix(".tmp")
-    torch.save(state, temporary)
-    temporary.replace(checkpoint)
+    with whole_file(checkpoint) as part:
+        torch.save(state, part)

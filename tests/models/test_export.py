@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from testbed.errors import ModelError
+from testbed.errors import ModelError, TestbedError
 from testbed.experiments.runs.parity import TOLERANCES, export_and_prove, prove_parity
 from testbed.models import export
 from testbed.models.export import DTypeName, export_gguf, rope_factors
@@ -200,7 +200,7 @@ def test_a_failed_write_leaves_what_was_there(
         return array
 
     monkeypatch.setattr(gguf, "quantize", full_disk)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(TestbedError, match="No space"):
         export_gguf(random_models["llama"], out)
     assert [p.name for p in tmp_path.iterdir()] == ["model.gguf"]
     assert out.read_bytes() == b"the last good one"

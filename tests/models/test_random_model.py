@@ -57,8 +57,8 @@ def test_the_seed_makes_the_weights(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--heads", "3"], "a multiple of 32 dimensions"),
-        (["--hidden", "48"], "a multiple of 32 dimensions"),
+        (["--heads", "3"], "a multiple of 32, not"),
+        (["--hidden", "48"], "a multiple of 32, not"),
         (["--layers", "0"], "layers must be at least 1"),
         (["--kind", "qwen3-moe", "--experts", "2", "--active", "3"], "3 of 2 experts"),
         (["--kind", "mamba"], "mamba"),
