@@ -1,4 +1,4 @@
-"""Atomic file writes, and exclusive locks on folders."""
+"""Atomic file writes, output folders, and exclusive locks on them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from testbed.errors import BadInput, TestbedError
 
+T = TypeVar("T")
 MISTAKEN = {errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG}
 """Error numbers that mean a wrong path, not a failing disk."""
 LOCK = ".lock"
@@ -38,6 +40,61 @@ def whole_file(path: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
+def make_folder(folder: Path) -> None:
+    """Create a folder and its parents, unless it exists.
+
+    Raises:
+        BadInput: it cannot be created.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise BadInput(f"cannot create {folder}: {exc.strerror or exc}") from exc
+
+
+def require_empty(folder: Path, but: str = "") -> None:
+    """Refuse a folder with files in it, hidden ones aside; a missing folder is empty.
+
+    Args:
+        but: addition to the message, such as "and holds no sweep".
+
+    Raises:
+        BadInput: it is not empty.
+    """
+    if folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
+        raise BadInput(f"{' '.join(filter(None, (f'{folder} is not empty', but)))}; choose another --out")
+
+
+def claim(
+    path: Path,
+    mine: T,
+    read: Callable[[Path], T],
+    write: Callable[[T, Path], None],
+    what: str,
+    agree: Callable[[T], None] | None = None,
+) -> None:
+    """Record at `path` what its folder is used for; the same again resumes, anything else is refused.
+
+    Args:
+        what: kind of folder, for messages.
+        agree: raises unless a run that was recorded earlier can be resumed; None: unless both are equal.
+
+    Raises:
+        BadInput: the folder is used for something else, or cannot be created.
+    """
+    if not path.exists():
+        make_folder(path.parent)
+        write(mine, path)
+        return
+    before = read(path)
+    if agree is not None:
+        agree(before)
+    elif before != mine:
+        raise BadInput(f"{path.parent} holds another {what}; choose another --out, or resume with the same settings")
+    if before != mine:
+        write(mine, path)
+
+
 @contextlib.contextmanager
 def held(folder: Path, taken: str) -> Iterator[None]:
     """Lock a folder, created if missing, for this process; the lock ends with the process.
@@ -48,8 +105,8 @@ def held(folder: Path, taken: str) -> Iterator[None]:
     Raises:
         BadInput: the folder cannot be created or written to, or another process holds it.
     """
+    make_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / LOCK).open("a")
     except OSError as exc:
         raise BadInput(f"cannot write to {folder}: {exc.strerror or exc}") from exc

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from testbed.errors import BadInput
-from testbed.files import whole_file
+from testbed.files import claim, whole_file
 
 META = "meta.json"
 
@@ -116,13 +116,7 @@ class EpisodeStore:
 
     def create(self, meta: Meta) -> None:
         """Start a collection, or continue one with the same `meta`."""
-        path = self.directory / META
-        if path.exists():
-            if self.open() != meta:
-                raise BadInput(f"{self.directory} holds another collection; give another --out")
-            return
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._write_meta(meta)
+        claim(self.directory / META, meta, lambda _: self.open(), lambda new, _: self._write_meta(new), "collection")
 
     def rescore(self, scorer: str) -> None:
         """Change the scorer of a collection without labels."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from testbed.config import Config
 from testbed.errors import BadInput
+from testbed.files import make_folder, require_empty
 from testbed.models.bundle import bundled
 from testbed.protocols.vocabulary import fingerprint
 
@@ -56,8 +57,7 @@ def make_random(chosen: RandomModel, out: Path) -> int:
     Raises:
         BadInput: the directory is not empty.
     """
-    if out.exists() and any(out.iterdir()):
-        raise BadInput(f"{out} is not empty; give another --out")
+    require_empty(out)
     import torch
     import transformers
 
@@ -67,7 +67,7 @@ def make_random(chosen: RandomModel, out: Path) -> int:
     with torch.random.fork_rng():
         torch.manual_seed(chosen.seed)
         model = getattr(transformers, f"{name}ForCausalLM")(config).float()
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     model.save_pretrained(out)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         if (tokenizer / file).exists():

@@ -65,7 +65,7 @@ def test_a_directory_holds_tables_and_plots_and_is_taken_up_again(
     assert call(capsys, *argv)["rows"] == first["rows"]
     assert {path: path.stat().st_mtime_ns for path in (out / "points").iterdir()} == times
     assert main(["capacity", *QUICK, "--systems", "wisp", "--out", str(out)]) == 2
-    assert "another configuration" in capsys.readouterr().err
+    assert "holds another study" in capsys.readouterr().err
 
 
 def test_a_sweep_leaves_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,7 @@ def test_a_ramp_answers_writes_goes_on_and_fails_where_it_is_checked(
     assert len(made) == 3 and answer(capsys, *command) == document
     assert {path: path.stat().st_mtime_ns for path in out.glob("run-*.json")} == made
     assert main([*command, "--requests", "41"]) == 2
-    assert "another configuration" in capsys.readouterr().err
+    assert "holds another ramp" in capsys.readouterr().err
     assert document["holds"] is False and main([*command, "--check"]) == 1
     assert "fall short" in capsys.readouterr().err
 

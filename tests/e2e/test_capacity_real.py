@@ -39,7 +39,7 @@ def test_a_load_of_processes_is_lossless_and_not_run_twice(tmp_path: Path) -> No
     rows = loaded(CONFIG, out)
     assert json.loads((out / "summary.json").read_text())["rows"] == rows
     assert study(CONFIG, out, told.append)["rows"] == rows and not told
-    with pytest.raises(BadInput, match="another configuration"):
+    with pytest.raises(BadInput, match="holds another study"):
         study(RealConfig(ues=(2,)), out, told.append)
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from testbed.cli.lists import numbers
 from testbed.cli.output import claim_stdout, console, note, print_json
 from testbed.errors import BadInput
+from testbed.files import make_folder
 
 
 def fit(
@@ -69,7 +70,11 @@ def fit(
         engine=engine, model=model, drafter=drafter, dtype=dtype, threads=threads, clock=clock, seed=seed, **chosen
     )  # fmt: skip
     if out is not None:
-        _claim(out)
+        if (out / "steps.csv").exists():
+            raise BadInput(
+                f"{out} holds a fit already; choose another --out, or --csv {out / 'steps.csv'} to fit it again"
+            )
+        make_folder(out)
     models = dimensions(config)
     steps = read_steps(csv) if csv is not None else _measure(config)
     document = report(steps, models, seed, None if cost_of == "all" else cost_of)
@@ -106,16 +111,6 @@ def _write(out: Path, steps: Any, models: Any, document: Mapping[str, Any]) -> N
     (out / "fit.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     fit_plot(out, steps, models, {node: msgspec.convert(document[node], NodeFit) for node in NODES})
     note(f"wrote {out}: steps.csv, fit.json, fit.png, fit.svg")
-
-
-def _claim(out: Path) -> None:
-    """Make a directory; what it holds of another fit is not overwritten."""
-    if (out / "steps.csv").exists():
-        raise BadInput(f"{out} holds a fit already; give another --out, or --csv {out / 'steps.csv'} to fit it again")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as exc:
-        raise BadInput(f"cannot make {out}: {exc.strerror or exc}") from exc
 
 
 def _show(document: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ from testbed.experiments.capacity.real_ue import NONE, Report, UeOrder, run_ue
 from testbed.experiments.capacity.systems import dealt, replaced
 from testbed.experiments.lockstep.drafts import DraftsConfig, record
 from testbed.experiments.results import directory as results
-from testbed.experiments.results.claims import claim
+from testbed.experiments.results.claims import claimed, kept
 from testbed.experiments.runs.prepare import predictor_directory
 from testbed.experiments.runs.processes import base_station, proxy
 from testbed.ue.windows.rules import FIXED, GAIN, MAX_WINDOW, PREDICTED
@@ -150,7 +150,11 @@ def study(config: RealConfig, out: Path, told: Told) -> dict[str, Any]:
         BadInput: what cannot be run, or a directory of another study.
         EngineError: a process died.
     """
-    claim(config, out, "study")
+    with claimed(config, out, "study"):
+        return _study(config, out, told)
+
+
+def _study(config: RealConfig, out: Path, told: Told) -> dict[str, Any]:
     drafts = out / "drafts.msgpack"
     if not drafts.exists():
         told(f"recording the drafts of {config.prompts} prompts")
@@ -182,12 +186,14 @@ def speed_scale(config: RealConfig, ues: int, directory: Path, drafts: Path, tol
 
 def kept_load(config: RealConfig, system: str, ues: int, seed: int, path: Path, drafts: Path, told: Told) -> RealRun:
     """One load, from its file where there is one."""
-    if not path.exists():
+
+    def run() -> RealRun:
         told(f"{system}, {ues} UEs, seed {seed}")
-        run = one_load(config, system, ues, seed, drafts)
-        told(f"  {run.described()}")
-        results.write_text(path, msgspec.json.encode(run).decode())
-    return msgspec.json.decode(path.read_bytes(), type=RealRun)
+        found = one_load(config, system, ues, seed, drafts)
+        told(f"  {found.described()}")
+        return found
+
+    return kept(path, RealRun, run)
 
 
 def one_load(config: RealConfig, system: str, ues: int, seed: int, drafts: Path) -> RealRun:

@@ -29,7 +29,7 @@ from testbed.experiments.capacity.systems import (
 from testbed.experiments.capacity.tally import CapacityRun
 from testbed.experiments.plots.capacity import NOTHING
 from testbed.experiments.results import directory as results
-from testbed.experiments.results.claims import claim
+from testbed.experiments.results.claims import claimed
 
 Row = dict[str, Any]
 
@@ -72,9 +72,14 @@ def study(plan: Study, out: Path | None, told: Told) -> dict[str, Any]:
     Raises:
         BadInput: a directory of another study.
     """
+    if out is None:
+        return _study(plan, None, told)
+    with claimed(plan.config, out, "study"):
+        return _study(plan, out, told)
+
+
+def _study(plan: Study, out: Path | None, told: Told) -> dict[str, Any]:
     config = plan.config
-    if out is not None:
-        claim(config, out, "study")
     asked = _asked(plan)
     found = run_jobs([one.job for one in asked], plan.workers, None if out is None else out / "points", told)
     rows = [row for one, result in zip(asked, found, strict=True) for row in one.rows(result)]

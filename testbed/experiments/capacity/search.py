@@ -11,16 +11,14 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from testbed.config import resolved
 from testbed.errors import BadInput
 from testbed.experiments.capacity.run import run_capacity
 from testbed.experiments.capacity.systems import MOST_UES, SYSTEMS, CapacityConfig, System, hardware, speeds, spread
 from testbed.experiments.capacity.tally import ALL, ANY, CLEAR, CapacityRun, keeps
 from testbed.experiments.inputs.profile import InteractionVerify, PassWork
+from testbed.experiments.results.claims import kept
 from testbed.experiments.runs.workers import pool_of
-from testbed.files import whole_file
 
 WIDER = 1.15
 """How far a search steps away from its guess at a time, until it has the capacity between two steps."""
@@ -49,16 +47,12 @@ class CapacityPoint(NamedTuple):
 
 def run_point(point: CapacityPoint, directory: Path | None = None) -> CapacityRun:
     """A run's outcome, from its file where there is one."""
-    path = None if directory is None else directory / f"{point.key}.json"
-    if path is not None and path.exists():
-        return msgspec.json.decode(path.read_bytes(), type=CapacityRun)
-    found = run_capacity(
-        point.config, SYSTEMS[point.system], point.classes, point.seed, until=point.until, events=point.events
-    )
-    if path is not None:
-        with whole_file(path) as part:
-            part.write_bytes(msgspec.json.encode(found))
-    return found
+
+    def run() -> CapacityRun:
+        system = SYSTEMS[point.system]
+        return run_capacity(point.config, system, point.classes, point.seed, until=point.until, events=point.events)
+
+    return run() if directory is None else kept(directory / f"{point.key}.json", CapacityRun, run)
 
 
 # ---------------------------------------------------------------- many at once

@@ -22,6 +22,7 @@ from testbed.experiments.plots.optim import panels as panes
 from testbed.experiments.plots.optim import save as save_plot
 from testbed.experiments.plots.optim import style
 from testbed.experiments.results import directory as results
+from testbed.files import make_folder, require_empty
 from testbed.optim.bandwidth import POLICIES, allocate, bits_per_token, communication_s
 from testbed.optim.baselines import ALGORITHMS, batch_by
 from testbed.optim.figures import MODELS, POINTS, QuotedPoint, Reduction, draw, reduction
@@ -155,7 +156,8 @@ def run_figures(config: FiguresConfig, out: Path, told: Told) -> dict[str, Any]:
     Raises:
         BadInput: a directory that holds something already, or a point that cannot be planned.
     """
-    claim(out)
+    require_empty(out)
+    make_folder(out)
     save(config, out / "config.yaml")
     points, draws = [], []
     for done, (panel, value, found) in enumerate(_panels(config, told)):
@@ -175,20 +177,6 @@ def run_figures(config: FiguresConfig, out: Path, told: Told) -> dict[str, Any]:
     document = {"name": config.name, "seeds": config.seeds, "points": points, "quoted": quoted}
     results.write_summary(out, results.summary(resolved(config), 0, results.host(), [*points, *quoted]))
     return document
-
-
-def claim(out: Path) -> None:
-    """Make an empty directory.
-
-    Raises:
-        BadInput: it holds something, or cannot be made.
-    """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if any(out.iterdir()):
-            raise BadInput(f"{out} is not empty; give another --out")
-    except OSError as exc:
-        raise BadInput(f"cannot make {out}: {exc.strerror or exc}") from exc
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from testbed.bs.engines.target import Target
 from testbed.config import Config, resolved, save
 from testbed.errors import BadInput, GateError
-from testbed.experiments.edge.figures import claim, write_rows
+from testbed.experiments.edge.figures import write_rows
 from testbed.experiments.edge.fit import QUICK, FitConfig, dimensions, measure, report
 from testbed.experiments.edge.pipeline import MODES, Pipeline, PipelineRun
 from testbed.experiments.edge.pipeline_nodes import NodeProcess, Orders, started
@@ -23,6 +23,7 @@ from testbed.experiments.edge.pipeline_upload import Uploaded, upload
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.inputs.pair import pair_paths
 from testbed.experiments.results import directory as results
+from testbed.files import make_folder, require_empty
 from testbed.optim.bandwidth import POLICIES
 from testbed.optim.figures import GAIN_1M, NOISE_W, POWER_W, RADIUS_M
 from testbed.optim.inference_cost import Cost
@@ -109,7 +110,8 @@ def run(config: PipelineConfig, cost: Cost, out: Path, told: Told) -> dict[str, 
     cell = make_cell(config, target, cost)
     plan = planned(cell.problem, config.algorithm, config.window)
     orders = _orders(config, target, drafter, cell, plan)
-    claim(out)
+    require_empty(out)
+    make_folder(out)
     save(config, out / "config.yaml")
     (out / "plan.json").write_text(json.dumps(plan) + "\n", encoding="utf-8")
     (out / "cell.json").write_text(json.dumps(resolved(cell.problem)) + "\n", encoding="utf-8")

@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from testbed.config import save
 from testbed.errors import BadInput, TestbedError
 from testbed.experiments.field.order import FieldCell, cells_of
 from testbed.experiments.field.plan import FieldPlan, check_same, load_plan, prompts_of
+from testbed.experiments.results.claims import claimed
 from testbed.experiments.results.directory import write_text
-from testbed.files import LOCK, held
 
 CELLS, PLACES, PROMPTS = "cells", "places", "prompts"
 CONFIG, LOG, EMULATED = "config.yaml", "log.jsonl", "emulated"
@@ -95,8 +94,18 @@ def open_log(out: Path, plan: FieldPlan, emulated: bool) -> Iterator[FieldLog]:
     Raises:
         BadInput: the directory belongs to another plan or mode, or is in use.
     """
-    with held(out, f"another field run uses {out}"):
-        _claim(out, plan, emulated)
+    mark = out / EMULATED
+
+    def agree(before: FieldPlan) -> None:
+        check_same(before, plan, out, mark.exists())
+        if mark.exists() != emulated:
+            was = "emulated" if mark.exists() else "in the field"
+            raise BadInput(f"the run in {out} was {was}; choose another --out")
+
+    fresh = not (out / CONFIG).exists()
+    with claimed(plan, out, "field run", agree):
+        if fresh and emulated:
+            mark.touch()
         _mend(out / LOG)
         yield FieldLog(out, plan)
 
@@ -111,21 +120,6 @@ def read_field(out: Path) -> tuple[FieldPlan, FieldLog, bool]:
         raise BadInput(f"{out} is not a field run; create one with `testbed field run PLAN.yaml --out {out}`")
     plan = load_plan(out / CONFIG)
     return plan, FieldLog(out, plan), (out / EMULATED).exists()
-
-
-def _claim(out: Path, plan: FieldPlan, emulated: bool) -> None:
-    """Save the plan, or check that it matches the saved one."""
-    path, mark = out / CONFIG, out / EMULATED
-    if path.exists():
-        check_same(load_plan(path), plan, out, mark.exists())
-        if mark.exists() != emulated:
-            was = "emulated" if mark.exists() else "in the field"
-            raise BadInput(f"the run in {out} was {was}; choose another --out")
-    elif any(entry.name != LOCK for entry in out.iterdir()):
-        raise BadInput(f"{out} contains other files; choose an empty --out")
-    elif emulated:
-        mark.touch()
-    save(plan, path)
 
 
 def _mend(path: Path) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -31,10 +32,9 @@ from testbed.experiments.latency.openloop import (
 )  # fmt: skip
 from testbed.experiments.latency.station import Known, Told, fleet_of, late_share, outputs_of, requests_of, with_station
 from testbed.experiments.results import directory as results
-from testbed.experiments.results.claims import claim
+from testbed.experiments.results.claims import claimed, kept
 from testbed.experiments.runs.execute import drafter_of
 from testbed.experiments.runs.prepare import Workload, prepare
-from testbed.files import whole_file
 from testbed.models.bundle import bundled
 from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
@@ -86,26 +86,17 @@ def measure(config: LoadConfig, out: Path, told: Told) -> list[Series]:
         BadInput: what cannot be run, too few prompts, or a directory of another measurement.
     """
     work = _prepare(config)
-    claim(config, out, "measurement")
-    known = outputs_of(config, work, out, told)
-    paths: dict[tuple[int, float | None], list[Path]] = {}
-    for repeat in range(config.repeats):
-        for index in np.random.default_rng([config.seed, repeat]).permutation(len(config.series)):
-            k, alpha = config.series[index]
-            name = f"series-k{k}" + ("" if alpha is None else f"-alpha{alpha:g}")
-            done = paths.setdefault((k, alpha), [])
-            done.append(out / f"{name}-repeat{repeat}.json")
-            if not done[-1].exists():
-                told(f"window {k}" + ("" if alpha is None else f", acceptance rate {alpha:g}"))
-                span = _read(done[0]).range if repeat else None
-                found = _Job(config, work, known, k, alpha, repeat, span, told).run(done[-1].with_suffix(".metrics"))
-                with whole_file(done[-1]) as part:
-                    part.write_bytes(msgspec.json.encode(found))
-    return _written(config, out, [_pooled(key, [_read(path) for path in paths[key]]) for key in config.series])
-
-
-def _read(path: Path) -> Repeat:
-    return msgspec.json.decode(path.read_bytes(), type=Repeat)
+    with claimed(config, out, "measurement"):
+        known = outputs_of(config, work, out, told)
+        found: dict[tuple[int, float | None], list[Repeat]] = {}
+        for repeat in range(config.repeats):
+            for index in np.random.default_rng([config.seed, repeat]).permutation(len(config.series)):
+                k, alpha = config.series[index]
+                done = found.setdefault((k, alpha), [])
+                job = _Job(config, work, known, k, alpha, repeat, done[0].range if done else None, told)
+                path = out / f"series-k{k}{'' if alpha is None else f'-alpha{alpha:g}'}-repeat{repeat}.json"
+                done.append(kept(path, Repeat, partial(job.run, path.with_suffix(".metrics"))))
+        return _written(config, out, [_pooled(key, found[key]) for key in config.series])
 
 
 def _pooled(key: tuple[int, float | None], repeats: Sequence[Repeat]) -> Series:
@@ -141,6 +132,7 @@ class _Job:
 
     def run(self, metrics: Path) -> Repeat:
         """With a drafter and a BS of its own, whose counters go to `metrics`."""
+        self.told(f"window {self.k}" + ("" if self.alpha is None else f", acceptance rate {self.alpha:g}"))
         drafter = self._drafter()
         try:
             span, served = asyncio.run(

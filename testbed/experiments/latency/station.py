@@ -15,9 +15,9 @@ from testbed.clock import WallClock
 from testbed.config import ServeConfig
 from testbed.experiments.deployment.load import Fleet, LoadRequest, LoadUe, closed_loop
 from testbed.experiments.latency.load_config import LoadConfig
+from testbed.experiments.results.claims import kept
 from testbed.experiments.runs.prepare import Prompt, Workload
 from testbed.experiments.runs.processes import base_station
-from testbed.files import whole_file
 from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.drafters.controlled import ReplayDrafter
@@ -42,14 +42,14 @@ def outputs_of(config: LoadConfig, work: Workload, out: Path, told: Told) -> Kno
     if not any(alpha is not None for _, alpha in config.series):
         return {}
     path, prompts = out / "outputs.json", [*work.prompts, *work.warmup]
-    if not path.exists():
+
+    def decode() -> list[list[int]]:
         told(f"the target's own outputs to {len(prompts)} prompts")
         own = msgspec.structs.replace(config, pace=None)
-        decode = with_station(own, work, lambda clients: _decode_alone(own, prompts, clients), out / "outputs.metrics")
-        outputs = asyncio.run(decode)
-        with whole_file(path) as part:
-            part.write_bytes(msgspec.json.encode(outputs))
-    known = msgspec.json.decode(path.read_bytes(), type=list[list[int]])
+        metrics = out / "outputs.metrics"
+        return asyncio.run(with_station(own, work, lambda clients: _decode_alone(own, prompts, clients), metrics))
+
+    known = kept(path, list[list[int]], decode)
     return {tuple(p.ids): ids for p, ids in zip(prompts, known, strict=True)}
 
 

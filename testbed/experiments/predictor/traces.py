@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import BadInput
+from testbed.files import claim, whole_file
 from testbed.ue.windows.predictor import FEATURES
 
 META = "meta.json"
@@ -98,18 +99,7 @@ class TraceStore:
 
     def create(self, meta: TraceMeta) -> None:
         """Begin a collection, or go on with one of the same `meta`."""
-        path = self.directory / META
-        if path.exists():
-            if self.meta() != meta:
-                raise BadInput(f"{self.directory} holds another collection; give another --out")
-            return
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(".part")
-            part.write_bytes(msgspec.json.format(msgspec.json.encode(meta), indent=2))
-            part.replace(path)
-        except OSError as exc:
-            raise BadInput(f"cannot write traces into {self.directory}: {exc.strerror or exc}") from exc
+        claim(self.directory / META, meta, lambda _: self.meta(), _write_meta, "collection")
 
     def meta(self) -> TraceMeta:
         """Where the traces come from."""
@@ -155,3 +145,8 @@ class TraceStore:
 
     def _path(self, number: int) -> Path:
         return self.directory / f"chunk-{number:05d}.npz"
+
+
+def _write_meta(meta: TraceMeta, path: Path) -> None:
+    with whole_file(path) as part:
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(meta), indent=2))

@@ -1,31 +1,45 @@
-"""A directory belongs to one configuration: the same again resumes, another is refused."""
+"""Output directories that belong to one configuration, and results kept in them so that a second call resumes."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from testbed.config import Config, load, save
-from testbed.errors import BadInput
+from testbed.files import claim, held, require_empty, whole_file
+
+CONFIG = "config.yaml"
+C = TypeVar("C", bound=Config)
+T = TypeVar("T")
 
 
-def claim(config: Config, out: Path, what: str) -> None:
-    """Make a directory this configuration's, or see that it is.
+@contextlib.contextmanager
+def claimed(config: C, out: Path, what: str, agree: Callable[[C], None] | None = None) -> Iterator[None]:
+    """Reserve a directory for one configuration, saved as `config.yaml`, and lock it for this process.
 
     Args:
-        what: names the kind of run, for messages.
+        what: kind of run, for messages.
+        agree: see `files.claim`.
 
     Raises:
-        BadInput: it is another's, is not empty, or cannot be written.
+        BadInput: the directory belongs to another configuration or contains other files, is in use by another process,
+            or cannot be written to.
     """
-    path = out / "config.yaml"
-    if path.exists():
-        if load(type(config), path) != config:
-            raise BadInput(f"{out} holds another configuration; give another --out, or the same one to resume")
-        return
-    if out.exists() and any(out.iterdir()):
-        raise BadInput(f"{out} is not empty and holds no {what}; give another --out")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        save(config, path)
-    except OSError as exc:
-        raise BadInput(f"cannot write into {out}: {exc.strerror or exc}") from exc
+    if not (out / CONFIG).exists():
+        require_empty(out, f"and holds no {what}")
+    with held(out, f"another process is running the {what} in {out}; wait for it, or choose another --out"):
+        claim(out / CONFIG, config, lambda path: load(type(config), path), save, what, agree)
+        yield
+
+
+def kept(path: Path, kind: type[T], make: Callable[[], T]) -> T:
+    """A result from its JSON file; computed and written there if the file is missing."""
+    if not path.exists():
+        made = make()
+        with whole_file(path) as part:
+            part.write_bytes(msgspec.json.encode(made))
+    return msgspec.json.decode(path.read_bytes(), type=kind)

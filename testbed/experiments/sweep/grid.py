@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from testbed.bs.judging.registry import JUDGES
-from testbed.config import load, resolved, save
+from testbed.config import resolved
 from testbed.errors import BadInput, GateError
 from testbed.experiments.results import directory as results
+from testbed.experiments.results.claims import claimed
 from testbed.experiments.runs.demo import judging, labelled
 from testbed.experiments.sweep.points import (
     LEVEL,
@@ -28,7 +29,6 @@ from testbed.experiments.sweep.points import (
     values_text,
 )  # fmt: skip
 from testbed.experiments.sweep.run import at_once, in_order, one_by_one
-from testbed.files import held
 from testbed.protocols.methods import run_method
 
 __all__ = [
@@ -102,7 +102,7 @@ def run_sweep(config: SweepConfig, out: Path, told: Progress, executor: Executor
     """
     todo = points(config)
     executor.check(todo)
-    with _claimed(config, out):
+    with claimed(config, out, "sweep"):
         left = [point for point in todo if not done(point, out)]
         ended = len(todo) - len(left)
         told(ended, len(todo), "")
@@ -140,17 +140,3 @@ def _lossy(point: SweepPoint, out: Path) -> bool:
     return any(
         row["lossless"] is False and (strict or not run_method(row["method"]).judged) for row in sweep_rows(point, out)
     )
-
-
-@contextlib.contextmanager
-def _claimed(config: SweepConfig, out: Path) -> Iterator[None]:
-    """Make the directory this sweep's, or see that it is; nobody else runs it meanwhile."""
-    path = out / "config.yaml"
-    if not path.exists() and out.exists() and any(not p.name.startswith(".") for p in out.iterdir()):
-        raise BadInput(f"{out} is not empty and holds no sweep; give another --out")
-    with held(out, f"another process is running the sweep in {out}; wait for it, or give another --out"):
-        if not path.exists():
-            save(config, path)
-        elif load(SweepConfig, path) != config:
-            raise BadInput(f"{out} holds another sweep; give another --out, or the same file to resume it")
-        yield

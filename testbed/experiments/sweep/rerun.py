@@ -20,6 +20,7 @@ from testbed.experiments.runs.uerun import GIVEN, run_ue
 from testbed.experiments.sweep.grid import run_sweep
 from testbed.experiments.sweep.points import SweepConfig, SweepPoint, load_sweep, points
 from testbed.experiments.sweep.run import Workshop
+from testbed.files import require_empty
 
 Say = Callable[[str], None]
 POINT = "point.yaml"
@@ -40,8 +41,7 @@ def rerun(run: Path, out: Path, say: Say) -> dict[str, Any]:
         BadInput: no run directory, one of another command, or an `out` that is in use.
     """
     read_summary(run)
-    if out.exists() and any(out.iterdir()):
-        raise BadInput(f"{out} is not empty; give another --out")
+    require_empty(out)
     kind = _run(run, out, say)
     return {"run": str(run), "rerun": str(out), "kind": kind, **compare(run, out)}
 

@@ -45,8 +45,8 @@ def test_it_is_configured_as_the_virtual_study_is(tmp_path: Path) -> None:
 def test_systems_differ_in_what_they_are_named_for() -> None:
     config = RealConfig(coefficients="a100-qwen3-32b", max_batch=3)
     assert order_and_window("fixed-7", 5) == ("fcfs", "fixed", 7)
-    assert "--no-prefix-cache" in _serving(config, "sled") and "--no-prefix-cache" not in _serving(config, "wisp")
-    assert "--coefficients" in _serving(config, "wisp") and "--coefficients" not in _serving(config, "fcfs-cache")
+    assert not _serving(config, "sled").prefix_cache and _serving(config, "wisp").prefix_cache
+    assert _serving(config, "wisp").coefficients and not _serving(config, "fcfs-cache").coefficients
     orders = {
         name: _orders(config, name, 4, 7, "tcp://x", Path("d"), 100.0) for name in ("wisp", "sled", "centralized")
     }

@@ -20,11 +20,11 @@ from testbed.experiments.edge.figures import (
     FiguresConfig,
     Panel,
     SystemLine,
-    claim,
     load_figures,
     mean_interval,
     run_figures,
 )
+from testbed.files import make_folder
 from testbed.optim.figures import POINTS, draw
 from testbed.optim.tasks import Problem, Task, plan
 from tests.support.refusals import refuse
@@ -185,4 +185,4 @@ def test_values_that_cannot_be_used(tmp_path: Path) -> None:
         panel = Panel(name="p", axis=axis, values=(value,))  # type: ignore[arg-type]
         refuse(lambda panel=panel, value=value: panel.point(value, SystemLine(name="a")), BadInput, "panel 'p'")
     (tmp_path / "file").write_text("")
-    refuse(lambda: claim(tmp_path / "file" / "out"), BadInput, "cannot make")
+    refuse(lambda: make_folder(tmp_path / "file" / "out"), BadInput, "cannot create")

@@ -155,14 +155,14 @@ def test_a_link_that_is_another_ones_is_asked_about_or_refused(tmp_path: Path) -
 def test_the_directory_is_one_runs_and_one_processs_at_a_time(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with open_log(out, PLAN, False):
-        refuse(lambda: visit(out, Stand()), BadInput, "another field run uses")
+        refuse(lambda: visit(out, Stand()), BadInput, "another process is running the field run")
     other = msgspec.structs.replace(PLAN, places=(Place(name="near", distance_m=3.0), PLAN.places[1]))
     refuse(lambda: visit(out, Stand(), other), BadInput, "near was at 2 m before, not at 3 m")
     with pytest.raises(BadInput, match="was in the field"), open_log(out, PLAN, True):
         pass
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
-    refuse(lambda: visit(tmp_path / "full", Stand()), BadInput, "contains other files")
+    refuse(lambda: visit(tmp_path / "full", Stand()), BadInput, "is not empty and holds no field run")
     refuse(lambda: read_field(tmp_path / "full"), BadInput, "is not a field run")
 
 

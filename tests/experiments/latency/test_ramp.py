@@ -117,7 +117,7 @@ def test_a_ramp_goes_on_where_it_stopped_and_leaves_its_files(tmp_path: Path) ->
     with paths[0].open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 6 and {row["policy"] for row in rows} == {"0", "4", HINTS}
-    with pytest.raises(BadInput, match="another configuration"):
+    with pytest.raises(BadInput, match="holds another ramp"):
         measure(RampConfig(), out, told.append)
 
 

@@ -17,7 +17,7 @@ from testbed.cli.sweep import time_left
 from testbed.config import DemoConfig
 from testbed.errors import BadInput, ConfigError
 from testbed.experiments.sweep.files import find_sweep, sweep_files
-from testbed.experiments.sweep.grid import Executor, _claimed
+from testbed.experiments.sweep.grid import Executor
 from testbed.experiments.sweep.points import SweepConfig, load_sweep, points
 from tests.support.refusals import refuse
 
@@ -126,24 +126,6 @@ def test_an_unknown_key_of_the_file_names_the_nearest(text: str, near: str, tmp_
 def test_executors_that_cannot_be(executor: Executor, channel: str, words: str) -> None:
     todo = points(SweepConfig(run=msgspec.structs.replace(RUN, channel=channel)))
     refuse(lambda: executor.check(todo), BadInput, words)
-
-
-def test_a_directory_is_one_sweeps_and_one_process_at_a_time(tmp_path: Path) -> None:
-    config, other = SweepConfig(run=RUN), SweepConfig(run=RUN, repeats=2)
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / ".config.yaml.123").write_text("name: ha")  # left by one that was killed while it wrote
-    with _claimed(config, out):
-        refuse(lambda: _enter(config, out), BadInput, "another process is running the sweep")
-    _enter(config, out)
-    refuse(lambda: _enter(other, out), BadInput, "holds another sweep")
-    (tmp_path / "mine.txt").touch()
-    refuse(lambda: _enter(config, tmp_path), BadInput, "is not empty and holds no sweep")
-
-
-def _enter(config: SweepConfig, out: Path) -> None:
-    with _claimed(config, out):
-        pass
 
 
 def test_the_time_left_is_that_of_the_points_that_ran() -> None:
