@@ -1,10 +1,10 @@
-"""Energy of rounds and of their parts, out of samples of power.
+"""Energy of rounds and of their parts, from samples of power.
 
-Power between two samples is taken to change evenly (trapezoids), or, where samples are means of energy counters, to be
-the later one's. Energy up to any instant is therefore known in closed form, and a part's energy is a difference of two
-such values: parts of a round add up to the round, and rounds to the run, but for rounding. Instants at which several
-rounds are under way share their power evenly. Between samples that lie too far apart, and beyond the first and the
-last, power is not known: nothing is added there, and the time is counted.
+Power is interpolated linearly between samples (trapezoidal rule); if samples are means of energy counters, the later
+sample holds for the whole step. The energy up to any instant then has a closed form, and the energy of a part is a
+difference of two values: the parts of a round add up to the round, and rounds to the run, except for rounding.
+Concurrent rounds share the power equally. In gaps between samples, and before the first and after the last one, power
+is unknown: no energy is added, and the time is counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from testbed.power.series import Reals, Samples
 
 
 class Integral:
-    """Energy since the first sample, at any instant."""
+    """Integral of power since the first sample."""
 
     def __init__(self, samples: Samples) -> None:
         self._time_s, power_w = samples.time_s, samples.total_w
@@ -32,13 +32,13 @@ class Integral:
         self._gaps_s = np.concatenate([[0.0], np.cumsum(np.where(self._known, 0.0, steps_s))])
 
     def energy_j(self, at_s: Reals) -> Reals:
-        """Energy from the first sample to instants [m], in J; unknown power counts as none."""
+        """Energy [J] from the first sample to instants [m]; unknown power counts as 0."""
         step, past_s = self._place(at_s)
         found: Reals = self._energy_j[step] + self._within(step, past_s)
         return found
 
     def unknown_s(self, at_s: Reals) -> Reals:
-        """Time without known power from the first sample to instants [m]; below 0 before it."""
+        """Seconds of unknown power from the first sample to instants [m]; negative before it."""
         step, past_s = self._place(at_s)
         inside = self._gaps_s[step] + np.where(self._known[step], 0.0, past_s)
         beyond = np.maximum(at_s - self._time_s[-1], 0.0) + np.minimum(at_s - self._time_s[0], 0.0)
@@ -46,7 +46,7 @@ class Integral:
         return found
 
     def _place(self, at_s: Reals) -> tuple[NDArray[np.intp], Reals]:
-        """The step [m] that an instant lies in, and how far."""
+        """Step [m] that contains each instant, and the time since its start."""
         step = np.clip(np.searchsorted(self._time_s, at_s, side="right") - 1, 0, len(self._known) - 1)
         steps_s = self._time_s[step + 1] - self._time_s[step]
         return step, np.clip(at_s - self._time_s[step], 0.0, steps_s)
@@ -57,11 +57,10 @@ class Integral:
 
 
 class Spans(NamedTuple):
-    """When rounds did what, on the clock of the samples; all [n].
+    """Instants of rounds on the clock of the samples; all [n].
 
-    A round drafts from `begin_s` to `drafted_s`, and waits from `sent_s` to `verdict_s`. When within that its bytes
-    were under way and when the BS worked, a UE cannot see; it knows how long both took, and so the energy of the wait
-    is divided in proportion.
+    A round drafts from `begin_s` to `drafted_s` and waits from `sent_s` to `verdict_s`. The UE knows how long the link
+    and the BS took within the wait, but not when; the energy of the wait is divided in proportion.
     """
 
     begin_s: Reals
@@ -70,42 +69,44 @@ class Spans(NamedTuple):
     verdict_s: Reals
     end_s: Reals
     link_share: Reals
-    """Of the wait: the link."""
+    """Share of the wait spent on the link."""
     bs_share: Reals
-    """Of the wait: queue, verification and judgement."""
+    """Share of the wait spent in the BS's queue, verification and judging."""
 
     def check(self) -> None:
-        """Raises:
-        BadInput: instants of a round that do not follow one another, or shares that are none.
+        """Check the values.
+
+        Raises:
+            BadInput: instants of a round out of order, or shares outside [0, 1].
         """
         instants = np.stack(self[:5])
         if not np.isfinite(instants).all() or (np.diff(instants, axis=0) < 0).any():
-            raise BadInput("the instants of a round must follow one another")
+            raise BadInput("the instants of a round must be in order")
         shares = np.stack([self.link_share, self.bs_share])
         if not np.isfinite(shares).all() or (shares < 0).any() or (shares.sum(axis=0) > 1 + 1e-9).any():
-            raise BadInput("the shares of a wait lie between 0 and 1")
+            raise BadInput("the shares of a wait must lie in [0, 1], and so must their sum")
 
 
 class Account(NamedTuple):
-    """Energy of rounds, all [n]; the four parts add up to `energy_j`."""
+    """Energy of rounds in J, all [n]; the four parts add up to `energy_j`."""
 
     energy_j: Reals
     draft_j: Reals
     link_j: Reals
-    """Waiting while bytes were under way."""
+    """Waiting for the link."""
     wait_j: Reals
-    """Waiting while the BS queued, verified and judged."""
+    """Waiting for the BS: queue, verification and judging."""
     other_j: Reals
-    """Encoding, answering for hidden states, and committing."""
+    """Encoding, sending requested hidden states, and committing."""
     unknown_s: Reals
-    """Time of the round in which power is not known; its energy is too small by that."""
+    """Seconds of the round with unknown power, whose energy is missing."""
 
 
 def account(samples: Samples, spans: Spans) -> Account:
-    """Energy of rounds and of their parts.
+    """Compute the energy of rounds and of their parts.
 
     Raises:
-        BadInput: see `Spans.check`.
+        BadInput: as `Spans.check`.
     """
     spans.check()
     integral = Integral(samples)
@@ -115,8 +116,8 @@ def account(samples: Samples, spans: Spans) -> Account:
         return Account(none, none, none, none, none, none)
     begun = np.searchsorted(np.sort(spans.begin_s), edges_s, side="right")
     ended = np.searchsorted(np.sort(spans.end_s), edges_s, side="right")
-    under_way = np.maximum(begun - ended, 1)[:-1]
-    shared_j = np.concatenate([[0.0], np.cumsum(np.diff(integral.energy_j(edges_s)) / under_way)])
+    concurrent = np.maximum(begun - ended, 1)[:-1]
+    shared_j = np.concatenate([[0.0], np.cumsum(np.diff(integral.energy_j(edges_s)) / concurrent)])
 
     def energy_j(from_s: Reals, to_s: Reals) -> Reals:
         found: Reals = shared_j[np.searchsorted(edges_s, to_s)] - shared_j[np.searchsorted(edges_s, from_s)]
@@ -124,20 +125,21 @@ def account(samples: Samples, spans: Spans) -> Account:
 
     waited_j = energy_j(spans.sent_s, spans.verdict_s)
     link_j, wait_j = waited_j * spans.link_share, waited_j * spans.bs_share
-    aside_j = energy_j(spans.drafted_s, spans.sent_s) + energy_j(spans.verdict_s, spans.end_s)
+    other_j = energy_j(spans.drafted_s, spans.sent_s) + energy_j(spans.verdict_s, spans.end_s)
     return Account(
         energy_j(spans.begin_s, spans.end_s),
         energy_j(spans.begin_s, spans.drafted_s),
         link_j,
         wait_j,
-        aside_j + (waited_j - link_j - wait_j),
+        other_j + (waited_j - link_j - wait_j),
         integral.unknown_s(spans.end_s) - integral.unknown_s(spans.begin_s),
     )
 
 
 def heat(samples: Samples, begin_s: Reals, end_s: Reals) -> tuple[Reals, list[str | None]]:
-    """The hottest temperature of rounds [n], nan where it is not known, and why the device ran slower during them, as
-    `Reading.throttled` has it. The samples of a round are those within it and the last one before.
+    """Highest temperature [°C] of rounds [n], nan if unknown, and the reasons for throttling as in `Reading.throttled`.
+
+    The samples of a round are those within it and the last one before.
     """
     first = np.maximum(np.searchsorted(samples.time_s, begin_s, side="right") - 1, 0)
     last = np.searchsorted(samples.time_s, end_s, side="right")
@@ -152,7 +154,7 @@ def heat(samples: Samples, begin_s: Reals, end_s: Reals) -> tuple[Reals, list[st
 
 
 def mean_w(samples: Samples, from_s: float, to_s: float) -> float | None:
-    """Mean power between two instants; None where less than half of it is known."""
+    """Mean power between two instants; None if it is known for less than half of the time."""
     integral, ends = Integral(samples), np.array([from_s, to_s])
     known_s = (to_s - from_s) - float(np.diff(integral.unknown_s(ends))[0])
     return float(np.diff(integral.energy_j(ends))[0]) / known_s if known_s > (to_s - from_s) / 2 else None

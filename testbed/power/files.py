@@ -1,8 +1,8 @@
-"""Samples in files: CSV (the testbed's own log, or an external meter's), `power.parquet`, logs of tegrastats.
+"""Files of power samples: CSV (the testbed's log, or an external meter's), `power.parquet`, tegrastats logs.
 
-CSV has a header. `time_s` is needed, and power: `total_w`; or `voltage_v` and `current_a`; or rails, `NAME_w` each.
-`temp_c` and `throttled` may stand beside it; other columns are passed over. A comment on top says what the testbed
-knows of it: `# source=jetson mean=0 total=VDD_IN`.
+CSV files need a header with `time_s` and power: `total_w`; or `voltage_v` and `current_a`; or rails, `NAME_w` each.
+`temp_c` and `throttled` are optional; other columns are ignored. The testbed's log starts with a comment about its
+source, such as `# source=jetson mean=0 total=VDD_IN`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ FIXED = ("time_s", "total_w", "temp_c", "throttled")
 MARK = b"testbed.power"
 RAIL = "_w"
 SAID = {"?": None, "no": "", "0": "", "false": "", "1": "throttled", "yes": "throttled", "true": "throttled"}
-"""What a column `throttled` may say besides reasons."""
+"""Values of the column `throttled` other than reasons."""
 MOST_SKIPPED = 0.5
-"""Share of lines that may be no samples."""
+"""Maximum share of lines that are not samples."""
 
 
 def read_samples(path: Path) -> Samples:
-    """Samples of a file: parquet by its ending, else CSV, or a log of tegrastats by its look.
+    """Read samples from parquet (by file extension), a tegrastats log (by content) or CSV.
 
     Raises:
-        BadInput: unreadable, no such columns, fewer than two samples, or more lines skipped than kept.
+        BadInput: unreadable file, missing columns, fewer than two samples, or more lines skipped than kept.
     """
     try:
         if path.suffix == ".parquet":
@@ -70,12 +70,12 @@ def _gathered(found: Sequence[Reading | None], mean: bool, source: str, total: s
     kept = [reading for reading in found if reading is not None]
     samples = gather(kept, mean, source, total, len(found) - len(kept))
     if samples.skipped > MOST_SKIPPED * len(found):
-        raise BadInput(f"{samples.skipped} of {len(found)} lines are no samples that come after those before")
+        raise BadInput(f"{samples.skipped} of {len(found)} lines are no samples, or not in order of time")
     return samples
 
 
 def _check_columns(columns: Sequence[str]) -> tuple[str, ...]:
-    """What the whole device is made of: `total_w`, a product, or rails."""
+    """Columns that make up the power of the whole device: `total_w`, voltage × current, or rails."""
     if "time_s" not in columns:
         raise BadInput(f"no column time_s among {', '.join(columns[:8]) or 'none'}")
     if "total_w" in columns:
@@ -84,15 +84,15 @@ def _check_columns(columns: Sequence[str]) -> tuple[str, ...]:
         return ("voltage_v × current_a",)
     rails = [name.removesuffix(RAIL) for name in columns if name.endswith(RAIL)]
     if not rails:
-        raise BadInput("no power: it takes total_w, or voltage_v and current_a, or rails as NAME_w")
+        raise BadInput("no power: give the column total_w, or voltage_v and current_a, or rails as NAME_w")
     return whole(rails)
 
 
 def _reading(row: Mapping[str, Any], names: Sequence[str]) -> Reading | None:
-    """A line of CSV; None: it is no sample.
+    """Reading from a CSV row; None if the row is not a sample.
 
     Args:
-        names: of the rails that make up the whole, where nothing else says what it is.
+        names: rails that make up the total if no column gives it.
     """
     try:
         rails = {
@@ -116,18 +116,18 @@ def _reading(row: Mapping[str, Any], names: Sequence[str]) -> Reading | None:
     return Reading(time_s, rails, power_w, temp_c, SAID.get(throttled.lower(), throttled))
 
 
-# ---------------------------------------------------------------- the log of a run under way
+# ---------------------------------------------------------------- log of a running measurement
 
 
 class Log:
-    """Writes samples as CSV while they come; `read_samples` reads it, cut off or not.
+    """CSV log that samples are appended to; `read_samples` also reads a truncated log.
 
     Args:
-        again: go on with what is there.
-        zero_s: Unix time of the readings' zero.
+        zero_s: Unix time at zero of the readings' clock.
+        again: continue an existing log.
 
     Raises:
-        BadInput: it cannot be written, or what is there is of other sensors.
+        BadInput: the file cannot be written, or the existing log is of other sensors.
     """
 
     def __init__(self, path: Path, source: PowerSource, rails: Sequence[str], zero_s: float, again: bool) -> None:
@@ -137,14 +137,14 @@ class Log:
         try:
             before = path.read_text(encoding="utf-8", errors="replace") if again and path.exists() else ""
             if before and not before.startswith(head):
-                raise BadInput(f"{path} was begun with other sensors: go on with the same, or remove it")
+                raise BadInput(f"{path} was started with other sensors: use the same ones, or remove it")
             self._file: TextIO = path.open("a" if before else "w", buffering=1, encoding="utf-8")
             self._file.write("" if before.endswith("\n") else "\n" if before else head)
         except OSError as exc:
             raise BadInput(f"cannot write {path}: {exc.strerror or exc}") from exc
 
     def take(self, reading: Reading) -> None:
-        """Write a sample."""
+        """Append a sample."""
         rails = [f"{reading.rails[name]:.6f}" if name in reading.rails else "" for name in self._rails]
         temp = "" if reading.temp_c is None else f"{reading.temp_c:.3f}"
         throttled = "?" if reading.throttled is None else reading.throttled or "no"
@@ -160,11 +160,11 @@ class Log:
 
 
 def write_parquet(path: Path, samples: Samples) -> None:
-    """Write samples, in one step.
+    """Write samples atomically.
 
     Raises:
         BadInput: pyarrow is not installed.
-        TestbedError: it cannot be written.
+        TestbedError: as `whole_file`.
     """
     pa = _arrow()
     rails = {name + RAIL: values for name, values in samples.rails.items()}
@@ -184,7 +184,7 @@ def _of_parquet(path: Path) -> Samples:
         table = pa.parquet.read_table(path)
         missing = {"time_s", "total_w"} - set(table.column_names)
         if missing:
-            raise BadInput(f"no {' and no '.join(sorted(missing))}: it is no power.parquet of a run")
+            raise BadInput(f"no {' and no '.join(sorted(missing))}: this is not a power.parquet of a run")
         marks = (table.schema.metadata or {}).get(MARK, b"").decode()
         said = dict(re.findall(r"(\w+)=(.*?)(?=\s\w+=|$)", marks))
         names = [name for name in table.column_names if name in FIXED[:3] or name.endswith(RAIL)]

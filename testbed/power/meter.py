@@ -1,4 +1,4 @@
-"""Energy as it adds up, in constant memory: what a base station counts."""
+"""Running energy meter in constant memory, used by the base station."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from testbed.power.series import GAP_STEPS, LEAST_GAP_S
 
 
 class Meter:
-    """Adds up readings as `accounting.Integral` would; `take` and `snapshot` may be called from different threads.
+    """Integrates readings like `accounting.Integral`. Thread-safe.
 
     Args:
-        mean: as the source has it.
-        period_s: at which it is read.
+        source: where the readings come from.
+        period_s: sampling period.
     """
 
     def __init__(self, source: PowerSource, period_s: float) -> None:
@@ -41,7 +41,7 @@ class Meter:
             self._known_s += step_s
 
     def snapshot(self) -> dict[str, Any]:
-        """What there is so far, as JSON has it."""
+        """Totals so far and the last reading, as a JSON document."""
         with self._lock:
             last = self._last
             return {

@@ -1,4 +1,4 @@
-"""What a power sensor says, and the one seam behind which all of them stand."""
+"""Interface of power sensors, and their readings."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ import msgspec
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What a sensor said once."""
+    """One reading of a power sensor."""
 
     time_s: float
-    """On the reader's monotonic clock."""
+    """Time on the reader's monotonic clock."""
     rails: dict[str, float]
     """Power by rail [W]."""
     total_w: float
-    """Of the whole device, as far as its sensor sees it."""
+    """Power of the whole device [W], as far as the sensor measures it."""
     temp_c: float | None = None
-    """Of the hottest zone."""
+    """Temperature of the hottest zone."""
     throttled: str | None = None
-    """Why it runs slower than it could, reasons joined by `+`; empty: it does not; None: the sensor cannot tell."""
+    """Reasons for throttling, joined by `+`; empty: not throttled; None: unknown to the sensor."""
 
 
 class PowerSource(Protocol):
-    """Somewhere to read power from.
+    """A power sensor.
 
     Attributes:
-        name: of the kind of sensor.
-        period_s: how often it is worth reading.
-        mean: True where power is the mean since the reading before (energy counters), False where it is that of the
-            moment.
-        total: what `total_w` is made of, in words.
+        name: kind of sensor.
+        period_s: recommended sampling period; 0: reads block until there is a new reading.
+        mean: True if power is the mean since the previous reading (energy counters), False if it is instantaneous.
+        total: description of what `total_w` covers.
     """
 
     name: str
@@ -43,13 +42,13 @@ class PowerSource(Protocol):
         """Read once.
 
         Raises:
-            SensorError: nothing sensible came this time.
+            SensorError: no valid reading this time.
         """
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release the sensor."""
 
 
 def joined(reasons: Iterable[str]) -> str:
-    """Reasons for throttling as a `Reading` has them, each once and in order."""
+    """Reasons for throttling in the format of `Reading.throttled`: unique and sorted."""
     return "+".join(sorted({reason for reason in reasons if reason}))

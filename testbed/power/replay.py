@@ -1,4 +1,4 @@
-"""Recorded samples in place of a sensor: what it says now is the sample whose time has come last."""
+"""Power source that replays recorded samples in real time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FASTEST_S = 0.005
 
 
 class Replay:
-    """Begins at the first sample, now; after the last there is nothing more to say."""
+    """Replays samples, from the first at construction; `read` raises `SensorError` after the last."""
 
     name = "file"
 
@@ -24,13 +24,13 @@ class Replay:
         self.period_s = max(FASTEST_S, float(np.median(np.diff(samples.time_s))) / 2)
 
     def read(self) -> Reading:
-        """See `PowerSource`; the time is the sample's own, counted from when the replay began."""
+        """See `PowerSource`; returns the latest sample, at its own time relative to the start of the replay."""
         samples = self._samples
         past_s = time.perf_counter() - self._begin_s
         times_s = samples.time_s - samples.time_s[0]
         at = int(np.searchsorted(times_s, past_s, side="right")) - 1
         if at == len(times_s) - 1 and past_s > times_s[-1] + samples.gap_s:
-            raise SensorError("the recorded samples have come to their end")
+            raise SensorError("end of the recorded samples")
         rails = {name: float(values[at]) for name, values in samples.rails.items() if not np.isnan(values[at])}
         temp_c = float(samples.temp_c[at]) if samples.temp_c is not None else np.nan
         return Reading(
@@ -42,4 +42,4 @@ class Replay:
         )
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""

@@ -1,4 +1,4 @@
-"""Reads a source at a steady pace, in a thread of its own, and passes on what it says."""
+"""Sampling of a power source at a fixed period, in a separate thread."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from testbed.errors import SensorError
 from testbed.power.reading import PowerSource, Reading
 
 STOP_S = 10.0
-"""How long a thread may take to end: longer than any source waits."""
+"""Timeout for the thread to end; longer than any source blocks."""
 
 
 class Sampler:
-    """Samples until it is stopped; keeps nothing but two counts.
+    """Samples a source until stopped, without storing readings.
 
     Args:
-        take: called in the sampler's thread with each reading. What it raises ends the sampling.
-        period_s: None: the source's own; what blocks until there is something new keeps its own, 0.
+        take: called in the sampler's thread with each reading; an exception ends the sampling.
+        period_s: sampling period; None: that of the source. Ignored for sources that block until a new reading.
 
     Attributes:
-        samples: readings passed on.
-        missed: times the source had nothing to say.
-        why: what it was the last time; empty where nothing was missed.
-        failure: what ended the sampling.
+        samples: number of readings passed on.
+        missed: number of failed readings.
+        why: error of the last failed reading; empty if none failed.
+        failure: exception that ended the sampling.
     """
 
     def __init__(self, source: PowerSource, take: Callable[[Reading], None], period_s: float | None = None) -> None:
         self._source, self._take = source, take
-        own = period_s is None or not source.period_s  # a program that prints sets the pace
+        own = period_s is None or not source.period_s  # blocking sources set their own period
         self._period_s = source.period_s if own else period_s or 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="power", daemon=True)
@@ -38,11 +38,11 @@ class Sampler:
         self.failure: Exception | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start sampling."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End; a second time does nothing. The source is whose it was."""
+        """Stop sampling; a second call has no effect. The source stays open."""
         if not self._over.is_set():
             self._over.set()
             self._thread.join(STOP_S)
@@ -64,5 +64,5 @@ class Sampler:
                 self.failure = exc
                 return
             now_s = time.perf_counter()
-            due_s = max(due_s + self._period_s, now_s - self._period_s)  # what was missed is not made up for
+            due_s = max(due_s + self._period_s, now_s - self._period_s)  # no catching up on missed periods
             self._over.wait(max(0.0, due_s - now_s))

@@ -1,4 +1,4 @@
-"""Samples of power: what a sampler wrote, or an external meter, as arrays."""
+"""Arrays of power samples, from the testbed's sampler or an external meter."""
 
 from __future__ import annotations
 
@@ -15,60 +15,59 @@ from testbed.power.reading import Reading
 
 Reals = NDArray[np.float64]
 GAP_STEPS = 5.5
-"""A step of more than five usual ones is a gap, what lies between is not known; half a one is for jitter."""
+"""A step is a gap, with unknown power, if it is longer than five usual ones, plus half a one for jitter."""
 LEAST_GAP_S = 0.05
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Samples in the order of their times.
+    """Samples in order of time.
 
     Raises:
-        BadInput: fewer than two, times that do not grow, or power that is no finite number.
+        BadInput: fewer than two samples, times that do not increase, or values that are not finite.
     """
 
     time_s: Reals
-    """[n], strictly increasing. Unix time in what the testbed writes."""
+    """[n], strictly increasing; Unix time in files written by the testbed."""
     total_w: Reals
-    """[n], of the whole device."""
+    """[n] power of the whole device."""
     rails: Mapping[str, Reals] = field(default_factory=dict)
-    """[n] each, in W; nan where a sample lacks it."""
+    """[n] power of each rail [W]; nan if missing from a sample."""
     temp_c: Reals | None = None
-    """[n], nan where it is not known."""
+    """[n], nan if unknown."""
     throttled: tuple[str | None, ...] | None = None
-    """[n], as `Reading` has it."""
+    """[n], as in `Reading`."""
     mean: bool = False
-    """True: power is the mean since the sample before."""
+    """Whether power is the mean since the previous sample."""
     source: str = "file"
     total: str = ""
-    """What the whole device is made of, in words."""
+    """Description of what `total_w` covers."""
     skipped: int = 0
-    """Lines that were no samples."""
+    """Number of lines that were not samples."""
 
     def __post_init__(self) -> None:
         if len(self.time_s) < 2:
-            raise BadInput(f"power needs two samples at least, not {len(self.time_s)}")
+            raise BadInput(f"power needs at least two samples, not {len(self.time_s)}")
         if not (np.isfinite(self.time_s).all() and np.isfinite(self.total_w).all()):
             raise BadInput("times and power must be finite numbers")
         if (np.diff(self.time_s) <= 0).any():
-            raise BadInput("times of power samples must grow")
+            raise BadInput("times of power samples must increase")
 
     @cached_property
     def gap_s(self) -> float:
-        """Longer steps are gaps: more than five times the usual one, and 50 ms at least."""
+        """Longest step that is not a gap: `GAP_STEPS` times the median step, at least 50 ms."""
         return max(LEAST_GAP_S, GAP_STEPS * float(np.median(np.diff(self.time_s))))
 
     def shifted(self, by_s: float) -> Samples:
-        """The same at other times."""
+        """Copy with all times shifted."""
         return replace(self, time_s=self.time_s + by_s)
 
 
 def gather(readings: Sequence[Reading], mean: bool, source: str, total: str, skipped: int = 0) -> Samples:
-    """Readings as samples; those that do not come after the one before, or whose power is not finite, are skipped and
-    counted.
+    """Convert readings to samples; those out of order or not finite are skipped and counted.
 
     Raises:
-        BadInput: fewer than two are left.
+        BadInput: fewer than two remain.
     """
     kept: list[Reading] = []
     for reading in readings:

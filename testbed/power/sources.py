@@ -1,4 +1,4 @@
-"""Sources of power by name, and which of them a machine has."""
+"""Power sources by name, and detection of those available on a machine."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ SOURCES: dict[str, Callable[[], PowerSource]] = {
     "nvml": Nvml,
 }
 UE = ("jetson", "tegrastats", "pi", "rapl")
-"""What `auto` looks for on a UE; the first that is there is taken."""
+"""Sources that `auto` tries on a UE; it takes the first available."""
 BS = ("nvml", "rapl")
-"""What `auto` looks for on a BS; all that are there are taken."""
+"""Sources that `auto` tries on a BS; it takes all available."""
 NONE, AUTO = "none", "auto"
 
 
 def check_source(name: str) -> None:
-    """Refuse what cannot be a source on any machine.
+    """Check the name of a source without opening it.
 
     Raises:
-        BadInput: neither a known name nor a file that is there.
+        BadInput: neither a known name nor an existing file.
     """
     if name in (NONE, AUTO) or Path(name).is_file():
         return
@@ -46,18 +46,18 @@ def check_source(name: str) -> None:
 
 
 def open_source(name: str, candidates: Sequence[str], every: bool = False) -> PowerSource | None:
-    """The source of that name; several separated by commas are added up.
+    """Open a source by name, or the sum of several, separated by commas.
 
     Args:
-        name: one of `SOURCES`, `auto`, `none`, or a file of samples that is replayed.
-        candidates: for `auto`, which takes the first that is there.
-        every: `auto` takes all that are there and can be added up.
+        name: one of `SOURCES`, `auto`, `none`, or a file of samples to replay.
+        candidates: sources that `auto` tries; it takes the first available.
+        every: `auto` takes all available sources that can be summed.
 
     Returns:
-        None for `none`, and for `auto` where there is none.
+        None for `none`, and for `auto` if no source is available.
 
     Raises:
-        BadInput: unknown, not on this machine, or not to be added up.
+        BadInput: unknown, not available on this machine, or sources that cannot be summed.
     """
     check_source(name)
     if name == NONE:
@@ -71,20 +71,20 @@ def open_source(name: str, candidates: Sequence[str], every: bool = False) -> Po
 
 
 class SourceSearch(NamedTuple):
-    """What became of looking for a source."""
+    """Whether a source is available."""
 
     name: str
     total: str | None
-    """What its power is of; None: it is not there."""
+    """Description of what its power covers; None: not available."""
     why: str
-    """And why not."""
+    """Reason if it is not available."""
 
 
 def survey(names: Sequence[str], stop: bool = False) -> list[SourceSearch]:
-    """Which sources this machine has, tried for real.
+    """Find the available sources by opening each of them.
 
     Args:
-        stop: at the first that is there.
+        stop: stop at the first available source.
     """
     found = []
     for name in names:
@@ -104,7 +104,7 @@ def _try(name: str) -> SourceSearch:
 
 
 def _sum(names: Sequence[str], strict: bool = True) -> PowerSource:
-    """All of them as one; where not strict, those alone that can be added to the first."""
+    """Open sources and sum them; if not strict, only those that can be added to the first."""
     with contextlib.ExitStack() as unneeded:
         opened: list[PowerSource] = []
         try:
@@ -115,7 +115,7 @@ def _sum(names: Sequence[str], strict: bool = True) -> PowerSource:
             raise BadInput(f"power source {name}: {exc}") from exc
         alike = [source for source in opened if source.mean == opened[0].mean]
         if strict and len(alike) < len(opened):
-            raise BadInput(f"power of {','.join(names)} cannot be added up: not all of them count energy; give one")
+            raise BadInput(f"power of {','.join(names)} cannot be added up: only some of them count energy; give one")
         unneeded.pop_all()
         for source in opened:
             if source not in alike:
@@ -124,7 +124,7 @@ def _sum(names: Sequence[str], strict: bool = True) -> PowerSource:
 
 
 class Sum:
-    """Several sources as one; all give means, or none does."""
+    """Sum of several sources, which must agree in `mean`."""
 
     def __init__(self, sources: Sequence[PowerSource]) -> None:
         self._sources = sources

@@ -220,7 +220,12 @@ def test_idle_power_is_a_mean_of_what_is_known() -> None:
 
 @pytest.mark.parametrize(
     ("times_s", "power_w", "word"),
-    [([0], [1], "two samples"), ([0, 0], [1, 1], "grow"), ([1, 0], [1, 1], "grow"), ([0, 1], [1, np.inf], "finite")],
+    [
+        ([0], [1], "two samples"),
+        ([0, 0], [1, 1], "increase"),
+        ([1, 0], [1, 1], "increase"),
+        ([0, 1], [1, np.inf], "finite"),
+    ],
 )
 def test_samples_that_are_none_are_refused(times_s: list[float], power_w: list[float], word: str) -> None:
     refuse(lambda: samples_of(times_s, power_w), BadInput, word)

@@ -1,7 +1,7 @@
-"""Jetson: the INA3221 sensors of the module, its over-current events and its thermal zones, all from sysfs.
+"""NVIDIA Jetson: INA3221 power monitors, over-current events and thermal zones, read from sysfs.
 
-Documentation/hwmon/ina3221.rst of the kernel: `in[123]_label`, `in[123]_input` [mV], `curr[123]_input` [mA].
-NVIDIA's Jetson Linux Developer Guide, "Platform Power and Performance": `soctherm_oc` counts under-voltage (oc1),
+INA3221 (kernel, Documentation/hwmon/ina3221.rst): `in[123]_label`, `in[123]_input` [mV], `curr[123]_input` [mA].
+Over-current (Jetson Linux Developer Guide, "Platform Power and Performance"): `soctherm_oc` counts under-voltage (oc1),
 average (oc2) and instantaneous over-current (oc3), at which the hardware throttles.
 """
 
@@ -19,7 +19,7 @@ from testbed.power.sensors.thermal import Thermal
 
 EVENTS = {"oc1": "under-voltage", "oc2": "over-current", "oc3": "over-current"}
 UNUSED = ("", "NC", "sum of shunt voltages")
-"""Labels of channels that measure no rail."""
+"""Labels of unused channels."""
 
 
 class Channel(NamedTuple):
@@ -33,7 +33,7 @@ class Channel(NamedTuple):
 
 
 def channels(root: Path = Path("/")) -> list[Channel]:
-    """Rails that a machine's INA3221 sensors measure; none on a machine without."""
+    """Rails measured by the machine's INA3221 sensors; empty without such sensors."""
     found = []
     for chip in numbered(root / "sys/class/hwmon", "hwmon*"):
         if text_of(chip / "name") != "ina3221":
@@ -46,10 +46,10 @@ def channels(root: Path = Path("/")) -> list[Channel]:
 
 
 class Jetson:
-    """Reads all rails, one after the other: some 0.5 ms each, over I²C.
+    """Power source that reads all rails in sequence, about 0.5 ms each over I²C.
 
     Raises:
-        SensorError: no INA3221 here.
+        SensorError: no INA3221 found.
     """
 
     name = "jetson"
@@ -59,13 +59,13 @@ class Jetson:
     def __init__(self, root: Path = Path("/")) -> None:
         self._channels = channels(root)
         if not self._channels:
-            raise SensorError("no INA3221 under /sys/class/hwmon: this is no Jetson, or its driver is not loaded")
+            raise SensorError("no INA3221 under /sys/class/hwmon: this is no Jetson, or the driver is not loaded")
         self._whole = whole([channel.rail for channel in self._channels])
         self.total = " + ".join(self._whole)
         self._thermal, self._events = Thermal(root), _Events(root)
 
     def read(self) -> Reading:
-        """See `PowerSource`; the time is that of the middle of the reading."""
+        """See `PowerSource`; the time is the midpoint of the reading."""
         begin_s = time.perf_counter()
         rails = {c.rail: need(c.voltage) * need(c.current) / 1e6 for c in self._channels}
         middle_s = (begin_s + time.perf_counter()) / 2
@@ -75,11 +75,11 @@ class Jetson:
         return Reading(middle_s, rails, total_w(rails, self._whole), temp_c, known)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 class _Events:
-    """Over-current events since they were asked for last."""
+    """Counters of over-current events."""
 
     def __init__(self, root: Path) -> None:
         chips = [c for c in numbered(root / "sys/class/hwmon", "hwmon*") if text_of(c / "name") == "soctherm_oc"]
@@ -92,7 +92,7 @@ class _Events:
         self._counts = {path: whole_of(path) or 0 for path in self._counters}
 
     def new(self) -> list[str] | None:
-        """What happened; None: this machine does not count."""
+        """Reasons of the events since the last call; None: no counters on this machine."""
         now = {path: whole_of(path) or 0 for path in self._counters}
         happened = [self._counters[path] for path, count in now.items() if count > self._counts[path]]
         self._counts = now

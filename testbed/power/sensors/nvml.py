@@ -1,7 +1,7 @@
-"""NVIDIA's GPUs, by NVML: what a base station draws for its engine. Needs the package nvidia-ml-py.
+"""NVIDIA GPUs, read with NVML (package nvidia-ml-py).
 
 NVML API reference: `nvmlDeviceGetTotalEnergyConsumption` counts mJ since the driver was loaded (Volta and later);
-`nvmlDeviceGetPowerUsage` [mW] stands in on older GPUs; the clocks' event reasons are bits.
+older GPUs use `nvmlDeviceGetPowerUsage` [mW]; the clocks' event reasons are a bit mask.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from testbed.errors import SensorError
 from testbed.power.reading import Reading, joined
 
 REASONS = {0x4: "power-cap", 0x8: "hardware-slowdown", 0x20: "thermal", 0x40: "thermal", 0x80: "power-brake"}
-"""Of the clocks' event reasons those that slow a busy GPU down."""
+"""Bits of the clocks' event reasons that slow down a busy GPU."""
 CELSIUS = 0
 """NVML_TEMPERATURE_GPU."""
 LEAST_S = 1e-3
 
 
 class Nvml:
-    """Reads all GPUs of the machine.
+    """Power source that reads all GPUs of the machine.
 
     Args:
-        library: stands in for pynvml.
+        library: replacement for pynvml, for tests.
 
     Raises:
-        SensorError: no driver, no GPU, or no nvidia-ml-py.
+        SensorError: no driver, no GPU, or nvidia-ml-py is missing.
     """
 
     name = "nvml"
@@ -61,11 +61,11 @@ class Nvml:
             raise SensorError(f"NVML: {exc}") from exc
 
     def close(self) -> None:
-        """Let NVML go."""
+        """Shut NVML down."""
         self._nvml.nvmlShutdown()
 
     def _counted(self) -> tuple[float, list[int]]:
-        """The clock, and every GPU's energy [mJ]."""
+        """Time, and energy counters of all GPUs [mJ]."""
         return time.perf_counter(), [self._nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) for gpu in self._gpus]
 
     def _means(self) -> tuple[float, dict[str, float]]:
@@ -82,7 +82,7 @@ class Nvml:
         return time.perf_counter(), {f"gpu{i}": power_w for i, power_w in enumerate(watts)}
 
     def _throttled(self) -> str | None:
-        """Reasons of all GPUs; None where the driver does not say. Older drivers and packages know the older name."""
+        """Reasons over all GPUs; None if unknown. The second function is for older drivers and packages."""
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
             with contextlib.suppress(AttributeError, self._nvml.NVMLError):
                 bits = [getattr(self._nvml, name)(gpu) for gpu in self._gpus]

@@ -1,9 +1,9 @@
-"""Raspberry Pi 5: the rails that its power management chip measures, by `vcgencmd pmic_read_adc`.
+"""Raspberry Pi 5: rails measured by the power management IC (PMIC), read with `vcgencmd pmic_read_adc`.
 
-Raspberry Pi documentation, "vcgencmd": `get_throttled` answers bits, 0 to 3 for what is the case now and 16 to 19 for
-what has been since boot. Currents (`NAME_A current(i)=0.5A`) and voltages (`NAME_V volt(j)=3.3V`) belong together by
-name, not by number. What is fed past the chip, USB devices among it, is on no rail. Lines that are neither, and
-currents without a voltage, are told with `total` and in a warning: their power is missing from every reading.
+`get_throttled` returns bits, 0 to 3 for the current state and 16 to 19 for events since boot (Raspberry Pi
+documentation, "vcgencmd"). Currents (`NAME_A current(i)=0.5A`) and voltages (`NAME_V volt(j)=3.3V`) are matched by
+name, not number. Loads that bypass the PMIC, such as USB devices, are not measured. Lines that cannot be parsed, and
+currents without a voltage, are reported in `total` and in a warning: their power is missing from every reading.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from testbed.power.sensors.thermal import Thermal
 LOG = logging.getLogger(__name__)
 VALUE = re.compile(r"(\w+)_([AV]) (?:current|volt)\(\d+\)=(-?\d+(?:\.\d+)?)([AV])")
 NOW = {0: "under-voltage", 1: "frequency-capped", 2: "throttled", 3: "thermal"}
-"""Bits of `get_throttled` for what is the case now."""
+"""Bits of `get_throttled` for the current state."""
 TIMEOUT_S = 5.0
 TRIES = 3
-"""To be told all rails, when the source is opened."""
+"""Maximum number of reads to find all rails when the source is opened."""
 MOST_SAID = 3
-"""Lines that are named of those that could not be read."""
+"""Maximum number of unreadable lines quoted in a message."""
 
 
 class Pmic(NamedTuple):
-    """What `pmic_read_adc` said."""
+    """Parsed output of `pmic_read_adc`."""
 
     rails: dict[str, float]
     """[W]"""
     unread: tuple[str, ...]
-    """What could not be made power of: lines as they came, and currents that have no voltage."""
+    """Lines that could not be parsed, and currents without a voltage."""
 
 
 def parse_pmic(text: str) -> Pmic:
-    """Power by rail; voltages without a current (`EXT5V`, `BATT`) are no rails.
+    """Parse power by rail; voltages without a current (`EXT5V`, `BATT`) are not rails.
 
     Raises:
-        SensorError: not one rail with both.
+        SensorError: no rail with both current and voltage.
     """
     values: dict[str, dict[str, float]] = {"A": {}, "V": {}}
     unread = []
@@ -65,10 +65,10 @@ def parse_pmic(text: str) -> Pmic:
 
 
 def parse_throttled(text: str) -> str:
-    """Why the board runs slower than it could now, as `Reading.throttled` has it.
+    """Parse the current reasons for throttling, in the format of `Reading.throttled`.
 
     Raises:
-        SensorError: no `throttled=0x…`.
+        SensorError: no `throttled=0x…` in the output.
     """
     match = re.fullmatch(r"throttled=0x([0-9a-fA-F]{1,8})", text.strip())
     if match is None:
@@ -78,13 +78,13 @@ def parse_throttled(text: str) -> str:
 
 
 class RaspberryPi:
-    """Runs vcgencmd twice for a reading: some 10 ms of a core.
+    """Power source that runs vcgencmd twice per reading, which takes about 10 ms of CPU time.
 
     Args:
-        program: vcgencmd.
+        program: path or name of vcgencmd.
 
     Raises:
-        SensorError: no vcgencmd, or no rails.
+        SensorError: vcgencmd is missing or reports no rails.
     """
 
     name = "pi"
@@ -105,7 +105,7 @@ class RaspberryPi:
             _warn(first.unread)
 
     def read(self) -> Reading:
-        """See `PowerSource`; the time is that of the middle of the reading."""
+        """See `PowerSource`; the time is the midpoint of the reading."""
         begin_s = time.perf_counter()
         found = parse_pmic(self._ask("pmic_read_adc"))
         middle_s = (begin_s + time.perf_counter()) / 2
@@ -117,10 +117,10 @@ class RaspberryPi:
         return Reading(middle_s, found.rails, power_w, self._thermal.read()[0], throttled)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     def _first(self) -> Pmic:
-        """The fullest of a few answers: a line may come broken once, or always."""
+        """The most complete of a few reads, since a line may be garbled once, or always."""
         answers = []
         for _ in range(TRIES):
             answers.append(parse_pmic(self._ask("pmic_read_adc")))
@@ -147,12 +147,12 @@ class RaspberryPi:
 
 @functools.cache
 def _warn(unread: tuple[str, ...]) -> None:
-    """Say once what is missing from the power of this board."""
-    LOG.warning("vcgencmd pmic_read_adc: power is without what these say: %s", _listed(unread))
+    """Warn once about power that is missing from the readings."""
+    LOG.warning("vcgencmd pmic_read_adc: power does not include these unreadable lines: %s", _listed(unread))
 
 
 def _listed(lines: tuple[str, ...], before: str = "") -> str:
-    """Lines in quotes, the first few; nothing where there are none."""
+    """The first few lines in quotes; empty without lines."""
     if not lines:
         return ""
     more = f" and {len(lines) - MOST_SAID} more" if len(lines) > MOST_SAID else ""

@@ -1,4 +1,4 @@
-"""Which of a device's rails make the whole of it: some rails are fed by others, and may not be counted twice."""
+"""Rails that make up a device's total power; rails fed by other rails must not be counted twice."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ WHOLE = (
     ("POM_5V_IN",),  # Nano: the board's input
     ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"),  # AGX Orin: the module has no input rail
 )
-"""Sets of rails that are a whole Jetson module; all that are not named there lie behind one of them."""
+"""Sets of rails that make up a Jetson module; all other rails are fed by one of these."""
 
 
 def whole(rails: Collection[str]) -> tuple[str, ...]:
-    """The rails that add up to the whole device: one of `WHOLE`, else all."""
+    """Rails that add up to the whole device: a set of `WHOLE`, else all."""
     return next((known for known in WHOLE if set(known) <= set(rails)), tuple(rails))
 
 
@@ -23,10 +23,10 @@ def total_w(rails: Mapping[str, float], names: Collection[str]) -> float:
     """Power of the whole device [W].
 
     Args:
-        names: the rails that make it up.
+        names: rails that make up the total.
 
     Raises:
-        SensorError: one of them is missing; the others would pass for the whole.
+        SensorError: one of these rails is missing.
     """
     missing = [name for name in names if name not in rails]
     if missing:

@@ -1,7 +1,7 @@
-"""x86: the energy counters of RAPL, by the kernel's powercap framework; Intel's and AMD's stand under the same names.
+"""x86: RAPL energy counters from the kernel's powercap framework, with the same names for Intel and AMD.
 
-Documentation/power/powercap/powercap.rst: `intel-rapl:i/energy_uj` counts up to `max_energy_range_uj` and begins anew.
-Zones `intel-rapl:i:j` are parts of their package and not counted twice, but `dram` is no part of it.
+Documentation/power/powercap/powercap.rst: `intel-rapl:i/energy_uj` wraps around at `max_energy_range_uj`. Zones
+`intel-rapl:i:j` are parts of their package and not counted again, except `dram`, which is not part of the package.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from testbed.power.sensors.sysfs import need, numbered, text_of, whole_of
 from testbed.power.sensors.thermal import Thermal
 
 PLATFORM = "psys"
-"""The whole platform, on laptops that have it; packages and memory are parts of it."""
+"""Domain of the whole platform, present on some laptops; includes packages and memory."""
 LEAST_S = 1e-3
-"""RAPL counts once a millisecond."""
+"""Shortest time between readings; RAPL counters are updated every millisecond."""
 
 
 class Domain(NamedTuple):
-    """A counter."""
+    """An energy counter."""
 
     rail: str
     energy: Path
     """[µJ]"""
     range_uj: int
-    """Where it begins anew."""
+    """Value at which the counter wraps around."""
 
 
 def domains(root: Path = Path("/")) -> list[Domain]:
-    """Counters of a machine, parts of packages among them; none on a machine without RAPL."""
+    """Energy counters of a machine, including parts of packages; empty without RAPL."""
     found: list[Domain] = []
     powercap = root / "sys/class/powercap"
     for zone in numbered(powercap, "intel-rapl:*"):
@@ -47,15 +47,15 @@ def domains(root: Path = Path("/")) -> list[Domain]:
 
 
 def joules(before_uj: int, after_uj: int, range_uj: int) -> float:
-    """Energy between two states of a counter [J], which has begun anew at most once."""
+    """Energy [J] between two values of a counter, which may wrap around once."""
     return (after_uj - before_uj + (range_uj + 1 if after_uj < before_uj else 0)) / 1e6
 
 
 class Rapl:
-    """Reads all counters; a reading's power is the mean since the reading before.
+    """Power source that reads all counters; power is the mean since the previous reading.
 
     Raises:
-        SensorError: no RAPL here, or only root may read it.
+        SensorError: no RAPL on this machine, or it is readable for root only.
     """
 
     name = "rapl"
@@ -88,7 +88,7 @@ class Rapl:
         return Reading(now_s, rails, sum(rails[name] for name in self._whole), *self._thermal.read())
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     def _counted(self) -> tuple[float, list[int]]:
         begin_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Small files of /sys and /proc."""
+"""Reading of small files in /sys and /proc."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from testbed.errors import SensorError
 
 
 def text_of(path: Path) -> str | None:
-    """Content without white space around it; None: not there, or it cannot be read now."""
+    """Stripped content of a file; None if it is missing or cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -16,7 +16,7 @@ def text_of(path: Path) -> str | None:
 
 
 def whole_of(path: Path) -> int | None:
-    """A whole number; None: not there, or no number."""
+    """Integer in a file; None if it is missing or not an integer."""
     text = text_of(path)
     try:
         return None if text is None else int(text)
@@ -25,10 +25,10 @@ def whole_of(path: Path) -> int | None:
 
 
 def need(path: Path) -> int:
-    """A whole number.
+    """Integer in a file that must exist.
 
     Raises:
-        SensorError: not there, it cannot be read, or no number.
+        SensorError: the file is missing, cannot be read, or contains no integer.
     """
     try:
         return int(path.read_text(encoding="utf-8", errors="replace"))
@@ -39,5 +39,5 @@ def need(path: Path) -> int:
 
 
 def numbered(folder: Path, pattern: str) -> list[Path]:
-    """Entries of a folder, in the order of the numbers at their ends."""
+    """Entries of a folder, sorted by their trailing numbers."""
     return sorted(folder.glob(pattern), key=lambda path: (len(path.name), path.name))

@@ -1,7 +1,7 @@
-"""What NVIDIA's tegrastats prints, a line an interval: rails as `NAME 1234mW/1200mW`, temperatures as `name@45.5C`.
+"""NVIDIA tegrastats, as a power source (where sysfs has no INA3221, JetPack 4) and as a log format.
 
-The first number of a rail is that of the moment, the second its mean since tegrastats began (Jetson Linux Developer
-Guide, "tegrastats Utility"). A log may stand in for a sensor; the program does where sysfs has no INA3221 (JetPack 4).
+It prints a line per interval, with rails as `NAME 1234mW/1200mW` and temperatures as `name@45.5C`. The first number of
+a rail is instantaneous, the second the mean since the start (Jetson Linux Developer Guide, "tegrastats Utility").
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ RAIL = re.compile(r"(?<!\S)([A-Z][A-Z0-9_]*) (\d{1,9})(?:mW)?/(\d{1,9})(?:mW)?(?
 RAIL_ALONE = re.compile(r"(?<!\S)([A-Z][A-Z0-9_]*) (\d{1,9})mW(?!\S)")
 ZONE = re.compile(r"(?<!\S)(\w+)@(-?\d{1,3}(?:\.\d+)?)C(?!\S)")
 OFF_C = -100.0
-"""What a zone reads that is switched off is colder still (-256)."""
+"""Zones that are switched off report lower temperatures (-256)."""
 TIMEOUT_S = 5.0
-"""Without a line after which tegrastats is taken to be dead."""
+"""Time without a line after which reading fails."""
 
 
 class Tegrastats:
-    """Runs tegrastats, and reads line by line what it prints.
+    """Power source that runs tegrastats and parses its output.
 
     Args:
-        program: tegrastats.
+        program: path or name of tegrastats.
 
     Raises:
-        SensorError: no such program, or it prints no rails.
+        SensorError: the program is missing or prints no rails.
     """
 
     name = "tegrastats"
     period_s = 0.0
-    """It sets the pace."""
+    """`read` blocks until the next line."""
     mean = False
 
     def __init__(self, program: str = "tegrastats", interval_ms: int = 100) -> None:
@@ -61,7 +61,7 @@ class Tegrastats:
             raise
 
     def read(self) -> Reading:
-        """See `PowerSource`; waits for the next line."""
+        """See `PowerSource`; blocks until the next line."""
         found = self._parsed()
         return Reading(time.perf_counter(), found.rails, total_w(found.rails, self._whole), found.temp_c)
 
@@ -73,7 +73,7 @@ class Tegrastats:
         return found
 
     def close(self) -> None:
-        """End the program; a second time does nothing."""
+        """End the program; a second call has no effect."""
         assert self._process.stdout is not None
         self._process.kill()
         self._process.wait()
@@ -94,18 +94,18 @@ class Tegrastats:
 
 
 class TegrastatsLine(NamedTuple):
-    """A line."""
+    """Parsed line of tegrastats."""
 
     stamp_s: float | None
-    """Unix time, in whole seconds of the machine's own time zone; None: the line begins with none (JetPack 4)."""
+    """Unix time in whole seconds, from the machine's local time; None without a time stamp (JetPack 4)."""
     rails: dict[str, float]
     """[W]"""
     temp_c: float | None
-    """Of the hottest zone."""
+    """Temperature of the hottest zone."""
 
 
 def parse(line: str) -> TegrastatsLine | None:
-    """A line; None: it names no rail."""
+    """Parse a line; None if it has no rail."""
     line = line.strip()
     rails = {name: int(now) / 1e3 for name, now, _ in RAIL.findall(line)}
     rails |= {name: int(now) / 1e3 for name, now in RAIL_ALONE.findall(line)}
@@ -116,16 +116,16 @@ def parse(line: str) -> TegrastatsLine | None:
 
 
 def looks_like(text: str) -> bool:
-    """Whether a text is a log of tegrastats."""
+    """Whether a text is a tegrastats log."""
     first = next((line for line in text.splitlines() if line.strip()), "")
     return parse(first) is not None and "," not in first.split(" ")[0]
 
 
 def readings(lines: Iterable[str]) -> Iterator[Reading | None]:
-    """Readings of a log, None for a line that is none, or that lacks a rail which makes up the whole.
+    """Readings of a log; None for lines that are not readings or lack a rail of the total.
 
-    Their times are Unix times where the lines are stamped, those of one second evenly within it; else they are from 0,
-    a second a line, as tegrastats prints them by default.
+    Times are Unix times if all lines have time stamps, with the lines of a second spread evenly over it. Otherwise they
+    start at 0 with one second per line, the default interval of tegrastats.
     """
     parsed = [parse(line) for line in lines if line.strip()]
     kept = [line for line in parsed if line is not None]

@@ -1,7 +1,7 @@
-"""Temperature and thermal throttling as Linux has them: /sys/class/thermal, and the counters of x86.
+"""Temperatures and thermal throttling on Linux: /sys/class/thermal, and the throttling counters of x86.
 
-See Documentation/ABI/testing/sysfs-class-thermal of the kernel: temperatures are in millidegrees Celsius; at a
-`passive` trip point the kernel begins to slow devices down.
+Kernel, Documentation/ABI/testing/sysfs-class-thermal: temperatures are in millidegrees Celsius; from a `passive` trip
+point on, the kernel slows devices down.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from testbed.power.sensors.sysfs import numbered, text_of, whole_of
 
 SLOWING = re.compile(r"cpufreq|devfreq|processor|throttle-alert", re.IGNORECASE)
-"""Cooling devices that slow a processor down, by type; the others are fans and the like."""
+"""Types of cooling devices that slow down a processor; others are fans, for example."""
 HOT = "thermal"
 
 
@@ -22,14 +22,14 @@ class Zone(NamedTuple):
 
     temp: Path
     passive_c: float | None
-    """From where the kernel slows down; None: it does not say."""
+    """Temperature of the passive trip point; None: unknown."""
 
 
 class Thermal:
-    """Reads all zones of a machine.
+    """Reads all thermal zones of a machine.
 
     Args:
-        root: of the file system.
+        root: root of the file system.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -42,7 +42,7 @@ class Thermal:
         self._count = self._counted()
 
     def read(self) -> tuple[float | None, str | None]:
-        """Temperature of the hottest zone [°C] and the reason for throttling, both as `Reading` has them."""
+        """Temperature of the hottest zone [°C] and reason for throttling, as in `Reading`."""
         seen = [(whole_of(zone.temp), zone.passive_c) for zone in self._zones]
         known = [(temp / 1e3, passive_c) for temp, passive_c in seen if temp is not None]
         hot = any(passive_c is not None and temp_c >= passive_c for temp_c, passive_c in known)
