@@ -65,3 +65,12 @@ Judge = Annotated[
 ]
 MaxTokens = Annotated[int, option("Output tokens per request, at most.", least=1, panel="Workload")]
 PromptFormat = Annotated[str, option("Prompt format: auto, plain, chat, or a template with {question}.")]
+Prompts = Annotated[int, option("Prompts to decode.", least=1, panel="Workload")]
+First = Annotated[int, option("Prompts of the data set to skip.", least=0, panel="Workload")]
+Seed = Annotated[int, option("Seed of the random numbers.", least=0, panel="Workload")]
+Pace = Annotated[
+    str | None,
+    option(
+        "Emulate another machine's pass times (see `bs serve --pace`).", metavar="PROFILE|FILE.json", panel="Models"
+    ),
+]

@@ -6,7 +6,9 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
@@ -23,6 +25,7 @@ from testbed.ue.load_drafter import DRAFTERS
 from testbed.ue.windows.rules import RULES
 
 C = TypeVar("C", bound=Config)
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 Number = TypeVar("Number", int, float)
 
 KINDS: dict[str, Iterable[str]] = {
@@ -47,28 +50,61 @@ ConfigFile = Annotated[
 ]  # fmt: skip
 
 
-def configured(kind: type[C], leave: Iterable[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+@dataclass(frozen=True)
+class Given:
+    """Options of a command line: those that it names, and the file of `--config`."""
+
+    values: dict[str, Any]
+    file: Path | None = None
+
+    def config(self, kind: type[C], base: Mapping[str, Any] = MappingProxyType({})) -> C:
+        """The configuration: `base` or the file's, with the options that were given.
+
+        Raises:
+            BadInput: a value or file that cannot be used.
+        """
+        if self.file is None:
+            return kind(**{**base, **self.values})
+        return msgspec.structs.replace(load(kind, self.file), **self.values)
+
+
+def configured(kind: type[C], leave: Iterable[str] = (), only: Iterable[str] = ()) -> Decorator:
     """Decorator of a command: an option for each field of `kind`, and `--config FILE` for all of them.
 
     The command is called with the finished configuration and its own further parameters, which typer reads as usual.
 
     Args:
         leave: fields that the command line does not offer.
+        only: the fields that it offers; default: all.
     """
-    offered = {one.name: one for one in options_of(kind) if one.name not in leave}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def with_config(given: Given, **values: Any) -> None:
+            command(given.config(kind), **values)
+
+        return offering(kind, leave, only)(with_config)
+
+    return decorate
+
+
+def offering(kind: type[Config], leave: Iterable[str] = (), only: Iterable[str] = ()) -> Decorator:
+    """Like `configured`, for a command that makes its configuration itself: it is called with `Given`."""
+    offered = {one.name: one for one in options_of(kind) if one.name not in leave and (not only or one.name in only)}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
 
         def called(typer_context: typer.Context, config_file: Path | None, **values: Any) -> None:
-            given = {name: values.pop(name) for name in offered if name in values}
-            given = {name: value for name, value in given.items() if _is_given(typer_context, name)}
-            command(_config(kind, offered, config_file, given), **values)
+            given = {name: values.pop(name) for name in offered}
+            named = {name: _value(offered[name], given[name]) for name in offered if _is_given(typer_context, name)}
+            command(Given(named, config_file), **values)
 
         parameters = [
             inspect.Parameter("typer_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
+            *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own if one.default is one.empty),
             *(_parameter(one) for one in offered.values()),
-            *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own),
+            *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own if one.default is not one.empty),
             inspect.Parameter("config_file", inspect.Parameter.KEYWORD_ONLY, annotation=ConfigFile, default=None),
         ]
         functools.update_wrapper(called, command)
@@ -104,11 +140,6 @@ def about(one: Option) -> str:
     return text
 
 
-def _config(kind: type[C], offered: Mapping[str, Option], file: Path | None, given: Mapping[str, Any]) -> C:
-    values = {name: _value(offered[name], value) for name, value in given.items()}
-    return kind(**values) if file is None else msgspec.structs.replace(load(kind, file), **values)
-
-
 def _is_given(context: typer.Context, name: str) -> bool:
     """Whether the command line names an option, rather than leaving it at its default."""
     source = context.get_parameter_source(name)
@@ -134,7 +165,7 @@ def _typed(one: Option) -> Any:
     """Type of an option for typer: lists are text with commas, unless the option is repeated."""
     if one.repeat:
         return list[str] | None
-    return str if _element(one) is not None else one.kind
+    return str if _element(one) is not None or dict in _origins(one) else one.kind
 
 
 def _shown(one: Option) -> Any:
@@ -155,7 +186,7 @@ def _value(one: Option, given: Any) -> Any:
         BadInput: not a list of such values.
     """
     if one.none is not None and given == one.none:
-        return None
+        return () if _element(one) else None
     element = _element(one)
     if one.repeat:
         return tuple(given) if element else ",".join(given)
@@ -170,6 +201,14 @@ def _value(one: Option, given: Any) -> Any:
 
 
 def _element(one: Option) -> Any:
-    """Type of the elements of a field that is a tuple; else None."""
-    kinds = get_args(one.kind) if get_origin(one.kind) in (Union, types.UnionType) else (one.kind,)
-    return next((get_args(kind)[0] for kind in kinds if get_origin(kind) is tuple), None)
+    """Type of the elements of a field that is a tuple of any length; else None."""
+    return next((get_args(kind)[0] for kind in _kinds(one) if get_args(kind)[1:] == (...,)), None)
+
+
+def _origins(one: Option) -> list[Any]:
+    return [get_origin(kind) for kind in _kinds(one)]
+
+
+def _kinds(one: Option) -> tuple[Any, ...]:
+    """The types of a field, one by one where it is a union."""
+    return get_args(one.kind) if get_origin(one.kind) in (Union, types.UnionType) else (one.kind,)

@@ -6,22 +6,23 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
+from testbed import fields
+from testbed.cli.options import AsJson, configured
 from testbed.cli.output import claim_stdout, console, note, print_json
 from testbed.cli.screens import CommandGroup
+from testbed.config import Config, resolved
 from testbed.experiments.predictor.collect import TraceCollectConfig, collect
 from testbed.experiments.predictor.train import TrainConfig
 
-app = CommandGroup(no_args_is_help=True, help="The rejection predictor, which tells a UE when to stop drafting.")
-DEFAULT = TraceCollectConfig()
-TRAIN = TrainConfig()
-EVAL_PROMPTS = 100
+if TYPE_CHECKING:
+    from testbed.experiments.predictor.traces import Traces
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+app = CommandGroup(no_args_is_help=True, help="The rejection predictor, which tells a UE when to stop drafting.")
 SCORES = {
     "accuracy": ("accuracy", "{:.4f}"), "auc": ("AUC", "{:.4f}"), "rec1": ("Rec1", "{:.4f}"),
     "specificity": ("spec.", "{:.4f}"), "fpr": ("FPR", "{:.4f}"), "balanced_accuracy": ("BalAcc", "{:.4f}"),
@@ -35,25 +36,25 @@ CONFUSION = {
 LATENCY = {f"latency_us_{name}": (name, "{:.1f}") for name in ("mean", "p50", "std", "min", "max", "p95", "p99")}
 
 
+class EvalTraces(Config, frozen=True):
+    """Traces that `testbed predictor eval` collects where none are given."""
+
+    dataset: fields.Dataset = "bundled:test"
+    prompts: fields.Prompts = 100
+    window: fields.Window = TraceCollectConfig().window
+    engine: fields.Engine = TraceCollectConfig().engine
+
+
 @app.command("collect")
+@configured(TraceCollectConfig)
 def collect_command(
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Directory of the traces; one that is begun is gone on with.")
-    ],
-    dataset: Annotated[str, typer.Option(help="bundled:calibration, FILE.jsonl, or hf:NAME.")] = DEFAULT.dataset,
-    prompts: Annotated[int, typer.Option(help="Prompts to decode.")] = DEFAULT.prompts,
-    first: Annotated[int, typer.Option(help="Prompts of the data set to pass over.")] = DEFAULT.first,
-    window: Annotated[int, typer.Option(help="Draft window K, tokens a round.")] = DEFAULT.window,
-    max_tokens: Annotated[int, typer.Option(help="Output tokens at most.")] = DEFAULT.max_tokens,
-    engine: Annotated[str, typer.Option(help="vllm or transformers.")] = DEFAULT.engine,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = DEFAULT.dtype,
-    model: Annotated[str | None, typer.Option(help="Target; default: the bundled one.")] = None,
-    drafter: Annotated[str | None, typer.Option(help="GGUF drafter; default: the bundled one.")] = None,
+    config: TraceCollectConfig,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the traces; an unfinished one is resumed.")],
     as_json: AsJson = False,
 ) -> None:
-    """Decode prompts by fixed windows and write down what the drafter thought of each token, and what became of it.
+    """Decode prompts with fixed windows and record statistics and outcome of every drafted token.
 
-    Tokens after the first rejection of a round are kept apart and get no label. Interrupted, it goes on where it was.
+    Tokens after the first rejection of a round are stored separately, without a label. Run it again to resume.
 
     Examples:
 
@@ -61,24 +62,13 @@ def collect_command(
 
         testbed predictor collect --dataset bundled:test --prompts 100 --window 16 --out runs/test-traces --json
     """
-    config = TraceCollectConfig(
-        dataset=dataset,
-        prompts=prompts,
-        first=first,
-        window=window,
-        max_tokens=max_tokens,
-        engine=engine,
-        dtype=dtype,
-        model=model,
-        drafter=drafter,
-    )
     stdout = claim_stdout() if as_json else None
     with _bar("collecting") as told:
         traces = collect(config, out, told).load()
     accepted = int(traces.accepted.sum())
     document = {
         "out": str(out),
-        "prompts": prompts,
+        "prompts": config.prompts,
         "samples": len(traces),
         "accepted": accepted,
         "rejected": len(traces) - accepted,
@@ -88,22 +78,16 @@ def collect_command(
         print_json(document, stdout)
         return
     share = accepted / len(traces)
-    print(f"{out}: {len(traces)} tokens of {prompts} prompts, {share:.2%} accepted; {document['left_out']} left out")
+    found = f"{len(traces)} tokens of {config.prompts} prompts, {share:.2%} accepted"
+    print(f"{out}: {found}; {document['left_out']} left out")
 
 
 @app.command("train")
+@configured(TrainConfig)
 def train_command(
-    data: Annotated[Path, typer.Option(metavar="DIR", help="Traces, as collect writes them.")],
+    config: TrainConfig,
+    data: Annotated[Path, typer.Option(metavar="DIR", help="Traces that collect wrote.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="The best predictor, and DIR/MODEL/ for each of them.")],
-    recall: Annotated[
-        float, typer.Option(help="Share of accepted tokens that must be predicted accepted.")
-    ] = TRAIN.recall,
-    trials: Annotated[int, typer.Option(help="Combinations of hyper-parameters tried of each model.")] = TRAIN.trials,
-    validation: Annotated[float, typer.Option(help="Share of the prompts kept for validation.")] = TRAIN.validation,
-    seed: Annotated[int, typer.Option(help="Of the split, the search and the models.")] = TRAIN.seed,
-    models: Annotated[str, typer.Option(help="mlp, lightgbm, xgboost, forest; separated by commas.")] = ",".join(
-        TRAIN.models
-    ),
     as_json: AsJson = False,
 ) -> None:
     """Train MLP, LightGBM, XGBoost and random forest, and choose by FPR on rejected tokens at the recall.
@@ -117,8 +101,6 @@ def train_command(
     from testbed.experiments.predictor.train import train
     from testbed.ue.windows.predictor import load_predictor
 
-    names = tuple(dict.fromkeys(m.strip() for m in models.split(",") if m.strip()))
-    config = TrainConfig(recall=recall, trials=trials, validation=validation, seed=seed, models=names)
     with _bar("training") as told:
         found = train(config, data, out, lambda done, total, text: told(done, total))
     rows = [
@@ -130,28 +112,26 @@ def train_command(
         print_json({"out": str(out), "best": best.model, "rows": rows})
         return
     shown = {key: spec for key, spec in SCORES.items() if key != "fpr_at_recall_80"}
-    _table(f"on validation data, at Rec1 {recall:g}", rows, shown)
+    _table(f"on validation data, at Rec1 {config.recall:g}", rows, shown)
     print(f"{out}: {best.model}, threshold {best.threshold:.4f}")
 
 
 @app.command("eval")
+@configured(EvalTraces)
 def eval_command(
+    config: EvalTraces,
     predictor: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="What train wrote; default: the bundled predictors.")
+        Path | None, typer.Option(metavar="DIR", help="Predictors that train wrote. Default: the bundled ones.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Traces; default: collected first, of --dataset.")
+        Path | None, typer.Option(metavar="DIR", help="Traces. Default: collected first, from --dataset.")
     ] = None,
-    dataset: Annotated[str, typer.Option(help="Prompts of traces that are collected first.")] = "bundled:test",
-    prompts: Annotated[int, typer.Option(help="Number of those prompts.")] = EVAL_PROMPTS,
-    window: Annotated[int, typer.Option(help="Draft window of those traces.")] = DEFAULT.window,
-    engine: Annotated[str, typer.Option(help="Engine of those traces: vllm or transformers.")] = DEFAULT.engine,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write Figs. 1-3 as CSV and PNG here.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Hold predictors against traces that they never saw: WISP's Tables 4, 10 and 11, and its Theorem 1.
+    """Evaluate predictors on unseen traces: WISP's Tables 4, 10 and 11, and its Theorem 1.
 
-    Latency is of one call on this machine as it is now.
+    Latency is that of one call on this machine.
 
     Examples:
 
@@ -169,9 +149,8 @@ def eval_command(
     with contextlib.ExitStack() as held:
         if data is None:
             scratch = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="testbed-")))
-            config = TraceCollectConfig(dataset=dataset, prompts=prompts, window=window, engine=engine)
             with _bar("collecting") as told:
-                store = collect(config, scratch, told)
+                store = collect(TraceCollectConfig(**resolved(config)), scratch, told)
         else:
             store = TraceStore(data)
         meta, traces = store.meta(), store.load()
@@ -180,15 +159,18 @@ def eval_command(
     rows = evaluate(found, traces)
     document = {"dataset": meta.dataset, "prompts": meta.prompts, "window": meta.window, "rows": rows}
     document["theorem1"] = theorem(found, traces)
-    if out is not None:
-        from testbed.experiments.predictor.figures import write_figures
-
-        for path in write_figures(traces, out):
-            note(f"wrote {path}")
+    _write_figures(traces, out)
     if as_json:
         print_json(document, stdout)
     else:
         _show(document)
+
+
+def _write_figures(traces: Traces, out: Path | None) -> None:
+    from testbed.experiments.predictor.figures import write_figures
+
+    for path in [] if out is None else write_figures(traces, out):
+        note(f"wrote {path}")
 
 
 def _show(document: Mapping[str, Any]) -> None:

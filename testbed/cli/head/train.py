@@ -7,44 +7,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
-from testbed.channel.csi import FEATURES
+from testbed.cli.options import AsJson, configured
 from testbed.cli.output import console, note, print_json
 from testbed.decision_head.settings import Relabelling, Training
 from testbed.errors import BadInput
 
-BUDGET, RECIPE = Relabelling(), Training()
 Episodes = Annotated[Path, typer.Argument(metavar="EPISODES", help="Directory of labelled episodes.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-Draws = Annotated[int, typer.Option(help="Channel states per episode.")]
-Seed = Annotated[int, typer.Option(help="Of channel states, actions, held-out prompts and weights.")]
 
 
+@configured(Relabelling)
 def relabel(
+    config: Relabelling,
     episodes: Episodes,
     out: Annotated[Path, typer.Option(metavar="FILE", help="safetensors file of instances to write.")],
-    draws: Draws = BUDGET.draws,
-    seed: Seed = BUDGET.seed,
-    tau: Annotated[float, typer.Option(help="τ_s: reach of a critical mismatch, in mismatches.")] = BUDGET.tau,
-    temperature: Annotated[
-        float, typer.Option(help="T: smoothness of the policy, in units of importance.")
-    ] = BUDGET.temperature,
-    least_share: Annotated[
-        float, typer.Option(help="Share of critical mismatches repaired at channel quality 0.")
-    ] = BUDGET.least_share,
-    full_quality: Annotated[
-        float, typer.Option(help="Channel quality from which all are repaired.")
-    ] = BUDGET.full_quality,
-    rate_mbps: Annotated[tuple[float, float], typer.Option(help="Range of rates, log-uniform.")] = BUDGET.rate_mbps,
-    rtt_ms: Annotated[tuple[float, float], typer.Option(help="Range of RTTs, log-uniform.")] = BUDGET.rtt_ms,
-    per: Annotated[tuple[float, float], typer.Option(help="Range of packet error rates, uniform.")] = BUDGET.per,
     as_json: AsJson = False,
 ) -> None:
     """Turn base labels into actions that depend on the channel (WISV, eqs. 28-31).
 
-    Every episode is seen under several channel states; on a poor one its budget has room for a share of the repairs
-    alone, and critical mismatches of small importance are let pass first.
+    Every episode is seen under several channel states. On a poor channel the budget covers only a share of the repairs,
+    and critical mismatches of small importance are accepted first.
 
     Examples:
 
@@ -52,10 +36,6 @@ def relabel(
 
         testbed head relabel episodes/calibration --draws 8 --least-share 0.5 --out relabelled.safetensors --json
     """
-    config = Relabelling(
-        draws=draws, seed=seed, tau=tau, temperature=temperature, least_share=least_share, full_quality=full_quality,
-        rate_mbps=rate_mbps, rtt_ms=rtt_ms, per=per,
-    )  # fmt: skip
     from testbed.experiments.head.steps import relabel_to
 
     document = relabel_to(episodes, out, config)
@@ -66,36 +46,17 @@ def relabel(
     _table(document["bands"], "critical mismatches repaired, by channel quality")
 
 
+@configured(Training)
 def train(
+    config: Training,
     episodes: Episodes,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the head goes: head.json, head.safetensors.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for head.json and head.safetensors.")],
     relabelled: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What relabel wrote; without it, relabelled by its defaults.")
+        Path | None, typer.Option(metavar="FILE", help="File that relabel wrote. Default: relabel by its defaults.")
     ] = None,
-    csi: Annotated[bool, typer.Option("--csi/--no-csi", help="Whether the head sees the channel.")] = True,
-    relabels: Annotated[
-        bool, typer.Option("--relabel/--no-relabel", help="Whether labels depend on the channel.")
-    ] = True,
-    hidden_bits: Annotated[
-        int, typer.Option(help="Bits an element of drafter states on the uplink: 16, 8 or 4.")
-    ] = RECIPE.hidden_bits,
-    draws: Draws = BUDGET.draws,
-    width: Annotated[int, typer.Option(help="Of the hidden layer.")] = RECIPE.width,
-    dropout: Annotated[float, typer.Option(help="Share of hidden units left out in training.")] = RECIPE.dropout,
-    learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = RECIPE.learning_rate,
-    weight_decay: Annotated[float, typer.Option(help="Of AdamW.")] = RECIPE.weight_decay,
-    batch: Annotated[int, typer.Option(help="Instances a step.")] = RECIPE.batch,
-    epochs: Annotated[int, typer.Option(help="At most so many.")] = RECIPE.epochs,
-    patience: Annotated[
-        int, typer.Option(help="Epochs without a lower held-out loss until it ends.")
-    ] = RECIPE.patience,
-    held_out: Annotated[
-        float, typer.Option(help="Share of prompts for early stopping and calibration.")
-    ] = RECIPE.held_out,
-    balanced: Annotated[
-        bool, typer.Option("--balanced/--no-balanced", help="Whether both classes weigh the same.")
-    ] = RECIPE.balanced,
-    seed: Seed = RECIPE.seed,
+    csi: Annotated[bool, typer.Option("--csi/--no-csi", help="Let the head see the channel.")] = True,
+    relabels: Annotated[bool, typer.Option("--relabel/--no-relabel", help="Let labels depend on the channel.")] = True,
+    draws: Annotated[int, typer.Option(help="Channel states per episode.")] = Relabelling().draws,
     about: Annotated[str, typer.Option(help="A line for head.json.")] = "",
     as_json: AsJson = False,
 ) -> None:
@@ -111,42 +72,38 @@ def train(
 
         testbed head train episodes/calibration --hidden-bits 4 --out head-4bit --json
     """
-    config = Training(
-        width=width, dropout=dropout, learning_rate=learning_rate, weight_decay=weight_decay, batch=batch,
-        epochs=epochs, patience=patience, held_out=held_out, seed=seed, balanced=balanced,
-        features=FEATURES if csi else (), hidden_bits=hidden_bits,
-    )  # fmt: skip
+    config = config if csi else msgspec.structs.replace(config, features=())
     if relabelled is not None and not (csi and relabels):
         raise BadInput("--no-csi and --no-relabel take the labels as they are: leave out --relabelled")
-    least_share = BUDGET.least_share if relabels else 1.0
-    source = relabelled or Relabelling(draws=draws, seed=seed, least_share=least_share)
+    least_share = Relabelling().least_share if relabels else 1.0
+    source = relabelled or Relabelling(draws=draws, seed=config.seed, least_share=least_share)
     from testbed.experiments.head.steps import train_to
 
-    with _progress(epochs) as told:
+    with _progress(config.epochs) as told:
         document = train_to(episodes, out, config, source, told, about)
     if as_json:
         print_json(document)
         return
     note(f"wrote {out}: kept epoch {document['best_epoch'] + 1} of {len(document['history'])}")
-    print(
-        f"on {document['held_out_mismatches']} mismatches of held-out prompts: AUC {document['auc']:.4f}, Brier "
-        f"{document['brier']:.4f}, log loss {document['log_loss']:.4f}"
-    )
+    scores = f"AUC {document['auc']:.4f}, Brier {document['brier']:.4f}, log loss {document['log_loss']:.4f}"
+    print(f"on {document['held_out_mismatches']} mismatches of held-out prompts: {scores}")
 
 
+@configured(Relabelling, only=["draws", "seed"])
 def evaluate(
+    config: Relabelling,
     head: Annotated[Path, typer.Argument(metavar="HEAD", help="Directory of a head.")],
-    episodes: Annotated[Path, typer.Option(metavar="DIR", help="Labelled episodes, best of prompts it has not seen.")],
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where tables and plots go.")] = None,
+    episodes: Annotated[Path, typer.Option(metavar="DIR", help="Labelled episodes, preferably of unseen prompts.")],
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory for tables and plots.")] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Holds tokenizer.json, for the digit rule; the bundled target has its own."),
+        typer.Option(
+            metavar="DIR", help="Directory of tokenizer.json, for the digit rule. Default: the bundled target's."
+        ),
     ] = None,
-    draws: Draws = BUDGET.draws,
-    seed: Seed = BUDGET.seed,
     as_json: AsJson = False,
 ) -> None:
-    """Hold a head against labelled mismatches: AUC, calibration, what a threshold accepts, by channel.
+    """Evaluate a head on labelled mismatches: AUC, calibration, accepted shares by threshold and channel.
 
     Examples:
 
@@ -154,7 +111,6 @@ def evaluate(
 
         testbed head eval head --episodes episodes/heldout --out evaluation --json
     """
-    config = Relabelling(draws=draws, seed=seed)
     from testbed.experiments.head.steps import evaluate_on
 
     found = evaluate_on(head, episodes, config, tokenizer)

@@ -8,8 +8,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from testbed.cli.options import AsJson, configured
 from testbed.cli.output import note, print_json, print_rows
 from testbed.errors import BadInput
+from testbed.experiments.head.config import Goal, TuneConfig
 
 COLUMNS = {
     "rate_mbps": ("Mbit/s", "{:g}"), "rtt_ms": ("RTT ms", "{:g}"), "threshold": ("θ", "{:.4f}"),
@@ -19,28 +21,24 @@ COLUMNS = {
 }  # fmt: skip
 
 
+@configured(TuneConfig, leave=["goals"])
 def tune(
+    config: TuneConfig,
     head: Annotated[list[Path], typer.Argument(metavar="HEAD...", help="Directories of heads; each gets its θ.")],
     goal: Annotated[
-        list[str], typer.Option(help="MBPS,RTT_MS,POINTS: accuracy that may be lost on a channel; several.")
-    ] = ["20,50,2", "500,50,1"],  # noqa: B006 (typer copies it)
-    dataset: Annotated[str, typer.Option(help="Calibration problems.")] = "bundled:calibration",
-    first: Annotated[int, typer.Option(help="Problems to leave out from the front: those of the training.")] = 0,
-    prompts: Annotated[int, typer.Option(help="Problems.")] = 1000,
-    window: Annotated[int, typer.Option(help="K.")] = 32,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of an output at most.")] = 256,
-    errors: Annotated[float, typer.Option(help="Standard errors by which the loss must lie within the goal.")] = 1.0,
-    profile: Annotated[str, typer.Option(help="Devices of the latency that is shown.")] = "wisv",
-    engine: Annotated[str, typer.Option(help="vllm or transformers.")] = "vllm",
-    model: Annotated[str | None, typer.Option(help="Target; default: the bundled one.")] = None,
-    drafter: Annotated[str | None, typer.Option(help="GGUF file; default: the bundled drafter.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Directory of tokenizer.json.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+        list[str] | None,
+        typer.Option(
+            help="MBPS,RTT_MS,POINTS: accuracy that may be lost on a channel, in percentage points; repeat for more. "
+            "Default: 20,50,2 and 500,50,1.",
+            rich_help_panel="Goals",
+        ),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Choose θ on calibration problems and write it into the head: the largest that loses no more than asked for.
+    """Choose θ on calibration problems and store it in the head: the largest that meets the goals.
 
-    A head that sees the channel gets one θ, a blind one gets one for each channel. Problems should be others than
-    those it was trained on: --first says how many to leave out.
+    A head that sees the channel gets one θ, a blind head one per channel. Use other problems than those of the
+    training: --first skips them.
 
     Examples:
 
@@ -49,14 +47,11 @@ def tune(
         testbed head tune runs/head runs/blind --goal 20,50,2 --goal 500,50,1 --prompts 500 --json
     """
     from testbed.decision_head.head import load_head, save_head
-    from testbed.experiments.head.tune import TuneConfig, load_problems
+    from testbed.experiments.head.tune import load_problems
     from testbed.experiments.head.tune import tune as tune_one
 
-    config = TuneConfig(
-        dataset=dataset, first=first, prompts=prompts, window=window, max_tokens=max_tokens, errors=errors,
-        goals=tuple(_goal(text) for text in goal), profile=profile, engine=engine, model=model, drafter=drafter,
-        tokenizer=tokenizer,
-    )  # fmt: skip
+    if goal:
+        config = msgspec.structs.replace(config, goals=tuple(_goal(text) for text in goal))
     heads = [(directory, load_head(directory)) for directory in head]
     problems = load_problems(config, note)
     documents: list[dict[str, Any]] = []
@@ -75,9 +70,7 @@ def tune(
         print_json({"rows": documents})
 
 
-def _goal(text: str) -> Any:
-    from testbed.experiments.head.tune import Goal
-
+def _goal(text: str) -> Goal:
     try:
         rate_mbps, rtt_ms, points = (float(part) for part in text.split(","))
     except ValueError as exc:

@@ -112,10 +112,6 @@ def check(config: EpisodeCollectConfig) -> None:
     """
     if config.policy not in POLICIES:
         raise BadInput(f"unknown policy {config.policy!r}; use one of {', '.join(POLICIES)}")
-    if not 0 <= config.explore <= 1:
-        raise BadInput(f"explore must lie in [0, 1], not {config.explore}")
-    if config.prompts < 1 or config.first < 0:
-        raise BadInput(f"prompts must be at least 1 and first not negative, not {config.prompts} and {config.first}")
     if not 1 <= config.concurrency <= MAX_SEQUENCES:
         raise BadInput(f"concurrency must lie in 1..{MAX_SEQUENCES}, not {config.concurrency}")
     if not ENGINES.choose(config.engine).needs_model:

@@ -1,41 +1,83 @@
-"""Settings of `testbed head collect` and `testbed head label`."""
+"""Configurations of `testbed head collect`, `head label` and `head tune`."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated
 
+import msgspec
+
+from testbed import fields
+from testbed.channel.csi import Csi
 from testbed.config import Config
+from testbed.errors import BadInput
+from testbed.options import option
 
 
 class EpisodeCollectConfig(Config, frozen=True):
-    """Settings of `testbed head collect`; `testbed head label` uses those of the engine."""
+    """Configuration of `testbed head collect`; `testbed head label` uses its engine options."""
 
-    dataset: str = "bundled:calibration"
-    prompts: int = 500
-    first: int = 0
-    """Number of prompts of the data set to skip."""
-    window: int = 32
-    max_tokens: int = 256
-    policy: str = "oracle"
-    """One of `POLICIES` in `head/decoding.py`."""
-    explore: float = 0.7
-    """Probability that policy `explore` keeps a mismatch; at 0.7 windows hold several, and most are rejected."""
-    scorer: str = "number"
-    """Extracts the final answer: number, exact, package.module:function or file.py:function."""
-    engine: str = "vllm"
-    model: str | None = None
-    """Target: directory or Hugging Face id; None: the bundled target."""
-    drafter: str | None = None
-    """GGUF file; None: the bundled drafter."""
-    dtype: str = "float32"
-    seed: int = 0
-    concurrency: int = 32
-    """Number of prompts decoded concurrently."""
-    threads: int | None = None
-    """CPU threads of each model; None: all cores but one."""
-    gpu_layers: int = -1
-    """Drafter layers offloaded to a GPU; -1: all."""
-    kv_type: Literal["f16", "f32"] = "f16"
-    """Type of the drafter's KV cache: f16 or f32."""
-    memory_share: float = 0.8
-    """Fraction of GPU memory for vLLM; the drafter shares the GPU."""
+    dataset: fields.Dataset = "bundled:calibration"
+    prompts: fields.Prompts = 500
+    first: fields.First = 0
+    max_tokens: fields.MaxTokens = 256
+    concurrency: Annotated[int, option("Prompts decoded concurrently.", panel="Workload")] = 32
+    window: fields.Window = 32
+    policy: Annotated[
+        str,
+        option(
+            "What to do with a mismatched token. oracle: label it at once and keep it if harmless; explore: keep it at "
+            "random; strict: reject it.",
+            panel="Labels",
+        ),
+    ] = "oracle"
+    explore: Annotated[float, option("Probability that policy explore keeps a mismatch.", least=0, most=1)] = 0.7
+    scorer: Annotated[
+        str, option("Extracts the final answer: number, exact, package.module:function or file.py:function.")
+    ] = "number"
+    seed: Annotated[int, option("Seed of policy explore.")] = 0
+    engine: fields.Engine = "vllm"
+    model: fields.Target = None
+    drafter: fields.DrafterFile = None
+    dtype: fields.Dtype = "float32"
+    kv_type: fields.KvType = "f16"
+    threads: Annotated[int | None, option("CPU threads of each model. Default: all cores but one.")] = None
+    gpu_layers: fields.GpuLayers = -1
+    memory_share: Annotated[float, option("Share of GPU memory for vLLM; the drafter shares the GPU.")] = 0.8
+
+
+class Goal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Allowed accuracy loss against target-only decoding on one channel, in percentage points."""
+
+    rate_mbps: float
+    rtt_ms: float
+    points: float
+
+    @property
+    def csi(self) -> Csi:
+        """Channel state information of this channel."""
+        return Csi(self.rate_mbps, self.rate_mbps, self.rtt_ms, source="emulated")
+
+
+class TuneConfig(Config, frozen=True, kw_only=True):
+    """Configuration of `testbed head tune`."""
+
+    dataset: fields.Dataset = "bundled:calibration"
+    first: fields.First = 0
+    prompts: Annotated[int, option("Problems to decode.", least=2, panel="Workload")] = 1000
+    max_tokens: fields.MaxTokens = 256
+    window: fields.Window = 32
+    goals: tuple[Goal, ...] = (Goal(20.0, 50.0, 2.0), Goal(500.0, 50.0, 1.0))
+    errors: Annotated[
+        float, option("Safety margin between measured loss and goal, in standard errors.", least=0, panel="Goals")
+    ] = 1.0
+    profile: Annotated[str, option("Device profile of the latency that is shown.", panel="Goals")] = "wisv"
+    engine: fields.Engine = "vllm"
+    model: fields.Target = None
+    drafter: fields.DrafterFile = None
+    tokenizer: fields.Tokenizer = None
+    dtype: fields.Dtype = "float32"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.goals or any(goal.points < 0 for goal in self.goals):
+            raise BadInput("give at least one goal; points of accuracy must not be negative")

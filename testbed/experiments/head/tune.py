@@ -15,11 +15,11 @@ import msgspec
 
 from testbed.bs.engines.target import describe
 from testbed.bs.judging.head import HeadJudge
-from testbed.channel.csi import Csi
 from testbed.channel.spec import ChannelSpec
-from testbed.config import Config, RunConfig
+from testbed.config import RunConfig
 from testbed.decision_head.head import DecisionHead, check_fits
 from testbed.errors import BadInput
+from testbed.experiments.head.config import Goal, TuneConfig
 from testbed.experiments.inputs.profile import load_profile
 from testbed.experiments.runs.execute import Watch
 from testbed.experiments.runs.prepare import Workload, prepare
@@ -35,45 +35,6 @@ LEVELS = 16
 """θ is tried in steps of 1/16, as on the axis of WISV Fig. 3."""
 
 Progress = Callable[[str], None]
-
-
-class Goal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Allowed accuracy loss against target-only decoding on one channel, in percentage points."""
-
-    rate_mbps: float
-    rtt_ms: float
-    points: float
-
-    @property
-    def csi(self) -> Csi:
-        """Channel state information of this channel."""
-        return Csi(self.rate_mbps, self.rate_mbps, self.rtt_ms, source="emulated")
-
-
-class TuneConfig(Config, frozen=True, kw_only=True):
-    """Settings of `testbed head tune`."""
-
-    dataset: str = "bundled:calibration"
-    first: int = 0
-    """Number of leading problems to skip, such as those the head was trained on."""
-    prompts: int = 1000
-    window: int = 32
-    max_tokens: int = 256
-    goals: tuple[Goal, ...] = (Goal(20.0, 50.0, 2.0), Goal(500.0, 50.0, 1.0))
-    errors: float = 1.0
-    """Safety margin in standard errors between the measured loss and the goal."""
-    profile: str = "wisv"
-    engine: str = "vllm"
-    model: str | None = None
-    drafter: str | None = None
-    tokenizer: str | None = None
-    dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        if self.first < 0 or self.prompts < 2:
-            raise BadInput(f"prompts must be at least 2 and first not negative, not {self.prompts} and {self.first}")
-        if not self.goals or any(goal.points < 0 for goal in self.goals) or self.errors < 0:
-            raise BadInput("give at least one goal; points of accuracy and standard errors must not be negative")
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from testbed import fields
 from testbed.bs.engines.base import VerifyEngine, VerifyRequest
 from testbed.config import Config
 from testbed.errors import BadInput
@@ -19,7 +20,6 @@ from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import bundled
 from testbed.ue.drafters.base import Drafter, DraftToken
 from testbed.ue.windows.predictor import FEATURES, features
-from testbed.ue.windows.rules import FixedWindow
 
 CHUNK = 25
 """Prompts of a chunk: what an interruption costs at most."""
@@ -31,19 +31,17 @@ Progress = Callable[[int, int], None]
 
 
 class TraceCollectConfig(Config, frozen=True):
-    """What `testbed predictor collect` does."""
+    """Configuration of `testbed predictor collect`."""
 
-    dataset: str = "bundled:calibration"
-    prompts: int = 500
-    first: int = 0
-    window: int = 8
-    max_tokens: int = 256
-    engine: str = "vllm"
-    dtype: str = "float32"
-    model: str | None = None
-    """Target: directory or Hugging Face id; None: the bundled one."""
-    drafter: str | None = None
-    """GGUF file; None: the bundled one."""
+    dataset: fields.Dataset = "bundled:calibration"
+    prompts: fields.Prompts = 500
+    first: fields.First = 0
+    max_tokens: fields.MaxTokens = 256
+    window: fields.Window = 8
+    engine: fields.Engine = "vllm"
+    dtype: fields.Dtype = "float32"
+    model: fields.Target = None
+    drafter: fields.DrafterFile = None
 
 
 def collect(config: TraceCollectConfig, out: Path, told: Progress) -> TraceStore:
@@ -53,9 +51,6 @@ def collect(config: TraceCollectConfig, out: Path, told: Progress) -> TraceStore
         BadInput: a configuration that cannot be used, or a directory of another collection.
         EngineError: the engine failed.
     """
-    FixedWindow(config.window)
-    if config.first < 0 or config.prompts < 1 or config.max_tokens < 1:
-        raise BadInput("prompts and max-tokens must be at least 1, and first not negative")
     if config.drafter and not config.model:
         raise BadInput("a drafter of your own needs its target: give --model too")
     from testbed.bs.engines.target import find

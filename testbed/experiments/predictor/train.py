@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ from testbed.errors import BadInput
 from testbed.experiments.predictor.models import FAMILIES, SPACES, Fitted, draw
 from testbed.experiments.predictor.scores import fpr_at_recall, scores_of, threshold_for
 from testbed.experiments.predictor.traces import TraceMeta, Traces, TraceStore, split
+from testbed.options import option
 from testbed.ue.windows.predictor import PredictorInfo, RejectionPredictor, load_predictor, save_predictor
 
 Progress = Callable[[int, int, str], None]
@@ -22,16 +23,19 @@ Progress = Callable[[int, int, str], None]
 
 
 class TrainConfig(Config, frozen=True):
-    """What `testbed predictor train` does."""
+    """Configuration of `testbed predictor train`."""
 
-    recall: float = 0.8
-    """Share of accepted tokens that predictors must find."""
-    trials: int = 6
-    """Combinations of hyper-parameters tried of every family."""
-    validation: float = 0.25
-    """Share of the prompts kept for choosing, stopping, calibrating and thresholds."""
-    seed: int = 0
-    models: tuple[str, ...] = tuple(FAMILIES)
+    recall: Annotated[
+        float, option("Share of accepted tokens that must be predicted accepted.", above=0, below=1, panel="Training")
+    ] = 0.8
+    trials: Annotated[int, option("Hyper-parameter combinations tried per model.", least=1)] = 6
+    validation: Annotated[
+        float, option("Share of the prompts kept for model choice, early stopping, calibration and thresholds.")
+    ] = 0.25
+    seed: Annotated[int, option("Seed of the split, the search and the models.")] = 0
+    models: Annotated[
+        tuple[str, ...], option(f"Models, separated by commas: {', '.join(FAMILIES)}.", panel="Training")
+    ] = tuple(FAMILIES)
 
 
 def train(config: TrainConfig, data: Path, out: Path, told: Progress) -> dict[str, RejectionPredictor]:
@@ -67,14 +71,8 @@ def train(config: TrainConfig, data: Path, out: Path, told: Progress) -> dict[st
 
 
 def _check(config: TrainConfig) -> None:
-    if not 0 < config.recall < 1:
-        raise BadInput(f"the recall must lie in (0, 1), not {config.recall:g}")
-    if config.trials < 1:
-        raise BadInput(f"trials must be at least 1, not {config.trials}")
     if unknown := [m for m in config.models if m not in FAMILIES]:
         raise BadInput(f"unknown model {', '.join(unknown)}; known: {', '.join(FAMILIES)}")
-    if not config.models:
-        raise BadInput(f"which models? known: {', '.join(FAMILIES)}")
 
 
 def _trials(family: str, config: TrainConfig) -> Sequence[dict[str, Any]]:
