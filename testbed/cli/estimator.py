@@ -10,7 +10,7 @@ import msgspec
 import typer
 from rich.table import Table
 
-from testbed.cli.lists import numbers
+from testbed.cli.options import numbers
 from testbed.cli.output import claim_stdout, console, note, print_json
 from testbed.cli.screens import CommandGroup
 from testbed.config import ServeConfig

@@ -10,7 +10,7 @@ import pytest
 
 from testbed.experiments.latency.load import Series, measure
 from testbed.experiments.latency.load_config import LoadConfig
-from testbed.experiments.latency.ramp import HINTS, RampConfig
+from testbed.experiments.latency.ramp_config import HINTS, RampConfig
 from testbed.experiments.latency.ramp_measure import measure as climb
 
 TINY = LoadConfig(engine="transformers", windows=(2,), rates=1, requests=9, at_once=4, max_tokens=16)

@@ -17,7 +17,7 @@ from testbed.channel.radio.cell import RADIUS_M, Cell, Crowd, Mobility, rounded,
 from testbed.channel.radio.fading import Blockage, GilbertElliott, Kind, PathLoss, Shadowing, SmallScale
 from testbed.channel.radio.shares import read_shares
 from testbed.channel.trace import Trace, write_trace
-from testbed.cli.lists import numbers
+from testbed.cli.options import numbers
 from testbed.cli.output import note, print_json
 from testbed.errors import BadInput
 

@@ -11,7 +11,7 @@ import typer
 from rich.progress import Progress
 from rich.table import Table
 
-from testbed.cli.lists import numbers
+from testbed.cli.options import numbers
 from testbed.cli.output import console, note, print_json
 from testbed.errors import TestbedError
 

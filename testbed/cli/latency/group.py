@@ -12,7 +12,7 @@ import typer
 
 from testbed.cli.latency import limits, ramp
 from testbed.cli.latency import measure as openloop
-from testbed.cli.lists import numbers
+from testbed.cli.options import numbers
 from testbed.cli.output import note, print_json, print_rows
 from testbed.cli.screens import CommandGroup
 from testbed.errors import BadInput

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from testbed.cli.lists import numbers
+from testbed.cli.options import numbers
 from testbed.cli.output import note, print_json, print_rows
 from testbed.errors import BadInput
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from testbed.cli.lists import numbers
+from testbed.cli.options import numbers
 from testbed.cli.output import claim_stdout, console, note, print_json
 from testbed.errors import BadInput
 from testbed.files import make_folder

@@ -1,66 +1,54 @@
-"""What `testbed latency measure` does."""
+"""Configuration of `testbed latency measure`."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from testbed import fields
 from testbed.config import Config
 from testbed.errors import BadInput
-from testbed.ue.windows.rules import FixedWindow
-
-LEAST = {"rates": 1, "requests": 5, "repeats": 1, "at_once": 2, "max_tokens": 1, "prefill": 1}
+from testbed.options import option
 
 
 class LoadConfig(Config, frozen=True, kw_only=True):
-    """What `testbed latency measure` does."""
+    """Configuration of `testbed latency measure`.
 
-    engine: str = "vllm"
-    model: str | None = None
-    """None: the bundled target."""
-    dtype: str = "float32"
-    pace: str | None = None
-    """As of `bs serve --pace`."""
-    windows: tuple[int, ...] = (0, 2, 4, 8)
-    """K; 0: the target alone."""
-    alphas: tuple[float, ...] = (0.8,)
-    """Acceptance rates imposed on replayed drafts; none: the real drafter."""
-    rates: int = 9
-    """Loads between one request at a time and the ceiling."""
-    requests: int = 60
-    """Of each load and repeat."""
-    repeats: int = 1
-    """Each of all series, in an order of its own: where a machine is faster at one time than at another, that falls on
-    all of them alike."""
-    at_once: int = 32
-    """Requests under way where the ceiling is measured."""
-    draft_ms: float = 0.0
-    """Time that a replayed token takes to draft."""
-    max_tokens: int = 256
-    prefill: int | None = None
-    """Tokens of every prompt, drawn at random; None: the data set's prompts as they are."""
-    dataset: str = "bundled:test"
-    drafter: str | None = None
-    tokenizer: str | None = None
-    seed: int = 0
+    Raises:
+        BadInput: values out of their range.
+    """
+
+    windows: Annotated[
+        tuple[int, ...],
+        option("Draft windows K, separated by commas; 0 for the target alone.", least=0, most=256, panel="Series"),
+    ] = (0, 2, 4, 8)
+    alphas: Annotated[
+        tuple[float, ...],
+        option("Acceptance rates of replayed drafts; none for the real drafter.", least=0, most=1, none="none"),
+    ] = (0.8,)
+    draft_ms: Annotated[float, option("Drafting time of a replayed token.", least=0, unit="ms")] = 0.0
+    rates: Annotated[int, option("Loads between one request at a time and the ceiling.", least=1, panel="Load")] = 9
+    requests: Annotated[int, option("Requests per load and repeat.", least=5)] = 60
+    repeats: Annotated[
+        int, option("Repeats of all series, each in its own order, pooled: evens out changes of the machine.", least=1)
+    ] = 1
+    at_once: Annotated[int, option("Concurrent requests while the ceiling is measured.", least=2)] = 32
+    seed: Annotated[int, option("Seed of arrivals and of replayed drafts.")] = 0
+    dataset: fields.Dataset = "bundled:test"
+    max_tokens: fields.MaxTokens = 256
+    prefill: Annotated[
+        int | None, option("Tokens of every prompt, drawn at random. Default: the data set's prompts.", least=1)
+    ] = None
+    engine: fields.Engine = "vllm"
+    model: fields.Target = None
+    dtype: fields.Dtype = "float32"
+    drafter: fields.DrafterFile = None
+    tokenizer: fields.Tokenizer = None
+    pace: fields.Pace = None
 
     def __post_init__(self) -> None:
-        for window in self.windows:
-            if window:
-                FixedWindow(window)
-        if not self.windows or min(self.windows) < 0:
+        super().__post_init__()
+        if not self.windows:
             raise BadInput("give one window or more, each 0 or more")
-        if not all(0 <= alpha <= 1 for alpha in self.alphas):
-            raise BadInput(f"acceptance rates lie in [0, 1], not {', '.join(map(str, self.alphas))}")
-        for name, least in (
-            ("rates", 1),
-            ("requests", 5),
-            ("repeats", 1),
-            ("at_once", 2),
-            ("max_tokens", 1),
-            ("prefill", 1),
-        ):
-            if getattr(self, name) is not None and getattr(self, name) < least:
-                raise BadInput(f"{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
-        if self.draft_ms < 0:
-            raise BadInput(f"draft-ms must not be negative, not {self.draft_ms:g}")
 
     @property
     def series(self) -> list[tuple[int, float | None]]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from testbed.experiments.latency.ramp import RampConfig, RampRun, Told
+from testbed.experiments.latency.ramp import RampRun, Told
+from testbed.experiments.latency.ramp_config import RampConfig
 from testbed.experiments.latency.ramp_real import RealRamp
 from testbed.experiments.latency.ramp_virtual import VirtualRamp
 from testbed.experiments.results.claims import claimed, kept

@@ -12,9 +12,7 @@ from testbed.errors import BadInput
 from testbed.experiments.deployment.load import Fleet, LoadRequest, LoadUe, throughput_rps
 from testbed.experiments.latency.load_config import LoadConfig
 from testbed.experiments.latency.ramp import (
-    HINTS,
     Answered,
-    RampConfig,
     RampRun,
     Told,
     arrivals,
@@ -23,6 +21,7 @@ from testbed.experiments.latency.ramp import (
     even_loads,
     policy_of,
 )  # fmt: skip
+from testbed.experiments.latency.ramp_config import HINTS, RampConfig
 from testbed.experiments.latency.station import late_share, outputs_of, with_station
 from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.models.bundle import bundled

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from testbed.errors import BadInput
 from testbed.experiments.latency.openloop import GROWTH
-from testbed.experiments.latency.ramp import HINTS, RampConfig, RampRun
+from testbed.experiments.latency.ramp import RampRun
+from testbed.experiments.latency.ramp_config import HINTS, RampConfig
 
 Array = NDArray[np.float64]
 BLOCK = 25

@@ -73,6 +73,8 @@ def train(config: TrainConfig, data: Path, out: Path, told: Progress) -> dict[st
 def _check(config: TrainConfig) -> None:
     if unknown := [m for m in config.models if m not in FAMILIES]:
         raise BadInput(f"unknown model {', '.join(unknown)}; known: {', '.join(FAMILIES)}")
+    if not config.models:
+        raise BadInput(f"which models? known: {', '.join(FAMILIES)}")
 
 
 def _trials(family: str, config: TrainConfig) -> Sequence[dict[str, Any]]:

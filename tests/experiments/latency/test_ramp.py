@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from testbed.errors import BadInput
-from testbed.experiments.latency.ramp import HINTS, Answered, RampConfig, RampRun, arrivals, counts
+from testbed.experiments.latency.ramp import Answered, RampRun, arrivals, counts
+from testbed.experiments.latency.ramp_config import HINTS, RampConfig
 from testbed.experiments.latency.ramp_measure import measure
 from testbed.experiments.latency.ramp_rows import table, write
 from testbed.experiments.latency.ramp_virtual import VirtualRamp

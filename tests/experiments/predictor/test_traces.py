@@ -133,7 +133,7 @@ def test_a_split_needs_something_on_both_sides(share: float) -> None:
     [
         ({"window": 0}, "window must lie in"),
         ({"prompts": 0}, "at least 1"),
-        ({"first": -1}, "not negative"),
+        ({"first": -1}, "first must be at least 0"),
         ({"drafter": "mine.gguf"}, "give --model"),
         ({"dataset": "bundled:none"}, "bundled:test"),
     ],
