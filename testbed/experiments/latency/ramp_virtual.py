@@ -20,17 +20,8 @@ from testbed.experiments.deployment.load import Fleet, LoadRequest, LoadUe, thro
 from testbed.experiments.deployment.profiled import ProfilePace, hinting
 from testbed.experiments.deployment.virtual import VirtualDeployment, VirtualStation
 from testbed.experiments.inputs.profile import InteractionVerify, LinearDraft, load_profile
-from testbed.experiments.latency.ramp import (
-    HINTS,
-    RampConfig,
-    RampRun,
-    Told,
-    arrivals,
-    climb,
-    counts,
-    even_loads,
-    policy_of,
-)  # fmt: skip
+from testbed.experiments.latency.ramp import RampRun, Told, arrivals, climb, counts, even_loads, policy_of
+from testbed.experiments.latency.ramp_config import HINTS, RampConfig
 from testbed.ue.drafters.controlled import ReplayDrafter
 from testbed.virtual_time import run_virtually
 
