@@ -86,10 +86,10 @@ class Feed:
 
     @contextlib.contextmanager
     def viewer(self) -> Iterator[Viewer]:
-        """A new viewer, for as long as it stays.
+        """A new viewer, removed on leaving.
 
         Raises:
-            Crowded: there are as many as there may be.
+            TooManyViewers: `MOST_VIEWERS` are connected.
         """
         if len(self.viewers) >= MOST_VIEWERS:
             raise TooManyViewers

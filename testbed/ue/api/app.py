@@ -1,4 +1,4 @@
-"""The OpenAI API over a device–edge pair: completions and chat, whole or streamed, errors in OpenAI's shape."""
+"""Web application of the endpoint: OpenAI's completions and chat API, with streaming and OpenAI's error format."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from starlette.types import Receive, Scope, Send
 
 from testbed.errors import BadInput, LinkError, ModelError, TestbedError
 from testbed.tasks import beside
-from testbed.ue.api.backend import Backend, Closing, Crowded, DecodingJob, Ended, OutputOrder, Text
+from testbed.ue.api.backend import Backend, Closing, DecodingJob, Ended, OutputRequest, QueueFull, Text
 from testbed.ue.api.bodies import BoundedBodies
 from testbed.ue.api.replies import ChatReply, Reply
 from testbed.ue.api.schema import ApiError, ApiRequest, ChatRequest, CompletionRequest, RequestLimits
 from testbed.ue.prompts import Prompter
 
 GONE = 499
-"""Status that nobody reads: the client has left."""
+"""Status of a response that no one reads, because the client disconnected."""
 STATUS_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 @dataclass(frozen=True)
 class Service:
-    """What an endpoint serves.
+    """Settings of an endpoint.
 
     Attributes:
-        name: of the model.
-        created: when it was started, in seconds since 1970.
-        token: what clients must say; None: nothing.
+        name: name of the model.
+        created: start time, in seconds since 1970.
+        token: API key that clients must send; None: no key.
     """
 
     backend: Backend
@@ -46,12 +46,12 @@ class Service:
     token: str | None = None
 
     def models(self) -> list[dict[str, Any]]:
-        """The one model."""
+        """List of the one model, in OpenAI's format."""
         return [{"id": self.name, "object": "model", "created": self.created, "owned_by": "testbed"}]
 
 
 def make_app(service: Service) -> FastAPI:
-    """The web application; its paths exist with and without /v1."""
+    """Create the web application; its paths exist with and without /v1."""
     app = FastAPI(title="testbed", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(BoundedBodies)
     for error, answer in (
@@ -99,15 +99,15 @@ def _routes(service: Service) -> APIRouter:
     return routes
 
 
-def _order(service: Service, body: ApiRequest) -> OutputOrder:
+def _order(service: Service, body: ApiRequest) -> OutputRequest:
     body.check(service.name)
     return body.order(service.prompter, service.limits)
 
 
 async def _answer(
-    service: Service, request: fastapi.Request, body: ApiRequest, order: OutputOrder, reply: Reply
+    service: Service, request: fastapi.Request, body: ApiRequest, order: OutputRequest, reply: Reply
 ) -> Response:
-    """Decode, unless the client leaves; whatever happens, the job's place is freed."""
+    """Decode and answer; the job is cancelled if the client disconnects, and its slot is freed in any case."""
     job = service.backend.job(order)
     streamed = False
     try:
@@ -139,7 +139,7 @@ async def _whole(job: DecodingJob, event: Text | Ended, reply: Reply) -> dict[st
 
 
 async def _events(job: DecodingJob, event: Text | Ended, reply: Reply, usage: bool) -> AsyncIterator[bytes]:
-    """Server-sent events of a stream; an error becomes the last one."""
+    """Server-sent events of a stream; an error is sent as the last event."""
     for chunk in reply.opening():
         yield _event(chunk)
     try:
@@ -160,7 +160,7 @@ def _event(document: dict[str, Any]) -> bytes:
 
 
 class _JobStream(StreamingResponse):
-    """A stream that frees its job's place when it ends, also where the client leaves in the midst of it."""
+    """A stream that frees its job's slot at its end, also if the client disconnects."""
 
     def __init__(self, job: DecodingJob, events: AsyncIterator[bytes]) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
@@ -174,7 +174,7 @@ class _JobStream(StreamingResponse):
 
 
 class _Gone(Exception):
-    """The client has left."""
+    """The client disconnected."""
 
 
 async def _client_stays(request: fastapi.Request) -> None:
@@ -187,8 +187,8 @@ async def _client_stays(request: fastapi.Request) -> None:
 
 
 def _api_error(error: TestbedError) -> ApiError:
-    """How an error of ours is told to a client."""
-    if isinstance(error, Crowded):
+    """The API error for an error of the testbed."""
+    if isinstance(error, QueueFull):
         return ApiError(429, str(error), kind="rate_limit_error", code="rate_limit_exceeded")
     if isinstance(error, BadInput) and not isinstance(error, ModelError):
         return ApiError(400, str(error))
@@ -208,7 +208,7 @@ async def _unknown(request: fastapi.Request, error: HTTPException) -> JSONRespon
 
 
 async def _malformed(request: fastapi.Request, error: RequestValidationError) -> JSONResponse:
-    """The first thing that is wrong with a body, and where."""
+    """Report the first error in a body, with its position."""
     wrong = error.errors()[0]
     where = ".".join(str(part) for part in wrong["loc"] if part != "body")
     if wrong["type"] == "json_invalid":

@@ -1,4 +1,4 @@
-"""What an endpoint stands on: orders, decoded by drafter and target together in a thread beside the web server's."""
+"""Decoding backend of an endpoint: runs requests on drafter and target, in a thread beside the web server's."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from testbed.ue.run import JobRunner
 T = TypeVar("T")
 
 
-class Crowded(TestbedError):
-    """As many orders wait already as may."""
+class QueueFull(TestbedError):
+    """The queue of waiting requests is full."""
 
 
 class Closing(TestbedError):
-    """The endpoint is being stopped."""
+    """The endpoint is shutting down."""
 
 
-class OutputOrder(NamedTuple):
-    """One output that is asked for."""
+class OutputRequest(NamedTuple):
+    """One requested output."""
 
     prompt: list[int]
     max_tokens: int
@@ -36,18 +36,18 @@ class OutputOrder(NamedTuple):
     seed: int
     """In [0, 2⁶⁴)."""
     stops: tuple[str, ...] = ()
-    to_the_end: bool = False
-    """Whether an end token ends nothing."""
+    ignore_eos: bool = False
+    """Whether end tokens do not end the output."""
 
 
 class Text(NamedTuple):
-    """Text that a round settled."""
+    """Text that a round added to the output."""
 
     text: str
 
 
 class Ended(NamedTuple):
-    """The last of an order's events: why, and what it took."""
+    """Last event of a request: the finish reason, and totals over its rounds."""
 
     reason: str
     """`stop` or `length`."""
@@ -59,19 +59,19 @@ class Ended(NamedTuple):
 
 
 class Over(NamedTuple):
-    """An order's place is free again."""
+    """A request's slot is free again."""
 
     error: BaseException | None
 
 
 @dataclass(frozen=True)
 class ConnectedPair:
-    """Drafter and target, connected; used in the device's thread alone.
+    """Drafter and connection to the target; used in the drafting thread only.
 
     Attributes:
-        greedy: method for orders at temperature 0.
+        greedy: method for requests at temperature 0.
         sampled: method for the others.
-        context: positions that prompt and output may take together.
+        context: number of positions for prompt and output together.
     """
 
     runner: JobRunner
@@ -83,7 +83,7 @@ class ConnectedPair:
 
 
 class DraftingThread:
-    """A thread with an event loop, in which drafting may hold up whatever it likes."""
+    """A thread with its own event loop, which drafting may block."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -91,7 +91,7 @@ class DraftingThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run something there and wait for it; an interrupt of the wait cancels it."""
+        """Run a coroutine in the thread and wait for it; interrupting the wait cancels it."""
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result()
@@ -99,42 +99,42 @@ class DraftingThread:
             future.cancel()
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the loop and end the thread."""
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
 
 
 class Backend:
-    """Takes orders: as many at once as the drafter has sequences, and a bounded number that wait for a place.
+    """Runs requests: as many at once as the drafter has sequences; a bounded number of others wait.
 
-    Everything but `decode` belongs to the web server's event loop.
+    All methods except `decode` must be called in the web server's event loop.
 
     Attributes:
-        waiting: orders that wait.
+        waiting: number of waiting requests.
     """
 
     def __init__(self, device: DraftingThread, pair: ConnectedPair, sequences: int, queue: int) -> None:
-        """`queue`: orders that may wait."""
+        """`queue`: largest number of waiting requests."""
         self.device, self.pair = device, pair
         self._places, self._queue, self.waiting = asyncio.Semaphore(sequences), queue, 0
         self._choosing = asyncio.Lock()
         self._jobs: set[DecodingJob] = set()
         self._closing = False
 
-    def job(self, order: OutputOrder) -> DecodingJob:
-        """A job for an order, not begun."""
+    def job(self, order: OutputRequest) -> DecodingJob:
+        """A new job for a request."""
         return DecodingJob(self, order)
 
     async def enter(self, job: DecodingJob) -> None:
-        """Wait for a place.
+        """Wait for a free slot.
 
         Raises:
-            Crowded: too many wait already.
-            Closing: no more orders are taken.
+            QueueFull: the queue is full.
+            Closing: the endpoint is shutting down.
         """
         if self._places.locked() and self.waiting >= self._queue:
-            raise Crowded(f"all places are taken and {self.waiting} requests wait already; try again later")
+            raise QueueFull(f"all places are taken and {self.waiting} requests wait already; try again later")
         self.waiting += 1
         try:
             await self._places.acquire()
@@ -146,27 +146,27 @@ class Backend:
         self._jobs.add(job)
 
     def leave(self, job: DecodingJob) -> None:
-        """A job's place is free."""
+        """Free a job's slot."""
         self._jobs.discard(job)
         self._places.release()
 
     @property
     def busy(self) -> int:
-        """Orders under way."""
+        """Number of requests being decoded."""
         return len(self._jobs)
 
     async def close(self) -> None:
-        """Cancel all jobs, and wait until the last has left."""
+        """Cancel all jobs, and wait until all slots are free."""
         self._closing = True
         jobs = list(self._jobs)
         for job in jobs:
             job.cancel()
         await asyncio.gather(*(job.over.wait() for job in jobs))
 
-    async def decode(self, order: OutputOrder, tell: Callable[[Text], None]) -> Ended:
-        """Decode an order; in the device's thread."""
-        runner, ends = self.pair.runner, () if order.to_the_end else self.pair.end_ids
-        async with self._choosing:  # RTT handshakes of several at once would take each other's answers
+    async def decode(self, order: OutputRequest, tell: Callable[[Text], None]) -> Ended:
+        """Decode a request; called in the drafting thread."""
+        runner, ends = self.pair.runner, () if order.ignore_eos else self.pair.end_ids
+        async with self._choosing:  # simultaneous RTT handshakes would receive each other's answers
             method = self.pair.greedy if order.sampling.greedy else self.pair.sampled
             session = await runner.session(method, order.sampling, order.seed)
         transcript = Transcript(self.pair.tokenizer, order.prompt, order.stops, ends)
@@ -197,32 +197,32 @@ class Backend:
 
 
 class _Enough(Exception):
-    """A stop string came: no more rounds."""
+    """A stop string was found, so that no more rounds are needed."""
 
 
 class DecodingJob:
-    """One order: `begin`, then `next` until `Ended`; `cancel` whenever nobody waits for the rest."""
+    """One request: call `begin`, then `next` until it returns `Ended`, or `cancel` at any time."""
 
-    def __init__(self, backend: Backend, order: OutputOrder) -> None:
+    def __init__(self, backend: Backend, order: OutputRequest) -> None:
         self._backend, self.order = backend, order
         self._events: asyncio.Queue[Text | Ended | Over] = asyncio.Queue()
         self._begun = False
         self._task: asyncio.Task[None] | None = None
         self.over = asyncio.Event()
-        """Whether the drafter's sequence and the BS's session are free."""
+        """Set when the drafter's sequence and the BS's session are free."""
 
     async def begin(self) -> None:
-        """Wait for a place, and start."""
+        """Wait for a slot, and start decoding."""
         await self._backend.enter(self)
         self._begun, self._loop = True, asyncio.get_running_loop()
         self._backend.device.loop.call_soon_threadsafe(self._start)
 
     async def next(self) -> Text | Ended:
-        """What comes next.
+        """The next event.
 
         Raises:
-            Exception: whatever ended the decoding.
-            Closing: the endpoint was stopped.
+            Exception: the error that ended the decoding.
+            Closing: the endpoint is shutting down.
         """
         event = await self._events.get()
         if not isinstance(event, Over):
@@ -230,7 +230,7 @@ class DecodingJob:
         raise event.error or Closing("the endpoint is stopping")
 
     def cancel(self) -> None:
-        """Stop, if it is under way; a second call does nothing."""
+        """Stop decoding if it has begun; a second call does nothing."""
         if self._begun and not self.over.is_set():
             self._backend.device.loop.call_soon_threadsafe(self._stop)
 
@@ -240,7 +240,7 @@ class DecodingJob:
             self._backend.leave(self)
         self._events.put_nowait(event)
 
-    # ------------------------------------------------------------ in the device's thread
+    # ------------------------------------------------------------ in the drafting thread
 
     def _start(self) -> None:
         self._task = self._backend.device.loop.create_task(self._decode())

@@ -1,4 +1,4 @@
-"""What an endpoint reads of a request before it looks at it: bounded in size and in time."""
+"""Limits on the size of request bodies and on the time to receive them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from testbed.ue.api.schema import ApiError
 
 MOST_BYTES = 4 * 2**20
-"""Of a body."""
+"""Largest body."""
 WITHIN_S = 30.0
-"""In which a body must have come."""
+"""Time limit for receiving a body."""
 
 
 class BoundedBodies:
-    """An ASGI application before another, which gets each body whole: too large a one is 413, too slow a one 408."""
+    """ASGI middleware that reads each body completely: answers 413 if it is too large, 408 if it takes too long."""
 
     def __init__(self, app: ASGIApp, most_bytes: int = MOST_BYTES, within_s: float = WITHIN_S) -> None:
         self._app, self._most_bytes, self._within_s = app, most_bytes, within_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -40,10 +40,10 @@ class BoundedBodies:
         await JSONResponse(error.body, error.status, {"connection": "close"})(scope, receive, send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """A request's body; None where the client left.
+        """A request's body; None if the client disconnected.
 
         Raises:
-            ApiError: it is too large.
+            ApiError: the body is too large.
         """
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isdecimal() and (len(declared) > 20 or int(declared) > self._most_bytes):
@@ -64,7 +64,7 @@ class BoundedBodies:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """What an application receives: the body in one piece, then whatever comes."""
+    """A `receive` that returns the body in one piece, and then further messages."""
     first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:

@@ -1,4 +1,4 @@
-"""What clients of the OpenAI API are answered: whole, or in the chunks of a stream."""
+"""Response documents of the OpenAI API: complete ones, and the chunks of a stream."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from testbed.ue.api.backend import Ended
 
 
 class Reply:
-    """One answer to a completion; `ChatReply` is one to a conversation. Texts are what came since the last chunk."""
+    """Response to a completion request; `ChatReply` is that to a chat. Texts are those since the last chunk."""
 
     prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
 
@@ -19,24 +19,24 @@ class Reply:
         self._id, self._created = f"{self.prefix}-{secrets.token_hex(12)}", int(time.time())
 
     def whole(self, text: str, ended: Ended) -> dict[str, Any]:
-        """The answer in one."""
+        """The complete response."""
         choice = {"index": 0, **self._text(text), "logprobs": None, "finish_reason": ended.reason}
         return {**self._head(self.whole_object, [choice]), "usage": self._usage(ended), "speculation": _cost(ended)}
 
     def opening(self) -> list[dict[str, Any]]:
-        """Chunks before any text."""
+        """Chunks before the first text."""
         return []
 
     def chunk(self, text: str) -> dict[str, Any]:
-        """A chunk of text."""
+        """A chunk with text."""
         return self._chunk(self._delta(text), None)
 
     def last(self, ended: Ended) -> dict[str, Any]:
-        """The chunk that says why it ended."""
+        """The chunk with the finish reason."""
         return {**self._chunk(self._delta(""), ended.reason), "speculation": _cost(ended)}
 
     def usage(self, ended: Ended) -> dict[str, Any]:
-        """The chunk after that, where the client asks for it."""
+        """The final chunk with the usage, if requested."""
         return {**self._head(self.chunk_object, []), "usage": self._usage(ended)}
 
     def _chunk(self, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
@@ -60,12 +60,12 @@ class Reply:
 
 
 class ChatReply(Reply):
-    """An answer to a conversation."""
+    """Response to a chat request."""
 
     prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def opening(self) -> list[dict[str, Any]]:
-        """Says who speaks."""
+        """A chunk with the assistant's role."""
         return [self._chunk({"delta": {"role": "assistant", "content": ""}}, None)]
 
     def _text(self, text: str) -> dict[str, Any]:
@@ -76,5 +76,5 @@ class ChatReply(Reply):
 
 
 def _cost(ended: Ended) -> dict[str, Any]:
-    """Not OpenAI's: how the output came about."""
+    """Extension of OpenAI's usage: protocol, rounds and tokens of the output."""
     return {name: getattr(ended, name) for name in ("protocol", "rounds", "drafted", "accepted")}

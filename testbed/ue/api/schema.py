@@ -1,4 +1,4 @@
-"""What clients of the OpenAI API send: read, checked, and made into orders; and the errors they are answered with."""
+"""Request documents of the OpenAI API: parsing, validation, conversion to `OutputRequest`; and API errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from testbed.errors import BadInput
 from testbed.protocols.sampling import Sampling, request_seed
-from testbed.ue.api.backend import OutputOrder
+from testbed.ue.api.backend import OutputRequest
 from testbed.ue.prompts import Prompter, Turn
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -37,12 +37,12 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "logprobs": (False,),
     "prompt_logprobs": (),
 }
-"""Fields that would change an output in a way that is not supported, and the values (null apart) that do not."""
-NO_LOGPROBS = "logprobs do not exist here: the BS says which tokens stay, not how likely they were; leave it out"
+"""Fields that are not supported, and the values (besides null) that are accepted because they have no effect."""
+NO_LOGPROBS = "logprobs are not available: the BS returns accepted tokens without their probabilities; leave it out"
 
 
 class ApiError(Exception):
-    """An answer that is an error, in OpenAI's shape."""
+    """An error response in OpenAI's format."""
 
     def __init__(
         self, status: int, message: str, *, kind: str = "invalid_request_error", param: str | None = None,
@@ -54,13 +54,13 @@ class ApiError(Exception):
 
 
 class StreamOptions(BaseModel):
-    """Of a stream."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
 
 
 class ContentPart(BaseModel):
-    """A part of a message."""
+    """A part of a message's content."""
 
     type: str
     text: str = ""
@@ -74,7 +74,7 @@ class ChatMessage(BaseModel):
     tool_calls: list[Any] | None = None
 
     def turn(self) -> Turn:
-        """As a prompt has it.
+        """The message as a turn of a prompt.
 
         Raises:
             ApiError: content other than text.
@@ -90,7 +90,7 @@ class ChatMessage(BaseModel):
 
 
 class ApiRequest(BaseModel):
-    """What both kinds of requests have; fields that are not named here are ignored, or refused by `NEUTRAL`."""
+    """Fields that both kinds of requests have. Other fields are ignored, or refused by `NEUTRAL`."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -99,9 +99,9 @@ class ApiRequest(BaseModel):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    """Not OpenAI's, but known to other servers; 0 and -1: all."""
+    """Not in OpenAI's API but in other servers'; 0 and -1: all tokens."""
     ignore_eos: bool | None = None
-    """Not OpenAI's either: whether the output goes on after an end token."""
+    """Not in OpenAI's API either: whether the output continues after an end token."""
     seed: int | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
@@ -112,18 +112,18 @@ class ApiRequest(BaseModel):
         raise NotImplementedError
 
     def length(self) -> int | None:
-        """Tokens that are asked for at most."""
+        """The requested number of tokens; None: not given."""
         return self.max_tokens
 
     def wants_usage(self) -> bool:
-        """Whether the stream is to end with the usage."""
+        """Whether the stream shall end with the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def check(self, served: str) -> None:
-        """Refuse what would be answered with something else than was asked for.
+        """Refuse a request that cannot be answered as asked.
 
         Raises:
-            ApiError: see there.
+            ApiError: another model, an unsupported field, or an empty stop string.
         """
         if self.model is not None and self.model != served:
             message = f"the model {self.model!r} does not exist; this endpoint serves {served!r}"
@@ -139,11 +139,11 @@ class ApiRequest(BaseModel):
         """Stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
-    def order(self, prompter: Prompter, limits: RequestLimits) -> OutputOrder:
-        """What the backend is asked for.
+    def order(self, prompter: Prompter, limits: RequestLimits) -> OutputRequest:
+        """Convert to an order for the backend.
 
         Raises:
-            ApiError: a prompt without room, or a value out of its range.
+            ApiError: a prompt without room for output, or a value out of range.
         """
         try:
             ids = self.ids(prompter)
@@ -161,13 +161,13 @@ class ApiRequest(BaseModel):
         if wanted > room:
             raise ApiError(
                 400,
-                f"a prompt of {len(ids)} tokens and {wanted} to come pass the context of {limits.context}; shorten it "
-                "or lower max_tokens",
+                f"a prompt of {len(ids)} tokens and {wanted} output tokens exceed the context of {limits.context}; "
+                "shorten it or lower max_tokens",
                 param="max_tokens" if room > 0 else "messages" if isinstance(self, ChatRequest) else "prompt",
                 code="context_length_exceeded",
             )
         seed = secrets.randbits(63) if self.seed is None else request_seed(self.seed, "endpoint", 0)
-        return OutputOrder(ids, wanted, sampling, seed, self.stops(), bool(self.ignore_eos))
+        return OutputRequest(ids, wanted, sampling, seed, self.stops(), bool(self.ignore_eos))
 
 
 class CompletionRequest(ApiRequest):
@@ -176,7 +176,7 @@ class CompletionRequest(ApiRequest):
     prompt: str | list[int] | list[str] | list[list[int]]
 
     def ids(self, prompter: Prompter) -> list[int]:
-        """The prompt's ids: as given, or of its text with the special tokens that the tokenizer adds."""
+        """The prompt's ids: as given, or those of its text with the special tokens that the tokenizer adds."""
         prompt = self.prompt
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             if len(prompt) > 1:
@@ -197,20 +197,20 @@ class ChatRequest(ApiRequest):
     max_completion_tokens: int | None = Field(None, ge=1)
 
     def ids(self, prompter: Prompter) -> list[int]:
-        """The prompt's ids: by the chat template, or plainly."""
+        """The prompt's ids, by the chat template or a plain format."""
         return prompter.conversation([message.turn() for message in self.messages])
 
     def length(self) -> int | None:
-        """Tokens that are asked for at most: `max_completion_tokens`, or `max_tokens` as older clients say."""
+        """The requested number of tokens: `max_completion_tokens`, or `max_tokens` from older clients."""
         return self.max_completion_tokens or self.max_tokens
 
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What a request gets that does not say, and what it can have.
+    """Defaults for a request, and its limits.
 
     Attributes:
-        context: positions that prompt, output and one more token may take together.
+        context: number of positions for prompt, output and one more token together.
     """
 
     max_tokens: int

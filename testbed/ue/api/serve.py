@@ -1,4 +1,4 @@
-"""Start-up and shutdown of an endpoint: configuration to drafter, connection, web server."""
+"""Start and shutdown of the endpoint: connects drafter and BS, warms up, and runs the web server."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ from testbed.ue.run import Clients, JobRunner, Setting
 from testbed.ue.windows.rules import FixedWindow
 
 State = Callable[[Client, Clock], Awaitable[ChannelState]]
-"""Where the channel state comes from, once there is a connection."""
+"""Creates the channel state of a connection."""
 Ready = Callable[[str, str], None]
-"""Called once the endpoint answers: its address, and the model's name."""
+"""Called once the endpoint answers, with its address and the model's name."""
 CONNECTIONS = 640
-"""Of clients; at so many, requests are answered 503. Load generators open 512 at once."""
+"""Largest number of client connections; beyond it, requests are answered 503. Load generators open 512 at once."""
 GRACE_S = 5
-"""For answers under way when the endpoint is stopped."""
+"""Time that active responses have to finish when the endpoint stops."""
 WARM_UP = 2
-"""Tokens decoded by each method before anybody is served."""
+"""Number of tokens that each method decodes before the endpoint is ready."""
 
 
 def serve(config: EndpointConfig, bundle: tuple[Path | None, Path | None], state: State, ready: Ready) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Args:
-        bundle: drafter and tokenizer directory, where the configuration names none.
+        bundle: drafter and tokenizer directory to use if the configuration has none.
 
     Raises:
-        BadInput: anything in the configuration that cannot be used.
+        BadInput: an invalid configuration.
         LinkError: the BS cannot be reached.
-        ProtocolError: it refuses.
+        ProtocolError: the BS refuses.
     """
     name, prompter = check(config, bundle)
     token = key_in(config.token_file)
@@ -80,10 +80,10 @@ def serve(config: EndpointConfig, bundle: tuple[Path | None, Path | None], state
 
 
 def check(config: EndpointConfig, bundle: tuple[Path | None, Path | None]) -> tuple[str, Prompter]:
-    """The drafter's file or name and the prompter, of a configuration that can be served.
+    """Check a configuration; returns the drafter's file or name, and the prompter.
 
     Raises:
-        BadInput: anything that cannot be used.
+        BadInput: an invalid configuration.
     """
     methods(config.protocols)
     Sampling(config.temperature)
@@ -99,10 +99,10 @@ def check(config: EndpointConfig, bundle: tuple[Path | None, Path | None]) -> tu
 
 
 def methods(names: tuple[str, ...]) -> tuple[str, str]:
-    """The methods at temperature 0 and above.
+    """The methods for temperature 0 and for higher ones.
 
     Raises:
-        BadInput: an unknown one, or two for the same.
+        BadInput: an unknown method, or two for the same temperatures.
     """
     known = (AUTO, *PROTOCOLS)
     for name in names:
@@ -120,12 +120,12 @@ def methods(names: tuple[str, ...]) -> tuple[str, str]:
 def connected(
     config: EndpointConfig, drafter: Drafter, prompter: Prompter, state: State
 ) -> Iterator[tuple[Backend, Welcome]]:
-    """A backend whose methods have each decoded something, in a thread of its own.
+    """A warmed-up backend, in its own thread.
 
     Raises:
-        BadInput: drafter, window or context do not go with the BS's target.
+        BadInput: drafter, window or context do not fit the BS's target.
         LinkError: the BS cannot be reached.
-        ProtocolError: it refuses.
+        ProtocolError: the BS refuses.
     """
     device = DraftingThread()
     clients: list[Client] = []
@@ -150,7 +150,7 @@ def connected(
 async def _meet(
     config: EndpointConfig, client: Client, drafter: Drafter, prompter: Prompter, state: State
 ) -> tuple[ConnectedPair, Welcome]:
-    """Greet the BS, and decode something by each method."""
+    """Connect to the BS, and warm up each method."""
     welcome = await client.connect(prompter.fingerprint, drafter.vocab_size)
     if config.window > welcome.max_window:
         raise BadInput(f"window {config.window}: the BS takes at most {welcome.max_window}")
@@ -172,7 +172,7 @@ async def _meet(
 
 
 def web_settings(service: Service) -> uvicorn.Config:
-    """Of the web server: h11 bounds headers, which httptools does not."""
+    """Settings of the web server: h11, because it limits headers, which httptools does not."""
     return uvicorn.Config(
         make_app(service), http="h11", ws="none", lifespan="off", log_config=None, access_log=False,
         limit_concurrency=CONNECTIONS, timeout_graceful_shutdown=GRACE_S,
@@ -180,7 +180,7 @@ def web_settings(service: Service) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """Says when it answers, and leaves signals to its caller."""
+    """A web server that reports when it is ready, and leaves signals to its caller."""
 
     def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
         super().__init__(config)
@@ -196,7 +196,7 @@ class _Server(uvicorn.Server):
 
 
 async def _run(service: Service, listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until a signal comes; then what is under way is cut off, and its sessions are closed."""
+    """Serve until a signal arrives; then cancel active requests and close their sessions."""
     server = _Server(web_settings(service), ready)
     closing: list[asyncio.Task[None]] = []
 
@@ -213,5 +213,5 @@ async def _run(service: Service, listener: socket.socket, ready: Callable[[], No
 
 
 def _short(model: str) -> str:
-    """A directory by its last part, a Hugging Face id as it is."""
+    """Short name of a model: the last part of a directory; a Hugging Face id as it is."""
     return model.rstrip("/").rpartition("/")[2] if model[:1] in "/.~" else model

@@ -1,4 +1,4 @@
-"""Text of an output as it comes, cut before the first stop string."""
+"""Detokenized text of an output while it is decoded, cut before the first stop string."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from testbed.protocols.detokeniser import Detokeniser
 
 
 class StopStrings:
-    """Cuts text before the first stop string; which one is first does not depend on how the text comes in pieces.
+    """Cuts text before the first stop string, independent of how the text is split into pieces.
 
-    The first is the one that is complete first; of several that end together, the longest.
+    The first stop string is the one that is complete first; of several that end together, the longest.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """`stops`: not empty strings; none of them: nothing is ever held or cut."""
+        """`stops`: non-empty strings; if there are none, text passes unchanged."""
         self._stops = sorted(stops, key=len, reverse=True)
         self._held = ""
         self.found = False
-        """Whether a stop string came; nothing comes out any more then."""
+        """Whether a stop string was found, after which there is no more text."""
 
     def push(self, text: str) -> str:
-        """What may be shown of all text so far and was not yet: no part of it can belong to a stop string."""
+        """Add text; returns the further text that cannot be part of a stop string."""
         if self.found:
             return ""
         text = self._held + text
@@ -37,12 +37,12 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """What was held, now that the text is at its end."""
+        """The text held back so far; called at the end."""
         held, self._held = self._held, ""
         return held
 
     def _possible(self, text: str) -> int:
-        """Length of the longest end of `text` that a stop string begins with."""
+        """Length of the longest suffix of `text` that is a prefix of a stop string."""
         longest = max((len(stop) for stop in self._stops), default=1) - 1
         for length in range(min(longest, len(text)), 0, -1):
             end = text[len(text) - length :]
@@ -55,7 +55,7 @@ class Transcript:
     """Text of one output, and where it ends.
 
     Attributes:
-        tokens: ids that belong to the output: all that came, or those up to the end of the stop string.
+        tokens: number of ids of the output, up to the end of the stop string if there is one.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str], ends: Sequence[int]) -> None:
@@ -66,11 +66,11 @@ class Transcript:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string came."""
+        """Whether a stop string was found."""
         return self._cut.found
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that these ids bring."""
+        """Add ids; returns their text."""
         text = ""
         for token in ids:
             if self.stopped:
@@ -81,5 +81,5 @@ class Transcript:
         return text
 
     def flush(self) -> str:
-        """The text that was held until the end."""
+        """The text held back so far; called at the end."""
         return self._cut.push(self._pieces.flush()) + self._cut.flush()

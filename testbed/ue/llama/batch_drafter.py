@@ -1,4 +1,4 @@
-"""Drafting whole batches with llama.cpp: every pass computes a token of all tasks of a batch."""
+"""Batched drafting with llama.cpp: every pass computes one token for all tasks of a batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from testbed.ue.llama.group import LlamaGroup, SequenceInput
 
 @dataclass
 class _Task:
-    """`ids` holds the committed tokens, then those drafted since; the first `cached` of them are in the cache."""
+    """`ids` holds the committed tokens, followed by drafted ones; the first `cached` of them are in the cache."""
 
     place: int
     ids: list[int]
@@ -28,7 +28,7 @@ class _Task:
 class BatchDrafter:
     """A GGUF model that drafts greedily for batches of tasks. Not thread-safe.
 
-    A task's prompt is computed with its first draft, as in edge SD batching, eq. 13.
+    A task's prompt is computed together with its first draft, as in edge SD batching, eq. 13.
     """
 
     def __init__(
@@ -46,50 +46,46 @@ class BatchDrafter:
 
         Raises:
             ModelError: the file cannot be used, or has fewer rows than the tokenizer has ids.
-            ConfigError: an option out of its range.
+            ConfigError: an option out of range.
         """
         options = LlamaOptions(context, sequences, threads, gpu_layers, None, kv_type)
         self._llama = LlamaGroup(path, options)
-        rows = self._llama.rows
-        if vocab_size is not None and not 1 <= vocab_size <= rows:
-            self._llama.close()
-            raise ModelError(f"{path}: {rows} rows for a tokenizer of {vocab_size} ids; give a drafter that shares it")
-        self.vocab_size = rows if vocab_size is None else vocab_size
+        self.vocab_size = self._llama.vocab_size(vocab_size)
         self.context = self._llama.context
         self._free = list(reversed(range(sequences)))
         self._tasks: dict[int, _Task] = {}
 
     def open(self, task: int, prompt: Sequence[int]) -> None:
-        """Take a task in; nothing is computed yet.
+        """Add a task; its prompt is computed with its first draft.
 
         Raises:
-            BadInput: a task that is there already, or a prompt that is empty, too long, or has unknown ids.
-            ModelError: no place is left for another sequence.
+            BadInput: a task that exists already, or a prompt that is empty, too long, or has unknown ids.
+            ModelError: all sequences are in use.
         """
         ids = [int(i) for i in prompt]
         if task in self._tasks:
-            raise BadInput(f"task {task} is being drafted for already")
+            raise BadInput(f"task {task} exists already")
         if not ids or min(ids) < 0 or max(ids) >= self.vocab_size or len(ids) > self.context:
             raise BadInput(
                 f"the prompt of task {task} has {len(ids)} ids: give 1 to {self.context}, each below {self.vocab_size}"
             )
         if not self._free:
-            raise ModelError("the drafter has no place for another sequence; close one or load it with more")
+            raise ModelError("all sequences of the drafter are in use; close one or load it with more")
         self._tasks[task] = _Task(self._free.pop(), ids, len(ids))
 
     def draft(self, batch: Sequence[int], window: int) -> NDArray[np.int32]:
-        """[b, window] the next tokens of a batch of tasks, each the most likely one after those before.
+        """[b, window] next tokens of a batch of tasks, drafted greedily.
 
-        Drafts that were not committed are forgotten first.
+        Uncommitted drafts are dropped first.
 
         Raises:
-            BadInput: no task, an unknown one or one that is there twice, or no window.
+            BadInput: no task, an unknown or repeated one, or no window.
             ModelError: the context is full, or a pass failed.
         """
         if window < 1:
             raise BadInput(f"a window has 1 token or more, not {window}")
         if not batch or len(set(batch)) < len(batch):
-            raise BadInput(f"a batch has 1 task or more, each of them once, not {list(batch)}")
+            raise BadInput(f"a batch has at least 1 task, each once, not {list(batch)}")
         tasks = [self._task(task) for task in batch]
         for task in tasks:
             self._cut(task, task.length)
@@ -107,10 +103,10 @@ class BatchDrafter:
         return np.array([task.ids[-window:] for task in tasks], np.int32).reshape(len(tasks), window)
 
     def commit(self, task: int, accepted: int, token: int) -> None:
-        """Keep the first `accepted` drafted tokens, then `token`; forget the other drafts.
+        """Keep the first `accepted` drafted tokens, add `token`, and drop the other drafts.
 
         Raises:
-            ValueError: more tokens than were drafted, or one outside the vocabulary.
+            ValueError: more tokens than drafted, or a token outside the vocabulary.
         """
         kept = self._task(task)
         drafted = len(kept.ids) - kept.length
@@ -123,11 +119,11 @@ class BatchDrafter:
         kept.length = len(kept.ids)
 
     def length(self, task: int) -> int:
-        """Number of committed tokens of a task, the prompt included."""
+        """Number of committed tokens of a task, including the prompt."""
         return self._task(task).length
 
     def release(self, task: int) -> None:
-        """Forget a task."""
+        """Remove a task."""
         gone = self._task(task)
         del self._tasks[task]
         self._llama.forget(gone.place, 0)
@@ -139,7 +135,7 @@ class BatchDrafter:
 
     def _task(self, task: int) -> _Task:
         if task not in self._tasks:
-            raise BadInput(f"no task {task} is being drafted for")
+            raise BadInput(f"unknown task {task}")
         return self._tasks[task]
 
     def _cut(self, task: _Task, length: int) -> None:

@@ -1,4 +1,4 @@
-"""One llama.cpp model and context through llama-cpp-python's low-level calls: ids in, logits and hidden states out."""
+"""One llama.cpp model and context, through llama-cpp-python's low-level API: ids in, logits and hidden states out."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from testbed.interrupts import held_back
 from testbed.ue.llama.gguf_rules import check_gguf
 
 MAX_BATCH = 512
-"""Tokens that one pass takes."""
+"""Largest number of tokens per pass."""
 MAX_OUTPUTS = 2
-"""Tokens of one pass that give logits (all do, or none): what a round leaves uncomputed."""
+"""Largest number of tokens of a pass with logits (all have them, or none): what a round leaves to compute."""
 MAX_SEQUENCES = 256
 MAX_DEFAULT_CONTEXT = 2048
 MAX_DEFAULT_THREADS = 8
 ERROR_LEVEL = 4
-"""Of ggml's log; llama-cpp-python's own comments number the levels otherwise."""
+"""Error level of ggml's log; the comments in llama-cpp-python number the levels differently."""
 
 _errors: deque[str] = deque(maxlen=8)
-"""llama.cpp's last error lines, for the messages of ModelError."""
+"""llama.cpp's last error lines, for messages of ModelError."""
 
 
 @dataclass(frozen=True)
 class LlamaOptions:
-    """How a model is loaded and run.
+    """Options for loading and running a model.
 
     Attributes:
-        context: positions that one sequence may take; None takes the model's own, at most MAX_DEFAULT_CONTEXT.
-        sequences: sequences that may be open at once; each has cache for `context` positions.
-        threads: None takes OMP_NUM_THREADS, else the cores that this process may use but one, at most
-            MAX_DEFAULT_THREADS: threads that share a core with others spin at each other's barriers.
-        gpu_layers: layers on the GPU, where llama.cpp was built for one; -1 is all.
-        flash_attention: None leaves the choice to llama.cpp on a GPU and takes none on a CPU, where it is slower for
-            single tokens and sums in f16.
+        context: positions per sequence; None: the model's own number, at most MAX_DEFAULT_CONTEXT.
+        sequences: number of sequences open at once; each has a cache for `context` positions.
+        threads: None: OMP_NUM_THREADS, or else the available cores minus one, at most MAX_DEFAULT_THREADS, since
+            threads that share a core with others spin at each other's barriers.
+        gpu_layers: layers on the GPU, if llama.cpp was built for one; -1: all.
+        flash_attention: None: llama.cpp's choice on a GPU, off on a CPU, where it is slower for single tokens and sums
+            in f16.
         kv_type: precision of the KV cache.
 
     Raises:
-        ConfigError: a value out of its range.
+        ConfigError: a value out of range.
     """
 
     context: int | None = None
@@ -70,7 +70,7 @@ class LlamaOptions:
 
 @functools.cache
 def _library() -> Any:
-    """llama_cpp.llama_cpp, with its log kept out of the terminal.
+    """The module llama_cpp.llama_cpp, with its log kept off the terminal.
 
     Raises:
         ModelError: llama-cpp-python cannot be imported.
@@ -86,7 +86,7 @@ def _library() -> Any:
 
 @functools.cache
 def _log_callback() -> Any:
-    """The callback, kept for as long as llama.cpp may call it."""
+    """The log callback; cached so that it lives as long as llama.cpp may call it."""
     from llama_cpp import llama_cpp
 
     def keep_errors(level: int, text: bytes, _: ctypes.c_void_p) -> None:
@@ -112,9 +112,9 @@ class LlamaContext:
     """A GGUF model with one context of several sequences. Not thread-safe.
 
     Attributes:
-        rows: rows of the output head, padded ones included.
+        rows: number of rows of the output head, including padding.
         hidden_size: width of the final hidden state.
-        context: positions that one sequence may take.
+        context: positions per sequence.
     """
 
     def __init__(self, path: Path, options: LlamaOptions) -> None:
@@ -145,13 +145,13 @@ class LlamaContext:
         self._outputs_on = True
 
     def compute(self, sequence: int, position: int, ids: Sequence[int], *, outputs: bool) -> None:
-        """Compute `ids` from `position` on, in passes of bounded size, and leave them in the sequence's cache.
+        """Compute `ids` from `position` on, in passes of bounded size, and add them to the sequence's cache.
 
         Args:
-            outputs: make `logits` and `hidden` those of the last id.
+            outputs: whether to make `logits` and `hidden` available for the last id.
 
         Raises:
-            ModelError: a pass failed; the cache ends before `position`.
+            ModelError: a pass failed; the cache is cut at `position`.
         """
         head = max(0, len(ids) - MAX_OUTPUTS) if outputs else len(ids)
         try:
@@ -178,15 +178,30 @@ class LlamaContext:
             raise ModelError(f"{self.path}: llama.cpp failed to compute {count} tokens (code {code})")
 
     def logits(self) -> NDArray[np.float32]:
-        """Logits [rows] of the last id computed with outputs: llama.cpp's memory, overwritten by the next pass."""
+        """Logits [rows] of the last id computed with outputs; a view of llama.cpp's memory that the next pass
+        overwrites.
+        """
         return self._logits.at(self._lib.llama_get_logits_ith(self._context, -1))
 
     def hidden(self) -> NDArray[np.float32]:
-        """Final-layer, normalised hidden state [hidden_size] that gave `logits`; overwritten like them."""
+        """Final-layer, normalised hidden state [hidden_size] that gave `logits`; a view like it."""
         return self._hidden.at(self._lib.llama_get_embeddings_ith(self._context, -1))
 
+    def vocab_size(self, ids: int | None) -> int:
+        """The vocabulary size of a tokenizer with `ids` ids (None: all rows of the output head).
+
+        Raises:
+            ModelError: more ids than rows; the model is closed.
+        """
+        if ids is not None and not 1 <= ids <= self.rows:
+            self.close()
+            raise ModelError(
+                f"{self.path}: {self.rows} rows for a tokenizer of {ids} ids; give a drafter that shares it"
+            )
+        return self.rows if ids is None else ids
+
     def forget(self, sequence: int, position: int) -> None:
-        """Drop a sequence's cache from `position` on."""
+        """Remove a sequence's cache from `position` on."""
         self._lib.llama_memory_seq_rm(self._memory, sequence, position, -1)
 
     def close(self) -> None:
@@ -210,7 +225,7 @@ class LlamaContext:
         return model
 
     def _reason(self) -> str:
-        return _one_line(_errors[0]) if _errors else "it gives no reason"
+        return _one_line(_errors[0]) if _errors else "no reason given"
 
     def _refuse_unrollable(self) -> None:
         lib, model = self._lib, self._model
@@ -248,7 +263,7 @@ class LlamaContext:
         _errors.clear()
         context = lib.llama_init_from_model(self._model, params)
         if not context:
-            raise ModelError(f"{self.path}: llama.cpp cannot make a context: {self._reason()}")
+            raise ModelError(f"{self.path}: llama.cpp cannot create a context: {self._reason()}")
         return context
 
     def _flash_attention(self, options: LlamaOptions) -> int:
@@ -259,7 +274,7 @@ class LlamaContext:
         return int(self._lib.LLAMA_FLASH_ATTN_TYPE_DISABLED)
 
     def _make_batch(self) -> None:
-        """One batch over arrays of our own; each entry has one sequence id."""
+        """Create a batch over our own arrays, with one sequence id per entry."""
         self._ids, self._places = np.zeros(MAX_BATCH, np.int32), np.zeros(MAX_BATCH, np.int32)
         self._counts = np.ones(MAX_BATCH, np.int32)
         self._flags = np.ones(MAX_BATCH, np.int8)
@@ -276,7 +291,7 @@ class LlamaContext:
 
 
 class _LogitsView:
-    """A numpy view of `size` floats at llama.cpp's pointers; they seldom move, so the last view is kept."""
+    """A numpy view of `size` floats at llama.cpp's pointers; cached, since the pointers rarely change."""
 
     def __init__(self, size: int) -> None:
         self._size, self._address = size, 0

@@ -1,4 +1,4 @@
-"""Drafting with llama.cpp: several sequences in one context, rolled back to what the target commits."""
+"""Drafter with llama.cpp: several sequences in one context, rolled back to the committed prefix."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from testbed.ue.llama.logits import LogitReader
 
 
 class LlamaDrafter:
-    """A GGUF model that drafts; implements `testbed.ue.drafters.base.Drafter`.
+    """A GGUF model as a drafter (`testbed.ue.drafters.base.Drafter`).
 
-    Sequences may be used from different threads: passes are made one at a time.
+    Sequences may be used from different threads; a lock serialises the passes.
     """
 
     def __init__(
@@ -38,21 +38,17 @@ class LlamaDrafter:
 
         Args:
             path: GGUF file.
-            vocab_size: number of the tokenizer's ids; rows beyond are padding and never drafted. None takes all rows.
-            context: see `LlamaOptions` for this and all that follow.
+            vocab_size: number of the tokenizer's ids; further rows are padding and never drafted. None: all rows.
+            context: see `LlamaOptions` for this and the following options.
 
         Raises:
             ModelError: the file is missing or unusable, its cache cannot be rolled back, it has fewer positions than
                 `context`, or fewer rows than the tokenizer has ids.
-            ConfigError: an option out of its range.
+            ConfigError: an option out of range.
         """
         options = LlamaOptions(context, sequences, threads, gpu_layers, flash_attention, kv_type)
         self._llama = LlamaContext(path, options)
-        rows = self._llama.rows
-        if vocab_size is not None and not 1 <= vocab_size <= rows:
-            self._llama.close()
-            raise ModelError(f"{path}: {rows} rows for a tokenizer of {vocab_size} ids; give a drafter that shares it")
-        self.vocab_size = rows if vocab_size is None else vocab_size
+        self.vocab_size = self._llama.vocab_size(vocab_size)
         self.hidden_size = self._llama.hidden_size
         self.context = self._llama.context
         self.fingerprint = model_fingerprint(path)
@@ -64,7 +60,7 @@ class LlamaDrafter:
     def open(
         self, prompt: Sequence[int], *, distributions: bool = False, choose: Choose | None = None
     ) -> LlamaSequence:
-        """Prefill all of a prompt but its last token, which the first draft computes; see `Drafter.open`."""
+        """Prefill a prompt except for its last token, which the first draft computes; see `Drafter.open`."""
         ids = [int(i) for i in prompt]
         if not ids:
             raise BadInput("the prompt is empty; give at least one token")
@@ -75,7 +71,7 @@ class LlamaDrafter:
         with self._lock:
             self._check_open()
             if not self._free:
-                raise ModelError("the drafter has no place for another sequence; close one or load it with more")
+                raise ModelError("all sequences of the drafter are in use; close one or load it with more")
             place = self._free.pop()
             try:
                 self._llama.compute(place, 0, ids[:-1], outputs=False)
@@ -97,7 +93,7 @@ class LlamaDrafter:
     def _next(
         self, place: int, start: int, ids: Sequence[int], distribution: bool, choose: Choose | None
     ) -> DraftToken:
-        """Compute ids from position `start` on and say what follows the last one."""
+        """Compute ids from position `start` on; returns the token that follows the last one."""
         with self._lock:
             self._check_open()
             self._llama.compute(place, start, ids, outputs=True)
@@ -132,14 +128,14 @@ class LlamaDrafter:
 class LlamaSequence:
     """One sequence of a `LlamaDrafter`; implements `testbed.ue.drafters.base.DraftSequence`.
 
-    `_ids` holds the committed tokens, then those drafted since. The first `_cached` of them are in the KV cache; the
-    rest (the last draft if it was accepted, and the token committed after it) are computed together by the next draft.
+    `_ids` holds the committed tokens, followed by drafted ones. The first `_cached` of them are in the KV cache; the
+    next draft computes the rest (the last draft if it was accepted, and the token committed after it) in one pass.
     """
 
     def __init__(
         self, drafter: LlamaDrafter, place: int, prompt: list[int], distributions: bool, choose: Choose | None
     ) -> None:
-        """Made by `LlamaDrafter.open`, with all of the prompt but its last token in the cache."""
+        """Created by `LlamaDrafter.open`, with the prompt except for its last token in the cache."""
         self._drafter, self._place, self._distributions, self._choose = drafter, place, distributions, choose
         self._ids = prompt
         self._length = len(prompt)
@@ -148,7 +144,7 @@ class LlamaSequence:
 
     @property
     def length(self) -> int:
-        """Number of committed tokens, the prompt included."""
+        """Number of committed tokens, including the prompt."""
         return self._length
 
     def draft_one(self) -> DraftToken:
@@ -178,7 +174,7 @@ class LlamaSequence:
         self._length = kept + 1
 
     def close(self) -> None:
-        """Free the sequence's place and its cache; a second call does nothing."""
+        """Free the sequence and its cache; a second call does nothing."""
         if not self._closed:
             self._closed = True
             self._drafter._release(self._place)

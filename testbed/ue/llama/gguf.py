@@ -1,8 +1,8 @@
-"""A GGUF file's header, read and bounded before the file is handed to llama.cpp, which is native code.
+"""Reader of GGUF headers, which checks sizes and offsets before the file is given to llama.cpp, which is native code.
 
 Layout (little-endian): magic, version, number of tensors, number of metadata entries; the entries; one record per
-tensor (name, dimensions, type, offset); padding to the alignment; the tensors' data. `gguf_rules` says what the entries
-of a drafter may be.
+tensor (name, dimensions, type, offset); padding to the alignment; the tensors' data. `gguf_rules` checks the values of
+the entries.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ UINT32, FLOAT32, STRING, ARRAY = 4, 6, 8, 9
 LAYOUTS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", UINT32: "<I", 5: "<i", FLOAT32: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
 }  # fmt: skip
-"""Of each scalar metadata type, as `struct` has them."""
+"""`struct` formats of the scalar metadata types."""
 BLOCKS = {
     0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 10: (256, 84),
     11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 16: (256, 66), 17: (256, 74), 18: (256, 98),
     19: (256, 50), 20: (32, 18), 21: (256, 110), 22: (256, 82), 23: (256, 136), 29: (256, 56), 30: (1, 2),
     34: (256, 54), 35: (256, 66), 39: (32, 17),
 }  # fmt: skip
-"""Elements and bytes of a block of each tensor type that weights have (ggml's `type_traits`)."""
+"""Elements and bytes per block of the tensor types used for weights (ggml's `type_traits`)."""
 MOST_ENTRIES, MOST_TENSORS = 2**14, 2**16
 MOST_DIMENSIONS = 4
 MOST_NAME, MOST_KEY = 63, 2**16 - 1
-"""Bytes of a tensor's name, and of an entry's key."""
+"""Largest size in bytes of a tensor's name, and of an entry's key."""
 ALIGNMENT = "general.alignment"
 DEFAULT_ALIGNMENT, MOST_ALIGNMENT = 32, 2**16
 KEPT = 2**16
-"""Bytes of the longest string whose value is kept."""
+"""Largest size in bytes of a string whose value is kept."""
 
 Scalar = str | int | float | bool
 
 
 class GgufArray(NamedTuple):
-    """An array among the metadata; its values stay in the file, but for short ones of numbers."""
+    """An array in the metadata; only short numeric arrays have `values`, others stay in the file."""
 
     kind: int
     length: int
@@ -51,19 +51,19 @@ class GgufArray(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """Where a tensor's data lie."""
+    """Shape, type and position of a tensor."""
 
     shape: tuple[int, ...]
     """Fastest dimension first."""
     kind: int
     offset: int
-    """From the start of all data."""
+    """Relative to the start of the data."""
     size_bytes: int
 
 
 @dataclass
 class Header:
-    """What a file says of itself."""
+    """Content of a file's header."""
 
     scalars: dict[str, Scalar] = field(default_factory=dict)
     kinds: dict[str, int] = field(default_factory=dict)
@@ -73,13 +73,13 @@ class Header:
 
 
 class _Walker:
-    """A position in a file, moved over values and never beyond the file's end."""
+    """A position in a file that advances over values and never moves past the end."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data, self.at = data, 0
 
     def skip(self, count: int) -> int:
-        """Returns where it stood."""
+        """Advance by `count` bytes; returns the position before."""
         before = self.at
         if count > len(self.data) - before:
             raise EOFError
@@ -95,7 +95,7 @@ class _Walker:
         return int(self.scalar(layout))
 
     def string(self, most: int) -> str:
-        """A string whose bytes are kept. Raises ValueError: it is longer, or no text."""
+        """A string of at most `most` bytes. Raises ValueError if it is longer or not text."""
         length = self.number("<Q")
         start = self.skip(length)
         if length > most:
@@ -106,18 +106,18 @@ class _Walker:
         return text
 
     def text(self) -> str:
-        """A string of any length; a long one is passed over."""
+        """A string of any length; empty if longer than `KEPT`."""
         length = self.number("<Q")
         start = self.skip(length)
         return self.data[start : self.at].decode("utf-8", "replace") if length <= KEPT else ""
 
 
 def read_header(path: Path) -> Header:
-    """Read a GGUF file's header to its end, and check that every tensor's data lie within the file.
+    """Read a GGUF file's header, and check that all tensor data are within the file.
 
     Raises:
-        ModelError: the file is missing, is no GGUF, is of an unknown version, ends within its header, or says of itself
-            what cannot be.
+        ModelError: the file is missing, not GGUF, of an unknown version, truncated within the header, or has invalid
+            values.
     """
     if not path.is_file():
         raise ModelError(f"{path}: no such file; give a drafter in GGUF format")
@@ -154,7 +154,7 @@ def _walk(walker: _Walker) -> Header:
 
 
 def _count(count: int, most: int, what: str, walker: _Walker) -> int:
-    """A number of things of a few bytes at least, all of which are still to come."""
+    """Check a number of items, each of which takes at least a byte of the rest of the file."""
     if count > len(walker.data) - walker.at:
         raise EOFError
     if count > most:

@@ -1,4 +1,4 @@
-"""What a GGUF file may say of a drafter: llama.cpp trusts much of it, and ends the process over some of the rest."""
+"""Validation of a drafter's GGUF header, since llama.cpp trusts many of its entries and aborts on invalid ones."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ ARCHITECTURES = (
     "llama", "qwen2", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "granite", "olmo2", "phi2", "phi3", "smollm3",
     "stablelm", "starcoder2", "mamba",
 )  # fmt: skip
-"""Those whose entries are known. llama.cpp may refuse one after that, and the drafter those that cannot be rolled
-back."""
+"""Architectures whose entries are known. llama.cpp may still refuse one, and the drafter those whose cache cannot be
+rolled back."""
 WITHOUT_ATTENTION = ("mamba",)
 BOUNDS = {
     "block_count": (1, 512),
@@ -42,25 +42,25 @@ BOUNDS = {
     "ssm.time_step_rank": (1, 2**14),
     "ssm.group_count": (0, 2**10),
 }
-"""Smallest and largest value of the whole numbers of an architecture, also of each layer's own."""
+"""Smallest and largest value of integer entries, also of those given per layer."""
 NEEDED = ("block_count", "context_length", "embedding_length")
 ATTENTION = ("attention.head_count",)
 SCALING = ("none", "linear", "yarn", "longrope")
 TOKENIZERS = ("none", "no_vocab", "llama", "gpt2")
 LARGEST = 1e12
-"""Of a real number."""
+"""Upper limit of floating-point entries."""
 FLOAT32_TENSOR = 0
-"""What norms and biases must be: ggml has no kernels for others, and ends the process when it computes with them."""
+"""Required type of norms and biases: ggml has no kernels for others, and aborts when it computes with them."""
 NO_TOKEN = 2**32 - 1
 EMBEDDING = "token_embd.weight"
 
 
 def check_gguf(path: Path) -> Header:
-    """Read a drafter's header, and refuse what llama.cpp should not be given.
+    """Read and validate a drafter's header.
 
     Raises:
-        ModelError: see `read_header`; or an unknown architecture, or entries that are missing, of a wrong type, out of
-            bounds, or do not hold together.
+        ModelError: as `read_header`; or an unknown architecture, or entries that are missing, of a wrong type, out of
+            range or inconsistent.
     """
     header = read_header(path)
     try:
@@ -90,7 +90,7 @@ def _check(header: Header) -> None:
 
 
 def _check_reals(header: Header) -> None:
-    """No NaN or infinity anywhere; epsilons that nothing is divided by zero with."""
+    """Refuse NaN, infinity, and negative epsilons."""
     for key, value in header.scalars.items():
         if isinstance(value, float) and not abs(value) <= LARGEST:
             raise ValueError(f"{key[:80]!r} of {value}")
@@ -130,7 +130,7 @@ def _number(header: Header, key: str) -> int:
 
 
 def _check_heads(header: Header, prefix: str) -> None:
-    """Heads divide what they share."""
+    """Check the numbers of attention heads and experts against each other."""
     heads = _layers(header, f"{prefix}attention.head_count")
     groups = _layers(header, f"{prefix}attention.head_count_kv") or heads
     for count in heads:
@@ -150,14 +150,14 @@ def _check_heads(header: Header, prefix: str) -> None:
 
 
 def _layers(header: Header, key: str) -> list[int]:
-    """A number, or each layer's; none where the key is not there."""
+    """An entry's values per layer, or its single value; empty if the key is missing."""
     if key in header.arrays:
         return [int(value) for value in header.arrays[key].values]
     return [_number(header, key)] if key in header.scalars else []
 
 
 def _check_tokenizer(header: Header, prefix: str) -> None:
-    """As many tokens, of the right types, as the embedding has rows: llama.cpp reads the arrays by its length."""
+    """Check the tokenizer's arrays against the embedding: llama.cpp reads them up to the embedding's number of rows."""
     embedding = header.tensors.get(EMBEDDING)
     if embedding is None or len(embedding.shape) != 2:
         raise ValueError(f"no tensor {EMBEDDING} of two dimensions")

@@ -1,4 +1,4 @@
-"""Several sequences in one pass of llama.cpp: ids in, the most likely next id of each out."""
+"""llama.cpp context for batches: one pass takes new ids of several sequences and gives their most likely next ids."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class SequenceInput(NamedTuple):
 
     sequence: int
     position: int
-    """Of the first of them: what the sequence's cache holds already."""
+    """Position of the first id: the number of cached ids of the sequence."""
     ids: Sequence[int]
 
 
 class LlamaGroup(LlamaContext):
-    """A `LlamaContext` that takes new ids of many sequences at once."""
+    """A `LlamaContext` that computes several sequences in one pass."""
 
     def fill(self, rows: Sequence[SequenceInput]) -> None:
         """Compute all ids of all rows without logits, in as few passes as `MAX_BATCH` tokens allow.
 
-        Every pass takes as many ids of each row as of the others, for llama.cpp splits a pass whose sequences differ.
+        Every pass takes the same number of ids from each row, since llama.cpp splits passes otherwise.
 
         Raises:
-            ModelError: a pass failed; the caches end where they did before.
+            ModelError: a pass failed; the caches are restored.
         """
         left = [row for row in rows if row.ids]
         try:
@@ -45,10 +45,10 @@ class LlamaGroup(LlamaContext):
             raise
 
     def follow(self, rows: Sequence[SequenceInput], vocab_size: int) -> NDArray[np.int32]:
-        """Compute rows of one id each, in one pass: [b] the most likely next ids among the first `vocab_size`.
+        """Compute rows of one id each, in one pass; returns [b] the most likely next ids below `vocab_size`.
 
         Raises:
-            ModelError: the pass failed, or its logits are not numbers; the caches end where they did before.
+            ModelError: the pass failed, or logits are not numbers; the caches are restored.
         """
         try:
             self._together(rows, outputs=True)
@@ -63,8 +63,8 @@ class LlamaGroup(LlamaContext):
         return best
 
     def _together(self, rows: Sequence[SequenceInput], *, outputs: bool) -> None:
-        """One pass over all ids of all rows, with the logits of all of them or of none."""
-        if self._outputs_on:  # hidden states, too, which nobody reads here
+        """One pass over all ids of all rows, with logits for all of them or for none."""
+        if self._outputs_on:  # includes hidden states, which are not needed here
             self._lib.llama_set_embeddings(self._context, False)
             self._flags.fill(False)
             self._outputs_on = False

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class LogitStats:
-    """What one row of logits says; see `testbed.ue.drafters.base.DraftToken` for the meaning of the fields."""
+    """Statistics of one row of logits; see `testbed.ue.drafters.base.DraftToken` for the fields."""
 
     argmax: int
     top1: float
@@ -21,7 +21,7 @@ class LogitStats:
 
 
 class LogitReader:
-    """Reads rows of `size` logits; every call overwrites what the last one left."""
+    """Computes statistics of rows of `size` logits; every call overwrites the memory of the previous one."""
 
     def __init__(self, size: int) -> None:
         self._shifted = np.empty(size, np.float32)
@@ -56,6 +56,6 @@ class LogitReader:
         return LogitStats(best, 1.0 / total, entropy, margin, std)
 
     def probs(self) -> NDArray[np.float32]:
-        """Softmax [size] of the row that `stats` read last, in memory of its own."""
+        """Softmax [size] of the row last given to `stats`; a new array."""
         probs: NDArray[np.float32] = self._weights / np.float32(self._total)
         return probs

@@ -1,4 +1,4 @@
-"""What a drafter takes of a device's memory, from its GGUF header: known before the file is copied to a board."""
+"""Memory needed by a drafter, computed from its GGUF header before the file is copied to a device."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from testbed.ue.llama.gguf_rules import EMBEDDING, WITHOUT_ATTENTION, check_gguf
 
 OUTPUT = "output.weight"
 CELLS = 256
-"""llama.cpp rounds the positions of a sequence up to a multiple of so many."""
+"""llama.cpp rounds the positions of a sequence up to a multiple of this."""
 REPACKED = (2, 12, 20)
-"""Tensor types (Q4_0, Q4_K, IQ4_NL) that llama.cpp copies into the order that AVX2 or NEON with dot products want."""
+"""Tensor types (Q4_0, Q4_K, IQ4_NL) that llama.cpp copies into another order for AVX2, or NEON with dot products."""
 KV_BYTES = {"f16": 2, "f32": 4}
 FLOAT_BYTES = 4
 
 
 class Memory(NamedTuple):
-    """Parts of what llama.cpp takes, in bytes; the process around it comes on top.
+    """Memory that llama.cpp allocates, in bytes, without that of the process around it.
 
     Attributes:
-        weights_bytes: the tensors, which are mapped from the file: the system may drop and read again what is not used.
-        copied_bytes: second copies of matrices, at most: a CPU without those instructions needs none.
-        kv_bytes: keys and values for every position of all sequences, from the start.
-        compute_bytes: intermediate results of one pass over a full batch that sees the whole context; less of it is
-            touched while prompts are short.
+        weights_bytes: the tensors, mapped from the file, so that the system may drop and reload unused pages.
+        copied_bytes: upper limit of reordered copies of matrices; a CPU without those instructions needs none.
+        kv_bytes: KV cache for all positions of all sequences, allocated at the start.
+        compute_bytes: intermediate results of one pass over a full batch with the whole context; less of it is used
+            while prompts are short.
     """
 
     weights_bytes: int
@@ -38,18 +38,18 @@ class Memory(NamedTuple):
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Sum of all parts."""
         return sum(self)
 
 
 def expected(path: Path, options: LlamaOptions | None = None) -> Memory:
-    """What a GGUF file takes on a CPU, by its header alone.
+    """Memory that a GGUF file needs on a CPU, computed from its header only.
 
     Args:
         options: context, sequences and precision of the cache; None: the defaults.
 
     Raises:
-        ModelError: the file is missing or unusable, or a model without attention, or fewer positions than asked for.
+        ModelError: the file is missing or unusable, the model has no attention, or fewer positions than requested.
     """
     options = options or LlamaOptions()
     header = check_gguf(path)
@@ -61,7 +61,7 @@ def expected(path: Path, options: LlamaOptions | None = None) -> Memory:
         raise ModelError(f"{path}: context {options.context} is more than the model's {positions} positions")
     context = min(options.context or MAX_DEFAULT_CONTEXT, positions)
     cells = -(-context // CELLS) * CELLS
-    tied = OUTPUT not in header.tensors  # then the embedding is the output head too, which is a product
+    tied = OUTPUT not in header.tensors  # then the embedding is also the output head, a matrix that is multiplied
     return Memory(
         weights_bytes=sum(tensor.size_bytes for tensor in header.tensors.values()),
         copied_bytes=sum(
@@ -75,7 +75,7 @@ def expected(path: Path, options: LlamaOptions | None = None) -> Memory:
 
 
 def _kv_width(header: Header, name: str) -> int:
-    """Numbers that one position puts into the cache, over all layers."""
+    """Numbers per position in the KV cache, over all layers."""
     layers = int(header.scalars[f"{name}.block_count"])
     heads = _each(header, f"{name}.attention.head_count", layers)
     groups = _each(header, f"{name}.attention.head_count_kv", layers) or heads
@@ -85,10 +85,10 @@ def _kv_width(header: Header, name: str) -> int:
 
 
 def _compute_width(header: Header, name: str, cells: int) -> int:
-    """Numbers that one token of a batch needs at once, the mask of its attention among them.
+    """Numbers that one token of a batch needs at once, including its attention mask.
 
-    The larger of attention to every position and of a feed-forward layer's three products, with the vectors of the
-    hidden size around them as llama.cpp's own figures have them, rounded up.
+    The larger of attention to all positions and of a feed-forward layer's three products, plus vectors of the hidden
+    size, rounded up to match llama.cpp's own figures.
     """
     heads = max(_each(header, f"{name}.attention.head_count", 1))
     hidden, ffn = (int(header.scalars.get(f"{name}.{part}_length", 0)) for part in ("embedding", "feed_forward"))
@@ -96,7 +96,7 @@ def _compute_width(header: Header, name: str, cells: int) -> int:
 
 
 def _each(header: Header, key: str, layers: int) -> Sequence[int]:
-    """A value of each layer; one for all stands for every layer. Empty where the key is not there."""
+    """The value per layer, repeated if there is one for all layers; empty if the key is missing."""
     if key in header.arrays:
         return [int(value) for value in header.arrays[key].values]
     return [int(header.scalars[key])] * layers if key in header.scalars else []

@@ -116,12 +116,12 @@ def test_prompts_of_several_passes(
 def test_what_is_refused(batched: BatchDrafter, random_ggufs: dict[str, Path]) -> None:
     refuse(lambda: batched.open(0, []), BadInput, "has 0 ids", "1 to 200")
     refuse(lambda: batched.open(0, [TOKENS]), BadInput, f"below {TOKENS}")
-    refuse(lambda: batched.draft([7], 1), BadInput, "no task 7")
-    refuse(lambda: batched.draft([], 1), BadInput, "1 task or more")
+    refuse(lambda: batched.draft([7], 1), BadInput, "unknown task 7")
+    refuse(lambda: batched.draft([], 1), BadInput, "at least 1 task")
     batched.open(0, [1, 2])
     try:
         refuse(lambda: batched.open(0, [1]), BadInput, "already")
-        refuse(lambda: batched.draft([0, 0], 1), BadInput, "each of them once")
+        refuse(lambda: batched.draft([0, 0], 1), BadInput, "each once")
         refuse(lambda: batched.draft([0], 0), BadInput, "1 token or more")
         refuse(lambda: batched.draft([0], CONTEXT), ModelError, "is full")
         for accepted, token in ((1, 0), (0, TOKENS), (-1, 0)):
@@ -129,7 +129,7 @@ def test_what_is_refused(batched: BatchDrafter, random_ggufs: dict[str, Path]) -
                 batched.commit(0, accepted, token)
         for task in range(1, PLACES):
             batched.open(task, [1])
-        refuse(lambda: batched.open(PLACES, [1]), ModelError, "no place")
+        refuse(lambda: batched.open(PLACES, [1]), ModelError, "sequences of the drafter are in use")
     finally:
         for task in range(PLACES):
             batched.release(task)

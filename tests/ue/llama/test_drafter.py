@@ -209,12 +209,12 @@ def test_a_freed_place_keeps_nothing_of_its_last_sequence(drafters: dict[str, Ll
     drafter = drafters["llama"]
     expected = fresh(drafter, PROMPT, 4)
     sequences = [drafter.open([i + 1] * 50) for i in range(4)]
-    refuse(lambda: drafter.open(PROMPT), ModelError, "no place")
+    refuse(lambda: drafter.open(PROMPT), ModelError, "sequences of the drafter are in use")
     sequences[2].close()
     sequences[2].close()
     assert_same(fresh(drafter, PROMPT, 4), expected)
     again = drafter.open(PROMPT)
-    refuse(lambda: drafter.open(PROMPT), ModelError, "no place")
+    refuse(lambda: drafter.open(PROMPT), ModelError, "sequences of the drafter are in use")
     assert_same(draft(again, 4), expected)
     for sequence in [*sequences, again]:
         sequence.close()
