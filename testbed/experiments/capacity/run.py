@@ -18,7 +18,6 @@ from testbed.channel.link_model import round_delay
 from testbed.experiments.capacity.bs import OFFER, EachRound, PrefixCache, Reservation, TrafficRunner
 from testbed.experiments.capacity.systems import (
     CARRY,
-    FCFS,
     FILLED,
     HINTED,
     MOST_UES,
@@ -161,12 +160,12 @@ def _cache(config: CapacityConfig, system: System) -> PrefixCache | None:
 
 def _scheduler(config: CapacityConfig, system: System, cost: InteractionVerify) -> Scheduler:
     plan = scheduler(
-        "fcfs" if system.order == FCFS else "slo",
+        CARRY if system.order in (ROUND, FILLED) else system.order,
         config.max_batch,
         10**9,
         Coefficients(cost.a_s, cost.b_compute_s, cost.b_read_s, cost.c_s),
         kv_tokens=config.kv_tokens if system.memory == "cache" else None,
         protect=system.order != FILLED,
-        cuts=system.order == CARRY,
+        cuts=system.order not in (ROUND, FILLED),
     )
     return EachRound(plan) if system.order in (ROUND, FILLED) else plan

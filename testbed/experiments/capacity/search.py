@@ -14,7 +14,7 @@ from typing import NamedTuple
 from testbed.config import resolved
 from testbed.errors import BadInput
 from testbed.experiments.capacity.run import run_capacity
-from testbed.experiments.capacity.systems import MOST_UES, SYSTEMS, CapacityConfig, System, hardware, speeds, spread
+from testbed.experiments.capacity.systems import MOST_UES, CapacityConfig, System, hardware, speeds, spread, system_of
 from testbed.experiments.capacity.tally import ALL, ANY, CLEAR, CapacityRun, keeps
 from testbed.experiments.inputs.profile import InteractionVerify, PassWork
 from testbed.experiments.results.claims import kept
@@ -49,7 +49,7 @@ def run_point(point: CapacityPoint, directory: Path | None = None) -> CapacityRu
     """A run's outcome, from its file where there is one."""
 
     def run() -> CapacityRun:
-        system = SYSTEMS[point.system]
+        system = system_of(point.system)
         return run_capacity(point.config, system, point.classes, point.seed, until=point.until, events=point.events)
 
     return run() if directory is None else kept(directory / f"{point.key}.json", CapacityRun, run)
@@ -180,7 +180,7 @@ def capacity_of(
 ) -> Generator[CapacityPoint, CapacityRun, CapacityResult]:
     """A class's capacity alone on the BS: the median of the searches of all seeds, rounded down."""
     found: list[int] = []
-    guess = guessed(config, SYSTEMS[system], speed_tps)
+    guess = guessed(config, system_of(system), speed_tps)
     for repeat in range(config.repeats):
         seed = config.seed + repeat
 
@@ -200,7 +200,7 @@ def knees_of(config: CapacityConfig, system: str) -> Generator[CapacityPoint, Ca
     known: dict[tuple[int, int], CapacityRun] = {}
     knees: dict[float, list[int]] = {speed: [] for speed in speeds(config)}
     mean = sum(spread(config, 100)) / 100
-    guess = guessed(config, SYSTEMS[system], mean)
+    guess = guessed(config, system_of(system), mean)
     for repeat in range(config.repeats):
         for speed in sorted(knees, reverse=True):
 

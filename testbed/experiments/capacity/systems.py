@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from testbed.bs.scheduling.registry import SCHEDULERS
 from testbed.config import Config, load, resolved
 from testbed.errors import BadInput
 from testbed.experiments.inputs.profile import InteractionVerify, Profile, load_profile
@@ -56,6 +57,23 @@ SYSTEMS = {
         System("fcfs-hinted", "fcfs-cache, with windows that the BS hints, none among them", FCFS, HINTED, "cache"),
     )
 }
+CACHE = "-cache"
+
+
+def system_of(name: str) -> System:
+    """The system of that name; `KIND-cache` is any registered scheduler with fixed windows and the prefix cache.
+
+    Raises:
+        BadInput: unknown; the message lists the known ones.
+    """
+    kind = name.removesuffix(CACHE)
+    if name in SYSTEMS:
+        return SYSTEMS[name]
+    if kind == name or kind not in SCHEDULERS:
+        raise BadInput(f"unknown system {name!r}; known: {', '.join(SYSTEMS)}, and SCHEDULER{CACHE}")
+    return System(name, f"fixed windows, {SCHEDULERS[kind].about}, prefix cache", kind, FIXED, "cache")
+
+
 TABLE_2 = {
     "Qwen3-32B": {
         "sled": {2.0: 83, 4.0: 42, 6.0: 27, 8.0: 21},
@@ -152,8 +170,7 @@ class CapacityConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in self.systems:
-            if name not in SYSTEMS:
-                raise BadInput(f"unknown system {name!r}; known: {', '.join(SYSTEMS)}")
+            system_of(name)
         if not self.systems or len(set(self.systems)) < len(self.systems):
             raise BadInput("give one system or more, each once")
         speeds(self)
