@@ -37,7 +37,7 @@ from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RoundRecord
 from testbed.ue.session import DecodingSession
-from testbed.ue.windows.rules import FixedWindow
+from testbed.ue.windows.fixed import FixedWindow
 
 WINDOW = 8
 TOKENS = 1600

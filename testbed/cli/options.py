@@ -22,7 +22,7 @@ from testbed.options import Config, Option, load, options_of
 from testbed.protocols import PROTOCOLS
 from testbed.protocols.methods import methods
 from testbed.ue.load_drafter import DRAFTERS
-from testbed.ue.windows.rules import RULES
+from testbed.ue.windows.registry import WINDOW_RULES
 
 C = TypeVar("C", bound=Config)
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
@@ -35,7 +35,7 @@ KINDS: dict[str, Iterable[str]] = {
     "methods": methods(),
     "protocols": PROTOCOLS,
     "schedulers": SCHEDULERS,
-    "window rules": RULES,
+    "window rules": WINDOW_RULES,
 }
 """What can be chosen by name, by `Option.kinds`."""
 OUTPUT = "Output"

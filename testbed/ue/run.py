@@ -25,7 +25,7 @@ from testbed.ue.pace import Pace
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.session import REAL_TIME, DecodingSession, Progress
 from testbed.ue.target_only import decode_remotely
-from testbed.ue.windows.rules import WindowPolicy
+from testbed.ue.windows.base import WindowPolicy
 
 HANDSHAKES = 3
 """RTT handshakes before a request under `auto`; the shortest counts."""

@@ -35,7 +35,8 @@ from testbed.ue.pace import Pace, RealTime
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.sampler import DraftSampler
 from testbed.ue.session_drafter import WindowDrafter
-from testbed.ue.windows.rules import Hinted, WindowPolicy
+from testbed.ue.windows.base import WindowPolicy
+from testbed.ue.windows.hinted import Hinted
 
 Progress = Callable[[RoundRecord], None]
 REAL_TIME = RealTime()

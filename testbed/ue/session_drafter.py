@@ -12,7 +12,7 @@ from testbed.protocols.sampling import Draws
 from testbed.ue.drafters.base import Drafter, DraftSequence, DraftToken
 from testbed.ue.pace import Pace
 from testbed.ue.sampler import DraftSampler
-from testbed.ue.windows.rules import WindowPolicy
+from testbed.ue.windows.base import WindowPolicy
 
 
 class WindowDrafter:

@@ -41,7 +41,7 @@ from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
-from testbed.ue.windows.rules import FixedWindow
+from testbed.ue.windows.fixed import FixedWindow
 from tests.support.refusals import refuse
 from tests.support.stations import VOCAB, client, station
 

@@ -36,7 +36,7 @@ from testbed.synthetic import next_token
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
-from testbed.ue.windows.rules import FixedWindow
+from testbed.ue.windows.fixed import FixedWindow
 from tests.support.hostile import Liar
 from tests.support.stations import VOCAB, client, station
 

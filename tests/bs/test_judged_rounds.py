@@ -16,7 +16,7 @@ from testbed.synthetic import next_token
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
 from testbed.ue.session import DecodingSession
-from testbed.ue.windows.rules import FixedWindow
+from testbed.ue.windows.fixed import FixedWindow
 from tests.support.heads import random_head
 from tests.support.stations import VOCAB, client, station
 

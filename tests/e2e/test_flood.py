@@ -24,7 +24,7 @@ from testbed.protocols.messages import Draft, Open
 from testbed.synthetic import next_token
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.session import DecodingSession
-from testbed.ue.windows.rules import FixedWindow
+from testbed.ue.windows.fixed import FixedWindow
 from tests.support.stations import VOCAB, client
 from tests.support.zmtp import connect, frame
 

@@ -26,7 +26,7 @@ from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.pace import ConstantPace
 from testbed.ue.records import RequestRecord
 from testbed.ue.session import DecodingSession
-from testbed.ue.windows.rules import FixedWindow
+from testbed.ue.windows.fixed import FixedWindow
 from tests.support.browser import expect, page
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.pace import ConstantPace
 from testbed.ue.session import DecodingSession
-from testbed.ue.windows.rules import FixedWindow
+from testbed.ue.windows.fixed import FixedWindow
 from tests.support.overload import CLASSES, Response, check_order, phase
 from tests.support.stations import VOCAB, client
 

@@ -24,7 +24,7 @@ from testbed.ue.llama.drafter import LlamaDrafter
 from testbed.ue.records import RequestRecord
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
-from testbed.ue.windows.rules import FixedWindow
+from testbed.ue.windows.fixed import FixedWindow
 from tests.support.models import TOKENS
 from tests.support.reference import Reference
 

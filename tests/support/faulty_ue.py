@@ -26,7 +26,7 @@ from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.pace import ConstantPace
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
-from testbed.ue.windows.rules import FixedWindow
+from testbed.ue.windows.fixed import FixedWindow
 
 VOCAB = 512
 """Of the synthetic engine."""

@@ -19,7 +19,7 @@ from testbed.experiments.inputs.profile import InteractionVerify, LinearDraft, P
 from testbed.tasks import together
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
-from testbed.ue.windows.rules import FixedWindow
+from testbed.ue.windows.fixed import FixedWindow
 from testbed.virtual_time import run_virtually
 
 VOCAB = 512

@@ -8,6 +8,7 @@ import numpy as np
 
 from testbed.experiments.predictor.traces import Traces
 from testbed.ue.drafters.base import DraftToken
+from testbed.ue.windows.base import WindowPolicy
 from testbed.ue.windows.predictor import PredictorInfo, RejectionPredictor
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -75,3 +76,11 @@ def made_traces(prompts: int = 24, rounds: int = 30, window: int = 6, seed: int 
         later_round=rest[:, 1].astype(np.int32),
         later_features=rest[:, 2:7].astype(np.float32),
     )
+
+
+def draft(policy: WindowPolicy, tops: list[float]) -> int:
+    """Tokens of a round whose tokens would have these probabilities."""
+    drafted = [token(tops[0])]
+    while len(drafted) < min(policy.max_window, len(tops)) and policy.keep_drafting(drafted):
+        drafted.append(token(tops[len(drafted)]))
+    return len(drafted)

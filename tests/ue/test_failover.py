@@ -24,7 +24,7 @@ from testbed.ue.failover import FailoverClient, StationLink, StationState
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
-from testbed.ue.windows.rules import FixedWindow
+from testbed.ue.windows.fixed import FixedWindow
 from tests.support.relay import Relay, relay
 from tests.support.stations import VOCAB, station
 

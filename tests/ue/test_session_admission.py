@@ -19,7 +19,7 @@ from testbed.ue.records import RequestRecord
 from testbed.ue.run import Clients, JobRunner, Setting
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
-from testbed.ue.windows.rules import FixedWindow
+from testbed.ue.windows.fixed import FixedWindow
 from tests.support.stations import VOCAB, client, station
 
 PROMPT = [3, 1, 4, 1, 5]

@@ -29,18 +29,22 @@ from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import claimed, kept
 from testbed.experiments.runs.prepare import predictor_directory
 from testbed.experiments.runs.processes import base_station, proxy
-from testbed.ue.windows.rules import FIXED, GAIN, MAX_WINDOW, PREDICTED
+from testbed.ue.windows.base import MAX_WINDOW
+from testbed.ue.windows.fixed import FIXED
+from testbed.ue.windows.gain import GAIN
+from testbed.ue.windows.predicted import PREDICTED
+from testbed.ue.windows.registry import WINDOW_RULES
 
 FCFS, SLO = "fcfs", "slo"
 SLED = "sled"
 SYSTEMS = {
-    "wisp": (SLO, PREDICTED),
-    "wisp-gain": (SLO, GAIN),
-    "wisp-fixed": (SLO, FIXED),
-    "fcfs-cache": (FCFS, FIXED),
-    "fcfs-predicted": (FCFS, PREDICTED),
-    "fcfs-gain": (FCFS, GAIN),
-    SLED: (FCFS, FIXED),
+    "wisp": (SLO, PREDICTED.kind),
+    "wisp-gain": (SLO, GAIN.kind),
+    "wisp-fixed": (SLO, FIXED.kind),
+    "fcfs-cache": (FCFS, FIXED.kind),
+    "fcfs-predicted": (FCFS, PREDICTED.kind),
+    "fcfs-gain": (FCFS, GAIN.kind),
+    SLED: (FCFS, FIXED.kind),
     "centralized": (FCFS, NONE),
 }
 """Order at the BS, and window of the UEs. `fixed-K` is `fcfs-cache` with K tokens. sled has no prefix cache."""
@@ -132,10 +136,10 @@ def order_and_window(system: str, window: int) -> tuple[str, str, int]:
         BadInput: an unknown system.
     """
     kind, dash, size = system.partition("-")
-    if kind == FIXED and dash:
+    if kind == FIXED.kind and dash:
         if not size.isdecimal() or not 1 <= int(size) <= MAX_WINDOW:
             raise BadInput(f"fixed-K has a window K in 1..{MAX_WINDOW}, not {size!r}")
-        return FCFS, FIXED, int(size)
+        return FCFS, FIXED.kind, int(size)
     if system not in SYSTEMS:
         raise BadInput(f"unknown system {system!r}; known: {', '.join(SYSTEMS)}, fixed-K")
     return (*SYSTEMS[system], window)
@@ -231,7 +235,7 @@ def _orders(
     config: RealConfig, system: str, ues: int, seed: int, address: str, drafts: Path, start_s: float
 ) -> list[UeOrder]:
     order, rule, window = order_and_window(system, config.window)
-    needs = rule in (PREDICTED, GAIN)
+    needs = rule != NONE and WINDOW_RULES[rule].predictor
     return [
         UeOrder(
             number=number, ues=ues, address=address, recording=str(drafts), rule=rule,

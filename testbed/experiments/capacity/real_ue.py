@@ -17,8 +17,9 @@ from testbed.ue.client import Client
 from testbed.ue.drafters.recorded import Recorded, RecordedDrafter, load_recording
 from testbed.ue.pace import ConstantPace
 from testbed.ue.records import RoundRecord
+from testbed.ue.windows.base import WindowPolicy
 from testbed.ue.windows.predictor import load_predictor
-from testbed.ue.windows.rules import FIXED, WindowPolicy, window_policy
+from testbed.ue.windows.registry import window_policy
 
 TIMEOUT_S = 60.0
 NONE = "none"
@@ -140,7 +141,7 @@ class _RealUe:
 
 
 def _policy(order: UeOrder) -> WindowPolicy:
-    predictor = None if order.rule == FIXED or order.predictor is None else load_predictor(Path(order.predictor))
+    predictor = None if order.predictor is None else load_predictor(Path(order.predictor))
     return window_policy(order.rule, order.window, predictor)
 
 

@@ -18,7 +18,7 @@ from testbed.bs.scheduling.registry import SCHEDULERS
 from testbed.config import Config, load, resolved
 from testbed.errors import BadInput
 from testbed.experiments.inputs.profile import InteractionVerify, Profile, load_profile
-from testbed.ue.windows.rules import MAX_WINDOW
+from testbed.ue.windows.base import MAX_WINDOW
 
 C = TypeVar("C", bound=Config)
 FIXED, LEFT_OUT, GAIN, HINTED, NONE = "fixed", "predicted", "gain", "hinted", "none"

@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.clock import Clock
-from testbed.experiments.capacity.systems import FIXED, GAIN, HINTED, NONE, CapacityConfig
+from testbed.experiments.capacity.systems import FIXED, LEFT_OUT, NONE, CapacityConfig
 from testbed.ue.drafters.base import Choose, DraftToken
 from testbed.ue.records import RoundRecord
+from testbed.ue.windows.base import WindowPolicy, check_window
 from testbed.ue.windows.predictor import PredictorInfo, RejectionPredictor
-from testbed.ue.windows.rules import ExpectedGain, FixedWindow, Hinted, WindowPolicy, check_window
+from testbed.ue.windows.registry import window_policy
 
 VOCAB = 512
 MOST_POSITIONS = 2**16
@@ -197,8 +198,6 @@ def policy(config: CapacityConfig, window: str, chance: Chance) -> WindowPolicy 
     """One UE's window rule; None: the target decodes alone."""
     if window == NONE:
         return None
-    if window == GAIN:
-        return ExpectedGain(predictor(config), config.gain_window)
-    if window == HINTED:
-        return Hinted(FixedWindow(config.gain_window))
-    return FixedWindow(config.window) if window == FIXED else BeforeRejection(chance, config.window, config.shortest)
+    if window == LEFT_OUT:
+        return BeforeRejection(chance, config.window, config.shortest)
+    return window_policy(window, config.window if window == FIXED else config.gain_window, predictor(config))

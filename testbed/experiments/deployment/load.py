@@ -18,7 +18,7 @@ from testbed.ue.pace import Pace
 from testbed.ue.records import RequestRecord
 from testbed.ue.session import DecodingSession, Progress
 from testbed.ue.target_only import decode_remotely
-from testbed.ue.windows.rules import WindowPolicy
+from testbed.ue.windows.base import WindowPolicy
 
 T = TypeVar("T")
 

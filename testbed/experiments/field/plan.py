@@ -20,7 +20,8 @@ from testbed.experiments.inputs.padding import check_pad
 from testbed.power.sources import check_source
 from testbed.protocols.methods import run_method
 from testbed.protocols.quantise import check_bits
-from testbed.ue.windows.rules import check_rule, check_window
+from testbed.ue.windows.base import check_window
+from testbed.ue.windows.registry import WINDOW_RULES
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}"
 MOST_CELLS = 10_000
@@ -187,7 +188,7 @@ def _check_method(method: Method, plan: FieldPlan) -> None:
     if (way := run_method(method.protocol)).on_bs:
         raise BadInput(f"{way.kind} runs both models on the base station, without a link")
     check_window(method.window)
-    check_rule(method.window_rule)
+    WINDOW_RULES.choose(method.window_rule)
     check_bits(method.hidden_bits)
     check_pad(plan.pad, [method.protocol])
     if not 0 <= method.threshold <= 1:

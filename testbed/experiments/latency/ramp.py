@@ -16,7 +16,9 @@ import numpy as np
 from testbed.experiments.deployment.load import Fleet, LoadRequest, open_loop, poisson_arrivals
 from testbed.experiments.latency.ramp_config import HINTS, RampConfig
 from testbed.ue.records import RequestRecord
-from testbed.ue.windows.rules import FixedWindow, Hinted, WindowPolicy
+from testbed.ue.windows.base import WindowPolicy
+from testbed.ue.windows.fixed import FixedWindow
+from testbed.ue.windows.hinted import Hinted
 
 Told = Callable[[str], None]
 

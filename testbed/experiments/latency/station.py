@@ -23,7 +23,7 @@ from testbed.ue.drafters.base import Drafter
 from testbed.ue.drafters.controlled import ReplayDrafter
 from testbed.ue.pace import ConstantPace
 from testbed.ue.session import REAL_TIME
-from testbed.ue.windows.rules import FixedWindow
+from testbed.ue.windows.fixed import FixedWindow
 
 CLIENTS = 16
 """Connections of the one UE, which share what a BS lets each have of sessions."""

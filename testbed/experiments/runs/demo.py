@@ -40,7 +40,7 @@ from testbed.protocols.methods import run_method
 from testbed.protocols.quantise import check_bits
 from testbed.ue.load_drafter import GGUF, drafter_kind
 from testbed.ue.run import sampling_for
-from testbed.ue.windows.rules import HINTED
+from testbed.ue.windows.registry import WINDOW_RULES
 
 Say = Callable[[str], None]
 
@@ -187,7 +187,7 @@ def serve_config(config: DemoConfig) -> ServeConfig:
         judge=kind,
         head=str(head_directory(head)) if head else None,
         quality_budget=config.quality_budget,
-        window_controller="on" if config.window_rule.startswith(HINTED) else None,
+        window_controller="on" if WINDOW_RULES[config.window_rule].hinted else None,
     )
 
 

@@ -24,8 +24,9 @@ from testbed.ue.dial import check_silence, keys_for
 from testbed.ue.load_drafter import drafter_and_tokenizer
 from testbed.ue.prompts import Prompter
 from testbed.ue.run import check_speed, sampling_for
+from testbed.ue.windows.base import WindowPolicy
 from testbed.ue.windows.predictor import load_predictor
-from testbed.ue.windows.rules import WindowPolicy, check_rule, needs_predictor, window_policy
+from testbed.ue.windows.registry import WINDOW_RULES, window_policy
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -87,16 +88,16 @@ def prepare(config: RunConfig, paths: tuple[Path | None, Path | None], given: Se
 
 
 def check_window_rule(rule: str, predictor: str | None) -> None:
-    """Refuse a window rule that cannot be followed.
+    """Refuse a window rule that cannot be used.
 
     Raises:
         BadInput: unknown, a predictor that it does not need, or none that it does.
     """
-    check_rule(rule)
-    if needs_predictor(rule):
+    if WINDOW_RULES.choose(rule).predictor:
         load_predictor(predictor_directory(predictor))
     elif predictor is not None:
-        raise BadInput(f"a {rule} window needs no predictor: give --window-rule predicted or gain with --predictor")
+        takers = " or ".join(kind for kind, one in WINDOW_RULES.items() if one.predictor)
+        raise BadInput(f"a {rule} window needs no predictor: give --window-rule {takers} with --predictor")
 
 
 def policy_of(config: RunConfig, drafter: str) -> WindowPolicy:
@@ -108,7 +109,7 @@ def policy_of(config: RunConfig, drafter: str) -> WindowPolicy:
     Raises:
         BadInput: the predictor cannot be used, or was trained for another drafter.
     """
-    if not needs_predictor(config.window_rule):
+    if not WINDOW_RULES.choose(config.window_rule).predictor:
         return window_policy(config.window_rule, config.window)
     predictor = load_predictor(predictor_directory(config.predictor))
     predictor.check_drafter(drafter)

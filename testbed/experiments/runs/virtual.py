@@ -26,7 +26,7 @@ from testbed.experiments.runs.prepare import Workload
 from testbed.protocols.quantise import quantised
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.run import Clients, Outcome
-from testbed.ue.windows.rules import HINTED
+from testbed.ue.windows.registry import WINDOW_RULES
 from testbed.virtual_time import run_virtually
 
 TIMEOUT_S = 3600.0
@@ -100,7 +100,7 @@ def run_virtual(
         ProfileRunner(models.engine, profile, deployment.clock),
         models.offer,
         judge=judge,
-        windows=hinting(profile, models.offer.vocab_size) if config.window_rule.startswith(HINTED) else None,
+        windows=hinting(profile, models.offer.vocab_size) if WINDOW_RULES[config.window_rule].hinted else None,
     )
     clients = _clients(station, config, channel, profile, payload)
     setting = setting_of(config, clients, models.drafter, ProfilePace(profile, deployment.clock))

@@ -20,7 +20,7 @@ from testbed.experiments.inputs.profile import load_profile
 from testbed.experiments.runs.demo import check_demo, judging
 from testbed.experiments.runs.prepare import predictor_directory
 from testbed.models.bundle import head_directory
-from testbed.ue.windows.rules import FIXED
+from testbed.ue.windows.registry import WINDOW_RULES
 
 RATE = "rate_mbps"
 """Grid key that sets both rates."""
@@ -81,7 +81,8 @@ class SweepPoint(msgspec.Struct, frozen=True):
         parts = [resolved(self.config), channel_text(self.channel), self.payload]
         if head := judging(self.config)[1]:
             parts.append(head_stamp(head))
-        if self.config.window_rule != FIXED:
+        rule = WINDOW_RULES.choose(self.config.window_rule)
+        if rule.predictor or rule.hinted:
             parts.append(directory_stamp(predictor_directory(self.config.predictor)))
         text = json.dumps(parts, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()

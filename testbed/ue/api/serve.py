@@ -32,7 +32,7 @@ from testbed.ue.drafters.base import Drafter
 from testbed.ue.load_drafter import DrafterOptions, drafter_and_tokenizer, load_drafter
 from testbed.ue.prompts import Prompter
 from testbed.ue.run import Clients, JobRunner, Setting
-from testbed.ue.windows.rules import FixedWindow
+from testbed.ue.windows.fixed import FixedWindow
 
 State = Callable[[Client, Clock], Awaitable[ChannelState]]
 """Creates the channel state of a connection."""

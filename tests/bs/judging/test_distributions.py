@@ -33,7 +33,7 @@ from testbed.ue.records import RequestRecord
 from testbed.ue.run import Outcome, sampling_for
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
-from testbed.ue.windows.rules import FixedWindow
+from testbed.ue.windows.fixed import FixedWindow
 from tests.support.sampled import chances, p_value, rows
 from tests.support.stations import VOCAB, client, station
 from tests.support.virtual import QUIET

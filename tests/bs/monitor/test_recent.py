@@ -33,7 +33,7 @@ from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
 from testbed.ue.session import DecodingSession as UeSession
 from testbed.ue.target_only import decode_remotely
-from testbed.ue.windows.rules import FixedWindow
+from testbed.ue.windows.fixed import FixedWindow
 from tests.support.fleet import Fleet, serve_fleet
 from tests.support.stations import VOCAB, client, station
 

@@ -40,7 +40,9 @@ from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
 from testbed.ue.session import DecodingSession as UeSession
 from testbed.ue.target_only import decode_remotely
-from testbed.ue.windows.rules import FixedWindow, Hinted, WindowPolicy
+from testbed.ue.windows.base import WindowPolicy
+from testbed.ue.windows.fixed import FixedWindow
+from testbed.ue.windows.hinted import Hinted
 from testbed.virtual_time import VirtualClock, run_virtually
 
 VOCAB, TOKENS = 512, 40

@@ -16,7 +16,7 @@ from testbed.experiments.capacity.ue import (
     predictor,
 )  # fmt: skip
 from testbed.ue.drafters.base import DraftToken
-from testbed.ue.windows.rules import WindowPolicy
+from testbed.ue.windows.base import WindowPolicy
 from testbed.virtual_time import VirtualClock, run_virtually
 
 WINDOWS = 20_000

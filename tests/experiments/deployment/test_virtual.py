@@ -15,7 +15,7 @@ from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profil
 from testbed.tasks import together
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
-from testbed.ue.windows.rules import FixedWindow
+from testbed.ue.windows.fixed import FixedWindow
 from testbed.virtual_time import run_virtually
 
 VOCAB = 64

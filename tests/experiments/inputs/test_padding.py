@@ -19,7 +19,7 @@ from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
 from testbed.ue.session import DecodingSession
-from testbed.ue.windows.rules import FixedWindow
+from testbed.ue.windows.fixed import FixedWindow
 from tests.support.refusals import refuse
 from tests.support.stations import VOCAB, station
 

@@ -15,8 +15,10 @@ from testbed.experiments.results import directory as results
 from testbed.experiments.runs.demo import check_demo
 from testbed.experiments.runs.prepare import policy_of, prepare
 from testbed.experiments.sweep.grid import SweepConfig, points
+from testbed.ue.windows.fixed import FixedWindow
+from testbed.ue.windows.gain import ExpectedGain
+from testbed.ue.windows.predicted import PredictedWindow
 from testbed.ue.windows.predictor import save_predictor
-from testbed.ue.windows.rules import ExpectedGain, FixedWindow, PredictedWindow
 from tests.support.predictors import stump
 from tests.support.virtual import decode, synthetic_models
 

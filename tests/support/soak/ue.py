@@ -21,7 +21,7 @@ from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.pace import ConstantPace
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
-from testbed.ue.windows.rules import FixedWindow
+from testbed.ue.windows.fixed import FixedWindow
 from tests.support.soak.plan import TIMEOUT_S, VOCAB, Job, Plan
 from tests.support.soak.seen import Seen
 

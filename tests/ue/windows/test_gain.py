@@ -1,4 +1,4 @@
-"""Windows: fixed, ended by the predictor, ended by the expected gain."""
+"""Windows that the expected gain ends."""
 
 from __future__ import annotations
 
@@ -10,73 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.errors import BadInput
 from testbed.ue.drafters.base import DraftToken
 from testbed.ue.records import RoundRecord
-from testbed.ue.windows.rules import (
-    ExpectedGain,
-    FixedWindow,
-    ForgettingLine,
-    PredictedWindow,
-    WindowPolicy,
-    window_policy,
-)
-from tests.support.predictors import stump, token
+from testbed.ue.windows.base import WindowPolicy
+from testbed.ue.windows.fixed import FixedWindow
+from testbed.ue.windows.gain import ExpectedGain, ForgettingLine
+from tests.support.predictors import draft, stump
 
 TOKEN = DraftToken(1, 1.0, 0.0, 1.0, 0.0, np.zeros(1, np.float16))
-
-
-@pytest.mark.parametrize("window", [1, 2, 8, 256])
-def test_it_drafts_until_the_window_is_full(window: int) -> None:
-    policy = FixedWindow(window)
-    drafted = [TOKEN]
-    while policy.keep_drafting(drafted):
-        drafted.append(TOKEN)
-    assert len(drafted) == window == policy.max_window
-
-
-@pytest.mark.parametrize("window", [0, -1, 257])
-def test_windows_out_of_bounds_are_refused(window: int) -> None:
-    with pytest.raises(BadInput, match=rf"window must lie in 1\.\.256, not {window}"):
-        FixedWindow(window)
-
-
-@pytest.mark.parametrize(
-    ("tops", "window", "sent"),
-    [
-        ([0.9, 0.9, 0.1, 0.9], 8, 3),  # the doubted token is the last one sent
-        ([0.1, 0.9], 8, 1),
-        ([0.9] * 9, 4, 4),
-        ([0.1], 1, 1),
-    ],
-)
-def test_a_predicted_window_ends_at_the_first_doubted_token(tops: list[float], window: int, sent: int) -> None:
-    policy = PredictedWindow(stump(0.2, 0.9), 0.5, window)
-    assert draft(policy, tops) == sent
-
-
-def test_a_token_at_the_threshold_is_predicted_accepted() -> None:
-    predictor = stump(0.2, 0.9)
-    exact = predictor.accept_probability(token(0.9), 1)
-    assert PredictedWindow(predictor, exact, 8).keep_drafting([token(0.9)])
-    assert not PredictedWindow(predictor, min(1.0, exact + 1e-9), 8).keep_drafting([token(0.9)])
-
-
-@pytest.mark.parametrize(("threshold", "window"), [(-0.1, 8), (1.1, 8), (0.5, 0)])
-def test_predicted_windows_out_of_bounds_are_refused(threshold: float, window: int) -> None:
-    with pytest.raises(BadInput, match="must lie in"):
-        PredictedWindow(stump(0.2, 0.9), threshold, window)
-
-
-def test_rules_by_name() -> None:
-    predictor = stump(0.2, 0.9, threshold=0.3)
-    assert window_policy("fixed", 5) == FixedWindow(5)
-    assert window_policy("predicted", 5, predictor) == PredictedWindow(predictor, 0.3, 5)
-    assert isinstance(window_policy("gain", 5, predictor), ExpectedGain)
-    with pytest.raises(BadInput, match="known: fixed, predicted, gain"):
-        window_policy("best", 5)
-    with pytest.raises(BadInput, match="needs a predictor"):
-        window_policy("gain", 5)
 
 
 @given(st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=2, max_size=30))
@@ -182,11 +123,3 @@ def test_prompts_are_left_out_of_what_is_measured() -> None:
     assert policy.rate_tps == pytest.approx(4 / 0.2)
     assert policy.token_s == pytest.approx(0.02)
     assert policy.fresh().rate_tps == 0.0
-
-
-def draft(policy: WindowPolicy, tops: list[float]) -> int:
-    """Tokens of a round whose tokens would have these probabilities."""
-    drafted = [token(tops[0])]
-    while len(drafted) < min(policy.max_window, len(tops)) and policy.keep_drafting(drafted):
-        drafted.append(token(tops[len(drafted)]))
-    return len(drafted)
