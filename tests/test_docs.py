@@ -120,7 +120,7 @@ PLACEHOLDERS = {"file.py", "testbed.NAME"}
 
 
 def known_files() -> set[str]:
-    """Every Python file of the repository, under each of its trailing paths: `rules.py`, `windows/rules.py`, …"""
+    """Every Python file of the repository, under each of its trailing paths: `fixed.py`, `windows/fixed.py`, …"""
     folders = ("testbed", "tests", "scripts", "benchmarks", "docs")
     paths = [path.relative_to(ROOT).parts for folder in folders for path in (ROOT / folder).rglob("*.py")]
     return {"/".join(parts[start:]) for parts in paths for start in range(len(parts))}

@@ -13,7 +13,7 @@ from testbed.experiments.runs.processes import base_station
 from testbed.protocols import protocol
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.session import DecodingSession
-from testbed.ue.windows.rules import FixedWindow
+from testbed.ue.windows.fixed import FixedWindow
 from tests.support.plugin import REPOSITORY, Installed
 from tests.support.stations import VOCAB, client
 
