@@ -1,4 +1,6 @@
-"""Write docs/reference/commands/, a page for each command, from the command line itself: `python -m scripts.commands`.
+"""Write docs/reference/commands/ from the command line: `python -m scripts.commands`.
+
+A page for each command, and one for all configurations.
 
 `--check` writes nothing and fails where a page is not what the command line says now.
 """
@@ -6,15 +8,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import typer
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
 from scripts.environment import ROOT
 from testbed.cli.main import app
+from testbed.cli.options import KINDS
+from testbed.options import Config, Option, options_of
 
 FOLDER = ROOT / "docs" / "reference" / "commands"
 INDEX = "README.md"
@@ -25,6 +31,15 @@ Written by `python -m scripts.commands` from the command line. Exit codes: 0 don
 interrupted. `--json` prints one JSON document on stdout.
 
 """
+CONFIGURATION = "configuration.md"
+CONFIGURATIONS = """\
+# Configuration
+
+Written by `python -m scripts.commands` from the configuration classes. Each command below takes its fields as options,
+and all of them from a YAML file with `--config FILE`; run directories keep theirs in `config.yaml`. Unknown keys and
+values out of bounds are refused.
+"""
+COLUMNS = "| field | type | default | unit | bounds | description |\n|---|---|---|---|---|---|"
 COMPLETION = """
 ## Completion in the shell
 
@@ -45,7 +60,37 @@ def pages() -> dict[str, str]:
         found[f"{name}.md"] = "\n".join(line.rstrip() for line in text.strip().splitlines()) + "\n"
         about = (command.help or "").strip().split("\n\n")[0].replace("\n", " ")
         lines.append(f"- [`testbed {name}`]({name}.md): {about}")
-    return {INDEX: "\n".join(lines) + "\n" + COMPLETION, **found}
+    lines.append(f"- [Configuration]({CONFIGURATION}): the fields of `--config FILE` for every command that takes it")
+    return {INDEX: "\n".join(lines) + "\n" + COMPLETION, CONFIGURATION: configurations(group), **found}
+
+
+def configurations(group: Any) -> str:
+    """The page of all configurations: a table each, in the order of their commands."""
+    takers: dict[type[Config], list[str]] = {}
+    for name, command in sorted(walk(group, "testbed")):
+        if kind := getattr(command.callback, "configuration", None):
+            takers.setdefault(kind, []).append(f"`{name}`")
+    parts = [CONFIGURATIONS]
+    for kind, names in takers.items():
+        parts += [f"\n## {kind.__name__}\n", f"For {', '.join(names)}.\n", COLUMNS, *map(row, options_of(kind))]
+    return "\n".join(parts) + "\n"
+
+
+def walk(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Commands by full name, without the groups."""
+    if not hasattr(command, "commands"):
+        yield name, command
+    for inner_name, inner in getattr(command, "commands", {}).items():
+        yield from walk(inner, f"{name} {inner_name}")
+
+
+def row(one: Option) -> str:
+    """A field's line in the table of its configuration."""
+    kind = one.kind.__name__ if one.kind in (str, int, float, bool) else str(one.kind)
+    default = "required" if one.default is msgspec.NODEFAULT else f"`{msgspec.json.encode(one.default).decode()}`"
+    values = f" One of {', '.join(KINDS[one.kinds])}." if one.kinds else ""
+    cells = (f"`{one.name}`", f"`{kind}`", default, one.unit or "", str(one.bounds or ""), one.about + values)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def stale(folder: Path = FOLDER) -> list[str]:

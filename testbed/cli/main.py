@@ -14,26 +14,13 @@ import typer
 from typer.main import get_command
 
 from testbed import __version__, logs
-from testbed.cli import (
-    bs,
-    capacity,
-    demo,
-    doctor,
-    estimator,
-    field,
-    keys,
-    models,
-    power,
-    predictor,
-    report,
-    rerun,
-    sweep,
-)
+from testbed.cli import bs, capacity, doctor, estimator, field, keys, models, power, predictor
 from testbed.cli.channel import group as channel
 from testbed.cli.head import group as head
 from testbed.cli.latency import group as latency
 from testbed.cli.optim import group as optim
-from testbed.cli.screens import CommandGroup
+from testbed.cli.runs import demo, report, rerun, sweep
+from testbed.cli.screens import LINKS, RESULTS, START, STUDIES, TRAIN, CommandGroup
 from testbed.cli.ue import agent, memory, serve
 from testbed.cli.ue import run as ue
 from testbed.errors import BadInput, TestbedError
@@ -50,27 +37,28 @@ app = CommandGroup(
     rich_markup_mode="rich",
     help="A wireless device-edge testbed for LLM inference by speculative decoding.",
 )
-app.command("capacity")(capacity.capacity)
-app.command("demo")(demo.demo)
-app.command("doctor")(doctor.doctor)
-app.command("report")(report.report)
-app.command("rerun")(rerun.rerun)
-app.command("sweep")(sweep.sweep)
 ue.app.command("memory")(memory.memory)
 ue.app.command("agent")(agent.agent)
 ue.app.command("serve")(serve.serve)
-app.add_typer(bs.app, name="bs")
-app.add_typer(channel.app, name="channel")
-app.add_typer(optim.app, name="optim")
-app.add_typer(ue.app, name="ue")
-app.add_typer(estimator.app, name="estimator")
-app.add_typer(field.app, name="field")
-app.add_typer(head.app, name="head")
-app.add_typer(keys.app, name="keys")
-app.add_typer(latency.app, name="latency")
-app.add_typer(models.app, name="models")
-app.add_typer(power.app, name="power")
-app.add_typer(predictor.app, name="predictor")
+
+app.command("demo", rich_help_panel=START)(demo.demo)
+app.command("doctor", rich_help_panel=START)(doctor.doctor)
+app.add_typer(bs.app, name="bs", rich_help_panel=START)
+app.add_typer(ue.app, name="ue", rich_help_panel=START)
+app.add_typer(keys.app, name="keys", rich_help_panel=LINKS)
+app.add_typer(channel.app, name="channel", rich_help_panel=LINKS)
+app.add_typer(field.app, name="field", rich_help_panel=LINKS)
+app.add_typer(power.app, name="power", rich_help_panel=LINKS)
+app.command("sweep", rich_help_panel=STUDIES)(sweep.sweep)
+app.command("capacity", rich_help_panel=STUDIES)(capacity.capacity)
+app.add_typer(latency.app, name="latency", rich_help_panel=STUDIES)
+app.add_typer(optim.app, name="optim", rich_help_panel=STUDIES)
+app.add_typer(estimator.app, name="estimator", rich_help_panel=STUDIES)
+app.add_typer(head.app, name="head", rich_help_panel=TRAIN)
+app.add_typer(predictor.app, name="predictor", rich_help_panel=TRAIN)
+app.add_typer(models.app, name="models", rich_help_panel=TRAIN)
+app.command("report", rich_help_panel=RESULTS)(report.report)
+app.command("rerun", rich_help_panel=RESULTS)(rerun.rerun)
 
 
 def _version(value: bool) -> None:

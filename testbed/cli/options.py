@@ -111,6 +111,7 @@ def offering(kind: type[Config], leave: Iterable[str] = (), only: Iterable[str] 
         del called.__wrapped__  # type: ignore[attr-defined]  # its signature is not that of the command
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         called.__annotations__ = {one.name: one.annotation for one in parameters}
+        called.configuration = kind  # type: ignore[attr-defined]  # for reference pages
         return called
 
     return decorate

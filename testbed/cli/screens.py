@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
-OPTIONS = "Options"
-"""Panel of options that name none."""
+ARGUMENTS, OPTIONS, COMMANDS = "Arguments", "Options", "Commands"
+"""Panels of what names none."""
+START, LINKS, STUDIES, TRAIN, RESULTS = "Start here", "Links and field", "Studies", "Train", "Results"
+PANELS = (START, LINKS, STUDIES, TRAIN, RESULTS)
+"""Panels of `testbed --help`, in this order."""
 NAMES = 30
 """Largest width of the column with the names of options."""
 
 TYPES = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER", "path": "PATH", "list[str]": "TEXT"}
-
-
-class CommandGroup(typer.Typer):
-    """A group of commands whose help screens are these."""
-
-    def command(self, name: str | None = None, **more: Any) -> Callable[[Any], Any]:
-        """As typer's."""
-        return super().command(name, **{"cls": PanelCommand, **more})
 
 
 class PanelCommand(TyperCommand):
@@ -35,26 +30,66 @@ class PanelCommand(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help screen."""
-        console = Console(highlight=False)
-        console.print(Padding(Text(self.get_usage(ctx), style="bold"), (1, 1)))
-        for paragraph in inspect.cleandoc(self.help or "").split("\n\n"):
-            text, indent = " ".join(paragraph.split()), 4 if paragraph.startswith(" ") else 1
-            console.print(Padding(Text(text), (0, 1, 1, indent)))
-        panels: dict[str, list[Any]] = {}
-        for one in self.get_params(ctx):
-            if not getattr(one, "hidden", False):
-                usual = "Arguments" if one.param_type_name == "argument" else OPTIONS
-                panels.setdefault(getattr(one, "rich_help_panel", None) or usual, []).append(one)
-        if len(panels) > 1 and len(panels.get(OPTIONS, ())) == 1:  # --help alone
-            panels[list(panels)[-2]] += panels.pop(OPTIONS)
-        for title in sorted(panels, key=lambda title: title != "Arguments"):
-            console.print(_panel(title, panels[title], ctx))
+        console = _headed(self, ctx)
+        panels = _options(self, ctx)
+        for title in sorted(panels, key=lambda title: title != ARGUMENTS):
+            console.print(_panel(title, [(_names(one, ctx), _about(one)) for one in panels[title]], NAMES))
 
 
-def _panel(title: str, parameters: Iterable[Any], ctx: Any) -> Panel:
-    rows: list[tuple[RenderableType, RenderableType]] = [(_names(one, ctx), _about(one, ctx)) for one in parameters]
+class PanelGroup(TyperGroup):
+    """A group with its commands in panels, in the order of their registration."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help screen."""
+        console = _headed(self, ctx)
+        panels: dict[str, list[tuple[Text, Text]]] = {}
+        for name, command in self.commands.items():
+            about = " ".join((command.short_help or command.help or "").split("\n\n")[0].split())
+            title = getattr(command, "rich_help_panel", None) or COMMANDS
+            panels.setdefault(title, []).append((Text(name, style="bold cyan"), Text(about)))
+        width = max(len(name) for name in self.commands)
+        for title in sorted(panels, key=lambda title: PANELS.index(title) if title in PANELS else len(PANELS)):
+            console.print(_panel(title, panels[title], width))
+        for title, options in _options(self, ctx).items():
+            console.print(_panel(title, [(_names(one, ctx), _about(one)) for one in options], NAMES))
+
+
+class CommandGroup(typer.Typer):
+    """A group of commands whose help screens are these."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**{"cls": PanelGroup, **more})
+
+    def command(self, name: str | None = None, **more: Any) -> Callable[[Any], Any]:
+        """As typer's."""
+        return super().command(name, **{"cls": PanelCommand, **more})
+
+
+def _headed(command: Any, ctx: Any) -> Console:
+    """A console, with usage and description printed."""
+    console = Console(highlight=False)
+    console.print(Padding(Text(command.get_usage(ctx), style="bold"), (1, 1)))
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        text, indent = " ".join(paragraph.split()), 4 if paragraph.startswith(" ") else 1
+        console.print(Padding(Text(text), (0, 1, 1, indent)))
+    return console
+
+
+def _options(command: Any, ctx: Any) -> dict[str, list[Any]]:
+    """Arguments and options by panel; --help goes with the last options."""
+    panels: dict[str, list[Any]] = {}
+    for one in command.get_params(ctx):
+        if not getattr(one, "hidden", False):
+            usual = ARGUMENTS if one.param_type_name == "argument" else OPTIONS
+            panels.setdefault(getattr(one, "rich_help_panel", None) or usual, []).append(one)
+    if len(panels) > 1 and len(panels.get(OPTIONS, ())) == 1:
+        panels[list(panels)[-2]] += panels.pop(OPTIONS)
+    return panels
+
+
+def _panel(title: str, rows: Sequence[tuple[Text, Text]], widest: int) -> Panel:
     table = Table.grid(padding=(0, 2, 0, 0), expand=True)
-    table.add_column(width=min(NAMES, max(len(str(names)) for names, _ in rows)), overflow="fold")
+    table.add_column(width=min(widest, max(len(names) for names, _ in rows)), overflow="fold")
     table.add_column(ratio=1, overflow="fold")
     for row in rows:
         table.add_row(*row)
@@ -72,7 +107,7 @@ def _names(one: Any, ctx: Any) -> Text:
     return text
 
 
-def _about(one: Any, ctx: Any) -> Text:
+def _about(one: Any) -> Text:
     """What an option does, and its default."""
     text = Text(" ".join((one.help or "").split()))
     if one.required:

@@ -134,6 +134,17 @@ def described(text: str, shown: str) -> bool:
     return re.sub(r"\W", "", text) in re.sub(r"\W", "", "".join(columns))
 
 
+def test_all_commands_are_in_panels(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    panels = re.findall(r"╭─ ([\w ]+?) ─", shown)
+    assert panels == ["Start here", "Links and field", "Studies", "Train", "Results", "Options"]
+    for name, command in get_command(app).commands.items():
+        assert re.search(rf"^│ {name} ", shown, re.MULTILINE)
+        assert described(" ".join(command.help.split("\n\n")[0].split()), shown), name
+
+
 def test_ue_run_has_panels(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["ue", "run", "--help"]) == 0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from testbed import bundled_files
 from testbed.cli.main import main
-from testbed.cli.sweep import time_left
+from testbed.cli.runs.sweep import time_left
 from testbed.config import DemoConfig
 from testbed.errors import BadInput, ConfigError
 from testbed.experiments.sweep.files import find_sweep, sweep_files
