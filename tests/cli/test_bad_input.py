@@ -105,7 +105,7 @@ CASES = [
     (["sweep", "/no/such/file.yaml"], "/no/such/file.yaml"),
     (["demo", "--engine", "abacus"], "known"),
     (["demo", "--drafter", "x.gguf"], "--model"),
-    (["report", "/no/such/run"], "no run directory"),
+    (["report", "/no/such/run"], "not a run directory"),
     (["models", "export", "--model", "/no/such", "--out", "x.gguf"], "/no/such"),
 ]  # fmt: skip
 

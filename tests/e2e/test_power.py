@@ -108,7 +108,7 @@ def test_report_and_account_of_the_run(
         (["ue", "run", "--power", "solar"], ["unknown power source 'solar'", "jetson"]),
         (["ue", "run", "--power", "pi", "--power-period-s", "0"], ["sampled every"]),
         (["bs", "serve", "--engine", "synthetic", "--power", "auto"], ["--metrics FILE"]),
-        (["power", "account", "nowhere"], ["no run directory"]),
+        (["power", "account", "nowhere"], ["not a run directory"]),
         (["power", "read", "--source", "jetson,solar"], ["unknown power source 'solar'"]),
         (["power", "read", "--for", "-1"], ["0.05 s"]),
     ],

@@ -49,11 +49,11 @@ def resolve_files(config: RunConfig, files: Files) -> RunConfig:
             raise BadInput(f"an order may not set {name}; only the agent's own configuration can")
     check_reach(config.bs)
     if config.csi not in CSI:
-        raise BadInput(f"an order may not use channel state {config.csi!r}; use one of {', '.join(CSI)}")
+        raise BadInput(f"an order may not use channel state {config.csi!r}; known: {', '.join(CSI)}")
     if config.pad is not None and config.pad not in names("profiles"):
-        raise BadInput(f"unknown profile {config.pad!r}; use one of {', '.join(names('profiles'))}")
+        raise BadInput(f"unknown profile {config.pad!r}; known: {', '.join(names('profiles'))}")
     if config.power is not None and not set(config.power.split(",")) <= {AUTO, NONE, *SOURCES}:
-        raise BadInput(f"unknown power source {config.power!r}; use one of {', '.join((AUTO, NONE, *SOURCES))}")
+        raise BadInput(f"unknown power source {config.power!r}; known: {', '.join((AUTO, NONE, *SOURCES))}")
     found = {name: str(files.path(given[name])) for name in FILED if given[name] and not _bundled(given[name])}
     return msgspec.structs.replace(config, **found)
 

@@ -111,7 +111,7 @@ def check(config: EpisodeCollectConfig) -> None:
         BadInput: a value out of range.
     """
     if config.policy not in POLICIES:
-        raise BadInput(f"unknown policy {config.policy!r}; use one of {', '.join(POLICIES)}")
+        raise BadInput(f"unknown policy {config.policy!r}; known: {', '.join(POLICIES)}")
     if not 1 <= config.concurrency <= MAX_SEQUENCES:
         raise BadInput(f"concurrency must lie in 1..{MAX_SEQUENCES}, not {config.concurrency}")
     if not ENGINES.choose(config.engine).needs_model:

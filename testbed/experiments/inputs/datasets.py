@@ -58,7 +58,7 @@ def load_dataset(spec: str, limit: int | None = None) -> list[Example]:
 
 def _bundled(split: str, count: int) -> list[Example]:
     if split not in SPLITS:
-        raise BadInput(f"no bundled data set {split!r}; use one of {', '.join(f'bundled:{s}' for s in SPLITS)}")
+        raise BadInput(f"no bundled data set {split!r}; known: {', '.join(f'bundled:{s}' for s in SPLITS)}")
     return list(_generated(split, count))
 
 

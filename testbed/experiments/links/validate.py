@@ -66,7 +66,7 @@ class ValidateConfig(Config, frozen=True):
 
     def __post_init__(self) -> None:
         if self.via not in ("proxy", "tc"):
-            raise BadInput(f"unknown emulation {self.via!r}; use proxy or tc")
+            raise BadInput(f"unknown emulation {self.via!r}; known: proxy, tc")
         if not (self.rates_mbps and self.rtts_ms and self.losses) or self.seconds < 1:
             raise BadInput("give at least one rate, RTT and loss, and transfers of at least 1 s")
         for rate, rtt_ms, per in itertools.product(self.rates_mbps, self.rtts_ms, self.losses):

@@ -37,7 +37,7 @@ def scorer(name: str) -> Scorer:
     where, colon, function = name.rpartition(":")
     if not (colon and where and function):
         known = ", ".join(SCORERS)
-        raise BadInput(f"unknown scorer {name!r}; use one of {known}, package.module:function or file.py:function")
+        raise BadInput(f"unknown scorer {name!r}; known: {known}, package.module:function or file.py:function")
     found = getattr(_module(where, name), function, None)
     if not callable(found):
         raise BadInput(f"scorer {name}: {where} has no function {function}")

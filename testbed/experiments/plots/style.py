@@ -150,4 +150,4 @@ def check_formats(formats: Sequence[str]) -> None:
     """
     unknown = [kind for kind in formats if kind not in FORMATS]
     if unknown or not formats:
-        raise BadInput(f"unknown format {', '.join(unknown) or 'none'}; use {', '.join(FORMATS)}")
+        raise BadInput(f"unknown format {', '.join(unknown) or 'none'}; known: {', '.join(FORMATS)}")

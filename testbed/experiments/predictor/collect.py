@@ -1,4 +1,4 @@
-"""Collecting drafting traces: the real drafter and the real target, greedy verification, prompts in lockstep."""
+"""Collects drafting traces with the real drafter and target: greedy verification of many prompts in lockstep."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from testbed.ue.drafters.base import Drafter, DraftToken
 from testbed.ue.windows.predictor import FEATURES, features
 
 CHUNK = 25
-"""Prompts of a chunk: what an interruption costs at most."""
+"""Prompts per chunk, the unit of resuming."""
 LANES = 16
-"""Prompts under way at once, each with its window in every pass."""
+"""Prompts decoded concurrently, each with its window in every pass."""
 
 Progress = Callable[[int, int], None]
-"""Prompts done, and in all."""
+"""Called with the numbers of finished and of all prompts."""
 
 
 class TraceCollectConfig(Config, frozen=True):
-    """Configuration of `testbed predictor collect`."""
+    """Settings of `testbed predictor collect`."""
 
     dataset: fields.Dataset = "bundled:calibration"
     prompts: fields.Prompts = 500
@@ -44,15 +44,15 @@ class TraceCollectConfig(Config, frozen=True):
     drafter: fields.DrafterFile = None
 
 
-def collect(config: TraceCollectConfig, out: Path, told: Progress) -> TraceStore:
-    """Decode prompts and write down every drafted token, chunk by chunk; chunks that are there are left as they are.
+def collect(config: TraceCollectConfig, out: Path, progress: Progress) -> TraceStore:
+    """Decode prompts and record every drafted token, chunk by chunk; existing chunks are kept.
 
     Raises:
-        BadInput: a configuration that cannot be used, or a directory of another collection.
+        BadInput: an invalid configuration, or a directory of another collection.
         EngineError: the engine failed.
     """
     if config.drafter and not config.model:
-        raise BadInput("a drafter of your own needs its target: give --model too")
+        raise BadInput("--drafter also needs --model, the target that it drafts for")
     from testbed.bs.engines.target import find
 
     target = find(config.model or str(bundled().require("target")))
@@ -63,9 +63,9 @@ def collect(config: TraceCollectConfig, out: Path, told: Progress) -> TraceStore
     store = TraceStore(out)
     store.create(_meta(config, drafter, target))
     todo = [n for n in range(-(-config.prompts // CHUNK)) if n not in store.chunks()]
-    told(config.prompts - sum(len(_chunk(questions, n)) for n in todo), config.prompts)
+    progress(config.prompts - sum(len(_chunk(questions, n)) for n in todo), config.prompts)
     if todo:
-        with_models(config, store, (drafter, target), questions, todo, told)
+        with_models(config, store, (drafter, target), questions, todo, progress)
     return store
 
 
@@ -95,9 +95,9 @@ def with_models(
     paths: tuple[Path, Path],
     questions: Sequence[str],
     todo: Sequence[int],
-    told: Progress,
+    progress: Progress,
 ) -> None:
-    """Load the pair and collect the chunks `todo`."""
+    """Load the pair and collect the chunks in `todo`."""
     from testbed.bs.engines.registry import leave_a_core, load_engine
     from testbed.bs.engines.target import describe
     from testbed.ue.llama.drafter import LlamaDrafter
@@ -117,7 +117,7 @@ def with_models(
             for number, chunk in prompts.items():
                 store.write(number, decoder.run(chunk, config.first + number * CHUNK))
                 done += len(chunk)
-                told(done, config.prompts)
+                progress(done, config.prompts)
         finally:
             drafter.close()
     finally:

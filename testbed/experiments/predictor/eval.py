@@ -1,4 +1,4 @@
-"""Rejection predictors on traces that they never saw: WISP's Tables 4, 10 and 11, and its Theorem 1 put to the test."""
+"""Evaluates rejection predictors on unseen traces: WISP Tables 4, 10 and 11, and an empirical test of its Theorem 1."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from testbed.experiments.predictor.traces import TraceMeta, Traces
 from testbed.ue.windows.predictor import FEATURES, RejectionPredictor
 
 CALLS = 1000
-"""Of each predictor, timed one by one (Appendix B)."""
+"""Number of calls of each predictor, timed individually (Appendix B)."""
 RECALLS = (0.7, 0.8, 0.9, 0.95, 0.99)
-"""Operating points of every predictor at which Theorem 1 is looked at."""
+"""Operating points of every predictor at which Theorem 1 is tested."""
 POSITION = FEATURES.index("position")
 
 
 def check_traces(predictor: RejectionPredictor, meta: TraceMeta) -> None:
-    """Refuse traces of another pair than the predictor's.
+    """Refuse traces of a different pair than the predictor's.
 
     Raises:
-        BadInput: another drafter, or another target.
+        BadInput: a different drafter or target.
     """
     predictor.check_drafter(meta.drafter_fingerprint)
     if meta.target_fingerprint != predictor.info.target_fingerprint:
         raise BadInput(
             f"the predictor was trained for target {predictor.info.target_fingerprint}, the traces are of "
-            f"{meta.target_fingerprint}; collect traces of its own pair"
+            f"{meta.target_fingerprint}; use traces of the same pair"
         )
 
 
 def evaluate(predictors: Mapping[str, RejectionPredictor], traces: Traces) -> list[dict[str, Any]]:
-    """One row a predictor: how it does at its own threshold, and what a call takes here.
+    """One row per predictor: scores at its own threshold, and latency of a call on this machine.
 
     Raises:
-        BadInput: traces of accepted or of rejected tokens alone.
+        BadInput: the traces contain only accepted or only rejected tokens.
     """
     if len(np.unique(traces.accepted)) < 2:
-        raise BadInput("the traces hold accepted or rejected tokens only; collect more prompts")
+        raise BadInput("the traces contain accepted or rejected tokens only; collect more prompts")
     rows = []
     for name, predictor in predictors.items():
         info = predictor.info
@@ -66,7 +66,7 @@ def evaluate(predictors: Mapping[str, RejectionPredictor], traces: Traces) -> li
 
 
 def latency(predictor: RejectionPredictor, traces: Traces) -> dict[str, float]:
-    """Microseconds of one call, over `CALLS` calls (Table 11)."""
+    """Statistics of the latency of one call in microseconds, over `CALLS` calls (Table 11)."""
     samples = [tuple(map(float, x)) for x in traces.features[:: max(1, len(traces) // CALLS)][:CALLS]]
     taken = []
     for x in [*samples[:50], *samples]:
@@ -84,12 +84,12 @@ def latency(predictor: RejectionPredictor, traces: Traces) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Rounds:
-    """Rounds of a fixed window K, replayed under stop rules.
+    """Rounds with a fixed window K, to be replayed under stop rules.
 
     Attributes:
-        features: [rounds, K, 5], 0 beyond a round's end.
-        drafted: [rounds] tokens of each.
-        kept: [rounds] L, tokens before the first rejection.
+        features: [rounds, K, 5], 0 beyond the end of a round.
+        drafted: [rounds] number of drafted tokens.
+        kept: [rounds] number L of tokens before the first rejection.
     """
 
     features: NDArray[np.float32]
@@ -98,7 +98,7 @@ class Rounds:
 
 
 def rounds_of(traces: Traces) -> Rounds:
-    """Put labelled and later tokens together again, round by round."""
+    """Reassemble rounds from labelled and later tokens."""
     prompt = np.concatenate([traces.prompt, traces.later_prompt])
     number = np.concatenate([traces.round, traces.later_round])
     stats = np.concatenate([traces.features, traces.later_features])
@@ -112,14 +112,15 @@ def rounds_of(traces: Traces) -> Rounds:
 
 
 def waste(rounds: Rounds, probabilities: NDArray[np.float64], threshold: float) -> dict[str, Any]:
-    """What stopping at the first predicted rejection would have done to each round (eqs. 25, 26, 30).
+    """Effect of stopping each round at the first predicted rejection (eqs. 25, 26, 30).
 
     Args:
-        probabilities: [rounds, K] of acceptance.
+        probabilities: acceptance probabilities [rounds, K].
 
     Returns:
-        `wasted`: mean W with the doubted token left out, as in eq. 25; `wasted_sent`: with it sent; `false_alarm`:
-        share of first rejections predicted accepted; `by_position`: that share for each place of the first rejection.
+        `wasted`: mean W without the token predicted rejected, as in eq. 25; `wasted_sent`: with that token;
+        `false_alarm`: fraction of first rejections predicted accepted; `by_position`: that fraction by position of the
+        first rejection.
     """
     window = probabilities.shape[1]
     doubted = probabilities < threshold
@@ -139,12 +140,12 @@ def waste(rounds: Rounds, probabilities: NDArray[np.float64], threshold: float) 
 
 
 def theorem(predictors: Mapping[str, RejectionPredictor], traces: Traces) -> dict[str, Any]:
-    """Theorem 1 over every predictor at every recall of `RECALLS`: does a lower false-alarm rate waste less?
+    """Test Theorem 1 (a lower false-alarm rate wastes less) on every predictor at every recall in `RECALLS`.
 
-    Its proof compares upper bounds, so that nothing forces the order. `pairs` of operating points are counted where
-    one has the lower rate, `ordered` those where it wastes no more. `dominated` are the pairs that meet the proof's
-    own premise, no higher rate at any place of the first rejection (eq. 32), `dominated_ordered` those of them where
-    the theorem's conclusion holds.
+    The theorem's proof compares upper bounds, so the order is not guaranteed. `pairs` counts pairs of operating points
+    with different rates, `ordered` those in which the lower rate wastes no more. `dominated` counts the pairs that meet
+    the proof's premise, no higher rate at any position of the first rejection (eq. 32), and `dominated_ordered` those
+    of them that satisfy the theorem's conclusion.
     """
     rounds = rounds_of(traces)
     points = []

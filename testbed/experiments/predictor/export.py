@@ -1,4 +1,4 @@
-"""Trained models as the plain arrays that `testbed.ue.windows.predictor` computes with."""
+"""Exports trained models to the plain arrays that `testbed.ue.windows.predictor` evaluates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Arrays: TypeAlias = dict[str, NDArray[Any]]
 
 
 class TreeNode(NamedTuple):
-    """A node of a tree: `value` where `feature` is -1, else left where x[feature] <= threshold."""
+    """A tree node: a leaf with `value` if `feature` is -1; otherwise left if x[feature] <= threshold."""
 
     feature: int
     threshold: float = 0.0
@@ -22,7 +22,7 @@ class TreeNode(NamedTuple):
 
 
 def lightgbm_arrays(booster: Any) -> Arrays:
-    """Trees of a LightGBM `Booster` for two classes; the score is its raw score."""
+    """Trees of a binary LightGBM `Booster`; the score is its raw score."""
 
     def node(of: dict[str, Any]) -> TreeNode:
         if "leaf_value" in of:
@@ -33,9 +33,9 @@ def lightgbm_arrays(booster: Any) -> Arrays:
 
 
 def xgboost_arrays(booster: Any, rounds: int) -> Arrays:
-    """The first `rounds` trees of an XGBoost `Booster` for two classes with base score 0.5; the score is its margin.
+    """The first `rounds` trees of a binary XGBoost `Booster` with base score 0.5; the score is its margin.
 
-    XGBoost goes left where x < t, in 32-bit numbers: that is x <= the number before t.
+    XGBoost branches left if x < t in 32-bit floats, which equals x <= the float before t.
     """
 
     def node(of: dict[str, Any]) -> TreeNode:
@@ -49,7 +49,7 @@ def xgboost_arrays(booster: Any, rounds: int) -> Arrays:
 
 
 def forest_arrays(forest: Any) -> Arrays:
-    """Trees of a scikit-learn `RandomForestClassifier` for two classes; the score is its probability of class 1."""
+    """Trees of a binary scikit-learn `RandomForestClassifier`; the score is its probability of class 1."""
     count = len(forest.estimators_)
 
     def node(tree: Any, i: int) -> TreeNode:
@@ -63,7 +63,7 @@ def forest_arrays(forest: Any) -> Arrays:
 
 
 def _flat(trees: list[TreeNode]) -> Arrays:
-    """Nodes in the order of a walk, parents before children, left before right."""
+    """Nodes in depth-first order, parents before children, left before right."""
     rows: list[list[float]] = []
 
     def add(node: TreeNode) -> int:
@@ -88,10 +88,10 @@ def _flat(trees: list[TreeNode]) -> Arrays:
 
 
 def mlp_arrays(net: Any, mean: NDArray[np.float64], std: NDArray[np.float64]) -> Arrays:
-    """Layers of a torch `Sequential` in evaluation mode: Linear, BatchNorm1d, ReLU, Dropout, in this order in a block.
+    """Layers of a torch `Sequential` in evaluation mode, in blocks of Linear, BatchNorm1d, ReLU and Dropout.
 
     Args:
-        mean, std: [5] what its inputs were scaled by.
+        mean, std: scaling of the inputs, [5] each.
     """
     from torch import nn
 

@@ -1,4 +1,4 @@
-"""WISP's Figs. 1 to 3 from traces: waste and goodput, statistics and acceptance, correlations; CSV files and plots."""
+"""WISP Figs. 1 to 3 from traces, as CSV files and plots: waste and goodput, acceptance by statistic, correlations."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from testbed.experiments.results.directory import write_text
 from testbed.ue.windows.predictor import FEATURES
 
 DRAFT_TPS = 50.0
-"""Drafting speed of the paper's Fig. 1."""
+"""Drafting speed in the paper's Fig. 1."""
 REST_S = 0.05
-"""Everything else of a round of Fig. 1, one RTT of 50 ms; our assumption, the paper gives none."""
+"""Remaining time of a round in Fig. 1: one RTT of 50 ms, an assumption, since the paper states none."""
 BINS = 20
 Table = tuple[tuple[str, ...], list[Sequence[float | str]]]
 
@@ -25,7 +25,7 @@ def write_figures(traces: Traces, out: Path) -> list[Path]:
     """Write `fig1`, `fig2` and `fig3` as `.csv` and `.png` into `out`; returns the paths.
 
     Raises:
-        BadInput: no plotting library, or a directory that cannot be written to.
+        BadInput: matplotlib is missing, or the directory is not writable.
     """
     tables = {"fig1": waste_table(traces), "fig2": acceptance_table(traces), "fig3": correlation_table(traces)}
     figures = {"fig1": _waste(tables["fig1"]), "fig2": _acceptance(tables["fig2"]), "fig3": _matrix(tables["fig3"])}
@@ -47,7 +47,7 @@ def _cell(value: float | str) -> str:
 
 
 def waste_table(traces: Traces) -> Table:
-    """Fig. 1: by prompt, wasted tokens and wasted time of a round, and committed tokens a second."""
+    """Fig. 1: wasted tokens and time per round, and goodput in tokens/s, by prompt."""
     rows: list[Sequence[float | str]] = []
     for prompt in np.unique(traces.prompt):
         mine = traces.prompt == prompt
@@ -61,7 +61,7 @@ def waste_table(traces: Traces) -> Table:
 
 
 def acceptance_table(traces: Traces) -> Table:
-    """Fig. 2: share of accepted tokens by statistic, in bins of equal counts (of equal values, the position)."""
+    """Fig. 2: fraction of accepted tokens by statistic, in bins of equal counts (for the position, of equal values)."""
     rows: list[Sequence[float | str]] = []
     for i, name in enumerate(FEATURES):
         x, accepted = traces.features[:, i].astype(np.float64), traces.accepted
@@ -72,7 +72,7 @@ def acceptance_table(traces: Traces) -> Table:
 
 
 def correlation_table(traces: Traces) -> Table:
-    """Fig. 3: Pearson's correlations of statistics and acceptance; 0 with what never changes."""
+    """Fig. 3: Pearson correlations of statistics and acceptance; 0 for constant columns."""
     columns = np.column_stack([traces.features, traces.accepted]).astype(np.float64)
     centred = columns - columns.mean(axis=0)
     norms = np.sqrt((centred**2).sum(axis=0))
@@ -81,23 +81,21 @@ def correlation_table(traces: Traces) -> Table:
     return ("", *names), [(name, *row) for name, row in zip(names, matrix.tolist(), strict=True)]
 
 
-def _figure(**how: Any) -> Any:
+def _figure(**options: Any) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as exc:
         raise BadInput("plots need matplotlib: install the extra `lab`") from exc
-    return Figure(**how)
+    return Figure(**options)
 
 
 def _waste(table: Table) -> Any:
     figure = _figure(figsize=(5, 3.5))
     axes = figure.subplots()
     axes.plot([r[2] for r in table[1]], [r[4] for r in table[1]], ".", color="#0072b2", alpha=0.6)
-    axes.set_xlabel("wasted draft tokens a round")
+    axes.set_xlabel("wasted draft tokens per round")
     axes.set_ylabel("goodput [tokens/s]")
-    axes.set_title(
-        f"drafting {DRAFT_TPS:g} tokens/s, {REST_S * 1e3:g} ms a round beside it; a point a prompt", fontsize=9
-    )
+    axes.set_title(f"one point per prompt; drafting {DRAFT_TPS:g} tokens/s + {REST_S * 1e3:g} ms per round", fontsize=9)
     return figure
 
 
@@ -107,7 +105,7 @@ def _acceptance(table: Table) -> Any:
         rows = [r for r in table[1] if r[0] == name]
         axes.plot([r[1] for r in rows], [r[2] for r in rows], "o-", markersize=3, color="#0072b2")
         axes.set_xlabel(name)
-    figure.axes[0].set_ylabel("share accepted")
+    figure.axes[0].set_ylabel("fraction accepted")
     return figure
 
 

@@ -1,7 +1,7 @@
-"""The four families of rejection predictors and the ranges they are searched in (WISP, Table 9).
+"""The four families of rejection predictors and their hyper-parameter search spaces (WISP Table 9).
 
-The paper gives numbers for the MLP alone; those of the trees are ours, around their libraries' defaults, with at most
-64 leaves a tree.
+The paper gives values for the MLP only; those of the tree models are chosen here around the libraries' defaults, with
+at most 64 leaves per tree.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from testbed.ue.windows.predictor import FEATURES, MOST_LEAVES
 
 Space = dict[str, list[Any]]
 Fitted = tuple[str, Arrays]
-"""Form of the exported model, and its arrays."""
+"""Form and arrays of an exported model."""
 
 PATIENCE_ROUNDS = 30
-"""Trees, without gain on validation data, after which boosting stops."""
+"""Boosting stops after this number of trees without improvement on validation data."""
 PATIENCE_EPOCHS = 4
 
 _BOOSTED: Space = {
@@ -60,12 +60,12 @@ SPACES: dict[str, Space] = {
 
 
 def draw(space: Space, rng: np.random.Generator) -> dict[str, Any]:
-    """One combination at random."""
+    """Draw one combination of hyper-parameters at random."""
     return {name: values[int(rng.integers(len(values)))] for name, values in space.items()}
 
 
 def fit_lightgbm(params: dict[str, Any], train: Traces, held: Traces, seed: int) -> Fitted:
-    """Gradient boosting by histograms, stopped early."""
+    """Histogram-based gradient boosting with early stopping."""
     import lightgbm
 
     model = lightgbm.LGBMClassifier(
@@ -77,7 +77,7 @@ def fit_lightgbm(params: dict[str, Any], train: Traces, held: Traces, seed: int)
 
 
 def fit_xgboost(params: dict[str, Any], train: Traces, held: Traces, seed: int) -> Fitted:
-    """Gradient boosting, stopped early."""
+    """Gradient boosting with early stopping."""
     import xgboost
 
     model = xgboost.XGBClassifier(
@@ -97,7 +97,7 @@ def fit_forest(params: dict[str, Any], train: Traces, held: Traces, seed: int) -
 
 
 def fit_mlp(params: dict[str, Any], train: Traces, held: Traces, seed: int) -> Fitted:
-    """A perceptron: binary cross-entropy, Adam, stopped early, its best epoch kept."""
+    """Multilayer perceptron: binary cross-entropy, Adam, early stopping; keeps the best epoch."""
     import torch
 
     mean, std = train.features.mean(0, dtype=np.float64), train.features.std(0, dtype=np.float64)
@@ -105,7 +105,7 @@ def fit_mlp(params: dict[str, Any], train: Traces, held: Traces, seed: int) -> F
     x, y = _tensors(train, mean, std)
     held_x, held_y = _tensors(held, mean, std)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # such small layers only wait for each other's threads
+    torch.set_num_threads(1)  # for layers this small, threads only add overhead
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         net = mlp(params)
@@ -133,7 +133,7 @@ def fit_mlp(params: dict[str, Any], train: Traces, held: Traces, seed: int) -> F
 
 
 def mlp(params: dict[str, Any]) -> Any:
-    """A torch network with one logit at its end."""
+    """A torch network with one output logit."""
     from torch import nn
 
     layers: list[nn.Module] = []

@@ -1,4 +1,4 @@
-"""How well accepted tokens are told from rejected ones (WISP, Tables 4 and 10). The positive class is *accepted*."""
+"""Classification scores of rejection predictors (WISP Tables 4 and 10); the positive class is *accepted*."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Labels = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class ClassifierScores:
-    """Counts at a threshold, and what does not depend on it."""
+    """Confusion counts at a threshold, and threshold-independent scores."""
 
     tn: int
     """Rejected tokens predicted rejected."""
@@ -26,7 +26,7 @@ class ClassifierScores:
     """Expected calibration error over ten bins of equal width."""
 
     def numbers(self) -> dict[str, float]:
-        """All of it by name, with the rates; a rate of none is 0."""
+        """All counts, scores and rates by name; a rate over no tokens is 0."""
         rejected, accepted = max(1, self.tn + self.fp), max(1, self.fn + self.tp)
         rec1, specificity = self.tp / accepted, self.tn / rejected
         return {
@@ -46,7 +46,7 @@ class ClassifierScores:
 
 
 def scores_of(accepted: Labels, probabilities: Reals, threshold: float) -> ClassifierScores:
-    """Hold predictions against the truth; predicted accepted is a probability of at least `threshold`."""
+    """Score predictions; a token is predicted accepted at a probability of at least `threshold`."""
     from sklearn.metrics import brier_score_loss, confusion_matrix, roc_auc_score
 
     predicted = probabilities >= threshold
@@ -60,7 +60,7 @@ def scores_of(accepted: Labels, probabilities: Reals, threshold: float) -> Class
 
 
 def calibration_error(accepted: Labels, probabilities: Reals, bins: int = 10) -> float:
-    """Mean gap between predicted and true shares of accepted tokens, over bins of predictions, by their sizes."""
+    """Expected calibration error: mean gap of predicted and observed acceptance over bins, weighted by their sizes."""
     place = np.minimum((probabilities * bins).astype(np.int64), bins - 1)
     gaps = np.bincount(place, probabilities - accepted, bins)
     return float(np.abs(gaps).sum() / len(accepted))
@@ -73,5 +73,5 @@ def threshold_for(accepted: Labels, probabilities: Reals, recall: float) -> floa
 
 
 def fpr_at_recall(accepted: Labels, probabilities: Reals, recall: float) -> float:
-    """Share of rejected tokens predicted accepted at that threshold."""
+    """Fraction of rejected tokens predicted accepted at `threshold_for` this recall."""
     return float(np.mean(probabilities[accepted == 0] >= threshold_for(accepted, probabilities, recall)))

@@ -1,7 +1,7 @@
-"""Drafting traces: what the drafter thought of every token it drafted, and what the verifier made of it, on disk.
+"""Drafting traces on disk: the drafter's statistics for every drafted token, and whether the target accepted it.
 
-A chunk holds the rounds of whole prompts. Every file is written under another name first, so that what is there is
-whole.
+A chunk holds all rounds of some prompts. Files are written under a temporary name and renamed, so that existing files
+are complete.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ META = "meta.json"
 
 
 class TraceMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where traces come from; two collections mix only if it is the same."""
+    """Provenance of traces; collections can be combined only if it is equal."""
 
     schema: int = 1
     dataset: str
     first: int
-    """Index of the first prompt taken."""
+    """Index of the first prompt."""
     prompts: int
     window: int
     max_tokens: int
@@ -41,18 +41,18 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @dataclass(frozen=True)
 class Traces:
-    """n labelled tokens: those up to and including the first rejection of each round, in the order of drafting; and the
-    m tokens after it (`later_…`), which have no label and are not trained with.
+    """n labelled tokens: those up to and including the first rejection of each round, in the order of passes; and the
+    m tokens after it (`later_…`), which have no label and are not used for training.
     """
 
     prompt: NDArray[np.int32]
     """[n] index of the prompt."""
     round: NDArray[np.int32]
-    """[n] number of the round within its prompt, from 0."""
+    """[n] index of the round within its prompt, from 0."""
     features: NDArray[np.float32]
     """[n, 5], see `testbed.ue.windows.predictor.FEATURES`."""
     accepted: NDArray[np.uint8]
-    """[n] 1: the verifier kept it; 0: it was the round's first rejection."""
+    """[n] 1: accepted; 0: the round's first rejection."""
     later_prompt: NDArray[np.int32]
     later_round: NDArray[np.int32]
     later_features: NDArray[np.float32]
@@ -62,25 +62,25 @@ class Traces:
         return len(self.prompt)
 
     def of(self, rows: NDArray[np.bool_], prompts: NDArray[np.int32]) -> Traces:
-        """The labelled tokens `rows` [n], and later ones of `prompts`."""
+        """Select labelled tokens by the mask `rows` [n], and later tokens by `prompts`."""
         later = np.isin(self.later_prompt, prompts)
         return Traces(*(getattr(self, f.name)[later if f.name.startswith("later_") else rows] for f in fields(Traces)))
 
 
 def joined(parts: list[Traces]) -> Traces:
-    """Several traces as one."""
+    """Concatenate traces."""
     return Traces(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Traces)))
 
 
 def split(traces: Traces, share: float, seed: int) -> tuple[Traces, Traces]:
-    """Traces in two, by prompt: the rest, and about `share` of the prompts.
+    """Split traces by prompt into training data and held-out data, with about `share` of the prompts held out.
 
     Raises:
-        BadInput: a share outside (0, 1), or too few prompts for one on each side.
+        BadInput: a share outside (0, 1), or fewer than two prompts.
     """
     known = np.unique(traces.prompt)
     if not 0 < share < 1 or len(known) < 2:
-        raise BadInput(f"a share in (0, 1) of at least 2 prompts can be held out, not {share:g} of {len(known)}")
+        raise BadInput(f"the held out share must lie in (0, 1), of at least 2 prompts, not {share:g} of {len(known)}")
     count = min(max(1, round(share * len(known))), len(known) - 1)
     held = np.sort(np.random.default_rng([seed, 1]).permutation(known)[:count])
     rows = np.isin(traces.prompt, held)
@@ -91,25 +91,25 @@ class TraceStore:
     """A directory of traces.
 
     Raises:
-        BadInput: a file that is missing or cannot be read, or another collection's directory.
+        BadInput: a missing or unreadable file, or a directory of another collection.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def create(self, meta: TraceMeta) -> None:
-        """Begin a collection, or go on with one of the same `meta`."""
+        """Start a collection, or resume one with the same `meta`."""
         claim(self.directory / META, meta, lambda _: self.meta(), _write_meta, "collection")
 
     def meta(self) -> TraceMeta:
-        """Where the traces come from."""
+        """Provenance of the traces."""
         try:
             return msgspec.json.decode((self.directory / META).read_bytes(), type=TraceMeta)
         except (OSError, msgspec.DecodeError) as exc:
-            raise BadInput(f"no traces in {self.directory} ({exc}); `testbed predictor collect` makes them") from exc
+            raise BadInput(f"no traces in {self.directory} ({exc}); run `testbed predictor collect`") from exc
 
     def chunks(self) -> list[int]:
-        """Numbers of the chunks that are there."""
+        """Indices of existing chunks."""
         names = (path.stem.removeprefix("chunk-") for path in self.directory.glob("chunk-*.npz"))
         return sorted(int(name) for name in names if name.isdigit())
 
@@ -122,14 +122,14 @@ class TraceStore:
         part.replace(path)
 
     def load(self) -> Traces:
-        """All that is there.
+        """Load all chunks.
 
         Raises:
-            BadInput: nothing is there, or it cannot be read.
+            BadInput: no chunks, or unreadable ones.
         """
         self.meta()
         if not (numbers := self.chunks()):
-            raise BadInput(f"no traces in {self.directory} yet; `testbed predictor collect` makes them")
+            raise BadInput(f"no traces in {self.directory} yet; run `testbed predictor collect`")
         return joined([self._read(number) for number in numbers])
 
     def _read(self, number: int) -> Traces:
@@ -138,9 +138,9 @@ class TraceStore:
             with np.load(path, allow_pickle=False) as arrays:
                 traces = Traces(**{f.name: arrays[f.name] for f in fields(Traces)})
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as exc:
-            raise BadInput(f"{path} is no chunk of traces: {exc}") from exc
+            raise BadInput(f"{path} is not a chunk of traces: {exc}") from exc
         if traces.features.shape != (len(traces), len(FEATURES)) or len(traces.accepted) != len(traces):
-            raise BadInput(f"{path} is no chunk of traces: its arrays do not go together")
+            raise BadInput(f"{path} is not a chunk of traces: inconsistent array shapes")
         return traces
 
     def _path(self, number: int) -> Path:

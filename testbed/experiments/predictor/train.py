@@ -1,4 +1,4 @@
-"""Training rejection predictors: every family searched, calibrated, given a threshold, and the best of them chosen."""
+"""Trains rejection predictors: searches every family, calibrates, chooses thresholds, and selects the best."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from testbed.options import option
 from testbed.ue.windows.predictor import PredictorInfo, RejectionPredictor, load_predictor, save_predictor
 
 Progress = Callable[[int, int, str], None]
-"""Trials done, in all, and the family at work."""
+"""Called with the numbers of finished and of all trials, and the current family."""
 
 
 class TrainConfig(Config, frozen=True):
-    """Configuration of `testbed predictor train`."""
+    """Settings of `testbed predictor train`."""
 
     recall: Annotated[
         float, option("Share of accepted tokens that must be predicted accepted.", above=0, below=1, panel="Training")
@@ -38,14 +38,14 @@ class TrainConfig(Config, frozen=True):
     ] = tuple(FAMILIES)
 
 
-def train(config: TrainConfig, data: Path, out: Path, told: Progress) -> dict[str, RejectionPredictor]:
-    """Train every family and write `out/FAMILY/`, and the best of them into `out` itself; returns them by family.
+def train(config: TrainConfig, data: Path, out: Path, progress: Progress) -> dict[str, RejectionPredictor]:
+    """Train every family, write `out/FAMILY/`, and the best predictor to `out` itself; returns them by family.
 
-    The best has the lowest FPR on the validation data's rejected tokens at the recall asked for, within a family and
-    among families; a tie goes to the higher AUC.
+    The best, within and across families, has the lowest false-positive rate on validation data at the required recall;
+    ties are broken by the higher AUC.
 
     Raises:
-        BadInput: a configuration or data that cannot be used.
+        BadInput: an invalid configuration or unusable data.
     """
     _check(config)
     store = TraceStore(data)
@@ -53,19 +53,19 @@ def train(config: TrainConfig, data: Path, out: Path, told: Progress) -> dict[st
     fitted, held = split(store.load(), config.validation, config.seed)
     for part in (fitted, held):
         if len(np.unique(part.accepted)) < 2:
-            raise BadInput(f"{data} holds accepted or rejected tokens only; collect more prompts")
+            raise BadInput(f"{data} contains accepted or rejected tokens only; collect more prompts")
     found, done = {}, 0
     for family in config.models:
         candidates = []
         for trial, params in enumerate(_trials(family, config)):
-            told(done, len(config.models) * config.trials, family)
+            progress(done, len(config.models) * config.trials, family)
             model = FAMILIES[family](params, fitted, held, config.seed)
             facts = {"hyper_parameters": params, "trial": trial}
             candidates.append(_finished(config, meta, family, model, (fitted, held), facts))
             done += 1
         found[family] = min(candidates, key=_merit)
         save_predictor(found[family], out / family)
-    told(done, done, "done")
+    progress(done, done, "done")
     save_predictor(min(found.values(), key=_merit), out)
     return found
 
@@ -74,11 +74,11 @@ def _check(config: TrainConfig) -> None:
     if unknown := [m for m in config.models if m not in FAMILIES]:
         raise BadInput(f"unknown model {', '.join(unknown)}; known: {', '.join(FAMILIES)}")
     if not config.models:
-        raise BadInput(f"which models? known: {', '.join(FAMILIES)}")
+        raise BadInput(f"give at least one model; known: {', '.join(FAMILIES)}")
 
 
 def _trials(family: str, config: TrainConfig) -> Sequence[dict[str, Any]]:
-    """Different combinations, drawn by the seed."""
+    """Distinct random combinations of hyper-parameters."""
     rng = np.random.default_rng([config.seed, list(FAMILIES).index(family)])
     found: list[dict[str, Any]] = []
     for _ in range(100 * config.trials):
@@ -100,7 +100,7 @@ def _finished(
     parts: tuple[Traces, Traces],
     facts: dict[str, Any],
 ) -> RejectionPredictor:
-    """Calibrate a model on the validation data, choose its threshold there, and say how it does."""
+    """Calibrate a model, choose its threshold and score it, all on the validation data."""
     form, arrays = model
     fitted, held = parts
     info = PredictorInfo(
@@ -142,10 +142,10 @@ def platt(scores: NDArray[np.float64], accepted: NDArray[np.uint8]) -> tuple[flo
 
 
 def load_families(directory: Path) -> dict[str, RejectionPredictor]:
-    """The predictors that `train` wrote, by family; or the one in a directory of its own.
+    """Load the predictors written by `train`, by family, or a single one from its own directory.
 
     Raises:
-        BadInput: there is none.
+        BadInput: no predictor found.
     """
     found = {name: load_predictor(directory / name) for name in FAMILIES if (directory / name).is_dir()}
     if found:

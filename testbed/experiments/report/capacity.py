@@ -1,5 +1,5 @@
-"""Figures of studies of load: capacity by class, violations over the number of UEs, the queue-compute plane (WISP
-Figs. 7, 8), and latency under load with its collapse onto one curve (the serving latency model's Figs. 1, 2).
+"""Figures of load studies: capacity by class, SLO violations over the number of UEs, the queue-compute plane (WISP
+Figs. 7, 8), and latency under load with its collapse onto one curve (Figs. 1, 2 of the serving latency model).
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ POINTS_FILE, PLANE_FILE, VIOLATIONS_FILE = "points.csv", "fig8.csv", "fig7.csv"
 
 
 def figures(shown: Shown) -> list[Figure]:
-    """What a directory of `capacity --out` or of a measured load allows."""
+    """Figures for a directory of `capacity --out` or of a measured load."""
     rows, found = shown.rows, []
     if rows and all("capacity" in row and "class_tps" in row for row in rows) and not any("varied" in r for r in rows):
-        caption = "UEs that a BS sustains, by token speed; crosses: what WISP's Table 2 prints."
+        caption = "UEs that a BS sustains, by token speed; crosses: values of WISP Table 2."
         found.append(Figure("capacity", caption, lambda: capacity_plots.capacities(rows)))
     served = [row for row in rows if row.get("goodput_tps") is not None and "ues" in row and "system" in row]
     if len({row["ues"] for row in served}) > 1:
-        caption = "Tokens a second that all UEs together were given, over their number."
+        caption = "Total goodput of all UEs over their number."
         found.append(Figure("goodput", caption, lambda: capacity_plots.goodput(served)))
     over = _violations_of(shown)
     if over:
-        caption = "Share of responses slower than their class, over the number of UEs (WISP Fig. 7)."
+        caption = "Fraction of responses slower than their class, over the number of UEs (WISP Fig. 7)."
         epsilon = shown.document["config"].get("epsilon")
         found.append(Figure("violations", caption, lambda: capacity_plots.violations(over, epsilon)))
     plane = _table(shown.path / PLANE_FILE)
     if plane:
-        caption = "Rounds by their time in the queue and under verification, late ones by cause (WISP Fig. 8)."
+        caption = "Rounds by queueing and verification time, late ones by cause (WISP Fig. 8)."
         found.append(Figure("plane", caption, lambda: capacity_plots.plane(plane)))
     if (shown.path / POINTS_FILE).exists() and not shown.speculates:
         found += _load(shown.path / POINTS_FILE)
@@ -44,7 +44,7 @@ def figures(shown: Shown) -> list[Figure]:
 
 
 def _table(path: Path) -> list[dict[str, str]]:
-    """Rows of a CSV file; none where it is not there."""
+    """Rows of a CSV file; empty if it does not exist."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             return list(csv.DictReader(file))
@@ -55,7 +55,7 @@ def _table(path: Path) -> list[dict[str, str]]:
 
 
 def _violations_of(shown: Shown) -> list[dict[str, Any]]:
-    """System, UEs, class and share violated."""
+    """Rows of system, UEs, class and fraction of violations; empty with fewer than two numbers of UEs."""
     found = [
         {"system": row["system"], "ues": float(row["ues"]), "class_tps": float(speed), "violation": float(share)}
         for row in shown.rows

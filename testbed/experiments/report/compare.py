@@ -1,4 +1,4 @@
-"""Runs beside each other: rows of one kind held against the first run's, prompt by prompt where the prompts are one."""
+"""Compares runs: matching rows against those of the first run, paired by prompt if the prompts are the same."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from testbed.experiments.report.intervals import AT
 from testbed.experiments.results.intervals import Bootstrap, Interval
 
 SAME = ("method", "series", "judge", "head", "payload", "threshold", "level", "hidden_bits", *AT)
-"""What makes a row of another run the same kind of row."""
+"""Keys in which matching rows agree."""
 LOOSE = ("method", "series", "window")
-"""What must at least agree where the links of two runs differ in everything."""
+"""Keys in which rows must agree if no rows match in `SAME`, for instance because the links differ."""
 COLUMNS = ("latency", "rounds", "tokens/s", "AAL", "accuracy")
 
 
 def compared_html(shown: Sequence[Shown]) -> str:
-    """A table of how rows of later runs differ from the first run's; empty where no rows are of one kind."""
+    """HTML table of differences from the first run; empty if no rows match."""
     first, lines = shown[0], []
     for other in shown[1:]:
         for base, part in pairs(first.parts, other.parts):
@@ -31,15 +31,15 @@ def compared_html(shown: Sequence[Shown]) -> str:
     head = "".join(f"<th>{name}</th>" for name in names)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>" for line in lines)
     return (
-        f"<h2>Held against {html.escape(first.path.resolve().name)}</h2>"
+        f"<h2>Compared with {html.escape(first.path.resolve().name)}</h2>"
         f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-        "<p><small>Relative changes; of accuracy the difference. Paired rows decode the same prompts: their 95 % "
-        "bootstrap intervals are over the prompts.</small></p>"
+        "<p><small>Relative changes; for accuracy, differences. Paired rows decode the same prompts and have 95 % "
+        "bootstrap intervals over the prompts.</small></p>"
     )
 
 
 def pairs(first: Sequence[RowSource], other: Sequence[RowSource]) -> list[tuple[RowSource, RowSource]]:
-    """Rows of one kind: alike in `SAME`, else, where that finds none, in `LOOSE` if that names one row only."""
+    """Matching rows: equal in `SAME`, or else in `LOOSE`; keys that match several rows are ignored."""
     for keys in (SAME, LOOSE):
         known: dict[tuple[str, ...], list[RowSource]] = {}
         for part in first:
@@ -58,23 +58,23 @@ def _line(first: Shown, base: RowSource, other: Shown, part: RowSource) -> list[
     drawn = _together(first, base, other, part)
     cells = [html.escape(other.path.resolve().name), html.escape(part.name), str(part.row.get("window", "–"))]
     if drawn is None:
-        return [*cells, "others", *(_change(base.row.get(k), part.row.get(k)) for k in
+        return [*cells, "different", *(_change(base.row.get(k), part.row.get(k)) for k in
                 ("latency_s", "rounds", "throughput_tps", "aal")), _difference(base.row, part.row)]  # fmt: skip
     quotients = {
         "latency": drawn.ratio("b latency_s", "a latency_s"),
         "rounds": drawn.ratio("b rounds", "a rounds"),
     }
-    told = [_percent(quotients["latency"]), _percent(quotients["rounds"])]
-    told += [_change(base.row.get(key), part.row.get(key)) for key in ("throughput_tps", "aal")]
+    changes = [_percent(quotients["latency"]), _percent(quotients["rounds"])]
+    changes += [_change(base.row.get(key), part.row.get(key)) for key in ("throughput_tps", "aal")]
     accuracy = _difference(base.row, part.row)
     if (right := _right(first, base, other, part)) is not None:
         found = right.difference("b", "a")
         accuracy = f"{found.value:+.3f}<br><small>{found.low:+.3f} … {found.high:+.3f}</small>"
-    return [*cells, f"{drawn.n} paired", *told, accuracy]
+    return [*cells, f"{drawn.n} paired", *changes, accuracy]
 
 
 def _together(first: Shown, base: RowSource, other: Shown, part: RowSource) -> Bootstrap | None:
-    """Both rows' columns by prompt; None where their prompts are not the same."""
+    """Paired bootstrap of both rows' columns; None if their prompts differ."""
     a, b = base.requests, part.requests
     same = first.config.get("dataset") == other.config.get("dataset")
     if a is None or b is None or not same or not len(a["request"]):

@@ -1,4 +1,4 @@
-"""What a report is made of: directories of runs and sweeps, of this version or an older one."""
+"""Data of a report: directories of runs and sweeps, written by this version or an older one."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ POINTS = "points"
 
 @dataclass(eq=False)
 class RowSource:
-    """A row of a run, and the files that it was made from."""
+    """A row of a run with its source files."""
 
     row: Row
     directory: Path
 
     @property
     def name(self) -> str:
-        """Its series in a sweep, else its method."""
+        """The row's series in a sweep, otherwise its method."""
         return str(self.row.get("series") or self.row["method"])
 
     @cached_property
     def rounds(self) -> dict[str, NDArray[Any]] | None:
-        """Columns of its rounds [n]; None: the run wrote none."""
+        """Columns of its rounds [n]; None: no file of rounds."""
         return _columns(self.directory / ROUNDS, read_rounds, str(self.row["method"]))
 
     @cached_property
     def requests(self) -> dict[str, NDArray[Any]] | None:
-        """Columns of its requests [n], by request; None: the run wrote none."""
+        """Columns of its requests [n], sorted by request; None: no file of requests."""
         found = _columns(self.directory / REQUESTS, read_requests, str(self.row["method"]))
         if found is None:
             return None
@@ -48,7 +48,7 @@ class RowSource:
         return {name: values[order] for name, values in found.items()}
 
     def right(self, dataset: str | None) -> NDArray[np.float64] | None:
-        """1 where an output's answer is right [n]; None where it cannot be told."""
+        """1 for each correct answer [n]; None if unknown."""
         found = self.requests
         if found is None or dataset is None or not len(found["request"]):
             return None
@@ -64,49 +64,49 @@ class RowSource:
 
 @dataclass(eq=False)
 class Shown:
-    """A directory in a report."""
+    """A run directory or sweep in a report."""
 
     path: Path
     label: str
     document: Mapping[str, Any]
     parts: list[RowSource]
     missing: int = 0
-    """Points of a sweep that have not run yet."""
+    """Number of unfinished points of a sweep."""
 
     @property
     def rows(self) -> list[Row]:
-        """Its rows."""
+        """All rows."""
         return [part.row for part in self.parts]
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """What ran: of a sweep, what its points share."""
+        """Configuration of the run; of a sweep, the part shared by its points."""
         config: Mapping[str, Any] = self.document["config"]
         inner = config.get("run")
         return inner if isinstance(inner, Mapping) else config
 
     @property
     def speculates(self) -> bool:
-        """Whether its rows are of methods; else it is a study of another kind."""
+        """Whether the rows are of decoding methods; otherwise it is another kind of study."""
         return bool(self.parts) and all("method" in row and "latency_s" in row for row in self.rows)
 
 
 def load_shown(paths: Sequence[Path]) -> list[Shown]:
-    """Read run directories and sweeps that have ended, each with a label of its own.
+    """Read run directories and finished sweeps, each with a unique label.
 
     Raises:
-        BadInput: one that holds no run.
+        BadInput: not a run directory.
     """
     return [shown_of(path, label) for path, label in labels(paths)]
 
 
 def labels(paths: Sequence[Path]) -> list[tuple[Path, str]]:
-    """Every path with a name that no other has."""
+    """Every path with a unique label."""
     return [(path, f"{i}-{path.resolve().name}") for i, path in enumerate(paths, 1)]
 
 
 def shown_of(path: Path, label: str) -> Shown:
-    """A directory that holds a `summary.json`."""
+    """Read a directory with a `summary.json`."""
     document = results.read_summary(path)
     folders = [path / POINTS / str(row["point"]) if row.get("point") else path for row in document["rows"]]
     parts = [RowSource(row, folder) for row, folder in zip(document["rows"], folders, strict=True)]
@@ -122,7 +122,7 @@ def _columns(path: Path, read: Any, method: str) -> dict[str, NDArray[Any]] | No
 
 
 def _array(values: list[Any]) -> NDArray[Any]:
-    """Numbers as float64 with nan for null; anything else, and what is null throughout, as objects."""
+    """Numbers as an integer array, or as float64 with nan for null; other values and all-null columns as objects."""
     known = [value for value in values if value is not None]
     if known and all(isinstance(value, int) for value in known) and len(known) == len(values):
         return np.array(values)

@@ -1,5 +1,5 @@
-"""A field run in a report: visits and notes; latency, gain over the baseline and the head's permissiveness against
-distance, measured and run again in virtual time.
+"""Report section of a field run: visits and notes; latency, gain over the baseline and the head's permissiveness over
+distance, measured and in virtual time.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from testbed.experiments.report.tables import cell
 
 WAYS = {"field": "measured", "replay": "replayed link", "virtual": "modelled link"}
 COLUMNS = {
-    "latency_s": ("mean latency [s]", "Mean latency of a request against distance, with 95 % intervals"),
-    "gain": ("times as fast", "Latency of the first method over that of each other one, against distance"),
-    "permissiveness": ("share of judged mismatches kept", "What the head let stay of the mismatches that it judged"),
+    "latency_s": ("mean latency [s]", "Mean latency per request over distance, with 95 % intervals"),
+    "gain": ("speed-up", "Latency of the first method divided by that of each other method, over distance"),
+    "permissiveness": ("fraction of mismatches accepted", "Fraction of judged mismatches that the head accepted"),
 }  # fmt: skip
 
 
 def figures(shown: Shown) -> list[Figure]:
-    """What a directory of `field run` allows."""
+    """Figures for a directory of `field run`."""
     if shown.document.get("kind") != "field":
         return []
     found = []
@@ -36,33 +36,33 @@ def figures(shown: Shown) -> list[Figure]:
 
 
 def notes(shown: Shown) -> str:
-    """What to know of a field run before its figures: whether it is whole, how far virtual time is off, where devices
-    were throttled, and every visit with its link and what the operator noted. Empty for other kinds.
+    """HTML notes on a field run: completeness, agreement with virtual time, throttling, and every visit with its link
+    and the operator's notes. Empty for other kinds of runs.
     """
     document = shown.document
     if document.get("kind") != "field":
         return ""
-    said = [f"Not finished: {document['left']} runs are left."] if document.get("left") else []
-    said += map(str, document.get("notes") or ())
+    warnings = [f"Not finished: {document['left']} runs are left."] if document.get("left") else []
+    warnings += map(str, document.get("notes") or ())
     slowed = [row for row in shown.rows if row.get("throttled_rounds")]
     if slowed:
         where = ", ".join(f"{row['throttled_rounds']} of {row['setting']} at {row['place']}" for row in slowed)
-        said.append(f"The device was throttled in rounds of these runs: {where}.")
-    marked = "".join(f"<p class='note'>{html.escape(text)}</p>" for text in said)
+        warnings.append(f"The device was throttled in rounds of these runs: {where}.")
+    marked = "".join(f"<p class='note'>{html.escape(text)}</p>" for text in warnings)
     off = [f"{WAYS[way]}: within {worst:.1%}" for way, worst in (document.get("agreement") or {}).items()]
-    held = f"<p>Mean latencies in virtual time, held against those measured — {'; '.join(off)}.</p>" if off else ""
-    return f"{marked}{held}{_visits(document.get('visits') or ())}"
+    agreement = f"<p>Mean latencies in virtual time relative to measured ones: {'; '.join(off)}.</p>" if off else ""
+    return f"{marked}{agreement}{_visits(document.get('visits') or ())}"
 
 
 def _visits(events: Sequence[Row]) -> str:
-    """Visits and notes, one line each, in the order of the day."""
+    """HTML table of visits and notes, in order of time."""
     heads = ("time", "place", "uplink Mbit/s", "downlink Mbit/s", "RTT ms", "RSSI dBm", "clock ms", "notes")
     lines = []
     for event in events:
         measured = event.get("measured") or {}
         csi, clock = measured.get("csi") or {}, measured.get("clock") or {}
         offset = f"{clock['offset_s'] * 1e3:.3f} ± {clock['error_s'] * 1e3:.3f}" if clock else None
-        differs = [f"not as before: {text}" for text in event.get("differs") or ()]
+        differs = [f"changed: {text}" for text in event.get("differs") or ()]
         cells = [
             event["time"], event["place"], csi.get("uplink_mbps"), csi.get("downlink_mbps"), csi.get("rtt_ms"),
             csi.get("rssi_dbm"), offset, "; ".join(filter(None, [*differs, event.get("note")])) or None,
@@ -70,7 +70,7 @@ def _visits(events: Sequence[Row]) -> str:
         lines.append("<tr>" + "".join(f"<td>{cell(value)}</td>" for value in cells) + "</tr>")
     head = "".join(f"<th>{name}</th>" for name in heads)
     table = f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
-    return f"<h3>Visits</h3>{table}<p><small>Clock: the base station's less the UE's.</small></p>" if lines else ""
+    return f"<h3>Visits</h3>{table}<p><small>Clock: base station's offset from the UE's.</small></p>" if lines else ""
 
 
 def _drawn(rows: Sequence[Row], name: str, label: str, looks: Mapping[str, SeriesStyle]) -> Callable[[], Any]:
@@ -78,7 +78,7 @@ def _drawn(rows: Sequence[Row], name: str, label: str, looks: Mapping[str, Serie
 
 
 def _against_distance(rows: Sequence[Row], name: str, label: str, looks: Mapping[str, SeriesStyle]) -> Any:
-    """A panel for every way of running, a line for every method."""
+    """One panel per way of running, one line per method."""
     ways = [way for way in WAYS if any(row["way"] == way for row in rows)]
     figure, axes = canvas(len(ways), 1, width=2.9, height=2.7, sharey=True)
     for one, way in zip(axes.flat, ways, strict=True):

@@ -1,4 +1,4 @@
-"""Figures of a run or a sweep: latency and its parts, curves over windows and thresholds, lengths, positions, links."""
+"""Figures of a run or sweep: latency and its parts, and curves over windows and thresholds."""
 
 from __future__ import annotations
 
@@ -21,54 +21,54 @@ from testbed.experiments.report.intervals import LINK, Intervals
 from testbed.experiments.report.tables import cell, link_text
 
 MOST_BARS = 24
-"""Of the plot of latency by row; more rows need windows to be told apart."""
+"""Maximum number of rows for the bar chart of latency."""
 CURVES = {
     "aal": "AAL [tokens/round]",
-    "rounds": "rounds of a request",
-    "latency_s": "mean latency of a request [s]",
+    "rounds": "rounds per request",
+    "latency_s": "mean latency per request [s]",
     "accuracy": "accuracy",
 }
 GRID = (
     "series", "judge", "head", "payload", "window", "threshold", "hidden_bits", "uplink_mbps", "downlink_mbps",
     "rtt_ms", "per",
 )  # fmt: skip
-"""What rows of one method may differ in, besides results."""
+"""Settings in which rows of one method may differ."""
 SHORT = {
     "window": "K", "threshold": "θ", "hidden_bits": "b_h", "uplink_mbps": "up", "downlink_mbps": "down",
     "rtt_ms": "RTT", "per": "PER",
 }  # fmt: skip
 CLIPPED, NEAR = 3.0, 1.7
-"""A bar of more than `CLIPPED` times the median's height, and `NEAR` times the highest of the others, is cut, with its
-height written on it."""
+"""A bar higher than `CLIPPED` times the median and `NEAR` times the highest other bar is clipped and labelled with its
+height."""
 
 
 def row_names(rows: Sequence[Row]) -> list[str]:
-    """A name for each row: its method, and whatever else tells it from the others (a sweep's grid)."""
+    """A name for each row: its method, and the settings in which rows differ."""
     methods = {row["method"] for row in rows}
     differing = [key for key in GRID if len({(row["method"], str(row.get(key))) for row in rows}) > len(methods)]
     return [", ".join([row["method"], *(f"{SHORT.get(k, k)} {cell(row.get(k))}" for k in differing)]) for row in rows]
 
 
 def figures(shown: Shown, intervals: Sequence[Intervals]) -> list[Figure]:
-    """All figures that the rows of a run or a sweep allow."""
+    """All figures for the rows of a run or sweep."""
     rows, found = shown.rows, []
     windows = {row.get("window") for row in rows}
     levels = {_level(row) for row in rows} - {None}
     if len(rows) <= MOST_BARS:
-        found.append(Figure("latency", "Mean latency of a request, its parts stacked.", lambda: _latency(rows)))
+        found.append(Figure("latency", "Mean latency per request, stacked by parts.", lambda: _latency(rows)))
     if len(windows) > 1:
         found.append(
-            Figure("latency-window", "Mean latency against the draft window, its parts stacked. Bars out of all "
-                   "proportion are cut, with their height on them.", lambda: _stacked(shown.parts))
+            Figure("latency-window", "Mean latency over the draft window, stacked by parts. Outlying bars are clipped "
+                   "and labelled with their height.", lambda: _stacked(shown.parts))
         )  # fmt: skip
         for key, title in _known(rows, CURVES):
-            caption = f"{title[0].upper()}{title[1:]} against the draft window, with 95 % intervals over the prompts."
+            caption = f"{title[0].upper()}{title[1:]} over the draft window, with 95 % intervals over the prompts."
             draw = _curve_drawer(shown.parts, intervals, key, title, "window", "draft window K [tokens]")
             found.append(Figure(f"{key.removesuffix('_s')}-curve", caption, draw))
     if len(levels) > 2:
         for key, title in _known(rows, ("accuracy", "aal", "latency_s")):
             caption = (
-                f"{title[0].upper()}{title[1:]} against the threshold (Fig. 3), with 95 % intervals over the prompts."
+                f"{title[0].upper()}{title[1:]} over the threshold (Fig. 3), with 95 % intervals over the prompts."
             )
             draw = _curve_drawer(shown.parts, intervals, key, title, "level", "threshold, level = 16 θ")
             found.append(Figure(f"{key.removesuffix('_s')}-threshold", caption, draw))
@@ -76,7 +76,7 @@ def figures(shown: Shown, intervals: Sequence[Intervals]) -> list[Figure]:
 
 
 def _known(rows: Sequence[Row], keys: Iterable[str]) -> list[tuple[str, str]]:
-    """Those of the columns that rows fill, and what they are called."""
+    """Columns that have values, with their axis labels."""
     return [(key, CURVES[key]) for key in keys if any(row.get(key) is not None for row in rows)]
 
 
@@ -91,7 +91,7 @@ def _link(row: Row) -> dict[str, Any]:
 
 
 def _panels(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Links of the rows, the poorest first."""
+    """Distinct links of the rows, slowest first."""
     found = {str(_link(row)): _link(row) for row in rows}
     return sorted(found.values(), key=lambda link: (link["uplink_mbps"] or 1e9, link["rtt_ms"] or 0))
 
@@ -117,13 +117,13 @@ def _latency(rows: Sequence[Row]) -> Any:
     one.set_yticks(range(len(rows)), names)
     one.grid(axis="y", visible=False)
     one.invert_yaxis()
-    one.set_xlabel("mean latency of a request [s]")
+    one.set_xlabel("mean latency per request [s]")
     legend(figure, axes)
     return figure
 
 
 def _stacked(parts: Sequence[RowSource]) -> Any:
-    """Groups of bars by window, a bar for each series, a panel for each link."""
+    """Groups of bars by window, one bar per series, one panel per link."""
     panels = _panels([part.row for part in parts])
     windows, names = sorted({part.row["window"] for part in parts}), list(dict.fromkeys(part.name for part in parts))
     figure, axes = canvas(1, len(panels), width=8.0, height=2.5, sharex=True)
@@ -163,7 +163,7 @@ def _bar(axes: Any, at: float, width: float, row: Row, top: float) -> None:
 
 
 def _top(totals: Sequence[float]) -> float:
-    """Height of a panel: the tallest bar that is not out of all proportion."""
+    """Height of a panel: that of the tallest bar without outliers."""
     usual = max((total for total in totals if total <= CLIPPED * float(np.median(totals))), default=0.0)
     return 1.12 * max((total for total in totals if total <= NEAR * usual), default=1.0)
 
@@ -180,7 +180,7 @@ def _curve_drawer(
 def _curves(
     parts: Sequence[RowSource], intervals: Sequence[Intervals], key: str, title: str, across: str, label: str
 ) -> Any:
-    """A line for each series, a panel for each link; a series with one value of `across` is a level line."""
+    """One line per series, one panel per link."""
     target = [part for part in parts if part.row["method"] == "target-only" and across == "level"]
     pairs = [
         pair
@@ -217,7 +217,7 @@ def _curves(
 
 
 def _log_ticks(axis: Any) -> None:
-    """1, 2, 5, 10, 20, … written out."""
+    """Ticks at 1, 2, 5, 10, 20, … as plain numbers."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axis.set_major_locator(LogLocator(10, (1, 2, 5)))
@@ -228,7 +228,7 @@ def _log_ticks(axis: Any) -> None:
 def _line(
     axes: Any, pairs: Sequence[tuple[RowSource, Intervals]], key: str, across: str, name: str, look: Any, place: float
 ) -> None:
-    """One series, moved aside by its place among the others, so that intervals do not hide each other."""
+    """Draw one series, shifted horizontally so that error bars do not overlap."""
     found: dict[float, list[tuple[float, Intervals]]] = {}
     for part, interval in pairs:
         at = _level(part.row) if across == "level" else part.row.get(across)

@@ -1,4 +1,4 @@
-"""Intervals of a report's rows, over the prompts that they share, and each row held against a baseline by prompt."""
+"""Confidence intervals of a report's rows over their prompts, and paired comparison of each row with a baseline."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from testbed.experiments.report.data import Row, RowSource
 from testbed.experiments.results.intervals import Bootstrap, Interval
 
 LINK = ("uplink_mbps", "downlink_mbps", "rtt_ms", "per", "file", "jitter_ms")
-"""What a link differs in."""
+"""Keys that define a link."""
 AT = ("window", *LINK, "seed", "max_tokens", "dataset")
-"""What a row and its baseline must agree in."""
+"""Keys in which a row and its baseline agree."""
 METRICS = ("latency_s", "aal", "rounds", "throughput_tps", "accuracy")
 
 Intervals = dict[str, Interval]
 
 
 def with_intervals(parts: Sequence[RowSource], dataset: str | None) -> list[Intervals]:
-    """Intervals by column for every row (`METRICS`), and `speedup`, the baseline's latency over its own, and
-    `accuracy_lost`, the baseline's accuracy less its own, where it has a baseline; empty where its prompts are unknown.
+    """Intervals by column (`METRICS`) for every row; empty if its prompts are unknown. Rows with a baseline also have
+    `speedup`, the baseline's latency over the row's, and `accuracy_lost`, the baseline's accuracy minus the row's.
 
-    The baseline of a row is the first row of its window and link; all rows over the same prompts share their resamples.
+    The baseline is the first row with the same window and link; all rows over the same prompts share resamples.
     """
     found: list[Intervals] = [{} for _ in parts]
     groups: dict[bytes, list[int]] = {}
@@ -50,7 +50,7 @@ def _columns(part: RowSource, dataset: str | None) -> dict[str, NDArray[np.float
     if requests is None or not len(requests["request"]):
         return None
     names = ("request", "prompt_len", "latency_s", "tokens", "rounds")
-    if any(requests[name].dtype == object for name in names):  # not written by that version
+    if any(requests[name].dtype == object for name in names):  # an older version did not write them
         return None
     found = {name: requests[name].astype(np.float64) for name in names}
     if not all(np.isfinite(found[name]).all() for name in ("latency_s", "tokens", "rounds")):
@@ -75,7 +75,7 @@ def _against(drawn: Bootstrap, base: int, i: int, judged: bool) -> Intervals:
 
 
 def _baselines(rows: Sequence[Row]) -> list[int | None]:
-    """For every row the first one that agrees with it in `AT`; None where that is itself."""
+    """Index of each row's baseline, the first row equal in `AT`; None if that is the row itself."""
     first: dict[tuple[str, ...], int] = {}
     found: list[int | None] = []
     for i, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""Reports: tables and plots of run directories in one self-contained HTML file, always made from the files."""
+"""Reports: tables and plots of run directories in one self-contained HTML file, generated from the result files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from testbed.experiments.results.directory import write_text
 __all__ = ["row_names", "write_report"]
 
 MOST_ROWS = 24
-"""More are folded away."""
+"""Number of rows beyond which the table is collapsed."""
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:76rem;padding:0 1rem;color:#222}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}div.wide{overflow-x:auto;margin:1rem 0}
@@ -40,22 +40,22 @@ dl{display:grid;grid-template-columns:max-content 1fr;gap:0 1rem}dd{margin:0;ove
 
 
 def write_report(runs: Sequence[Path], out: Path, formats: Sequence[str] = ("png",)) -> Path:
-    """Write `report.html`, `plots/` and `tables/` into `out` from the files of run directories and sweeps that ended.
+    """Write `report.html`, `plots/` and `tables/` into `out` from run directories and finished sweeps.
 
     Raises:
-        BadInput: a directory that is no run directory, an unknown format, or no plotting library.
+        BadInput: not a run directory, an unknown format, or matplotlib is missing.
     """
     return write_shown(load_shown(runs), out, formats)
 
 
 def write_shown(shown: Sequence[Shown], out: Path, formats: Sequence[str] = ("png",)) -> Path:
-    """The same of directories that were read already.
+    """Write the report of directories already read.
 
     Args:
-        formats: of the files in `plots/`: png, svg, pdf.
+        formats: formats of the files in `plots/`: png, svg, pdf.
 
     Raises:
-        BadInput: an unknown format, or no plotting library.
+        BadInput: an unknown format, or matplotlib is missing.
     """
     check_formats(formats)
     intervals = [with_intervals(one.parts, one.config.get("dataset")) if one.speculates else [] for one in shown]
@@ -90,7 +90,7 @@ def _section(shown: Shown, intervals: Sequence[Intervals], out: Path, formats: S
     name = html.escape(shown.path.resolve().name)
     said = [f"<h2 id='{_id(shown)}'>{name}</h2>", _facts(shown.document)]
     if shown.missing:
-        said.append(f"<p class='note'>Not finished: {shown.missing} points of this sweep have not run yet.</p>")
+        said.append(f"<p class='note'>Not finished: {shown.missing} points of this sweep are missing.</p>")
     figures = [*report_capacity.figures(shown), *report_field.figures(shown)]
     said.append(report_field.notes(shown))
     if shown.speculates:
@@ -108,7 +108,7 @@ def _section(shown: Shown, intervals: Sequence[Intervals], out: Path, formats: S
 
 
 def _tables(shown: Shown, intervals: Sequence[Intervals], folder: Path) -> list[str]:
-    """Table I, where windows vary, and all rows; written as LaTeX and CSV too."""
+    """HTML of Table I, if windows vary, and of all rows; also writes them as LaTeX and CSV."""
     said = []
     table = report_tables.pivot(shown.rows, [part.name for part in shown.parts])
     if table is not None:
@@ -119,8 +119,8 @@ def _tables(shown: Shown, intervals: Sequence[Intervals], folder: Path) -> list[
     rows = report_tables.rows_html(shown.rows, intervals)
     if any(intervals):
         rows += (
-            "<p><small>Small print: 95 % bootstrap intervals over the prompts. <i>Times as fast</i> and <i>accuracy "
-            "lost</i> hold a row against the first row of its window and link, prompt by prompt.</small></p>"
+            "<p><small>In small type: 95 % bootstrap intervals over the prompts. <i>Speed-up</i> and <i>accuracy "
+            "lost</i> compare a row with the first row of its window and link, paired by prompt.</small></p>"
         )
     if table is not None or len(shown.rows) > MOST_ROWS:
         return [*said, f"<details><summary>All {len(shown.rows)} rows</summary>{rows}</details>"]
@@ -128,7 +128,7 @@ def _tables(shown: Shown, intervals: Sequence[Intervals], folder: Path) -> list[
 
 
 def _plain(shown: Shown) -> str:
-    """Rows of a study of another kind, as they are."""
+    """Plain HTML table of the rows of another kind of study."""
     names = [
         name
         for name in dict.fromkeys(name for row in shown.rows for name in row)

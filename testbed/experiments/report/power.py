@@ -1,4 +1,4 @@
-"""Power and heat in a report: what was measured, energy by its parts, and power over the run."""
+"""Report section on power and temperature: summary of the samples, energy by parts, and power over time."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from testbed.power.series import Samples
 COLOURS = {"draft_j": PART_COLOURS[0], "link_j": PART_COLOURS[1], "wait_j": PART_COLOURS[3], "other_j": PART_COLOURS[5]}
 LABELS = {"draft_j": "draft", "link_j": "waiting, link", "wait_j": "waiting, BS", "other_j": "other"}
 MOST_POINTS = 4000
-"""Of a line; samples between are averaged."""
+"""Maximum number of points of a line; samples are averaged."""
 
 
 def notes(shown: Shown) -> str:
-    """What was measured, in a paragraph; empty where no power was."""
+    """HTML summary of the power samples; empty if power was not measured."""
     power = shown.document.get("power")
     if not isinstance(power, dict):
         return ""
@@ -33,29 +33,29 @@ def notes(shown: Shown) -> str:
         f"Power by {power.get('source')} ({power.get('total')}): {power.get('samples')} samples, one every "
         f"{power.get('period_s') or 0:.3g} s",
         "idle power not measured" if idle_w is None else f"{idle_w:.3g} W idle before the run",
-        "temperature not known" if temp_c is None else f"at most {temp_c:.1f} °C",
+        "temperature unknown" if temp_c is None else f"at most {temp_c:.1f} °C",
     ]
     if power.get("gaps"):
-        said.append(f"{power['gaps']} gaps of {power['gaps_s']:.3g} s together, in which energy is not known")
+        said.append(f"{power['gaps']} gaps, {power['gaps_s']:.3g} s in total, in which energy is unknown")
     if power.get("missed"):
         said.append(f"{power['missed']} readings failed, the last one: {power.get('missed_why')}")
     warnings = [] if not power.get("failure") else [f"Sampling ended early: {power['failure']}."]
     slowed = [(row["method"], row["throttled_rounds"]) for row in shown.rows if row.get("throttled_rounds")]
     if slowed:
         rounds = ", ".join(f"{count} of {method}" for method, count in slowed)
-        warnings.append(f"The device was throttled in rounds that these rows count: {rounds}.")
+        warnings.append(f"The device was throttled in rounds of these rows: {rounds}.")
     marked = "".join(f"<p class='note'>{html.escape(text)}</p>" for text in warnings)
     return f"<p><small>{html.escape('; '.join(said))}.</small></p>{marked}"
 
 
 def figures(shown: Shown) -> list[Figure]:
-    """Energy of a token by parts, and power and temperature over the run, where they are known."""
+    """Energy per token by parts, and power and temperature over the run, if measured."""
     found = []
     rows = [row for row in shown.rows if row.get("energy_per_token_j") is not None]
     if rows and len(rows) <= MOST_BARS:
         found.append(
-            Figure("energy", "Energy of the device per committed token, its parts stacked: drafting, waiting for the "
-                   "link, waiting for the base station.", lambda: _energy(rows))
+            Figure("energy", "Energy of the device per committed token, stacked by parts: drafting, waiting for the "
+                   "link, waiting for the base station, other.", lambda: _energy(rows))
         )  # fmt: skip
     path = shown.path / SAMPLES
     if path.exists() and isinstance(shown.document.get("power"), dict):
@@ -82,7 +82,7 @@ def _energy(rows: Sequence[Row]) -> Any:
     one.set_yticks(range(len(rows)), row_names(rows))
     one.grid(axis="y", visible=False)
     one.invert_yaxis()
-    one.set_xlabel("energy of a committed token [J]")
+    one.set_xlabel("energy per committed token [J]")
     legend(figure, axes)
     return figure
 
@@ -114,7 +114,7 @@ def _over_time(samples: Samples, idle_w: float | None) -> Any:
 
 
 def throttled_spans(samples: Samples) -> list[tuple[float, float]]:
-    """From when to when the device was throttled, in seconds since the first sample."""
+    """Start and end of throttled intervals, in seconds since the first sample."""
     if samples.throttled is None:
         return []
     slow = np.array([bool(reason) for reason in samples.throttled], np.int8)
@@ -124,7 +124,7 @@ def throttled_spans(samples: Samples) -> list[tuple[float, float]]:
 
 
 def _thinned(values: Any, every: int) -> Any:
-    """Means of so many values each."""
+    """Means over blocks of `every` values, ignoring nan."""
     if every == 1:
         return values
     known = np.append(values, np.full(-len(values) % every, np.nan)).reshape(-1, every)

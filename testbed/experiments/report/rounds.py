@@ -1,4 +1,4 @@
-"""Figures from the rounds of a run: acceptance by position, committed lengths, the link and the protocol over time."""
+"""Figures from the rounds of a run: acceptance by position, committed lengths, link and protocol over time."""
 
 from __future__ import annotations
 
@@ -14,38 +14,36 @@ from testbed.experiments.report.intervals import LINK
 from testbed.experiments.report.tables import link_text
 
 MOST = 8
-"""Lines of one figure."""
+"""Maximum number of lines in a figure."""
 COUNTS = ("drafted", "accepted", "committed")
 LINK_COLUMNS = ("csi_time_s", "csi_uplink_mbps", "csi_downlink_mbps", "csi_rtt_ms")
 GAP = 8
-"""So many times the usual step between rounds is a gap, over which no line is drawn: other rows' rounds lie there."""
+"""Multiple of the median interval between rounds that counts as a gap, where lines are interrupted."""
 MOST_LINKS = 4
-"""Runs whose link is shown over time."""
+"""Maximum number of runs whose link is shown over time."""
 
 
 def figures(shown: Shown) -> list[Figure]:
-    """What the rounds of a run allow: of a sweep those of its middle window, its poorest link and, where one series has
-    several, its middle threshold.
+    """Figures of the rounds of a run. For a sweep, rounds of its median window, slowest link and, for a series with
+    several thresholds, the median threshold.
     """
     chosen, where = _chosen(shown.parts)
     found = []
     if chosen:
         found += [
-            Figure("acceptance", f"Share of rounds in which a drafted token of each position stayed{where}.",
+            Figure("acceptance", f"Fraction of rounds that accepted the drafted token at each position{where}.",
                    lambda: _acceptance(chosen)),
-            Figure("committed", f"Tokens committed in a round, correction or bonus included{where}.",
+            Figure("committed", f"Tokens committed per round, including correction or bonus token{where}.",
                    lambda: _committed(chosen)),
         ]  # fmt: skip
     moving = [part for part in shown.parts if _moves(part)][:MOST_LINKS]
     if moving:
-        found.append(
-            Figure("link", "Channel state that the rounds saw, and the protocol that each took.", lambda: _link(moving))
-        )
+        found.append(Figure("link", "Channel state and protocol of each round.", lambda: _link(moving)))
     return found
 
 
 def _chosen(parts: Sequence[RowSource]) -> tuple[list[RowSource], str]:
-    """Rows with rounds that may stand in one figure, and in words what they share."""
+    """Rows to show in one figure, and text on the settings they share."""
     known = [part for part in parts if part.row["method"] != "target-only" and _holds(part, COUNTS)]
     if len(known) <= MOST and len({part.name for part in known}) == len(known):
         return known, ""
@@ -60,7 +58,7 @@ def _chosen(parts: Sequence[RowSource]) -> tuple[list[RowSource], str]:
 
 
 def _middle(parts: list[RowSource]) -> tuple[list[RowSource], str]:
-    """Of series with several thresholds the rows at the middle one, which is said in words."""
+    """For series with several thresholds, the rows at the median threshold, and text on it."""
     found: dict[str, set[float]] = {}
     for part in parts:
         found.setdefault(part.name, set()).add(_threshold(part))
@@ -78,13 +76,13 @@ def _threshold(part: RowSource) -> float:
 
 
 def _quality(link: Mapping[str, Any]) -> list[tuple[bool, float]]:
-    """By which links are ordered, the poorest first."""
+    """Sort key of links, slowest first."""
     signs = {"uplink_mbps": 1, "downlink_mbps": 1, "rtt_ms": -1, "per": -1, "jitter_ms": -1}
     return [(link.get(key) is None, sign * float(link.get(key) or 0)) for key, sign in signs.items()]
 
 
 def _holds(part: RowSource, names: Sequence[str]) -> bool:
-    """Whether a run wrote these columns of numbers for its rounds."""
+    """Whether a run has these numeric columns for its rounds."""
     rounds = part.rounds
     return rounds is not None and all(len(rounds[name]) and rounds[name].dtype != object for name in names)
 
@@ -103,7 +101,7 @@ def _acceptance(parts: Sequence[RowSource]) -> Any:
             markevery=every,
         )  # fmt: skip
     axes[0, 0].set_xlabel("position in the draft window")
-    axes[0, 0].set_ylabel("share of rounds that kept it")
+    axes[0, 0].set_ylabel("fraction of rounds accepting it")
     axes[0, 0].set_ylim(0, 1)
     legend(figure, axes)
     return figure
@@ -121,7 +119,7 @@ def _committed(parts: Sequence[RowSource]) -> Any:
         one.axvline(committed.mean(), color="black", linestyle="--", linewidth=1)
         one.set_title(f"{part.name}: mean {committed.mean():.2f}", loc="left", fontsize=9)
     for one in axes[:, 0]:
-        one.set_ylabel("share of rounds")
+        one.set_ylabel("fraction of rounds")
     for one in axes[-1, :]:
         one.set_xlabel("tokens committed")
     for one in list(axes.flat)[len(parts) :]:
@@ -130,7 +128,7 @@ def _committed(parts: Sequence[RowSource]) -> Any:
 
 
 def _moves(part: RowSource) -> bool:
-    """Whether a run saw its link change, or changed its protocol."""
+    """Whether the link or the protocol changed during a run."""
     rounds = part.rounds
     if rounds is None or not _holds(part, LINK_COLUMNS):
         return False

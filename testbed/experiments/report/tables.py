@@ -1,4 +1,4 @@
-"""Tables of a report: all rows with their intervals, and the columns of WISV's Table I, as HTML, LaTeX and CSV."""
+"""Tables of a report as HTML, LaTeX and CSV: all rows with their intervals, and WISV's Table I."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEADERS = {
     "latency_s": "latency s", "latency_p95_s": "p95 s", "throughput_tps": "tokens/s", "uplink_bytes": "up B",
     "downlink_bytes": "down B", "energy_j": "energy J", "energy_per_token_j": "J/token", "draft_j": "draft J",
     "link_j": "link J", "wait_j": "BS J", "other_j": "other J", "above_idle_j": "above idle J",
-    "power_gap_s": "power not known s", "throttled_rounds": "throttled rounds",
+    "power_gap_s": "power unknown s", "throttled_rounds": "throttled rounds",
 }  # fmt: skip
 CELLS = {
     "latency_s": ("Latency [s]", "{:.3f}"),
@@ -33,27 +33,27 @@ CELLS = {
     "throughput_tps": ("Throughput [tok/s]", "{:.3f}"),
     "accuracy": ("Accuracy", "{:.3f}"),
 }
-"""Of Table I: latency, AAL, rounds and throughput as the paper has them, and accuracy."""
+"""Columns of Table I: latency, AAL, rounds and throughput as in the paper, and accuracy."""
 TEX = str.maketrans({"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}"})
 
 
 class Pivot(NamedTuple):
-    """Windows and methods down, links across."""
+    """Table I: windows and methods as rows, links as columns."""
 
     links: list[tuple[Any, ...]]
     keys: list[str]
-    """What the links differ in, in the order of their values."""
+    """Keys in which the links differ, in the order of `links`' values."""
     windows: list[int]
     names: list[str]
     cells: dict[tuple[int, str, tuple[Any, ...]], Row]
 
     def link_text(self, link: Sequence[Any]) -> str:
-        """A link in words."""
+        """A link as text."""
         return link_text(dict(zip(self.keys, link, strict=True)))
 
 
 def link_text(link: Mapping[str, Any]) -> str:
-    """A link in words: the rate once where both directions have it."""
+    """A link as text; a rate equal in both directions is given once."""
     up, down = link.get("uplink_mbps"), link.get("downlink_mbps")
     said = []
     if up is not None:
@@ -61,14 +61,14 @@ def link_text(link: Mapping[str, Any]) -> str:
     said += [f"RTT {link['rtt_ms']:g} ms"] if link.get("rtt_ms") is not None else []
     said += [f"PER {link['per']:g}"] if link.get("per") else []
     said += [f"{key.removesuffix('_ms')} {link[key]}" for key in ("file", "jitter_ms") if link.get(key)]
-    return ", ".join(said) or "link not known"
+    return ", ".join(said) or "link unknown"
 
 
 def pivot(rows: Sequence[Row], name: Sequence[str]) -> Pivot | None:
-    """Table I of rows; None where windows do not vary, or where other things do.
+    """Table I of rows; None if windows do not vary, or if other settings do.
 
     Args:
-        name: of every row.
+        name: name of every row.
     """
     windows = sorted({row["window"] for row in rows if row.get("window") is not None})
     keys = [key for key in LINK if len({str(row.get(key)) for row in rows}) > 1] or ["uplink_mbps"]
@@ -83,7 +83,7 @@ def pivot(rows: Sequence[Row], name: Sequence[str]) -> Pivot | None:
 
 
 def pivot_html(table: Pivot) -> str:
-    """Table I, a header over each link's columns."""
+    """Table I as HTML, with a header over each link's columns."""
     spans = "".join(f"<th colspan={len(CELLS)}>{html.escape(table.link_text(link))}</th>" for link in table.links)
     heads = "".join(f"<th>{title}</th>" for _ in table.links for title, _ in CELLS.values())
     groups: dict[str, list[list[str]]] = {}
@@ -104,7 +104,7 @@ def _cells(line: Sequence[str]) -> str:
 
 
 def pivot_latex(table: Pivot) -> str:
-    """Table I for a paper; needs the package booktabs."""
+    """Table I as LaTeX; needs the package booktabs."""
     wide = len(CELLS)
     spans = " & ".join(
         rf"\multicolumn{{{wide}}}{{c}}{{{table.link_text(link).translate(TEX)}}}" for link in table.links
@@ -126,7 +126,7 @@ def pivot_latex(table: Pivot) -> str:
 
 
 def pivot_csv(table: Pivot) -> str:
-    """Table I with one header line."""
+    """Table I as CSV with one header line."""
     heads = [f"{key} @ {table.link_text(link)}" for link in table.links for key in CELLS]
     return _csv([["window", "method", *heads], *_lines(table, "")])
 
@@ -151,11 +151,11 @@ def _shown(row: Row | None, key: str, form: str, nothing: str) -> str:
 
 
 def rows_html(rows: Sequence[Row], intervals: Sequence[Intervals]) -> str:
-    """Every row; columns that no row fills are left out, and under a value the interval where it is known."""
+    """HTML table of all rows without empty columns, with intervals below the values."""
     shown = [name for name in TABLE if any(row.get(name) is not None for row in rows)]
     more = [name for name in ("speedup", "accuracy_lost") if any(name in one for one in intervals)]
     titles = [HEADERS.get(name, name) for name in shown] + [
-        {"speedup": "times as fast"}.get(n, "accuracy lost") for n in more
+        {"speedup": "speed-up"}.get(n, "accuracy lost") for n in more
     ]
     head = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
     body = "".join(
@@ -172,7 +172,7 @@ def _td(value: Any, interval: Any) -> str:
 
 
 def cell(value: Any) -> str:
-    """A value as a table shows it."""
+    """A value as a table cell."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -181,7 +181,7 @@ def cell(value: Any) -> str:
 
 
 def rows_csv(rows: Sequence[Row], intervals: Sequence[Intervals]) -> str:
-    """Every row with all its columns, and `…_low`, `…_high` of those with an interval."""
+    """CSV of all rows and columns, with `…_low` and `…_high` for columns with intervals."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     bounds = list(dict.fromkeys(name for one in intervals for name in one))
     beside = [name for name in bounds if name not in names]

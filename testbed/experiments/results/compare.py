@@ -1,4 +1,4 @@
-"""Two runs of one configuration beside each other: outputs token for token, and every column of their rows."""
+"""Compares two runs of one configuration: outputs token by token, and every column of their rows."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ POINTS = "points"
 
 
 def compare(before: Path, after: Path) -> dict[str, Any]:
-    """What differs between two run directories or two sweeps, rows matched by point and method.
+    """Differences between two run directories or sweeps, with rows matched by point and method.
 
     Returns:
-        `same`: whether nothing does; `outputs`: how many were compared and which differ (`row`, `request`);
-        `differences`: one entry a row and column, with both values and, of numbers, the relative `change`;
-        `missing` and `more`: rows of one of them alone.
+        `same`: whether there are no differences; `outputs`: how many were compared and which differ (`row`, `request`);
+        `differences`: one entry per row and column, with both values and, for numbers, the relative `change`;
+        `missing` and `more`: rows that only one of the two has.
 
     Raises:
-        BadInput: a directory that is none of a run.
+        BadInput: not a run directory.
     """
     old, new = (_rows(read_summary(run)["rows"]) for run in (before, after))
     both = [name for name in old if name in new]
@@ -45,7 +45,7 @@ def compare(before: Path, after: Path) -> dict[str, Any]:
 
 
 def _rows(rows: Sequence[Row]) -> dict[str, Row]:
-    """Rows by what names them: series, point and method."""
+    """Rows by name: series, method and point."""
     named: dict[str, Row] = {}
     for row in rows:
         parts = [row.get("series"), row.get("method"), row.get("point")]
@@ -67,7 +67,7 @@ def _columns(name: str, old: Row, new: Row) -> list[dict[str, Any]]:
 
 
 def _outputs(before: Path, after: Path) -> tuple[int, list[dict[str, Any]]]:
-    """How many outputs both hold, and those that differ."""
+    """Number of outputs in both runs, and those that differ."""
     try:
         old, new = (_tokens(read_requests(run).to_pylist()) for run in (before, after))
     except BadInput:

@@ -1,4 +1,4 @@
-"""Run directories: outcomes to rows, and everything a run leaves behind."""
+"""Run directories: summary rows of outcomes, and reading and writing of result files."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def rows(
     own: Mapping[int, str] | None = None,
     idle_w: float | None = None,
 ) -> list[dict[str, Any]]:
-    """One row a method, in the order in which methods first appear; `docs/architecture.md` says what the columns mean.
+    """One row per method, in order of first appearance; `docs/architecture.md` defines the columns.
 
     Args:
         examples: prompts, by request index.
         texts: output texts, by (method, request).
-        own: the target's own output texts, by request, where they are known.
-        idle_w: power of the idle device, where it was measured.
+        own: the target's own output texts, by request; None: unknown.
+        idle_w: power of the idle device; None: not measured.
     """
     table = []
     channel = _channel(outcomes)
@@ -71,9 +71,7 @@ def rows(
 
 
 def _channel(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
-    """Means of the channel state that rode with the rounds. Rates that were only inferred from the rounds are left out:
-    small uploads cannot show them.
-    """
+    """Mean channel state over the rounds, without rates of source `passive`: small uploads do not reveal them."""
     seen = [r.csi for o in outcomes for r in o.record.rounds if r.csi is not None]
     sure = [csi for csi in seen if csi.source != "passive"]
 
@@ -133,7 +131,7 @@ def summary(config: Mapping[str, Any], seed: int, host: Mapping[str, Any], table
 
 
 def host() -> dict[str, Any]:
-    """What machine this is."""
+    """Description of this machine."""
     return {
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
@@ -163,10 +161,10 @@ def _commit() -> str | None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in one step: readers see the old one or the new one, never half of it.
+    """Write a file atomically.
 
     Raises:
-        TestbedError: it cannot be written.
+        TestbedError: the file is not writable.
     """
     with whole_file(path) as part:
         part.write_text(text, encoding="utf-8")
@@ -181,27 +179,27 @@ def read_summary(directory: Path) -> dict[str, Any]:
     """Read `summary.json` of a run directory.
 
     Raises:
-        BadInput: not a run directory, or a schema that this version does not know.
+        BadInput: not a run directory, or an unknown schema.
     """
     path = directory / "summary.json"
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
-        raise BadInput(f"{directory} is no run directory: summary.json cannot be read ({exc})") from exc
+        raise BadInput(f"{directory} is not a run directory: cannot read summary.json ({exc})") from exc
     if not isinstance(document, dict):
-        raise BadInput(f"{directory} is no run directory: summary.json holds no document")
+        raise BadInput(f"{directory} is not a run directory: summary.json is not a JSON object")
     schema = document.get("schema")
     if schema != SCHEMA:
         newer = isinstance(schema, int) and schema > SCHEMA
-        hint = ": use the version that wrote it" if newer else ""
+        hint = "; use the version that wrote it" if newer else ""
         raise BadInput(f"{path} has schema {schema}; this version reads {SCHEMA}{hint}")
     if not isinstance(document.get("rows"), list):
-        raise BadInput(f"{path} holds no rows; the run may have been written by something else")
+        raise BadInput(f"{path} has no rows; it may have been written by another program")
     return document
 
 
 def round_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Rows of `rounds.parquet`: one a round."""
+    """Rows of `rounds.parquet`, one per round."""
     return [round_row(o.method, o.request, record) for o in outcomes for record in o.record.rounds]
 
 
@@ -213,7 +211,7 @@ def round_row(method: str, request: int, record: RoundRecord) -> dict[str, Any]:
 
 
 def request_rows(outcomes: Sequence[Outcome], texts: Mapping[tuple[str, int], str]) -> list[dict[str, Any]]:
-    """Rows of `requests.parquet`: one a request and method."""
+    """Rows of `requests.parquet`, one per request and method."""
     return [
         {
             "method": o.method,
@@ -235,11 +233,11 @@ def request_rows(outcomes: Sequence[Outcome], texts: Mapping[tuple[str, int], st
 
 
 def write_parquet(path: Path, table: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as parquet, in one step.
+    """Write rows as parquet, atomically.
 
     Raises:
-        BadInput: pyarrow is not installed.
-        TestbedError: it cannot be written.
+        BadInput: pyarrow is missing.
+        TestbedError: the file is not writable.
     """
     try:
         import pyarrow as pa

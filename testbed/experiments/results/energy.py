@@ -1,4 +1,4 @@
-"""Energy of a run: its rounds' instants laid over samples of power, and what a row of its summary says of it."""
+"""Energy of a run: power samples integrated over its rounds, and the energy columns of its summary rows."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from testbed.protocols.methods import run_method
 from testbed.ue.records import RequestRecord, RoundRecord
 
 PARTS = ("draft_j", "link_j", "wait_j", "other_j")
-"""Of `energy_j`, in the order in which they come."""
+"""Parts of `energy_j`, in order of time."""
 MOST_UNKNOWN_S = 1e-6
-"""More of a round without known power leaves its energy unknown."""
+"""Longest gap in the power samples for which a round's energy is still computed."""
 
 
 def measured(requests: Sequence[RequestRecord], samples: Samples) -> list[RequestRecord]:
-    """Requests with the energy, temperature and throttling of their rounds; rounds whose instants are not known stay as
-    they are.
+    """Requests with energy, temperature and throttling of their rounds; rounds without time stamps are unchanged.
 
     Args:
-        requests: all that a run decoded, those of one time together: rounds that are under way at once share the power.
-        samples: at Unix time.
+        requests: all requests of a run, since concurrent rounds share the power.
+        samples: power samples in Unix time.
     """
     known = [
         (number, at)
@@ -55,10 +54,9 @@ def measured(requests: Sequence[RequestRecord], samples: Samples) -> list[Reques
 
 
 def _link_shares(request: RequestRecord) -> list[tuple[float, float]]:
-    """The shares of the link and of the BS in the waiting of each round.
+    """Fractions of each round's waiting time spent on the link and at the BS.
 
-    With `target-only` the link's time stands in the first round, whichever tokens it was spent on: there they are those
-    of the whole request.
+    For `target-only`, whose link time is booked entirely on the first round, they are those of the whole request.
     """
     times = [
         ((r.verdict_s or 0.0) - (r.sent_s or 0.0), r.link_s, r.queue_s + r.verify_s + r.judge_s) for r in request.rounds
@@ -74,7 +72,7 @@ def _link_shares(request: RequestRecord) -> list[tuple[float, float]]:
 
 
 def _spans(rounds: Sequence[tuple[RoundRecord, float, tuple[float, float]]]) -> Spans:
-    """Instants at Unix time."""
+    """Time stamps of rounds in Unix time."""
     columns = np.array(
         [
             (r.begin_s, (r.begin_s or 0.0) + r.draft_s, r.sent_s, r.verdict_s, r.end_s, *shares)
@@ -83,24 +81,24 @@ def _spans(rounds: Sequence[tuple[RoundRecord, float, tuple[float, float]]]) -> 
         np.float64,
     ).T
     columns[:5] += np.array([zero_s for _, zero_s, _ in rounds])
-    columns[1] = np.minimum(columns[1], columns[2])  # they are one instant, but for rounding
+    columns[1] = np.minimum(columns[1], columns[2])  # equal except for rounding
     return Spans(*columns)
 
 
 def energy_columns(method: str, requests: Sequence[RequestRecord], idle_w: float | None = None) -> dict[str, Any]:
-    """What a row of `summary.json` says of energy; empty where no power was measured.
+    """Energy columns of a row of `summary.json`; empty if power was not measured.
 
-    Means are over `energy_requests`, the requests all of whose rounds are known. `colocated` has none: what it drafts
-    on this device stands for work of the BS.
+    Means are over `energy_requests`, the requests with known energy in all rounds. `colocated` has none, since its
+    drafting on this device represents work of the BS.
 
     Args:
-        idle_w: power of the device before the run.
+        idle_w: power of the idle device before the run.
     """
     rounds = [record for request in requests for record in request.rounds]
     gaps_s = [record.power_gap_s for record in rounds if record.power_gap_s is not None]
     if not gaps_s:
         return {}
-    told = [record.throttled for record in rounds if record.throttled is not None]
+    throttled = [record.throttled for record in rounds if record.throttled is not None]
     known = [r for r in requests if r.rounds and all(record.energy_j is not None for record in r.rounds)]
     known = [] if run_method(method).on_bs else known
     inside = [record for request in known for record in request.rounds]
@@ -114,7 +112,7 @@ def energy_columns(method: str, requests: Sequence[RequestRecord], idle_w: float
         "above_idle_j": above,
         "energy_requests": len(known),
         "power_gap_s": sum(gaps_s),
-        "throttled_rounds": sum(map(bool, told)) if told else None,
+        "throttled_rounds": sum(map(bool, throttled)) if throttled else None,
     }
 
 

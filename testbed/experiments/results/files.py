@@ -1,8 +1,7 @@
-"""`rounds.parquet` and `requests.parquet`: their columns by name and type, written alike by every run and read back
-from runs of older versions too.
+"""Columns of `rounds.parquet` and `requests.parquet`, with reading and writing that is compatible across versions.
 
-A file carries the number of its schema. What an older version did not write yet is null when it is read; what a newer
-one added beside is left out; a schema with a higher number is refused.
+A file carries its schema number. Columns missing in older files read as null, unknown columns are dropped, and a higher
+schema number is refused.
 """
 
 from __future__ import annotations
@@ -28,55 +27,55 @@ KEYS: Columns = {"method": str, "request": int}
 
 
 def round_columns() -> Columns:
-    """Columns of `rounds.parquet` and their types: method, request, those of `RoundRecord`, and `csi_…` of `Csi`."""
+    """Columns and types of `rounds.parquet`: method, request, fields of `RoundRecord`, and `csi_…` fields of `Csi`."""
     own = {name: kind for name, kind in _types(RoundRecord).items() if name != "csi"}
     return {**KEYS, **own, **{f"csi_{name}": kind for name, kind in _types(Csi).items()}}
 
 
 def request_columns() -> Columns:
-    """Columns of `requests.parquet` and their types: method, request, those of `RequestRecord` with `tokens` and
-    `rounds` as numbers, whether the output is the target's own, and its text.
+    """Columns and types of `requests.parquet`: method, request, fields of `RequestRecord` with counts for `tokens` and
+    `rounds`, whether the output is lossless, and its text.
     """
     own = {**_types(RequestRecord), "rounds": int, "tokens": int}
     return {**KEYS, **own, "lossless": bool, "text": str}
 
 
 def write_rounds(directory: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write one row a round.
+    """Write one row per round.
 
     Raises:
-        BadInput: pyarrow is not installed.
-        TestbedError: it cannot be written.
+        BadInput: pyarrow is missing.
+        TestbedError: the file is not writable.
     """
     write_round_rows(directory, round_rows(outcomes))
 
 
 def write_round_rows(directory: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """The same of rows that are there already."""
+    """Write rows made by `round_row`, as `write_rounds` does."""
     _write(directory / ROUNDS, rows, round_columns())
 
 
 def write_requests(directory: Path, outcomes: Sequence[Outcome], texts: Mapping[tuple[str, int], str]) -> None:
-    """Write one row a request and method.
+    """Write one row per request and method.
 
     Raises:
-        BadInput: pyarrow is not installed.
-        TestbedError: it cannot be written.
+        BadInput: pyarrow is missing.
+        TestbedError: the file is not writable.
     """
     _write(directory / REQUESTS, request_rows(outcomes, texts), request_columns())
 
 
 def read_rounds(directory: Path) -> Any:
-    """A pyarrow table with all `round_columns`, null where the run did not write one.
+    """Read a pyarrow table with all `round_columns`; missing columns are null.
 
     Raises:
-        BadInput: no such file, an unreadable one, one of a newer schema, or pyarrow is not installed.
+        BadInput: a missing or unreadable file, a newer schema, or pyarrow is missing.
     """
     return _read(directory / ROUNDS, round_columns())
 
 
 def read_requests(directory: Path) -> Any:
-    """A pyarrow table with all `request_columns`, as `read_rounds`."""
+    """Read a pyarrow table with all `request_columns`, as `read_rounds` does."""
     return _read(directory / REQUESTS, request_columns())
 
 
@@ -84,7 +83,7 @@ def read_requests(directory: Path) -> Any:
 
 
 def _types(struct: type) -> Columns:
-    """Fields of a struct and their types; those that may be None by the other type."""
+    """Fields of a struct and their types, without None."""
     return {name: _bare(hint) for name, hint in typing.get_type_hints(struct).items() if name != "__struct_config__"}
 
 
@@ -121,13 +120,13 @@ def _read(path: Path, columns: Columns) -> Any:
     try:
         table = pa.parquet.read_table(path)
     except (OSError, pa.ArrowException) as exc:
-        raise BadInput(f"{path.parent}: {path.name} cannot be read ({exc})") from exc
+        raise BadInput(f"{path.parent}: cannot read {path.name} ({exc})") from exc
     mark = (table.schema.metadata or {}).get(MARK, b"1").decode()
     if not mark.isdigit() or int(mark) > SCHEMA:
-        raise BadInput(f"{path} has schema {mark}; this version reads up to {SCHEMA}: use the version that wrote it")
+        raise BadInput(f"{path} has schema {mark}; this version reads up to {SCHEMA}; use the version that wrote it")
     missing = sorted({"method", "request"} - set(table.column_names))
     if missing:
-        raise BadInput(f"{path} lacks {', '.join(missing)}: it is not of a run")
+        raise BadInput(f"{path} lacks {', '.join(missing)}; it was not written by a run")
     arrays = []
     for field in schema:
         here = field.name in table.column_names

@@ -1,8 +1,8 @@
-"""Bootstrap intervals of what runs over the same prompts came to, paired by prompt.
+"""Bootstrap confidence intervals over prompts, paired across columns and methods.
 
-Prompts are drawn with replacement, all columns of a prompt together: whatever is made of several columns of one
-resample, a ratio of sums or a difference of two methods, is thereby paired (Efron and Tibshirani, An Introduction to
-the Bootstrap, chs. 8 and 13). Intervals are percentiles of the resamples; the seed is fixed.
+Prompts are resampled with replacement, with all columns of a prompt together, so that ratios of sums and differences
+between methods are paired (Efron and Tibshirani, An Introduction to the Bootstrap, chs. 8 and 13). Intervals are
+percentiles of the resamples; the seed is fixed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from testbed.errors import BadInput
 from testbed.experiments.results.quality import LEVEL, RESAMPLES, SEED
 
 CHUNK = 4_000_000
-"""Draws held at once."""
+"""Maximum number of draws in memory."""
 
 Reals = NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """A value and the bounds of its interval."""
+    """A value with its confidence interval."""
 
     value: float
     low: float
@@ -34,7 +34,7 @@ class Bootstrap:
     """Resampled sums of columns over the same prompts.
 
     Args:
-        columns: values by name [n], one for each prompt, in one order.
+        columns: values by name [n], one per prompt, in the same order.
 
     Raises:
         BadInput: no prompts, columns of different lengths, or values that are not finite.
@@ -44,7 +44,7 @@ class Bootstrap:
         arrays = {name: np.asarray(values, np.float64) for name, values in columns.items()}
         sizes = {array.size for array in arrays.values()}
         if len(sizes) != 1 or 0 in sizes:
-            raise BadInput(f"an interval needs values of the same prompts, not {sorted(sizes)} of them")
+            raise BadInput(f"an interval needs columns over the same prompts, not of lengths {sorted(sizes)}")
         table = np.stack(list(arrays.values()), axis=1)
         if not np.isfinite(table).all():
             raise BadInput("an interval needs finite values")
@@ -63,7 +63,7 @@ class Bootstrap:
             return _interval(self._of(above) / self._of(below), self._drawn_of(above) / self._drawn_of(below))
 
     def difference(self, first: str, second: str) -> Interval:
-        """Mean of one column less the mean of another."""
+        """Mean of the first column minus mean of the second."""
         drawn = self._drawn_of(first) - self._drawn_of(second)
         return _interval((self._of(first) - self._of(second)) / self.n, drawn / self.n)
 
@@ -75,7 +75,7 @@ class Bootstrap:
 
 
 def _resampled(table: Reals, resamples: int, seed: int) -> Reals:
-    """Sums of the columns of a table [n, m] over resamples of its rows: [resamples, m]."""
+    """Column sums of a table [n, m] over resamples of its rows: [resamples, m]."""
     rng, n = np.random.default_rng(seed), table.shape[0]
     parts, step = [], max(1, CHUNK // n)
     for first in range(0, resamples, step):

@@ -1,4 +1,4 @@
-"""Measured latencies from CSV: a header, then one operating point of a server a row."""
+"""Reads measured latencies from CSV: a header, then one operating point of a server per row."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ POSITIVE: tuple[Callable[[float], bool], str] = (lambda v: v > 0, "positive, in 
 
 
 def read_points(path: Path, column: str = "latency_s", windows: Sequence[int] | None = None) -> tuple[Points, Array]:
-    """Points, and [n] the latencies of a column. Columns: rps and that one; alpha, k, prefill and decode where they
-    are there; others are not looked at. A byte order mark, CRLF and empty lines are taken.
+    """Read operating points and the latencies [n] of a column. Columns: rps and `column`, optionally alpha, k, prefill
+    and decode; others are ignored. A byte order mark, CRLF and empty lines are accepted.
 
     Args:
-        windows: take rows of these k alone.
+        windows: keep only rows with these k; None: all.
 
     Raises:
-        BadInput: a file that cannot be read or is no CSV, a column that is missing or there twice, a cell that is
-            missing, no number, or out of range; with the line; no row of these windows.
+        BadInput: an unreadable file, a missing or duplicate column, a cell that is missing, not a number or out of
+            range (with its line), or no row with these windows.
     """
     lines = _lines(path)
     if not lines:
@@ -65,7 +65,7 @@ def read_points(path: Path, column: str = "latency_s", windows: Sequence[int] | 
 
 
 def column_of(path: Path, name: str) -> Array:
-    """[n] numbers of one column, 0 or more.
+    """Non-negative numbers of one column, [n].
 
     Raises:
         BadInput: as `read_points`.
@@ -73,12 +73,12 @@ def column_of(path: Path, name: str) -> Array:
     lines = _lines(path)
     header = [cell.strip().lower() for cell in lines[0][1]] if lines else []
     if header.count(name) != 1:
-        raise BadInput(f"{path.name} needs the column {name}, once; give all.csv of `testbed latency measure`")
+        raise BadInput(f"{path.name} needs exactly one column {name}; give all.csv of `testbed latency measure`")
     return np.array([_cell(path, header, line, row, name) for line, row in lines[1:]])
 
 
 def _lines(path: Path) -> list[tuple[int, list[str]]]:
-    """Rows that hold something, each with the number of its (last) line."""
+    """Non-empty rows, each with its (last) line number."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as exc:
@@ -91,7 +91,7 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
 
 
 def _cell(path: Path, header: Sequence[str], line: int, row: Sequence[str], name: str) -> float:
-    """A number that is in range."""
+    """The number in a cell, checked for its range."""
     if len(row) != len(header):
         raise BadInput(f"{path.name} line {line} has {len(row)} cells, the first line {len(header)}")
     text = row[header.index(name)].strip()

@@ -1,4 +1,4 @@
-"""How right the answers are, and how much less so than the target's own, with an interval over the same prompts."""
+"""Accuracy of the answers, and its loss against the target's own outputs, with a paired confidence interval."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed.experiments.inputs.datasets import Example
 from testbed.models.scoring import final_number
 
 LEVEL = 0.95
-"""Of the intervals."""
+"""Confidence level of intervals."""
 RESAMPLES = 10_000
 SEED = 0
 
@@ -21,12 +21,12 @@ SEED = 0
 def quality(
     texts: Mapping[int, str], examples: Sequence[Example], own: Mapping[int, str] | None = None
 ) -> dict[str, Any]:
-    """Columns of a row: `accuracy`, and against the target's own outputs `accuracy_lost` (a share, positive where the
-    target is better) with its interval, `accuracy_lost_low` and `_high`; None where it is not known.
+    """Columns of a row: `accuracy`, and `accuracy_lost` against the target's own outputs (a fraction, positive if the
+    target is better) with its interval, `accuracy_lost_low` and `_high`; None if unknown.
 
     Args:
         texts: outputs by request.
-        examples: prompts by request; those without a reference answer do not count.
+        examples: prompts by request; those without a reference answer are ignored.
         own: the target's own outputs by request.
     """
     scored = [i for i in texts if examples[i].result is not None]
@@ -44,7 +44,7 @@ def quality(
 
 
 def interval(values: NDArray[np.float64], level: float = LEVEL) -> tuple[float, float]:
-    """The bootstrap's percentile interval of a mean, for values of which many are the same; its seed is fixed.
+    """Bootstrap percentile interval of a mean, efficient for few distinct values; the seed is fixed.
 
     Raises:
         BadInput: no values, or a level outside (0, 1).

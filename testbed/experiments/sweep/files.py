@@ -1,4 +1,4 @@
-"""Sweep files that come along: those of the papers' tables and figures, and what each is for."""
+"""Bundled sweep files, which reproduce tables and figures of the papers."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from testbed import bundled_files
 from testbed.errors import BadInput
 
 CAPACITY = "capacity"
-"""Folder of those that `testbed capacity --config` takes."""
+"""Folder of files for `testbed capacity --config`."""
 
 
 class SweepFile(NamedTuple):
-    """A file that comes along."""
+    """A bundled sweep file."""
 
     name: str
     path: Path
     about: str
-    """Its leading comment, as one paragraph, without lines that are commands."""
+    """Its leading comment as one paragraph, without command lines."""
     command: str
-    """What runs it."""
+    """Command to run it."""
 
 
 def sweep_files() -> list[SweepFile]:
-    """All of them, by name; those of a folder below are named `folder/name`."""
+    """All bundled sweep files by name; those in a subfolder are named `folder/name`."""
     folder = bundled_files.folder("sweeps")
     return [_described(path, folder) for path in sorted(folder.rglob("*.yaml"))]
 
 
 def find_sweep(name: Path) -> Path:
-    """A file, or one that comes along by its name.
+    """Path of a sweep file, given as a file or by the name of a bundled one.
 
     Raises:
-        BadInput: neither, or one for another command; the message says which.
+        BadInput: no such file, or a file for another command.
     """
     if str(name).startswith(f"{CAPACITY}/") and (bundled_files.folder("sweeps") / f"{name}.yaml").is_file():
-        raise BadInput(f"{name} is a study of capacity: testbed capacity --config {name}")
+        raise BadInput(f"{name} is a capacity study; run testbed capacity --config {name}")
     return bundled_files.find("sweeps", str(name))
 
 

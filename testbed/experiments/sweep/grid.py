@@ -1,6 +1,6 @@
-"""Runs in numbers: a grid of virtual or real runs from one YAML file, checked first, resumable point by point.
+"""Sweeps: a grid of virtual or real runs from one YAML file, validated first and resumable point by point.
 
-A point is a run directory of its own under `points/`; one that has its `summary.json` is done.
+Each point has its own run directory under `points/` and is done when that contains `summary.json`.
 """
 
 from __future__ import annotations
@@ -46,28 +46,27 @@ __all__ = [
 LOCAL, RAY = "local", "ray"
 EXECUTORS = (LOCAL, RAY)
 SAID = {"methods", "channel", NAME, PROTOCOL, RATE}
-"""Keys of a point that a row says in its own columns."""
+"""Keys of a point that rows have in their own columns."""
 
 Progress = Callable[[int, int, str], None]
-"""Told before the first point and after every one: points done, points in all, the last one's values."""
+"""Called before the first and after every point with the numbers of finished and all points, and the last values."""
 
 
 class Executor(NamedTuple):
     """Where points run.
 
-    `local`: in `workers` processes of this machine; one by default: this one. `ray`: in `workers` actors of the cluster
-    that is there (`RAY_ADDRESS`, or one of this machine), else of one that is started for it; by default as many as it
-    has cores.
+    `local`: in `workers` processes on this machine (default: in this process). `ray`: in `workers` actors of an
+    existing cluster (`RAY_ADDRESS`, or one on this machine), or else of a new one (default: one per core).
     """
 
     kind: str = LOCAL
     workers: int | None = None
 
     def check(self, todo: Sequence[SweepPoint]) -> None:
-        """Refuse what cannot be.
+        """Validate the executor for these points.
 
         Raises:
-            BadInput: an unknown kind, no worker, or real runs at once: they would disturb each other's times.
+            BadInput: an unknown kind, no workers, or concurrent real-time runs, which would disturb each other.
         """
         if self.kind not in EXECUTORS:
             raise BadInput(f"unknown executor {self.kind!r}; known: {', '.join(EXECUTORS)}")
@@ -76,12 +75,12 @@ class Executor(NamedTuple):
         real = [point for point in todo if not point.channel.is_virtual]
         if real and (self.kind == RAY or (self.workers or 1) > 1):
             raise BadInput(
-                f"{len(real)} of {len(todo)} points take real time, which runs beside them would disturb: leave out "
-                "--executor and --workers"
+                f"{len(real)} of {len(todo)} points run in real time and cannot run concurrently; omit --executor and "
+                "--workers"
             )
 
     def run(self, todo: Sequence[SweepPoint], folder: Path) -> Iterator[SweepPoint]:
-        """Run points and yield each when its directory is whole."""
+        """Run points; yield each when its directory is complete."""
         if not todo:
             return (point for point in todo)
         if self.kind == RAY:
@@ -93,38 +92,38 @@ class Executor(NamedTuple):
         return at_once(todo, folder, min(self.workers or 1, len(todo)))
 
 
-def run_sweep(config: SweepConfig, out: Path, told: Progress, executor: Executor = Executor()) -> dict[str, Any]:  # noqa: B008
-    """Run what is not done yet and write `summary.json` with the rows of all points; returns its document.
+def run_sweep(config: SweepConfig, out: Path, progress: Progress, executor: Executor = Executor()) -> dict[str, Any]:  # noqa: B008
+    """Run all unfinished points and write `summary.json` with the rows of all points; returns its document.
 
     Raises:
-        BadInput: a point that cannot run, a directory of another sweep, or one where this sweep is running.
-        GateError: a strict point was not lossless; the others ran.
+        BadInput: an invalid point, a directory of another sweep, or a sweep that is already running.
+        GateError: a strict point was not lossless; all other points ran.
     """
     todo = points(config)
     executor.check(todo)
     with claimed(config, out, "sweep"):
         left = [point for point in todo if not done(point, out)]
         ended = len(todo) - len(left)
-        told(ended, len(todo), "")
+        progress(ended, len(todo), "")
         with contextlib.closing(executor.run(in_order(left), out / "points")) as running:  # type: ignore[type-var]
             for point in running:
                 ended += 1
-                told(ended, len(todo), values_text(point.values))
+                progress(ended, len(todo), values_text(point.values))
         rows = [row for point in todo for row in sweep_rows(point, out)]
         document = results.summary(resolved(config), config.run.seed, results.host(), rows)
         results.write_summary(out, document)
     if lossy := [values_text(point.values) for point in todo if _lossy(point, out)]:
-        raise GateError(f"outputs differ from the target's own at {'; '.join(lossy)}")
+        raise GateError(f"outputs differ from the target's own output at {'; '.join(lossy)}")
     return document
 
 
 def done(point: SweepPoint, out: Path) -> bool:
-    """Whether a point's directory is whole."""
+    """Whether a point is finished."""
     return (out / "points" / point.key / "summary.json").exists()
 
 
 def sweep_rows(point: SweepPoint, out: Path) -> list[dict[str, Any]]:
-    """Rows of a point that is done, with what tells it from the other points."""
+    """Rows of a finished point, with the values that identify it."""
     rows = results.read_summary(out / "points" / point.key)["rows"]
     more = {key: point.values[key] for key in (NAME, LEVEL) if key in point.values}
     more = {"series" if key == NAME else key: value for key, value in more.items()}
@@ -135,7 +134,7 @@ def sweep_rows(point: SweepPoint, out: Path) -> list[dict[str, Any]]:
 
 
 def _lossy(point: SweepPoint, out: Path) -> bool:
-    """Whether an output that had to be the target's own is not."""
+    """Whether an output that must be lossless is not."""
     strict = point.config.threshold == 0 or JUDGES[judging(point.config)[0]].lossless
     return any(
         row["lossless"] is False and (strict or not run_method(row["method"]).judged) for row in sweep_rows(point, out)

@@ -1,4 +1,4 @@
-"""What a sweep holds: its file, and the points that the file stands for, each checked before anything runs."""
+"""Sweep files, and their expansion to points, each validated before anything runs."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ PAYLOAD = "payload"
 PROTOCOL = "protocol"
 """Grid key for a single method."""
 LEVEL, LEVELS = "level", 16
-"""Grid key for a threshold as the axis of WISV's Fig. 3 has it, and its end: level = 16 θ."""
+"""Grid key for a threshold in units of the axis of WISV Fig. 3, and its maximum: level = 16 θ."""
 SEED = "seed"
 RUN_KEYS = DemoConfig.__struct_fields__
 NAME = "name"
-"""Key of a series' name."""
+"""Key of the name of a series."""
 _SAME = {LEVEL: "threshold", PROTOCOL: "methods"}
-"""Keys that say the same thing."""
+"""Keys with the same meaning."""
 LINK_KEYS = tuple(name for name in ChannelSpec.__struct_fields__ if name not in ("kind", "via"))
 KNOWN = tuple(dict.fromkeys((*RUN_KEYS, *LINK_KEYS, RATE, PAYLOAD, PROTOCOL, LEVEL)))
 
@@ -45,16 +45,16 @@ class SweepConfig(Config, frozen=True, kw_only=True):
     """A grid of runs.
 
     Attributes:
-        run: what all points share, as `testbed demo` takes it; its channel says of what kind they are.
+        run: settings shared by all points, as for `testbed demo`; its channel determines their kind.
         grid: values by key; every combination is a point. Keys are those of a run (window, threshold, judge, …), of a
             channel (uplink_mbps, rtt_ms, file, …), `rate_mbps` for both rates, `protocol` for a single method, `level`
             for 16 θ, and `payload` (own, rejection) for virtual points whose profile has sizes.
-        zip: lists of one length by key, whose values go together, the first with the first; combined with the grid.
-        series: settings that belong together, each with a `name` and one value for some of these keys; every one is
-            combined with the keys of grid and zip that it does not set itself.
-        exclude: combinations that are left out, each by some of its values; a list stands for any of its values.
-        include: points beside the combinations, each by its values.
-        repeats: runs of every point, with the seeds seed, seed + 1, …
+        zip: lists of equal length by key, whose values are paired element by element, and combined with the grid.
+        series: named groups of settings, each with a `name` and one value for some of these keys; each is combined with
+            the keys of grid and zip that it does not set.
+        exclude: combinations to omit, each given by some of its values; a list matches any of its values.
+        include: additional points, each given by its values.
+        repeats: number of runs of every point, with seeds seed, seed + 1, …
     """
 
     name: str = "sweep"
@@ -68,7 +68,7 @@ class SweepConfig(Config, frozen=True, kw_only=True):
 
 
 class SweepPoint(msgspec.Struct, frozen=True):
-    """One combination."""
+    """One point of a sweep."""
 
     values: Values
     config: DemoConfig
@@ -77,7 +77,7 @@ class SweepPoint(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Name of its directory: what it is, as far as results depend on it."""
+        """Name of its directory: a digest of everything that its results depend on."""
         parts = [resolved(self.config), channel_text(self.channel), self.payload]
         if head := judging(self.config)[1]:
             parts.append(head_stamp(head))
@@ -89,19 +89,19 @@ class SweepPoint(msgspec.Struct, frozen=True):
 
 
 def load_sweep(path: Path) -> SweepConfig:
-    """Read a sweep.
+    """Read a sweep file.
 
     Raises:
-        ConfigError: unreadable, unknown keys, or values of a wrong type.
+        ConfigError: unreadable file, unknown keys, or values of the wrong type.
     """
     return load(SweepConfig, path)
 
 
 def points(config: SweepConfig) -> list[SweepPoint]:
-    """All combinations, in the order of the grid's keys and values, each checked.
+    """All points of a sweep in order of the grid's keys and values, each validated.
 
     Raises:
-        BadInput: an unknown key, lists that cannot be combined, or a point that cannot run; the message names it.
+        BadInput: an unknown key, lists of different lengths, or an invalid point, which the message names.
     """
     _check_keys(config)
     found: dict[str, SweepPoint] = {}
@@ -114,11 +114,11 @@ def points(config: SweepConfig) -> list[SweepPoint]:
 
 
 def values_text(values: Mapping[str, Any]) -> str:
-    """Values of a point for people."""
-    return ", ".join(f"{key}={value}" for key, value in values.items()) or "the only one"
+    """Values of a point as text."""
+    return ", ".join(f"{key}={value}" for key, value in values.items()) or "the only point"
 
 
-# ---------------------------------------------------------------- what the file says
+# ---------------------------------------------------------------- expansion
 
 
 def _check_keys(config: SweepConfig) -> None:
@@ -133,14 +133,14 @@ def _check_keys(config: SweepConfig) -> None:
             raise BadInput(f"grid key {key!r} has no values")
     if len({len(column) for column in config.zip.values()}) > 1:
         lengths = ", ".join(f"{key} {len(column)}" for key, column in config.zip.items())
-        raise BadInput(f"zipped lists need one length, not {lengths}")
+        raise BadInput(f"zipped lists must have equal lengths, not {lengths}")
     given = {_SAME.get(key, key) for key in config.grid}
     if both := [key for key in config.zip if _SAME.get(key, key) in given]:
-        raise BadInput(f"{both[0]!r} stands in grid and zip; give it once")
+        raise BadInput(f"{both[0]!r} is in both grid and zip; give it once")
     if config.repeats < 1:
         raise BadInput(f"repeats must be at least 1, not {config.repeats}")
     if config.repeats > 1 and SEED in itertools.chain(config.grid, config.zip, *config.series, *config.include):
-        raise BadInput("repeats count seeds up from the run's; leave the key 'seed' out, or repeats")
+        raise BadInput("repeats set the seeds; omit either the key 'seed' or repeats")
 
 
 def _unknown(key: str, known: Sequence[str]) -> BadInput:
@@ -150,7 +150,7 @@ def _unknown(key: str, known: Sequence[str]) -> BadInput:
 
 
 def _combinations(config: SweepConfig) -> Iterator[Values]:
-    """Values of every point: each series with all combinations of the keys that it does not set itself."""
+    """Values of every point: each series with all combinations of the keys that it does not set."""
     for number, one in enumerate(config.series or [{}], 1):
         given = {_SAME.get(key, key) for key in one}
         grid = _without(config.grid, given)
@@ -171,10 +171,10 @@ def _without(columns: Mapping[str, list[Any]], given: set[str]) -> dict[str, lis
 
 
 def _kept(config: SweepConfig, combinations: list[Values]) -> list[Values]:
-    """Combinations that nothing excludes."""
+    """Combinations that are not excluded."""
     for entry in config.exclude:
         if not any(_matches(values, entry) for values in combinations):
-            raise BadInput(f"exclude {values_text(entry)}: no point is like that")
+            raise BadInput(f"exclude {values_text(entry)}: no point matches")
     return [values for values in combinations if not any(_matches(values, entry) for entry in config.exclude)]
 
 
@@ -198,7 +198,7 @@ def _repeated(config: SweepConfig, combinations: Iterable[Values]) -> Iterator[V
 
 
 def _named(config: SweepConfig, values: Values) -> SweepPoint:
-    """A point; where it cannot run, the refusal names it."""
+    """Make a point; an error names it."""
     try:
         return _point(config, values)
     except BadInput as exc:
@@ -220,21 +220,21 @@ def _point(config: SweepConfig, values: Values) -> SweepPoint:
     if payload not in PAYLOADS:
         raise BadInput(f"unknown payload {payload!r}; known: {', '.join(PAYLOADS)}")
     if channel.is_virtual and channel.profile is None:
-        raise BadInput("virtual points need a profile, such as profile=wisv (or a profile.yaml that a demo measured)")
+        raise BadInput("virtual points need a profile, such as profile=wisv (or a profile.yaml measured by a demo)")
     if payload != OWN and not (channel.profile and load_profile(channel.profile).sizes):
-        raise BadInput(f"payload {payload} needs virtual time and a profile that has sizes")
+        raise BadInput(f"payload {payload} needs virtual time and a profile with sizes")
     check_demo(demo)
     return SweepPoint(values, demo, channel, payload)
 
 
 def _threshold(level: Any) -> float:
     if not (isinstance(level, int | float) and 0 <= level <= LEVELS):
-        raise BadInput(f"a level lies in 0..{LEVELS}, not {level!r}")
+        raise BadInput(f"level must lie in 0..{LEVELS}, not {level!r}")
     return level / LEVELS
 
 
 def _replaced(struct: Any, values: Mapping[str, Any]) -> Any:
-    """A copy with other values, checked as if it had been read."""
+    """A copy with other values, validated as if read from a file."""
     document = {name: getattr(struct, name) for name in struct.__struct_fields__} | dict(values)
     try:
         return msgspec.convert(msgspec.to_builtins(document), type(struct))
@@ -244,12 +244,12 @@ def _replaced(struct: Any, values: Mapping[str, Any]) -> Any:
 
 
 def head_stamp(head: str) -> str:
-    """What tells one state of a head's files from another."""
+    """Digest of a head's files."""
     return directory_stamp(head_directory(head))
 
 
 def directory_stamp(directory: Path) -> str:
-    """What tells one state of a directory's files from another."""
+    """Digest of the files in a directory."""
     digest = hashlib.blake2b(digest_size=6)
     for path in sorted(directory.iterdir()):
         if path.is_file():

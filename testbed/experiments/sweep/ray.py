@@ -1,7 +1,7 @@
-"""Running points of a sweep on Ray: on the cluster that is there, else on one that is started for it.
+"""Runs points of a sweep on Ray: on an existing cluster, or on one started for the sweep.
 
-An actor runs points as `sweep_run.Workshop` does and sends back the files of a directory, so that no file system need
-be shared. Models, heads and profiles that a sweep names by path must lie at that path on every node.
+An actor runs points with a `PointRunner` and returns the files of each directory, so no shared file system is needed.
+Models, heads and profiles that a sweep names by path must exist at that path on every node.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from typing import Any
 
 from testbed.errors import BadInput, EngineError
 from testbed.experiments.sweep.points import SweepPoint
-from testbed.experiments.sweep.run import Workshop
+from testbed.experiments.sweep.run import PointRunner
 
 STARTS = 3
-"""Attempts at a cluster of our own: Ray gives its processes 30 s, which a busy machine may pass."""
+"""Attempts to start a local cluster: Ray's start-up timeout of 30 s can be too short on a busy machine."""
 LAST = "summary.json"
-"""Its presence means a whole run."""
+"""File written last, which marks a complete run."""
 
 
 class Worker:
-    """An actor: a workshop on some node."""
+    """Ray actor that runs points on its node."""
 
     def __init__(self, todo: Sequence[SweepPoint]) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        self._todo, self._shop = todo, Workshop(todo)
+        self._todo, self._runner = todo, PointRunner(todo)
 
     def run(self, number: int) -> tuple[int, dict[str, bytes]]:
-        """Run a point; answers its number and its files by name."""
+        """Run a point; returns its number and its files by name."""
         with tempfile.TemporaryDirectory(prefix="testbed-") as scratch:
             directory = Path(scratch) / "point"
-            self._shop.run(self._todo[number], directory)
+            self._runner.run(self._todo[number], directory)
             return number, {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
 
 
 def on_ray(todo: Sequence[SweepPoint], folder: Path, workers: int | None) -> Iterator[SweepPoint]:
-    """Run points in actors, and yield each when its directory is whole, in the order in which they end.
+    """Run points in actors; yield each when its directory is complete, in order of completion.
 
     Args:
-        workers: actors; None: one for each core of the cluster.
+        workers: number of actors; None: one per core of the cluster.
 
     Raises:
-        BadInput: Ray is not installed, or the cluster that `RAY_ADDRESS` names does not answer.
+        BadInput: Ray is not installed, or the cluster at `RAY_ADDRESS` does not answer.
         EngineError: an actor or its node died.
     """
     ray = _connected(workers)
@@ -60,13 +60,13 @@ def on_ray(todo: Sequence[SweepPoint], folder: Path, workers: int | None) -> Ite
     except ray.exceptions.RayTaskError as exc:
         raise exc.cause if exc.cause is not None else EngineError(str(exc)) from exc
     except ray.exceptions.RayError as exc:
-        raise EngineError(f"Ray: {exc}; the same command goes on with what is left") from exc
+        raise EngineError(f"Ray: {exc}; run the same command again to continue") from exc
     finally:
         ray.shutdown()
 
 
 def _connected(workers: int | None) -> Any:
-    """Ray, connected to the cluster that is there, else to one of this machine's."""
+    """Connect Ray to an existing cluster, or to a new one on this machine."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -85,7 +85,7 @@ def _connected(workers: int | None) -> Any:
         try:
             ray.init(address="local", num_cpus=workers or os.cpu_count(), include_dashboard=False, **quiet)
             break
-        except Exception as exc:  # Ray raises no narrower class where its processes do not come up
+        except Exception as exc:  # Ray has no narrower class for failed start-up
             ray.shutdown()
             if attempt == STARTS:
                 raise EngineError(f"Ray does not start: {' '.join(str(exc).split())}") from exc

@@ -1,4 +1,4 @@
-"""Directories for a report where sweeps may still be under way: what has run of them so far."""
+"""Loads run directories and sweeps for a report, including unfinished sweeps."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from testbed.experiments.sweep.points import SweepConfig, points
 
 
 def load_all(paths: Sequence[Path]) -> list[Shown]:
-    """Read run directories and sweeps, ended or not, each with a label of its own.
+    """Read run directories and sweeps, finished or not, each with a unique label.
 
     Raises:
-        BadInput: one that holds no run, or a sweep of which nothing has run.
+        BadInput: not a run directory, or a sweep without finished points.
     """
     return [_partial(path, label) or shown_of(path, label) for path, label in labels(paths)]
 
 
 def _partial(path: Path, label: str) -> Shown | None:
-    """A sweep that has not ended, from the points that have; None where there is a summary, or it is no sweep."""
+    """An unfinished sweep, from its finished points; None if it has a summary or is not a sweep."""
     file = path / "config.yaml"
     if (path / "summary.json").exists() or not file.exists() or not (path / POINTS).is_dir():
         return None
@@ -34,7 +34,7 @@ def _partial(path: Path, label: str) -> Shown | None:
     every = points(config)
     whole = [point for point in every if done(point, path)]
     if not whole:
-        raise BadInput(f"{path}: none of the {len(every)} points of this sweep has run yet")
+        raise BadInput(f"{path}: none of the {len(every)} points of this sweep is finished yet")
     parts = [RowSource(row, path / POINTS / point.key) for point in whole for row in sweep_rows(point, path)]
     first = read_summary(parts[0].directory)
     document = {**first, "config": {"name": config.name, "run": first["config"]}, "rows": [part.row for part in parts]}

@@ -1,4 +1,4 @@
-"""`testbed rerun`: a run again from the configuration that its directory holds."""
+"""`testbed rerun`: repeats a run from the configuration in its directory and compares the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from testbed.experiments.runs.demo import run_demo
 from testbed.experiments.runs.uerun import GIVEN, run_ue
 from testbed.experiments.sweep.grid import run_sweep
 from testbed.experiments.sweep.points import SweepConfig, SweepPoint, load_sweep, points
-from testbed.experiments.sweep.run import Workshop
+from testbed.experiments.sweep.run import PointRunner
 from testbed.files import require_empty
 
 Say = Callable[[str], None]
@@ -29,16 +29,16 @@ KINDS: dict[str, tuple[str, type[Config]]] = {
     "demo": ("prompts", DemoConfig),
     "ue run": ("bs", RunConfig),
 }
-"""Runs that can be run again: a key that only their `config.yaml` has, and what it holds."""
+"""Kinds of runs that can be repeated: a key that only their `config.yaml` has, and its type."""
 
 
 def rerun(run: Path, out: Path, say: Say) -> dict[str, Any]:
-    """Run again into `out`, and compare; answers `run`, `rerun`, `kind` and what `compare` finds.
+    """Repeat a run into `out` and compare; returns `run`, `rerun`, `kind` and the result of `compare`.
 
-    A virtual demo that measured this machine takes the profile that it wrote then, so that its times repeat.
+    A virtual demo that measured this machine uses the profile that it wrote then, so that its times repeat.
 
     Raises:
-        BadInput: no run directory, one of another command, or an `out` that is in use.
+        BadInput: not a run directory, a run of another command, or a non-empty `out`.
     """
     read_summary(run)
     require_empty(out)
@@ -48,9 +48,9 @@ def rerun(run: Path, out: Path, say: Say) -> dict[str, Any]:
 
 def _run(run: Path, out: Path, say: Say) -> str:
     if (point := point_of(run)) is not None:
-        say(f"running one point again: {point.config.channel}")
-        with contextlib.closing(Workshop([point])) as shop:
-            shop.run(point, out)
+        say(f"repeating one point: {point.config.channel}")
+        with contextlib.closing(PointRunner([point])) as runner:
+            runner.run(point, out)
         return "point"
     kind, config = config_of(run)
     if isinstance(config, SweepConfig):
@@ -63,7 +63,7 @@ def _run(run: Path, out: Path, say: Say) -> str:
 
 
 def point_of(run: Path) -> SweepPoint | None:
-    """The point of a sweep that a directory is of; None: it is of none."""
+    """The sweep point of a run directory; None: it is not part of a sweep."""
     path, sweep = run / POINT, run.resolve().parent.parent / "config.yaml"
     if path.exists():
         try:
@@ -74,15 +74,15 @@ def point_of(run: Path) -> SweepPoint | None:
         return None
     found = [point for point in points(load_sweep(sweep)) if point.key == run.resolve().name]
     if not found:
-        raise BadInput(f"{run} is no point of {sweep.parent} as this version and its heads have it")
+        raise BadInput(f"{run} is not a point of {sweep.parent} with this version and its heads")
     return found[0]
 
 
 def config_of(run: Path) -> tuple[str, Config]:
-    """What a run directory was made by, and its configuration.
+    """Kind and configuration of a run directory.
 
     Raises:
-        BadInput: another command's, or none.
+        BadInput: a run that cannot be repeated with `testbed rerun`.
     """
     path = run / "config.yaml"
     try:
@@ -90,13 +90,13 @@ def config_of(run: Path) -> tuple[str, Config]:
     except (OSError, msgspec.DecodeError, TypeError) as exc:
         raise ConfigError(f"{path}: {exc}") from exc
     if "systems" in keys:
-        raise BadInput(f"{run} is a study of capacity: testbed capacity --config {path} --out DIR runs it again")
+        raise BadInput(f"{run} is a capacity study; repeat it with testbed capacity --config {path} --out DIR")
     if "places" in keys:
-        raise BadInput(f"{run} is a field run: testbed field run {path} --emulated --out DIR runs it again at the desk")
+        raise BadInput(f"{run} is a field run; repeat it with testbed field run {path} --emulated --out DIR")
     for kind, (key, config) in KINDS.items():
         if key in keys:
             return kind, load(config, path)
-    raise BadInput(f"{path} is of no command that can be run again; known: {', '.join(KINDS)}")
+    raise BadInput(f"{path} is not from a command that can be repeated; known: {', '.join(KINDS)}")
 
 
 def _with_profile(config: DemoConfig, run: Path) -> DemoConfig:
@@ -108,14 +108,14 @@ def _with_profile(config: DemoConfig, run: Path) -> DemoConfig:
 
 
 def _given(run: Path, config: RunConfig) -> list[int] | list[str] | None:
-    """The prompt of a run that was given one."""
+    """Prompt given on the command line of a run, if any."""
     try:
         return list(json.loads((run / GIVEN).read_text(encoding="utf-8")))
     except FileNotFoundError:
         pass
     except (OSError, ValueError, TypeError) as exc:
-        raise BadInput(f"{run / GIVEN} cannot be read: {exc}") from exc
+        raise BadInput(f"cannot read {run / GIVEN}: {exc}") from exc
     decoded = max((row["requests"] for row in read_summary(run)["rows"]), default=0)
     if decoded == 1 and config.limit is None:
-        raise BadInput(f"{run} decoded a prompt of its command line, which an older version did not write down")
+        raise BadInput(f"{run} decoded a prompt from its command line, which an older version did not save")
     return None

@@ -1,4 +1,4 @@
-"""Running points of a sweep: one after another in this process, or several at once in processes of their own."""
+"""Runs points of a sweep: sequentially in this process, or in parallel in worker processes."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from testbed.experiments.sweep.points import SweepPoint
 from testbed.models.bundle import bundled
 
 Pair = tuple[str, str | None, str | None, str]
-"""Engine, target, drafter and type: what virtual points must agree in to share passes."""
+"""Engine, target, drafter and dtype; virtual points with equal pairs share passes."""
 
 
 def pair_of(point: SweepPoint) -> Pair:
-    """The pair that a point runs on."""
+    """The pair of a point."""
     config = point.config
     return config.engine, config.model, config.drafter, config.dtype
 
 
 def in_order(todo: Sequence[SweepPoint]) -> list[SweepPoint]:
-    """Points in the order to run them: pair by pair, and the longest drafts first, since they hold the others."""
+    """Points in execution order: grouped by pair, largest window first, since its passes include the smaller ones."""
     pairs = list(dict.fromkeys(map(pair_of, todo)))
     return sorted(todo, key=lambda point: (pairs.index(pair_of(point)), -point.config.window))
 
 
-class Workshop:
-    """Runs points: real ones as demos, virtual ones over a pair that is loaded when one needs it.
+class PointRunner:
+    """Runs points: real ones as demos, virtual ones on a pair that is loaded on demand.
 
-    Virtual points share the passes of one pair, whatever their link, window or payload; one pair is held at a time.
+    Virtual points share the passes of one pair, whatever their link, window or payload; one pair is loaded at a time.
     """
 
     def __init__(self, todo: Sequence[SweepPoint]) -> None:
@@ -52,21 +52,21 @@ class Workshop:
         self._works: dict[tuple[str, int], Workload] = {}
 
     def run(self, point: SweepPoint, directory: Path) -> None:
-        """Run a point and write its directory, over whatever a run that was stopped left there.
+        """Run a point and write its directory, replacing remains of an interrupted run.
 
         Raises:
-            TestbedError: whatever keeps it from running; an output that is not the target's own does not.
+            TestbedError: the run failed; a lossy output is not an error here.
         """
         if directory.exists():
             shutil.rmtree(directory)
-        with contextlib.suppress(GateError):  # written down like any other; the sweep says so in the end
+        with contextlib.suppress(GateError):  # recorded in the results; the sweep reports it at the end
             if point.channel.is_virtual:
                 self._run_virtual(point, directory)
             else:
                 run_demo(point.config, directory, lambda _: None)
 
     def close(self) -> None:
-        """Free the models."""
+        """Release the models."""
         if self._models is not None:
             self._models.close()
         self._pair = self._models = None
@@ -93,7 +93,7 @@ class Workshop:
 
 
 def load_pair(todo: Sequence[SweepPoint]) -> Models:
-    """The pair of these points, with room for the longest prompt and output among them."""
+    """Load the pair of these points, with context for the longest prompt and output."""
     most = max(point.config.max_tokens for point in todo)
     runs = [run_config(msgspec.structs.replace(point.config, max_tokens=most)) for point in todo]
     largest = {run.dataset: run for run in sorted(runs, key=lambda run: run.limit or 0)}
@@ -114,24 +114,24 @@ def _work(run: RunConfig) -> Workload:
 
 
 def one_by_one(todo: Sequence[SweepPoint], folder: Path) -> Iterator[SweepPoint]:
-    """Run points in this process, and yield each when its directory is whole."""
-    shop = Workshop(todo)
+    """Run points in this process; yield each when its directory is complete."""
+    runner = PointRunner(todo)
     try:
         for point in todo:
-            shop.run(point, folder / point.key)
+            runner.run(point, folder / point.key)
             yield point
     finally:
-        shop.close()
+        runner.close()
 
 
 def at_once(todo: Sequence[SweepPoint], folder: Path, workers: int) -> Iterator[SweepPoint]:
-    """The same in so many processes, each with a pair of its own, in the order in which points end.
+    """Run points in worker processes, each with its own pair; yield them in order of completion.
 
     Raises:
-        EngineError: something else ended one of the processes.
+        EngineError: a worker process was killed.
     """
     threads = max(1, (os.cpu_count() or 1) // workers)
-    killed = "a worker was killed; the same command goes on with what is left"
+    killed = "a worker was killed; run the same command again to continue"
     with pool_of(workers, killed, _begin, (list(todo), threads)) as pool:
         running = {pool.submit(_run, number, folder): point for number, point in enumerate(todo)}
         for future in futures.as_completed(running):
@@ -139,17 +139,17 @@ def at_once(todo: Sequence[SweepPoint], folder: Path, workers: int) -> Iterator[
             yield running[future]
 
 
-_shop: Workshop | None = None
+_runner: PointRunner | None = None
 _todo: Sequence[SweepPoint] = ()
 
 
 def _begin(todo: Sequence[SweepPoint], threads: int) -> None:
-    """In a worker."""
-    global _shop, _todo
+    """Initialise a worker process."""
+    global _runner, _todo
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    _shop, _todo = Workshop(todo), todo
+    _runner, _todo = PointRunner(todo), todo
 
 
 def _run(number: int, folder: Path) -> None:
-    assert _shop is not None
-    _shop.run(_todo[number], folder / _todo[number].key)
+    assert _runner is not None
+    _runner.run(_todo[number], folder / _todo[number].key)

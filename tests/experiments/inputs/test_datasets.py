@@ -119,5 +119,5 @@ def test_the_bundled_splits() -> None:
 
 
 def test_an_unknown_split_is_told_the_known_ones() -> None:
-    with pytest.raises(BadInput, match=r"no bundled data set 'tests'; use one of .*bundled:calibration, bundled:test"):
+    with pytest.raises(BadInput, match=r"no bundled data set 'tests'; known: .*bundled:calibration, bundled:test"):
         load_dataset("bundled:tests")

@@ -43,7 +43,7 @@ def test_what_counts_as_agreement(via: str, measured: tuple[float, float, float]
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"via": "pigeon"}, "use proxy or tc"),
+        ({"via": "pigeon"}, "known: proxy, tc"),
         ({"rates_mbps": ()}, "one rate"),
         ({"rates_mbps": (0.0,)}, "uplink_mbps"),
         ({"rtts_ms": (-1.0,)}, "rtt_ms"),

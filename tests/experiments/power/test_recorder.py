@@ -177,7 +177,7 @@ def test_runs_that_cannot_be_accounted_for_are_refused(run: Path, tmp_path: Path
     write_requests(run, outcomes, {})
     write_parquet(run / "power.parquet", steady())
     refuse(lambda: account_run(run, None), BadInput, "has no time stamps")
-    refuse(lambda: account_run(tmp_path, None), BadInput, "no run directory")
+    refuse(lambda: account_run(tmp_path, None), BadInput, "not a run directory")
 
 
 def test_a_report_shows_energy_and_throttling(run: Path, tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_report_shows_energy_and_throttling(run: Path, tmp_path: Path) -> None
     file.write_text("time_s,total_w,temp_c,throttled\n" + "\n".join(lines[:100] + lines[160:]) + "\n")
     account_run(run, file, offset_s=ZERO_S)
     text = write_report([run], tmp_path / "out").read_text()
-    for word in ("J/token", "throttled in rounds that these rows count: 1 of greedy", "1 gaps of 6.1 s", "51.0 °C"):
+    for word in ("J/token", "throttled in rounds of these rows: 1 of greedy", "1 gaps, 6.1 s in total", "51.0 °C"):
         assert word in text
     assert {"1-run-energy.png", "1-run-power.png"} <= {path.name for path in (tmp_path / "out" / "plots").iterdir()}
 

@@ -101,11 +101,11 @@ def test_what_holds_no_traces_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"no traces in .* yet"):
         store.load()
     (tmp_path / "chunk-00000.npz").write_bytes(b"nonsense")
-    with pytest.raises(BadInput, match="no chunk of traces"):
+    with pytest.raises(BadInput, match="not a chunk of traces"):
         store.load()
     traces = made_traces(prompts=1)
     store.write(0, Traces(**{**vars(traces), "accepted": traces.accepted[1:]}))
-    with pytest.raises(BadInput, match="do not go together"):
+    with pytest.raises(BadInput, match="inconsistent array shapes"):
         store.load()
 
 
@@ -134,7 +134,7 @@ def test_a_split_needs_something_on_both_sides(share: float) -> None:
         ({"window": 0}, "window must lie in"),
         ({"prompts": 0}, "at least 1"),
         ({"first": -1}, "first must be at least 0"),
-        ({"drafter": "mine.gguf"}, "give --model"),
+        ({"drafter": "mine.gguf"}, "also needs --model"),
         ({"dataset": "bundled:none"}, "bundled:test"),
     ],
 )

@@ -128,7 +128,7 @@ def test_training_again_gives_the_same(trained: Path, data: Path, tmp_path: Path
         ({"recall": 1.0}, "recall must lie in"),
         ({"trials": 0}, "at least 1"),
         ({"models": ("svm",)}, "unknown model svm; known: mlp"),
-        ({"models": ()}, "which models"),
+        ({"models": ()}, "at least one model"),
         ({"validation": 0.0}, "held out"),
     ],
 )

@@ -47,7 +47,7 @@ def test_a_field_run_shows_its_visits_and_what_to_know_of_it(tmp_path: Path) -> 
     for words in (
         "Not finished: 3 runs are left.", "no virtual runs: there is no target", "7 of sh at far",
         "modelled link: within 1.1%", "<td>45.25</td>", "<td>-48</td>", "<td>250.000 ± 0.500</td>",
-        "not as before: RTT 30 ms, before 9 ms; rain &amp; &lt;b&gt;wind", "somebody walked through",
+        "changed: RTT 30 ms, before 9 ms; rain &amp; &lt;b&gt;wind", "somebody walked through",
     ):  # fmt: skip
         assert words in text
     assert len(Page(text).images) == 3
@@ -86,7 +86,7 @@ def test_a_report_may_be_made_again_over_an_old_one(tmp_path: Path) -> None:
 
 def test_what_is_no_run_directory_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     run = save_run(tmp_path / "run", [row("fh")], rounds=False)
-    with pytest.raises(BadInput, match="no run directory"):
+    with pytest.raises(BadInput, match="not a run directory"):
         write_report([run, tmp_path], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -87,8 +87,8 @@ def test_a_newer_run_of_the_same_schema_loses_what_is_not_known_here(tmp_path: P
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "cannot be read"),
-        (b"PAR1 no more", "cannot be read"),
+        (None, "cannot read"),
+        (b"PAR1 no more", "cannot read"),
         (table().replace_schema_metadata({MARK: b"2"}), "has schema 2; this version reads up to 1"),
         (pa.table({"a": [math.pi]}), "lacks method, request"),
         (table(link_s=["long"]), "column link_s is not double"),

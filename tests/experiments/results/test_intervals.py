@@ -68,7 +68,7 @@ def test_the_same_prompts_give_the_same_intervals() -> None:
 
 @pytest.mark.parametrize("columns", [{}, {"a": []}, {"a": [1.0], "b": [1.0, 2.0]}])
 def test_columns_that_cannot_be_paired(columns: dict[str, list[float]]) -> None:
-    refuse(lambda: Bootstrap(columns), BadInput, "values of the same prompts")
+    refuse(lambda: Bootstrap(columns), BadInput, "columns over the same prompts")
 
 
 def test_what_is_not_finite_is_refused() -> None:

@@ -127,7 +127,7 @@ def test_a_series_is_combined_with_the_keys_that_it_does_not_set(tmp_path: Path)
     [
         ("series: [{name: a, colour: red}]", "unknown grid key 'colour'"),
         ("grid: {name: [a]}", "unknown grid key 'name'"),
-        ("grid: {level: [17]}", "a level lies in 0..16, not 17"),
+        ("grid: {level: [17]}", "level must lie in 0..16, not 17"),
         ("series: [{protocol: smoke}]", "point name=1, protocol=smoke: unknown protocol"),
         ("grid: {judge: [stern]}", "known: strict, digits"),
         ("grid: {judge: [digits]}", "at threshold 0 judge digits keeps no mismatch"),

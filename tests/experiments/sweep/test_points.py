@@ -85,16 +85,16 @@ def test_a_point_may_have_a_link_of_another_kind() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"zip": {"window": [4, 8], "rtt_ms": [1]}}, ["one length", "window 2, rtt_ms 1"]),
+        ({"zip": {"window": [4, 8], "rtt_ms": [1]}}, ["equal lengths", "window 2, rtt_ms 1"]),
         ({"zip": {"widow": [4]}}, ["did you mean 'window'?"]),
-        ({"grid": {"window": [4]}, "zip": {"window": [8]}}, ["'window' stands in grid and zip"]),
-        ({"grid": {"level": [4]}, "zip": {"threshold": [0.5]}}, ["'threshold' stands in grid and zip"]),
-        ({"exclude": [{"window": 5}]}, ["exclude window=5: no point is like that"]),
+        ({"grid": {"window": [4]}, "zip": {"window": [8]}}, ["'window' is in both grid and zip"]),
+        ({"grid": {"level": [4]}, "zip": {"threshold": [0.5]}}, ["'threshold' is in both grid and zip"]),
+        ({"exclude": [{"window": 5}]}, ["exclude window=5: no point matches"]),
         ({"exclude": [{"rtt": 5}]}, ["did you mean 'rtt_ms'?"]),
         ({"grid": {"window": [4]}, "exclude": [{"window": 4}]}, ["leaves no point"]),
         ({"include": [{"window": 1000}]}, ["point window=1000: window must lie in 1..256"]),
         ({"repeats": 0}, ["at least 1, not 0"]),
-        ({"repeats": 2, "grid": {"seed": [1]}}, ["leave the key 'seed' out"]),
+        ({"repeats": 2, "grid": {"seed": [1]}}, ["omit either the key 'seed'"]),
     ],
 )
 def test_what_does_not_hold_together_is_refused(more: dict[str, Any], words: list[str]) -> None:
@@ -119,8 +119,8 @@ def test_an_unknown_key_of_the_file_names_the_nearest(text: str, near: str, tmp_
     [
         (Executor("slurm"), RUN.channel, "known: local, ray"),
         (Executor("local", 0), RUN.channel, "at least 1, not 0"),
-        (Executor("local", 2), "kind=none", "1 of 1 points take real time"),
-        (Executor("ray"), "kind=none", "1 of 1 points take real time"),
+        (Executor("local", 2), "kind=none", "1 of 1 points run in real time"),
+        (Executor("ray"), "kind=none", "1 of 1 points run in real time"),
     ],
 )
 def test_executors_that_cannot_be(executor: Executor, channel: str, words: str) -> None:

@@ -108,7 +108,7 @@ def test_thresholds_make_figure_three(tmp_path: Path) -> None:
 def test_runs_are_held_against_the_first(sweep: Path, tmp_path: Path) -> None:
     other = make_sweep(tmp_path / "other")
     text = write_report([sweep, other], tmp_path / "out").read_text()
-    assert "Held against small" in text
+    assert "Compared with small" in text
     assert text.count("12 paired") == len(WINDOWS) * len(RATES) * len(SERIES)
     assert "+0.0%<br><small>+0.0% … +0.0%</small>" in text
 
@@ -118,7 +118,7 @@ def test_an_unfinished_sweep_is_reported_with_what_is_missing(tmp_path: Path) ->
     config = SweepConfig(run=run, grid={"window": [4, 8, 16]})
     (tmp_path / "points").mkdir()
     save(config, tmp_path / "config.yaml")
-    refuse(lambda: load_all([tmp_path]), BadInput, "none of the 3 points of this sweep has run yet")
+    refuse(lambda: load_all([tmp_path]), BadInput, "none of the 3 points of this sweep is finished yet")
     row = {"method": "greedy", "requests": 2, "latency_s": 1.0, "aal": 2.0, "rounds": 3.0, "accuracy": None,
            "threshold": None, "lossless": True, **dict.fromkeys(PARTS, 0.1)}  # fmt: skip
     for point in points(config)[:2]:

@@ -92,7 +92,7 @@ def test_a_demo_and_a_ue_run_are_told_apart(tmp_path: Path) -> None:
 def test_the_prompt_of_a_command_line_comes_back(tmp_path: Path) -> None:
     row = {"method": "greedy", "requests": 1}
     results.write_summary(tmp_path, results.summary({}, 0, {}, [row]))
-    with pytest.raises(BadInput, match="older version did not write down"):
+    with pytest.raises(BadInput, match="older version did not save"):
         _given(tmp_path, RunConfig())
     assert _given(tmp_path, RunConfig(limit=1)) is None
     (tmp_path / GIVEN).write_text(json.dumps([1, 2, 3]))
@@ -100,7 +100,7 @@ def test_the_prompt_of_a_command_line_comes_back(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_run_again_is_refused(sweep: Path, tmp_path: Path) -> None:
-    refuse(lambda: rerun(tmp_path, tmp_path / "out", print), BadInput, "no run directory")
+    refuse(lambda: rerun(tmp_path, tmp_path / "out", print), BadInput, "not a run directory")
     refuse(lambda: rerun(sweep, sweep, print), BadInput, "is not empty")
     results.write_summary(tmp_path, results.summary({}, 0, {}, []))
     for config, words in (
