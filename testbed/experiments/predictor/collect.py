@@ -31,7 +31,7 @@ Progress = Callable[[int, int], None]
 
 
 class TraceCollectConfig(Config, frozen=True):
-    """Settings of `testbed predictor collect`."""
+    """Configuration of `testbed predictor collect`."""
 
     dataset: fields.Dataset = "bundled:calibration"
     prompts: fields.Prompts = 500

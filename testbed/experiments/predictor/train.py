@@ -23,7 +23,7 @@ Progress = Callable[[int, int, str], None]
 
 
 class TrainConfig(Config, frozen=True):
-    """Settings of `testbed predictor train`."""
+    """Configuration of `testbed predictor train`."""
 
     recall: Annotated[
         float, option("Share of accepted tokens that must be predicted accepted.", above=0, below=1, panel="Training")

@@ -162,7 +162,7 @@ def test_interrupted_labelling_goes_on_where_it_was(tmp_path: Path) -> None:
         ({"policy": "guess"}, "oracle, explore, strict"),
         ({"explore": 1.5}, "[0, 1]"),
         ({"prompts": 0}, "at least 1"),
-        ({"first": -1}, "not negative"),
+        ({"first": -1}, "at least 0"),
         ({"concurrency": 0}, "1..256"),
         ({"concurrency": 257}, "1..256"),
         ({"engine": "abacus"}, "vllm, transformers"),

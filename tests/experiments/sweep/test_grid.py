@@ -41,7 +41,7 @@ def test_every_combination_is_a_point_in_the_grids_order(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("grid", "words"),
     [
-        ("{colour: [red]}", "unknown grid key 'colour'; known: prompts, window"),
+        ("{colour: [red]}", "unknown grid key 'colour'; known: window, "),
         ("{windwo: [8]}", "unknown grid key 'windwo'; did you mean 'window'?"),
         ("{window: []}", "no values"),
         ("{window: [8, 1000]}", "point window=1000: window must lie in 1..256"),
