@@ -1,6 +1,6 @@
-"""How fast capacity runs are: seconds of one core for 60 s of virtual time with 200 UEs, by system.
+"""CPU time of capacity runs: seconds of one core per 60 s of virtual time with 200 UEs, by system.
 
-All parts of a round are the ones that serve for real, so that this is also what session, codec and server cost.
+Session, codec and server are the same code as in real runs, so the times include their cost.
 
 Run: python benchmarks/capacity.py [--ues N] [--systems NAME …] [--json]
 """
@@ -20,7 +20,7 @@ SPEED_TPS = 8.0
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ues", type=int, default=200)
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS), metavar="NAME")
@@ -32,13 +32,17 @@ def main() -> None:
         return
     print(f"{arguments.ues} UEs, {VIRTUAL_S:g} s of virtual time, one core")
     for row in rows:
-        each_us = f"{row['round_us']:.0f} us a round"
-        print(f"{row['system']:15} {row['cpu_s']:6.2f} s, {row['rounds_per_s']:.0f} rounds a virtual second, {each_us}")
+        each_us = f"{row['round_us']:.0f} us per round"
+        print(
+            f"{row['system']:15} {row['cpu_s']:6.2f} s, {row['rounds_per_s']:.0f} rounds per virtual second, {each_us}"
+        )
 
 
 def measure(system: str, ues: int) -> dict[str, Any]:
-    """Processor time of the share of a run that `VIRTUAL_S` is."""
-    config = CapacityConfig(kv_tokens=120_000)  # for 200 UEs without evictions, which would make rounds fewer
+    """CPU time of a run, scaled to `VIRTUAL_S`."""
+    config = CapacityConfig(
+        kv_tokens=120_000
+    )  # enough for 200 UEs without evictions, which would reduce the number of rounds
     run = run_capacity(config, SYSTEMS[system], (SPEED_TPS,) * ues, 0, until="clear")
     cpu_s = run.cpu_s * VIRTUAL_S / run.virtual_s
     rounds_per_s = run.rounds / config.horizon_s

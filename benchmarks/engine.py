@@ -1,11 +1,11 @@
-"""What a verification pass computes and how long it takes: sessions × drafted tokens, prefixes at and off a block end.
+"""Computed tokens and duration of verification passes, by sessions and draft window, at and off a block boundary.
 
     python benchmarks/engine.py [--json] [--model DIR] [--sessions 1,4,16] [--windows 0,4,8] [--repeats 20]
 
-`needed_tokens` is K+1 a session: the last committed token and the drafted ones. Rows of `mode` resident are the engine
-as it serves; those of `blockwise` read the prefix cache instead, as it did before sessions kept their blocks.
-`generate` is `vllm.LLM.generate` with the same model, batch and settings, a token a step. Every mode runs in a process
-of its own; times are medians over the repeats, with the least beside them.
+`needed_tokens` is K+1 per session: the last committed token and the drafted ones. Mode `resident` is the default
+engine, in which sessions keep their blocks; `blockwise` uses the prefix cache instead, as in earlier versions.
+`generate` is `vllm.LLM.generate` with the same model, batch and settings, one token per step. Each mode runs in a
+separate process. Times are medians over the repeats, with the minimum.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ import numpy as np
 
 BLOCK = 32
 PREFIX = 6 * BLOCK + 1
-"""Committed tokens whose last one begins a block: all others are in whole blocks."""
+"""Length of a prefix whose last token starts a new block."""
 OFF = BLOCK // 2
-"""How far a prefix ends behind such a place."""
+"""Extra tokens of an unaligned prefix."""
 MODES = ("resident", "blockwise", "generate")
 TOKENS = 64
-"""Tokens of each sequence that `generate` decodes."""
+"""Tokens decoded per sequence in mode `generate`."""
 
 
 def main() -> int:
-    """Measure every mode in a process of its own, and print the rows."""
+    """Run each mode in a separate process and print the rows."""
     options = parse(sys.argv[1:])
     if options.mode:
         print(json.dumps(measure(options)))
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Options of the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--model", type=Path, help="directory of the target; default: the bundled one")
@@ -65,12 +65,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def numbers(text: str) -> list[int]:
-    """Whole numbers separated by commas."""
+    """Parse comma-separated integers."""
     return [int(part) for part in text.split(",")]
 
 
 def environment() -> dict[str, str]:
-    """All modes compute with as many threads as `bs serve` does."""
+    """Environment with the same number of threads as `bs serve`, for all modes."""
     threads = str(max(1, (os.cpu_count() or 1) - 1))
     return {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
 
@@ -86,7 +86,7 @@ def measure(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
 
 
 def passes(model: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Passes of the engine, each over the same prefixes with drafts that nobody has seen."""
+    """Rows of the engine's passes, each over the same prefixes with new drafts."""
     from testbed.bs.engines.vllm.engine import VllmEngine
 
     engine = VllmEngine(model, resident=options.mode == "resident")
@@ -102,7 +102,7 @@ def passes(model: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def rounds(engine: Any, sessions: int, window: int, length: int, repeats: int) -> dict[str, Any]:
-    """Rounds of sessions whose prefixes have `length` tokens, the last token another one each time."""
+    """Row of rounds of sessions with prefixes of `length` tokens, the last of which changes every time."""
     from testbed.bs.engines.base import VerifyRequest
 
     rng = np.random.default_rng(0)
@@ -134,7 +134,7 @@ def rounds(engine: Any, sessions: int, window: int, length: int, repeats: int) -
 
 
 def generate(model: Path, batches: Sequence[int]) -> list[dict[str, Any]]:
-    """vLLM's own greedy generation: milliseconds a step, prefill apart."""
+    """Rows of vLLM's greedy generation: milliseconds per step, without prefill."""
     from testbed.bs.engines.vllm.engine import ENVIRONMENT
 
     for name, value in ENVIRONMENT.items():
@@ -159,14 +159,14 @@ def generate(model: Path, batches: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def timed(llm: Any, prompts: Any, params: Any) -> float:
-    """Seconds of a call."""
+    """Seconds of a call to `generate`."""
     start_s = time.perf_counter()
     llm.generate(prompts, params, use_tqdm=False)
     return time.perf_counter() - start_s
 
 
 def show(document: dict[str, list[dict[str, Any]]]) -> None:
-    """The rows as a table."""
+    """Print the rows as a table."""
     print(f"{'mode':10} {'sessions':>8} {'K':>3} {'aligned':>8} {'needed':>7} {'computed':>9} {'ms':>8} {'least':>8}")
     for row in document["rows"]:
         print(
@@ -174,7 +174,7 @@ def show(document: dict[str, list[dict[str, Any]]]) -> None:
             f"{row['computed_tokens']:9.1f} {row['pass_ms']:8.2f} {row['least_ms']:8.2f}"
         )
     for row in document["generate"]:
-        print(f"generate   {row['sequences']:8} sequences: {row['step_ms']:.2f} ms a step")
+        print(f"generate   {row['sequences']:8} sequences: {row['step_ms']:.2f} ms per step")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What judging costs beside verifying: the decision head's time as a share of the engine pass's, round by round.
+"""Cost of judging: time of the decision head relative to the engine pass of the same round.
 
-The bundled pair decodes bundled problems, 1, 4 and 16 at once, with the target's passes and the head's evaluations in
-turn in one process; every round's windows are judged as the base station judges them, in one batch. The share is taken
-of each round, and its median and 95th percentile over all rounds are given; the goal is a median below 2 %.
+The bundled pair decodes bundled problems in batches of 1, 4 and 16, with target passes and head evaluations alternating
+in one process. All windows of a round are judged in one batch, as in the base station. Reported are the median and the
+95th percentile of the ratio over rounds; the goal is a median below 2 %.
 
 Run: python benchmarks/judge.py [--head DIR] [--engine vllm|transformers] [--window K] [--prompts N] [--json]
 """
@@ -31,13 +31,13 @@ from testbed.ue.prompts import Prompter
 
 BATCHES = (1, 4, 16)
 ROUNDS = 6
-"""Of every prompt; the first, which computes the prompt, is left out."""
+"""Rounds per prompt; the first one, which includes the prefill, is discarded."""
 THETA = 0.5
 GOAL = 0.02
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--head", help="directory of a decision head; default: the bundled one")
     parser.add_argument("--engine", default="vllm")
@@ -61,13 +61,13 @@ def main() -> None:
 
 
 def report(rows: list[dict[str, Any]], as_json: bool) -> None:
-    """Print what was measured."""
+    """Print the results."""
     host = results.host()
     if as_json:
         print(json.dumps({"host": host, "rows": rows, "goal": GOAL}))
         return
     print(f"{host['cpu']}, {host['cores']} cores; window {rows[0]['window']}, {rows[0]['engine']}")
-    print("batch  rounds  candidates a round  pass ms (p50)  head ms (p50)  share (p50)  share (p95)")
+    print("batch  rounds  candidates/round    pass ms (p50)  head ms (p50)  share (p50)  share (p95)")
     for row in rows:
         print(
             f"{row['batch']:5d}  {row['rounds']:6d}  {row['candidates']:18.1f}  {row['pass_ms']:13.3f}  "
@@ -78,7 +78,7 @@ def report(rows: list[dict[str, Any]], as_json: bool) -> None:
 def measure(
     engine: VerifyEngine, judge: Judge, drafter: LlamaDrafter, prompts: list[list[int]], batch: int, window: int
 ) -> dict[str, Any]:
-    """Decode all prompts, `batch` at a time, and compare the two times of every round."""
+    """Decode all prompts, `batch` at a time, and compare pass and head time of each round."""
     timed: list[tuple[float, float, int]] = []
     for start in range(0, len(prompts) - batch + 1, batch):
         timed += decode(engine, judge, drafter, prompts[start : start + batch], window)
@@ -100,7 +100,7 @@ def measure(
 def decode(
     engine: VerifyEngine, judge: Judge, drafter: LlamaDrafter, prompts: list[list[int]], window: int
 ) -> list[tuple[float, float, int]]:
-    """A few rounds of prompts side by side: seconds of pass and head, and positions judged, of each but the first."""
+    """Decode prompts together; per round except the first: seconds of pass and head, and candidates judged."""
     sequences = [drafter.open(prompt) for prompt in prompts]
     prefixes = [np.array(prompt, np.int32) for prompt in prompts]
     timed = []
@@ -117,7 +117,7 @@ def decode(
 def one_round(
     engine: VerifyEngine, judge: Judge, sequences: list[DraftSequence], prefixes: list[Any], window: int
 ) -> tuple[float, float, int]:
-    """Draft, verify and judge one window of every sequence, and commit; `prefixes` grow."""
+    """Draft, verify, judge and commit one window per sequence; extends `prefixes` in place."""
     drafted = [[sequence.draft_one() for _ in range(window)] for sequence in sequences]
     ids = [np.array([token.id for token in tokens], np.int32) for tokens in drafted]
     batch = [VerifyRequest(str(i), p, d, hidden=True) for i, (p, d) in enumerate(zip(prefixes, ids, strict=True))]

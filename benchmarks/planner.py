@@ -1,9 +1,9 @@
-"""How long the planners take for K tasks, beside Algorithm 1 as the paper prints it in plain NumPy.
+"""Run time of the planners for K tasks, compared with Algorithm 1 as printed, in plain NumPy.
 
 Tables I and II (LLaMA-1.1B drafts, LLaMA-7B verifies, 16 GB), α = 0.8, O_max = 2048, inputs from 1 to 512, all windows
-up to 10. The plain one goes through the boundaries one by one, with the steps as arrays, and skips what does not fit;
-at 10,000 tasks it is timed at two windows, and the seconds of the ten follow from their steps. Without a limit of
-memory every boundary is open to all planners: the hardest case, timed for ours alone.
+up to 10. The plain implementation loops over boundaries, with the steps as arrays, and skips batches that do not fit;
+at 10,000 tasks it is timed at two windows and extrapolated to ten by the number of steps. Unlimited memory, where every
+boundary is possible, is the hardest case, timed for planner `best` only.
 
 Run: python benchmarks/planner.py [--json]
 """
@@ -34,14 +34,14 @@ from testbed.optim.planner import plan_batches
 SIZES = (100, 1_000, 10_000)
 WINDOWS = range(1, 11)
 FEW_WINDOWS = (1, 10)
-"""Of the plain planner at the largest size."""
+"""Windows of the plain planner at the largest size."""
 TARGET_S = {100: 0.25, 1_000: 3.0, 10_000: 60.0}
 TURNS = {100: 5, 1_000: 3, 10_000: 1}
 UNLIMITED_BYTES = 1e15
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def measured(tasks: int) -> dict[str, Any]:
-    """Seconds of all planners for so many tasks."""
+    """Seconds of all planners for `tasks` tasks."""
     inputs = np.random.default_rng(tasks).integers(1, 513, tasks)
     dp_s, paper = timed(serving(16e9), inputs, "dp", TURNS[tasks])
     best_s, ours = timed(serving(16e9), inputs, "best", TURNS[tasks])
@@ -76,7 +76,7 @@ def measured(tasks: int) -> dict[str, Any]:
 
 
 def serving(memory_bytes: float) -> ServedPair:
-    """Tables I and II."""
+    """Pair of Tables I and II."""
     return ServedPair(
         draft_model=MODELS["LLaMA-1.1B"], verify_model=MODELS["LLaMA-7B"], cost=COST,
         memory_bytes=memory_bytes, max_output_tokens=2048, alpha=0.8, max_window=WINDOWS[-1],
@@ -84,7 +84,7 @@ def serving(memory_bytes: float) -> ServedPair:
 
 
 def timed(given: ServedPair, inputs: IntArray, algorithm: str, turns: int) -> tuple[float, float]:
-    """Least seconds of some turns, and the latency of the plan."""
+    """Minimum seconds over `turns` runs, and the latency of the plan."""
     seconds = []
     for _ in range(turns):
         start_s = time.perf_counter()
@@ -94,7 +94,7 @@ def timed(given: ServedPair, inputs: IntArray, algorithm: str, turns: int) -> tu
 
 
 def plain_seconds(tasks: int, inputs: IntArray) -> tuple[float, float]:
-    """Seconds of the plain planner over all windows, and the least latency (infinite where not all were tried)."""
+    """Seconds of the plain planner over all windows, and the least latency (infinite if not all were tried)."""
     given, chosen = serving(16e9), WINDOWS if tasks < SIZES[-1] else FEW_WINDOWS
     start_s = time.perf_counter()
     latency_s = min(plain(given, inputs, window) for window in chosen)
@@ -106,7 +106,7 @@ def plain_seconds(tasks: int, inputs: IntArray) -> tuple[float, float]:
 
 
 def plain(given: ServedPair, inputs: IntArray, window: int) -> float:
-    """Algorithm 1 with the errata's mends, line by line; returns Υ[K, 0, 0]."""
+    """Algorithm 1 with the errata's corrections, line by line; returns Υ[K, 0, 0]."""
     ordered = np.sort(inputs)
     steps = np.arange(1, steps_needed(given.max_output_tokens, given.alpha, window) + 1)
     first = np.zeros((len(ordered) + 1, steps.size))
@@ -115,7 +115,7 @@ def plain(given: ServedPair, inputs: IntArray, window: int) -> float:
     least = 0.0
     for i in range(1, len(ordered) + 1):
         longest = int(ordered[i - 1])
-        # (18) and (19) are linear in the size: computed once a row, or most of the time would go into FLOPs
+        # eqs. 18 and 19 are linear in the size: evaluated once per row, or they would dominate the run time
         drafting, verifying = (
             stage(given, np.array([0, 1]), longest, steps[:, None], window) for stage in (draft_s, verify_s)
         )
@@ -123,7 +123,7 @@ def plain(given: ServedPair, inputs: IntArray, window: int) -> float:
         for j in range(i, 0, -1):
             size = i - j + 1
             if weights + cache_bytes(given.draft_model, size, longest, given.max_output_tokens) > given.memory_bytes:
-                break  # and so does every larger one
+                break  # larger ones do not fit either
             drafted = drafting[:, 0] + size * (drafting[:, 1] - drafting[:, 0])
             verified = verifying[:, 0] + size * (verifying[:, 1] - verifying[:, 0])
             total = float((np.maximum(first[j - 1] + drafted, second[j - 1]) + verified).sum())

@@ -1,8 +1,8 @@
-"""How far the planners are from the best batches there are, on cells so small that all can be tried.
+"""Optimality gap of the planners against brute force, on small random problems.
 
-Tables I and II (LLaMA-1.1B drafts, LLaMA-7B verifies), window 4; α, O_max (up to 32), inputs (up to 512) and the
-memory, which holds one task or up to all of them, are drawn. Brute force takes all runs of the tasks sorted by input in
-all orders, each priced by eqs. 17 to 22; tests/optim/test_batching.py shows that other batches are no faster.
+Tables I and II (LLaMA-1.1B drafts, LLaMA-7B verifies), window 4. α, O_max (up to 32), inputs (up to 512) and the
+memory, which fits between one and all tasks, are random. Brute force evaluates eqs. 17 to 22 for all runs of the tasks
+sorted by input, in all orders; tests/optim/test_batching.py shows that other batches are no faster.
 
 Run: python benchmarks/planner_gap.py [--tasks K] [--cells N] [--seed S] [--json]
 """
@@ -26,7 +26,7 @@ EQUAL = 1e-9
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, default=6)
     parser.add_argument("--cells", type=int, default=100)
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def figures(gaps: np.ndarray) -> dict[str, float]:
-    """Of the relative gaps of all cells."""
+    """Statistics of the relative gaps."""
     return {
         "above": float(np.mean(gaps > EQUAL)), "mean": float(gaps.mean()), "p95": float(np.quantile(gaps, 0.95)),
         "worst": float(gaps.max()),
@@ -60,7 +60,7 @@ def figures(gaps: np.ndarray) -> dict[str, float]:
 
 
 def drawn(rng: np.random.Generator, tasks: int) -> tuple[ServedPair, IntArray]:
-    """A cell."""
+    """Random problem: pair and input lengths."""
     inputs = rng.integers(1, 513, tasks)
     output = int(rng.integers(8, 33))
     least = parameter_bytes(DRAFT) + cache_bytes(DRAFT, 1, int(inputs.max()), output)
@@ -73,7 +73,7 @@ def drawn(rng: np.random.Generator, tasks: int) -> tuple[ServedPair, IntArray]:
 
 
 def brute_force(serving: ServedPair, inputs: IntArray) -> float:
-    """The least latency of all runs in all orders."""
+    """Least latency over all runs in all orders."""
     ordered = np.sort(inputs)
     return min(
         inference_s(serving, WINDOW, np.array(sizes), np.array(longest))
@@ -85,14 +85,14 @@ def brute_force(serving: ServedPair, inputs: IntArray) -> float:
 
 
 def cut(ordered: list[int]) -> Iterator[list[tuple[int, int]]]:
-    """All ways to cut sorted inputs into runs: the size and the longest input of each."""
+    """All partitions of sorted inputs into runs, as (size, longest input) of each."""
     for inner in itertools.product((False, True), repeat=len(ordered) - 1):
         ends = [at for at, ends in enumerate((*inner, True), 1) if ends]
         yield [(end - begin, ordered[end - 1]) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def fits(serving: ServedPair, size: int, longest: int) -> bool:
-    """Whether a batch goes into the drafter's memory (eq. 10)."""
+    """Whether a batch fits into the drafter's memory (eq. 10)."""
     held = parameter_bytes(DRAFT) + cache_bytes(DRAFT, size, longest, serving.max_output_tokens)
     return bool(held <= serving.memory_bytes)
 

@@ -1,7 +1,7 @@
-"""What a call of the rejection predictor costs beside a draft step of the bundled drafter, turn by turn in one run.
+"""Latency of the rejection predictors compared with a draft step of the bundled drafter.
 
-Every drafted token is followed by one call of each bundled predictor on that very token, so that all see the same
-machine. A draft step is llama.cpp's pass and the statistics of its logits.
+Each drafted token is followed by one call of each bundled predictor on that token, so that all run under the same
+conditions. A draft step is a llama.cpp pass plus the statistics of its logits.
 
 Run: python benchmarks/predictor.py [--prompts N] [--json]
 """
@@ -24,12 +24,12 @@ from testbed.ue.prompts import Prompter
 
 WINDOW = 8
 ROUNDS = 20
-"""Of a prompt; each commits what it drafted."""
+"""Rounds per prompt; each commits its drafted tokens."""
 WARM_UP = 50
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=10)
     parser.add_argument("--json", action="store_true")
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def measure(prompts: int) -> list[dict[str, Any]]:
-    """Microseconds of a draft step, and of a call of each predictor."""
+    """Microseconds per draft step and per call of each predictor."""
     bundle = bundled()
     prompter = Prompter(bundle.require("tokenizer"))
     ids = [prompter.ids(e.question) for e in load_dataset("bundled:test", prompts)]

@@ -1,9 +1,9 @@
-"""What the relay itself costs: an echo through it beside the same echo without it, and how much it carries.
+"""Overhead and throughput of the emulating relay.
 
-1. p50 of an echo of 64 bytes on loopback, bare and through a relay that is asked for nothing; the difference is what
-   the relay adds. Turn by turn in one run, so that both see the same machine.
-2. Throughput of a bulk sender through the relay: asked for nothing, and asked for 500 Mbit/s. Sender, relay and sink
-   are processes of their own.
+1. p50 of a 64-byte echo on loopback, direct and through a relay without impairments, alternating in one run; the
+   difference is the relay's overhead.
+2. Throughput of a bulk sender through the relay, without impairments and with a rate of 500 Mbit/s. Sender, relay and
+   sink are separate processes.
 
 Run: python benchmarks/proxy.py [--json]
 """
@@ -29,7 +29,7 @@ SECONDS = 4.0
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 class Served:
-    """A function of (port announcer) in a process of its own."""
+    """A server function in a separate process; it announces its port in a queue, its first argument."""
 
     def __init__(self, target: Any, *args: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -94,7 +94,7 @@ def _relay(said: Any, channel: str, port: int) -> None:
 
 
 def added() -> dict[str, Any]:
-    """p50 of an echo without and with the relay."""
+    """p50 of an echo without and with the relay, and the difference."""
     server = Served(_echo)
     relayed = Served(_relay, "kind=proxy", server.port)
     try:
@@ -123,7 +123,7 @@ def _echo_p50_s(port: int) -> float:
 
 
 def bulk(channel: str) -> dict[str, Any]:
-    """Throughput of one sender."""
+    """Throughput of one sender through the relay."""
     sink = Served(_sink)
     relayed = Served(_relay, channel, sink.port)
     try:
@@ -140,7 +140,7 @@ def bulk(channel: str) -> dict[str, Any]:
                 except BlockingIOError:
                     connection.settimeout(0.2)
             else:
-                raise RuntimeError("the sink said nothing")
+                raise RuntimeError("no answer from the sink")
     finally:
         relayed.stop()
         sink.stop()

@@ -1,10 +1,10 @@
-"""What a round costs in software, and what speculation over loopback is worth; figures are ratios of one run.
+"""Software overhead of a round, and speedup of speculation over loopback, as ratios within one run.
 
-1. The overhead of a round (everything but drafting, engine pass and emulated link) for 1, 4 and 16 UEs on loopback,
-   beside a bare ZeroMQ echo of the same payload between the same number of peers; for SH, whose rounds exchange
-   messages twice, beside two echoes of half the payload each.
-2. Tokens/s of greedy speculation over loopback beside target-only on the same base station and beside transformers'
-   co-located assisted generation (`assistant_model`), same pair, same prompts.
+1. Overhead of a round (all but drafting, engine pass and emulated link) for 1, 4 and 16 UEs on loopback, relative to a
+   bare ZeroMQ echo of the same payload between the same number of peers; for SH, whose rounds exchange messages twice,
+   relative to two echoes of half the payload.
+2. Tokens/s of greedy speculation over loopback, relative to target-only on the same base station and to transformers'
+   co-located assisted generation (`assistant_model`), with the same pair and prompts.
 
 Run: python benchmarks/round.py [--prompts N] [--json]
 """
@@ -41,15 +41,15 @@ from testbed.ue.windows.fixed import FixedWindow
 
 WINDOW = 8
 TOKENS = 1600
-"""Of all UEs together, but at least 400 each."""
+"""Tokens of all UEs together, but at least 400 per UE."""
 EXCHANGES = {"greedy": 1, "fh": 1, "sh": 2}
-"""Round trips of a round."""
+"""Round trips per round."""
 ALPHA = 0.8
 VOCAB = 512
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=20, help="prompts of the second part")
     parser.add_argument("--json", action="store_true")
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def overhead(ues: int, kind: str) -> dict[str, Any]:
-    """Median of a round's time outside drafting and engine pass, beside the echo's."""
+    """Median overhead of a round, and its ratio to the echo's round-trip time."""
     with base_station(ServeConfig(engine="synthetic", bind="tcp://127.0.0.1:*")) as ready:
         rounds = asyncio.run(_decode(ready["bind"], ues, kind))
     seconds = [r.link_s + r.queue_s + r.judge_s + r.overhead_s for r in rounds]
@@ -113,7 +113,7 @@ async def _decode(address: str, ues: int, kind: str) -> list[RoundRecord]:
 
 
 def echo(ues: int, up_bytes: int, down_bytes: int, count: int) -> list[float]:
-    """Round-trip times of a bare echo: as many peers at once, as many bytes each way."""
+    """Round-trip times of a bare echo with the same number of peers and bytes."""
     context = multiprocessing.get_context("spawn")
     port: Any = context.SimpleQueue()
     server = context.Process(target=_echo_server, args=(port, down_bytes, ues * count), daemon=True)
@@ -158,7 +158,7 @@ async def _echo_clients(port: int, ues: int, up_bytes: int, count: int) -> list[
 
 
 def throughput(prompts: int) -> dict[str, dict[str, float]]:
-    """Tokens/s of greedy over loopback, target-only and assisted generation."""
+    """Tokens/s of greedy speculation over loopback, target-only and assisted generation."""
     methods = ("target-only", "greedy")
     with (
         tempfile.TemporaryDirectory() as out,

@@ -1,7 +1,7 @@
-"""What planning a pass costs: 256 pending requests, the SLO-aware scheduler beside first come, first served.
+"""Time to plan a pass with 256 pending requests: SLO-aware scheduler and first come, first served.
 
-Requests differ in class, length and age; some have never been seen, some are late. Turn by turn in one run, over the
-same queues, so that both see the same machine. Passes of 13 requests (WISP's Table 2) and of as many as there are.
+Requests differ in class, length and age; some are new, some are late. The schedulers alternate in one run over the same
+queues. Passes have at most 13 requests (WISP's Table 2), or any number.
 
 Run: python benchmarks/scheduler.py [--json]
 """
@@ -33,7 +33,7 @@ A100 = Coefficients(a=3.314e-5, b_compute=3.450e-8, b_read=4.620e-6, c=1.486e-2)
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def measure(max_requests: int) -> dict[str, Any]:
-    """Milliseconds of a plan, by scheduler."""
+    """Milliseconds per plan, by scheduler."""
     schedulers: dict[str, Scheduler] = {
         "fcfs": Fcfs(max_requests, 10**6),
         "slo": Slo(coefficients=A100, max_requests=max_requests, max_tokens=10**6, kv_tokens=10**6),

@@ -1,7 +1,7 @@
-"""Memory of a UE's process by drafter: what the GGUF header foretells, and what a process takes.
+"""Memory of a UE process by drafter: estimate from the GGUF header, and measurement.
 
-The bundled drafter, and files of public models' shapes with random weights, which are written to a scratch folder
-(0.5 to 2 GB each, one at a time). Each is loaded in a process of its own, which computes a full batch and drafts.
+Drafters are the bundled one and random weights in the shapes of public models, written to a temporary folder one at a
+time (0.5 to 2 GB each). Each is loaded in a separate process, which computes a full batch and drafts.
 
 Run: python benchmarks/ue_memory.py [--shapes qwen2.5-0.5b,llama-3.2-1b] [--dtype q8_0] [--context 1024] [--json]
 """
@@ -23,10 +23,10 @@ from testbed.ue.llama.memory import expected
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--shapes", default="qwen2.5-0.5b", help=f"of {', '.join(SHAPES)}; empty: the bundled one alone"
+        "--shapes", default="qwen2.5-0.5b", help=f"some of {', '.join(SHAPES)}; empty: only the bundled drafter"
     )
     parser.add_argument("--dtype", default="q8_0", choices=KINDS)
     parser.add_argument("--context", type=int, default=1024)
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def row(name: str, path: Path, options: LlamaOptions) -> dict[str, Any]:
-    """Expected and measured sizes of one drafter."""
+    """Expected and measured memory of one drafter."""
     parts, found = expected(path, options), measure(path, options)
     in_all = found.base_bytes + parts.total_bytes
     return {"drafter": name, **parts._asdict(), **found._asdict(), "expected_bytes": in_all}

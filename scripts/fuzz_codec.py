@@ -1,9 +1,9 @@
-"""Feed the wire codec what libFuzzer comes up with, guided by the code that it reaches: `make fuzz`.
+"""Coverage-guided fuzzing of the wire codec with libFuzzer (`make fuzz`).
 
     .venv/bin/python -m scripts.fuzz_codec [-runs=1000000] [-seed=1] [CORPUS_DIR]
 
-Options are libFuzzer's. Input is taken for frames: two bytes of length, then so many bytes, and again. Whatever comes,
-the codec returns arrays that are what their header says, or raises ProtocolError; anything else ends the run.
+Options are those of libFuzzer. Input is split into frames, each with a length of two bytes. For any input, the codec
+must return arrays that match their header or raise ProtocolError; anything else ends the run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_FRAMES = 8
 
 
 def main(argv: Sequence[str]) -> int:
-    """Fuzz; returns the exit code."""
+    """Run the fuzzer; return the exit code."""
     try:
         import atheris
     except ImportError:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def check(codec: ModuleType, frames: list[bytes]) -> None:
-    """Decode frames both ways, and hold what comes against its own header."""
+    """Decode frames in both directions and compare the arrays with the header."""
     from testbed.errors import ProtocolError
 
     for decode in (codec.decode_uplink, codec.decode_downlink):
@@ -55,7 +55,7 @@ def check(codec: ModuleType, frames: list[bytes]) -> None:
 
 
 def split(data: bytes) -> list[bytes]:
-    """Frames out of fuzzed bytes."""
+    """Split fuzzed bytes into frames."""
     return list(_split(data))
 
 
@@ -69,12 +69,12 @@ def _split(data: bytes) -> Iterator[bytes]:
 
 
 def join(frames: Sequence[bytes]) -> bytes:
-    """The bytes that `split` makes these frames of."""
+    """Inverse of `split`."""
     return b"".join(len(frame).to_bytes(2, "big") + frame for frame in frames)
 
 
 def seeds(codec: ModuleType) -> list[list[bytes]]:
-    """One message of each kind, to begin with."""
+    """Initial corpus: one message of each kind."""
     import numpy as np
 
     from testbed.channel.csi import Csi

@@ -1,8 +1,8 @@
-"""Write `constraints.txt` anew: `.venv/bin/python -m scripts.lock [--upgrade]` (`make lock`), under Python 3.11.
+"""Regenerate `constraints.txt`: `.venv/bin/python -m scripts.lock [--upgrade]` (`make lock`), with Python 3.11.
 
-Three resolutions of pyproject.toml, with pip's own indexes: the whole CPU environment; the UE under Python 3.10, whose
-lines are kept where they differ; and the whole CUDA environment, held to the first, of which the packages that only
-CUDA needs are kept. Versions that the file has stay where they still fit; `--upgrade` takes the newest of everything.
+Resolves pyproject.toml three times with pip's indexes: the whole CPU environment; the UE on Python 3.10, for versions
+that differ; and the whole CUDA environment with the versions of the first, for packages that only CUDA needs. Existing
+pins are kept if they still fit; `--upgrade` takes the newest versions.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ HEAD = """\
 # python_version < '3.11' on a UE with an older Python. torch has no local version here (+cpu, +cu130): the index has.
 """
 TOOLS = ("uv", "editables")
-"""Not in any extra, used by the set-up."""
+"""Used by the set-up, not in any extra."""
 HELD = ("apache-tvm-ffi==0.1.11",)
-"""What vLLM for CUDA pins, and what would be newer on a CPU."""
+"""Pinned by vLLM for CUDA; the CPU resolution would take a newer version."""
 
 
 def main() -> int:
     """Resolve three times and write the file."""
-    parser = argparse.ArgumentParser(description="Pin everything that the testbed runs with.")
-    parser.add_argument("--upgrade", action="store_true", help="the newest versions, also where the pinned ones fit")
+    parser = argparse.ArgumentParser(description="Pin all dependencies of the testbed.")
+    parser.add_argument("--upgrade", action="store_true", help="take the newest versions, even if the pinned ones fit")
     upgrade = parser.parse_args().upgrade
     if sys.version_info[:2] != (3, 11):
-        print("lock: run it under Python 3.11, the version that the BS is tested with", file=sys.stderr)
+        print("lock: run this with Python 3.11, the version that the BS is tested with", file=sys.stderr)
         return 1
     pinned = "" if upgrade else CONSTRAINTS.read_text(encoding="utf-8")
     newer, older = pins_without(pinned, "<"), pins_without(pinned, ">=")
@@ -58,13 +58,13 @@ def main() -> int:
 
 
 def pins_without(text: str, other: str) -> str:
-    """Pins of a file as `main` writes it, without the lines whose marker compares with `other`: another Python's."""
+    """Pins of an existing file, without those whose marker compares with `other`, which are for another Python."""
     pins = (line.partition("; python_version ") for line in text.splitlines() if "==" in line and line[0] != "#")
     return "".join(f"{pin}\n" for pin, _, marker in pins if not marker.startswith(f"{other} "))
 
 
 def marked(newer: dict[str, str], older: dict[str, str]) -> Iterable[str]:
-    """Lines of the file: one for a package where both Pythons have the same version, else one for each."""
+    """Lines of the file: one per package if both Pythons have the same version, else one for each Python."""
     for name in sorted(newer.keys() | older.keys()):
         new, old = newer.get(name), older.get(name)
         if new and old in (new, None):
@@ -85,9 +85,9 @@ def resolve(
     held: dict[str, str] | None = None,
     cuda: bool = False,
 ) -> dict[str, str]:
-    """Versions that uv chooses for the extras, by package; local versions (+cpu) are cut off.
+    """Versions that uv resolves for the extras, by package, without local versions (+cpu).
 
-    Those in `kept` stay where they can, those in `held` must.
+    Versions in `kept` are preferred, those in `held` are required.
     """
     settings = pip_settings(output(sys.executable, "-m", "pip", "config", "list"))
     torch_index = os.environ.get("TORCH_INDEX")

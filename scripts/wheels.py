@@ -1,9 +1,9 @@
-"""What a UE's board can install without a compiler: `.venv/bin/python -m scripts.wheels [--json]` (`make wheels`).
+"""Check that a UE can be installed without a compiler: `.venv/bin/python -m scripts.wheels [--json]` (`make wheels`).
 
-Builds the testbed's wheel and looks through it; then, for each Python that a UE may have, resolves the extra `ue` at
-the pinned versions for 64-bit Arm Linux, and asks pip which of these come as wheels there. Nothing is installed, and of
-most packages only the metadata is fetched. Exit code 1: the wheel carries something wrong, or a package other than
-llama-cpp-python, which the set-up scripts in `hardware/` build on the board, has no wheel.
+Builds and inspects the testbed's wheel. Then, for each Python version of a UE, resolves the extra `ue` at the pinned
+versions for 64-bit Arm Linux, and asks pip which packages have wheels there. Nothing is installed, and for most
+packages only the metadata is fetched. Exit code 1: the wheel's contents are wrong, or a package has no wheel, except
+llama-cpp-python, which the set-up scripts in `hardware/` build on the board.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import NamedTuple
 from scripts.environment import CONSTRAINTS, LLAMA, ROOT, index_options, output, pip_settings, uv_variables
 
 PYTHONS = ("3.10", "3.11", "3.12")
-"""JetPack 6 has 3.10, Raspberry Pi OS bookworm 3.11, Ubuntu 24.04 3.12."""
+"""Python of JetPack 6, of Raspberry Pi OS bookworm, and of Ubuntu 24.04."""
 GLIBC = range(28, 16, -1)
-"""Minor versions of glibc 2 that wheels may ask for; the boards' systems have 2.35 and newer."""
+"""Minor versions of glibc 2 that wheels may require; the boards have 2.35 or newer."""
 PLATFORMS = (*(f"manylinux_2_{minor}_aarch64" for minor in GLIBC), "manylinux2014_aarch64")
 MUST_CARRY = (
     "testbed/py.typed",
@@ -40,20 +40,22 @@ BINARY = (".gguf", ".safetensors", ".npz", ".npy", ".parquet", ".ubj", ".pyc")
 
 
 class Package(NamedTuple):
-    """One package of the UE, on one Python."""
+    """A package of the UE on one Python version."""
 
     python: str
     name: str
     version: str
     wheel: str | None
-    """The file that pip would take; None: it comes as source alone."""
+    """File that pip would install; None: source only."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Build, look, ask, and say."""
-    parser = argparse.ArgumentParser(description="What a UE's board can install without a compiler.")
+    """Run the checks and print the results."""
+    parser = argparse.ArgumentParser(description="Check that a UE can be installed without a compiler.")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where the testbed's wheel goes (dist)")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "dist", help="directory for the testbed's wheel (default dist)"
+    )
     args = parser.parse_args(argv)
     try:
         wheel = build(args.out)
@@ -71,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if wrong or set(source) - {LLAMA} else 0
 
 
-# ---------------------------------------------------------------- our own wheel
+# ---------------------------------------------------------------- the testbed's wheel
 
 
 def build(folder: Path) -> Path:
@@ -86,7 +88,7 @@ def build(folder: Path) -> Path:
 
 
 def wheel_faults(wheel: Path, places: Iterable[str] = (str(ROOT), str(Path.home()))) -> list[str]:
-    """What a wheel lacks or should not carry: files, and text that names a place on this machine."""
+    """Missing and unwanted files of a wheel, and files that contain paths of this machine."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         wrong = [f"lacks {name}" for name in MUST_CARRY if name not in names]
@@ -98,18 +100,18 @@ def wheel_faults(wheel: Path, places: Iterable[str] = (str(ROOT), str(Path.home(
     return wrong
 
 
-# ---------------------------------------------------------------- what it depends on
+# ---------------------------------------------------------------- dependencies
 
 
 def ask(python: str) -> list[Package]:
-    """Every package of the extra `ue` on 64-bit Arm, and the wheel that pip finds for it."""
+    """All packages of the extra `ue` on 64-bit Arm, with the wheels that pip finds."""
     pins = resolve(python)
     wheels = find_wheels(python, pins)
     return [Package(python, name, version, wheels.get(name)) for name, version in pins.items()]
 
 
 def resolve(python: str) -> dict[str, str]:
-    """The extra `ue` and all that it needs, at the versions of constraints.txt; by package."""
+    """Versions of the extra `ue` and its dependencies from constraints.txt, by package."""
     settings = pip_settings(output(sys.executable, "-m", "pip", "config", "list"))
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-annotate", "--no-header"]
     command += ["--python-version", python, "--python-platform", "aarch64-manylinux_2_28"]
@@ -123,7 +125,7 @@ def resolve(python: str) -> dict[str, str]:
 
 
 def find_wheels(python: str, pins: dict[str, str]) -> dict[str, str]:
-    """Wheels for 64-bit Arm, by package; those without one are found by asking for them one by one."""
+    """Wheels for 64-bit Arm, by package; if any is missing, packages are queried one by one."""
     wanted = {name: version for name, version in pins.items() if name != LLAMA}
     if (found := _report(python, wanted)) is None:
         alone = [_report(python, {name: version}) or {} for name, version in wanted.items()]
@@ -132,7 +134,7 @@ def find_wheels(python: str, pins: dict[str, str]) -> dict[str, str]:
 
 
 def _report(python: str, pins: dict[str, str]) -> dict[str, str] | None:
-    """What pip would install there, by package; None where one of them has no wheel."""
+    """Wheels that pip would install, by package; None if any package has no wheel."""
     abi = f"cp{python.replace('.', '')}"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps", "--ignore-installed"]
     command += ["--only-binary=:all:", "--python-version", python, "--implementation", "cp"]
@@ -155,12 +157,12 @@ def _report(python: str, pins: dict[str, str]) -> dict[str, str] | None:
 
 
 def normal(name: str) -> str:
-    """A package's name as constraints.txt writes it."""
+    """Package name in the form of constraints.txt."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def show(wheel: Path, wrong: Sequence[str], packages: Sequence[Package]) -> None:
-    """A line for each package, with what pip takes on each Python."""
+    """Print a line per package, with its wheels on each Python version."""
     print(f"{wheel.name}: {'; '.join(wrong) or 'carries what it should'}\n")
     print(f"64-bit Arm Linux, extra ue, Python {', '.join(PYTHONS)}:")
     by_name: dict[str, list[Package]] = {}
@@ -175,7 +177,7 @@ def show(wheel: Path, wrong: Sequence[str], packages: Sequence[Package]) -> None
 
 
 def kind(file: str) -> str:
-    """A wheel's tags without the package: `cp310-cp310-manylinux_2_28_aarch64`, or `any` for pure Python."""
+    """Tags of a wheel, such as `cp310-cp310-manylinux_2_28_aarch64`; `any` for pure Python."""
     tags = "-".join(file.removesuffix(".whl").split("-")[-3:])
     return "any" if tags.endswith("none-any") else tags
 
