@@ -1,30 +1,30 @@
 # shellcheck shell=bash
-# What the set-up scripts share. They look first and do afterwards: every step is decided from what is there before
-# anything changes, and goes into a list. A dry run prints that list, a real run prints and carries it out.
+# Functions shared by the set-up scripts. They inspect the system first and put the missing steps on a list; nothing is
+# changed until the list is complete. A dry run prints the steps, a real run prints and executes them.
 #
-# On stdout: `= what is there already`, `+ a command`, and one line at the end. Commands' own output goes to stderr.
+# Stdout: `= ...` for things already in place, `+ COMMAND` for steps, and a final line. Output of commands goes to stderr.
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 CHECKOUT=$(dirname "$HERE")
 CONSTRAINTS=$CHECKOUT/constraints.txt
-SHELF=(traces sweeps plans hardware/profiles) # what a wheel carries beside the package
+BUNDLED=(traces sweeps plans hardware/profiles) # data files that a wheel contains besides the package
 PREFIX=/opt/testbed
 STATE=/var/lib/testbed
 PYTHON=''
 FROM=$CHECKOUT
-ROOT='' # where to look instead of /, in a dry run
+ROOT='' # inspected instead of /, in a dry run
 DRY='' SERVICE='' TUNE='' PACKAGES=yes FRESH=''
 PLAN=() NEEDS_ROOT=()
-MB_PER_COMPILER=1500  # what one of llama.cpp's larger files takes to compile
+MB_PER_COMPILER=1500  # memory to compile one of llama.cpp's larger files
 
-OPTIONS="  --dry-run       print what would be done, change nothing
-  --prefix DIR    where the environment goes (default $PREFIX)
-  --from PATH     a wheel of the testbed, or a checkout (default: the one this script lies in)
-  --python PATH   Python to make the environment with (default: python3 of this system)
+OPTIONS="  --dry-run       print the steps without changing anything
+  --prefix DIR    installation directory (default $PREFIX)
+  --from PATH     wheel of the testbed, or checkout (default: the checkout of this script)
+  --python PATH   Python for the virtual environment (default: python3 of this system)
   --service       install and enable the systemd service
   --tune          for measurements: governor 'performance', Wi-Fi power saving off
-  --no-packages   leave Debian packages alone; what is missing is named
-  --root DIR      look at DIR instead of /; in a dry run only"
+  --no-packages   do not install Debian packages; report missing ones
+  --root DIR      inspect DIR instead of /; with --dry-run only"
 
 die() {
   printf '%s: %s\n' "$(basename "$0")" "$*" >&2
@@ -38,10 +38,10 @@ bad() {
 
 found() { printf '= %s\n' "$*"; }
 
-# plan COMMAND...: a step, to be done if this is no dry run.
+# plan COMMAND...: add a step to the list.
 plan() { PLAN+=("$(printf '%q ' "$@" | sed 's/ $//')"); }
 
-# as_root WHY: what comes cannot be done by another user.
+# as_root WHY: note that a step needs root.
 as_root() { NEEDS_ROOT+=("$*"); }
 
 read_options() {
@@ -71,42 +71,42 @@ read_options() {
     esac
     shift
   done
-  [[ -z $ROOT || -n $DRY ]] || bad "--root goes with --dry-run alone"
+  [[ -z $ROOT || -n $DRY ]] || bad "--root needs --dry-run"
   [[ $PREFIX == /* && $PREFIX != *[[:space:]]* ]] || bad "--prefix takes an absolute path without spaces, not '$PREFIX'"
   if [[ -n $SERVICE && $PREFIX =~ ^/(home|root|run/user)(/|$) ]]; then
-    bad "--service needs a --prefix outside home directories, which the service cannot see"
+    bad "--service needs a --prefix outside home directories, which the service cannot access"
   fi
   [[ -d $FROM || -f $FROM ]] || bad "--from $FROM: no such wheel or checkout"
   FROM=$(cd "$(dirname "$FROM")" && pwd)/$(basename "$FROM")
   [[ -f $FROM && $FROM == *.whl || -f $FROM/pyproject.toml ]] || bad "--from $FROM: neither a wheel nor a checkout"
 }
 
-# ---------------------------------------------------------------- what is there
+# ---------------------------------------------------------------- inspection
 
-# device_tree NAME: a property of the device tree's root, one string a line.
+# device_tree NAME: a root property of the device tree, one string per line.
 device_tree() { [[ ! -r $ROOT/proc/device-tree/$1 ]] || tr '\0' '\n' <"$ROOT/proc/device-tree/$1"; }
 
-# machine: the processor's architecture; of a recorded tree what its `machine` file says.
+# machine: processor architecture; with --root, the content of the file `machine`.
 machine() { if [[ -n $ROOT ]]; then cat "$ROOT/machine" 2>/dev/null || echo unknown; else uname -m; fi; }
 
 need_machine() {
-  [[ $(machine) == "$1" ]] || die "this is for $1 ($2), and here is $(machine)"
+  [[ $(machine) == "$1" ]] || die "this script is for $1 ($2), not $(machine)"
   found "machine $1"
 }
 
-# find_python: a Python that the testbed runs on.
+# find_python: set PYTHON to a supported Python.
 find_python() {
   if [[ -n $ROOT ]]; then
     PYTHON=${PYTHON:-/usr/bin/python3}
     return
   fi
-  PYTHON=$(command -v "${PYTHON:-python3}") || die "no such Python here: apt-get install python3, or give one with --python"
+  PYTHON=$(command -v "${PYTHON:-python3}") || die "Python not found: apt-get install python3, or use --python"
   "$PYTHON" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' ||
-    die "$PYTHON is $("$PYTHON" --version); give --python one of 3.10 to 3.12"
+    die "$PYTHON is $("$PYTHON" --version); use --python with Python 3.10 to 3.12"
   found "$("$PYTHON" --version) ($PYTHON)"
 }
 
-# jobs: compilers that the cores and the memory allow side by side.
+# jobs_at_once: number of parallel compilers that cores and memory allow.
 jobs_at_once() {
   local cores memory_mb
   cores=$(grep -c ^processor "$ROOT/proc/cpuinfo" 2>/dev/null) || cores=1
@@ -116,7 +116,7 @@ jobs_at_once() {
   echo $((fit < cores ? fit : cores))
 }
 
-# pinned NAME: its version in constraints.txt.
+# pinned NAME: version in constraints.txt.
 pinned() {
   local version
   version=$(sed -n "s/^$1==\([^;[:space:]]*\)\$/\1/p" "$CONSTRAINTS")
@@ -124,25 +124,25 @@ pinned() {
   echo "$version"
 }
 
-# source_digest: of everything that an installation depends on.
+# source_digest: hash of all sources of an installation.
 source_digest() {
   if [[ -f $FROM ]]; then
     sha256sum <"$FROM"
   else
-    (cd "$FROM" && find testbed "${SHELF[@]}" pyproject.toml -type f -not -path '*/__pycache__/*' \
+    (cd "$FROM" && find testbed "${BUNDLED[@]}" pyproject.toml -type f -not -path '*/__pycache__/*' \
       -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum)
   fi | cut -c 1-64
 }
 
 need_systemd() {
-  [[ -n $ROOT ]] || command -v systemctl >/dev/null || die "no systemd here: leave --service and --tune out"
+  [[ -n $ROOT ]] || command -v systemctl >/dev/null || die "no systemd: --service and --tune are not available"
 }
 
 same_text() { [[ -f $1 && $(<"$1") == "$2" ]]; }
 
 # ---------------------------------------------------------------- steps
 
-# packages NAME...: Debian packages.
+# packages NAME...: install missing Debian packages.
 packages() {
   local name missing=()
   for name in "$@"; do
@@ -152,7 +152,7 @@ packages() {
   if ((${#missing[@]} == 0)); then
     found "packages $*"
   elif [[ -z $PACKAGES ]]; then
-    found "packages are left alone; missing: ${missing[*]}"
+    found "packages not installed (--no-packages): ${missing[*]}"
   else
     as_root "packages ${missing[*]}"
     plan apt-get update -q
@@ -160,7 +160,7 @@ packages() {
   fi
 }
 
-# make_prefix: the directory for everything, and a virtual environment in it.
+# make_prefix: create the installation directory and the virtual environment in it.
 make_prefix() {
   local there=$PREFIX
   while [[ ! -d $there ]]; do there=$(dirname "$there"); done
@@ -174,7 +174,7 @@ make_prefix() {
   fi
 }
 
-# llama CMAKE_ARG...: llama-cpp-python, which comes as source, built for this machine.
+# llama CMAKE_ARG...: build llama-cpp-python, which is published as source, for this machine.
 llama() {
   local version args=("$@") wheels=$PREFIX/wheels pip=("$PREFIX/venv/bin/python" -m pip) built
   version=$(pinned llama-cpp-python)
@@ -190,7 +190,7 @@ llama() {
 }
 CUDA_ENV=()
 
-# testbed_for EXTRA: the testbed with one of its extras, at pinned versions.
+# testbed_for EXTRA: install the testbed with an extra, at pinned versions.
 testbed_for() {
   local pip=("$PREFIX/venv/bin/python" -m pip) stamp=$PREFIX/installed.txt what
   what="$1 $(source_digest) constraints $(sha256sum <"$CONSTRAINTS" | cut -c 1-64)"
@@ -199,12 +199,12 @@ testbed_for() {
     return
   fi
   plan "${pip[@]}" install -q --constraint "$CONSTRAINTS" --find-links "$PREFIX/wheels" "${FROM}[$1]"
-  plan "${pip[@]}" install -q --no-deps --force-reinstall "$FROM"  # pip keeps another build of the same version
+  plan "${pip[@]}" install -q --no-deps --force-reinstall "$FROM"  # otherwise pip keeps an older build of the same version
   plan "$PREFIX/venv/bin/testbed" --version
   plan write_text "$stamp" "$what"
 }
 
-# service NAME [DEVICES]: its unit, its user, its directory; DEVICES: with access to GPU or firmware.
+# service NAME [DEVICES]: install unit, user and directory; DEVICES: allow access to GPU or firmware.
 service() {
   [[ -n $SERVICE ]] || return 0
   local unit=testbed-$1.service units=/etc/systemd/system changed=''
@@ -228,7 +228,7 @@ service() {
   enable_unit "$unit" "$changed"
 }
 
-# unit_file NAME TARGET: one of ours with this prefix; true where it has to be written.
+# unit_file NAME TARGET: install a unit file with this prefix; true if it has to be written.
 unit_file() {
   if same_text "$ROOT$2" "$(with_prefix "$1" "$PREFIX")"; then
     found "$2"
@@ -243,7 +243,7 @@ enable_unit() {
   if [[ -L $ROOT$wants ]]; then found "$1 is enabled"; else plan systemctl enable -q "$1"; fi
 }
 
-# tune: what makes times repeat.
+# tune: settings for repeatable timing.
 tune() {
   [[ -n $TUNE ]] || return 0
   need_systemd
@@ -261,23 +261,23 @@ tune() {
   fi
 }
 
-# ---------------------------------------------------------------- functions that are steps
+# ---------------------------------------------------------------- functions used as steps
 
-# write_text FILE TEXT: one line.
+# write_text FILE TEXT: write one line.
 write_text() { mkdir -p "$(dirname "$1")" && printf '%s\n' "$2" >"$1"; }
 
-# with_prefix NAME PREFIX: one of our unit files with the place of the environment filled in.
+# with_prefix NAME PREFIX: unit file with the installation directory filled in.
 with_prefix() { sed "s#/opt/testbed#$2#g" "$HERE/systemd/$1"; }
 
 # write_unit NAME PREFIX TARGET
 write_unit() { mkdir -p "$(dirname "$3")" && with_prefix "$1" "$2" >"$3"; }
 
-# ---------------------------------------------------------------- the end of every script
+# ---------------------------------------------------------------- execution
 
 carry_out() {
   local step
   if ((${#PLAN[@]} == 0)); then
-    echo "nothing to do: all of it is there"
+    echo "nothing to do: everything is in place"
     return
   fi
   if ((${#NEEDS_ROOT[@]})) && [[ -z $DRY && $(id -u) != 0 ]]; then
@@ -286,7 +286,7 @@ carry_out() {
   for step in "${PLAN[@]}"; do
     printf '+ %s\n' "$step"
     [[ -n $DRY ]] || eval "$step" </dev/null >&2 ||
-      die "that step failed; mend it and run this again: it goes on from there"
+      die "step failed; fix the cause and run this script again to continue"
   done
   if [[ -n $DRY ]]; then
     echo "dry run: ${#PLAN[@]} steps, nothing was changed"

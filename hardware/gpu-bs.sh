@@ -3,13 +3,13 @@ set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-# A BS has more to resolve than a UE (vLLM, torch for its CUDA): scripts/environment.py does that, as `make setup` does.
-# It installs the checkout as it stands; the service may not look into a home directory, so a copy is made.
+# The dependencies of a BS (vLLM, torch for its CUDA) are installed by scripts/environment.py, as in `make setup`. It
+# installs from a copy of the checkout, since the service has no access to home directories.
 read_options "Set up a BS on a server with an NVIDIA GPU and its driver: Debian 12, Ubuntu 22.04 or newer, x86-64." "$@"
 need_machine x86_64 "a server"
-[[ -d $FROM ]] || bad "--from takes a checkout here: the set-up of a BS needs its scripts"
+[[ -d $FROM ]] || bad "--from must be a checkout: the set-up of a BS needs its scripts"
 gpus=$(cat "$ROOT"/proc/driver/nvidia/gpus/*/information 2>/dev/null | sed -n 's/^Model:[[:space:]]*//p') || true
-[[ -n $gpus ]] || die "no NVIDIA driver answers (/proc/driver/nvidia): install it first, then reboot"
+[[ -n $gpus ]] || die "no NVIDIA driver (/proc/driver/nvidia): install it first, then reboot"
 found "GPU ${gpus//$'\n'/, }"
 packages python3-venv python3-dev gcc g++ iproute2 iperf3
 find_python

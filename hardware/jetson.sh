@@ -13,7 +13,7 @@ esac
 numbers='1s/^# R\([0-9]*\) (release), REVISION: \([0-9.]*\),.*/\1.\2/p'
 release=$(sed -n "$numbers" "$ROOT/etc/nv_tegra_release" 2>/dev/null) || true
 [[ $release == 36.* ]] ||
-  die "this is for JetPack 6 (Jetson Linux 36), and here is '${release:-no Jetson Linux}': flash it with SDK Manager"
+  die "this script is for JetPack 6 (Jetson Linux 36), not '${release:-no Jetson Linux}': flash it with SDK Manager"
 found "Jetson Linux $release (JetPack 6)"
 
 needed=(python3-venv gcc g++ iproute2 iperf3 iw)

@@ -3,9 +3,9 @@ set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-# NEON is part of every 64-bit Arm core. The Pi 5's Cortex-A76 has dot products and half precision as well, for which
-# llama.cpp repacks quantised weights; the Pi 4's Cortex-A72 has neither. Named rather than "native": a wheel that was
-# built on one board serves all of its kind.
+# All 64-bit Arm cores have NEON. The Pi 5's Cortex-A76 also has dot products and half precision, for which llama.cpp
+# repacks quantised weights; the Pi 4's Cortex-A72 has neither. The architecture is explicit rather than "native", so
+# that a wheel built on one board works on all boards of its kind.
 read_options "Set up a UE on a Raspberry Pi 5 or 4 with Raspberry Pi OS, 64 bit (bookworm). Drafts on the CPU." "$@"
 need_machine aarch64 "a 64-bit system; flash Raspberry Pi OS (64-bit)"
 case $(device_tree compatible) in

@@ -104,7 +104,7 @@ def test_an_x86_ue_is_set_up_as_planned_and_once(place: Place, tmp_path: Path) -
 
     again = place.call(script)
     assert (again.returncode, steps(again.stdout)) == (0, []), again.stderr
-    assert again.stdout.endswith("nothing to do: all of it is there\n")
+    assert again.stdout.endswith("nothing to do: everything is in place\n")
     assert listing(place) == after
 
     wants = place.root / "etc/systemd/system/multi-user.target.wants"

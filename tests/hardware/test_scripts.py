@@ -167,7 +167,7 @@ def test_an_older_jetpack_is_refused(tmp_path: Path) -> None:
         (["--service", "--prefix", "/home/someone/testbed"], "home directories"),
         (["--from", "/no/such/file.whl"], "no such wheel or checkout"),
         (["--from", "/etc/passwd"], "neither a wheel nor a checkout"),
-        (["--root", "/tmp"], "--dry-run alone"),
+        (["--root", "/tmp"], "--root needs --dry-run"),
     ],
 )
 def test_bad_options_are_one_line(arguments: list[str], said: str) -> None:
@@ -228,7 +228,7 @@ def test_a_step_that_fails_ends_the_run(tmp_path: Path) -> None:
     script = small(tmp_path, 'plan false\nplan write_text "$PREFIX/after" never')
     command = ["bash", str(script), "--prefix", str(prefix)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1 and "that step failed" in done.stderr
+    assert done.returncode == 1 and "step failed" in done.stderr
     assert done.stdout.splitlines()[-1] == "+ false"
     assert (prefix / "unit").exists() and not (prefix / "after").exists()
 
@@ -270,9 +270,9 @@ def test_the_source_decides_whether_to_install_again(tmp_path: Path) -> None:
 def test_what_the_wheel_carries_is_what_is_looked_at() -> None:
     settings = (ROOT / "pyproject.toml").read_text()
     included = settings.partition("\n[tool.hatch.build.targets.wheel.force-include]\n")[2].partition("\n\n")[0]
-    shelf = re.search(r"^SHELF=\(([^)]*)\)", (HARDWARE / "common.sh").read_text(), re.MULTILINE)
-    assert shelf is not None
-    assert set(shelf[1].split()) == set(re.findall(r'^"?([\w/]+)"? = ', included, re.MULTILINE))
+    bundled = re.search(r"^BUNDLED=\(([^)]*)\)", (HARDWARE / "common.sh").read_text(), re.MULTILINE)
+    assert bundled is not None
+    assert set(bundled[1].split()) == set(re.findall(r'^"?([\w/]+)"? = ', included, re.MULTILINE))
     copied = re.search(r"\{(testbed,[^}]*)\}", (HARDWARE / "gpu-bs.sh").read_text())
     assert copied is not None
-    assert {path.split("/")[0] for path in shelf[1].split()} <= set(copied[1].split(","))
+    assert {path.split("/")[0] for path in bundled[1].split()} <= set(copied[1].split(","))
