@@ -1,4 +1,4 @@
-"""Who gets through to a BS: real sockets, real handshakes, and a man in the middle."""
+"""Access control over real sockets and CURVE handshakes, also with a man in the middle."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANYWHERE = "tcp://127.0.0.1:*"
 
 
 class Echo:
-    """A BS that answers everything with itself, and remembers it."""
+    """A BS that echoes every message and records it."""
 
     def __init__(self, directory: Path | None, frame_bytes: int = 2**20) -> None:
         keys = None if directory is None else load_server(directory)
@@ -59,7 +59,7 @@ def linked(address: str, keys: ClientKeys | None, identity: bytes | None = None)
 
 
 async def answered(link: ZmqLink, text: bytes, wait_s: float = WAIT_S) -> bool:
-    """Whether an answer comes to a message."""
+    """Whether a message is answered."""
     with contextlib.suppress(LinkError):
         await link.send([text])
         assert (await link.recv(wait_s)).frames == [text]
@@ -85,7 +85,7 @@ async def test_who_is_on_the_list_is_answered(keys: Path, known: ClientKeys) -> 
 
 
 async def test_strangers_get_no_answer_and_reach_nobody(tmp_path: Path, keys: Path, known: ClientKeys) -> None:
-    """No key, a key that is not on the list, a server key that is not this BS's, another BS's UE."""
+    """No key, a key that is not in the list, another BS's server key, a UE of another BS."""
     other = tmp_path / "other"
     new_server(other)
     theirs = load_client(new_client(other, "known"))
@@ -140,7 +140,7 @@ async def test_what_waits_for_a_revoked_ue_is_not_sent(keys: Path, known: Client
 
 
 async def test_one_ues_identity_is_of_no_use_to_another(keys: Path, known: ClientKeys) -> None:
-    """Both may come in; the second takes the first one's identity. To the BS it stays somebody else."""
+    """Both are allowed; the second takes the first one's identity, but the BS tells them apart by key."""
     second = load_client(new_client(keys, "second"))
     async with echo(keys) as bs:
         with linked(bs.address, known, b"ue-same") as first:
@@ -164,7 +164,7 @@ async def test_nothing_of_a_message_is_seen_on_the_way(keys: Path, known: Client
 
 @pytest.mark.parametrize("at", [0, 72, 200, 300, 580, 600, 640, 820])
 async def test_tampered_ciphertext_gets_nothing(keys: Path, known: ClientKeys, at: int) -> None:
-    """One byte of the uplink is changed: of the greeting (64), the handshake (522) or the message (235)."""
+    """One byte of the uplink is changed, in the greeting (64), the handshake (522) or the message (235)."""
 
     def touch(piece: bytes, before: int) -> bytes:
         if before <= at < before + len(piece):
@@ -181,7 +181,7 @@ async def test_tampered_ciphertext_gets_nothing(keys: Path, known: ClientKeys, a
 
 
 async def test_what_was_recorded_gets_nothing_when_it_is_sent_again(keys: Path, known: ClientKeys) -> None:
-    """A whole connection played back, and a message played back inside the connection that it came over."""
+    """Replay of a whole connection, and of a message within its connection."""
     twice: list[bytes] = []
 
     def again(piece: bytes, before: int) -> bytes:

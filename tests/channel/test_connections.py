@@ -1,4 +1,4 @@
-"""What peers that speak ZeroMQ by hand can do to a BS's memory, and what honest ones may."""
+"""Limits of connections: memory taken by hostile ZeroMQ peers, and what honest peers may send."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tell
 
 @contextlib.asynccontextmanager
 async def echo() -> AsyncIterator[tuple[ZmqServerLink, list[list[bytes]]]]:
-    """A BS that answers everything with the number of its bytes."""
+    """A BS that answers every message with its size."""
     bs, heard = ZmqServerLink("tcp://127.0.0.1:*", frame_bytes=FRAME_BYTES), []
 
     async def serve() -> None:
@@ -57,7 +57,7 @@ def ue(bs: ZmqServerLink) -> Iterator[ZmqLink]:
 
 
 def pour(connected: socket.socket, piece: bytes, sent: list[int]) -> None:
-    """Send the same over and over until the connection ends."""
+    """Send the same data repeatedly until the connection ends."""
     with contextlib.suppress(OSError):
         for _ in range(100_000):
             connected.sendall(piece)
@@ -66,7 +66,7 @@ def pour(connected: socket.socket, piece: bytes, sent: list[int]) -> None:
 
 
 async def gone(thread: threading.Thread) -> bool:
-    """Whether who pours has been stopped."""
+    """Whether the sender was disconnected."""
     await asyncio.get_running_loop().run_in_executor(None, thread.join, WAIT_S)
     return not thread.is_alive()
 
@@ -91,7 +91,7 @@ async def test_a_message_without_an_end_is_cut_off_and_the_others_are_served(bod
 
 
 async def test_large_messages_that_wait_are_no_message_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A BS that is busy for a while, and a UE that sends as much as it may: nothing is cut, nothing is lost."""
+    """A BS is busy while a UE sends as much as it may: no disconnection, no loss."""
     monkeypatch.setattr("testbed.channel.link.CHECK_S", 0.02)
     bs = ZmqServerLink("tcp://127.0.0.1:*", frame_bytes=FRAME_BYTES)
     try:
@@ -110,7 +110,7 @@ async def test_large_messages_that_wait_are_no_message_without_an_end(monkeypatc
 
 
 async def test_a_slow_message_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message of the largest size that dribbles in over many looks, one after another on one connection."""
+    """Messages of the largest size that arrive slowly, over many checks, on one connection."""
     monkeypatch.setattr("testbed.channel.link.CHECK_S", 0.01)
     async with echo() as (bs, heard):
         with contextlib.closing(connect(bs.addresses[0], b"slow")) as slow:
@@ -134,7 +134,7 @@ async def test_a_message_of_many_frames_is_read_no_further_and_its_sender_shut_o
 
 
 def drained(connected: socket.socket) -> bool:
-    """Whether the other end hangs up."""
+    """Whether the other end closes the connection."""
     with contextlib.suppress(OSError):
         while connected.recv(4096):
             pass

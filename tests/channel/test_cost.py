@@ -1,4 +1,4 @@
-"""Costs of a round against sums done by hand and against WISV's Table I."""
+"""Costs of a round against values computed by hand and WISV's Table I."""
 
 from __future__ import annotations
 

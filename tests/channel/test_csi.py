@@ -1,4 +1,4 @@
-"""Channel state: what can be a link's state and what cannot."""
+"""Channel state: valid and invalid values, features, quality."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Key files: what is written, what is refused."""
+"""Key files: contents, permissions, refusals."""
 
 from __future__ import annotations
 

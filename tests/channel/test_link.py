@@ -1,4 +1,4 @@
-"""The ZeroMQ link over real sockets: addresses, both directions, bytes, timeouts, peers that come and go."""
+"""The ZeroMQ link over real sockets: addresses, both directions, byte counts, timeouts, reconnecting peers."""
 
 from __future__ import annotations
 

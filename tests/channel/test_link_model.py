@@ -1,4 +1,4 @@
-"""The fluid link: arrivals by hand, against a brute-force integration, and in distribution."""
+"""Fluid link model: arrival times by hand, against a brute-force integration, and in distribution."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ pieces = st.lists(
 
 
 def passed_bits(pieces: list[tuple[float, float]], loop: bool, begin_s: float, end_s: float) -> float:
-    """What a link lets pass between two times: the overlap of every piece of every lap with them, at its rate."""
+    """Bits served between two times: the sum over all pieces of all periods of overlap times rate."""
     lap_s = sum(length for length, _ in pieces)
     bits, start_s = 0.0, 0.0
     for lap in range(int(end_s // lap_s) + 2 if loop else 1):

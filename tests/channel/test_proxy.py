@@ -1,4 +1,4 @@
-"""The relay on real sockets: what it asks of time, and that no byte is lost, changed or out of order."""
+"""The proxy on real sockets: timing, and that no byte is lost, changed or reordered."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ FREE = ChannelSpec(kind="proxy")
 SLOW = ChannelSpec(kind="proxy", uplink_mbps=80, downlink_mbps=40, rtt_ms=4, jitter_ms=1)
 WAIT_S = 30
 TRIES = 3
-"""A machine with other work may be late now and then, and never early."""
+"""Attempts: a busy machine may be late at times, but never early."""
 
 
 def precisely(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test on the loop that the relay runs on, with nothing to collect of what other tests have left."""
+    """Run a test on the proxy's event loop, after garbage of other tests was collected."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -48,7 +48,7 @@ def precisely(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 async def relayed(
     serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], object], spec: ChannelSpec
 ) -> AsyncIterator[tuple[Proxy, int]]:
-    """A server behind a relay; yields the relay and its port."""
+    """A server behind a proxy; yields the proxy and its port."""
     server = await asyncio.start_server(serve, "127.0.0.1", 0)  # type: ignore[arg-type]
     origin_s = asyncio.get_running_loop().time()
     proxy = Proxy(server.sockets[0].getsockname()[:2], lambda index: spec.path(index, origin_s))
@@ -69,7 +69,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def round_trips(port: int, count: int, size: int = 64) -> list[float]:
-    """Seconds of echoes, one after another."""
+    """Times of successive echoes in seconds."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     clock = asyncio.get_running_loop().time
     times = []
@@ -109,7 +109,7 @@ async def test_bytes_arrive_as_they_were_sent_and_so_does_the_end(spec: ChannelS
 @pytest.mark.parametrize("rtt_ms", [1.0, 10.0, 50.0])
 @precisely
 async def test_a_round_trip_takes_what_was_asked(rtt_ms: float) -> None:
-    """The quickest of them: what a busy machine adds comes on top."""
+    """The shortest time, since a busy machine only adds delay."""
     async with relayed(echo, FREE) as (_, port):
         bare_s = min(await round_trips(port, 20))
     async with relayed(echo, ChannelSpec(kind="proxy", rtt_ms=rtt_ms)) as (_, port):
@@ -119,7 +119,7 @@ async def test_a_round_trip_takes_what_was_asked(rtt_ms: float) -> None:
 
 @precisely
 async def test_thousands_of_small_messages_and_large_ones_take_their_time_at_the_rate() -> None:
-    """Never less; now and then more, where the machine has other things to do."""
+    """Never less; at times more, on a busy machine."""
     spec = ChannelSpec(kind="proxy", uplink_mbps=40)
     async with relayed(echo, spec) as (_, port):
         clock = asyncio.get_running_loop().time
@@ -152,7 +152,7 @@ async def test_every_connection_is_a_link_of_its_own() -> None:
 
 @precisely
 async def test_a_sender_feels_a_slow_link_and_a_slow_reader() -> None:
-    """What is written to a slow link must not all vanish into the relay's memory."""
+    """A sender to a slow link sees backpressure; the proxy does not buffer everything."""
     taken = asyncio.Event()
 
     async def never_reads(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -249,7 +249,7 @@ async def test_of_links_that_have_ended_only_their_bytes_are_kept() -> None:
 
 @precisely
 async def test_what_comes_before_there_is_a_target_is_not_piled_up() -> None:
-    """A target that takes its time to answer: the sender waits for it, and then everything arrives."""
+    """A target that reads slowly: the sender waits, and then everything arrives."""
     got, hold = bytearray(), asyncio.Event()
 
     async def collect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

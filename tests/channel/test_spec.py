@@ -1,4 +1,4 @@
-"""The text of a link, and what it stands for."""
+"""Channel specifications: parsing, validation, and the link that they describe."""
 
 from __future__ import annotations
 

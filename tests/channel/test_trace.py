@@ -1,4 +1,4 @@
-"""Traces: what is in force when, the CSV file and back, and what is refused."""
+"""Traces: the sample at a given time, CSV round trips, refusals."""
 
 from __future__ import annotations
 

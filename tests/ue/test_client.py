@@ -1,4 +1,4 @@
-"""A UE's connection."""
+"""The client of a UE: handshakes and answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed.ue.client import MOST_WAITING, Client, Mailbox
 
 
 class OneWord:
-    """A link on which one message comes when it is told to."""
+    """A link that delivers one message on command."""
 
     def __init__(self) -> None:
         self.word: asyncio.Future[list[bytes | memoryview]] = asyncio.get_running_loop().create_future()
@@ -44,7 +44,7 @@ async def test_closing_as_a_message_arrives_closes() -> None:
 
 
 class Twice:
-    """A link to a BS that was slow to answer a greeting, so that it was sent twice: the second answer comes late."""
+    """A link to a BS that answered a greeting late, so that it was sent twice and answered twice."""
 
     def __init__(self) -> None:
         self.mail: asyncio.Queue[Any] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""A UE with several base stations, on real sockets: who serves, what is kept, what is refused."""
+"""Failover of a UE between base stations on real sockets: serving station, sessions, refusals."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def own(prompt: list[int], length: int) -> list[int]:
 
 
 class Site:
-    """Base stations behind relays that can be cut."""
+    """Base stations behind relays that can be disconnected."""
 
     def __init__(self) -> None:
         self.bss: list[BaseStation] = []
@@ -61,7 +61,7 @@ class Site:
 
 
 class Slow(SyntheticEngine):
-    """Takes its time, so that cuts fall into rounds."""
+    """A slow drafter, so that disconnections occur within rounds."""
 
     def verify(self, batch: Any) -> Any:
         import time

@@ -1,4 +1,4 @@
-"""The losslessness gate over a real socket: where an output parts from the target's own, and by how much."""
+"""The losslessness check over a real socket: position and logit gap of a divergence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From questions to prompt ids: chat templates against transformers, plain ones by hand, and what is refused."""
+"""Prompts: chat templates against transformers, plain ones by hand, refusals."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ QUESTIONS = (
 
 
 def save_tokenizer(directory: Path, template: Any = None, **settings: Any) -> Path:
-    """A byte-level BPE of few merges, which puts <|bos|> in front where special tokens are asked for."""
+    """A byte-level BPE with few merges that prepends <|bos|> if special tokens are requested."""
     special = ["<|bos|>", "<|im_start|>", "<|im_end|>"]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

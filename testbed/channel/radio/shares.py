@@ -27,11 +27,11 @@ def uplinks_mbps(path: Path, uplink_mbps: float | None = None) -> tuple[float, .
     """[K] uplink rates of the UEs.
 
     Args:
-        uplink_mbps: rate of the whole uplink, of which each UE gets its share; None: the file's own `rates_mbps`, which
-            go by every UE's channel, too.
+        uplink_mbps: rate of the whole uplink, of which each UE gets its share; None: the file's `rates_mbps`, which
+            also depend on every UE's channel.
 
     Raises:
-        BadInput: as `read_shares` raises it, or a file without rates where none is given.
+        BadInput: as `read_shares`, or neither a rate nor rates in the file.
     """
     shares = read_shares(path)
     if uplink_mbps is not None:

@@ -72,7 +72,7 @@ class Header:
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
-class _Walker:
+class _Cursor:
     """A position in a file that advances over values and never moves past the end."""
 
     def __init__(self, data: mmap.mmap) -> None:
@@ -127,62 +127,62 @@ def read_header(path: Path) -> Header:
             raise ModelError(f"{path}: not a GGUF file (starts with {magic!r}); convert the model to GGUF first")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
-                return _walk(_Walker(data))
+                return _read_all(_Cursor(data))
             except EOFError:
                 raise ModelError(f"{path}: the file ends within its header; copy or download it again") from None
             except ValueError as exc:
                 raise ModelError(f"{path}: not a usable GGUF file ({exc})") from None
 
 
-def _walk(walker: _Walker) -> Header:
-    walker.skip(len(MAGIC))
-    version = walker.number("<I")
+def _read_all(cursor: _Cursor) -> Header:
+    cursor.skip(len(MAGIC))
+    version = cursor.number("<I")
     if version not in VERSIONS:
         raise ValueError(f"version {version}; versions {VERSIONS[0]} and {VERSIONS[1]} are known")
-    tensors, entries = walker.number("<Q"), walker.number("<Q")
+    tensors, entries = cursor.number("<Q"), cursor.number("<Q")
     header = Header()
-    for _ in range(_count(entries, MOST_ENTRIES, "metadata entries", walker)):
-        _read_entry(walker, header)
+    for _ in range(_count(entries, MOST_ENTRIES, "metadata entries", cursor)):
+        _read_entry(cursor, header)
     alignment = _alignment(header)
-    for _ in range(_count(tensors, MOST_TENSORS, "tensors", walker)):
-        _read_tensor(walker, header, alignment)
-    data_bytes = len(walker.data) - -(-walker.at // alignment) * alignment
+    for _ in range(_count(tensors, MOST_TENSORS, "tensors", cursor)):
+        _read_tensor(cursor, header, alignment)
+    data_bytes = len(cursor.data) - -(-cursor.at // alignment) * alignment
     for name, tensor in header.tensors.items():
         if tensor.offset + tensor.size_bytes > data_bytes:
             raise ValueError(f"the data of tensor {name!r} are not within the file bounds")
     return header
 
 
-def _count(count: int, most: int, what: str, walker: _Walker) -> int:
+def _count(count: int, most: int, what: str, cursor: _Cursor) -> int:
     """Check a number of items, each of which takes at least a byte of the rest of the file."""
-    if count > len(walker.data) - walker.at:
+    if count > len(cursor.data) - cursor.at:
         raise EOFError
     if count > most:
         raise ValueError(f"{count} {what}; at most {most}")
     return count
 
 
-def _read_entry(walker: _Walker, header: Header) -> None:
-    key, kind = walker.string(MOST_KEY), walker.number("<I")
+def _read_entry(cursor: _Cursor, header: Header) -> None:
+    key, kind = cursor.string(MOST_KEY), cursor.number("<I")
     if key in header.scalars or key in header.arrays:
         raise ValueError(f"{key!r} twice")
     if kind == ARRAY:
-        header.arrays[key] = _array(walker)
+        header.arrays[key] = _array(cursor)
         return
-    header.scalars[key] = walker.text() if kind == STRING else walker.scalar(_layout(kind))
+    header.scalars[key] = cursor.text() if kind == STRING else cursor.scalar(_layout(kind))
     header.kinds[key] = kind
 
 
-def _array(walker: _Walker) -> GgufArray:
-    kind, count = walker.number("<I"), walker.number("<Q")
+def _array(cursor: _Cursor) -> GgufArray:
+    kind, count = cursor.number("<I"), cursor.number("<Q")
     if kind == STRING:
         for _ in range(count):
-            walker.skip(walker.number("<Q"))
+            cursor.skip(cursor.number("<Q"))
         return GgufArray(kind, count, ())
     layout = _layout(kind)
-    start = walker.skip(count * struct.calcsize(layout))
+    start = cursor.skip(count * struct.calcsize(layout))
     short = count <= MOST_ENTRIES
-    values = struct.unpack_from(f"<{count}{layout[1]}", walker.data, start) if short else ()
+    values = struct.unpack_from(f"<{count}{layout[1]}", cursor.data, start) if short else ()
     return GgufArray(kind, count, values)
 
 
@@ -200,13 +200,13 @@ def _alignment(header: Header) -> int:
     return int(value)
 
 
-def _read_tensor(walker: _Walker, header: Header, alignment: int) -> None:
-    name = walker.string(MOST_NAME)
-    dimensions = walker.number("<I")
+def _read_tensor(cursor: _Cursor, header: Header, alignment: int) -> None:
+    name = cursor.string(MOST_NAME)
+    dimensions = cursor.number("<I")
     if not 1 <= dimensions <= MOST_DIMENSIONS:
         raise ValueError(f"tensor {name!r} of {dimensions} dimensions; 1 to {MOST_DIMENSIONS}")
-    shape = tuple(walker.number("<Q") for _ in range(dimensions))
-    kind, offset = walker.number("<I"), walker.number("<Q")
+    shape = tuple(cursor.number("<Q") for _ in range(dimensions))
+    kind, offset = cursor.number("<I"), cursor.number("<Q")
     if name in header.tensors:
         raise ValueError(f"tensor {name!r} twice")
     if kind not in BLOCKS:

@@ -1,4 +1,4 @@
-"""Traces of other formats: what is read, what is mended and said, what is refused; mahimahi there and back."""
+"""Conversion of other trace formats: values, repairs and their notes, refusals; mahimahi round trips."""
 
 from __future__ import annotations
 

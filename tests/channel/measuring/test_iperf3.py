@@ -1,4 +1,4 @@
-"""iperf3's documents, errors, hangs, and a real server."""
+"""iperf3: its JSON output, errors, timeouts, and a real server."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_any_document(changes: dict[str, Any]) -> None:
 
 @pytest.fixture
 def fake_iperf3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a script that stands in for iperf3 goes; it leaves its process id beside it."""
+    """Directory of a script that replaces iperf3 and writes its process id there."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     return tmp_path / "iperf3"
 

@@ -1,4 +1,4 @@
-"""Offsets against clocks whose offset is known, over virtual links that are known too."""
+"""Clock offsets, estimated for known offsets over known virtual links."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ ANY = Profile(name="any", about="", source="", draft=LinearDraft(per_token_s=0.1
 
 
 class Ahead(VirtualClock):
-    """The BS's clock, which began earlier."""
+    """The BS's clock, which is ahead."""
 
     def time(self) -> float:
         return super().time() + AHEAD_S
 
 
 async def estimated(up_s: float, down_s: float, jitter_s: float, count: int = 40) -> Offset:
-    """What a UE finds over a link of these delays."""
+    """A UE's estimate over a link with these delays."""
     server, engine = VirtualServerLink(), SyntheticEngine(vocab_size=64)
     link = server.attach(
         b"ue", Direction(constant(delay_s=up_s), jitter_s, (1,)), Direction(constant(delay_s=down_s), jitter_s, (2,))

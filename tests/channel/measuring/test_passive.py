@@ -1,4 +1,4 @@
-"""The passive meter on simulated links whose parameters are known."""
+"""The passive meter on simulated links with known parameters."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ FIGURES = ("rtt_ms", "uplink_mbps", "downlink_mbps")
 
 
 class Link(NamedTuple):
-    """A link as it is."""
+    """The true parameters of a link."""
 
     rtt_ms: float
     uplink_mbps: float
     downlink_mbps: float
 
     def seconds(self, exchange: Exchange) -> float:
-        """One thing after another, at the speed of each."""
+        """Duration of an exchange: RTTs, uplink and downlink in sequence."""
         up, down, trips = exchange
         return trips * self.rtt_ms / 1e3 + up / (self.uplink_mbps * 125_000) + down / (self.downlink_mbps * 125_000)
 
@@ -39,7 +39,7 @@ LINK = Link(50.0, 20.0, 20.0)
 
 
 def mixed(rng: np.random.Generator) -> Iterator[Exchange]:
-    """Rounds as a run has them: ids; all hidden states (2048 of float16 a token); ids, then those asked for."""
+    """Rounds of a run: ids; all hidden states (2048 float16 per token); ids, then the queried hidden states."""
     while True:
         window, down, kind = int(rng.integers(2, 17)), int(rng.integers(30, 60)), rng.integers(3)
         ids = 40 + 4 * window
@@ -51,7 +51,7 @@ def mixed(rng: np.random.Generator) -> Iterator[Exchange]:
 
 
 def both_ways(rng: np.random.Generator) -> Iterator[Exchange]:
-    """Traffic that shows the downlink too."""
+    """Traffic that also reveals the downlink rate."""
     while True:
         yield int(rng.integers(100, 60_000)), int(rng.integers(100, 60_000)), 1
 
@@ -60,7 +60,7 @@ def drive(
     meter: PassiveMeter, link: Link, exchanges: Iterable[Exchange], rng: np.random.Generator, *, n: int, noise: float,
     start_s: float = 0.0, step_s: float = 0.1,
 ) -> float:  # fmt: skip
-    """Let `n` exchanges run over a link, their durations off by a Gaussian part `noise`; returns when it ended."""
+    """Simulate `n` exchanges with relative Gaussian noise on their durations; returns the time of the last."""
     for i, exchange in zip(range(n), exchanges, strict=False):
         error = 1 + noise * float(rng.standard_normal())
         meter.update(*exchange, link.seconds(exchange) * max(0.1, error), start_s + i * step_s)
@@ -187,7 +187,7 @@ def test_an_outlier_at_the_very_start_is_mended() -> None:
 
 
 def test_rare_outliers_do_not_bias() -> None:
-    """One exchange in fifteen takes ten times as long: the median round is what counts, not the mean."""
+    """One exchange in fifteen takes ten times as long: the estimate follows the median, not the mean."""
     rng = np.random.default_rng(11)
     meter = PassiveMeter(Csi(20.0, 20.0, 50.0))
     for i, exchange in zip(range(400), mixed(rng), strict=False):

@@ -1,4 +1,4 @@
-"""Estimates against printed tables and simulation."""
+"""Estimates against published tables and simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wi-Fi: what `iw` and the kernel print, over versions and standards; and machines that have none of it."""
+"""Wi-Fi: output of `iw` and the kernel across versions and standards; machines without Wi-Fi or `iw`."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_frame_errors_by_hand() -> None:
 
 
 def test_frame_errors_are_the_loss_of_a_link_that_repeats() -> None:
-    """Packets sent over a link that loses a third in the air, up to seven tries each."""
+    """Packets over a link that loses a third of transmissions, with up to seven attempts each."""
     rng, packets, retries, failed = random.Random(5), 20_000, 0, 0
     for _ in range(packets):
         tries = next((t for t in range(1, 8) if rng.random() > 1 / 3), 8)
@@ -237,7 +237,7 @@ def test_any_text(text: str, sample: str, cut: int) -> None:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for programs, all that PATH has; and one for interfaces."""
+    """The only directory in PATH, and a directory of interfaces."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "net").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))

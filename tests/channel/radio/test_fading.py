@@ -1,4 +1,4 @@
-"""The channel model against textbook moments, waits that were simulated, numbers worked out by hand."""
+"""Fading models against textbook moments, simulated durations, and values computed by hand."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_shadowing_spreads_in_db_and_fades_over_the_way() -> None:
 
 
 def runs(values: np.ndarray[Any, Any]) -> list[int]:
-    """Lengths of the stretches of True, those at the ends left out."""
+    """Lengths of the runs of True, without those at the ends."""
     lengths = [(on, len(list(group))) for on, group in groupby(values.tolist())][1:-1]
     return [length for on, length in lengths if on]
 

@@ -1,4 +1,4 @@
-"""Shares of an uplink, applied: through the relay, in a cell and in virtual time, uploads end when the plan says."""
+"""Bandwidth shares in the proxy, the cell and virtual time: uploads end at the planned times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LINKS = PathLoss().gains(np.array(METRES))
 
 
 def problem(bandwidth_hz: float) -> Problem:
-    """Three users of a cell at very different distances."""
+    """Three UEs of a cell at very different distances."""
     tasks = [Task(input_tokens=n, power_w=0.2, gain=float(g)) for n, g in zip(INPUTS, LINKS, strict=True)]
     return Problem(bandwidth_hz=bandwidth_hz, noise_w=2.5e-14, tasks=tuple(tasks), bits_per_token=8000.0)
 
@@ -43,7 +43,7 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path, d
 
 
 def expect(policy: str, times: list[float], communication_s: float, rel: float) -> None:
-    """All uploads end at once, or the last of them when the model says and the others long before."""
+    """All uploads end together, or the last one at the modelled time and the others long before."""
     assert max(times) == pytest.approx(communication_s, rel=rel)
     if policy == "optimal":
         assert min(times) == pytest.approx(communication_s, rel=rel)
@@ -69,7 +69,7 @@ def test_in_a_cell_whose_traces_take_them(shared: tuple[str, Path, dict[str, Any
 
 
 async def upload(listens: list[str], arrivals: dict[int, float], done: asyncio.Event) -> list[float]:
-    """Send every user's input to its address; seconds until the last byte of each is there."""
+    """Send every UE's input to its address; returns the seconds until each has arrived."""
     loop = asyncio.get_running_loop()
     start_s = loop.time()
 

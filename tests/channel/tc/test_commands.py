@@ -1,4 +1,4 @@
-"""Command lines of an emulation by tc, what they refuse, and what is read of what programs print."""
+"""Command lines of an emulation by tc, refusals, and parsers of the programs' output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from testbed.errors import BadInput, TestbedError
 from tests.support.refusals import refuse
 
 UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6}
-"""Of a rate, as tc(8) has them."""
+"""Units of rates in tc(8)."""
 
 
 def line(lines: list[list[str]]) -> str:

@@ -1,4 +1,4 @@
-"""Emulation by tc on this machine's kernel: rates between real namespaces, and what is left after crash and Ctrl-C."""
+"""Emulation by tc on this machine's kernel: rates between namespaces, and cleanup after crash and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.support.refusals import refuse
 
 ROOT = Path(__file__).parents[3]
 FIRST = 1000 + os.getpid() % 10_000
-"""Apart from those of other runs on this machine."""
+"""Index of the first UE, different from those of other test runs on this machine."""
 
 
 def missing() -> str | None:
@@ -58,7 +58,7 @@ pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.skipif(REASON is n
 
 
 def left_of(*ues: int) -> list[str]:
-    """What there is of UEs: namespaces and interfaces."""
+    """Namespaces and interfaces of UEs that exist."""
     pairs = [NamespacePair(FIRST + ue) for ue in ues]
     names = [name for name in os.listdir("/sys/class/net") if name in {pair.host_interface for pair in pairs}]
     return names + [pair.namespace for pair in pairs if Path("/run/netns", pair.namespace).exists()]
@@ -80,7 +80,7 @@ def free_port() -> int:
 
 
 def iperf(links: Namespaces, *options: str, seconds: float = 2) -> dict[str, Any]:
-    """What iperf3 measures between the first UE (client) and the host (server)."""
+    """iperf3's result between the first UE (client) and the host (server)."""
     address, port = links.host_address(0), str(free_port())
     client = [*links.prefix(0), "iperf3", "-c", address, "-p", port, "-J", "-t", str(seconds), *options]
     listening = ["iperf3", "-s", "-J", "-i", "0.25", "-B", address, "-p", port]
@@ -107,7 +107,7 @@ def goodput_mbps(links: Namespaces, *options: str) -> float:
 
 @contextlib.contextmanager
 def veth() -> Iterator[str]:
-    """An interface to be shaped."""
+    """An interface to shape."""
     name, peer = f"tv{FIRST}a", f"tv{FIRST}b"
     run(["ip", "link", "add", name, "type", "veth", "peer", "name", peer])
     try:
@@ -120,7 +120,7 @@ def veth() -> Iterator[str]:
 
 @contextlib.contextmanager
 def child(body: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that runs `body`, after it has said a line that begins with `ready`."""
+    """A process that runs `body`; entered when it has printed a line that begins with `ready`."""
     head = """
         import signal, sys, time
         from pathlib import Path

@@ -1,4 +1,4 @@
-"""An emulation by tc without root: what a machine lacks, what is written down, what is taken back."""
+"""Emulation by tc without root: missing prerequisites, claims, cleanup."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_netem_is_taken_where_it_is(monkeypatch: pytest.MonkeyPatch, netem: bool
 
 @pytest.fixture(scope="module")
 def ended() -> int:
-    """A pid that nobody has."""
+    """An unused pid."""
     return ended_child().pid
 
 
@@ -149,7 +149,7 @@ def test_a_claim_reads_back(tmp_path: Path) -> None:
 
 
 class Machine:
-    """Interfaces `eth0` (default route), `eth1` and `eth2` (with a qdisc of somebody else); commands are recorded."""
+    """Interfaces `eth0` (default route), `eth1` and `eth2` (with a foreign qdisc); commands are recorded."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ran: list[str] = []

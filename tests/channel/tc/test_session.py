@@ -1,4 +1,4 @@
-"""An emulation by tc from its configuration on: dry runs, refusals, and its way along a trace."""
+"""Emulation by tc from a configuration: dry runs, refusals, replay of a trace."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_an_egress_changes_as_it_was_set_up() -> None:
 
 
 class FakeClock:
-    """Time passes only by sleeping, or by hand."""
+    """A clock that advances only by sleeping, or by hand."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -127,7 +127,7 @@ class FakeClock:
 
 
 def followed(trace: Trace, seconds: float, late_s: float = 0.0) -> list[tuple[float, float | None]]:
-    """When (since the start) which uplink rate was applied, where each time takes `late_s`."""
+    """Times since the start and uplink rates applied, if each update takes `late_s`."""
     clock, applied = FakeClock(), list[tuple[float, float | None]]()
 
     def apply(link: Duplex) -> None:

@@ -30,7 +30,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def assert_rtt(rtts_ms: list[float], expected_ms: float, count: int) -> None:
-    """None is shorter; most are hardly longer, as the guest has one processor of a machine that others use too."""
+    """None is shorter; most are hardly longer, since the guest has one processor of a shared machine."""
     assert len(rtts_ms) == count
     assert expected_ms <= rtts_ms[0] and rtts_ms[count // 2] < expected_ms + 2
 

@@ -1,4 +1,4 @@
-"""The endpoint under the official client: what it answers, when it refuses, and that it leaves nothing behind."""
+"""The endpoint with OpenAI's client: answers, refusals, and cleanup."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def own(site: Site, prompt: list[int], tokens: int, ends: tuple[int, ...] 
 
 
 def text(ids: list[int]) -> str:
-    """As it continues a prompt."""
+    """The expected continuation of a prompt."""
     return "".join(f" w{i}" for i in ids)
 
 

@@ -1,4 +1,4 @@
-"""What an endpoint reads of requests that are too large, too slow or without an end."""
+"""Request bodies that are too large, too slow or endless."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Raw:
         return cls(*await asyncio.open_connection("127.0.0.1", int(site.url.rpartition(":")[2])))
 
     async def send(self, data: bytes) -> bool:
-        """Whether it was taken, and not met by a closed door."""
+        """Whether the connection was accepted."""
         try:
             self._writer.write(data)
             await asyncio.wait_for(self._writer.drain(), WAIT_S)

@@ -1,4 +1,4 @@
-"""What an endpoint can be started with: methods, addresses, keys; and what is refused before anything is loaded."""
+"""Start of an endpoint: methods, addresses, keys; and refusals before anything is loaded."""
 
 from __future__ import annotations
 

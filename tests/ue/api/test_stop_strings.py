@@ -1,4 +1,4 @@
-"""Text of ids that come one by one: it is the text of all of them, in whole characters, cut before stop strings."""
+"""Text of ids that arrive one by one: that of all ids, in whole characters, cut before stop strings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from testbed.ue.api.stop_strings import StopStrings, Transcript
 
 
 def bytewise() -> Tokenizer:
-    """Every token is one byte; one more is special."""
+    """A tokenizer with one token per byte and a special token."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -25,7 +25,7 @@ def bytewise() -> Tokenizer:
 
 
 def with_fallback() -> Tokenizer:
-    """Words behind ▁, and bytes of what is not among them, as Llama 2 has it."""
+    """A tokenizer as Llama 2's: words with a leading ▁, and bytes for unknown text."""
     words = ["<unk>", "▁apples", "▁two", "s", "▁"]
     vocab = {token: i for i, token in enumerate([*words, *(f"<0x{b:02X}>" for b in range(256))])}
     tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
@@ -76,7 +76,7 @@ CUTS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=3)
 
 
 def first_end(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """By brute force: the shortest beginning that ends with a stop string, without the longest one at its end."""
+    """Brute force: the shortest prefix that ends with a stop string, without the longest stop string at its end."""
     for end in range(len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:

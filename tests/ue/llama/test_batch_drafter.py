@@ -1,4 +1,4 @@
-"""Drafting whole batches, held to the drafter that takes one sequence at a time, and to transformers."""
+"""Batched drafting, compared with single-sequence drafting and with transformers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.refusals import refuse
 
 PLACES, CONTEXT = 5, 200
 KIND = "qwen2-padded"
-"""With rows that must never be drafted."""
+"""A model with padded rows that must never be drafted."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What llama.cpp is given and what it refuses: files, options, threads, signals."""
+"""llama.cpp contexts: files, options, threads, signals, refusals."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_threads_follow_the_environment(
 
 
 def test_importing_is_quick_and_drafting_quiet_and_light(random_ggufs: dict[str, Path]) -> None:
-    """No framework is loaded, on import or later, and llama.cpp does not write to the terminal."""
+    """No deep-learning framework is loaded, on import or later, and llama.cpp does not write to the terminal."""
     script = f"""
 import sys, time
 start = time.process_time()
@@ -103,7 +103,7 @@ except testbed.errors.ModelError:
 
 
 class Interrupting(int):
-    """A log level that is never met, and whose comparing is when Ctrl-C comes: in the middle of the log callback."""
+    """A log level that raises Ctrl-C when compared, in the middle of the log callback, and never matches."""
 
     presses = 0
 

@@ -1,4 +1,4 @@
-"""Drafting with llama.cpp, held to transformers in float32."""
+"""Drafting with llama.cpp, compared with transformers in float32."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HIDDEN_TOLERANCE = 5e-3
 
 @pytest.fixture(scope="module")
 def drafters(random_ggufs: dict[str, Path]) -> Iterator[dict[str, LlamaDrafter]]:
-    """One drafter of each kind, with four places and exact arithmetic."""
+    """One drafter of each kind, with four sequences and exact arithmetic."""
     loaded = {kind: LlamaDrafter(path, TOKENS, **EXACT) for kind, path in random_ggufs.items()}
     yield loaded
     for drafter in loaded.values():
@@ -41,7 +41,7 @@ def draft(sequence: LlamaSequence, count: int) -> list[DraftToken]:
 
 
 def fresh(drafter: Drafter, prefix: list[int], count: int) -> list[DraftToken]:
-    """What a sequence that starts from `prefix` drafts."""
+    """The draft of a sequence that starts from `prefix`."""
     sequence = drafter.open(prefix)
     try:
         return [sequence.draft_one() for _ in range(count)]

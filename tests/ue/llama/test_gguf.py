@@ -46,7 +46,7 @@ def header_bytes(good: bytes) -> int:
 
 
 def patched(good: bytes, header_bytes: int, rng: random.Random) -> bytes:
-    """The file with one to three places of its header changed."""
+    """The file with one to three bytes or words of its header changed."""
     changed = bytearray(good)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         at = rng.randrange(4, header_bytes - 8)
@@ -187,7 +187,7 @@ def kind_of(value: Any) -> Any:
 
 
 def records(*tensors: tuple[bytes, tuple[int, ...], int, int], data: int = 64) -> bytes:
-    """A file of tensors alone."""
+    """A file with tensors only."""
     out = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), 0)
     for name, shape, kind, offset in tensors:
         out += struct.pack("<Q", len(name)) + name + struct.pack("<I", len(shape))

@@ -1,4 +1,4 @@
-"""What a drafter takes by its header, held against what llama.cpp says that it allocates."""
+"""Memory of a drafter, computed from its header, against llama.cpp's reported allocations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from testbed.ue.llama.memory import expected
 from tests.support.ggufs import write_mamba
 
 NEARLY = 0.02 * 2**20
-"""What is lost to the two digits of llama.cpp's sizes, and to alignment."""
+"""Tolerance for the two digits of llama.cpp's sizes, and for alignment."""
 SIZES = re.compile(r"(Mapped model|REPACK model|KV|compute) buffer size = +([0-9.]+) MiB")
 LOADS = """
 import ctypes, json, sys
@@ -42,11 +42,11 @@ SMALL = {
     "qwen3": DecoderShape("qwen3", 2, 256, 4, 2, 96, 512, 2048),
     "llama": DecoderShape("llama", 4, 256, 8, 8, 32, 1024, 2048),
 }
-"""Of the drafters' proportions, heads that do not divide the embedding included."""
+"""Shapes with the drafters' proportions, including heads that do not divide the embedding."""
 
 
 def llama_says(cases: dict[Path, LlamaOptions]) -> dict[Path, dict[str, float]]:
-    """Sizes of the buffers that llama.cpp allocates, in bytes, by name; in a process of its own for its log."""
+    """Sizes in bytes of llama.cpp's buffers, by name; read from its log in a separate process."""
     given = json.dumps([(str(path), asdict(options)) for path, options in cases.items()])
     done = subprocess.run([sys.executable, "-c", LOADS, given], capture_output=True, text=True, timeout=120, check=True)
     said = {}
