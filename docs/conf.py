@@ -41,7 +41,7 @@ nitpick_ignore_regex = [("py:.*", r"(?!testbed).*")]
 """Names of other packages' types lead nowhere; the testbed's own must."""
 
 INDEXES = {"docs/index", "docs/results/index", "docs/reference/commands/README"}
-LINK = re.compile(r"^- \[[^\]]*\]\(([^)#:]+)\.md\)", re.MULTILINE)
+LINK = re.compile(r"^- \[([^\]]*)\]\(([^)#:]+)\.md\)", re.MULTILINE)
 HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 
 
@@ -49,12 +49,16 @@ def navigation(app: Any, page: str, source: list[str]) -> None:
     """Append to an index page one hidden table of contents per section, made of the section's list of links."""
     if page not in INDEXES:
         return
+    folder = posixpath.dirname(page)
     parts = HEADING.split(source[0])
     sections = zip(["", *parts[1::2]], parts[::2], strict=True)
     for caption, text in sections:
-        pages = [posixpath.normpath(posixpath.join("/", posixpath.dirname(page), link)) for link in LINK.findall(text)]
-        if pages:
-            lines = ["```{toctree}", ":hidden:", *([f":caption: {caption}"] if caption else []), "", *pages, "```"]
+        entries = [
+            f"{label.strip('`')} <{posixpath.normpath(posixpath.join('/', folder, link))}>"
+            for label, link in LINK.findall(text)
+        ]
+        if entries:
+            lines = ["```{toctree}", ":hidden:", *([f":caption: {caption}"] if caption else []), "", *entries, "```"]
             source[0] += "\n" + "\n".join(lines) + "\n"
 
 
