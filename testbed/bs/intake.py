@@ -33,16 +33,16 @@ from testbed.protocols.vocabulary import check_same
 
 RETRY_S = 1.0
 Admit = Callable[[Key, Open], "Busy | None"]
-"""Whether what an `Open` asks for can be promised; the answer where it cannot."""
+"""The refusal of a session whose token speed cannot be guaranteed; None: it can."""
 MAX_HIDDEN = 2**16
-"""Largest hidden size of a drafter: with it, the BS makes room for the hidden states that it asks for."""
+"""Largest hidden size of a drafter; the BS allocates the hidden states that it requests by it."""
 MOST_ROUNDS = 2**32
-"""Rounds are numbered below it, so that those that the BS counts on to fit a message."""
+"""Upper bound of round numbers, so that rounds counted on by the BS still fit a message."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What this BS serves and allows."""
+    """The target that a base station serves, and its limits."""
 
     model: str
     tokenizer: str
@@ -55,11 +55,11 @@ class Offer:
     weights: str = ""
     """Fingerprint of the target."""
     judge: str = ""
-    """Kind of the judge and fingerprint of its head."""
+    """Kind of the judge and fingerprints of its head."""
 
 
 class Intake:
-    """Checks what comes in before it may cost engine time. Methods raise ProtocolError for what is answered `Fault`."""
+    """Checks messages before they may cost engine time; a `ProtocolError` is answered with `Fault`."""
 
     no_window = Window(np.zeros(0, np.int32), None)
 
@@ -67,7 +67,7 @@ class Intake:
         self.offer, self.sessions = offer, sessions
 
     def hello(self, message: Hello) -> Message:
-        """Agree on version and vocabulary."""
+        """Welcome a UE, or refuse it for its wire version or vocabulary."""
         if message.version != VERSION:
             return Fault(session=-1, reason=f"wire version {message.version}; this BS speaks {VERSION}")
         offer = self.offer
@@ -89,40 +89,26 @@ class Intake:
         )
 
     def ping(self, message: Ping, now_s: float) -> Pong:
-        """Answer an RTT handshake; `now_s` is the server's clock."""
+        """Answer an RTT handshake; `now_s` is the time on the server's clock."""
         return Pong(token=message.token, time_s=now_s)
 
     def open(
         self, peer: bytes, message: Open, arrays: dict[str, AnyArray], admit: Admit = lambda key, message: None
     ) -> tuple[Message, Session | None]:
-        """Start a session; returns the reply and the session, None where it was refused."""
+        """Start a session; returns the reply and the session, None if it was refused.
+
+        Raises:
+            ProtocolError: a value that is out of range, or values that do not go together.
+        """
         key = (peer, message.session)
         if (refusal := self.sessions.refusal(key, arrays["ids"].size if "ids" in arrays else 0)) is not None:
             return Busy(session=message.session, reason=refusal, retry_s=RETRY_S), None
-        if message.protocol != TARGET_ONLY and message.protocol not in PROTOCOLS:
-            raise ProtocolError(f"unknown protocol {message.protocol!r}; known: {TARGET_ONLY}, {', '.join(PROTOCOLS)}")
-        if not 0 <= message.threshold <= 1:
-            raise ProtocolError(f"threshold must lie in [0, 1], not {message.threshold}")
-        if not 1 <= message.hidden_size <= MAX_HIDDEN:
-            raise ProtocolError(f"hidden_size must lie in 1..{MAX_HIDDEN}, not {message.hidden_size}")
-        if message.hidden_bits not in HIDDEN_BITS:
-            raise ProtocolError(f"hidden_bits must be one of {HIDDEN_BITS}, not {message.hidden_bits}")
-        if not 0 <= message.seed < 2**64:
-            raise ProtocolError(f"seed must lie in 0..2^64 - 1, not {message.seed}")
-        if message.speed_tps is not None and not 0 < message.speed_tps < math.inf:
-            raise ProtocolError(f"a speed is a positive number of tokens a second, not {message.speed_tps}")
+        _check_ranges(message)
         sampling = Sampling(message.temperature, message.top_k, message.top_p)
         expect_names(arrays, "ids")
         ids = read_ids(arrays)
-        self._check_ids(ids)
         wanted = len(ids) + message.max_tokens
-        if max(wanted, len(ids) + 1) > self.offer.max_positions:
-            raise ProtocolError(
-                f"{len(ids)} tokens of prefix and {message.max_tokens} to come pass the context of "
-                f"{self.offer.max_positions}"
-            )
-        if message.protocol == TARGET_ONLY and message.max_tokens < 1:
-            raise ProtocolError("target-only needs max_tokens of at least 1")
+        self._check_prompt(ids, message)
         _check_hints(message)
         if (busy := admit(key, message)) is not None:
             return busy, None
@@ -137,10 +123,17 @@ class Intake:
     def draft(
         self, peer: bytes, message: Draft, arrays: dict[str, AnyArray], waiting: Load = NOTHING
     ) -> Message | Session | tuple[Session, Window] | None:
-        """Check a window: an answer at once, a session whose last reply is due again, a window to verify, or nothing
-        to do about a copy that comes late.
+        """Check a window.
 
-        `waiting`: what waits for the engine.
+        Args:
+            waiting: load of the engine's queue.
+
+        Returns:
+            An answer; or a session whose last reply is to be sent again; or a session and a window to verify; or None
+            for a late copy, which needs no answer.
+
+        Raises:
+            ProtocolError: a window that the session cannot take.
         """
         key: Key = (peer, message.session)
         session = self.sessions.get(key)
@@ -160,54 +153,85 @@ class Intake:
             return session
         if message.round < session.last_round:
             return None
-        if session.alone or session.current is not None:
+        if session.alone or session.current is not None or message.base_len != session.length + session.owed:
             return Resync(session=message.session)
-        if message.base_len != session.length + session.owed:
-            return Resync(session=message.session)
-        self._check_ids(window.ids)
-        if len(window.ids) > self.offer.max_window:
-            raise ProtocolError(f"window of {len(window.ids)} tokens; at most {self.offer.max_window}")
-        if window.q is not None and window.q.ndim == 2 and window.q.shape[1] != self.offer.vocab_size:
-            raise ProtocolError(f"distributions over {window.q.shape[1]} ids; the BS knows {self.offer.vocab_size}")
-        if message.base_len + len(window.ids) + 1 > self.offer.max_positions:
-            raise ProtocolError(f"the window passes the context of {self.offer.max_positions}")
+        self._check_window(window, message.base_len)
         if (reason := self.sessions.crowded(waiting)) is not None:
             return Busy(session=message.session, reason=reason, retry_s=RETRY_S, round=message.round)
-        self._learn(session, window.token)
+        self._commit_drawn(session, window.token)
         session.last_round, session.last_ids, session.last_reply = message.round, ids, []
         return session, window
 
     def resync(self, key: Key) -> Resync:
-        """What is answered to whom a session is unknown."""
+        """The answer to a message for an unknown session."""
         return Resync(session=key[1], reason=self.sessions.fate(key))
 
-    def _learn(self, session: Session, token: int | None) -> None:
-        """Commit the token that the UE drew after the last window; after a new `Open` it is known already."""
+    def _commit_drawn(self, session: Session, token: int | None) -> None:
+        """Commit the token that the UE drew after the last window; after a new `Open` the prefix holds it already."""
         if session.owed:
             if token is None:
                 raise ProtocolError("the token that the UE drew after the last window is missing")
-            learnt = np.array([token], np.int64)
-            self._check_ids(learnt)
-            session.append(learnt.astype(np.int32))
+            drawn = np.array([token], np.int64)
+            self._check_ids(drawn)
+            session.append(drawn.astype(np.int32))
             session.owed = False
         elif token is not None and token != session.tokens[session.length - 1]:
             raise ProtocolError(f"token {token} is not the last one of the committed prefix")
 
     def finished(self, session: Session) -> bool:
-        """Whether a session that the target decodes alone is at its end."""
+        """Whether the output of a session that the target decodes alone is complete."""
         return session.length >= session.wanted or int(session.tokens[session.length - 1]) in self.offer.end_ids
+
+    def _check_prompt(self, ids: AnyArray, message: Open) -> None:
+        self._check_ids(ids)
+        if len(ids) + max(message.max_tokens, 1) > self.offer.max_positions:
+            raise ProtocolError(
+                f"{len(ids)} tokens of prefix and {message.max_tokens} to come pass the context of "
+                f"{self.offer.max_positions}"
+            )
+        if message.protocol == TARGET_ONLY and message.max_tokens < 1:
+            raise ProtocolError("target-only needs max_tokens of at least 1")
+
+    def _check_window(self, window: Window, base_len: int) -> None:
+        self._check_ids(window.ids)
+        if len(window.ids) > self.offer.max_window:
+            raise ProtocolError(f"window of {len(window.ids)} tokens; at most {self.offer.max_window}")
+        if window.q is not None and window.q.ndim == 2 and window.q.shape[1] != self.offer.vocab_size:
+            raise ProtocolError(f"distributions over {window.q.shape[1]} ids; the BS knows {self.offer.vocab_size}")
+        if base_len + len(window.ids) + 1 > self.offer.max_positions:
+            raise ProtocolError(f"the window passes the context of {self.offer.max_positions}")
 
     def _check_ids(self, ids: AnyArray) -> None:
         if ids.min() < 0 or ids.max() >= self.offer.vocab_size:
             raise ProtocolError(f"token ids must lie in 0..{self.offer.vocab_size - 1}")
 
 
-def _check_hints(message: Open) -> None:
-    """Refuse an `Open` whose wishes for hints do not hold together.
+def _check_ranges(message: Open) -> None:
+    """Refuse values of an `Open` that are out of range.
 
     Raises:
-        ProtocolError: a window or round that cannot be, hints without tokens to come, or a BS that is to decode alone
-            where it cannot: without hints, or where the UE draws tokens.
+        ProtocolError: one is.
+    """
+    if message.protocol != TARGET_ONLY and message.protocol not in PROTOCOLS:
+        raise ProtocolError(f"unknown protocol {message.protocol!r}; known: {TARGET_ONLY}, {', '.join(PROTOCOLS)}")
+    if not 0 <= message.threshold <= 1:
+        raise ProtocolError(f"threshold must lie in [0, 1], not {message.threshold}")
+    if not 1 <= message.hidden_size <= MAX_HIDDEN:
+        raise ProtocolError(f"hidden_size must lie in 1..{MAX_HIDDEN}, not {message.hidden_size}")
+    if message.hidden_bits not in HIDDEN_BITS:
+        raise ProtocolError(f"hidden_bits must be one of {HIDDEN_BITS}, not {message.hidden_bits}")
+    if not 0 <= message.seed < 2**64:
+        raise ProtocolError(f"seed must lie in 0..2^64 - 1, not {message.seed}")
+    if message.speed_tps is not None and not 0 < message.speed_tps < math.inf:
+        raise ProtocolError(f"a speed is a positive number of tokens a second, not {message.speed_tps}")
+
+
+def _check_hints(message: Open) -> None:
+    """Refuse an `Open` whose options for hints are inconsistent.
+
+    Raises:
+        ProtocolError: a window or round out of range, hints without tokens to come, or a BS asked to decode alone
+            without hints, or under a protocol whose UE draws tokens.
     """
     if message.window < 0 or not 0 <= message.round < MOST_ROUNDS:
         raise ProtocolError(f"window and round of an Open are 0 or more, the round below {MOST_ROUNDS}")

@@ -197,10 +197,6 @@ class SessionTable:
             return f"windows of {load.size_bytes} bytes wait for the engine; at most {self.windows_bytes}"
         return None
 
-    def full_for(self, key: Key) -> bool:
-        """Whether a new session under this key would pass a bound."""
-        return self.refusal(key, 0) is not None
-
     def refusal(self, key: Key, tokens: int) -> str | None:
         """Why a new session of so many tokens under this key would pass a bound, if it would."""
         before = self._sessions.get(key)

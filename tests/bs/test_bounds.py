@@ -267,9 +267,13 @@ def test_peers_of_one_key_are_one_ue() -> None:
     table = SessionTable(per_peer=2, owner=lambda peer: peer[:3])
     for peer in (b"keyA", b"keyB"):
         table.open((peer, 1), np.array([1], np.int32), protocol("greedy"), 0.0, 1, 0)
-    assert table.full_for((b"keyC", 1)) and not table.full_for((b"kexC", 1)) and not table.full_for((b"keyA", 1))
+    assert (
+        table.refusal((b"keyC", 1), 0) is not None
+        and table.refusal((b"kexC", 1), 0) is None
+        and table.refusal((b"keyA", 1), 0) is None
+    )
     assert len(table.leave(b"keyA")) == 1
-    assert not table.full_for((b"keyC", 1)) and len(table) == 1
+    assert table.refusal((b"keyC", 1), 0) is None and len(table) == 1
 
 
 @pytest.mark.parametrize(

@@ -81,13 +81,13 @@ def test_closing_what_is_not_there_is_no_error() -> None:
 def test_a_full_table_still_lets_a_session_be_opened_again(per_peer: int, total: int) -> None:
     table = SessionTable(per_peer, total)
     opened(table, (b"ue", 1))
-    assert not table.full_for((b"ue", 2))
+    assert table.refusal((b"ue", 2), 0) is None
     opened(table, (b"ue", 2))
-    assert table.full_for((b"ue", 3))
-    assert table.full_for((b"other", 1)) == (total == 2)
-    assert not table.full_for((b"ue", 2))
+    assert table.refusal((b"ue", 3), 0) is not None
+    assert (table.refusal((b"other", 1), 0) is not None) == (total == 2)
+    assert table.refusal((b"ue", 2), 0) is None
     table.close((b"ue", 1))
-    assert not table.full_for((b"ue", 3))
+    assert table.refusal((b"ue", 3), 0) is None
 
 
 class Table(RuleBasedStateMachine):
@@ -106,7 +106,7 @@ class Table(RuleBasedStateMachine):
     def open(self, key: Key) -> None:
         after = self.known | {key}
         full = len(after) > self.TOTAL or len([k for k in after if k[0] == key[0]]) > self.PER_PEER
-        assert self.table.full_for(key) == full
+        assert (self.table.refusal(key, 0) is not None) == (full)
         if not full:
             self.names.append(opened(self.table, key).name)
             self.known = after
