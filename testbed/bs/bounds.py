@@ -1,4 +1,4 @@
-"""What a base station takes on at most, and the socket that holds senders to it."""
+"""Bounds of a base station, and the socket that enforces them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from testbed.channel.link import MAX_MESSAGE_BYTES, ZmqServerLink, check_address
 from testbed.config import ServeConfig
 
 LARGEST_HIDDEN = 16384
-"""Hidden size up to which a drafter's largest window fits a frame; larger ones draft shorter windows."""
+"""Hidden size up to which the largest window fits a frame; drafters with larger ones must draft shorter windows."""
 OVERBOOKED = 4
-"""Tokens of open sessions for each that the engine has room for: sessions wait for their UEs most of the time, and
-what was evicted is computed again."""
+"""Tokens of open sessions per token of the engine's KV cache: sessions wait for their UEs most of the time, and evicted
+tokens are computed again."""
 
 
 def check_bounds(config: ServeConfig) -> list[str]:
@@ -31,7 +31,7 @@ def check_bounds(config: ServeConfig) -> list[str]:
 
 
 def listen(config: ServeConfig, offer: Offer) -> ZmqServerLink:
-    """The socket of a base station; in a running event loop.
+    """The socket of a base station; requires a running event loop.
 
     Raises:
         BadInput: an address or keys that cannot be used.
@@ -41,13 +41,13 @@ def listen(config: ServeConfig, offer: Offer) -> ZmqServerLink:
 
 
 def largest_frame(offer: Offer) -> int:
-    """Bytes of the largest frame that a UE has reason to send: a prompt, a window's hidden states or distributions."""
+    """Size in bytes of the largest legitimate frame: a prompt, a window's hidden states or its distributions."""
     window = 2 * offer.max_window * max(offer.vocab_size, LARGEST_HIDDEN)
     return min(MAX_MESSAGE_BYTES, max(window, 4 * offer.max_positions))
 
 
 def session_table(config: ServeConfig, kv_tokens: int | None, owner: Callable[[bytes], bytes]) -> SessionTable:
-    """The sessions of a base station, bounded; `kv_tokens` is what its engine has room for."""
+    """The bounded session table of a base station; `kv_tokens` is the size of its engine's KV cache."""
     tokens = config.max_kv_tokens
     if tokens is None and kv_tokens is not None:
         tokens = OVERBOOKED * kv_tokens

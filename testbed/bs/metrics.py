@@ -1,4 +1,4 @@
-"""What a base station counts, and the file that it writes it to."""
+"""Counters of a base station, and the metrics file."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from testbed.errors import BadInput
 
 LOG = logging.getLogger(__name__)
 MOST_SPEEDS = 64
-"""Speeds that are counted each for itself; UEs may ask for any."""
+"""Speeds with a counter of their own; UEs may ask for any speed."""
 OTHERS = 0.0
-"""Stands for all further ones."""
+"""Key of all further speeds."""
 ERROR_MEMORY = 0.98
-"""A pass before counts so much of a fresh one in the estimator's running error."""
+"""Decay per pass of the estimator's running error."""
 
 
 class Metrics:
-    """Counters since the start; all are read by `snapshot`."""
+    """Counters since the start."""
 
     def __init__(self) -> None:
         self.passes = self.rounds = self.pieces = 0
@@ -37,14 +37,12 @@ class Metrics:
         self.busy_s = 0.0
         """Time in passes."""
         self.computed_tokens = self.cached_tokens = self.evicted_tokens = 0
-        """Positions that passes computed, that they found in the prefix cache, and that they did not find there any
-        more."""
+        """Positions that passes computed, found in the prefix cache, and expected there but did not find."""
         self.promised: Counter[float] = Counter()
         self.missed: Counter[float] = Counter()
-        """Rounds with a promise, and those of them that were verified after their deadline, by speed; 0: all further
-        speeds."""
+        """Rounds with a guaranteed speed, and those verified after their deadline, by speed; 0: all further speeds."""
         self.refused: Counter[float] = Counter()
-        """Sessions that were not promised what they asked for, by speed."""
+        """Sessions refused by admission, by the speed they asked for."""
         self.error: float | None = None
         """Running mean of |T̂ − T| / T; None without an estimator."""
 
@@ -66,17 +64,17 @@ class Metrics:
         self.error = error if self.error is None else ERROR_MEMORY * self.error + (1 - ERROR_MEMORY) * error
 
     def add_promised(self, speed_tps: float, late: bool) -> None:
-        """A round with a promise was verified."""
+        """Count a verified round with a guaranteed speed."""
         speed_tps = _counted(self.promised, speed_tps)
         self.promised[speed_tps] += 1
         self.missed[speed_tps] += late
 
     def add_refused(self, speed_tps: float) -> None:
-        """A session was not promised what it asked for."""
+        """Count a session refused by admission."""
         self.refused[_counted(self.refused, speed_tps)] += 1
 
     def snapshot(self) -> dict[str, Any]:
-        """All counters, as JSON has them."""
+        """All counters, for JSON."""
         return {
             "passes": self.passes,
             "failed_passes": self.failed_passes,
@@ -95,7 +93,7 @@ class Metrics:
 
 
 def _counted(counts: Counter[float], speed_tps: float) -> float:
-    """Under which speed one is counted."""
+    """The key under which a speed is counted."""
     return speed_tps if speed_tps in counts or len(counts) < MOST_SPEEDS else OTHERS
 
 
@@ -104,7 +102,7 @@ def _by_speed(counts: Counter[float]) -> dict[str, int]:
 
 
 class MetricsFile:
-    """Appends a line of JSON at a time, each whole.
+    """Appends whole lines of JSON.
 
     Raises:
         BadInput: the file cannot be written, or the interval is not positive.
@@ -121,11 +119,11 @@ class MetricsFile:
             raise BadInput(f"cannot write {path}: {exc.strerror}") from exc
 
     def add(self, name: str, snapshot: Callable[[], dict[str, Any]]) -> None:
-        """Have every line hold what `snapshot` says, too."""
+        """Add the result of `snapshot` to every line, under this name."""
         self._beside[name] = snapshot
 
     async def keep(self, snapshot: Callable[[], dict[str, Any]], clock: Clock) -> None:
-        """Write a line every interval until cancelled, and a last one then; busy_share is that of the interval."""
+        """Write a line every interval until cancelled, and a last one then; busy_share covers the interval."""
         start_s = before_s = clock.time()
         busy_s = 0.0
         try:
@@ -146,7 +144,7 @@ class MetricsFile:
         return now_s, found["busy_s"]
 
     def _append(self, line: bytes) -> None:
-        """Write a line, or leave it out where the disk is full: serving goes on without it."""
+        """Write a line, or drop it if the disk is full: serving continues without it."""
         try:
             if self._file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,4 +1,4 @@
-"""The seam for whoever looks on while a base station serves, and what there is to see."""
+"""The observer seam: what a base station reports while it serves."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ class FinishedPass(NamedTuple):
     """When it was planned, on the server's clock."""
     seconds: float
     expected_s: float | None
-    """Its duration as estimated before; None: there is no estimator."""
+    """Estimate for the same tokens; None: there is no estimator."""
 
 
 class Observer(Protocol):
-    """Told of every round and pass by the server, in whose way it must not be."""
+    """Informed of every round and pass, on the server's event loop: calls must be short."""
 
     def round(self, session: Session, round_: Round, verdict: Verdict) -> None:
-        """A round was committed; the verdict is about to be sent."""
+        """A round was committed; its verdict is about to be sent."""
 
     def passed(self, done: FinishedPass) -> None:
-        """A pass is over; see `PassNote`."""
+        """A pass is over."""
 
     def ended(self, session: Session) -> None:
         """A session was forgotten."""
 
 
 class Unobserved:
-    """Nobody looks on."""
+    """Implements `Observer`: ignores everything."""
 
     def round(self, session: Session, round_: Round, verdict: Verdict) -> None:
-        """Nothing to do, and so for the others."""
+        """Nothing."""
 
     def passed(self, done: FinishedPass) -> None:
         """Nothing."""
@@ -58,25 +58,25 @@ class Unobserved:
 
 
 class RoundNote(NamedTuple):
-    """A round that is over. Times are on the server's clock, durations in seconds."""
+    """A finished round. Times are on the server's clock, durations in seconds."""
 
     number: int
-    """Of the note, from 1."""
+    """Number of the note, from 1."""
     ue: int
-    """UEs are numbered from 1, as they come: their identities are nobody else's business."""
+    """Number of the UE, from 1 in order of arrival: identities are not shown."""
     place: int
-    """Which of its UE's sessions, from 0; a later session takes the place of one that has ended."""
+    """Place among the UE's sessions, from 0; a new session takes the lowest free one."""
     session: int
-    """Number of the session, counted over all UEs."""
+    """Number of the session, over all UEs."""
     round: int
     arrived_s: float
     end_s: float
     """When the verdict was made."""
     draft_s: float
-    """The UE's own, as its `Draft` says."""
+    """Drafting time, as the `Draft` states it."""
     link_s: float
-    """From the last verdict to this window's arrival, less `draft_s`: the way down and the way up together; NaN: not
-    known, as of a first round."""
+    """From the last verdict to this window's arrival, less `draft_s`: downlink and uplink together; NaN: unknown, as in
+    a first round."""
     queue_s: float
     verify_s: float
     hidden_s: float
@@ -86,38 +86,38 @@ class RoundNote(NamedTuple):
     accepted: int
     committed: int
     judged: int
-    """Mismatches that the judge let stay."""
+    """Candidates that the judge kept."""
     batch: int
     """Requests of the pass that verified it."""
     tokens: Sequence[int]
     """Committed since the session's last note; empty unless text is shown."""
     marks: str
-    """Of each of `tokens`: d drafted; j drafted, not the target's own, and kept by the judge; t the target's own, or
-    drawn by the UE from the target's distribution."""
+    """One letter for each of `tokens`: d drafted; j drafted, differs from the target's, kept by the judge; t the
+    target's own, or drawn by the UE from the target's distribution."""
 
 
 class PassNote(NamedTuple):
-    """A pass that is over."""
+    """A finished pass."""
 
     number: int
-    """Of the note, from 1."""
+    """Number of the note, from 1."""
     start_s: float
     seconds: float
     expected_s: float
-    """The estimate before the pass; NaN: the scheduler has no estimator."""
+    """Estimate for the same tokens; NaN: there is no estimator."""
     requests: int
     rounds: int
     """Requests that were rounds; the others were pieces of prompts."""
     waiting: int
-    """Requests that waited when the pass was planned, its own among them."""
+    """Requests that waited when the pass was planned, its own included."""
     new: int
-    """Tokens that it computed."""
+    """Tokens computed."""
     cached: int
-    """Tokens that it found in the prefix cache."""
+    """Tokens found in the prefix cache."""
 
 
 class SessionRow(NamedTuple):
-    """How a session stands."""
+    """The state of a session."""
 
     ue: int
     place: int
@@ -139,22 +139,22 @@ class SessionRow(NamedTuple):
     window: int
     """Tokens of its last window."""
     hint: int
-    """Window that was hinted to it last; -1: none."""
+    """Window hinted last; -1: none."""
     csi: Csi | None
-    """As its last window said."""
+    """Channel state of its last window."""
 
 
 class RecentActivity(msgspec.Struct, array_like=True, frozen=True):
-    """What one look shows, as compact as it is handed over."""
+    """Recent rounds and passes, and all sessions, in compact form."""
 
     now_s: float
     sessions: int
     rows: list[Any]
     """Each a `SessionRow`, or the list of its fields."""
     rounds: bytes
-    """See `notes.rounds`."""
+    """Packed; see `record_ring.rounds`."""
     passes: bytes
-    """See `notes.passes`."""
+    """Packed; see `record_ring.passes`."""
     words: list[tuple[list[int], str]]
     """Tokens and marks of the rounds; empty unless text is shown."""
 
@@ -169,6 +169,6 @@ class RoundSums(NamedTuple):
     seconds: dict[str, float]
     """By part of a round."""
     times: list[int]
-    """Rounds by time at the BS: see `recent.BOUNDS_S`; the last are those beyond."""
+    """Histogram of times at the BS over `recent.BOUNDS_S`; the last bin holds those beyond."""
     time_s: float
     """Sum of these times."""

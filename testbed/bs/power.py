@@ -1,4 +1,4 @@
-"""Power of a base station, for its metrics."""
+"""Power sampling of a base station, for its metrics."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LOG = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def metered(config: ServeConfig) -> Iterator[Meter | None]:
-    """Samples the machine's power meanwhile; None: it is not asked for, or `auto` finds no sensor.
+    """Sample the machine's power within the block; None: power is off, or `auto` finds no sensor.
 
     Raises:
-        BadInput: the source is not on this machine, or there is no file of metrics to write it to.
+        BadInput: this machine lacks the source, or there is no metrics file to write to.
     """
     if config.power in (None, NONE):
         yield None

@@ -1,4 +1,4 @@
-"""Requests that wait for the engine, and what is taken from them for a pass."""
+"""The queue of requests that wait for the engine."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from testbed.bs.sessions import Load, Session
 
 
 class Taken(NamedTuple):
-    """A request's share of a pass."""
+    """A request, or a piece of one, taken for a pass."""
 
     session: Session
     pending: Pending
     whole: bool
-    """Whether its round is verified; else a piece of its prefix is computed for the cache."""
+    """Whether the round is verified; otherwise a piece of its prefix is computed for the cache."""
 
 
 class Queue:
-    """One waiting request a session at most."""
+    """At most one waiting request per session."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, tuple[Session, Pending]] = {}
@@ -32,27 +32,27 @@ class Queue:
 
     @property
     def load(self) -> Load:
-        """What waits, for who bounds it."""
+        """Number and size of the waiting windows."""
         return Load(len(self._waiting), self._size_bytes)
 
     def pending(self) -> list[Pending]:
-        """All that wait, in order of arrival."""
+        """All waiting requests, in order of arrival."""
         return [item for _, item in self._waiting.values()]
 
     def put(self, session: Session, item: Pending) -> None:
-        """Let a request wait."""
+        """Add a request, in place of the session's earlier one."""
         self.drop(session)
         self._waiting[session.name] = (session, item)
         self._sizes[session.name] = size = session.current.window.size_bytes if session.current else 0
         self._size_bytes += size
 
     def drop(self, session: Session) -> None:
-        """Forget what a session waits for, if anything."""
+        """Remove a session's request, if there is one."""
         if self._waiting.pop(session.name, None):
             self._size_bytes -= self._sizes.pop(session.name)
 
     def take(self, planned: Sequence[Pending]) -> list[Taken]:
-        """Take what a scheduler chose; a request of which only a piece goes stays in its place."""
+        """Take the batch that a scheduler chose; a request of which only a piece is taken keeps its place."""
         batch = []
         for item in planned:
             name = item.request.session
@@ -64,7 +64,7 @@ class Queue:
         return batch
 
     def learn(self, session: Session) -> None:
-        """Tell a waiting request how much of its prefix has been computed by now."""
+        """Update how much of a waiting request's prefix has been computed."""
         found = self._waiting.get(session.name)
         if found is not None:
             self._waiting[session.name] = (session, replace(found[1], computed=session.computed))

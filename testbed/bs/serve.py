@@ -46,19 +46,19 @@ from testbed.fingerprints import model_fingerprint
 from testbed.optim.pass_time import Coefficients
 
 Ready = Callable[[list[str], Offer, str | None], None]
-"""Called once the BS answers: the addresses it listens on, what it serves, and where its live view is."""
+"""Called when the BS is ready, with the addresses it listens on, its offer, and the URL of its live view."""
 ANY = Coefficients(0.0, 0.0, 0.0, 1.0)
-"""Stand in for coefficients that are not known yet, to check the other options before an engine is loaded."""
+"""Placeholder for unknown coefficients, to check the other options before an engine is loaded."""
 MARGIN = 0.02
-"""By which sessions are scheduled faster than promised: see `PassLedger`."""
+"""`margin` of `PassLedger`."""
 NORMAL = 1.25
-"""Standard deviation of a normal error over its mean size, √(π/2)."""
+"""Standard deviation of a normal error over its mean absolute value, √(π/2)."""
 ROUGH = 3.0
-"""Standard deviations by which passes may differ for good from what a dozen of them foretold: that is no drift."""
+"""Lasting bias, in standard deviations, that is no drift where a dozen passes were fitted."""
 
 
 class Loaded(NamedTuple):
-    """What a process serves with."""
+    """Loaded parts of a base station."""
 
     engine: VerifyEngine
     offer: Offer
@@ -102,7 +102,7 @@ def serve(
 
 
 def _load_all(config: ServeConfig, coefficients: Coefficients | None, pace: Coefficients | None) -> Loaded:
-    """Load judge and engine, in the thread that will own the engine, and learn how long its passes take."""
+    """Load judge and engine in the thread that will own the engine, and estimate its pass times."""
     engine, offer, judge = _load(config)
     if pace is not None:
         engine = PacedEngine(engine, pace)
@@ -120,7 +120,7 @@ def _weights(config: ServeConfig) -> str:
 
 
 def _judged_by(config: ServeConfig) -> str:
-    """The judge, with fingerprints of its head's files."""
+    """Kind of the judge, fingerprints of its head's files, and its budget."""
     parts = [judge_kind(config.judge, config.head, config.quality_budget)]
     if config.head is not None:
         parts += [model_fingerprint(Path(config.head) / name) for name in (INFO, WEIGHTS)]
@@ -139,7 +139,7 @@ def _estimator(config: ServeConfig, engine: VerifyEngine, coefficients: Coeffici
 
 
 def _load(config: ServeConfig) -> tuple[VerifyEngine, Offer, Judge]:
-    """Load judge and engine, in the thread that will own the engine."""
+    """Load judge and engine in the thread that will own the engine."""
     kind = judge_kind(config.judge, config.head, config.quality_budget)
     leave_a_core(config.threads)
     entry, target = ENGINES.choose(config.engine), None
@@ -196,7 +196,7 @@ def _station(
 
 
 def _windows(config: ServeConfig, loaded: Loaded) -> Windows | None:
-    """What hints UEs how much to draft."""
+    """The draft-window hints, if the configuration asks for them."""
     estimator = loaded.estimator
     if config.window_controller is None or estimator is None:
         return None
@@ -205,7 +205,7 @@ def _windows(config: ServeConfig, loaded: Loaded) -> Windows | None:
 
 
 def _source(config: ServeConfig, loaded: Loaded, station: BaseStation, recent: Recent) -> Source:
-    """What the live view may ask."""
+    """The data source of the live view."""
     clock, offer = WallClock(), loaded.offer
     model = Path(offer.model).name if Path(offer.model).is_dir() else offer.model
     return Source(
@@ -225,7 +225,7 @@ def _source(config: ServeConfig, loaded: Loaded, station: BaseStation, recent: R
 
 
 def _tokenizer(config: ServeConfig) -> str | None:
-    """The target's file; None where it has none."""
+    """Path of the target's tokenizer; None: it has none."""
     path = find(config.model) / "tokenizer.json" if ENGINES[config.engine].needs_model and config.model else None
     return str(path.absolute()) if path is not None and path.exists() else None
 

@@ -1,4 +1,4 @@
-"""What the BS remembers of a session: soft state, which a UE can always rebuild with `Open`."""
+"""Sessions and their rounds at the BS: soft state, which a UE can always rebuild with `Open`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from testbed.protocols.base import RoundProtocol, Window
 from testbed.protocols.sampling import GREEDY, Sampling
 
 Key = tuple[bytes, int]
-"""A peer's identity and its session number: no peer can name another's session."""
+"""Identity of the peer and its session number: no peer can name another's session."""
 WINDOWS_BYTES = 2**30
-"""Of windows that wait for the engine: of large vocabularies some hundred of the largest would be tens of gigabytes."""
+"""Bound on all waiting windows: with a large vocabulary, a hundred of the largest would take tens of gigabytes."""
 REMEMBERED = 4096
-"""Expired sessions whose UEs will be told why."""
+"""Expired sessions that are remembered, to tell their UEs why."""
 
 
 @dataclass(slots=True)
 class Round:
-    """One round under way."""
+    """A round in progress."""
 
     number: int
     window: Window
@@ -38,20 +38,21 @@ class Round:
     batch_size: int = 0
     result: VerifyResult | None = None
     asked_s: float | None = None
-    """When `NeedHidden` was sent; None while nothing is waited for."""
+    """When `NeedHidden` was sent; None: it was not."""
     waited_s: float = 0.0
     """Time between `NeedHidden` and `Hidden`."""
     draft_s: float = 0.0
-    """As the UE measured them: its part of the round, and the link's part of the last one."""
+    """Drafting time of this round, as the UE measured it."""
     network_s: float = 0.0
+    """Time of the last round's messages on the link, as the UE measured it."""
     pending: Pending | None = None
-    """What the scheduler was shown."""
+    """The request that the scheduler sees."""
     pieces_s: float = 0.0
-    """Time in passes that computed pieces of its prefix."""
+    """Time in passes that computed pieces of the prefix."""
     new: int = 0
-    """Tokens that passes computed for it, pieces of its prefix included."""
+    """Tokens computed in its passes, pieces of the prefix included."""
     cached: int = 0
-    """Tokens of its prefix that the last of them found in the prefix cache."""
+    """Tokens of the prefix that the last pass found in the cache."""
 
     def candidates(self) -> list[int]:
         """Positions whose drafted token is not the target's argmax."""
@@ -65,7 +66,7 @@ class Session:
 
     key: Key
     name: str
-    """Key for the engine."""
+    """Session name for the engine."""
     tokens: NDArray[np.int32]
     """Buffer; the first `length` are the committed prefix."""
     length: int
@@ -78,44 +79,42 @@ class Session:
     """Target-only: length at which to stop."""
     sampling: Sampling = GREEDY
     seed: int = 0
-    """Of its random numbers."""
+    """Seed of the random numbers."""
     owed: bool = False
-    """Whether the UE drew a token after the committed prefix, which its next window brings."""
+    """Whether the UE drew a token after the committed prefix, which its next window carries."""
     computed: int = 0
-    """Leading tokens that the engine has seen."""
+    """Leading tokens that the engine has computed."""
     current: Round | None = None
     last_round: int = -1
     last_ids: bytes = b""
     last_reply: list[bytes | memoryview] = field(default_factory=list)
     speed_tps: float | None = None
-    """Tokens a second promised to it, its service class; None: nothing is promised."""
+    """Guaranteed token speed [tokens/s], the service class; None: no guarantee."""
     begun_s: float | None = None
-    """When its first round began, on the server's clock: what a promise is counted from."""
+    """When its first round began, on the server's clock: the guarantee counts from here."""
     got: int = 0
     """Tokens committed since then."""
     accepted: int = 0
-    """Drafted tokens that stayed."""
+    """Drafted tokens that were accepted."""
     rejected: int = 0
-    """Drafted tokens that were the first of their window not to stay."""
+    """First rejections: at most one per window."""
     hidden_bits: int = 16
-    """Bits of an element at which its hidden states come up."""
+    """Bits per element of its hidden states on the uplink."""
     hinted: int = 0
-    """The most that its UE drafts in a round, where that one wants hints; 0: it wants none."""
+    """Largest window that the UE takes as a hint; 0: it wants no hints."""
     alone: bool = False
-    """Whether the target decodes on without waiting for drafts: always in `target-only`, else while speculation is
-    off."""
-
+    """Whether the target decodes without drafts: always under `target-only`, otherwise while speculation is off."""
     heard_s: float = 0.0
-    """When its UE was last heard of, on the server's clock."""
+    """Time of the UE's last message, on the server's clock."""
 
     @property
     def idle(self) -> bool:
-        """Whether it waits for its UE rather than for the engine."""
+        """Whether it waits for its UE and not for the engine."""
         return self.current is None or self.current.asked_s is not None
 
     @property
     def drawn(self) -> bool:
-        """Whether its tokens are drawn rather than the target's argmax."""
+        """Whether its tokens are sampled; otherwise they are the target's argmax."""
         return not self.sampling.greedy if self.protocol is None else self.protocol.sampled
 
     @property
@@ -135,27 +134,27 @@ class Session:
 
 
 class Load(NamedTuple):
-    """What waits for the engine."""
+    """Windows waiting for the engine."""
 
     windows: int
     size_bytes: int
-    """Of their arrays."""
+    """Size of their arrays."""
 
 
 NOTHING = Load(0, 0)
 
 
 class SessionTable:
-    """All sessions, bounded per UE and in all.
+    """All sessions, bounded per UE and in total.
 
     Args:
-        per_peer: sessions of one UE.
-        total: sessions of all.
-        pending: windows that may wait for the engine; None: one of every session.
-        tokens: of all sessions together, beyond which no more are opened; None: no bound.
-        idle_s: after which a session is forgotten whose UE says nothing; None: never.
-        windows_bytes: of windows that wait for the engine, beyond which no more are taken.
-        owner: whose a peer is; by default each is its own.
+        per_peer: sessions per UE.
+        total: sessions in total.
+        pending: windows that may wait for the engine; None: one per session.
+        tokens: tokens of all sessions together, beyond which none is opened; None: no bound.
+        idle_s: silence of the UE after which a session expires; None: never.
+        windows_bytes: size of the waiting windows beyond which no more are taken.
+        owner: the UE that a peer belongs to; by default each is its own.
     """
 
     def __init__(
@@ -190,7 +189,7 @@ class SessionTable:
         return self._sessions.get(key)
 
     def crowded(self, load: Load) -> str | None:
-        """Why a window more would pass a bound, where so much waits for the engine."""
+        """The reason to refuse another window under this load; None: it can be taken."""
         if self.pending is not None and load.windows >= self.pending:
             return f"{load.windows} windows wait for the engine; at most {self.pending}"
         if load.size_bytes >= self.windows_bytes:
@@ -198,7 +197,7 @@ class SessionTable:
         return None
 
     def refusal(self, key: Key, tokens: int) -> str | None:
-        """Why a new session of so many tokens under this key would pass a bound, if it would."""
+        """The reason to refuse a new session of this many tokens under this key; None: it can be opened."""
         before = self._sessions.get(key)
         if before is None:
             if (owned := self._owned[self._owner(key[0])]) >= self.per_peer:
@@ -239,7 +238,7 @@ class SessionTable:
         return session
 
     def close(self, key: Key) -> Session | None:
-        """Forget a session and return it; None if it was not known."""
+        """Remove a session and return it; None: it was not known."""
         session = self._sessions.pop(key, None)
         if session is None:
             return None
@@ -254,12 +253,12 @@ class SessionTable:
         return session
 
     def hear(self, key: Key, now_s: float) -> None:
-        """Something came for a session."""
+        """Record a message for a session."""
         if (session := self._sessions.get(key)) is not None:
             session.heard_s = now_s
 
     def leave(self, peer: bytes) -> list[Session]:
-        """Forget the sessions of a peer, and return them."""
+        """Remove the sessions of a peer, and return them."""
         if not self._owned[self._owner(peer)]:
             return []
         found = [session for key, session in self._sessions.items() if key[0] == peer]
@@ -268,7 +267,7 @@ class SessionTable:
         return found
 
     def expire(self, now_s: float) -> list[Session]:
-        """Forget the sessions that have been idle for too long, and return them."""
+        """Remove the sessions that have been idle for too long, and return them."""
         if self.idle_s is None:
             return []
         late_s = now_s - self.idle_s
@@ -281,11 +280,11 @@ class SessionTable:
         return found
 
     def fate(self, key: Key) -> str:
-        """What became of a session that is not known; empty where nobody knows."""
+        """What happened to an unknown session; empty: it is not remembered."""
         return f"idle for more than {self.idle_s:g} s" if key in self._expired else ""
 
     def promised(self, apart: Key | None = None) -> dict[float, int]:
-        """Sessions that are promised something by speed, one of them left out."""
+        """Number of sessions by guaranteed speed, one session left out."""
         but = None if apart is None else self._sessions.get(apart)
         left_out = None if but is None else but.speed_tps
         counts = {speed: count - (speed == left_out) for speed, count in self._promised.items()}

@@ -1,4 +1,4 @@
-"""The judge seam: which mismatched tokens may stay."""
+"""The judge seam: which mismatched tokens are kept."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ from testbed.protocols.quantise import FULL_BITS
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The mismatched positions of one window, in order; m of them."""
+    """The m mismatched positions of one window, in order."""
 
     draft_ids: NDArray[np.int32]
     """[m]"""
     target_ids: NDArray[np.int32]
-    """[m] the target's argmax at those positions."""
+    """[m] the target's argmax at these positions."""
     drafter_hidden: NDArray[np.float16] | NDArray[np.float32]
     """[m, d_d] (WISV's h_d), as they arrived."""
     target_hidden: NDArray[np.float32] | None
-    """[m, d_t] (WISV's h_t); None where the judge needs none."""
+    """[m, d_t] (WISV's h_t); None: the judge needs none."""
     csi: Csi | None
     threshold: float
-    """θ in [0, 1] as the UE asks for it; 0 rejects every mismatch, whatever the judge."""
+    """θ in [0, 1], as the UE requests it; 0 rejects every mismatch under any judge."""
     session: Hashable = ()
-    """Which response they belong to."""
+    """Key of the response that they belong to."""
 
 
 class Judge(Protocol):
     """Keeps or rejects candidates."""
 
     def check(self, drafter: str, hidden_size: int, hidden_bits: int = FULL_BITS) -> None:
-        """Take or refuse a drafter whose mismatches are to be judged, by fingerprint, hidden size and bits an element.
+        """Check a drafter by fingerprint, hidden size and bits per element.
 
         Raises:
-            BadInput: it is not the one that this judge knows.
+            BadInput: the judge was not made for this drafter.
         """
 
     def needs_hidden(self, threshold: float) -> bool:
-        """Whether a session of this θ is judged by the target's hidden states, so that a pass must produce them."""
+        """Whether sessions with this θ are judged by hidden states, so that passes must return the target's."""
 
     def judge(self, batch: Sequence[Candidates]) -> list[NDArray[np.bool_]]:
-        """For each window, [m] booleans: True keeps the drafted token. Only those before the first False count."""
+        """For each window, [m] booleans: True keeps the drafted token. Tokens after the first False are dropped."""
 
 
 class StrictJudge:
     """Rejects every mismatch: the output is the target's own."""
 
     def check(self, drafter: str, hidden_size: int, hidden_bits: int = FULL_BITS) -> None:
-        """Any drafter will do."""
+        """Accepts any drafter."""
 
     def needs_hidden(self, threshold: float) -> bool:
         """Never."""

@@ -1,4 +1,4 @@
-"""Sessions whose tokens are drawn: from the engine's distributions, warped as a session asks, to what is kept."""
+"""Accepted tokens of sessions that sample, from the target's distributions and the session's sampling options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from testbed.protocols.sampling import Draws, Kept, Probs, Sampling, draw, one_h
 
 
 def check_distributions(results: Sequence[VerifyResult]) -> None:
-    """Refuse distributions that are none.
+    """Check that log-probabilities are numbers.
 
     Raises:
         EngineError: a log-probability is NaN.
@@ -25,7 +25,7 @@ def check_distributions(results: Sequence[VerifyResult]) -> None:
 
 
 def drawn(session: Session, round_: Round, vocab_size: int) -> Kept:
-    """What stays of a round and what follows; without drafts, the next token."""
+    """Accepted tokens of a round and the token that follows; without drafts, the next token."""
     assert round_.result is not None
     target = _target(round_.result, session.sampling, vocab_size)
     draws = Draws(session.seed, round_.number)
@@ -35,7 +35,7 @@ def drawn(session: Session, round_: Round, vocab_size: int) -> Kept:
 
 
 def _target(result: VerifyResult, sampling: Sampling, vocab_size: int) -> Callable[[int], Probs]:
-    """The target's distribution at a position; without temperature it is the argmax that other protocols see."""
+    """The target's distribution at a position; at temperature 0, all mass on the argmax."""
 
     @functools.cache
     def target(position: int) -> Probs:

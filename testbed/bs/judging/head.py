@@ -1,4 +1,4 @@
-"""Judges that ask the decision head (WISV Section V): by θ of the request, by the head's own θ, by a quality budget."""
+"""Judges with a decision head (WISV Section V): by the request's θ, by the head's own θ, or by a quality budget."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from testbed.errors import BadInput
 from testbed.protocols.quantise import FULL_BITS
 
 ACCEPTS_ALL = 1 - 1e-6
-"""A larger θ keeps every drafted token, whatever the head says."""
+"""A larger θ keeps every drafted token without asking the head."""
 ACCOUNTS = 2**16
-"""Responses that a budget is kept for; of more, those longest unheard of start anew."""
+"""Responses with a budget of their own; beyond, the least recently used one is reset."""
 
 
 class HeadJudge:
@@ -30,11 +30,15 @@ class HeadJudge:
         self._columns = [FEATURES.index(name) for name in head.info.features]
 
     def check(self, drafter: str, hidden_size: int, hidden_bits: int = FULL_BITS) -> None:
-        """Drafter and quantisation must be those that the head was trained with."""
+        """Check that drafter and quantisation are those that the head was trained with.
+
+        Raises:
+            BadInput: they are not.
+        """
         check_fits(self.head.info, drafter_fingerprint=drafter, drafter_hidden=hidden_size, hidden_bits=hidden_bits)
 
     def needs_hidden(self, threshold: float) -> bool:
-        """Where θ alone does not decide."""
+        """Whether θ leaves the decision to the head."""
         return 0 < threshold <= ACCEPTS_ALL
 
     def threshold(self, window: Candidates) -> float:
@@ -42,7 +46,7 @@ class HeadJudge:
         return window.threshold
 
     def judge(self, batch: Sequence[Candidates]) -> list[NDArray[np.bool_]]:
-        """All windows' positions in one evaluation of the head."""
+        """Judge the positions of all windows in one evaluation of the head."""
         thresholds = [self.threshold(window) for window in batch]
         asked = [w for w, t in zip(batch, thresholds, strict=True) if 0 < t <= ACCEPTS_ALL]
         found = iter(self.probabilities(asked, [w.csi or PERFECT for w in asked]))
@@ -55,7 +59,7 @@ class HeadJudge:
         return kept
 
     def probabilities(self, batch: Sequence[Candidates], states: Sequence[Csi]) -> list[NDArray[np.float32]]:
-        """p_rej [m] of each window under these channel states, one matrix product for all."""
+        """p_rej [m] of each window under these channel states, in one evaluation of the head."""
         if not batch:
             return []
         ends = list(itertools.accumulate(len(w.draft_ids) for w in batch))
@@ -71,36 +75,36 @@ class HeadJudge:
 
 
 class TableJudge(HeadJudge):
-    """Rejects where p_rej ≥ θ(q), the threshold that the head itself names for the channel's quality q.
+    """Rejects where p_rej ≥ θ(q), the head's own threshold for channel quality q.
 
-    A θ of 0 in the request stays strict; any other one only asks for being judged.
+    A request with θ = 0 is strict; any other θ means θ(q).
     """
 
     def needs_hidden(self, threshold: float) -> bool:
-        """Where anything is judged."""
+        """Whether anything is judged."""
         return threshold > 0
 
     def threshold(self, window: Candidates) -> float:
-        """θ(q) of the round's channel state."""
+        """θ(q) at the round's channel state."""
         if window.threshold <= 0:
             return 0.0
         return self.head.threshold((window.csi or PERFECT).quality)
 
 
 class BudgetJudge(HeadJudge):
-    """Keeps mismatches as long as the response stays within a budget of risk.
+    """Keeps mismatches as long as the response stays within a risk budget.
 
-    With calibrated probabilities p_i that the i-th kept mismatch changes the answer, the answer is changed with a
-    probability of 1 − Π(1 − p_i) if they fail independently; it must stay at most `share`. So every response has
-    −ln(1 − share) to spend, a kept mismatch costs −ln(1 − p), and what is left after the window's earlier ones sets θ
-    for the next: θ = 1 − exp(−left), or the request's θ where that is less. The probabilities are those of a perfect
-    channel, on which relabelling leaves the labels as the task made them: a poor link makes no answer less changed.
+    With calibrated probabilities p_i that the i-th kept mismatch changes the answer, and independence, the answer
+    changes with probability 1 − Π(1 − p_i), which must be at most `share`. Every response has a budget of
+    −ln(1 − share), a kept mismatch costs −ln(1 − p), and the remainder sets θ for the next candidate:
+    θ = 1 − exp(−remainder), or the request's θ if that is smaller. The probabilities are those of a perfect channel,
+    for which relabelling leaves the task's labels unchanged: whether an answer changes does not depend on the link.
 
     Args:
         share: largest share of answers that may change, in (0, 1).
 
     Raises:
-        BadInput: a share outside.
+        BadInput: `share` is out of range.
     """
 
     def __init__(self, head: DecisionHead, share: float) -> None:
@@ -111,21 +115,21 @@ class BudgetJudge(HeadJudge):
         self._left: OrderedDict[Hashable, float] = OrderedDict()
 
     def needs_hidden(self, threshold: float) -> bool:
-        """Where anything is judged."""
+        """Whether anything is judged."""
         return threshold > 0
 
     def judge(self, batch: Sequence[Candidates]) -> list[NDArray[np.bool_]]:
-        """All windows' positions in one evaluation of the head, then spent one after another."""
+        """Evaluate the head once for all windows, then spend each response's budget in order."""
         asked = [window for window in batch if window.threshold > 0]
         found = iter(self.probabilities(asked, [PERFECT] * len(asked)))
         return [self._spend(w, next(found)) if w.threshold > 0 else np.zeros(len(w.draft_ids), np.bool_) for w in batch]
 
     def left(self, session: Hashable) -> float:
-        """What a response may still spend."""
+        """The remaining budget of a response."""
         return self._left.get(session, self._whole)
 
     def _spend(self, window: Candidates, p: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Keep from the front while it fits: what follows the first rejection is lost anyway, and costs nothing."""
+        """Keep candidates from the front while the budget lasts; those after the first rejection cost nothing."""
         kept = np.zeros(len(p), np.bool_)
         left = self.left(window.session)
         for i, risk in enumerate(p.tolist()):

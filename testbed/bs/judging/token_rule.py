@@ -1,4 +1,4 @@
-"""A judge without a head: what a rule on the two tokens alone is worth. The baseline that a head must beat."""
+"""A judge without a head: a rule on the two tokens, the baseline for decision heads."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from testbed.protocols.quantise import FULL_BITS
 
 
 class TokenRuleJudge:
-    """Keeps a mismatch where both tokens are harmless; θ says only whether anything is kept.
+    """Keeps a mismatch if both tokens are harmless and θ > 0.
 
     Args:
-        harmless: [vocab_size] whether a token is.
+        harmless: [vocab_size] whether each token is harmless.
     """
 
     def __init__(self, harmless: NDArray[np.bool_]) -> None:
         self._harmless = harmless
 
     def check(self, drafter: str, hidden_size: int, hidden_bits: int = FULL_BITS) -> None:
-        """Any drafter of the target's vocabulary will do."""
+        """Accepts any drafter of the target's vocabulary."""
 
     def needs_hidden(self, threshold: float) -> bool:
         """Never."""
@@ -36,13 +36,13 @@ class TokenRuleJudge:
 
 
 def digit_free(tokenizer: Path) -> NDArray[np.bool_]:
-    """[ids] whether a token's text is without a decimal digit; ids that are no token are not.
+    """[ids] whether a token's text has no decimal digit; False for ids that are no token.
 
     Args:
         tokenizer: directory of `tokenizer.json`.
 
     Raises:
-        ModelError: there is none.
+        ModelError: it has none.
     """
     from tokenizers import Tokenizer
 
@@ -51,6 +51,6 @@ def digit_free(tokenizer: Path) -> NDArray[np.bool_]:
         raise ModelError(f"judge digits reads the tokens' texts, but {tokenizer} has no tokenizer.json")
     vocabulary = Tokenizer.from_file(str(path)).get_vocab()
     harmless = np.zeros(1 + max(vocabulary.values()), np.bool_)
-    for text, token in vocabulary.items():  # digits are ASCII, which every byte-level alphabet leaves as it is
+    for text, token in vocabulary.items():  # byte-level alphabets map ASCII digits to themselves
         harmless[token] = not any("0" <= character <= "9" for character in text)
     return harmless
