@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from testbed.protocols.codec import AnyArray
-from testbed.protocols.messages import Draft, Verdict
+from testbed.errors import ProtocolError
+from testbed.protocols.codec import AnyArray, Packet, unpack_positions
+from testbed.protocols.messages import Draft, NeedHidden, Verdict
 from testbed.ue.records import RoundRecord
 
 
@@ -28,6 +29,18 @@ class Exchange(NamedTuple):
     def link_s(self) -> float:
         """Time on the link: `seconds` without the times of UE and BS."""
         return max(0.0, self.seconds - self.reveal_s - self.verdict.bs_s)
+
+
+def asked_positions(packet: Packet[NeedHidden], window: int) -> list[int]:
+    """Positions in a window of `window` tokens whose hidden states the BS requests.
+
+    Raises:
+        ProtocolError: none, or positions outside the window.
+    """
+    packed = packet.arrays.get("positions")
+    if packed is None:
+        raise ProtocolError("NeedHidden without positions")
+    return unpack_positions(packed, packet.message.count, window)
 
 
 def record_of(

@@ -28,6 +28,9 @@ class RealTime:
         """Return at once."""
 
 
+REAL_TIME = RealTime()
+
+
 @dataclass(frozen=True)
 class ConstantPace:
     """A constant time per drafted token, to emulate another device."""

@@ -21,9 +21,9 @@ from testbed.ue.channel_state import ChannelState, UnknownChannel
 from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.gate import Divergence, compare
-from testbed.ue.pace import Pace
+from testbed.ue.pace import REAL_TIME, Pace
 from testbed.ue.records import RequestRecord, RoundRecord
-from testbed.ue.session import REAL_TIME, DecodingSession, Progress
+from testbed.ue.session import DecodingSession, Progress
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.base import WindowPolicy
 

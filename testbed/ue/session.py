@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from testbed.channel.csi import Csi
 from testbed.errors import AdmissionError, LinkTimeout, ProtocolError
 from testbed.protocols.base import Drafted, RoundProtocol
-from testbed.protocols.codec import AnyArray, Packet, unpack_positions
+from testbed.protocols.codec import AnyArray, Packet
 from testbed.protocols.messages import (
     NO_HINT,
     Busy,
@@ -30,8 +31,8 @@ from testbed.protocols.quantise import FULL_BITS
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import RESEND_S, Client
 from testbed.ue.drafters.base import Drafter
-from testbed.ue.exchange import Exchange, record_of
-from testbed.ue.pace import Pace, RealTime
+from testbed.ue.exchange import Exchange, asked_positions, record_of
+from testbed.ue.pace import REAL_TIME, Pace
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.sampler import DraftSampler
 from testbed.ue.session_drafter import WindowDrafter
@@ -39,26 +40,25 @@ from testbed.ue.windows.base import WindowPolicy
 from testbed.ue.windows.hinted import Hinted
 
 Progress = Callable[[RoundRecord], None]
-REAL_TIME = RealTime()
 NOTHING = Drafted(np.zeros(0, np.int32), np.zeros((0, 0), np.float16))
 SLOWEST_BPS = 1e6
-"""Uplink rate that a message is given time for, before it is sent again."""
+"""Lowest uplink rate expected, by which the time before a message is sent again is reckoned."""
 SILENCE_S = 10.0
 """First wait for the next token of a BS that decodes alone before the session is opened again; doubled each time."""
 
 
 class DecodingSession:
-    """Decodes one prompt with a drafter here and a target there.
+    """One prompt, decoded with the drafter of this UE and the target of a BS.
 
     Args:
-        csi: called at every round; the channel state that rides with it, or None where it is not known.
+        csi: called in every round for the channel state that is sent with the draft; None: not known.
         pace: how long drafting takes.
         choice: why the protocol was chosen, for the record.
-        sampling: how protocols that sample draw tokens, of drafter and target alike.
-        seed: of the request's random numbers.
-        hidden_bits: bits of an element at which hidden states go up.
-        speed_tps: tokens a second that the BS is to promise; None: no promise.
-        accept_slower: whether to take what it can promise where it cannot promise that.
+        sampling: how drafter and target draw tokens, for protocols that sample.
+        seed: seed of the request's random numbers.
+        hidden_bits: bits per element of uploaded hidden states.
+        speed_tps: tokens per second that the BS must guarantee; None: no guarantee.
+        accept_slower: accept the speed that the BS offers where it cannot guarantee that one.
     """
 
     def __init__(
@@ -90,9 +90,8 @@ class DecodingSession:
 
     @property
     def committed(self) -> list[int]:
-        """Ids of the prompt and of the output so far."""
-        ids: list[int] = self._committed.tolist()
-        return ids
+        """Token ids of the prompt and of the output so far."""
+        return [int(token) for token in self._committed]
 
     async def decode(
         self, prompt: Sequence[int], max_tokens: int, end_ids: Sequence[int], progress: Progress | None = None
@@ -101,7 +100,7 @@ class DecodingSession:
 
         Raises:
             BadInput: the drafter refuses the prompt.
-            AdmissionError: the BS cannot promise the speed.
+            AdmissionError: the BS cannot guarantee the speed.
             LinkError: the BS cannot be reached.
             ProtocolError: the BS refuses.
         """
@@ -136,7 +135,7 @@ class DecodingSession:
         )
 
     async def _round(self, number: int, room: int, begun_s: float) -> tuple[RoundRecord, str]:
-        """One round; `begun_s` is when the one before ended."""
+        """One round; `begun_s` is when the previous one ended."""
         if self._alone:
             return await self._listened(number, room, begun_s)
         await self._windows.catch_up(self._committed)
@@ -156,16 +155,15 @@ class DecodingSession:
         return replace(record, choice=self._choice), reason
 
     async def _listened(self, number: int, room: int, begun_s: float) -> tuple[RoundRecord, str]:
-        """One token of a BS that decodes alone, while speculation is off."""
+        """One token that the BS decodes alone, while speculation is off."""
         draft = Draft(session=self._number, round=number, base_len=len(self._committed))
         exchange = await self._listen(number)
         committed, reason = self._commit(NOTHING, exchange, room)
-        span_s = (begun_s, self._clock.time())
-        record = record_of(self._protocol.kind, draft, exchange, 0, committed, span_s, 0.0)
+        record = record_of(self._protocol.kind, draft, exchange, 0, committed, (begun_s, self._clock.time()), 0.0)
         return replace(record, choice=self._choice), reason
 
     async def _exchange(self, draft: Draft, arrays: dict[str, AnyArray], drafted: Drafted) -> Exchange:
-        """Send the window and see it through to its verdict, whatever is asked in between."""
+        """Send the window, and answer what the BS asks until its verdict comes."""
         start_s, reveal_s, up, down = self._clock.time(), 0.0, 0, 0
         answer: tuple[Draft | Hidden, dict[str, AnyArray]] = (draft, arrays)
         wait_s, send, unknown, drafts = RESEND_S, True, 0, 0
@@ -175,40 +173,50 @@ class DecodingSession:
                 drafts += answer[0] is draft
                 up += sent
                 wait_s = max(wait_s, 8 * sent / SLOWEST_BPS)
-            left_s = self._client.timeout_s - (self._clock.time() - start_s)
-            try:
-                packet = await self._client.receive(self._number, min(wait_s, max(left_s, 0.0)))
-            except LinkTimeout:
-                if left_s <= wait_s:
-                    raise
+            packet = await self._next(start_s, wait_s)
+            if packet is None:
                 answer, send, wait_s = (draft, arrays), True, 2 * wait_s
                 continue
             message, send = packet.message, False
-            if isinstance(message, Opened):
-                self._opened_bytes[1] += packet.size_bytes
-                continue
             down += packet.size_bytes
             if isinstance(message, Verdict) and message.round == draft.round:
                 return Exchange(message, packet.arrays, self._clock.time() - start_s, reveal_s, up, down, start_s)
             if isinstance(message, NeedHidden) and message.round == draft.round:
                 asked_s = self._clock.time()
-                answer, send = self._reveal(message, packet, drafted), True
+                revealed = self._protocol.reveal(drafted, asked_positions(packet, len(drafted.ids)))
+                answer, send = (Hidden(session=self._number, round=message.round), revealed), True
                 reveal_s += self._clock.time() - asked_s
             elif isinstance(message, Resync) and unknown:
                 unknown -= 1
             elif isinstance(message, Resync | Busy):
                 unknown = drafts - isinstance(message, Resync)  # every other draft brings a Resync, too
-                if isinstance(message, Busy):
-                    await self._refused(message)
-                if isinstance(message, Resync) or message.round is None:
-                    await self._open(draft.round)
+                await self._reopen(message, draft.round)
                 answer, send, drafts = (draft, arrays), True, 0
-            elif isinstance(message, Fault):
-                raise ProtocolError(f"the BS refuses: {message.reason}")
 
     async def _listen(self, number: int) -> Exchange:
-        """Wait for the next token that the BS decodes alone; where it falls silent, open the session again."""
+        """Wait for the next token that the BS decodes alone; after a silence, open the session again."""
         start_s, wait_s, down = self._clock.time(), SILENCE_S, 0
+        while True:
+            packet = await self._next(start_s, wait_s)
+            if packet is None:
+                wait_s *= 2
+                await self._open(number)
+                continue
+            message = packet.message
+            down += packet.size_bytes
+            if isinstance(message, Verdict) and message.round == number:
+                return Exchange(message, packet.arrays, self._clock.time() - start_s, 0.0, 0, down, start_s)
+            late = isinstance(message, Busy) and message.round is not None  # it refuses a draft of an earlier round
+            if isinstance(message, Resync | Busy) and not late:
+                await self._reopen(message, number)
+
+    async def _next(self, start_s: float, wait_s: float) -> Packet[Any] | None:
+        """The session's next message but `Opened`; None after `wait_s` of silence.
+
+        Raises:
+            LinkTimeout: silence until the client's timeout, counted from `start_s`.
+            ProtocolError: the BS refuses.
+        """
         while True:
             left_s = self._client.timeout_s - (self._clock.time() - start_s)
             try:
@@ -216,44 +224,31 @@ class DecodingSession:
             except LinkTimeout:
                 if left_s <= wait_s:
                     raise
-                wait_s *= 2
-                await self._open(number)
-                continue
-            message = packet.message
-            if isinstance(message, Opened):
-                self._opened_bytes[1] += packet.size_bytes
+                return None
+            if isinstance(packet.message, Fault):
+                raise ProtocolError(f"the BS refuses: {packet.message.reason}")
+            if not isinstance(packet.message, Opened):
+                return packet
+            self._opened_bytes[1] += packet.size_bytes
+
+    async def _reopen(self, message: Resync | Busy, round_: int) -> None:
+        """Open the session again after the BS has lost or refused it; after a refused draft, only wait.
+
+        Raises:
+            AdmissionError: the BS cannot guarantee the speed.
+        """
+        if isinstance(message, Busy):
+            if message.speed_tps is None:
+                await self._clock.sleep(message.retry_s)
+            elif self._accept_slower and message.speed_tps > 0:
+                self._speed_tps = message.speed_tps
             else:
-                down += packet.size_bytes
-            if isinstance(message, Verdict) and message.round == number:
-                return Exchange(message, packet.arrays, self._clock.time() - start_s, 0.0, 0, down, start_s)
-            refused = isinstance(message, Busy) and message.round is None  # a draft's comes too late
-            if refused:
-                await self._refused(message)
-            if refused or isinstance(message, Resync):
-                await self._open(number)
-            elif isinstance(message, Fault):
-                raise ProtocolError(f"the BS refuses: {message.reason}")
-
-    async def _refused(self, busy: Busy) -> None:
-        """Wait until the BS may have room, or ask for less."""
-        if busy.speed_tps is None:
-            await self._clock.sleep(busy.retry_s)
-        elif self._accept_slower and busy.speed_tps > 0:
-            self._speed_tps = busy.speed_tps
-        else:
-            raise AdmissionError(f"the BS refuses: {busy.reason}")
-
-    def _reveal(
-        self, ask: NeedHidden, packet: Packet[NeedHidden], drafted: Drafted
-    ) -> tuple[Hidden, dict[str, AnyArray]]:
-        packed = packet.arrays.get("positions")
-        if packed is None:
-            raise ProtocolError("NeedHidden without positions")
-        positions = unpack_positions(packed, ask.count, len(drafted.ids))
-        return Hidden(session=self._number, round=ask.round), self._protocol.reveal(drafted, positions)
+                raise AdmissionError(f"the BS refuses: {message.reason}")
+        if isinstance(message, Resync) or message.round is None:
+            await self._open(round_)
 
     def _commit(self, drafted: Drafted, exchange: Exchange, room: int) -> tuple[int, str]:
-        """Append what was committed and roll the drafter back to it; returns tokens added and why to stop, if so."""
+        """Append the committed tokens and roll the drafter back to them; returns their number and the finish reason."""
         verdict = exchange.verdict
         if not 0 <= verdict.accepted <= len(drafted.ids):
             raise ProtocolError(f"verdict accepts {verdict.accepted} of {len(drafted.ids)} tokens")
@@ -276,7 +271,7 @@ class DecodingSession:
         return len(added), "stop" if ends else "length"
 
     async def _open(self, round_: int) -> None:
-        """Open the session, at a round that is about to begin."""
+        """Open the session at the round that begins next."""
         message = Open(
             session=self._number,
             protocol=self._protocol.kind,

@@ -21,8 +21,7 @@ from testbed.experiments.runs.processes import base_station
 from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.drafters.controlled import ReplayDrafter
-from testbed.ue.pace import ConstantPace
-from testbed.ue.session import REAL_TIME
+from testbed.ue.pace import REAL_TIME, ConstantPace
 from testbed.ue.windows.fixed import FixedWindow
 
 CLIENTS = 16

@@ -21,10 +21,9 @@ from testbed.tasks import together
 from testbed.ue.dial import dial
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.load_drafter import DrafterOptions, load_drafter
-from testbed.ue.pace import Pace
+from testbed.ue.pace import REAL_TIME, Pace
 from testbed.ue.records import RoundRecord
 from testbed.ue.run import Clients, Job, JobRunner, Outcome, Setting, sampling_for, schedule
-from testbed.ue.session import REAL_TIME
 
 Progress = Callable[[Job, RoundRecord], None]
 Done = Callable[[Outcome], None]
