@@ -10,13 +10,16 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from testbed.cli.options import numbers
+from testbed.cli.options import AsJson, Given, offering
 from testbed.cli.output import claim_stdout, console, note, print_json
 from testbed.errors import BadInput
+from testbed.experiments.edge.config import QUICK, FitConfig
 from testbed.files import make_folder
 
 
+@offering(FitConfig, leave=["warmups"])
 def fit(
+    given: Given,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write steps.csv, fit.json, fit.png and fit.svg there.")
     ] = None,
@@ -24,33 +27,16 @@ def fit(
         Path | None, typer.Option(metavar="FILE", help="Fit measured steps again instead of measuring.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A small grid: about a minute.")] = False,
-    engine: Annotated[str, typer.Option(help="vllm, transformers or synthetic: what the target runs on.")] = "vllm",
-    model: Annotated[
-        str | None, typer.Option(help="Directory or Hugging Face id; default: the bundled target.")
-    ] = None,
-    drafter: Annotated[str | None, typer.Option(help="GGUF file; default: the bundled drafter.")] = None,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
-    batches: Annotated[str | None, typer.Option(metavar="LIST", help="Batch sizes b; default 1,2,4,8,16.")] = None,
-    prefixes: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Prefixes in tokens; default 64,256,512,1024.")
-    ] = None,
-    windows: Annotated[str | None, typer.Option(metavar="LIST", help="Draft windows l; default 1,4,8.")] = None,
-    repeats: Annotated[int | None, typer.Option(help="Measured steps of a combination; default 5.")] = None,
     cost_of: Annotated[
         Literal["decode", "prompt", "all"], typer.Option(help="Steps that the document's `cost` is fitted to.")
     ] = "decode",
-    clock: Annotated[
-        Literal["wall", "cpu"], typer.Option(help="cpu: the process's own time, where others use the machine too.")
-    ] = "wall",
-    threads: Annotated[int, typer.Option(help="CPU threads of either model.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of prompts, order and resamples.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure step times of drafter and target over batch sizes, prefixes and windows, and fit T = c1·F·b + c2.
 
     F are the FLOPs of edge SD batching's eqs. 13 and 14, T is the time of a pass (eq. 17, Fig. 5). The document's
-    `cost` is what `optim plan` and `optim run` take; it is of the decoding steps, as all but a task's first are. The
-    machine should do nothing else meanwhile.
+    `cost` is the input of `optim plan` and `optim run`; it is fitted to decoding steps, which are all but a task's
+    first. Leave the machine otherwise idle.
 
     Examples:
 
@@ -61,29 +47,27 @@ def fit(
         testbed optim fit --csv runs/fit/steps.csv
     """
     stdout = claim_stdout() if as_json and csv is None else None
-    from testbed.experiments.edge.fit import QUICK, FitConfig, dimensions, read_steps, report
+    from testbed.experiments.edge.fit import dimensions, read_steps, report
 
-    lists = {"batches": batches, "prefixes": prefixes, "windows": windows}
-    given = {name: tuple(numbers(text, int, f"--{name}")) for name, text in lists.items() if text is not None}
-    chosen = {**(QUICK if quick else {}), **given, **({} if repeats is None else {"repeats": repeats})}
-    config = FitConfig(
-        engine=engine, model=model, drafter=drafter, dtype=dtype, threads=threads, clock=clock, seed=seed, **chosen
-    )  # fmt: skip
+    config = given.config(FitConfig, QUICK if quick else {})
     if out is not None:
-        if (out / "steps.csv").exists():
-            raise BadInput(
-                f"{out} holds a fit already; choose another --out, or --csv {out / 'steps.csv'} to fit it again"
-            )
-        make_folder(out)
+        _claim(out)
     models = dimensions(config)
     steps = read_steps(csv) if csv is not None else _measure(config)
-    document = report(steps, models, seed, None if cost_of == "all" else cost_of)
+    document = report(steps, models, config.seed, None if cost_of == "all" else cost_of)
     if out is not None:
         _write(out, steps, models, document)
     if as_json:
         print_json(document, stdout)
         return
     _show(document)
+
+
+def _claim(out: Path) -> None:
+    """Make a directory, unless it holds another fit."""
+    if (out / "steps.csv").exists():
+        raise BadInput(f"{out} holds a fit already; choose another --out, or --csv {out / 'steps.csv'} to fit it again")
+    make_folder(out)
 
 
 def _measure(config: Any) -> Any:

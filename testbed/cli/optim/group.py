@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,13 +12,22 @@ from testbed.cli.optim import figures as optim_figures
 from testbed.cli.optim import fit as optim_fit
 from testbed.cli.optim import run as optim_run
 from testbed.cli.optim import window
+from testbed.cli.options import AsJson
 from testbed.cli.output import print_json
 from testbed.cli.screens import CommandGroup
 
 HELP = "Bandwidth, batches and window of a cell that serves many users by speculative decoding."
 app = CommandGroup(no_args_is_help=True, help=HELP)
 Tasks = Annotated[Path, typer.Option("--tasks", help="JSON file: tasks, link, models, hardware.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Policy = Annotated[str, typer.Option("--bandwidth", help="optimal, uniform, proportional-fair or max-min.")]
+Algorithm = Annotated[
+    str,
+    typer.Option(
+        help="best (ours), dp (the paper's), no-pipeline, no-batching, fixed-window, static, max, heuristic or "
+        "autoregressive (window 0)."
+    ),
+]
+Window = Annotated[int | None, typer.Option(help="Tokens drafted per step. Default: the best number.")]
 LISTED = 20
 """Batches that are shown one by one."""
 
@@ -58,17 +68,9 @@ def bandwidth(
 @app.command()
 def plan(
     tasks: Tasks,
-    window: Annotated[int | None, typer.Option(help="Draft so many tokens a step; default: the best number.")] = None,
-    algorithm: Annotated[
-        str,
-        typer.Option(
-            help="best (ours), dp (the paper's), no-pipeline, no-batching, fixed-window, static, max, heuristic "
-            "or autoregressive (window 0)."
-        ),
-    ] = "best",
-    policy: Annotated[
-        str, typer.Option("--bandwidth", help="optimal, uniform, proportional-fair or max-min.")
-    ] = "optimal",
+    window: Window = None,
+    algorithm: Algorithm = "best",
+    policy: Policy = "optimal",
     as_json: AsJson = False,
 ) -> None:
     """Choose window, batches and bandwidth for the least total latency (edge SD batching, problem P).
@@ -95,6 +97,10 @@ def plan(
     if as_json:
         print_json(found)
         return
+    _show_plan(found)
+
+
+def _show_plan(found: Mapping[str, Any]) -> None:
     print(f"window         {found['window']}")
     print(f"latency        {found['latency_s']:.4f} s")
     print(f"communication  {found['communication_s']:.4f} s")

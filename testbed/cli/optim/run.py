@@ -9,45 +9,24 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from testbed.cli.options import AsJson, configured
 from testbed.cli.output import console, note, print_json
+from testbed.experiments.edge.config import PipelineConfig
 
 
+@configured(PipelineConfig)
 def run(
+    config: PipelineConfig,
     out: Annotated[Path, typer.Option(metavar="DIR", help="New directory for the run.")],
     cost: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JSON of `optim fit`; default: a quick fit, made first.")
+        Path | None, typer.Option(metavar="FILE", help="JSON of `optim fit`. Default: a quick fit, made first.")
     ] = None,
-    tasks: Annotated[int, typer.Option(help="Users K.")] = 16,
-    shots: Annotated[int, typer.Option(help="Worked examples before a question: none to so many, drawn.")] = 3,
-    max_tokens: Annotated[int, typer.Option(help="Longest output O_max.")] = 96,
-    window: Annotated[int | None, typer.Option(help="Draft window l; default: the plan's.")] = None,
-    algorithm: Annotated[str, typer.Option(help="best, dp, static, max, ... as `optim plan` has them.")] = "best",
-    alpha: Annotated[float, typer.Option(help="Acceptance rate that the plan expects.")] = 0.8,
-    bandwidth_mhz: Annotated[float, typer.Option(help="Of the shared uplink.")] = 1.0,
-    bits_per_token: Annotated[
-        float | None, typer.Option(help="λ; default: 16 bits for each element of both models' embeddings.")
-    ] = None,
-    memory_bytes: Annotated[float, typer.Option(help="Of the node that drafts, as the plan counts it.")] = 16e9,
-    policies: Annotated[str, typer.Option(metavar="LIST", help="How the bandwidth is shared.")] = "optimal,uniform",
-    modes: Annotated[
-        str, typer.Option(metavar="LIST", help="Of pipeline, sequential, continuous, target-only.")
-    ] = "pipeline,sequential,continuous,target-only",
-    repeats: Annotated[int, typer.Option(help="Runs of each mode.")] = 3,
-    engine: Annotated[str, typer.Option(help="vllm or transformers: what the target runs on.")] = "vllm",
-    model: Annotated[
-        str | None, typer.Option(help="Directory or Hugging Face id; default: the bundled target.")
-    ] = None,
-    drafter: Annotated[str | None, typer.Option(help="GGUF file; default: the bundled drafter.")] = None,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
-    dataset: Annotated[str, typer.Option(help="Prompts: bundled:test or FILE.jsonl.")] = "bundled:test",
-    threads: Annotated[int, typer.Option(help="CPU threads of either node.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the cell, the prompts and the order of the runs.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Carry a plan out: users upload prompts through a relay at their shares, inference starts at the last arrival, and
     two processes decode the batches, one drafting the next while the other verifies.
 
-    Every output is held against the target's own. Writes plan.json, uploads.csv, steps.csv (measured times beside the
+    Every output is compared with the target's own. Writes plan.json, uploads.csv, steps.csv (measured times beside the
     model's), runs.csv and summary.json. Both nodes need a core of their own.
 
     Examples:
@@ -56,15 +35,8 @@ def run(
 
         testbed optim run --tasks 32 --window 4 --modes pipeline,sequential --out runs/pipeline --json
     """
-    from testbed.experiments.edge.pipeline_run import PipelineConfig
     from testbed.experiments.edge.pipeline_run import run as carry_out
 
-    config = PipelineConfig(
-        tasks=tasks, shots=shots, max_tokens=max_tokens, window=window, algorithm=algorithm, alpha=alpha,
-        bandwidth_mhz=bandwidth_mhz, bits_per_token=bits_per_token, memory_bytes=memory_bytes,
-        policies=tuple(policies.split(",")), modes=tuple(modes.split(",")), repeats=repeats, engine=engine,
-        model=model, drafter=drafter, dtype=dtype, dataset=dataset, threads=threads, seed=seed,
-    )  # fmt: skip
     document = carry_out(config, _cost(config, cost), out, note)
     if as_json:
         print_json(document)

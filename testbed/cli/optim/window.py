@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
+from testbed.cli.options import AsJson, configured
 from testbed.cli.output import print_json, print_rows
-from testbed.errors import BadInput
+from testbed.config import Config
 from testbed.optim.draft_window.cost import LinkCosts, RoundCosts, committed, cut_short, prices
+from testbed.options import option
 
 COLUMNS: dict[str, tuple[str, str]] = {
     "window": ("K", "{:d}"),
@@ -20,23 +20,29 @@ COLUMNS: dict[str, tuple[str, str]] = {
 COSTS = RoundCosts()
 
 
-def window(
-    alpha: Annotated[float, typer.Option(help="Chance that a drafted token is accepted.")],
-    draft_ms: Annotated[float, typer.Option(help="Drafting a token.")] = COSTS.draft_s * 1e3,
-    verify_base_ms: Annotated[float, typer.Option(help="A verification pass, whatever is in it.")] = (
+class WindowOptions(Config, frozen=True):
+    """Configuration of `testbed optim window`."""
+
+    alpha: Annotated[float, option("Probability that a drafted token is accepted.", panel="Costs")]
+    draft_ms: Annotated[float, option("Drafting time per token.", unit="ms")] = COSTS.draft_s * 1e3
+    verify_base_ms: Annotated[float, option("Fixed time of a verification pass.", unit="ms")] = (
         COSTS.verify_base_s * 1e3
-    ),
-    verify_token_ms: Annotated[float, typer.Option(help="Each token of a pass.")] = COSTS.verify_token_s * 1e3,
-    rtt_ms: Annotated[float, typer.Option(help="Round-trip time without payload.")] = 50.0,
-    uplink_mbps: Annotated[float, typer.Option(help="Uplink rate.")] = 20.0,
-    per_up: Annotated[float, typer.Option(help="Uplink packet error rate.")] = 0.0,
-    token_bits: Annotated[float, typer.Option(help="Bits sent for each drafted token.")] = 32.0,
-    load_tps: Annotated[float, typer.Option("--load", help="Tokens a second that all users ask of the BS.")] = 0.0,
-    response_tokens: Annotated[float, typer.Option(help="Mean tokens of a response; 0: long.")] = COSTS.response_tokens,
-    max_window: Annotated[int, typer.Option(help="Largest window to consider.")] = 16,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
-    """The draft window with the least expected time for a committed token on this link; 0: the BS decodes alone.
+    )
+    verify_token_ms: Annotated[float, option("Pass time per token.", unit="ms")] = COSTS.verify_token_s * 1e3
+    rtt_ms: Annotated[float, option("Round-trip time without payload.", unit="ms", panel="Link")] = 50.0
+    uplink_mbps: Annotated[float, option("Uplink rate.", above=0, unit="Mbit/s")] = 20.0
+    per_up: Annotated[float, option("Uplink packet error rate.", least=0, below=1)] = 0.0
+    token_bits: Annotated[float, option("Bits sent for each drafted token.", unit="bits")] = 32.0
+    load_tps: Annotated[
+        float, option("Token speed that all users together require.", unit="tokens/s", flags=("--load",), panel="Load")
+    ] = 0.0
+    response_tokens: Annotated[float, option("Mean tokens of a response; 0 for long ones.")] = COSTS.response_tokens
+    max_window: Annotated[int, option("Largest window to consider.")] = 16
+
+
+@configured(WindowOptions)
+def window(config: WindowOptions, as_json: AsJson = False) -> None:
+    """The draft window with the least expected time per committed token on this link; 0 if the BS alone is faster.
 
     Examples:
 
@@ -44,23 +50,19 @@ def window(
 
         testbed optim window --alpha 0.75 --draft-ms 5 --verify-base-ms 60 --load 200 --max-window 8 --json
     """
-    if not uplink_mbps > 0:
-        raise BadInput(f"--uplink-mbps must be positive, not {uplink_mbps:g}")
-    if not 0 <= per_up < 1:
-        raise BadInput(f"--per-up must lie in [0, 1), not {per_up:g}")
     costs = RoundCosts(
-        draft_s=draft_ms / 1e3,
-        verify_base_s=verify_base_ms / 1e3,
-        verify_token_s=verify_token_ms / 1e3,
-        response_tokens=response_tokens,
+        draft_s=config.draft_ms / 1e3,
+        verify_base_s=config.verify_base_ms / 1e3,
+        verify_token_s=config.verify_token_ms / 1e3,
+        response_tokens=config.response_tokens,
     )
-    link = LinkCosts(rtt_ms / 1e3, token_bits / (uplink_mbps * 1e6 * (1 - per_up)))
-    found = prices(costs, alpha, load_tps, link, max_window)
+    link = LinkCosts(config.rtt_ms / 1e3, config.token_bits / (config.uplink_mbps * 1e6 * (1 - config.per_up)))
+    found = prices(costs, config.alpha, config.load_tps, link, config.max_window)
     best = min(range(len(found)), key=found.__getitem__)
     rows: list[dict[str, Any]] = [
         {
             "window": k,
-            "tokens_per_round": cut_short(k, alpha, response_tokens) if response_tokens else committed(k, alpha),
+            "tokens_per_round": _committed(k, config),
             "token_s": price.time_s if price.busy < 1 else None,
             "busy": price.busy,
         }
@@ -74,3 +76,10 @@ def window(
         for row in rows
     ]
     print_rows(shown, None, COLUMNS)
+
+
+def _committed(window: int, config: WindowOptions) -> float:
+    """Expected tokens of a round."""
+    if config.response_tokens:
+        return cut_short(window, config.alpha, config.response_tokens)
+    return committed(window, config.alpha)

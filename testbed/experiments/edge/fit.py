@@ -13,15 +13,16 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from testbed.bs.engines.base import VerifyEngine
 from testbed.bs.engines.registry import ENGINES, leave_a_core, load_engine
-from testbed.config import Config, resolved
+from testbed.config import resolved
 from testbed.errors import BadInput, ModelError
+from testbed.experiments.edge.config import FitConfig
 from testbed.experiments.edge.dimensions import of_directory, of_gguf
 from testbed.experiments.estimator.profile import PassBench
 from testbed.experiments.inputs.pair import pair_paths
@@ -29,53 +30,10 @@ from testbed.optim.cost_fit import NODES, MeasuredStep, Node, NodeFit, Phase, co
 from testbed.optim.inference_cost import Cost, Model
 from testbed.optim.pass_time import RequestWork
 from testbed.ue.llama.batch_drafter import BatchDrafter
-from testbed.ue.llama.context import MAX_SEQUENCES
 
 Progress = Callable[[int, int, str], None]
 
 
-class FitConfig(Config, frozen=True):
-    """What `testbed optim fit` measures.
-
-    Raises:
-        BadInput: a list that is empty, a number below its least.
-    """
-
-    engine: str = "vllm"
-    model: str | None = None
-    """Directory or Hugging Face id of the target; None: the bundled one."""
-    drafter: str | None = None
-    """GGUF file; None: the bundled drafter."""
-    dtype: str = "float32"
-    batches: tuple[int, ...] = (1, 2, 4, 8, 16)
-    """b; the paper has 4, 8 and 16."""
-    prefixes: tuple[int, ...] = (64, 256, 512, 1024)
-    """Committed tokens; whole blocks of the target's cache are best, since it keeps only those."""
-    windows: tuple[int, ...] = (1, 4, 8)
-    """l"""
-    repeats: int = 5
-    """Measured steps of a combination; their median counts."""
-    warmups: int = 2
-    """Steps before them that are dropped."""
-    threads: int = 1
-    """CPU threads of either model."""
-    clock: Literal["wall", "cpu"] = "wall"
-    """cpu is the process's own time, for machines that others use; with one thread both agree where nobody does."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least, most in (("batches", 1, MAX_SEQUENCES), ("prefixes", 2, 10**6), ("windows", 1, 64)):
-            values = getattr(self, name)
-            if not values or not all(least <= value <= most for value in values):
-                raise BadInput(f"{name} must be one or more numbers of {least} to {most}, not {list(values)}")
-        if self.repeats < 1 or self.warmups < 0 or self.threads < 1 or self.seed < 0:
-            raise BadInput("repeats and threads must be 1 or more, warmups and seed 0 or more")
-        if self.clock == "cpu" and self.threads != 1:
-            raise BadInput("clock cpu adds up what threads take at once; give threads 1")
-
-
-QUICK: dict[str, Any] = {"batches": (1, 4, 8), "prefixes": (64, 256), "windows": (2, 6), "repeats": 3, "warmups": 1}
-"""What `--quick` sets."""
 BLOCK = 32
 """Tokens of a block of the largest prefix cache, vLLM's on a CPU."""
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from testbed.errors import BadInput
+from testbed.experiments.edge.config import MODES
 from testbed.experiments.edge.pipeline_nodes import Done, DraftBatch, NodeProcess, OpenTasks, Verify, answers
 
-MODES = ("pipeline", "sequential", "continuous", "target-only")
 TIMEOUT_S = 300.0
 """For one order."""
 

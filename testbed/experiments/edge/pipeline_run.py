@@ -12,11 +12,12 @@ import msgspec
 import numpy as np
 
 from testbed.bs.engines.target import Target
-from testbed.config import Config, resolved, save
+from testbed.config import resolved, save
 from testbed.errors import BadInput, GateError
+from testbed.experiments.edge.config import QUICK, PipelineConfig
 from testbed.experiments.edge.figures import write_rows
-from testbed.experiments.edge.fit import QUICK, FitConfig, dimensions, measure, report
-from testbed.experiments.edge.pipeline import MODES, Pipeline, PipelineRun
+from testbed.experiments.edge.fit import dimensions, measure, report
+from testbed.experiments.edge.pipeline import Pipeline, PipelineRun
 from testbed.experiments.edge.pipeline_nodes import NodeProcess, Orders, started
 from testbed.experiments.edge.pipeline_report import model_scores, run_row, step_rows
 from testbed.experiments.edge.pipeline_upload import Uploaded, upload
@@ -24,7 +25,6 @@ from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.inputs.pair import pair_paths
 from testbed.experiments.results import directory as results
 from testbed.files import make_folder, require_empty
-from testbed.optim.bandwidth import POLICIES
 from testbed.optim.figures import GAIN_1M, NOISE_W, POWER_W, RADIUS_M
 from testbed.optim.inference_cost import Cost
 from testbed.optim.tasks import Problem, Task, allocation
@@ -33,61 +33,6 @@ from testbed.ue.prompts import Prompter
 
 Told = Callable[[str], None]
 OWN = "target-only"
-
-
-class PipelineConfig(Config, frozen=True):
-    """What `testbed optim run` does.
-
-    Raises:
-        BadInput: a number out of its range, an unknown mode or policy.
-    """
-
-    tasks: int = 16
-    """K"""
-    shots: int = 3
-    """Worked examples before a question: none to so many, drawn, so that inputs differ in length."""
-    max_tokens: int = 96
-    """O_max"""
-    window: int | None = None
-    """l; None: the plan's."""
-    algorithm: str = "best"
-    alpha: float = 0.8
-    """What the plan expects."""
-    bandwidth_mhz: float = 1.0
-    """Of the uplink that the users share; the rest of the cell is Table II's."""
-    bits_per_token: float | None = None
-    """λ; None: 16 bits for each element of both models' embeddings."""
-    memory_bytes: float = 16e9
-    policies: tuple[str, ...] = ("optimal", "uniform")
-    """How the bandwidth is shared; the first one's uploads bring the prompts."""
-    modes: tuple[str, ...] = MODES
-    repeats: int = 3
-    """Runs of each mode, in an order drawn by the seed; medians count."""
-    engine: str = "vllm"
-    model: str | None = None
-    drafter: str | None = None
-    dtype: str = "float32"
-    dataset: str = "bundled:test"
-    threads: int = 1
-    """CPU threads of either node."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("tasks", 1), ("shots", 0), ("max_tokens", 1), ("repeats", 1), ("threads", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise BadInput(f"{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
-        for name, known in (("modes", MODES), ("policies", tuple(POLICIES))):
-            if not getattr(self, name) or (unknown := [one for one in getattr(self, name) if one not in known]):
-                raise BadInput(f"no such {name}: {', '.join(unknown or ['none given'])}; known: {', '.join(known)}")
-        if self.window is not None and self.window < 1:
-            raise BadInput(f"window must be at least 1, not {self.window}")
-
-    @property
-    def pair(self) -> FitConfig:
-        """Models and engine."""
-        return FitConfig(
-            engine=self.engine, model=self.model, drafter=self.drafter, dtype=self.dtype, threads=self.threads
-        )
 
 
 class PipelineLoad(NamedTuple):

@@ -15,8 +15,9 @@ from testbed.bs.engines.base import VerifyRequest, VerifyResult
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.cli.optim.group import app
 from testbed.errors import BadInput, ModelError
+from testbed.experiments.edge.config import FitConfig
 from testbed.experiments.edge.dimensions import of_directory, of_gguf
-from testbed.experiments.edge.fit import FitConfig, _VerifyBench, measure, read_cost, read_steps, report, write_steps
+from testbed.experiments.edge.fit import _VerifyBench, measure, read_cost, read_steps, report, write_steps
 from testbed.experiments.inputs.pair import pair_paths
 from testbed.models.bundle import bundled
 from testbed.optim.cost_fit import MeasuredStep
@@ -101,7 +102,7 @@ def test_dimensions_of_the_bundled_pair() -> None:
 
 def test_what_cannot_be_measured_or_read(config: FitConfig, tmp_path: Path) -> None:
     refuse(lambda: FitConfig(batches=()), BadInput, "batches must be one or more numbers")
-    refuse(lambda: FitConfig(windows=(0,)), BadInput, "of 1 to 64")
+    refuse(lambda: FitConfig(windows=(0,)), BadInput, "1..64")
     refuse(lambda: FitConfig(repeats=0), BadInput, "repeats")
     refuse(lambda: FitConfig(clock="cpu", threads=2), BadInput, "give threads 1")
     refuse(lambda: measure(FitConfig(drafter="no.gguf"), lambda *_: None), ModelError, "no.gguf: no such file")

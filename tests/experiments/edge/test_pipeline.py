@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from testbed.errors import BadInput, TestbedError
+from testbed.experiments.edge.config import PipelineConfig
 from testbed.experiments.edge.pipeline import MODES, Pipeline, PipelineRun, StepRecord
 from testbed.experiments.edge.pipeline_nodes import (
     Done,
@@ -34,7 +35,7 @@ from testbed.experiments.edge.pipeline_report import (
     run_row,
     step_rows,
 )
-from testbed.experiments.edge.pipeline_run import PipelineConfig, make_cell, run
+from testbed.experiments.edge.pipeline_run import make_cell, run
 from testbed.experiments.edge.pipeline_upload import payload, upload
 from testbed.experiments.inputs.pair import pair_paths
 from testbed.models.bundle import bundled
