@@ -1,7 +1,7 @@
-"""Oracles for batching, one number at a time: a pipeline played through event by event, the paper's Algorithm 1 as
-printed but for its errata, and brute force over all batches in all orders.
+"""Reference implementations for batching: a pipeline simulated event by event, the paper's Algorithm 1 with the
+errata's corrections, and brute force over all batches in all orders.
 
-Nothing here imports what it is held against. FLOPs are counted from the matrices of a forward pass.
+They share no code with the package. FLOPs are counted from the matrices of a forward pass.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Instance:
     alpha: float
 
     def steps(self, window: int, output_tokens: int | None = None) -> int:
-        """Decoding steps until O tokens are there: the expected tokens of each are added up."""
+        """Decoding steps until the sum of their expected tokens reaches O."""
         got, steps = 0.0, 0
         wanted = self.output_tokens if output_tokens is None else output_tokens
         while got < wanted - 1e-6:
@@ -52,14 +52,14 @@ class Instance:
         return steps
 
     def gained(self, window: int) -> float:
-        """Expected tokens of a step: the drafted ones up to the first that is rejected, and the verifier's own."""
+        """Expected tokens of a step: drafted ones up to the first rejection, and the verifier's own."""
         expected = 0.0
         for accepted in range(window):
             expected += (accepted + 1) * self.alpha**accepted * (1 - self.alpha)
         return expected + (window + 1) * self.alpha**window
 
     def fits(self, batch: Sequence[int]) -> bool:
-        """Whether weights and caches of a batch go into the memory: two bytes a number."""
+        """Whether weights and KV caches of a batch fit into the memory, at two bytes per number."""
         node = self.draft
         weights = 2 * node.layers * (4 * node.hidden**2 + 2 * node.hidden * node.ffn)
         positions = len(batch) * (max(self.inputs[k] for k in batch) + self.output_tokens)
@@ -94,7 +94,7 @@ def _stage_times(one: Instance, size: int, longest: int, step: int, window: int)
 
 
 def play(times: Sequence[tuple[float, float]]) -> float:
-    """When the last batch leaves two nodes that each hold one at a time, played through event by event."""
+    """Completion time of the last batch in a pipeline of two nodes with one batch each, simulated event by event."""
     waiting = list(range(len(times)))
     drafted: list[int] = []
     drafter: tuple[float, int] | None = None
@@ -118,7 +118,7 @@ def play(times: Sequence[tuple[float, float]]) -> float:
 
 
 def algorithm_1(one: Instance, window: int) -> tuple[list[list[int]], float]:
-    """Algorithm 1 with the errata's mends: batches of task indices, and the latency it claims."""
+    """Algorithm 1 with the errata's corrections: batches of task indices, and the latency that it computes."""
     order = sorted(range(len(one.inputs)), key=lambda k: one.inputs[k])
     steps = range(1, one.steps(window) + 1)
     zero = [0.0 for _ in steps]
@@ -161,7 +161,7 @@ def partitions(tasks: Sequence[int]) -> Iterator[list[list[int]]]:
 
 
 def brute_force(one: Instance, window: int, contiguous: bool = False) -> float:
-    """The least latency of all batches in all orders; `contiguous`: only runs of tasks sorted by their inputs."""
+    """Lowest latency over all batches in all orders; `contiguous`: only runs of tasks sorted by input length."""
     best = math.inf
     ordered = sorted(range(len(one.inputs)), key=lambda k: one.inputs[k])
     for batches in runs(ordered) if contiguous else partitions(ordered):

@@ -1,4 +1,4 @@
-"""Recorded boards: what their system files hold and what their commands print, written below a directory.
+"""Recorded boards: contents of system files and output of commands, written below a directory.
 
 Sources, all public, and what of each is here:
 
@@ -76,7 +76,7 @@ def cores(count: int) -> str:
 
 
 def jetson_agx_orin(root: Path) -> dict[str, str]:
-    """Ready to measure; returns what its commands print."""
+    """An AGX Orin set up for measurements; returns the output of its commands."""
     write(
         root,
         {
@@ -105,7 +105,7 @@ def jetson_agx_orin(root: Path) -> dict[str, str]:
 
 
 def jetson_orin_nano(root: Path) -> dict[str, str]:
-    """As it comes out of the box: a middle power mode, no CUDA toolkit, clocks that follow the load."""
+    """An Orin Nano with factory settings: a medium power mode, no CUDA toolkit, clocks that follow the load."""
     write(
         root,
         {
@@ -124,7 +124,7 @@ def jetson_orin_nano(root: Path) -> dict[str, str]:
 
 
 def raspberry_pi_5(root: Path) -> dict[str, str]:
-    """Ready to measure."""
+    """A Pi 5 set up for measurements."""
     write(
         root,
         {
@@ -145,7 +145,7 @@ def raspberry_pi_5(root: Path) -> dict[str, str]:
 
 
 def raspberry_pi_4(root: Path) -> dict[str, str]:
-    """On a weak supply, with power saving and the default governor."""
+    """A Pi 4 with a weak power supply, Wi-Fi power saving and the default governor."""
     write(
         root,
         {

@@ -23,7 +23,7 @@ FLAGS = (
 
 
 def chromium() -> str:
-    """Where it is; a test without one is skipped, but in CI it fails."""
+    """Path of Chromium; without one, tests are skipped, except in CI, where they fail."""
     found = next((path for name in NAMES if (path := shutil.which(name))), None)
     if found is None or importlib.util.find_spec("playwright") is None:
         lack = "Playwright here: make setup" if found else "Chromium here: apt install chromium"
@@ -40,7 +40,7 @@ def expect(locator: Locator) -> LocatorAssertions:
 
 @contextlib.asynccontextmanager
 async def page(url: str, **how: Any) -> AsyncIterator[tuple[Page, list[str]]]:
-    """A page of a fresh browser, and what went wrong in it so far: errors of scripts, refusals, failed requests.
+    """A page of a new browser, and its errors so far: of scripts, refusals, failed requests.
 
     Args:
         how: of the browser's context, such as color_scheme.

@@ -1,11 +1,11 @@
-"""Many devices and one verifier as a discrete-event simulation, without asyncio: how schedulers keep promises.
+"""Discrete-event simulation of many devices and one verifier, for token-speed guarantees of schedulers.
 
-The assumptions are those under which WISP's Table 2 comes out (Qwen3-32B on an A100, Qwen3-4B on the devices): times
-of Table 12; a round spends 40 ms ± 50 % on the network; 50 tokens/s of drafting; prompts U(50, 250), responses
-U(20, 580); windows of 5, each token accepted with probability 0.758 until one is not; a predictor that calls 0.80 of
-the accepted, 0.425 of the first rejected and 0.85 of later tokens accepted, and ends the window at the first that it
-calls rejected, which is not sent; 13 requests a pass; 52k tokens of KV, the least recently used sessions' dropped.
-Devices decode one response after the other. A response violates its promise if it comes slower than its class.
+The assumptions are those that reproduce WISP's Table 2 (Qwen3-32B on an A100, Qwen3-4B on the devices): times of
+Table 12; 40 ms ± 50 % on the network per round; drafting at 50 tokens/s; prompts U(50, 250), responses U(20, 580);
+windows of 5, each token accepted with probability 0.758 up to the first rejection; a predictor that predicts 0.80 of
+the accepted, 0.425 of the first rejected and 0.85 of later tokens as accepted, and ends the window before the first
+token predicted as rejected; 13 requests per pass; 52k tokens of KV cache with LRU eviction of sessions. Devices decode
+one response after the other. A response is a violation if it is slower than its class.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ class Device:
     accepted: int = 0
     """Of the window that is under way."""
     verdicts: list[tuple[float, bool]] = field(default_factory=list)
-    """When each response ended, and whether it came too slowly."""
+    """End of each response, and whether it was too slow."""
 
 
 class Verifier:
-    """Which sessions' tokens are in the cache."""
+    """The verifier's KV cache, by session."""
 
     def __init__(self, room: int) -> None:
         self.room, self.held, self.total = room, OrderedDict[str, int](), 0
 
     def touch(self, name: str, length: int) -> None:
-        """Keep these, and drop the least recently used until there is room."""
+        """Cache a session's tokens, and evict the least recently used sessions if needed."""
         self.drop(name)
         self.held[name] = length
         self.total += length
@@ -103,14 +103,14 @@ class Simulation:
             self._at(float(self._rng.uniform(0, spread_s)), lambda t, d=device: self._open(d, t))
 
     def run(self, until_s: float) -> None:
-        """Let time pass."""
+        """Run the simulation until a time."""
         while self._events and self._events[0][0] <= until_s:
             now_s, _, event = heapq.heappop(self._events)
             event(now_s)
         self.now_s = until_s
 
     def violations(self, after_s: float) -> dict[float, float]:
-        """Share of responses of each class that came too slowly, or that are behind when time is up."""
+        """Share of responses of each class that were too slow, or are behind their class at the end."""
         seen: dict[float, list[bool]] = {}
         for device in self.devices:
             ends = [slow for at_s, slow in device.verdicts if at_s >= after_s]

@@ -37,7 +37,7 @@ MODEL = "words"
 
 
 class HeldDrafter(SyntheticDrafter):
-    """Opens no sequence while it is held."""
+    """A drafter that opens no sequence while it is held."""
 
     def __init__(self) -> None:
         super().__init__(vocab_size=WORDS, alpha=0.8, hidden_size=8, context=CONTEXT)
@@ -70,7 +70,7 @@ class Site(NamedTuple):
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing is held for anybody: no place, no sequence, no session."""
+        """Whether no slot, sequence or session is in use."""
         return not (self.backend.busy or self.drafter.places_taken or len(self.bs_sessions))
 
 
@@ -83,12 +83,12 @@ def words(directory: Path) -> Path:
 
 
 async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Return as soon as something holds."""
+    """Wait until a condition is true."""
     for _ in range(int(seconds / 0.01)):
         if condition():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError("it never came to hold")
+    raise AssertionError("the condition did not become true")
 
 
 async def unknown(client: Client, clock: Clock) -> ChannelState:
@@ -100,7 +100,7 @@ async def unknown(client: Client, clock: Clock) -> ChannelState:
 async def endpoint(
     directory: Path, config: EndpointConfig, *, end_ids: tuple[int, ...] = (), token: str | None = None
 ) -> AsyncIterator[Site]:
-    """An endpoint over a base station of its own; the configuration's `bs` does not count."""
+    """An endpoint with its own base station; the configuration's `bs` is ignored."""
     prompter, drafter, sessions = Prompter(words(directory), config.prompt_format), HeldDrafter(), SessionTable()
     async with contextlib.AsyncExitStack() as stack:
         stations = await stack.enter_async_context(contextlib.AsyncExitStack())

@@ -1,4 +1,4 @@
-"""`testbed bs serve` with an engine that takes its time and can be made to fail: the hook by which tests break passes.
+"""`testbed bs serve` with an engine that is slowed down and made to fail, for tests of faults.
 
     python -m tests.support.faulty_bs '{"log": "bs.jsonl", "slow_s": 0.003, "fail": 0.05}' bs serve --engine synthetic …
 
@@ -28,20 +28,20 @@ JUMP_S = 1.0
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What goes wrong."""
+    """Faults to inject."""
 
     log: str
     slow_s: float = 0.0
-    """That a pass takes beside its own time."""
+    """Additional time per pass."""
     fail: float = 0.0
-    """Chance that a pass fails; a request that was in one is in no other."""
+    """Probability that a pass fails; a request is in at most one failed pass."""
     failures: int = 10**9
-    """After so many none fails."""
+    """Largest number of failed passes."""
     seed: int = 0
 
 
 class FaultyEngine:
-    """An engine as it is, but for the plan."""
+    """An engine with the faults of a plan."""
 
     def __init__(self, engine: VerifyEngine, plan: Plan) -> None:
         self._engine, self._plan = engine, plan
@@ -54,7 +54,7 @@ class FaultyEngine:
         return getattr(self._engine, name)
 
     def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
-        """A pass, or none."""
+        """Run a pass, or fail."""
         self._look_at_the_wall()
         time.sleep(self._plan.slow_s)
         spared = self._failures >= self._plan.failures or any(request.session in self._failed for request in batch)

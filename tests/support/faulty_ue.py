@@ -1,4 +1,4 @@
-"""A UE process on the synthetic pair that decodes until it is told to stop: what real `ue run` does, without a model.
+"""A UE process on the synthetic pair that decodes until it is stopped, as `ue run` does, but without a model.
 
     python -m tests.support.faulty_ue '{"bs": "tcp://127.0.0.1:5555", "name": "a", "methods": ["greedy", "sh"]}'
 
@@ -37,18 +37,18 @@ JUMP_S = 1.0
 
 
 class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What it decodes, and how."""
+    """Configuration of the UE."""
 
     bs: str
     name: str
-    """Its identity."""
+    """ZeroMQ identity."""
     methods: tuple[str, ...]
     once: bool = False
     """Every prompt by every method, once, and stop."""
     at_once: int = 4
-    """Sessions."""
+    """Number of simultaneous sessions."""
     token_s: float = 0.002
-    """That a drafted token takes."""
+    """Time per drafted token."""
     seed: int = 0
     timeout_s: float = 90.0
 
@@ -77,7 +77,7 @@ async def decode(client: Client, method: str, number: int, token_s: float) -> li
 
 
 def jobs_of(orders: Orders) -> Iterator[tuple[str, int]]:
-    """Method and prompt: all of them once, or at random for ever."""
+    """Methods and prompts: each combination once, or random ones without end."""
     everything = list(itertools.product(orders.methods, range(PROMPTS)))
     if orders.once:
         yield from everything
@@ -88,7 +88,7 @@ def jobs_of(orders: Orders) -> Iterator[tuple[str, int]]:
 
 
 async def work(orders: Orders) -> None:
-    """Decode with so many sessions at once."""
+    """Decode with the configured number of sessions."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), stop.set)
     client = dial(orders.bs, None, WallClock(), orders.timeout_s, identity=orders.name.encode())

@@ -1,4 +1,4 @@
-"""Many UEs and one base station in virtual time, on the synthetic pair: the code that serves, a profile's times."""
+"""Many UEs and one base station in virtual time: the real server code on the synthetic pair, with a profile's times."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ A100 = InteractionVerify(a_s=3.314e-5, b_compute_s=3.450e-8, b_read_s=4.620e-6, 
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """What all UEs share, and what they decode.
+    """What all UEs have in common: models, times, and lengths of prompts and outputs.
 
     `prompt` and `output` are bounds of uniform draws; UEs begin within `spread_s` after `begin_s`, and decode one
     response after the other until `until_s`.
@@ -60,20 +60,20 @@ class Response(NamedTuple):
 
     @property
     def slow(self) -> bool:
-        """Whether it came slower than its class."""
+        """Whether it was slower than its class."""
         return self.speed_tps is not None and len(self.record.token_ids) / self.record.latency_s < self.speed_tps
 
 
 @dataclass
 class Served:
-    """What came of it."""
+    """Results of a simulated fleet."""
 
     responses: list[Response] = field(default_factory=list)
     metrics: dict[str, Any] = field(default_factory=dict)
     failures: list[tuple[int, Exception]] = field(default_factory=list)
 
     def violations(self) -> dict[float | None, float]:
-        """Share of responses that came too slowly, by class."""
+        """Share of responses that were too slow, by class."""
         seen: dict[float | None, list[bool]] = {}
         for response in self.responses:
             seen.setdefault(response.speed_tps, []).append(response.slow)
@@ -86,7 +86,7 @@ def serve_fleet(fleet: Fleet, speeds: Sequence[float | None], scheduler: Schedul
 
 
 def serve_visits(visits: Sequence[tuple[Fleet, float | None]], scheduler: Scheduler, **station: Any) -> Served:
-    """The same, where UEs come and go: each with its own times; drafting and passes are those of the first."""
+    """As `serve_fleet`, with different times per UE; drafting and pass times are those of the first."""
     return run_virtually(_serve(visits, scheduler, station))
 
 

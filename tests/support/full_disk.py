@@ -39,7 +39,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def full_disk_available() -> str | None:
-    """Why there can be none; None: there can."""
+    """Why a full disk cannot be simulated here; None: it can."""
     try:
         done = subprocess.run(["unshare", "-rm", "true"], capture_output=True, timeout=10, check=False)
     except OSError as exc:
@@ -48,7 +48,7 @@ def full_disk_available() -> str | None:
 
 
 def mount(folder: Path, size_bytes: int, *more: str) -> None:
-    """Put a disk of so many bytes there, or change the size of the one that is."""
+    """Mount a tmpfs of a given size, or resize it."""
     command = ["mount", "-t", "tmpfs", "-o", ",".join([*more, f"size={size_bytes}"]), "tmpfs", str(folder)]
     subprocess.run(command, check=True, timeout=10)
 
@@ -62,7 +62,7 @@ def run(options: list[str]) -> tuple[int, str, str]:
 
 
 def finished(options: list[str]) -> dict[str, Any]:
-    """The document of a run that is to succeed."""
+    """The document of a run that must succeed."""
     code, said, complained = run(options)
     assert code == 0, complained
     document: dict[str, Any] = json.loads(said)
@@ -70,7 +70,7 @@ def finished(options: list[str]) -> dict[str, Any]:
 
 
 def whole(folder: Path, options: list[str]) -> tuple[dict[str, Any], int]:
-    """The document of a run with room enough, and the pages that it takes just before its journal goes."""
+    """The document of a run with enough space, and the pages it uses just before its journal is deleted."""
     pages: list[int] = []
     finish = Journal.finish
 
@@ -89,7 +89,7 @@ def whole(folder: Path, options: list[str]) -> tuple[dict[str, Any], int]:
 
 
 def attempt(folder: Path, pages: int, options: list[str]) -> dict[str, Any]:
-    """A run that meets its disk's end, and goes on once there is room."""
+    """A run that fails on a full disk, and is resumed once there is space."""
     mount(folder, pages * PAGE)
     try:
         out = folder / "run"
@@ -110,7 +110,7 @@ def attempt(folder: Path, pages: int, options: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Whole once, then every attempt."""
+    """One run with enough space, then every attempt."""
     if INSIDE not in os.environ:
         os.environ[INSIDE] = "1"
         os.execvp("unshare", ["unshare", "-rm", sys.executable, "-m", "tests.support.full_disk", *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""Small random decision heads, made for any pair."""
+"""Small random decision heads for any pair of models."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def random_head(seed: int = 0, drafter_hidden: int = 64, target_hidden: int = 64
 
 
 def head_files(directory: Path, seed: int = 0, **info: Any) -> Path:
-    """The same in a directory."""
+    """Write a `random_head` into a directory."""
     save_head(random_head(seed, **info), directory)
     return directory

@@ -1,4 +1,4 @@
-"""A peer that lies: whatever can be put into frames, near enough to the protocol to get somewhere."""
+"""Hostile peer: random messages close enough to the protocol to get past its first checks."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ ARRAYS = ("ids", "hidden", "q", "scale", "token", "positions", "probs", "", "ids
 DTYPES = ("i4", "f2", "f4", "u1", "u2", "i8", "O", "<i4", "f8", "", "object")
 KINDS = (*PROTOCOLS, TARGET_ONLY)
 PICKLE = b"cposix\n_exit\n(I1\ntR."
-"""Would end the process if anything ever unpickled it."""
+"""A pickle that ends the process if it is loaded."""
 
 
 class Liar:
-    """Draws messages; the same seed draws the same ones.
+    """Generates random messages, reproducible by seed.
 
     Args:
         sessions: numbers that other UEs use.
@@ -50,9 +50,9 @@ class Liar:
         self._sessions, self._vocab = sessions, vocab_size
         self._said: list[Frames] = []
         self._open: dict[int, tuple[str, int, int]] = {}
-        """Sessions that it may have: protocol, how long their prefix may be, and the round that may be next."""
+        """Sessions that may be open: protocol, possible prefix length, and possible next round."""
         self._wanted: list[tuple[int, int, int]] = []
-        """Hidden states that the BS asked for: session, round and how many."""
+        """Queries for hidden states: session, round and their number."""
 
     def frames(self) -> Frames:
         """The next message."""
@@ -66,7 +66,7 @@ class Liar:
         return frames
 
     def hear(self, message: Message) -> None:
-        """Learn from an answer, to get further."""
+        """Learn from an answer of the BS."""
         if isinstance(message, Verdict) and message.session in self._open:
             kind, length, _ = self._open[message.session]
             self._open[message.session] = (kind, length + message.accepted + 1, message.round + 1)
@@ -76,7 +76,7 @@ class Liar:
     # ------------------------------------------------------------ ways to lie
 
     def _honest(self) -> Frames:
-        """In order, as far as it knows: gets sessions to where lies matter."""
+        """A valid message, as far as known, which brings sessions into states where invalid ones matter."""
         rng = self._rng
         if not self._open or rng.random() < 0.1:
             return self._opening()
@@ -109,7 +109,7 @@ class Liar:
         return _plain(message, {"ids": ids})
 
     def _twisted(self) -> Frames:
-        """Any fields in any message, well-formed arrays."""
+        """Random fields in a random message, with well-formed arrays."""
         rng = self._rng
         kind = rng.choices([Hello, Open, Draft, Hidden, Close, Ping], [1, 8, 8, 8, 2, 2])[0]  # Hello ends its sessions
         message = kind(**{name: self._field(name) for name in kind.__struct_fields__ if name != "arrays"})
@@ -120,7 +120,7 @@ class Liar:
             return _plain(Ping(token=0), {})
 
     def _patched(self) -> Frames:
-        """An honest message with bytes changed, cut out or put in."""
+        """A valid message with bytes changed, removed or inserted."""
         rng = self._rng
         frames = [bytearray(f) for f in self._honest()]
         for _ in range(rng.randint(1, 4)):
@@ -130,7 +130,7 @@ class Liar:
         return [bytes(f) for f in frames]
 
     def _lying(self) -> Frames:
-        """Headers whose arrays are not what they say."""
+        """A message whose header does not match its arrays."""
         rng = self._rng
         fields = msgspec.msgpack.decode(self._honest()[0])
         count = rng.randrange(5)
@@ -142,7 +142,7 @@ class Liar:
         return [msgspec.msgpack.encode(fields), *payload]
 
     def _again(self) -> Frames:
-        """A replay."""
+        """A replayed message."""
         return self._rng.choice(self._said) if self._said else self._noise()
 
     def _noise(self) -> Frames:
@@ -150,7 +150,7 @@ class Liar:
         return [rng.randbytes(rng.choice([0, 1, 8, 100, 5000])) for _ in range(rng.randint(1, 7))]
 
     def _stray(self) -> Frames:
-        """Meant for another UE's session."""
+        """A message for another UE's session."""
         number = self._rng.choice(list(self._sessions) or [1])
         round_ = self._rng.choice([0, 1, 2, 3, 10**6])
         kind = self._rng.randrange(3)
@@ -163,7 +163,7 @@ class Liar:
     # ------------------------------------------------------------ what it lies with
 
     def _arrays_at(self, fields: list[Any]) -> int:
-        """Where a header names its arrays: its last list of lists."""
+        """Index of a header's list of arrays: its last list of lists."""
         return max(i for i, value in enumerate(fields) if isinstance(value, list))
 
     def _field(self, name: str) -> Any:

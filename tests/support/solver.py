@@ -1,4 +1,4 @@
-"""A solver of the bundled word problems that reads nothing but the question.
+"""An independent solver of the bundled word problems, which reads the question only.
 
 It knows how sentences look (from the templates' texts), but what each kind of event does to the number is written
 down here anew, by reading the sentence; the package's own arithmetic is not used.

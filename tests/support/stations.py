@@ -53,7 +53,7 @@ async def station(
 
 @contextlib.asynccontextmanager
 async def client(address: str, *, timeout_s: float = 10.0, greet: bool = True) -> AsyncIterator[Client]:
-    """A client that has said Hello."""
+    """A connected client."""
     connection = Client(ZmqLink(address, new_identity()), WallClock(), 1, timeout_s)
     try:
         if greet:

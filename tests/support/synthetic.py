@@ -1,4 +1,4 @@
-"""The synthetic pair, and what it comes to token by token: nothing batched, nothing guessed."""
+"""The synthetic pair, and its output by plain decoding, without batching or speculation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def engine() -> SyntheticEngine:
 
 
 def drafter(alpha: float, max_sequences: int = 1024) -> SyntheticDrafter:
-    """A drafter that agrees with it this often."""
+    """A drafter that agrees with the target with probability `alpha`."""
     return SyntheticDrafter(vocab_size=VOCAB, alpha=alpha, hidden_size=HIDDEN, max_sequences=max_sequences)
 
 

@@ -1,4 +1,4 @@
-"""User-mode Linux: a kernel as an ordinary process, with the qdiscs that the host's may lack; needs no root."""
+"""User-mode Linux: a kernel as an ordinary process, with qdiscs that the host may lack; needs no root."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ sleep 9
 
 @dataclass(frozen=True)
 class Booted:
-    """What a guest's script came to."""
+    """Result of a guest's script."""
 
     code: int
-    """The script's exit code; `FAILED` where it did not end."""
+    """The script's exit code; `FAILED` if it did not end."""
     output: str
     console: str
 
 
 def uml_available() -> str | None:
-    """Why no guest can be booted; None: one can."""
+    """Why no guest can be booted here; None: one can."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return "user-mode Linux needs Linux on x86-64"
     if shutil.which(KERNEL) is None:

@@ -1,4 +1,4 @@
-"""Measures links that real netem shapes, as a script of a guest: prints one JSON document of what was seen."""
+"""Measures links shaped by netem; runs in a guest and prints the results as one JSON document."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ PACKETS = 10_000
 
 
 def ping(links: Namespaces, count: int) -> list[float]:
-    """RTTs as ping counts them [ms], sorted."""
+    """RTTs reported by ping [ms], sorted."""
     command = [*links.prefix(0), "ping", "-n", "-i", "0.02", "-c", str(count), links.host_address(0)]
     said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
     return sorted(map(float, re.findall(r"time=([\d.]+) ms", said)))
 
 
 def goodput_mbps(links: Namespaces) -> float:
-    """TCP uplink goodput as iperf3 counts it, without the first second."""
+    """TCP uplink goodput reported by iperf3, without the first second."""
     address = links.host_address(0)
     client = [*links.prefix(0), "iperf3", "-c", address, "-J", "-O", "1", "-t", "2", "-C", "cubic"]
     with subprocess.Popen(["iperf3", "-s", "-B", address], stdout=subprocess.DEVNULL) as server:
@@ -102,7 +102,7 @@ def losses(links: Namespaces, uplink: LinkShape) -> dict[str, Any]:
 
 
 def measure() -> dict[str, Any]:
-    """All of it."""
+    """Run all measurements."""
     seen: dict[str, Any] = {"has": {kind: has(kind) for kind in ("netem", "tbf", "htb")}}
     with Namespaces([Duplex.of(rtt_ms=50), Duplex.of(rtt_ms=4)]) as links:
         seen["kind"] = links.kind

@@ -1,4 +1,4 @@
-"""A synthetic pair in virtual time, through the same code as a run's."""
+"""A synthetic pair in virtual time, run by the package's own code."""
 
 from __future__ import annotations
 

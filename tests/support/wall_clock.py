@@ -1,4 +1,4 @@
-"""A date that jumps for processes that are started with it; their monotonic clocks go on as they were."""
+"""A wall clock that can jump, for child processes; their monotonic clocks are not affected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SOURCE = Path(__file__).with_name("wall_clock.c")
 
 
 class WallClock:
-    """The date of some processes.
+    """The wall clock of some processes.
 
     Attributes:
         environment: to start them with.
@@ -24,13 +24,13 @@ class WallClock:
         self.environment = {"LD_PRELOAD": str(library), "WALL_CLOCK": str(self._file)}
 
     def set(self, ahead_s: int) -> None:
-        """How far it is ahead of the host's."""
+        """Offset from the host's clock."""
         with self._file.open("r+b" if self._file.exists() else "w+b") as file:
             file.write(ahead_s.to_bytes(8, sys.byteorder, signed=True))
 
 
 def wall_clock_available() -> str | None:
-    """Why there can be none; None: there can."""
+    """Why the clock cannot be changed here; None: it can."""
     if sys.platform != "linux":
         return "needs Linux"
     return None if shutil.which("cc") else "no C compiler (apt install gcc)"

@@ -1,4 +1,4 @@
-"""ZeroMQ's wire protocol (ZMTP 3.0, mechanism NULL) by hand: what libzmq's own sockets do not let a peer do."""
+"""Minimal ZMTP 3.0 client (mechanism NULL), for messages that libzmq's sockets do not send."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0")
 
 
 def ready(identity: bytes) -> bytes:
-    """The handshake's command of a DEALER."""
+    """The READY command of a DEALER."""
     body = b"\x05READY"
     for name, value in ((b"Socket-Type", b"DEALER"), (b"Identity", identity)):
         body += bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
@@ -25,7 +25,7 @@ def frame(body: bytes, *, more: bool) -> bytes:
 
 
 def connect(address: str, identity: bytes) -> socket.socket:
-    """A blocking connection past the handshake."""
+    """A blocking connection, after the handshake."""
     host, port = address.removeprefix("tcp://").rsplit(":", 1)
     connected = socket.create_connection((host, int(port)), timeout=20)
     connected.sendall(GREETING + ready(identity))

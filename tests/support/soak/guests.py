@@ -1,4 +1,4 @@
-"""Peers that come to a soak for a moment: one that falls silent, one that lies. Each says whether it took effect."""
+"""Temporary peers of a soak test: one stops answering, one sends garbage; each returns whether it took effect."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.support.soak.plan import TIMEOUT_S, VOCAB
 from tests.support.soak.ue import connected
 
 GARBAGE = 30
-"""Messages of one liar."""
+"""Number of messages of one hostile peer."""
 SILENT_S = 3.0
 
 
 async def silent(bind: str, ending: asyncio.Event) -> bool:
-    """A UE that is asked for hidden states and says nothing more; whether it was asked."""
+    """A UE that stops when its hidden states are queried; returns whether they were."""
     async with connected(bind, new_identity()) as client:
         number, ids = client.new_session(), np.array([1, 2, 3], np.int32)
         await client.send(Open(session=number, protocol="sh", threshold=0.5, hidden_size=4), {"ids": ids})
@@ -36,7 +36,7 @@ async def silent(bind: str, ending: asyncio.Event) -> bool:
 
 
 async def garbage(bind: str, seed: int) -> bool:
-    """A peer that lies; whether the BS answered it."""
+    """A hostile peer; returns whether the BS answered it."""
     liar, context = Liar(seed, range(8), VOCAB), zmq.asyncio.Context()
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)

@@ -1,4 +1,4 @@
-"""What a soak is: how long, how many UEs, which faults, and the jobs that they decode over and over."""
+"""Plan of a soak test: duration, number of UEs, faults, and the jobs that are decoded repeatedly."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from testbed.synthetic import next_token
 VOCAB = 512
 TIMEOUT_S = 90.0
 TRICKS = {"reset": 5, "kill": 2, "silent": 2, "garbage": 2}
-"""Faults, and how often each comes."""
+"""Faults, with their relative frequencies."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long, how many, how hard."""
+    """Duration, number of UEs, and load."""
 
     seconds: float
     ues: int = 32
@@ -25,12 +25,12 @@ class Plan:
     jobs: int = 24
     fault_every_s: float = 0.5
     draft_s: float = 0.02
-    """Of a drafted token."""
+    """Time per drafted token."""
     sample_s: float = 0.5
 
 
 class Job(NamedTuple):
-    """What a UE decodes."""
+    """A request that UEs decode."""
 
     kind: str
     prompt: tuple[int, ...]
@@ -39,7 +39,7 @@ class Job(NamedTuple):
 
     @property
     def own(self) -> list[int] | None:
-        """The target's own greedy output; None where tokens are drawn."""
+        """The target's own greedy output; None if tokens are sampled."""
         if self.kind in PROTOCOLS and PROTOCOLS[self.kind].sampled:
             return None
         ids = list(self.prompt)
@@ -49,7 +49,7 @@ class Job(NamedTuple):
 
 
 def make_jobs(plan: Plan) -> list[Job]:
-    """Of every method, with prompts and outputs of many lengths."""
+    """Jobs of every method, with prompts and outputs of many lengths."""
     rng, kinds = random.Random(f"soak/jobs/{plan.seed}"), (*PROTOCOLS, TARGET_ONLY)
     return [
         Job(kinds[i % len(kinds)], tuple(rng.randrange(VOCAB) for _ in range(rng.randint(2, 120))),

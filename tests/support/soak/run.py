@@ -1,4 +1,4 @@
-"""A soak: UEs decode the same jobs over and over through relays, while faults happen to them and a BS is watched.
+"""Soak test: UEs decode the same jobs repeatedly through relays with faults, while the BS is observed.
 
 Every job was decoded once before the first fault; from then on every output is held against that one.
 """
@@ -20,7 +20,7 @@ from tests.support.soak.watch import Watch
 
 
 class Soak:
-    """UEs, faults and the watch over one BS process."""
+    """UEs, faults and observation of one BS process."""
 
     def __init__(self, plan: Plan, bind: str, pid: int, metrics: Path) -> None:
         self._plan, self._bind, self._watch = plan, bind, Watch(pid, metrics)
@@ -29,7 +29,7 @@ class Soak:
         self._guests: set[asyncio.Task[None]] = set()
 
     async def run(self) -> Seen:
-        """The whole of it."""
+        """Run the soak test."""
         work = await self._undisturbed()
         await asyncio.sleep(1.5)
         self._seen.files_before = self._watch.sample(0.0).files
@@ -47,7 +47,7 @@ class Soak:
         return self._seen
 
     async def _undisturbed(self) -> Work:
-        """Every job once; where tokens are not drawn the output must be the target's own."""
+        """Decode every job once; unless tokens are sampled, the output must be the target's own."""
         jobs = make_jobs(self._plan)
         async with connected(self._bind, new_identity()) as client:
             outputs = await asyncio.gather(*(decode(client, job, 0.0) for job in jobs))
@@ -56,7 +56,7 @@ class Soak:
         return Work(self._plan, self._bind, jobs, outputs, self._seen, self._ending)
 
     async def _disturb(self, ues: list[Ue], end_s: float) -> None:
-        """Faults at random times until then, one of each kind first."""
+        """Inject faults at random times, one of each kind first."""
         first = list(TRICKS)
         while (left_s := end_s - time.monotonic()) > 0:
             await asyncio.sleep(min(left_s, self._rng.expovariate(1 / self._plan.fault_every_s)))

@@ -1,4 +1,4 @@
-"""What a soak saw, as JSON and as a few lines."""
+"""Results of a soak test, as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from tests.support.soak.plan import Plan
 
 WARM_UP = 0.25
-"""Share of the time before memory must be flat."""
+"""Share of the time after which memory must be constant."""
 
 
 class Sample(NamedTuple):
-    """The BS at one moment."""
+    """State of the BS process at one time."""
 
     t_s: float
     rss_mb: float
@@ -25,17 +25,17 @@ class Sample(NamedTuple):
 
 @dataclass
 class Seen:
-    """What came of it."""
+    """Outputs, faults and samples of a soak test."""
 
     prompts: int = 0
     differing: int = 0
     failures: list[str] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
-    """Each counted once it is known to have taken effect."""
+    """Counts of faults that took effect."""
     samples: list[Sample] = field(default_factory=list)
     files_before: int = 0
     after: Sample | None = None
-    """When everybody has gone."""
+    """Sample after all UEs have left."""
 
     def later(self, name: str) -> tuple[float, float]:
         """Medians of the first and of the last third of the time after the warm-up."""
@@ -48,7 +48,7 @@ class Seen:
         return statistics.median(first), statistics.median(last)
 
     def document(self, plan: Plan) -> dict[str, Any]:
-        """As JSON has it."""
+        """The results as a JSON document."""
         assert self.after is not None
         trends = {name: self.later(name) for name in Sample._fields[1:]}
         return {
@@ -62,7 +62,7 @@ class Seen:
 
 
 def table(document: dict[str, Any]) -> str:
-    """The report's few lines."""
+    """The results as a table."""
     faults = ", ".join(f"{count} {kind}" for kind, count in sorted(document["faults"].items()))
     lines = [
         f"{document['ues']} UEs for {document['seconds']:g} s, seed {document['seed']}; faults: {faults}",

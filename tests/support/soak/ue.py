@@ -1,4 +1,4 @@
-"""A UE of a soak: behind a relay of its own, decoding one job after the other until the end, killed at times."""
+"""UE of a soak test: decodes jobs through its own relay until the end, and is killed at times."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.support.soak.plan import TIMEOUT_S, VOCAB, Job, Plan
 from tests.support.soak.seen import Seen
 
 DELAY_S = 0.002
-"""Of each way through a relay."""
+"""Delay of each direction through a relay."""
 
 
 @contextlib.asynccontextmanager
 async def connected(bind: str, identity: bytes) -> AsyncIterator[Client]:
-    """A client that has said Hello."""
+    """A connected client."""
     client = Client(ZmqLink(bind, identity), WallClock(), 0, TIMEOUT_S)
     try:
         await client.connect("", VOCAB)
@@ -41,7 +41,7 @@ async def connected(bind: str, identity: bytes) -> AsyncIterator[Client]:
 
 
 async def decode(client: Client, job: Job, draft_s: float) -> list[int]:
-    """One job's output."""
+    """Output of one job."""
     if job.kind == TARGET_ONLY:
         return (await decode_remotely(client, job.prompt, job.tokens, ())).token_ids
     sampled = PROTOCOLS[job.kind].sampled
@@ -54,7 +54,7 @@ async def decode(client: Client, job: Job, draft_s: float) -> list[int]:
 
 @dataclass(frozen=True)
 class Work:
-    """What all UEs share: jobs, what comes of each without faults, where to write down what came, when to end."""
+    """State that all UEs share: jobs, their outputs without faults, results, and the end of the test."""
 
     plan: Plan
     bind: str
@@ -65,7 +65,7 @@ class Work:
 
 
 class Ue:
-    """One UE behind a relay of its own; it may be killed, and begins anew then."""
+    """One UE with its own relay; it may be killed and then restarts."""
 
     def __init__(self, number: int, work: Work) -> None:
         self._work, self._rng = work, random.Random(f"soak/ue/{work.plan.seed}/{number}")
@@ -77,7 +77,7 @@ class Ue:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Open the relay, and begin."""
+        """Open the relay and start decoding."""
         self._port = await self.proxy.start("127.0.0.1", 0)
         self._begin()
 
@@ -86,7 +86,7 @@ class Ue:
         self._task = asyncio.create_task(self._live(self._link))
 
     async def kill(self, same: bool) -> None:
-        """End it as SIGKILL would, without a word to the BS; it comes back under the same identity, or another."""
+        """Stop it without notice to the BS, as SIGKILL would; it restarts under the same or another identity."""
         assert self._link is not None and self._task is not None
         self._link.close()
         self._task.cancel()
@@ -97,7 +97,7 @@ class Ue:
         self._begin()
 
     async def ended(self) -> None:
-        """Wait for its last output."""
+        """Wait for the last output."""
         assert self._task is not None
         await asyncio.gather(self._task, return_exceptions=True)
         await self.proxy.close()

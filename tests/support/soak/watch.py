@@ -1,4 +1,4 @@
-"""Looks at a BS process from outside: its memory, its open files, and what it counts."""
+"""Observes a BS process from outside: memory, open files, and its metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Watch:
         self._pid, self._metrics = pid, metrics
 
     def sample(self, t_s: float) -> Sample:
-        """As it is now."""
+        """Take a sample."""
         status = Path(f"/proc/{self._pid}/status").read_text()
         rss_mb = int(status.partition("VmRSS:")[2].split()[0]) / 1024
         counted = last_line(self._metrics)
@@ -33,13 +33,13 @@ class Watch:
         return Sample(t_s, rss_mb, files, counted["sessions"], counted["waiting"])
 
     async def run(self, every_s: float, begun_s: float, keep: Callable[[Sample], None]) -> None:
-        """Look again and again, until cancelled."""
+        """Take samples until cancelled."""
         while True:
             keep(self.sample(time.monotonic() - begun_s))
             await asyncio.sleep(every_s)
 
     async def at_rest(self, t_s: float, files: int) -> Sample:
-        """When sessions have expired and no more files are open than so many, or after a while."""
+        """Sample once sessions have expired and few enough files are open, or after a timeout."""
         for _ in range(100):
             sample = self.sample(t_s)
             if not sample.sessions and sample.files <= files:
@@ -49,7 +49,7 @@ class Watch:
 
 
 def last_line(path: Path) -> dict[str, Any]:
-    """What the BS last counted."""
+    """The BS's latest metrics."""
     if not path.exists() or not path.stat().st_size:
         return {"sessions": 0, "waiting": 0}
     with path.open("rb") as file:
