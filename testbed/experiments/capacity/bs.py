@@ -26,7 +26,12 @@ _ZEROS = np.zeros(512, np.float32)
 
 
 class PrefixCache:
-    """Tokens of each session whose keys and values are kept, the least recently used first."""
+    """LRU prefix cache: leading tokens of each session whose keys and values are in memory.
+
+    Args:
+        capacity: tokens.
+        tail: evict the last tokens of a session, as many as needed, instead of the whole session.
+    """
 
     def __init__(self, capacity: int, tail: bool) -> None:
         self._capacity, self._tail = capacity, tail
@@ -35,11 +40,11 @@ class PrefixCache:
         self.evicted = 0
 
     def cached(self, session: str) -> int:
-        """Leading tokens of a session that are there."""
+        """Leading tokens of a session that are in the cache."""
         return self._held.get(session, 0)
 
     def hold(self, session: str, tokens: int) -> None:
-        """Keep a session's first tokens, just used, at the cost of others."""
+        """Cache the first `tokens` of a session as the most recently used, and evict others where needed."""
         self.drop(session)
         self._held[session] = tokens
         self._total += tokens
@@ -54,16 +59,16 @@ class PrefixCache:
                 del self._held[oldest]
 
     def drop(self, session: str) -> None:
-        """Forget a session."""
+        """Remove a session."""
         self._total -= self._held.pop(session, 0)
 
 
 class TrafficRunner:
-    """Implements `EngineRunner`: the language's tokens after eq. 19's time.
+    """Implements `EngineRunner`: synthetic target tokens, after the pass time of eq. 19.
 
     Args:
-        cache: None: every pass computes the whole prefix.
-        linger: whether a closed session's tokens stay in the cache.
+        cache: None: every pass recomputes the whole prefix.
+        linger: keep the tokens of closed sessions in the cache.
     """
 
     def __init__(self, cost: InteractionVerify, cache: PrefixCache | None, clock: Clock, linger: bool) -> None:
@@ -92,10 +97,10 @@ class TrafficRunner:
         return results
 
     async def judged(self, positions: int) -> None:
-        """Nothing is judged by hidden states."""
+        """Judging takes no time."""
 
     def release(self, session: str) -> None:
-        """Forget a session."""
+        """Remove a session from the cache, unless sessions linger."""
         if self._cache is not None and not self._linger:
             self._cache.drop(session)
 

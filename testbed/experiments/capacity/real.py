@@ -1,8 +1,8 @@
-"""Token speeds kept for real: a BS process, UE processes that replay recorded drafts, one load after another.
+"""Token-speed SLOs in real time: a BS process and UE processes that replay recorded drafts, one load after another.
 
-The BS is what `testbed bs serve` starts, with the bundled pair's target on vLLM. A UE is a process of its own with the
-session, windows and messages of every UE; only its drafting is replayed (`ue/drafters/recorded.py`), at a device's
-pace, since many drafters on one machine would measure that machine. Speeds, pace and batches are scaled to such a BS.
+The BS is that of `testbed bs serve`, with the bundled pair's target on vLLM. Each UE is a process with the session,
+windows and messages of every UE; only its drafts are replayed (`ue/drafters/recorded.py`), at a device's pace, because
+many drafters on one machine would measure that machine. Speeds, pace and batches are scaled to such a BS.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ SYSTEMS = {
     SLED: (FCFS, FIXED.kind),
     "centralized": (FCFS, NONE),
 }
-"""Order at the BS, and window of the UEs. `fixed-K` is `fcfs-cache` with K tokens. sled has no prefix cache."""
+"""Scheduler of the BS, window rule of the UEs. `fixed-K` is `fcfs-cache` with K tokens; sled has no prefix cache."""
 CALIBRATED_BY = "fcfs-cache"
 LEAD_S = 2.0
-"""Between starting UE processes and their first request, and more for each."""
+"""Time between the start of UE processes and their first requests, and the addition for each process."""
 EACH_S = 0.15
 MOST_UES = 64
 STOPPING_S = 60.0
@@ -125,12 +125,12 @@ class RealConfig(Config, frozen=True, kw_only=True):
 
     @property
     def depth(self) -> int:
-        """Longest window that any system drafts."""
+        """Longest window of any system."""
         return max(self.most, *(order_and_window(name, self.window)[2] for name in self.systems))
 
 
 def order_and_window(system: str, window: int) -> tuple[str, str, int]:
-    """Order at the BS, rule of the windows, and K of fixed ones.
+    """Scheduler of the BS, window rule, and K of fixed windows.
 
     Raises:
         BadInput: an unknown system.
@@ -146,12 +146,12 @@ def order_and_window(system: str, window: int) -> tuple[str, str, int]:
 
 
 def study(config: RealConfig, out: Path, told: Told) -> dict[str, Any]:
-    """Run every system at every load with every seed, what is there already left out; writes `summary.json`.
+    """Run every system at every load with every seed, except for finished runs; writes `summary.json`.
 
-    Systems alternate within a seed, so that a slow minute of the machine strikes them alike.
+    Systems alternate within a seed, so that slow phases of the machine affect all of them.
 
     Raises:
-        BadInput: what cannot be run, or a directory of another study.
+        BadInput: an invalid configuration, or a directory of another study.
         EngineError: a process died.
     """
     with claimed(config, out, "study"):
@@ -180,7 +180,7 @@ def _study(config: RealConfig, out: Path, told: Told) -> dict[str, Any]:
 
 
 def speed_scale(config: RealConfig, ues: int, directory: Path, drafts: Path, told: Told) -> float:
-    """Tokens a second of a speed of 1: the configuration's, or from a load of fcfs-cache that nothing is judged by."""
+    """Tokens a second of a speed of 1: as configured, or calibrated by a load of fcfs-cache."""
     if config.speed_scale is not None:
         return config.speed_scale
     free = replaced(config, {"speed_scale": 1.0})
@@ -189,7 +189,7 @@ def speed_scale(config: RealConfig, ues: int, directory: Path, drafts: Path, tol
 
 
 def kept_load(config: RealConfig, system: str, ues: int, seed: int, path: Path, drafts: Path, told: Told) -> RealRun:
-    """One load, from its file where there is one."""
+    """One load, from its file if that exists."""
 
     def run() -> RealRun:
         told(f"{system}, {ues} UEs, seed {seed}")
@@ -250,7 +250,7 @@ def _orders(
 
 
 def _reports(orders: Sequence[UeOrder], directory: Path) -> list[Report]:
-    """Start a process for each order, and wait for all."""
+    """Start a process for each order, and wait for all reports."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([run_ue.__module__])
     paths = [directory / f"{order.number}.json" for order in orders]

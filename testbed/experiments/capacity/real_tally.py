@@ -1,4 +1,4 @@
-"""What came of UE processes on a real BS: responses judged, tokens a second, and where the time went."""
+"""Results of UE processes on a real BS: responses in time and late, token speeds, and the parts of the latency."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RealRun(msgspec.Struct, frozen=True, kw_only=True):
     ues: int
     seed: int
     classes: dict[str, ClassCount]
-    """By speed: responses that began within the horizon."""
+    """Responses that began within the horizon, by speed."""
     speeds: dict[str, float]
     """Median tokens a second of these responses, by their class."""
     goodput_tps: float
@@ -34,12 +34,12 @@ class RealRun(msgspec.Struct, frozen=True, kw_only=True):
     verify_s: float
     wasted_s: float
     different: int
-    """Responses that are not what the target says alone."""
+    """Responses that differ from the target's own output."""
     wrapped: bool
-    """Whether some UE ran out of prompts that its BS had not seen."""
+    """Whether a UE had to repeat prompts, which the BS has in its prefix cache."""
 
     def described(self) -> str:
-        """In a few words."""
+        """Short description."""
         shares = ", ".join(f"{speed}: {count.share:.1%}" for speed, count in self.classes.items())
         return f"{self.goodput_tps:.1f} tokens/s, violated {shares}"
 

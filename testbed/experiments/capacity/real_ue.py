@@ -1,4 +1,4 @@
-"""One UE process of `testbed capacity --real`: the session code of every UE, drafts replayed at a device's pace."""
+"""One UE process of `testbed capacity --real`: the usual session code, with drafts replayed at a device's pace."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from testbed.ue.windows.registry import window_policy
 
 TIMEOUT_S = 60.0
 NONE = "none"
-"""Window of a UE that does not draft: the target decodes alone."""
+"""Window rule of a UE that does not draft: the target decodes alone."""
 
 
 class UeOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process does; times are those of the host's monotonic clock."""
+    """Settings of one UE process; times are on the host's monotonic clock."""
 
     number: int
     ues: int
@@ -40,13 +40,13 @@ class UeOrder(msgspec.Struct, frozen=True, kw_only=True):
     draft_tps: float
     speed_tps: float
     promised: bool
-    """Whether the speed is asked for when sessions open; a BS that goes by arrival need not know it."""
+    """Whether sessions ask for a guaranteed token speed; first come, first served ignores it."""
     seed: int
     start_s: float
     spread_s: float
-    """Its first request comes within so long after the start."""
+    """The first request is sent within this time after the start."""
     stop_s: float
-    """No request begins after it."""
+    """No request begins after this time."""
 
 
 class Response(msgspec.Struct, frozen=True, array_like=True):
@@ -56,11 +56,11 @@ class Response(msgspec.Struct, frozen=True, array_like=True):
     end_s: float
     tokens: int
     same: bool
-    """Whether it is what the target says alone."""
+    """Whether it equals the target's own output."""
 
 
 class UeRound(msgspec.Struct, frozen=True, array_like=True):
-    """One round, or of a UE that does not draft one token."""
+    """One round; for a UE that does not draft, one token."""
 
     end_s: float
     drafted: int
@@ -75,18 +75,18 @@ class UeRound(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What one UE saw."""
+    """Results of one UE."""
 
     speed_tps: float
     responses: list[Response]
     rounds: list[UeRound]
     wrapped: bool
-    """Whether its prompts came again, which the BS's prefix cache knows then."""
+    """Whether prompts were repeated, which the BS has in its prefix cache."""
 
 
 def run_ue(order: UeOrder, path: Path) -> None:
-    """Decode until the time is up, and write the report."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to deal with
+    """Decode until the end of the load, and write the report."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     report = asyncio.run(_RealUe(order).run())
     part = path.with_suffix(".part")
     part.write_bytes(msgspec.json.encode(report))
@@ -94,7 +94,7 @@ def run_ue(order: UeOrder, path: Path) -> None:
 
 
 class _RealUe:
-    """One UE's parts."""
+    """One UE."""
 
     def __init__(self, order: UeOrder) -> None:
         self._order, self._clock = order, WallClock()
@@ -106,7 +106,7 @@ class _RealUe:
         self._rounds: list[UeRound] = []
 
     async def run(self) -> Report:
-        """All its responses."""
+        """Decode prompts one after another."""
         order, clock = self._order, self._clock
         client = Client(ZmqLink(order.address, new_identity()), clock, 0, TIMEOUT_S)
         ue = LoadUe(

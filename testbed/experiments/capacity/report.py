@@ -1,4 +1,4 @@
-"""What `testbed capacity` answers: rows, and with a directory what it leaves behind."""
+"""The rows of `testbed capacity`, and the files of its output directory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Study:
     """One call of the command.
 
     Raises:
-        BadInput: parts that exclude each other.
+        BadInput: mutually exclusive options.
     """
 
     config: CapacityConfig
@@ -60,17 +60,17 @@ class Study:
 
 @dataclass(frozen=True)
 class Asked:
-    """A job and how its result becomes rows."""
+    """A job, and the rows of its result."""
 
     job: Job
     rows: Callable[[Any], list[Row]]
 
 
 def study(plan: Study, out: Path | None, told: Told) -> dict[str, Any]:
-    """Make all runs and answer `summary.json`'s document; write it, tables and plots into `out`.
+    """Carry out all runs, and return the document of `summary.json`; written to `out` with tables and plots.
 
     Raises:
-        BadInput: a directory of another study.
+        BadInput: `out` belongs to another study.
     """
     if out is None:
         return _study(plan, None, told)
@@ -96,7 +96,7 @@ def _study(plan: Study, out: Path | None, told: Told) -> dict[str, Any]:
     return document
 
 
-# ---------------------------------------------------------------- what is asked
+# ---------------------------------------------------------------- jobs
 
 
 def _asked(plan: Study) -> list[Asked]:
@@ -141,13 +141,13 @@ def _knees(config: CapacityConfig, system: str) -> Asked:
 
 
 def _own(run: CapacityRun | None, speed_tps: float) -> Row:
-    """What became of one class in a mix."""
+    """Results of one class of a mix."""
     count = None if run is None else run.classes.get(f"{speed_tps:g}")
     return {} if count is None else {"violation": count.share, "judged": count.judged}
 
 
 def _at(config: CapacityConfig, system: str, numbers: Sequence[int]) -> list[Asked]:
-    """Runs at given numbers of UEs, each class by itself or all in their mix."""
+    """Runs at given numbers of UEs, for each class alone or for the mix."""
     loads = [None] if config.mix is not None else list(config.classes)
     return [
         _run(config, system, speed, ues, config.seed + repeat)
@@ -186,7 +186,7 @@ def _figures(run: CapacityRun | None) -> Row:
 
 
 def _compare(rows: list[Row]) -> None:
-    """What each variation makes of a capacity, and of what `wisp` (or the first system) is over the others."""
+    """Add each variation's change of the capacity, and the factor of `wisp` (or the first system) over the others."""
     base = {(row["system"], row["class_tps"]): row["capacity"] for row in rows if row["varied"] == NOTHING}
     mine = {(row["system"], row["class_tps"], row["varied"]): row["capacity"] for row in rows}
     first = rows[0]["system"]

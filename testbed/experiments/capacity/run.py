@@ -37,7 +37,7 @@ from testbed.ue.records import RoundRecord
 from testbed.virtual_time import run_virtually
 
 UNBOUNDED = 10**12
-"""Tokens: centralized requests have reserved their room, and nothing is evicted."""
+"""Tokens of a cache that never evicts, since centralized requests reserve their memory."""
 
 
 def run_capacity(
@@ -49,11 +49,12 @@ def run_capacity(
     until: str = ALL,
     events: bool = False,
 ) -> CapacityRun:
-    """One UE for each entry of `classes`, which names its speed.
+    """One capacity run.
 
     Args:
+        classes: token speed of each UE.
         until: `ALL`, `ANY` or `CLEAR`.
-        events: keep each round's times, and each pass.
+        events: record the times of all rounds and passes.
     """
     return run_virtually(_Traffic(config, system, classes, seed).run(until, events))
 

@@ -1,4 +1,4 @@
-"""From runs to capacities: bisection over N, many searches at once, every run kept so that a second call resumes."""
+"""Capacity search: bisection over N, with searches in parallel; every run is saved so that a second call resumes."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from testbed.experiments.results.claims import kept
 from testbed.experiments.runs.workers import pool_of
 
 WIDER = 1.15
-"""How far a search steps away from its guess at a time, until it has the capacity between two steps."""
+"""Factor between the steps of a search, from its first guess until the capacity lies between two steps."""
 CONDITIONS = ("systems", "classes", "mix", "ues", "repeats", "seed", "paper")
-"""Fields of a configuration that a point states by itself."""
+"""Configuration fields that are not part of a point's key."""
 
 
 class CapacityPoint(NamedTuple):
-    """One run to be made."""
+    """One run."""
 
     config: CapacityConfig
     system: str
     classes: tuple[float, ...]
-    """Of each UE."""
+    """Token speed of each UE."""
     seed: int
     until: str = ALL
     events: bool = False
 
     @property
     def key(self) -> str:
-        """Names its file: what its outcome depends on."""
+        """Name of its file: digest of everything that the result depends on."""
         kept = {k: v for k, v in resolved(self.config).items() if k not in CONDITIONS}
         parts = [kept, self.system, self.classes, self.seed, self.until, self.events]
         return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=10).hexdigest()
 
 
 def run_point(point: CapacityPoint, directory: Path | None = None) -> CapacityRun:
-    """A run's outcome, from its file where there is one."""
+    """Results of a run, from its file if that exists."""
 
     def run() -> CapacityRun:
         system = system_of(point.system)
@@ -55,25 +55,28 @@ def run_point(point: CapacityPoint, directory: Path | None = None) -> CapacityRu
     return run() if directory is None else kept(directory / f"{point.key}.json", CapacityRun, run)
 
 
-# ---------------------------------------------------------------- many at once
+# ---------------------------------------------------------------- jobs in parallel
 
 Job = Generator[CapacityPoint, CapacityRun, "object"]
-"""Yields points, is sent their runs, and returns its result."""
+"""Generator that yields points, is sent their runs, and returns its result."""
 Told = Callable[[int, int, str], None]
-"""Told after every run: jobs done, jobs in all, what was run."""
+"""Called after every run: finished jobs, number of jobs, description of the run."""
 
 
 def run_jobs(jobs: Sequence[Job], workers: int, directory: Path | None, told: Told) -> list[object]:
-    """Results of all jobs, in order, with so many runs at once.
+    """Results of all jobs, in order.
+
+    Args:
+        workers: number of processes.
 
     Raises:
-        EngineError: something else ended one of the processes.
+        EngineError: one of the processes was killed.
     """
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
     if workers == 1 or len(jobs) == 1:
         return _one_by_one(jobs, directory, told)
-    killed = "a run's process was killed; with --out the same call goes on with what is left"
+    killed = "the process of a run was killed; with --out, the same call resumes"
     with pool_of(min(workers, len(jobs)), killed) as pool:
         return _at_once(pool, jobs, directory, told)
 
@@ -128,7 +131,7 @@ def _at_once(
 
 
 def describe(run: CapacityRun) -> str:
-    """A run in a few words."""
+    """Short description of a run."""
     shares = ", ".join(f"{speed}: {count.share:.1%}" for speed, count in run.classes.items())
     return f"{run.system}, {run.ues} UEs, violated {shares}"
 
@@ -142,22 +145,22 @@ class CapacityResult(NamedTuple):
     ues: int
     by_seed: tuple[int, ...]
     at: CapacityRun | None
-    """The run at the capacity, to its end; None where it is 0."""
+    """The complete run at the capacity; None if the capacity is 0."""
 
 
 def largest(
     holds: Callable[[int], Generator[CapacityPoint, CapacityRun, bool]], guess: int
 ) -> Generator[CapacityPoint, CapacityRun, int]:
-    """The largest N that holds, taken to hold for all below: steps away from the guess, then bisection.
+    """The largest N that `holds`, which is assumed to be monotonic: steps away from the guess, then bisection.
 
     Raises:
-        BadInput: more than `MOST_UES` hold.
+        BadInput: even `MOST_UES` hold.
     """
     low, high = 0, guess
     while (yield from holds(high)):
         low, high = high, max(high + 1, round(high * WIDER))
         if high > MOST_UES:
-            raise BadInput(f"more than {MOST_UES} UEs are sustained: this load has no capacity worth a search")
+            raise BadInput(f"more than {MOST_UES} UEs are sustained at this load")
     if low == 0:
         step = guess
         while True:
@@ -178,7 +181,7 @@ def largest(
 def capacity_of(
     config: CapacityConfig, system: str, speed_tps: float
 ) -> Generator[CapacityPoint, CapacityRun, CapacityResult]:
-    """A class's capacity alone on the BS: the median of the searches of all seeds, rounded down."""
+    """Capacity of a class alone on the BS: median of the searches of all seeds, rounded down."""
     found: list[int] = []
     guess = guessed(config, system_of(system), speed_tps)
     for repeat in range(config.repeats):
@@ -196,7 +199,7 @@ def capacity_of(
 
 
 def knees_of(config: CapacityConfig, system: str) -> Generator[CapacityPoint, CapacityRun, dict[float, CapacityResult]]:
-    """Each class's knee under the mix: the largest N in all at which that class keeps ε."""
+    """Knee of each class in the mix: the largest total N at which that class keeps ε."""
     known: dict[tuple[int, int], CapacityRun] = {}
     knees: dict[float, list[int]] = {speed: [] for speed in speeds(config)}
     mean = sum(spread(config, 100)) / 100
@@ -222,12 +225,12 @@ def knees_of(config: CapacityConfig, system: str) -> Generator[CapacityPoint, Ca
 
 
 def single(point: CapacityPoint) -> Generator[CapacityPoint, CapacityRun, CapacityRun]:
-    """One run."""
+    """Job of a single run."""
     return (yield point)
 
 
 def guessed(config: CapacityConfig, system: System, speed_tps: float) -> int:
-    """Where a search begins: full passes of average rounds, and the memory. The capacity does not depend on it."""
+    """First guess of a search, from full passes of average rounds and from the memory; does not affect the result."""
     cost = hardware(config).verify
     assert isinstance(cost, InteractionVerify)
     low, high = config.response
@@ -246,5 +249,5 @@ def guessed(config: CapacityConfig, system: System, speed_tps: float) -> int:
 
 
 def all_points(points: Iterable[CapacityPoint]) -> list[Job]:
-    """Jobs of one run each."""
+    """One job for each point."""
     return [single(point) for point in points]

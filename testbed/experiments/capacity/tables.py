@@ -1,12 +1,11 @@
 """The paper's tables and figures from capacity runs, as CSV files and plots (WISP, Section 5).
 
-Tables 2 and 3 and Fig. 7 are made of the study's own rows; Tables 1, 5 and 6 and Figs. 8 and 11 need runs of their own,
-which `--tables` asks for.
+Tables 2 and 3 and Fig. 7 come from the study's own rows; Tables 1, 5 and 6 and Figs. 8 and 11 need further runs, which
+`--tables` adds.
 """
 
 from __future__ import annotations
 
-import csv
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -21,11 +20,12 @@ from testbed.experiments.capacity.ue import LANGUAGE, BeforeRejection, Chance, T
 from testbed.experiments.inputs.coefficients import coefficients
 from testbed.experiments.plots import capacity as plots
 from testbed.experiments.plots.style import save_figure
+from testbed.experiments.results.csv_file import write_csv
 from testbed.optim.pass_time import Coefficients, RequestWork
 
 Row = dict[str, Any]
 TABLE_5 = {"Qwen3-0.6B": (0.31, 0.48), "Qwen3-1.7B": (0.42, 0.63), "Qwen3-4B": (0.47, 0.66), "Qwen3-8B": (0.53, 0.71)}
-"""Accepted share of the drafted tokens without and with the predictor, as printed."""
+"""Accepted share of the drafted tokens without and with the predictor, as printed in the paper."""
 TABLE_6 = {2: 0.2045, 4: 0.2514, 8: 0.2549, 16: 0.3003}
 TABLE_3 = {"sled": 170.82, "centralized": 326.12, "wisp": 631.86}
 ANCHOR = 0.98
@@ -33,26 +33,17 @@ MIX = {2.0: 1, 4.0: 1, 6.0: 1, 8.0: 1}
 FEW = tuple(TABLE_6)
 SWEPT = tuple(range(10, 211, 20))
 SHOWN = 150
-"""UEs of Figs. 8 and 11: beyond the knee, so that there are violations to attribute."""
+"""UEs of Figs. 8 and 11: beyond the knee, so that violations occur."""
 OTHER = "a100-qwen3-32b"
-"""Coefficients that the estimator of Fig. 11 begins with: those of Section 4.4, where the passes are Table 12's."""
+"""Initial coefficients of the estimator of Fig. 11: those of Section 4.4, while the passes use Table 12's."""
 WINDOWS = 100_000
-"""Drawn for each row of Table 5."""
+"""Random windows for each row of Table 5."""
 SPIKE, RECENT = 1.5, 20
-"""τ of eq. 21, and the passes W of its moving mean; the paper gives τ as an example, and no W."""
-
-
-def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Rows as CSV, under all names that occur in them."""
-    names = list(dict.fromkeys(name for row in rows for name in row if not isinstance(row[name], dict | list)))
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, names, extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+"""τ of eq. 21, and the window W of its moving mean in passes; the paper gives τ as an example, and no W."""
 
 
 def acceptance_of(share: float, window: int) -> float:
-    """α at which `share` of the tokens of fixed windows stays: Σ α^i / K = share, by bisection."""
+    """α at which a share of the tokens of fixed windows is accepted: Σ α^i / K = share, by bisection."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -64,8 +55,10 @@ def acceptance_of(share: float, window: int) -> float:
 
 
 def table_5(config: CapacityConfig) -> list[Row]:
-    """Accepted share of the drafted tokens by draft model, with and without the predictor: α is what the column OFF
-    says at K; ON follows from the predictor's rates. Tokens sent, and tokens drafted, the one left out among them.
+    """Accepted share of the drafted tokens by draft model, with and without the predictor.
+
+    α follows from the paper's column OFF at K, and the column ON from the predictor's rates: as a share of the tokens
+    sent, and of the tokens drafted, which include those left out.
     """
     rows = []
     for model, (off, on) in TABLE_5.items():
@@ -98,8 +91,8 @@ def _windows(config: CapacityConfig) -> tuple[int, int, int]:
 
 
 def attributed(events: Sequence[tuple[float, float, bool]]) -> list[Row]:
-    """Each verified round with what its violation is put down to (eq. 21): `compute` where its pass took more than
-    `SPIKE` times the mean of the last `RECENT` passes, else `queue`; empty where it was in time.
+    """Each verified round with the cause of its violation (eq. 21): `compute` if its pass took more than `SPIKE` times
+    the mean of the last `RECENT` passes, else `queue`; empty if the round was in time.
     """
     recent: deque[float] = deque(maxlen=RECENT)
     rows = []
@@ -113,8 +106,8 @@ def attributed(events: Sequence[tuple[float, float, bool]]) -> list[Row]:
 
 
 def regimes(passes: Sequence[tuple[Sequence[tuple[int, int]], float]], start: Coefficients) -> list[Row]:
-    """Each pass by its workload, with the error of an estimator that began with other coefficients and learns (Fig.
-    11): `compute` where nothing is cached, `memory` where all requests' prefixes are, `mixed` between.
+    """Each pass with its regime and the error of an online estimator that starts from other coefficients (Fig. 11):
+    `compute` if no prefix is cached, `memory` if all are, else `mixed`.
     """
     estimator = OnlineEstimator(start)
     rows = []
@@ -130,12 +123,12 @@ def regimes(passes: Sequence[tuple[Sequence[tuple[int, int]], float]], start: Co
     return rows
 
 
-# ---------------------------------------------------------------- runs of their own
+# ---------------------------------------------------------------- further runs
 
 
 def extra_points(config: CapacityConfig) -> dict[str, list[CapacityPoint]]:
-    """Runs that `--tables` adds: goodput of few UEs with and without the predictor (Table 6), violations over N in a
-    mix (Table 1, Fig. 7), and every round and pass of `wisp` in it (Figs. 8, 11).
+    """Runs that `--tables` adds: goodput of few UEs with and without the predictor (Table 6), violations over N in the
+    mix (Table 1, Fig. 7), and all rounds and passes of `wisp` in the mix (Figs. 8, 11).
     """
     mixed = replaced(config, {"mix": config.mix or MIX})
     fastest = max(speeds(config))
@@ -148,7 +141,7 @@ def extra_points(config: CapacityConfig) -> dict[str, list[CapacityPoint]]:
 
 
 def run_extras(config: CapacityConfig, workers: int, directory: Path, told: Told) -> dict[str, list[CapacityRun]]:
-    """Those runs."""
+    """Results of `extra_points`."""
     wanted = extra_points(config)
     jobs = all_points(point for points in wanted.values() for point in points)
     runs = iter(cast(list[CapacityRun], run_jobs(jobs, workers, directory, told)))
@@ -156,7 +149,7 @@ def run_extras(config: CapacityConfig, workers: int, directory: Path, told: Told
 
 
 def table_6(runs: Sequence[CapacityRun]) -> list[Row]:
-    """Goodput by number of UEs, with and without the predictor; beside it the paper's, whose setting is not printed."""
+    """Goodput by number of UEs, with and without the predictor, and the paper's, which does not give its setting."""
     rows = []
     for off, on in zip(runs[::2], runs[1::2], strict=True):
         rows.append(
@@ -167,7 +160,7 @@ def table_6(runs: Sequence[CapacityRun]) -> list[Row]:
 
 
 def by_class(runs: Sequence[CapacityRun]) -> list[Row]:
-    """Share of violated responses, one row for each run and class."""
+    """Share of violated responses for each run and class."""
     return [
         {"system": run.system, "ues": run.ues, "class_tps": float(speed), "violation": count.share,
          "judged": count.judged, "goodput_tps": run.goodput_tps}
@@ -177,8 +170,8 @@ def by_class(runs: Sequence[CapacityRun]) -> list[Row]:
 
 
 def table_1(rows: Sequence[Row]) -> list[Row]:
-    """Violations by class at the first N at which first come, first served fails its fastest class as the paper's did
-    (98.35 %); the paper does not print its N.
+    """Violations by class at the smallest N at which first come, first served violates its fastest class as much as in
+    the paper (98.35 %), which does not give its N.
     """
     fastest = max(row["class_tps"] for row in rows)
     anchors = [
@@ -189,7 +182,7 @@ def table_1(rows: Sequence[Row]) -> list[Row]:
 
 
 def table_3(rows: Sequence[Row]) -> list[Row]:
-    """Goodput at the capacity of the fastest class; the paper does not say where its figures were taken."""
+    """Goodput at the capacity of the fastest class; the paper does not give its setting."""
     fastest = max((row["class_tps"] for row in rows), default=0)
     return [
         {"system": row["system"], "ues": row["capacity"], "goodput_tps": row["goodput_tps"],
@@ -202,7 +195,7 @@ def table_3(rows: Sequence[Row]) -> list[Row]:
 
 
 def write_study(rows: Sequence[Row], config: CapacityConfig, out: Path) -> None:
-    """Tables and plots of a study's own rows: Table 2 and 3, or violations over N (Fig. 7)."""
+    """Write tables and plots of a study's own rows: Tables 2 and 3, or violations over N (Fig. 7)."""
     write_csv(out / "rows.csv", rows)
     if any("varied" in row for row in rows):
         if len({row["system"] for row in rows}) > 1:
@@ -226,7 +219,7 @@ def write_study(rows: Sequence[Row], config: CapacityConfig, out: Path) -> None:
 
 
 def write_extras(runs: dict[str, list[CapacityRun]], config: CapacityConfig, out: Path) -> None:
-    """Tables 1, 5 and 6, and Figs. 7, 8 and 11."""
+    """Write Tables 1, 5 and 6, and Figs. 7, 8 and 11."""
     shares = by_class(runs["fig7"])
     write_csv(out / "fig7.csv", shares)
     save_figure(lambda: plots.violations(shares, config.epsilon), out / "fig7.png")

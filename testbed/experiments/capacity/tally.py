@@ -1,4 +1,4 @@
-"""What a capacity run counts: responses judged, rounds, and when enough is known."""
+"""Counters of a capacity run: responses in time and late, rounds, and when the run may end."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from testbed.ue.records import RoundRecord
 from testbed.virtual_time import VirtualClock
 
 ALL, ANY, CLEAR = "all", "any", "clear"
-"""When a run ends: every judged response is decided; of each class it is clear whether ε is kept; of all together."""
+"""When a run ends: when every judged response is decided; when it is clear for every class whether ε is kept; when it
+is clear whether all classes keep it."""
 LONGEST = 9
-"""Horizons that a run goes on after its first where too few responses begin."""
+"""Maximum number of horizons by which a run is extended if too few responses begin."""
 SLACK_S = 1e-9
-"""Rounding of sums of times."""
+"""Tolerance for rounding errors of summed times."""
 
 
 class ClassCount(msgspec.Struct):
@@ -28,18 +29,18 @@ class ClassCount(msgspec.Struct):
 
     @property
     def open(self) -> int:
-        """Those that are not decided yet."""
+        """Undecided responses."""
         return self.judged - self.violated - self.kept
 
     @property
     def share(self) -> float:
-        """Violated ones, of those that are decided."""
+        """Share of the decided responses that are violated."""
         decided = self.violated + self.kept
         return self.violated / decided if decided else 0.0
 
 
 class CapacityRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a run."""
+    """Results of a run."""
 
     system: str
     ues: int
@@ -47,7 +48,7 @@ class CapacityRun(msgspec.Struct, frozen=True, kw_only=True):
     classes: dict[str, ClassCount]
     """By speed."""
     complete: bool
-    """Whether every judged response was decided; else the run ended as soon as it was clear whether ε is kept."""
+    """Whether every judged response was decided; otherwise the run ended as soon as it was clear whether ε is kept."""
     goodput_tps: float
     """Committed tokens a second within the horizon, of all UEs."""
     drafted: int
@@ -57,29 +58,29 @@ class CapacityRun(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: float
     """Mean over rounds."""
     busy_share: float
-    """Of the BS's time, from the first UE's beginning to the end."""
+    """Share of the run during which the BS was verifying."""
     evicted_tokens: int
     virtual_s: float
     cpu_s: float
     events: list[tuple[float, float, bool]] | None = None
-    """Each round within the horizon: queue and verification time, and whether it was slower than its class (eq. 4)."""
+    """Each round in the horizon: queue and verification time, and whether it missed its class's speed (eq. 4)."""
     passes: list[tuple[list[tuple[int, int]], float]] | None = None
-    """Each pass: new and cached tokens of its requests, and what it took."""
+    """Each pass: new and cached tokens of its requests, and its seconds."""
 
     def holds(self, epsilon: float) -> bool:
-        """Whether every class stays within ε."""
+        """Whether every class keeps ε."""
         return all(keeps(count, epsilon) is not False for count in self.classes.values())
 
 
 def keeps(count: ClassCount, epsilon: float) -> bool | None:
-    """Whether at most ε of a class's judged responses are violated; None: not clear yet."""
+    """Whether at most ε of a class's judged responses are violated; None: undecided."""
     if count.violated > epsilon * count.judged:
         return False
     return True if count.violated + count.open <= epsilon * count.judged else None
 
 
 class Tally:
-    """Judges responses as they begin, end and become overdue; `done` is set once the run may end."""
+    """Counts responses as they begin, end and miss their deadlines; `done` is set once the run may end."""
 
     def __init__(self, config: CapacityConfig, clock: VirtualClock, classes: Sequence[float], until: str) -> None:
         self._clock, self._epsilon, self._until = clock, config.epsilon, until
@@ -93,7 +94,7 @@ class Tally:
         asyncio.get_running_loop().call_at(self.to_s, self._look)
 
     def begun(self, speed_tps: float, tokens: int) -> Callable[[], None] | None:
-        """A response begins; what to call at its end, None where it is not judged."""
+        """Record the start of a response; returns a function to call at its end, None if the response is not judged."""
         now_s = self._clock.time()
         if now_s < self.from_s or self.closed:
             return None
@@ -124,7 +125,7 @@ class Tally:
         return ended
 
     def round(self, record: RoundRecord, speed_tps: float) -> None:
-        """A round ended."""
+        """Record a finished round."""
         if not self.from_s <= self._clock.time() < self.to_s:
             return
         self.tokens += record.committed
@@ -136,7 +137,7 @@ class Tally:
         self.events.append((record.queue_s, record.verify_s, record.committed < speed_tps * took_s))
 
     def _enough(self) -> bool:
-        """Whether no more responses are taken in."""
+        """Whether enough responses have begun."""
         past_s = self._clock.time() - self.to_s
         return past_s >= 0 and (self._begun >= self._least or past_s >= self._longest_s)
 

@@ -1,7 +1,7 @@
-"""Model-free traffic: a drafter and a verifier whose tokens agree as often as they are told to.
+"""Synthetic traffic without models: a drafter with a given acceptance rate, and an imperfect rejection predictor.
 
-The language is trivial, one sequence of tokens for everybody; what matters is which drafted tokens are accepted. That
-is drawn for each UE as it drafts, with what an imperfect predictor would say of each token.
+The target's output is the same fixed sequence for all UEs; whether a drafted token is accepted, and what the predictor
+says of it, is drawn at random while a UE drafts.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from testbed.ue.windows.registry import window_policy
 VOCAB = 512
 MOST_POSITIONS = 2**16
 LANGUAGE: NDArray[np.int32] = (np.arange(MOST_POSITIONS) % VOCAB).astype(np.int32)
-"""What the target says, by position: any prefix of it is a prompt."""
+"""Target tokens by position; every prefix is a prompt."""
 SYNTHETIC = "synthetic-traffic"
-"""Stands for the drafter's fingerprint."""
+"""Fingerprint of the drafter."""
 
 
 @functools.cache
 def _token(position: int, right: bool, liked: bool) -> DraftToken:
-    """`top1` says whether the predictor predicts acceptance; the other statistics say nothing."""
+    """`top1` is 1 if the predictor predicts acceptance, else 0; the other statistics are not used."""
     target = int(LANGUAGE[position])
     hidden = np.zeros(1, np.float16)
     return DraftToken(target if right else (target + 1) % VOCAB, float(liked), 0.0, 0.0, 0.0, hidden)
 
 
 class Chance:
-    """What becomes of one UE's drafted tokens.
+    """Random acceptance of one UE's drafted tokens, and what the predictor says of them.
 
-    A token is accepted with probability α. The predictor says so of an accepted one with probability `tpr`, of the
-    first that is not with `fpr`, and of those after it with `after`.
+    A token is accepted with probability α. The predictor predicts acceptance with probability `tpr` for an accepted
+    token, `fpr` for the first rejected one, and `after` for those behind it.
     """
 
     def __init__(self, config: CapacityConfig, seed: int) -> None:
@@ -53,15 +53,15 @@ class Chance:
         self._next: tuple[bool, bool] | None = None
         self._first = True
         self.blank = False
-        """Whether a window whose first token is doubted holds nothing: that token stands in for an empty window, which
-        the wire does not know, and is never the target's."""
+        """Whether a window is empty if the predictor doubts its first token. The wire format has no empty windows, so
+        that the token is sent, but it is never accepted."""
 
     def begin(self) -> None:
-        """A new window."""
+        """Start a window."""
         self._rejected, self._next, self._first = False, None, True
 
     def peek(self) -> tuple[bool, bool]:
-        """Whether the next token is the target's, and whether it is predicted accepted."""
+        """Whether the next token is the target's, and whether the predictor predicts acceptance."""
         if self._next is None:
             right = self._random.random() < self._alpha
             chance = self._after if self._rejected else self._tpr if right else self._fpr
@@ -70,7 +70,7 @@ class Chance:
         return self._next
 
     def draw(self) -> tuple[bool, bool]:
-        """The same, and on to the one after it."""
+        """Like `peek`, and advance to the next token."""
         right, liked = self.peek()
         blank = self.blank and self._first and not liked
         self._next, self._first = None, False
@@ -88,7 +88,7 @@ class TrafficDrafter:
     def open(
         self, prompt: Sequence[int], *, distributions: bool = False, choose: Choose | None = None
     ) -> TrafficSequence:
-        """See `Drafter.open`; there are no distributions."""
+        """See `Drafter.open`; without distributions."""
         return TrafficSequence(self.chance, len(prompt))
 
     def close(self) -> None:
@@ -123,15 +123,15 @@ class TrafficSequence:
 
 
 class BeforeRejection:
-    """Implements `WindowPolicy`: the tokens before the first predicted rejection (WISP, eq. 25).
+    """Implements `WindowPolicy`: draft up to the first predicted rejection, and leave that token out (WISP, eq. 25).
 
-    The doubted token's own logits are what is doubted: it has been drafted by then, and `paid` counts it.
+    The prediction needs the logits of the token that is left out, so that it has been drafted; `paid` counts it.
 
     Args:
-        shortest: 0: a window may be empty, as in eq. 25; 1: one token at least.
+        shortest: minimum window length: 0, as in eq. 25, or 1.
 
     Raises:
-        BadInput: K_max that is no window.
+        BadInput: K_max is not a valid window.
     """
 
     def __init__(self, chance: Chance, max_window: int, shortest: int = 0) -> None:
@@ -141,14 +141,14 @@ class BeforeRejection:
         self.paid = 0
 
     def keep_drafting(self, drafted: Sequence[DraftToken]) -> bool:
-        """While the next one is predicted accepted."""
+        """Whether the next token is predicted to be accepted."""
         if len(drafted) >= self.max_window or not drafted[0].top1:
             return False
         self.paid = int(not self._chance.peek()[1])
         return not self.paid
 
     def observe(self, record: RoundRecord) -> None:
-        """Nothing is learnt."""
+        """Not adaptive."""
 
     def fresh(self) -> BeforeRejection:
         """Itself."""
@@ -156,24 +156,24 @@ class BeforeRejection:
 
 
 class TrafficPace:
-    """Implements `Pace`: every drafted token takes its time, the one that was left out too."""
+    """Implements `Pace`: a constant time for every drafted token, those left out included."""
 
     def __init__(self, clock: Clock, token_s: float, policy: WindowPolicy | None) -> None:
         self._clock, self._token_s, self._policy = clock, token_s, policy
 
     async def opened(self, prompt_len: int) -> None:
-        """Prompts cost a UE nothing."""
+        """Prefill takes no time."""
 
     async def drafted(self, count: int, base_len: int) -> None:
-        """A window was drafted."""
+        """Sleep for the drafting time of a window."""
         if isinstance(self._policy, BeforeRejection):
             count, self._policy.paid = count + self._policy.paid, 0
         await self._clock.sleep(count * self._token_s)
 
 
 def predictor(config: CapacityConfig) -> RejectionPredictor:
-    """A predictor of what `Chance` shows: the probability that a token is accepted, given all before it are, by Bayes'
-    rule from α, `tpr` and `fpr`.
+    """A rejection predictor for `Chance`: the probability that a token is accepted if all before it are, by Bayes' rule
+    from α, `tpr` and `fpr`.
     """
 
     def log_odds(accepted: float, rejected: float) -> float:

@@ -5,7 +5,6 @@ A draw's users are the same for all systems of a point, and a seed's the same al
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from testbed.experiments.plots.optim import panels as panes
 from testbed.experiments.plots.optim import save as save_plot
 from testbed.experiments.plots.optim import style
 from testbed.experiments.results import directory as results
+from testbed.experiments.results.csv_file import write_csv
 from testbed.files import make_folder, require_empty
 from testbed.optim.bandwidth import POLICIES, allocate, bits_per_token, communication_s
 from testbed.optim.baselines import ALGORITHMS, batch_by
@@ -171,20 +171,12 @@ def run_figures(config: FiguresConfig, out: Path, told: Told) -> dict[str, Any]:
     quoted = list(_quoted(config, told))
     for name, rows in (("points", points), ("draws", draws), ("quoted", quoted)):
         if rows:
-            write_rows(out / f"{name}.csv", rows)
+            write_csv(out / f"{name}.csv", rows)
     if points:
         plot(config, points, out)
     document = {"name": config.name, "seeds": config.seeds, "points": points, "quoted": quoted}
     results.write_summary(out, results.summary(resolved(config), 0, results.host(), [*points, *quoted]))
     return document
-
-
-def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Rows as CSV."""
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def _panels(config: FiguresConfig, told: Told) -> Iterator[tuple[Panel, float, list[np.ndarray[Any, Any]]]]:

@@ -26,6 +26,7 @@ from testbed.experiments.edge.config import FitConfig
 from testbed.experiments.edge.dimensions import of_directory, of_gguf
 from testbed.experiments.estimator.profile import PassBench
 from testbed.experiments.inputs.pair import pair_paths
+from testbed.experiments.results.csv_file import write_csv
 from testbed.optim.cost_fit import NODES, MeasuredStep, Node, NodeFit, Phase, cost_document, fit_steps
 from testbed.optim.inference_cost import Cost, Model
 from testbed.optim.pass_time import RequestWork
@@ -177,10 +178,7 @@ def report(
 
 def write_steps(path: Path, steps: Sequence[MeasuredStep]) -> None:
     """Steps as CSV, a row each."""
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, MeasuredStep.__struct_fields__, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(msgspec.structs.asdict(step) for step in steps)
+    write_csv(path, map(msgspec.structs.asdict, steps), MeasuredStep.__struct_fields__)
 
 
 def read_steps(path: Path) -> list[MeasuredStep]:

@@ -15,7 +15,6 @@ from testbed.bs.engines.target import Target
 from testbed.config import resolved, save
 from testbed.errors import BadInput, GateError
 from testbed.experiments.edge.config import QUICK, PipelineConfig
-from testbed.experiments.edge.figures import write_rows
 from testbed.experiments.edge.fit import dimensions, measure, report
 from testbed.experiments.edge.pipeline import Pipeline, PipelineRun
 from testbed.experiments.edge.pipeline_nodes import NodeProcess, Orders, started
@@ -24,6 +23,7 @@ from testbed.experiments.edge.pipeline_upload import Uploaded, upload
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.inputs.pair import pair_paths
 from testbed.experiments.results import directory as results
+from testbed.experiments.results.csv_file import write_csv
 from testbed.files import make_folder, require_empty
 from testbed.optim.figures import GAIN_1M, NOISE_W, POWER_W, RADIUS_M
 from testbed.optim.inference_cost import Cost
@@ -200,7 +200,7 @@ def _tables(
     steps = [row for number, one in enumerate(runs) for row in step_rows(one, number, serving)]
     rows = [run_row(one, number, serving, own) for number, one in enumerate(runs)]
     for name, table in (("steps", steps), ("runs", rows), ("uploads", _upload_rows(cell, uploads))):
-        write_rows(out / f"{name}.csv", table)
+        write_csv(out / f"{name}.csv", table)
     return steps, rows
 
 

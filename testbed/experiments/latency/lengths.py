@@ -12,10 +12,10 @@ from testbed.experiments.runs.prepare import Prompt, Workload
 
 
 def drawn(work: Workload, tokens: int, seed: int) -> Workload:
-    """The same number of prompts, each of so many tokens drawn from the whole vocabulary.
+    """The same number of prompts, each of `tokens` random tokens of the vocabulary.
 
     Raises:
-        BadInput: there is no tokenizer that says how large it is.
+        BadInput: no tokenizer gives the size of the vocabulary.
     """
     if work.prompter is None:
         raise BadInput("prompts of a given length need a tokenizer: give --tokenizer DIR")

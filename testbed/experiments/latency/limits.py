@@ -1,4 +1,4 @@
-"""Where the latency model stops holding: mean, p95 and p99 against it, by how near saturation a load is."""
+"""Range of validity of the latency model: errors of mean, p95 and p99 over the distance from saturation."""
 
 from __future__ import annotations
 
@@ -18,29 +18,31 @@ from testbed.optim.serving.points import Points
 
 STATISTICS = ("latency_s", "latency_p95_s", "latency_p99_s")
 EDGES = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, np.inf)
-"""Of x = RPS·C2, the mean's: loads are put together between them."""
+"""Bin edges of x = RPS·C2, with C2 of the mean's fit."""
 HOLDS = 0.1
-"""The model holds where its errors have a median of this share of what was measured, or less."""
+"""The model holds where its median relative error is at most this."""
 
 
 class ModelLimits(NamedTuple):
-    """How far the model holds."""
+    """Range in which the model holds."""
 
     fits: dict[str, ServingFit]
-    """By statistic, each fitted to the loads at which nothing piles up."""
+    """Fit of each statistic to the loads that are not saturated."""
     errors: list[dict[str, Any]]
-    """A row for each range of x: the loads in it, those that piled up among them, and the median |error| of each
-    statistic's own fit, None where it has no steady state."""
+    """A row for each bin of x: its loads, how many are saturated, and the median |error| of each statistic's fit;
+    None if the fit has no steady state."""
     holds_to: dict[str, float | None]
-    """The largest x up to which every range with loads holds; None: not even the first."""
+    """Largest x up to which the model holds in every bin with loads; None: not even in the first."""
 
 
 def limits(path: Path, experts: tuple[int, int] | None = None, windows: Sequence[int] | None = None) -> ModelLimits:
-    """Fit mean, p95 and p99 below saturation, and look at all loads of a file of `latency measure`; of all windows, or
-    of some.
+    """Fit mean, p95 and p99 below saturation, and compare the fits with all loads of a file of `latency measure`.
+
+    Args:
+        windows: draft windows to include; None: all.
 
     Raises:
-        BadInput: a file that cannot be read, a column that is missing, or points that cannot be fitted.
+        BadInput: an unreadable file, a missing column, or points that cannot be fitted.
     """
     points, _ = read_points(path, windows=windows)
     piled = column_of(path, "saturated") > 0
@@ -63,7 +65,7 @@ def limits(path: Path, experts: tuple[int, int] | None = None, windows: Sequence
 
 
 def _away(found: ServingFit, points: Points, measured: Array) -> Array:
-    """[n] |model − measured| / measured, inf where the model has no steady state."""
+    """[n] |model − measured| / measured; inf where the model has no steady state."""
     away: Array = np.abs(found.unbounded(points)[0] - measured) / measured
     return away
 

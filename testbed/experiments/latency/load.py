@@ -1,13 +1,12 @@
-"""Latency under load, measured: a BS process for every window, one UE that sends what many would.
+"""Latency under load, measured: a BS process for every window, and one process that sends the requests of many UEs.
 
-The BS is real. Drafts are replayed, so that their acceptance rate is a dial and they cost this machine nothing, or come
-from the real drafter. Runs are kept one by one; a second call goes on where the first stopped.
+The BS is real. Drafts are replayed, at a chosen acceptance rate and without using this machine, or come from the real
+drafter. Every run is saved; a second call resumes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +32,7 @@ from testbed.experiments.latency.openloop import (
 from testbed.experiments.latency.station import Known, Told, fleet_of, late_share, outputs_of, requests_of, with_station
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import claimed, kept
+from testbed.experiments.results.csv_file import write_csv
 from testbed.experiments.runs.execute import drafter_of
 from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.models.bundle import bundled
@@ -45,13 +45,13 @@ COLUMNS = (
     "saturated",
 )  # fmt: skip
 SYNCHRONOUS = 10
-"""Requests sent one after another."""
+"""Requests that are sent one after another."""
 ROUNDS_OF_CEILING = 4
-"""Requests of the ceiling's measurement, in multiples of those under way at once."""
+"""Requests for measuring the maximum throughput, in multiples of those in progress at once."""
 
 
 class Range(msgspec.Struct, frozen=True):
-    """Loads of one window, in requests a second."""
+    """Range of loads of one window, in requests a second."""
 
     synchronous_rps: float
     ceiling_rps: float
@@ -59,31 +59,31 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class Repeat(msgspec.Struct, frozen=True):
-    """All loads under one window, once."""
+    """One repeat of all loads with one window."""
 
     range: Range
     served: list[list[Served]]
-    """By load, in the order of `range.loads`; they were run in another."""
+    """Requests of each load, in the order of `range.loads`; the loads ran in random order."""
     late: float | None = None
-    """By how much of their time passes exceeded the pace; None without one."""
+    """Time by which passes exceeded the pace, as a share of their time; None without a pace."""
 
 
 class Series(msgspec.Struct, frozen=True):
-    """All loads under one window, over all repeats."""
+    """All loads with one window, over all repeats."""
 
     k: int
     alpha: float | None
-    """Imposed; None: not."""
+    """Acceptance rate of replayed drafts; None: real drafts."""
     synchronous_rps: float
     ceiling_rps: float
     points: list[LoadPoint]
 
 
 def measure(config: LoadConfig, out: Path, told: Told) -> list[Series]:
-    """Run what is not there yet; writes `all.csv`, `points.csv` (without saturated loads), and `summary.json`.
+    """Carry out all unfinished runs; writes `all.csv`, `points.csv` (without saturated loads) and `summary.json`.
 
     Raises:
-        BadInput: what cannot be run, too few prompts, or a directory of another measurement.
+        BadInput: an invalid configuration, too few prompts, or a directory of another measurement.
     """
     work = _prepare(config)
     with claimed(config, out, "measurement"):
@@ -107,10 +107,10 @@ def _pooled(key: tuple[int, float | None], repeats: Sequence[Repeat]) -> Series:
 
 
 def _written(config: LoadConfig, out: Path, found: list[Series]) -> list[Series]:
-    """The series, once their tables are in the directory."""
+    """Write the tables of all series; returns the series."""
     points = [p for series in found for p in series.points]
-    write_csv(out / "all.csv", points)
-    write_csv(out / "points.csv", [p for p in points if not p.saturated])
+    write_points(out / "all.csv", points)
+    write_points(out / "points.csv", [p for p in points if not p.saturated])
     rows = [msgspec.to_builtins(p) for p in points]
     results.write_summary(out, results.summary(resolved(config), config.seed, results.host(), rows))
     return found
@@ -118,7 +118,7 @@ def _written(config: LoadConfig, out: Path, found: list[Series]) -> list[Series]
 
 @dataclass(frozen=True)
 class _Job:
-    """One series once."""
+    """One repeat of one series."""
 
     config: LoadConfig
     work: Workload
@@ -127,11 +127,11 @@ class _Job:
     alpha: float | None
     repeat: int
     span: Range | None
-    """None: to be found first."""
+    """None: to be measured first."""
     told: Told
 
     def run(self, metrics: Path) -> Repeat:
-        """With a drafter and a BS of its own, whose counters go to `metrics`."""
+        """Run with a drafter and a BS of its own, whose metrics are written to `metrics`."""
         self.told(f"window {self.k}" + ("" if self.alpha is None else f", acceptance rate {self.alpha:g}"))
         drafter = self._drafter()
         try:
@@ -166,7 +166,7 @@ class _Job:
         return fleet_of(self.config, clients, drafter, self.k, self.alpha is not None)
 
     async def _loads(self, fleet: Fleet) -> tuple[Range, list[list[Served]]]:
-        """All loads, in an order of their own, every one with prompts that the BS has not seen."""
+        """All loads in random order, each with prompts that are not in the BS's prefix cache."""
         config = self.config
         sizes = [SYNCHRONOUS, ROUNDS_OF_CEILING * config.at_once, *[config.requests] * config.rates]
         first, second, *loaded = batches(requests_of(config, self.work.prompts), sizes)
@@ -188,28 +188,26 @@ class _Job:
         return span, served
 
 
-def write_csv(path: Path, points: Sequence[LoadPoint]) -> None:
-    """Points as `testbed latency fit --csv` reads them."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for each in points:
-            row = msgspec.structs.asdict(each) | {"alpha": each.alpha or 0.0, "saturated": int(each.saturated)}
-            writer.writerow([row[name] for name in COLUMNS])
+def write_points(path: Path, points: Sequence[LoadPoint]) -> None:
+    """Write points as CSV for `testbed latency fit --csv`."""
+    rows = (
+        msgspec.structs.asdict(each) | {"alpha": each.alpha or 0.0, "saturated": int(each.saturated)} for each in points
+    )
+    write_csv(path, rows, COLUMNS, newline="\r\n")
 
 
 def _prepare(config: LoadConfig) -> Workload:
-    """The prompts of one series: every series has the same ones, and a BS that has not seen them."""
+    """The prompts of one series; all series have the same ones, each with a new BS."""
     bundle = bundled()
     run = _run_config(config)
     work = prepare(run, (bundle.drafter, bundle.tokenizer), None)
     if len(work.prompts) < (run.limit or 0):
-        raise BadInput(f"these loads need {run.limit} prompts, and {config.dataset} has {len(work.prompts)}")
+        raise BadInput(f"these loads need {run.limit} prompts, but {config.dataset} has {len(work.prompts)}")
     return work if config.prefill is None else drawn(work, config.prefill, config.seed)
 
 
 def _run_config(config: LoadConfig) -> RunConfig:
-    """Prompts and drafter of a series."""
+    """Run configuration with the prompts and drafter of a series."""
     return RunConfig(
         dataset=config.dataset,
         limit=SYNCHRONOUS + ROUNDS_OF_CEILING * config.at_once + config.rates * config.requests,

@@ -1,8 +1,8 @@
-"""A base station under open-loop load: Poisson arrivals that do not wait for answers, and what latency does.
+"""Latency of a base station under open-loop load: Poisson arrivals that do not wait for answers.
 
-Loads lie evenly between what one request at a time gets through and what many at once do. Of a load's requests those
-count that neither come while the BS fills up nor have nobody coming after them. A load at which requests pile up has no
-mean latency; it is marked and left out of fits.
+Loads are spaced evenly between the throughput of one request at a time and the maximum throughput. The first and the
+last requests of a load are discarded as warm-up and drain. A load at which requests pile up has no mean latency; it is
+marked as saturated and left out of fits.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from testbed.experiments.deployment.load import Fleet, LoadRequest, open_loop, p
 from testbed.ue.records import RequestRecord
 
 GROWTH = 1.5
-"""Requests that came last took this many times as long as those in the middle: they pile up."""
+"""Requests pile up if the last ones took this many times as long as those in the middle."""
 FILLING, EMPTYING = 0.2, 0.1
-"""Shares of a load's requests, the first and the last ones, that do not count: the BS was idle before, and is after."""
+"""Shares of a load's requests that are discarded as warm-up and drain: the BS is idle before and after the load."""
 LEAST = 5
-"""Requests of a load; of fewer, none may be left that counts."""
+"""Minimum number of requests of a load, so that some are left after warm-up and drain."""
 BEHIND = 0.75
-"""Share of the arrivals that answers must have kept up with."""
+"""Minimum ratio of answers to arrivals."""
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ class Served(msgspec.Struct, frozen=True):
 
     arrived_s: float
     latency_s: float
-    """From its arrival, whether or not the UE was busy."""
+    """From its arrival, queueing at the UE included."""
     prompt_len: int
     tokens: int
     rounds: int
@@ -44,10 +44,10 @@ class Served(msgspec.Struct, frozen=True):
 
 
 class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One load on one BS, of the requests that count; latencies in seconds."""
+    """One load on one BS, without warm-up and drain; latencies in seconds."""
 
     rps: float
-    """Requests a second as they came."""
+    """Measured arrival rate in requests a second."""
     k: int
     """Drafted tokens a round; 0: the target alone."""
     alpha: float | None
@@ -82,14 +82,14 @@ def loads(low_rps: float, high_rps: float, count: int) -> list[float]:
         raise BadInput(f"give one load or more, not {count}")
     if not 0 < low_rps < high_rps:
         raise BadInput(
-            f"many requests at once ({high_rps:.3g}/s) get no more done than one at a time ({low_rps:.3g}/s): "
-            "there is no load between the two"
+            f"the throughput of many requests at once ({high_rps:.3g}/s) is not above that of one at a time "
+            f"({low_rps:.3g}/s): there is no load between the two"
         )
     return [low_rps + (high_rps - low_rps) * i / (count + 1) for i in range(1, count + 1)]
 
 
 async def offer(fleet: Fleet, requests: Sequence[LoadRequest], rps: float, seed: Sequence[int]) -> list[Served]:
-    """Send all requests at the times of a Poisson process of rate `rps`; what came of each, in order of arrival."""
+    """Send all requests at the times of a Poisson process of rate `rps`; results in order of arrival."""
     times = poisson_arrivals([rps], [len(requests)], np.random.default_rng([*seed, len(requests)]))
     requests = [request._replace(at_s=at_s) for request, at_s in zip(requests, times, strict=True)]
     served = await open_loop(fleet, requests)
@@ -111,7 +111,7 @@ def _served(record: RequestRecord, arrived_s: float, latency_s: float) -> Served
 
 
 def point(repeats: Sequence[Sequence[Served]], k: int) -> LoadPoint:
-    """What a load came to, over all its repeats together.
+    """Results of a load, over all its repeats together.
 
     Raises:
         BadInput: too few requests.
@@ -136,25 +136,25 @@ def point(repeats: Sequence[Sequence[Served]], k: int) -> LoadPoint:
 
 
 def steady(served: Sequence[Served]) -> tuple[list[Served], float]:
-    """Requests that count, and the seconds from the first of them to the first after them.
+    """Requests without warm-up and drain, and the seconds from the first of them to the first of the drain.
 
     Raises:
         BadInput: fewer than `LEAST` requests.
     """
     if len(served) < LEAST:
-        raise BadInput(f"{len(served)} requests have no steady latency: give a load {LEAST} or more")
+        raise BadInput(f"{len(served)} requests have no steady latency; a load needs at least {LEAST}")
     ordered = sorted(served, key=lambda s: s.arrived_s)
     first, end = round(FILLING * len(ordered)), len(ordered) - max(1, round(EMPTYING * len(ordered)))
     return ordered[first:end], ordered[end].arrived_s - ordered[first].arrived_s
 
 
 def piled_up(served: Sequence[Served]) -> bool:
-    """Whether requests came faster than they were answered.
+    """Whether requests arrived faster than they were answered.
 
-    Either the last third of them took `GROWTH` times as long as the middle third, and longer than its spread explains
-    (the first third meets a BS that was idle, and is faster at any load; requests under way together share their luck,
-    and say no more than one), or from the end of the first third to the last arrival so many more were under way in the
-    end that answers kept up with less than `BEHIND` of the arrivals.
+    Two criteria: the last third took `GROWTH` times as long as the middle third, and significantly longer (the first
+    third meets an idle BS and is faster at any load; requests that are in progress together are correlated and count as
+    one sample); or between the end of the first third and the last arrival fewer than `BEHIND` of the arrivals were
+    answered.
     """
     third = len(served) // 3
     if third < 3:
@@ -175,7 +175,7 @@ def _under_way(served: Sequence[Served], at_s: float) -> int:
 
 
 def batches(requests: Iterable[LoadRequest], sizes: Iterable[int]) -> Iterator[list[LoadRequest]]:
-    """Requests in groups of these sizes, none twice: what was seen before would be in the BS's prefix cache.
+    """Requests in groups of these sizes, each used once, so that none is in the BS's prefix cache.
 
     Raises:
         BadInput: there are too few.
@@ -184,5 +184,5 @@ def batches(requests: Iterable[LoadRequest], sizes: Iterable[int]) -> Iterator[l
     for size in sizes:
         group = list(itertools.islice(source, size))
         if len(group) < size:
-            raise BadInput("there are too few prompts for these loads; give a larger data set or fewer requests a load")
+            raise BadInput("too few prompts for these loads; choose a larger data set or fewer requests per load")
         yield group

@@ -1,4 +1,4 @@
-"""All runs of a load ramp, each kept as soon as it is there."""
+"""All runs of a load ramp, each saved as soon as it ends."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from testbed.experiments.results.claims import claimed, kept
 
 
 def measure(config: RampConfig, out: Path, told: Told) -> list[RampRun]:
-    """Run what is not there yet; every run is kept, so that a second call goes on where the first stopped.
+    """Carry out all unfinished runs; every run is saved, so that a second call resumes.
 
     Raises:
-        BadInput: what cannot be run, or a directory of another ramp.
+        BadInput: an invalid configuration, or a directory of another ramp.
     """
     with claimed(config, out, "ramp"):
         world = VirtualRamp(config, told) if config.kind == "virtual" else RealRamp(config, out, told)

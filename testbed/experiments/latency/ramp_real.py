@@ -1,4 +1,4 @@
-"""A load ramp for real: a BS process for every run, one process that sends what many UEs would, drafts replayed."""
+"""A load ramp in real time: a BS process for every run, and one process with all UEs, whose drafts are replayed."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from testbed.ue.drafters.controlled import ReplayDrafter
 from testbed.ue.pace import ConstantPace
 
 AT_ONCE = 32
-"""Requests under way where throughput is measured."""
+"""Requests in progress while throughput is measured."""
 CEILING_REQUESTS = 4 * AT_ONCE
 WARM_UP = 8
-"""Requests before a run: a BS's first passes are slower."""
+"""Requests before a run, because a BS's first passes are slower."""
 
 
 class RealRamp:
@@ -51,7 +51,7 @@ class RealRamp:
         return even_loads(self._config, lambda policy: asyncio.run(self._ceiling_rps(policy)), self._told)
 
     def run(self, policy: str, seed: int, loads: Sequence[float]) -> RampRun:
-        """One ramp, by a BS that has seen none of its prompts."""
+        """One ramp with a new BS, whose prefix cache has none of the prompts."""
         numbers = counts(self._config, loads)
         first = self._config.seeds.index(seed) * sum(numbers)
         work = self._work(len(self._config.seeds) * sum(numbers))
@@ -70,11 +70,11 @@ class RealRamp:
         run = RunConfig(dataset=self._config.dataset, limit=count, max_tokens=self._config.max_tokens, warmup=WARM_UP)
         work = prepare(run, (bundle.drafter, bundle.tokenizer), None)
         if len(work.prompts) < count:
-            raise BadInput(f"this ramp needs {count} prompts, and {self._config.dataset} has {len(work.prompts)}")
+            raise BadInput(f"this ramp needs {count} prompts, but {self._config.dataset} has {len(work.prompts)}")
         return work
 
     def _known(self, work: Workload, name: str) -> ReplayDrafter:
-        """Drafts after these prompts, their outputs decoded beforehand."""
+        """A drafter that replays the target's outputs to these prompts."""
         place = self._out / name
         place.mkdir(exist_ok=True)
         known = outputs_of(self._load, work, place, self._told)

@@ -1,8 +1,7 @@
-"""What a load ramp came to: latency by load and window, and how far hinted windows are from the best fixed one."""
+"""Results of a load ramp: latency by load and window, and hinted windows compared with the best fixed one."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,18 +13,19 @@ from testbed.errors import BadInput
 from testbed.experiments.latency.openloop import GROWTH
 from testbed.experiments.latency.ramp import RampRun
 from testbed.experiments.latency.ramp_config import HINTS, RampConfig
+from testbed.experiments.results.csv_file import write_csv
 
 Array = NDArray[np.float64]
 BLOCK = 25
-"""Requests, one after the other, that are drawn together: their latencies depend on each other."""
+"""Consecutive requests per block of the bootstrap; their latencies are correlated."""
 DRAWS = 2000
 LEVEL = 0.95
 WITHIN = 0.02
-"""How much slower than the best fixed window hinted ones may be."""
+"""Maximum slowdown of hinted windows over the best fixed one."""
 
 
 class Ratio(NamedTuple):
-    """A ratio of mean latencies, with the middle `LEVEL` of draws over blocks of requests."""
+    """A ratio of mean latencies with its bootstrap interval at `LEVEL`."""
 
     value: float
     low: float
@@ -36,19 +36,19 @@ class Table(NamedTuple):
     """A ramp's results."""
 
     points: list[dict[str, Any]]
-    """One row a load and policy."""
+    """One row for each load and policy."""
     loads: list[dict[str, Any]]
-    """One row a load: the best fixed window, and hinted ones against it."""
+    """One row for each load: the best fixed window, and hinted windows compared with it."""
     ramp: list[dict[str, Any]]
-    """One row a fixed window: hinted ones against it over all loads."""
+    """One row for each fixed window: hinted windows compared with it over all loads."""
     holds: bool
-    """Whether hinted windows are within `WITHIN` of the best fixed one at every load, and better than each over all."""
+    """Whether hinted windows are within `WITHIN` of the best fixed one at every load, and beat each over all loads."""
 
 
 def table(config: RampConfig, runs: Sequence[RampRun]) -> Table:
-    """Compare; the first `settle` of each step does not count in `points` and `loads`, but in `ramp` everything does.
+    """Compare policies. `points` and `loads` discard the first `settle` of each step; `ramp` includes all requests.
 
-    The best fixed window is chosen after the fact, by the very latencies that it is then compared by: that favours it.
+    The best fixed window is chosen by the same latencies that it is compared by, which favours it.
 
     Raises:
         BadInput: a run is missing.
@@ -90,7 +90,7 @@ def _by_seed(config: RampConfig, runs: Sequence[RampRun], policy: str) -> list[R
 
 
 def _settled(config: RampConfig, run: RampRun, step: int) -> Array:
-    """Latencies of a step without its first ones."""
+    """Latencies of a step without its first `settle`."""
     found = np.array([a.latency_s for a in run.answered if a.step == step])
     return found[int(config.settle * len(found)) :]
 
@@ -115,7 +115,7 @@ def _point(
 
 
 def _grows(latencies: Array) -> bool:
-    """Whether the last third of a step took `GROWTH` times as long as its first third, beyond their spread."""
+    """Whether the last third of a step took `GROWTH` times as long as its first third, and significantly longer."""
     third = latencies.size // 3
     if third < 3:
         return False
@@ -125,7 +125,7 @@ def _grows(latencies: Array) -> bool:
 
 
 def _ratio(ours: list[Array], theirs: list[Array], seed: int = 0) -> Ratio:
-    """Of means over the same requests, which are drawn with replacement in blocks, the same for both."""
+    """Ratio of means over the same requests, with a block bootstrap that draws the same requests for both."""
     blocks = [
         (a[i : i + BLOCK].sum(), b[i : i + BLOCK].sum())
         for a, b in zip(ours, theirs, strict=True)
@@ -143,16 +143,12 @@ def write(found: Table, out: Path) -> list[Path]:
     """Write `points.csv`, `loads.csv`, `ramp.csv` and `ramp.png`.
 
     Raises:
-        BadInput: no plotting library, or a directory that cannot be written to.
+        BadInput: no plotting library, or `out` is not writable.
     """
     paths = []
     for name in ("points", "loads", "ramp"):
-        rows: list[dict[str, Any]] = getattr(found, name)
         paths.append(out / f"{name}.csv")
-        with paths[-1].open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(paths[-1], getattr(found, name), newline="\r\n")
     return [*paths, _plot(found, out / "ramp.png")]
 
 

@@ -1,4 +1,4 @@
-"""A BS process that one measurement talks to, and what its target says to prompts."""
+"""The BS process of a measurement, and its target's own outputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from testbed.ue.pace import REAL_TIME, ConstantPace
 from testbed.ue.windows.fixed import FixedWindow
 
 CLIENTS = 16
-"""Connections of the one UE, which share what a BS lets each have of sessions."""
+"""Connections of the measuring process, which share its requests."""
 TIMEOUT_S = 600.0
 
 T = TypeVar("T")
@@ -35,8 +35,8 @@ Known = dict[tuple[int, ...], list[int]]
 
 
 def outputs_of(config: LoadConfig, work: Workload, out: Path, told: Told) -> Known:
-    """What the target decodes after each prompt and after the warm-up's, where replays need it; by a BS of its own, for
-    the prefix cache.
+    """The target's outputs to all prompts, those of the warm-up included, if replays need them; decoded by a
+    separate BS because of the prefix cache.
     """
     if not any(alpha is not None for _, alpha in config.series):
         return {}
@@ -53,7 +53,7 @@ def outputs_of(config: LoadConfig, work: Workload, out: Path, told: Told) -> Kno
 
 
 Use = Callable[[Sequence[Client]], Awaitable[T]]
-"""What is done over connections to a BS that has just started."""
+"""A measurement over connections to a new BS."""
 
 
 async def with_station(
@@ -80,7 +80,7 @@ async def with_station(
 
 
 def late_share(metrics: Path) -> float | None:
-    """By how much of the time in passes they exceeded the pace, this machine being too slow; None without one."""
+    """Time by which passes exceeded the pace, as a share of their time; None without a pace."""
     *_, last = metrics.read_text(encoding="utf-8").splitlines()
     counted = json.loads(last)
     return counted["pace"]["late_s"] / counted["busy_s"] if "pace" in counted and counted["busy_s"] else None
@@ -101,7 +101,7 @@ def requests_of(config: LoadConfig, prompts: Sequence[Prompt]) -> list[LoadReque
 
 
 async def _decode_alone(config: LoadConfig, prompts: Sequence[Prompt], clients: Sequence[Client]) -> list[list[int]]:
-    """The target's own outputs, many at once."""
+    """The target's own outputs, decoded concurrently."""
     fleet = fleet_of(config, clients, ReplayDrafter({}, vocab_size=2, alpha=0.0, context=1), 0, False)
     requests = requests_of(config, prompts)
 

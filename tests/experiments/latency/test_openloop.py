@@ -11,7 +11,7 @@ import pytest
 
 from testbed.errors import BadInput
 from testbed.experiments.deployment.load import LoadRequest, throughput_rps
-from testbed.experiments.latency.load import write_csv
+from testbed.experiments.latency.load import write_points
 from testbed.experiments.latency.load_config import LoadConfig
 from testbed.experiments.latency.openloop import (
     Served,
@@ -162,7 +162,7 @@ def test_repeats_are_pooled() -> None:
 
 def test_points_are_read_back_by_the_fit(tmp_path: Path) -> None:
     found = [point([offered(rps, 60)], 8) for rps in (1.0, 4.0)]
-    write_csv(tmp_path / "points.csv", found)
+    write_points(tmp_path / "points.csv", found)
     points, latency_s = read_points(tmp_path / "points.csv")
     assert latency_s.tolist() == [p.latency_s for p in found]
     assert points.form == "speculation" and points.rps.tolist() == [p.rps for p in found]

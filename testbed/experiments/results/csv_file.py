@@ -1,0 +1,23 @@
+"""Rows as CSV files."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write_csv(path: Path, rows: Iterable[Mapping[str, Any]], names: Iterable[str] = (), newline: str = "\n") -> None:
+    """Write rows under a header.
+
+    Args:
+        names: columns; default: all keys in order of appearance, except those of lists and mappings.
+        newline: end of a line.
+    """
+    rows = list(rows)
+    found = dict.fromkeys(name for row in rows for name, value in row.items() if not isinstance(value, dict | list))
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, list(names) or list(found), extrasaction="ignore", lineterminator=newline)
+        writer.writeheader()
+        writer.writerows(rows)
