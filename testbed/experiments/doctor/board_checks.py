@@ -150,10 +150,10 @@ def _wifi(machine: Machine) -> Finding:
     if name is None:
         return Finding("Wi-Fi", True, "no interface (wired)", "")
     saves = parse_power_save(machine.ask("iw", "dev", name, "get", "power_save"))
-    said = {True: "power saving on", False: "power saving off", None: "power saving unknown"}[saves]
+    saving = {True: "power saving on", False: "power saving off", None: "power saving unknown"}[saves]
     driver = wifi_driver(machine, name)
     fix = "apt install iw" if saves is None else f"sudo iw dev {name} set power_save off; hardware/*.sh --tune keeps it"
-    return Finding("Wi-Fi", saves is False, ", ".join(part for part in (name, driver, said) if part), fix)
+    return Finding("Wi-Fi", saves is False, ", ".join(part for part in (name, driver, saving) if part), fix)
 
 
 def _clock(machine: Machine) -> Finding:
@@ -163,9 +163,9 @@ def _clock(machine: Machine) -> Finding:
 
 
 def _synchronised(machine: Machine) -> Finding:
-    told = machine.ask("timedatectl", "show", "--property=NTPSynchronized", "--value").strip() == "yes"
-    told = told or (machine.root / "run/systemd/timesync/synchronized").exists()
-    return Finding("time synchronised", told, "yes" if told else "no, or unknown",
+    synchronised = machine.ask("timedatectl", "show", "--property=NTPSynchronized", "--value").strip() == "yes"
+    synchronised = synchronised or (machine.root / "run/systemd/timesync/synchronized").exists()
+    return Finding("time synchronised", synchronised, "yes" if synchronised else "no, or unknown",
                    "sudo timedatectl set-ntp true (for dates of runs; latencies need no common clock)")  # fmt: skip
 
 

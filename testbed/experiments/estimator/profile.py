@@ -147,11 +147,8 @@ class PassBench:
     """
 
     def __init__(self, engine: VerifyEngine, seed: int, clock: Callable[[], float] | None = None) -> None:
-        self._engine, self._rng, self._clock = (
-            engine,
-            np.random.default_rng([seed, 2]),
-            clock or (lambda: time.perf_counter()),
-        )
+        self._engine, self._rng = engine, np.random.default_rng([seed, 2])
+        self._clock = clock or (lambda: time.perf_counter())
         self._seen: set[bytes] = set()
         self._names = itertools.count()
 

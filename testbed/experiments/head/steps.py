@@ -68,7 +68,7 @@ def relabel_to(directory: Path, out: Path, config: Relabelling) -> dict[str, Any
 
 
 def train_to(
-    directory: Path, out: Path, config: Training, source: Path | Relabelling, told: OnEpoch, about: str = ""
+    directory: Path, out: Path, config: Training, source: Path | Relabelling, on_epoch: OnEpoch, about: str = ""
 ) -> dict[str, Any]:
     """Train a head and save it; returns the document of `testbed head train --json`.
 
@@ -77,7 +77,7 @@ def train_to(
         out: directory of the head.
         config: without channel features, the base labels are learned and `source` is ignored.
         source: file of instances written by `relabel_to`, or settings to make them.
-        told: called after every epoch.
+        on_epoch: called after every epoch.
         about: one-line description stored with the head.
     """
     data = labelled(directory)
@@ -87,7 +87,7 @@ def train_to(
         instances = relabel(data.found, data.critical, source)
     else:
         instances = load_instances(source, data.origin)
-    trained = train_head(data.found, instances, data.meta, config, told, about)
+    trained = train_head(data.found, instances, data.meta, config, on_epoch, about)
     save_head(trained.head, out)
     return {
         "head": str(out),

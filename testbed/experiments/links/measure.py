@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -60,18 +60,27 @@ def measure(
     target = _check(bs, server, seconds, count, interface)
     say(f"{count} handshakes with {bs}")
     asked = asyncio.run(handshakes(bs, count, timeout_s, keys))
-    rtt = rtt_estimate([handshake.seconds for handshake in asked])
-    before = read_wifi(interface)
-    up, down = _transfers(target, seconds, say) if target else (None, None)
-    after = read_wifi(interface)
+    before = read_wifi(interface) if target else None
+    rates = _transfers(target, seconds, say) if target else (None, None)
+    return _document(asked, rates, before, read_wifi(interface), interface)
+
+
+def _document(
+    asked: Sequence[Handshake],
+    rates: tuple[Throughput | None, Throughput | None],
+    before: WifiState | None,
+    wifi: WifiState | None,
+    interface: str | None,
+) -> dict[str, Any]:
+    rtt, (up, down) = rtt_estimate([handshake.seconds for handshake in asked]), rates
     return {
-        "csi": _csi(rtt, up, down, after),
+        "csi": _csi(rtt, up, down, wifi),
         "rtt_ms": {**_plain(rtt.median_ms), "jitter": rtt.jitter_ms, "least": rtt.least_ms},
         "uplink_mbps": _rate(up),
         "downlink_mbps": _rate(down),
         "clock": _plain(clock_offset(asked)),
-        "wifi": _wifi(after, before if target else None),
-        "notes": _notes(rtt, up, down, after, interface),
+        "wifi": _wifi(wifi, before),
+        "notes": _notes(rtt, up, down, wifi, interface),
     }
 
 

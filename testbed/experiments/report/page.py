@@ -88,33 +88,33 @@ def _id(shown: Shown) -> str:
 
 def _section(shown: Shown, intervals: Sequence[Intervals], out: Path, formats: Sequence[str]) -> str:
     name = html.escape(shown.path.resolve().name)
-    said = [f"<h2 id='{_id(shown)}'>{name}</h2>", _facts(shown.document)]
+    blocks = [f"<h2 id='{_id(shown)}'>{name}</h2>", _facts(shown.document)]
     if shown.missing:
-        said.append(f"<p class='note'>Not finished: {shown.missing} points of this sweep are missing.</p>")
+        blocks.append(f"<p class='note'>Not finished: {shown.missing} points of this sweep are missing.</p>")
     figures = [*report_capacity.figures(shown), *report_field.figures(shown)]
-    said.append(report_field.notes(shown))
+    blocks.append(report_field.notes(shown))
     if shown.speculates:
         figures += [*report_figures.figures(shown, intervals), *report_power.figures(shown)]
-        said += [*_tables(shown, intervals, out / "tables"), report_power.notes(shown)]
+        blocks += [*_tables(shown, intervals, out / "tables"), report_power.notes(shown)]
     else:
-        said.append(_plain(shown))
+        blocks.append(_plain(shown))
     for figure in figures:
         image = write_figure(figure, out / "plots", shown.label, formats)
-        said.append(
+        blocks.append(
             f"<figure><img alt='{figure.name}' src='data:image/png;base64,{base64.b64encode(image).decode()}'>"
             f"<figcaption>{html.escape(figure.caption)}</figcaption></figure>"
         )
-    return "".join(said)
+    return "".join(blocks)
 
 
 def _tables(shown: Shown, intervals: Sequence[Intervals], folder: Path) -> list[str]:
     """HTML of Table I, if windows vary, and of all rows; also writes them as LaTeX and CSV."""
-    said = []
+    blocks = []
     table = report_tables.pivot(shown.rows, [part.name for part in shown.parts])
     if table is not None:
         write_text(folder / f"{shown.label}-table1.tex", report_tables.pivot_latex(table))
         write_text(folder / f"{shown.label}-table1.csv", report_tables.pivot_csv(table))
-        said += ["<h3>By window and link</h3>", report_tables.pivot_html(table)]
+        blocks += ["<h3>By window and link</h3>", report_tables.pivot_html(table)]
     write_text(folder / f"{shown.label}-rows.csv", report_tables.rows_csv(shown.rows, intervals))
     rows = report_tables.rows_html(shown.rows, intervals)
     if any(intervals):
@@ -123,8 +123,8 @@ def _tables(shown: Shown, intervals: Sequence[Intervals], folder: Path) -> list[
             "lost</i> compare a row with the first row of its window and link, paired by prompt.</small></p>"
         )
     if table is not None or len(shown.rows) > MOST_ROWS:
-        return [*said, f"<details><summary>All {len(shown.rows)} rows</summary>{rows}</details>"]
-    return [*said, rows]
+        return [*blocks, f"<details><summary>All {len(shown.rows)} rows</summary>{rows}</details>"]
+    return [*blocks, rows]
 
 
 def _plain(shown: Shown) -> str:

@@ -29,23 +29,23 @@ def notes(shown: Shown) -> str:
     if not isinstance(power, dict):
         return ""
     idle_w, temp_c = power.get("idle_w"), power.get("temp_c_max")
-    said = [
+    facts = [
         f"Power by {power.get('source')} ({power.get('total')}): {power.get('samples')} samples, one every "
         f"{power.get('period_s') or 0:.3g} s",
         "idle power not measured" if idle_w is None else f"{idle_w:.3g} W idle before the run",
         "temperature unknown" if temp_c is None else f"at most {temp_c:.1f} °C",
     ]
     if power.get("gaps"):
-        said.append(f"{power['gaps']} gaps, {power['gaps_s']:.3g} s in total, in which energy is unknown")
+        facts.append(f"{power['gaps']} gaps, {power['gaps_s']:.3g} s in total, in which energy is unknown")
     if power.get("missed"):
-        said.append(f"{power['missed']} readings failed, the last one: {power.get('missed_why')}")
+        facts.append(f"{power['missed']} readings failed, the last one: {power.get('missed_why')}")
     warnings = [] if not power.get("failure") else [f"Sampling ended early: {power['failure']}."]
     slowed = [(row["method"], row["throttled_rounds"]) for row in shown.rows if row.get("throttled_rounds")]
     if slowed:
         rounds = ", ".join(f"{count} of {method}" for method, count in slowed)
         warnings.append(f"The device was throttled in rounds of these rows: {rounds}.")
     marked = "".join(f"<p class='note'>{html.escape(text)}</p>" for text in warnings)
-    return f"<p><small>{html.escape('; '.join(said))}.</small></p>{marked}"
+    return f"<p><small>{html.escape('; '.join(facts))}.</small></p>{marked}"
 
 
 def figures(shown: Shown) -> list[Figure]:

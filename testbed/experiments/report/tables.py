@@ -55,13 +55,13 @@ class Pivot(NamedTuple):
 def link_text(link: Mapping[str, Any]) -> str:
     """A link as text; a rate equal in both directions is given once."""
     up, down = link.get("uplink_mbps"), link.get("downlink_mbps")
-    said = []
+    words = []
     if up is not None:
-        said.append(f"{up:g} Mbit/s" if down in (None, up) else f"{up:g} up, {down:g} down Mbit/s")
-    said += [f"RTT {link['rtt_ms']:g} ms"] if link.get("rtt_ms") is not None else []
-    said += [f"PER {link['per']:g}"] if link.get("per") else []
-    said += [f"{key.removesuffix('_ms')} {link[key]}" for key in ("file", "jitter_ms") if link.get(key)]
-    return ", ".join(said) or "link unknown"
+        words.append(f"{up:g} Mbit/s" if down in (None, up) else f"{up:g} up, {down:g} down Mbit/s")
+    words += [f"RTT {link['rtt_ms']:g} ms"] if link.get("rtt_ms") is not None else []
+    words += [f"PER {link['per']:g}"] if link.get("per") else []
+    words += [f"{key.removesuffix('_ms')} {link[key]}" for key in ("file", "jitter_ms") if link.get(key)]
+    return ", ".join(words) or "link unknown"
 
 
 def pivot(rows: Sequence[Row], name: Sequence[str]) -> Pivot | None:

@@ -45,7 +45,7 @@ __all__ = [
 
 LOCAL, RAY = "local", "ray"
 EXECUTORS = (LOCAL, RAY)
-SAID = {"methods", "channel", NAME, PROTOCOL, RATE}
+IN_COLUMNS = {"methods", "channel", NAME, PROTOCOL, RATE}
 """Keys of a point that rows have in their own columns."""
 
 Progress = Callable[[int, int, str], None]
@@ -127,7 +127,7 @@ def sweep_rows(point: SweepPoint, out: Path) -> list[dict[str, Any]]:
     rows = results.read_summary(out / "points" / point.key)["rows"]
     more = {key: point.values[key] for key in (NAME, LEVEL) if key in point.values}
     more = {"series" if key == NAME else key: value for key, value in more.items()}
-    rest = {key: value for key, value in point.values.items() if key not in SAID}
+    rest = {key: value for key, value in point.values.items() if key not in IN_COLUMNS}
     return [
         {**labelled({**rest, **row}, point.config), **more, PAYLOAD: point.payload, "point": point.key} for row in rows
     ]

@@ -235,6 +235,6 @@ def probe_order(name: str, what: Probing) -> Order:
 
 def run_order(name: str, what: Running) -> Order:
     """Order for a run; its id depends on the configuration, but not on the measurement that it starts from."""
-    said = msgspec.structs.replace(what, link=None)
-    config = {"config": resolved(said.config), "trace": said.trace}
+    unlinked = msgspec.structs.replace(what, link=None)
+    config = {"config": resolved(unlinked.config), "trace": unlinked.trace}
     return Order(id=order_id(name, config=config), what=what)
