@@ -1,4 +1,4 @@
-"""An agent without a network: files in pieces, orders that outlive it, and what no order may say."""
+"""An agent without a network: chunked uploads, persistent orders, and refused configurations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.refusals import refuse
 
 
 def put(files: Files, name: str, data: bytes, pieces: int = 1, digest: str | None = None) -> list[int]:
-    """Put a file; returns how much was there after every piece."""
+    """Upload a file; returns the stored size after every chunk."""
     mark = digest or hashlib.blake2b(data, digest_size=16).hexdigest()
     sizes, step = [], max(1, -(-len(data) // pieces))
     for at in range(0, max(1, len(data)), step):
@@ -112,7 +112,7 @@ def test_a_good_order_is_grounded_in_the_agents_folder(tmp_path: Path) -> None:
 
 
 def test_every_field_of_a_run_is_thought_of() -> None:
-    """A field that a run gains is refused in orders until somebody says what it may name."""
+    """A new field of a run is refused in orders until it is classified."""
     known = {*FILED, *ALLOWED, *CHECKED}
     assert known <= set(RunConfig.__struct_fields__)
     assert {"keys", "insecure", "local_bs"}.isdisjoint(known)

@@ -1,4 +1,4 @@
-"""Boards recognised from recorded system trees, and what the doctor says of them."""
+"""Board detection and findings on recorded system trees."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.support.boards import BOARDS, CLOCK, recorded, write
 
 
 def findings(machine: Machine) -> dict[str, Finding]:
-    """By name, each once."""
+    """Findings by name, which are unique."""
     found = examine_board(machine)
     assert len({finding.name for finding in found}) == len(found)
     return {finding.name: finding for finding in found}
 
 
 def lacking(machine: Machine) -> set[str]:
-    """Names of what is not as it should be, whose fix must be said."""
+    """Names of failed checks, each of which must have a fix."""
     wrong = [finding for finding in examine_board(machine) if not finding.ok]
     assert all(finding.fix and finding.found for finding in wrong)
     return {finding.name for finding in wrong}

@@ -1,4 +1,4 @@
-"""Verification interference: which passes are timed, and what comes out of them."""
+"""Verification interference: the passes that are timed, and the results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_each_kind_of_pass_is_timed_by_itself(monkeypatch: pytest.MonkeyPatch) -
     engine = Recorder()
 
     def now_s() -> float:
-        """A clock that only passes move; the first ones of a length are slower."""
+        """A clock advanced by passes only; the first passes of a length are slower."""
         total = 0.0
         for count, batch in enumerate(engine.passes):
             total += TIMES.batch_s(batch) * (50 if count < 5 else 1)

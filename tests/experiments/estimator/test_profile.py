@@ -1,4 +1,4 @@
-"""Profiling an engine: the plan of Appendix C, prompts that nobody has seen, and the report."""
+"""Profiling an engine: the plan of Appendix C, unique prompts, and the report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from testbed.optim.pass_time import Coefficients, RequestWork
 
 
 class Recorder:
-    """An engine with a prefix cache that says what it computed, and sleeps for nothing."""
+    """An engine with a prefix cache that records what it computed, without delays."""
 
     model_name, hidden_size, max_positions, max_batch_tokens = "recorder", 8, 2500, 8192
 
@@ -100,7 +100,7 @@ def test_warm_ups_are_dropped_the_order_is_drawn_and_medians_count(monkeypatch: 
 
 
 def test_repeats_that_something_disturbed_are_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes take 1 s; in every first try of three repeats, one of them takes 9 s."""
+    """Passes take 1 s; in the first attempt of three repeats, one takes 9 s."""
     took = iter([1.0, 9.0, 1.0, 1.0, 1.0, 1.02] * 100)
     now_s = 0.0
 
@@ -136,7 +136,7 @@ def test_what_an_engine_cannot_take_is_refused() -> None:
 
 
 def invented(extra_s: float) -> list[MeasuredBatch]:
-    """Passes of known coefficients, and of what each request takes beside them."""
+    """Passes with known coefficients and an extra time per request."""
     truth, rng, found = Coefficients(2e-5, 3e-9, 4e-7, 0.004), np.random.default_rng(5), []
     for one in plan():
         works = one.configuration.works

@@ -1,4 +1,4 @@
-"""Distance to link, and whether a link is still the one that was measured."""
+"""The distance-based link model, and detection of a changed link."""
 
 from __future__ import annotations
 

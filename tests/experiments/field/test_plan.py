@@ -1,4 +1,4 @@
-"""Plans: what is refused before anybody walks, and orders that are balanced."""
+"""Plans: validation before a run, and balanced orders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan needs on the machine that it is run from, asked before anybody walks."""
+"""Checks of a plan's files and keys on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a field run came to, by hand for a few prompts; its profile against a virtual run whose times are known."""
+"""Rows of a field run computed by hand for a few prompts; its device profile against a virtual run with known times."""
 
 from __future__ import annotations
 

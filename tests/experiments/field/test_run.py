@@ -1,4 +1,4 @@
-"""The procedure of a field run without a network: what is asked, in which order, and what a stop leaves behind."""
+"""The procedure of a field run without a network: operator prompts, order of runs, and resuming."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PLAN = FieldPlan(
 
 
 class Stand:
-    """Stands in for stage, operator and UE; writes what a run leaves behind, and remembers what it was asked."""
+    """Fake stage, operator and UE that writes run directories and records the calls."""
 
     def __init__(self, answers: Mapping[str, str] | None = None, rtt_ms: float = 10.0, breaks_at: int = -1) -> None:
         self.answers, self.rtt_ms, self.breaks_at = dict(answers or {}), rtt_ms, breaks_at

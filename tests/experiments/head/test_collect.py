@@ -1,4 +1,4 @@
-"""Collecting and labelling on the synthetic pair: chunks, resuming, and what is refused."""
+"""Collecting and labelling episodes with the synthetic pair: chunks, resuming, and refused settings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tens(text: str) -> int:
-    """How many ids of 30 or more, in threes."""
+    """Number of ids of at least 30, divided by three."""
     return sum(int(word) >= 30 for word in text.split()) // 3
 
 
@@ -56,7 +56,7 @@ def store(directory: Path, policy: str) -> EpisodeStore:
 
 
 class Told:
-    """Notes progress, and interrupts when so much is done."""
+    """Records progress, and interrupts after `stop_at`."""
 
     def __init__(self, stop_at: int = 10**9) -> None:
         self.seen: list[tuple[int, int, str]] = []

@@ -25,7 +25,7 @@ MAX_TOKENS = 40
 
 
 def tens(text: str) -> int | None:
-    """An answer that some mismatches change and others do not: how many ids of 30 or more, in threes."""
+    """An answer that only some mismatches change: the number of ids of at least 30, divided by three."""
     return sum(int(word) >= 30 for word in text.split()) // 3 if text else None
 
 
@@ -49,7 +49,7 @@ PROMPTS = [[3, i, 11, 2 * i % VOCAB] for i in range(12)]
     st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=10), st.integers(1, 12), st.sampled_from([0.0, 0.5, 1.0])
 )
 def test_every_mismatch_is_what_it_says(prompt: list[int], window: int, explore: float) -> None:
-    """Ids, states and places are those of both models after the very prefix."""
+    """Ids, hidden states and positions are those of both models after the recorded prefix."""
     ((episode),) = episodes([prompt], "explore", window=window, explore=explore)
     source = drafter(0.7)
     for i, ids in enumerate(episode.prefix):
@@ -63,7 +63,7 @@ def test_every_mismatch_is_what_it_says(prompt: list[int], window: int, explore:
 
 
 def outcomes(episode: Episode) -> list[bool]:
-    """Of each mismatch but the last, whether it was kept; between two of them both models agree."""
+    """Whether each mismatch but the last was kept; between mismatches both models agree."""
     kept = []
     for now, (prefix, following) in enumerate(zip(episode.prefix, episode.prefix[1:], strict=False)):
         assert following[: len(prefix)].tolist() == prefix.tolist()
@@ -191,7 +191,7 @@ def test_a_failing_decoding_frees_its_sequence() -> None:
 def test_states_of_real_engines_are_those_of_transformers(
     kind: str, random_models: dict[str, Path], random_ggufs: dict[str, Path], references: dict[str, Reference]
 ) -> None:
-    """Random models of one vocabulary disagree nearly everywhere."""
+    """Random models with one vocabulary disagree at almost every token."""
     other = {"llama": "qwen2", "qwen3": "llama"}[kind]
     rng = np.random.default_rng(3)
     prompts = [rng.integers(0, TOKENS, 20).tolist() for _ in range(3)]

@@ -1,4 +1,4 @@
-"""θ chosen on calibration problems: the rule by itself, then with the bundled pair."""
+"""Tuning θ on calibration problems: the selection rule alone, then with the bundled pair."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def fitting_head(**more: Any) -> DecisionHead:
 
 
 def test_a_head_gets_the_threshold_that_its_answers_deserve() -> None:
-    """Five problems that the target solves as it will; anything goes, or nothing may be lost."""
+    """Five problems solved by the target; either any loss is allowed, or none."""
     config = TuneConfig(prompts=5, window=16, engine="transformers", goals=(Goal(20, 50, 100.0),), errors=0.0)
     problems = load_problems(config, lambda _: None)
     try:

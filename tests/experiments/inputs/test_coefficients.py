@@ -1,4 +1,4 @@
-"""Coefficients by name: profiles, files, and what is none."""
+"""Pass-time coefficients by name: profiles, files, and invalid ones."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_passes_that_are_linear_in_new_tokens_are_found_exactly() -> None:
 
 @pytest.mark.parametrize("name", ["wisv", "edge-sd"])
 def test_other_profiles_come_near_on_passes_that_were_not_fitted(name: str) -> None:
-    """Their rooflines and FLOPs are not eq. 19's: near is all that can be, and never below 0."""
+    """Their cost models differ from eq. 19, so the fit is approximate, and never negative."""
     verify = load_profile(name).verify
     found = pass_coefficients(verify)
     assert min(found.values) >= 0 and max(found.values) > 0

@@ -1,4 +1,4 @@
-"""Prompts with reference answers: JSONL files, the bundled problems, and what is refused."""
+"""Data sets: JSONL files, the bundled problems, and refused input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `--csi` option, and where each form's state comes from, over a real socket."""
+"""The `--csi` option, with the source of each form, over a real socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measuring a link: against an emulated one whose figures are known, and what is said where something is missing."""
+"""Measuring a link: an emulated link with known parameters, and messages if something is missing."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def test_handshakes_need_no_greeting() -> None:
 
 
 async def test_only_the_answer_to_the_same_handshake_counts() -> None:
-    """A BS that first says other things: rubbish, a message for a session, the Pong of the handshake before."""
+    """A BS that first sends other messages: garbage, one for a session, the Pong of the previous handshake."""
     link = ZmqServerLink("tcp://127.0.0.1:*")
 
     async def serve() -> None:

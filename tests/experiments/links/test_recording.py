@@ -1,4 +1,4 @@
-"""Traces out of run directories."""
+"""Traces recorded from run directories."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def round_(csi: Csi | None) -> RoundRecord:
 
 
 def write_run(directory: Path, *requests: list[Csi | None]) -> Path:
-    """A run directory as a run writes it, each request's rounds in order."""
+    """A run directory as written by a run, with each request's rounds in order."""
     outcomes = [
         Outcome("greedy", i, RequestRecord(1, [], "stop", 1.0, 0, 0, [round_(csi) for csi in states]))
         for i, states in enumerate(requests)

@@ -1,4 +1,4 @@
-"""Asked against measured, with real iperf3 through the real relay; and what a row calls agreement."""
+"""Configured against measured links, with real iperf3 through the real relay; and the tolerance of a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Completions in few passes: the same tokens as one at a time, whatever text is followed."""
+"""Completions in few passes equal token-by-token decoding, whatever similar text is given."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IDS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12)
 
 
 def complete(ids: list[int], room: int, like: list[int], ends: frozenset[int] = ENDS) -> tuple[list[int], int]:
-    """A completion and the passes that it took."""
+    """A completion and its number of passes."""
     lockstep = Lockstep(engine(), 1)
     ((_, found),) = lockstep.run([Completer(ends).complete("s", ids, room, like)])
     return found, lockstep.passes
@@ -28,7 +28,7 @@ def complete(ids: list[int], room: int, like: list[int], ends: frozenset[int] = 
 
 @given(IDS, st.integers(0, 60), st.data())
 def test_the_text_that_is_followed_changes_nothing(ids: list[int], room: int, data: st.DataObject) -> None:
-    """Any text: unrelated, a copy with tokens left out, put in and changed, or one that goes on beyond the end."""
+    """Any text: unrelated, a copy with tokens removed, inserted and changed, or one that is longer."""
     own = greedy(ids, room)
     like = ids + own
     for place in data.draw(st.lists(st.integers(0, len(like)), max_size=4)):

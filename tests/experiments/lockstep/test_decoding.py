@@ -15,7 +15,7 @@ from tests.support.synthetic import VOCAB, greedy
 
 
 class Watched(SyntheticEngine):
-    """Notes the size of every batch and what is released, and fails when told to."""
+    """Records batch sizes and released sessions, and can fail at a given pass."""
 
     def __init__(self, fails_at: int | None = None) -> None:
         super().__init__(vocab_size=VOCAB)
@@ -34,7 +34,7 @@ class Watched(SyntheticEngine):
 
 
 def decode(name: str, prompt: list[int], count: int, closed: list[str]) -> Decoding[list[int]]:
-    """`count` tokens, one a pass."""
+    """Decode `count` tokens, one per pass."""
     text = list(prompt)
     try:
         for _ in range(count):
@@ -62,14 +62,14 @@ def test_every_decoding_gets_its_own_results(width: int) -> None:
     assert sorted(engine.released) == [str(i) for i, n in enumerate(COUNTS) if n]
 
 
-def test_a_place_that_falls_free_is_taken_at_once() -> None:
+def test_a_free_place_is_taken_at_once() -> None:
     engine = Watched()
     lockstep = Lockstep(engine, 2)
     assert len(list(lockstep.run(decode(str(n), [1], n, []) for n in (1, 5, 1, 1, 1, 1)))) == 6
     assert engine.sizes == [2, 2, 2, 2, 2]
 
 
-def test_when_the_engine_fails_all_decodings_are_closed() -> None:
+def test_a_failing_engine_closes_all_decodings() -> None:
     closed: list[str] = []
     running = Lockstep(Watched(fails_at=3), 3).run(decode(str(i), [1, i], 2 + i, closed) for i in range(9))
     assert [next(running)[0], next(running)[0]] == [0, 1] == [int(name) for name in closed]
@@ -78,7 +78,7 @@ def test_when_the_engine_fails_all_decodings_are_closed() -> None:
     assert sorted(closed) == ["0", "1", "2", "3", "4"]  # 5 to 8 never began
 
 
-def test_when_the_iterator_is_closed_all_decodings_are_closed() -> None:
+def test_closing_the_iterator_closes_all_decodings() -> None:
     closed: list[str] = []
     running = Lockstep(Watched(), 4).run(decode(str(i), [1, i], 1 + i, closed) for i in range(4))
     assert next(running)[0] == 0

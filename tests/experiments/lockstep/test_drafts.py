@@ -36,7 +36,7 @@ def recording(alpha: float = 0.6, depth: int = 5, max_tokens: int = 40) -> Draft
 
 
 def own(prompt: list[int], max_tokens: int) -> list[int]:
-    """What the target says, straight from the language."""
+    """The target's output, computed from the synthetic language."""
     ids = list(prompt)
     while len(ids) - len(prompt) < max_tokens and (ids == prompt or ids[-1] not in ENDS):
         ids.append(next_token(ids, VOCAB, 0))

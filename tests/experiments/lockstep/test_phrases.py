@@ -1,4 +1,4 @@
-"""What follows what: against a search through the texts themselves."""
+"""N-gram predictions against a search through the texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TEXTS = st.lists(st.lists(st.integers(0, 3), max_size=30), max_size=5)
 
 
 def searched(texts: list[list[int]], tail: list[int]) -> int | None:
-    """What followed the last place where the longest known run stood."""
+    """The token after the last occurrence of the longest matching n-gram."""
     for order in ORDERS:
         for text in reversed(texts):
             for end in range(len(text) - 1, order - 1, -1):

@@ -1,4 +1,4 @@
-"""Scorers by name, and those that users bring."""
+"""Scorers by name, and user-defined scorers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which points of a load share a curve, and where each lies on the collapsed one."""
+"""Grouping of points into curves, and their position on the collapsed curve."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COSTS = CycleCosts(0.3, 0.02, 0.002, 0.01, 4e-4, 8e-5)
 
 
 def measured() -> tuple[Points, np.ndarray]:
-    """Loads of two windows and two acceptance rates, each measured with some luck; and of the target alone."""
+    """Loads of two windows and two acceptance rates with measurement noise, and of the target alone."""
     random, rows = np.random.default_rng(0), []
     for k, alpha in ((0, 0.0), (2, 0.5), (2, 0.8), (6, 0.5), (6, 0.8)):
         for load in (0.1, 0.3, 0.5, 0.7):

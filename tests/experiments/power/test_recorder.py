@@ -1,4 +1,4 @@
-"""Power beside a run, and accounts of runs that are over."""
+"""Power during a run, and energy accounting of finished runs."""
 
 from __future__ import annotations
 

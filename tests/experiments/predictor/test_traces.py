@@ -1,4 +1,4 @@
-"""Drafting traces: what is collected of a pair whose words are known, and what is kept on disk."""
+"""Drafting traces: collection with a synthetic pair, and storage on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training and judging rejection predictors: thresholds, calibration, tables and Theorem 1 against brute force."""
+"""Training and evaluating rejection predictors: thresholds, calibration, tables, and Theorem 1 against brute force."""
 
 from __future__ import annotations
 

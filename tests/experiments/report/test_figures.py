@@ -1,4 +1,4 @@
-"""What a report's figures choose to show, on rows that are made by hand."""
+"""Selection of rows for a report's figures, on hand-made rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.reports import Page, make_sweep
 
 
 def part(folder: Path, series: str, threshold: float | None, rate: float, rtt_ms: float, accepted: int) -> RowSource:
-    """A row of a sweep whose rounds all keep so many of 8 tokens."""
+    """A row of a sweep whose rounds all accept the same number of 8 tokens."""
     folder = folder / f"{series}-{threshold}-{rate}-{rtt_ms}"
     folder.mkdir()
     kept = {"method": "fh", "drafted": 8, "accepted": accepted, "committed": accepted + 1}

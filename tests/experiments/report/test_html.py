@@ -1,4 +1,4 @@
-"""Reports are valid HTML that needs no network: held to W3C's checker, which is first shown to find what is wrong."""
+"""Reports are valid, self-contained HTML by the W3C checker, which is first shown to find errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_checker_finds_what_is_planted(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Reports of everything that has one."""
+    """Reports of every kind of run."""
     root = tmp_path_factory.mktemp("pages")
     run = save_run(root / "run & <i>one", [row("target-only", lossless=None), row("fh", lossless=False)])
     sweep, other = make_sweep(root / "sweep"), make_sweep(root / "other", level=True)

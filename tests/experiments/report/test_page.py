@@ -1,4 +1,4 @@
-"""Reports: made from the files of a run alone, in one HTML file that needs nothing else."""
+"""Reports: generated from a run's files alone, as one self-contained HTML file."""
 
 from __future__ import annotations
 

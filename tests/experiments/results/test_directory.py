@@ -1,4 +1,4 @@
-"""Rows of a run: two methods on two made-up requests, every column worked out by hand; and the files around them."""
+"""Rows of a run: two methods on two made-up requests, every column computed by hand; and the result files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Energy of a run's rounds and rows, by hand."""
+"""Energy of a run's rounds and rows, computed by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def steady(watts: float = 10.0, seconds: float = 100.0, **more: Any) -> Samples:
 
 
 def round_(begin_s: float | None, draft_s: float, wait_s: float, end: float = 0.0, **more: Any) -> RoundRecord:
-    """A round that sends as soon as it has drafted; a half of its wait is the link's, a quarter the BS's."""
+    """A round that sends right after drafting; half of its waiting time is the link's, a quarter the BS's."""
     fixed: dict[str, Any] = {
         "round": 0, "protocol": "greedy", "base_len": 5, "drafted": 4, "accepted": 3, "committed": 4, "candidates": 1,
         "queried": 0, "batch_size": 1, "draft_s": draft_s, "link_s": wait_s / 2, "queue_s": wait_s / 16,

@@ -1,4 +1,4 @@
-"""Parquet files of a run: typed whatever they hold, and read back from older and newer versions."""
+"""Parquet files of a run: types, and compatibility with older and newer versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bootstrap intervals against scipy's, against normal theory, and by their properties."""
+"""Bootstrap intervals against scipy's, normal theory, and their properties."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_ratio_of_sums_has_scipys_interval() -> None:
 
 
 def test_a_paired_difference_is_narrower_than_its_parts() -> None:
-    """What both have in common cancels: the interval is that of the difference, by prompt."""
+    """Common variation cancels: the interval is that of the per-prompt difference."""
     noise = 0.1 * DICE.standard_normal(120)
     drawn = Bootstrap({"a": A, "b": A + 0.5 + noise})
     found = drawn.difference("b", "a")

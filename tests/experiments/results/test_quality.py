@@ -1,4 +1,4 @@
-"""Accuracy against the target's own, and intervals against scipy's bootstrap and the binomial distribution."""
+"""Accuracy against the target's own outputs, and intervals against scipy's bootstrap and the binomial distribution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grids: what they hold, what they refuse, how they resume; with the bundled pair in virtual time."""
+"""Sweeps: points, validation and resuming, with the bundled pair in virtual time."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_payload_needs_a_profile_with_sizes(channel: str, tmp_path: Path) -> N
 
 
 def test_rows_repeat_to_the_byte_and_passes_are_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same sweep twice, the second time stopped in between and resumed."""
+    """The same sweep twice, the second one interrupted and resumed."""
     config = load_sweep(written(tmp_path, f"run: {RUN}\ngrid: {{window: [4, 8], rate_mbps: [5, 500], per: [0, 0.1]}}"))
     loaded: list[Any] = []
     load = sweep_run.load_pair

@@ -1,4 +1,4 @@
-"""What a sweep's file says: grids, zipped lists, exclusions, inclusions and repeats, against sets worked out here."""
+"""Sweep files: grids, zipped lists, exclusions, inclusions and repeats, against sets computed here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports of sweeps and studies: Table I, intervals, every figure, unfinished sweeps, runs beside each other."""
+"""Reports of sweeps and studies: Table I, intervals, every figure, unfinished sweeps, comparison of runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run again from what its directory holds: the same in virtual time, and every difference named."""
+"""Repeating a run from its directory: equal results in virtual time, and every difference reported."""
 
 from __future__ import annotations
 
