@@ -45,7 +45,7 @@ class Device:
     """When the round began."""
     responses: int = 0
     accepted: int = 0
-    """Of the window that is under way."""
+    """Accepted tokens of the current window."""
     verdicts: list[tuple[float, bool]] = field(default_factory=list)
     """End of each response, and whether it was too slow."""
 
@@ -74,8 +74,8 @@ class Simulation:
 
     Args:
         predictor: whether windows end early; else they are all full.
-        banked: whether the scheduler is told how far each response is ahead of its promise.
-        spread_s: devices begin within so many seconds.
+        banked: whether the scheduler knows how far each response is ahead of its class's speed.
+        spread_s: time span within which devices begin.
     """
 
     def __init__(

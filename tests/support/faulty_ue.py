@@ -2,7 +2,7 @@
 
     python -m tests.support.faulty_ue '{"bs": "tcp://127.0.0.1:5555", "name": "a", "methods": ["greedy", "sh"]}'
 
-Each output is a line of JSON on stdout. A line on stdin, or its end, lets what is under way end, and then the process.
+Each output is a line of JSON on stdout. After a line or end of file on stdin, it finishes open requests and exits.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class Postman:
         return fault
 
     def sessions_of(self, ue: bytes | None = None) -> list[Session]:
-        """Sessions under way, of one UE or of all."""
+        """Open sessions, of one UE or of all."""
         return [session for session in self.live if ue in (None, session[0])]
 
     @property

@@ -16,7 +16,7 @@ class Relay:
     Attributes:
         heard: recorded uplinks of all connections.
         answers: recorded downlinks.
-        down: while set, connections are closed and none is accepted.
+        down: while set, no data is forwarded and connections end.
     """
 
     def __init__(self, port: int, touch: Touch) -> None:

@@ -1,6 +1,6 @@
 """Soak test: UEs decode the same jobs repeatedly through relays with faults, while the BS is observed.
 
-Every job was decoded once before the first fault; from then on every output is held against that one.
+Every job is decoded once before the first fault; later outputs are compared with that one.
 """
 
 from __future__ import annotations
