@@ -12,10 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sphinx.ext.napoleon import Config, GoogleDocstring
+from sphinx.ext.napoleon import Config as Settings
+from sphinx.ext.napoleon import GoogleDocstring
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from testbed.options import Config, options_of  # noqa: E402
 
 project = "testbed"
 author = "the testbed's authors"
@@ -32,10 +35,11 @@ html_static_path: list[str] = []
 html_extra_path = ["site"]
 """`site/index.html` leads from the site's root to docs/index.html."""
 
+highlight_language = "text"
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 suppress_warnings = ["myst.header"]
-autodoc_typehints = "description"
+autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 nitpick_ignore_regex = [("py:.*", r"(?!testbed).*")]
 """Names of other packages' types lead nowhere; the testbed's own must."""
@@ -64,13 +68,26 @@ def navigation(app: Any, page: str, source: list[str]) -> None:
 
 def docstring(_app: Any, what: str, name: str, obj: Any, _options: Any, lines: list[str]) -> None:
     """Turn a docstring as written here (Markdown code, `Args:` and `Raises:`) into reStructuredText."""
+    if is_config(obj):
+        lines += ["", *(f"- `{one.name}` = `{one.default!r}`: {one.about}" for one in options_of(obj)), ""]
     text = re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", "\n".join(lines))
-    text = re.sub(r"\n\n(?=    )", "\n\n::\n\n", text)
+    text = re.sub(r"(?m)^(\S.*)\n\n(?=    )", r"\1\n\n.. code-block:: python\n\n", text)
     section = "function" if what in ("attribute", "property") else what
-    lines[:] = GoogleDocstring(text, Config(napoleon_use_ivar=True), what=section, name=name, obj=obj).lines()
+    lines[:] = GoogleDocstring(text, Settings(napoleon_use_ivar=True), what=section, name=name, obj=obj).lines()
+
+
+def is_config(obj: Any) -> bool:
+    """Whether it is a configuration: its fields are listed with their descriptions."""
+    return isinstance(obj, type) and issubclass(obj, Config)
+
+
+def signature(_app: Any, _what: str, _name: str, obj: Any, *_: Any) -> tuple[str, None] | None:
+    """Leave the fields of a configuration out of its signature."""
+    return ("(**fields)", None) if is_config(obj) else None
 
 
 def setup(app: Any) -> None:
-    """Connect both hooks."""
+    """Connect the hooks."""
     app.connect("source-read", navigation)
     app.connect("autodoc-process-docstring", docstring)
+    app.connect("autodoc-process-signature", signature)
