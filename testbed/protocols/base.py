@@ -1,4 +1,4 @@
-"""What a protocol is: how a window travels up, what the BS asks for, and how many bits that takes."""
+"""The protocol seam: arrays of a window, hidden states that the BS requests, and bits on the link."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Drafted(NamedTuple):
     ids: NDArray[np.int32]
     """[K]"""
     hidden: NDArray[np.float16]
-    """[K, hidden_size] states that predicted the ids."""
+    """[K, hidden_size] hidden states that predicted the ids."""
     q: Counts | None = None
-    """[K, V] what each token was drawn from, under a protocol that samples: see `protocols.sampling`."""
+    """[K, V] distribution that each token was drawn from, under a protocol that samples: see `protocols.sampling`."""
     replaced: int | None = None
-    """The last committed token where this side drew it and the BS does not know it yet."""
+    """The last committed token, where the UE drew it and the BS does not know it yet."""
     hidden_bits: int = FULL_BITS
-    """Bits of an element at which the states go up: see `protocols.quantise`."""
+    """Bits per element of uploaded hidden states: see `protocols.quantise`."""
 
 
 class Window(NamedTuple):
@@ -42,15 +42,15 @@ class Window(NamedTuple):
     ids: NDArray[np.int32]
     """[K]"""
     hidden: NDArray[np.float16] | NDArray[np.float32] | None
-    """[K, hidden_size] as they arrived, where the protocol uploads all of them."""
+    """[K, hidden_size] hidden states as received, where the protocol uploads all of them."""
     q: Counts | None = None
-    """[K, V] what the tokens were drawn from, or [K] the counts of the tokens alone."""
+    """[K, V] distributions that the tokens were drawn from, or [K] the counts of the tokens alone."""
     token: int | None = None
     """The token before the window, where the UE drew it."""
 
     @property
     def size_bytes(self) -> int:
-        """Of its arrays."""
+        """Bytes of its arrays."""
         return sum(array.nbytes for array in (self.ids, self.hidden, self.q) if array is not None)
 
 
@@ -61,9 +61,9 @@ class RoundProtocol:
     about: ClassVar[str]
     """One line for help screens."""
     judged: ClassVar[bool] = False
-    """Whether mismatches go to the judge; if not, the first one ends the window."""
+    """Whether mismatches go to the judge; otherwise the first one ends the window."""
     sampled: ClassVar[bool] = False
-    """Whether tokens are drawn, by rejection sampling; then `keep` decides what stays."""
+    """Whether tokens are drawn by rejection sampling; then `keep` decides which are accepted."""
     replaces: ClassVar[bool] = False
     """Whether the UE draws the token after a rejection, by `replace`; then the BS cannot decode on without the UE."""
 
@@ -77,15 +77,15 @@ class RoundProtocol:
         """Arrays of the `Hidden` message that answers a request for `positions`.
 
         Raises:
-            ProtocolError: this protocol never asks.
+            ProtocolError: this protocol never requests any.
         """
         raise ProtocolError(f"protocol {self.kind} asks for no hidden states")
 
     def replace(self, drafted: Drafted, accepted: int, arrays: dict[str, AnyArray], draws: Draws) -> int:
-        """The token after the first `accepted` ones, where a `Verdict` leaves it to the UE; its `arrays` say from what.
+        """The token after the first `accepted` ones, where a `Verdict` with `arrays` leaves it to the UE.
 
         Raises:
-            ProtocolError: this protocol never does, or the arrays are not what they should be.
+            ProtocolError: this protocol never does, or wrong arrays.
         """
         raise ProtocolError(f"protocol {self.kind} draws no tokens at the UE")
 
@@ -105,7 +105,7 @@ class RoundProtocol:
         return ()
 
     def keep(self, window: Window, target: Callable[[int], Probs], draws: Draws) -> Kept:
-        """What stays of a window and what follows, where tokens are drawn; `target` gives p at a position, 0 to K."""
+        """Accepted tokens and what follows, where tokens are drawn; `target` gives p at a position, 0 to K."""
         raise ProtocolError(f"protocol {self.kind} draws no tokens")
 
     # ------------------------------------------------------------ payload
@@ -150,12 +150,12 @@ def read_ids(arrays: dict[str, AnyArray]) -> NDArray[np.int32]:
 
 
 def hidden_names(bits: int) -> tuple[str, ...]:
-    """Names of the arrays that hidden states travel in."""
+    """Names of the arrays of hidden states."""
     return ("hidden",) if bits == FULL_BITS else ("hidden", "scale")
 
 
 def hidden_arrays(hidden: NDArray[np.float16], bits: int) -> dict[str, AnyArray]:
-    """Hidden states [n, d] for the way up: `hidden` f2 [n, d], or `hidden` u1 and `scale` f2 [n] below 16 bits."""
+    """Uplink arrays of hidden states [n, d]: `hidden` f2 [n, d], or `hidden` u1 and `scale` f2 [n] below 16 bits."""
     arrays = (np.asarray(hidden, np.float16),) if bits == FULL_BITS else quantise(hidden, bits)
     return dict(zip(hidden_names(bits), arrays, strict=True))
 
@@ -163,7 +163,7 @@ def hidden_arrays(hidden: NDArray[np.float16], bits: int) -> dict[str, AnyArray]
 def read_hidden(
     arrays: dict[str, AnyArray], rows: int, hidden_size: int, bits: int = FULL_BITS
 ) -> NDArray[np.float16] | NDArray[np.float32]:
-    """Hidden states [rows, hidden_size] as they arrived, finite: f2, or f4 where they were quantised."""
+    """Received hidden states [rows, hidden_size], finite: f2, or f4 where they were quantised."""
     hidden = arrays["hidden"]
     if bits != FULL_BITS:
         return dequantise(hidden, arrays["scale"], (rows, hidden_size), bits)

@@ -1,4 +1,4 @@
-"""From ids to text as they come: whole characters only."""
+"""Incremental detokenisation, in whole characters."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 TAIL = 8
-"""Ids of the prompt that the first output ids are decoded after, since their spaces depend on what precedes them."""
+"""Ids of the prompt decoded together with the first output ids, whose spaces depend on what precedes them."""
 UNFINISHED = "\ufffd"
-"""What a decoder writes for bytes that are not, or not yet, a character."""
+"""Replacement character, for bytes that are not, or not yet, a character."""
 
 
 class Detokeniser:
-    """Text of an output whose ids come one after another; special tokens are left out.
+    """Text of an output from one id after another, without special tokens.
 
     A character whose bytes are spread over several tokens is held until it is whole.
     """
@@ -34,7 +34,7 @@ class Detokeniser:
         return text
 
     def flush(self) -> str:
-        """The text that is still held, unfinished characters as replacement characters."""
+        """The remaining text, with unfinished characters as replacement characters."""
         text = self._open_text()
         self._start, self._settled = self._settled, len(self._ids)
         return text

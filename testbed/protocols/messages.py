@@ -13,13 +13,13 @@ import msgspec
 from testbed.channel.csi import Csi
 
 VERSION = 5
-"""Of this wire format; `Hello` and `Welcome` must agree on it."""
+"""Version of this wire format; `Hello` and `Welcome` must agree on it."""
 NO_HINT = -1
-"""In place of a window."""
+"""Stands in the place of a hinted window."""
 
 
 class Array(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What one raw frame holds."""
+    """Name, dtype and shape of one raw frame."""
 
     name: str
     dtype: str
@@ -37,13 +37,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=Tr
 
 
 class Hello(Message, frozen=True):
-    """First words of a UE; answered by `Welcome` or `Fault`."""
+    """First message of a UE; answered by `Welcome` or `Fault`."""
 
     version: int
     tokenizer: str
     """Fingerprint of the tokenizer (`protocols.vocabulary`); empty where there is none."""
     vocab_size: int
-    """Ids that the drafter may draft."""
+    """Number of ids that the drafter may draft."""
 
 
 class Open(Message, frozen=True):
@@ -54,28 +54,28 @@ class Open(Message, frozen=True):
     threshold: float
     """The decision head's θ in [0, 1]; 0 rejects every mismatch."""
     hidden_size: int
-    """Of the drafter."""
+    """Hidden size of the drafter."""
     max_tokens: int = 0
-    """For `target-only`, and with hints: tokens to decode."""
+    """Tokens to decode, under `target-only` and with hints."""
     temperature: float = 0.0
-    """Of protocols that sample, and of `target-only`; 0: greedy. See `protocols.sampling.Sampling`."""
+    """Sampling temperature of protocols that sample and of `target-only`; 0: greedy (`protocols.sampling.Sampling`)."""
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
-    """Of the request's random numbers, in [0, 2⁶⁴)."""
+    """Seed of the request's random numbers, in [0, 2⁶⁴)."""
     drafter: str = ""
-    """Fingerprint of the drafter's weights (`testbed.fingerprints`): judges that know one drafter refuse others."""
+    """Fingerprint of the drafter's weights (`testbed.fingerprints`); a judge trained for one drafter refuses others."""
     speed_tps: float | None = None
-    """Tokens a second that the UE wants to be promised, its service class; None: no promise."""
+    """Token speed in tokens/s that the UE wants guaranteed, its service class; None: no guarantee."""
     hidden_bits: int = 16
-    """Bits of an element of the hidden states that come up: 16, 8 or 4 (`protocols.quantise`)."""
+    """Bits per element of uploaded hidden states: 16, 8 or 4 (`protocols.quantise`)."""
     window: int = 0
-    """The most that this UE drafts in a round, where it goes by the windows that verdicts hint; 0: it wants no hints.
-    Then `max_tokens` counts the tokens to come, and the BS may decode on alone."""
+    """Largest window of a UE that follows the windows that verdicts hint; 0: no hints. With hints, `max_tokens` is the
+    number of tokens still to decode, and the BS may decode alone."""
     alone: bool = False
-    """With hints: the BS is to decode alone from the start, as the last hint said."""
+    """With hints: whether the BS decodes alone from the start, as the last hint said."""
     round: int = 0
-    """With `alone`: number of the first round."""
+    """Number of the first round, with `alone`."""
 
 
 class Draft(Message, frozen=True):
@@ -87,13 +87,13 @@ class Draft(Message, frozen=True):
     """Length of the committed prefix that the window continues."""
     csi: Csi | None = None
     draft_s: float = 0.0
-    """Time since the last verdict; in a first round, since the request began."""
+    """Time since the last verdict; in the first round, since the start of the request."""
     network_s: float = 0.0
-    """Time that the last round's messages spent on the link, as far as the UE can tell (WISP eq. 6); 0: not known."""
+    """Estimated time of the last round's messages on the link (WISP eq. 6); 0: not known."""
 
 
 class Hidden(Message, frozen=True):
-    """Answer to `NeedHidden`: m hidden states, in the order of the positions asked for; frame `hidden`: f2
+    """Answer to `NeedHidden`: m hidden states, in the order of the requested positions; frame `hidden`: f2
     [m, hidden_size], or packed u1 and a frame `scale`: f2 [m] where `Open.hidden_bits` is below 16.
     """
 
@@ -117,40 +117,40 @@ class Ping(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Answer to `Hello`: what this BS serves and allows."""
+    """Answer to `Hello`: models, protocols and limits of this BS."""
 
     version: int
     model: str
     hidden_size: int
-    """Of the target."""
+    """Hidden size of the target."""
     vocab_size: int
-    """Ids that the target may choose."""
+    """Number of ids that the target may choose."""
     end_ids: tuple[int, ...]
-    """Ids that end an output, by the target's generation config."""
+    """Ids that end an output, from the target's generation config."""
     protocols: tuple[str, ...]
     max_window: int
     max_positions: int
-    """Prefix + window + 1 may not be more."""
+    """Upper limit of prefix + window + 1."""
     weights: str = ""
     """Fingerprint of the target (`testbed.fingerprints`)."""
     judge: str = ""
-    """What keeps mismatches: the judge's kind, and fingerprint of its head."""
+    """Kind of the judge, and fingerprint of its head."""
 
 
 class Opened(Message, frozen=True):
-    """The session stands; `length` committed tokens are known."""
+    """The session is open; the BS knows its `length` committed tokens."""
 
     session: int
     length: int
 
 
 class NeedHidden(Message, frozen=True):
-    """Hidden states wanted; frame `positions`: u1, positions in the window packed at ceil(log2(K+1)) bits each."""
+    """Request for hidden states; frame `positions`: u1, positions in the window packed at ceil(log2(K+1)) bits each."""
 
     session: int
     round: int
     count: int
-    """Number of positions asked for."""
+    """Number of requested positions."""
 
 
 class Verdict(Message, frozen=True):
@@ -164,32 +164,32 @@ class Verdict(Message, frozen=True):
     token: int
     """-1: the UE draws it."""
     candidates: int
-    """Positions whose drafted token was not the target's argmax."""
+    """Number of positions whose drafted token was not the target's argmax."""
     queried: int
-    """Positions whose hidden states were asked for; of `split`, 1 where the target's distribution comes down."""
+    """Number of requested positions; under `split`, 1 where the target's distribution comes down."""
     gap: float
-    """Logit of `token` minus logit of the drafted token that it replaces; of a token that replaces none (a bonus,
-    target-only) minus the next best logit. Where `token` was drawn: the argmax's in place of its own."""
+    """Logit of `token` minus logit of the drafted token that it replaces; where it replaces none (a bonus,
+    target-only), minus the next best logit. Where `token` was drawn, the argmax's logit counts instead of its own."""
     batch_size: int
-    """Requests in the pass that verified the round."""
+    """Number of requests in the pass that verified the round."""
     queue_s: float
     verify_s: float
     judge_s: float
     bs_s: float
-    """From receipt to reply, waiting for `Hidden` left out."""
+    """Time from receipt to reply, without the wait for `Hidden`."""
     window: int = NO_HINT
-    """The most that the UE should draft next; 0: the BS decodes on alone, and the next verdict comes by itself.
-    `NO_HINT`: the session wants no hints, or the BS gives none, and things stay as they are."""
+    """Largest window of the next round; 0: the BS decodes alone, and the next verdict comes unasked. `NO_HINT`: no
+    change, since the session takes no hints or the BS gives none."""
     kept: int = 0
-    """Candidates among the `accepted`: mismatches that the judge let stay."""
+    """Number of candidates among the `accepted`: mismatches that the judge kept."""
 
 
 class Resync(Message, frozen=True):
-    """The session is unknown here: open it again with the committed prefix."""
+    """The BS does not know the session: open it again with the committed prefix."""
 
     session: int
     reason: str = ""
-    """What became of it, where the BS knows."""
+    """Why the session was dropped, where the BS knows."""
 
 
 class Busy(Message, frozen=True):
@@ -199,13 +199,13 @@ class Busy(Message, frozen=True):
     reason: str
     retry_s: float
     speed_tps: float | None = None
-    """The speed asked for cannot be promised: the fastest class that can, 0: none. None: that is not the reason."""
+    """Fastest class that can be guaranteed where the requested one cannot, 0: none; None: refused for another cause."""
     round: int | None = None
-    """The round that is refused, whose session stands; None: the session is."""
+    """The refused round, whose session stays open; None: the session is refused."""
 
 
 class Fault(Message, frozen=True):
-    """The message could not be taken; `session` is -1 where none is meant."""
+    """The message was refused; `session` is -1 where it belongs to none."""
 
     session: int
     reason: str
@@ -216,7 +216,7 @@ class Pong(Message, frozen=True):
 
     token: int
     time_s: float = 0.0
-    """When it was answered, on the BS's own monotonic clock: what the offset between both clocks is estimated from."""
+    """Time of the answer on the BS's monotonic clock, from which the offset of both clocks is estimated."""
 
 
 Uplink = Union[Hello, Open, Draft, Hidden, Close, Ping]  # noqa: UP007 (msgspec reads it at run time, on 3.10 too)

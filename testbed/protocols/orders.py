@@ -1,8 +1,8 @@
-"""What a lab machine says to a UE's agent and hears from it; the frames are those of `protocols.codec`.
+"""Messages between a lab machine and a UE's agent; the frames are those of `protocols.codec`.
 
-An order names a run configuration, and files that were put under the agent's own folder; nothing names a command, or a
-path anywhere else. Files travel in chunks of `MAX_CHUNK_BYTES`, each with its place, and count as there only when the
-digest of the whole is right.
+An order holds a run configuration and names files that were put under the agent's own folder; no message names a
+command or a path elsewhere. Files travel in chunks of `MAX_CHUNK_BYTES` with their offsets, and a file counts as stored
+once the digest of the whole matches.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from testbed.protocols.codec import Packet, decode
 from testbed.protocols.messages import Message
 
 VERSION = 1
-"""Of these messages."""
+"""Version of these messages."""
 MAX_CHUNK_BYTES = 2**20
 MAX_FILE_BYTES = 64 * 2**30
 MAX_ORDERS = 10_000
-"""That an agent keeps."""
+"""Most orders that an agent keeps."""
 MAX_RESULT_FILES = 16
-"""Of an order."""
+"""Most files in the result of an order."""
 DATA = "data"
 """The array that holds a chunk: u1 [n]."""
 FRAME_BYTES = MAX_CHUNK_BYTES + 4096
 
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 Name = Annotated[str, msgspec.Meta(pattern=rf"\A{_PART}(/{_PART}){{0,3}}\Z", max_length=255)]
-"""Of a file, below a folder of the agent's."""
+"""Name of a file, below a folder of the agent."""
 Id = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9_-]{0,199}\Z")]
-"""Of an order."""
+"""Id of an order."""
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_FILE_BYTES)]
 Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
@@ -58,48 +58,48 @@ class Running(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
     config: RunConfig
     link: Id | None = None
-    """Order whose measurement the channel state begins at, for `csi` link."""
+    """Order whose measurement gives the first channel state, for `csi` link."""
     trace: Name | None = None
-    """Trace to replay between the UE and the base station; None: the link is as it is."""
+    """Trace to replay between the UE and the base station; None: the link itself."""
 
 
 # ---------------------------------------------------------------- lab machine → agent
 
 
 class Call(Message, frozen=True):
-    """Who is there? Answered by `Standing`."""
+    """Query for an agent's state; answered by `Standing`."""
 
     version: int
     token: int
 
 
 class Put(Message, frozen=True):
-    """A chunk of a file; frame `data`: u1 [n]. Answered by `Stored`; without data it asks how much is there."""
+    """A chunk of a file; frame `data`: u1 [n]. Answered by `Stored`; without data, a query for the stored size."""
 
     name: Name
     offset: Size
     total: Size
     digest: Digest
-    """Of the whole file."""
+    """Digest of the whole file."""
 
 
 class Order(Message, frozen=True):
-    """Something to do; the same order again is the same one. Answered by `State`."""
+    """A measurement or a run; an order sent again is done once. Answered by `State`."""
 
     id: Id
     what: Union[Probing, Running]  # noqa: UP007 (msgspec reads it at run time, on 3.10 too)
     start_s: float = 0.0
-    """Not before this time on the agent's monotonic clock."""
+    """Earliest start, on the agent's monotonic clock."""
 
 
 class Ask(Message, frozen=True):
-    """How does an order stand? Answered by `State`."""
+    """Query for the state of an order; answered by `State`."""
 
     id: Id
 
 
 class Get(Message, frozen=True):
-    """A chunk of an order's result. Answered by `Chunk`."""
+    """Request for a chunk of an order's result; answered by `Chunk`."""
 
     id: Id
     name: Name
@@ -107,7 +107,7 @@ class Get(Message, frozen=True):
 
 
 class Drop(Message, frozen=True):
-    """An order's results were collected and may go. Answered by `State`."""
+    """An order's results were collected and may be deleted; answered by `State`."""
 
     id: Id
 
@@ -116,21 +116,21 @@ class Drop(Message, frozen=True):
 
 
 class Standing(Message, frozen=True):
-    """How an agent stands."""
+    """State of an agent."""
 
     version: int
     token: int
     time_s: float
-    """On its monotonic clock: what the offset between both clocks is estimated from."""
+    """Time on its monotonic clock, from which the offset of both clocks is estimated."""
     host: str
     testbed: str
     free_bytes: int
     waiting: int
-    """Orders that are not done yet."""
+    """Number of orders not done yet."""
 
 
 class Stored(Message, frozen=True):
-    """So many bytes of a file are there; all of them: its digest was right."""
+    """Number of bytes stored of a file; if all, its digest matched."""
 
     name: str
     size: int
@@ -145,14 +145,14 @@ class File(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class State(Message, frozen=True):
-    """How an order stands; `files` once it is done."""
+    """State of an order; `files` once it is done."""
 
     id: str
     state: Literal["unknown", "waiting", "running", "done", "failed"]
     note: str = ""
     """Why it failed."""
     began_s: float = 0.0
-    """On the agent's monotonic clock."""
+    """Start and end on the agent's monotonic clock."""
     ended_s: float = 0.0
     files: tuple[File, ...] = ()
 
@@ -166,7 +166,7 @@ class Chunk(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """A message that could not be taken, and why."""
+    """A refused message, and why."""
 
     reason: str
 
@@ -198,10 +198,10 @@ def digest_of(path: Path) -> str:
 
 
 def check_name(name: str) -> str:
-    """Return a name that a file below an agent's folder can have.
+    """Return the name if a file below an agent's folder can have it.
 
     Raises:
-        BadInput: another one.
+        BadInput: it cannot.
     """
     if not re.fullmatch(rf"{_PART}(/{_PART}){{0,3}}", name) or len(name) > 255:
         raise BadInput(f"bad file name {name!r}; use letters, digits, '.', '-' and '_', in at most 3 folders")
@@ -209,6 +209,6 @@ def check_name(name: str) -> str:
 
 
 def order_id(*parts: str, config: Mapping[str, Any]) -> str:
-    """Id of an order: what it is about, and a digest of all that it says, so that another one is not taken for it."""
+    """Id of an order: its subject, and a digest of its configuration, so that different orders have different ids."""
     text = msgspec.json.encode(config, order="deterministic")
     return "-".join([*parts, hashlib.blake2b(text, digest_size=5).hexdigest()])

@@ -40,17 +40,17 @@ _DRAFT, _ACCEPT, _REPLACE = range(3)
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How a token is taken from a distribution: temperature first, then the `top_k` most likely, then `top_p`."""
+    """How a token is sampled: temperature first, then the `top_k` most likely tokens, then `top_p`."""
 
     temperature: float = 1.0
     """0 takes the most likely token."""
     top_k: int = 0
     """Tokens kept; 0: all."""
     top_p: float = 1.0
-    """The fewest most likely tokens that reach this probability are kept."""
+    """Nucleus sampling: keep the smallest set of tokens with at least this total probability."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be sampled with.
+        """Refuse values out of range.
 
         Raises:
             BadInput: a value out of its range.
@@ -64,7 +64,7 @@ class Sampling(msgspec.Struct, frozen=True):
 
     @property
     def greedy(self) -> bool:
-        """Whether nothing is left to chance."""
+        """Whether the most likely token is always taken."""
         return self.temperature == 0
 
 
@@ -72,24 +72,24 @@ GREEDY = Sampling(temperature=0.0)
 
 
 class Draws:
-    """The random numbers of one round: pure functions of (seed, round, position), so that whatever is sent or computed
-    again comes out the same. UE and BS share the seed; each number is used once.
+    """Random numbers of one round: pure functions of (seed, round, position), so that repeated messages and passes give
+    the same tokens. UE and BS share the seed; each number is used once.
     """
 
     def __init__(self, seed: int, round_: int) -> None:
-        """`seed` of the request, in [0, 2⁶⁴)."""
+        """`seed`: seed of the request, in [0, 2⁶⁴)."""
         self._seed, self._round = seed, round_
 
     def draft(self, position: int) -> float:
-        """In [0, 1): draws the drafted token at a position."""
+        """Number in [0, 1) that draws the drafted token at a position."""
         return self._uniform(_DRAFT, position)
 
     def accept(self, position: int) -> float:
-        """In [0, 1): decides whether the drafted token at a position stays."""
+        """Number in [0, 1) that decides whether the drafted token at a position is accepted."""
         return self._uniform(_ACCEPT, position)
 
     def replace(self, position: int) -> float:
-        """In [0, 1): draws the token that replaces the drafted one at a position, or that follows the window."""
+        """Number in [0, 1) that draws the correction at a position, or the bonus token after the window."""
         return self._uniform(_REPLACE, position)
 
     def _uniform(self, purpose: int, position: int) -> float:
@@ -97,18 +97,18 @@ class Draws:
 
 
 class Kept(NamedTuple):
-    """Outcome of a window."""
+    """Accepted tokens of a window, and what follows them."""
 
     accepted: int
-    """Drafted tokens that stay."""
+    """Number of accepted drafted tokens."""
     token: int | None
-    """What follows them; None where the UE draws it."""
+    """Correction or bonus token; None where the UE draws it."""
     target: NDArray[np.float16] | None = None
-    """[V] what the UE draws it with: see `pack_target`."""
+    """[V] distribution from which the UE draws it: see `pack_target`."""
 
 
 def request_seed(seed: int, method: str, request: int) -> int:
-    """Seed of one request of a run, in [0, 2⁶³): it depends on no session number, and methods do not share it."""
+    """Seed of one request of a run, in [0, 2⁶³), independent of session numbers and different for each method."""
     text = f"{seed}/{method}/{request}"
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
@@ -140,7 +140,7 @@ def warp(logits: NDArray[Any], sampling: Sampling) -> Probs:
 
 
 def _largest(values: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
-    """Where the `count` largest values are; equal ones rank by index."""
+    """Mask of the `count` largest values; equal ones rank by index."""
     least = np.partition(values, len(values) - count)[len(values) - count]
     found: NDArray[np.bool_] = values > least
     found[np.flatnonzero(values == least)[: count - int(found.sum())]] = True
@@ -148,7 +148,7 @@ def _largest(values: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
 
 
 def one_hot(token: int, size: int) -> Probs:
-    """[size] all of it on one token."""
+    """Distribution [size] with all probability on one token."""
     probs = np.zeros(size)
     probs[token] = 1.0
     return probs
@@ -162,12 +162,12 @@ def draw(weights: NDArray[Any], u: float) -> int:
 
 
 def accept(p: float, q: float, u: float) -> bool:
-    """Whether a token drawn with probability q and wanted with p stays, at `u` in [0, 1): with min(1, p / q)."""
+    """Whether a token drawn from q is accepted under p, with probability min(1, p / q); `u` is uniform in [0, 1)."""
     return u * q < p
 
 
 def residual(p: Probs, q: Probs) -> Probs:
-    """norm(max(0, p − q)): what a token that replaces a rejected one is drawn from; p where nothing is left of it."""
+    """norm(max(0, p − q)), from which the correction is drawn; p where the residual is 0."""
     left: Probs = np.maximum(p - q, 0.0)
     total = left.sum()
     return left / total if total > 0 else p

@@ -1,4 +1,4 @@
-"""Tokenizers and when two of them are the same.
+"""Fingerprints of tokenizers, and the check that UE and BS share one.
 
 Vocabularies are compared by tokenizer, not by the number of embedding rows: models pad theirs differently.
 """

@@ -1,4 +1,4 @@
-"""A UE's run: prompts by methods, in an order shuffled by the seed, warm-up left out, held against the target."""
+"""A UE's run: every prompt under every method, in an order shuffled by the seed, checked against the target."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from testbed.channel.cost import NO_OVERHEADS, Overheads, Sizes
 from testbed.errors import BadInput
 from testbed.protocols import PROTOCOLS, TARGET_ONLY, protocol
 from testbed.protocols.adaptive import ByLatency, Choice, by_rtt
+from testbed.protocols.greedy import Greedy
 from testbed.protocols.methods import AUTO, COLOCATED, run_method
 from testbed.protocols.quantise import FULL_BITS, quantised
 from testbed.protocols.sampling import GREEDY, Sampling, request_seed
@@ -32,10 +33,10 @@ HANDSHAKES = 3
 
 
 def check_speed(speed_tps: float | None, accept_slower: bool) -> None:
-    """Refuse a promise that nobody can ask for.
+    """Refuse a token speed that cannot be requested.
 
     Raises:
-        BadInput: a speed that is not positive, or none where a slower one is welcome.
+        BadInput: a speed that is not positive, or none although a slower one would be accepted.
     """
     if speed_tps is not None and not 0 < speed_tps < math.inf:
         raise BadInput(f"a speed is a positive number of tokens a second, not {speed_tps:g}")
@@ -44,7 +45,7 @@ def check_speed(speed_tps: float | None, accept_slower: bool) -> None:
 
 
 def sampling_for(methods: Sequence[str], temperature: float | None, top_k: int, top_p: float) -> Sampling:
-    """How the methods that sample draw tokens; without a temperature, at 1 where there are such, else greedily.
+    """Sampling of a run; without a temperature, at 1 if a protocol among the methods samples, else greedy.
 
     Raises:
         BadInput: a value out of its range.
@@ -82,18 +83,18 @@ class Outcome(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Setting:
-    """What all requests of a run share.
+    """Settings that all requests of a run share.
 
     Attributes:
         tolerance: largest logit gap that counts as a tie (0 in float32).
-        rule: how `auto` chooses, one of `adaptive.RULES`.
-        sampling: how rejection, split and target-only draw tokens; the other methods are greedy.
-        seed: of what they draw.
-        hidden_bits: bits of an element at which hidden states go up.
-        sizes: of the payloads by which `auto` reckons; None: those that this drafter's take.
-        overheads: fixed bits of every message, beside them.
-        speed_tps: tokens a second that the BS is to promise every request; None: no promise.
-        accept_slower: whether to take what it can promise where it cannot promise that.
+        rule: rule of `auto`, one of `adaptive.RULES`.
+        sampling: how methods that sample draw tokens; the others are greedy.
+        seed: seed of the random numbers.
+        hidden_bits: bits per element of uploaded hidden states.
+        sizes: sizes by which `auto` computes payloads; None: those of this drafter.
+        overheads: fixed bits of every message, for `auto`.
+        speed_tps: token speed in tokens/s that the BS must guarantee every request; None: no guarantee.
+        accept_slower: accept the speed that the BS offers where it cannot guarantee that one.
 
     Raises:
         BadInput: see `check_speed`.
@@ -120,7 +121,7 @@ class Setting:
 
 
 class JobRunner:
-    """Runs jobs one after another and keeps what the gate and `auto` need."""
+    """Runs jobs, and keeps the state of window policies, channel and `auto` between them."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -137,7 +138,7 @@ class JobRunner:
         progress: Progress | None = None,
         request: int = 0,
     ) -> RequestRecord:
-        """Decode one prompt by one method; what is drawn depends on `request`, the prompt's index."""
+        """Decode one prompt by one method; random numbers depend on `request`, the index of the prompt."""
         link = self._setting.clients.link
         seed = request_seed(self._setting.seed, method, request)
         if method == TARGET_ONLY:
@@ -155,12 +156,12 @@ class JobRunner:
         return await session.decode(prompt, max_tokens, end_ids, ended)
 
     async def session(self, method: str, sampling: Sampling, seed: int) -> DecodingSession:
-        """A session over the link, by a protocol or `auto`; its rounds are to be told to `observe`."""
+        """A session over the link, by a protocol or `auto`; pass its rounds to `observe`."""
         choice = await self._choose() if method == AUTO else Choice(method, "")
         return self._session(self._setting.clients.link, choice, sampling, seed)
 
     def observe(self, record: RoundRecord) -> None:
-        """Learn from a round over the link that ended."""
+        """Learn from a finished round over the link."""
         if record.drafted:
             self._setting.state.observe(record)
         self._policy(record.protocol).observe(record)
@@ -194,7 +195,7 @@ class JobRunner:
         )
 
     def _policy(self, kind: str) -> WindowPolicy:
-        """The window policy of one protocol, or of `colocated`: what it learns of its rounds is no other's."""
+        """The window policy of one protocol, or of `colocated`; each learns from its own rounds only."""
         return self._policies.setdefault(kind, self._setting.policy.fresh())
 
     async def _choose(self) -> Choice:
@@ -208,10 +209,10 @@ class JobRunner:
     async def _colocated(
         self, prompt: Sequence[int], max_tokens: int, end_ids: Sequence[int], progress: Progress | None
     ) -> RequestRecord:
-        """Both models on the BS: the rounds cross no link, the request and its answer do, once."""
+        """Both models at the BS: the rounds do not cross the link; the request and its answer do, once."""
         clients = self._setting.clients
         link_s = 0.0 if clients.local is clients.link else (await clients.link.rtt_s(1))[0]
-        session = self._session(clients.local, Choice("greedy", ""))
+        session = self._session(clients.local, Choice(Greedy.kind, ""))
         policy = self._policy(COLOCATED)
 
         def ended(record: RoundRecord) -> None:
@@ -227,7 +228,7 @@ class JobRunner:
     async def check(
         self, request: int, prompt: Sequence[int], output: Sequence[int], target: Sequence[int]
     ) -> Divergence | None:
-        """Hold an output against the target's own."""
+        """Compare an output with the target's own."""
         setting = self._setting
         return await compare(setting.clients.local, request, prompt, output, target, setting.tolerance)
 

@@ -1,4 +1,4 @@
-"""A session's drafter: its sequence, its windows, and what it has yet to learn of the committed tokens."""
+"""Drafting of a session: its sequence, its windows, and committed tokens that the drafter has not computed yet."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from testbed.ue.windows.base import WindowPolicy
 
 
 class WindowDrafter:
-    """Drafts windows after one prompt; the sequence is opened when the first of them is needed.
+    """Drafts windows after one prompt; the drafter's sequence is opened with the first window.
 
     Args:
         sampler: draws the tokens; None: the most likely ones are taken.
-        pace: how long it takes.
-        hidden_bits: bits of an element at which hidden states go up.
+        pace: how long drafting takes.
+        hidden_bits: bits per element of uploaded hidden states.
     """
 
     def __init__(
@@ -33,14 +33,14 @@ class WindowDrafter:
         self._sequence: DraftSequence | None = None
         self._known = 0
         self.replaced: int | None = None
-        """The last committed token where this side drew it and the BS does not know it yet."""
+        """The last committed token, where the UE drew it and the BS does not know it yet."""
 
     def begin(self, prompt: list[int]) -> None:
-        """What windows come after."""
+        """Set the prompt of all windows that follow."""
         self._prompt, self._sequence, self._known, self.replaced = prompt, None, 0, None
 
     async def catch_up(self, committed: NDArray[np.int32]) -> None:
-        """Compute what was committed without it: the prompt, and what the BS decoded alone.
+        """Compute committed tokens that it did not draft: the prompt, and tokens that the BS decoded alone.
 
         Raises:
             BadInput: the drafter refuses the prompt.
@@ -59,7 +59,7 @@ class WindowDrafter:
         return self._drafter.open(self._prompt, choose=self._sampler)
 
     async def draft(self, number: int, room: int, ends: Set[int]) -> Drafted:
-        """The window of a round: until the policy says so, an end id, or the room left for the output."""
+        """The window of a round: ended by the policy, an end id, or the room left for the output."""
         if self._sampler:
             self._sampler.begin(number)
         tokens = self._tokens(room, ends)
@@ -78,11 +78,11 @@ class WindowDrafter:
 
     @property
     def draws(self) -> Draws | None:
-        """The round's random numbers; None where nothing is drawn."""
+        """Random numbers of the round; None where nothing is drawn."""
         return self._sampler.draws if self._sampler else None
 
     def commit(self, accepted: int, token: int) -> None:
-        """Roll back to the first `accepted` tokens of the window, and take the target's after them."""
+        """Roll back to the first `accepted` tokens of the window, and append the target's token."""
         assert self._sequence is not None
         self._sequence.commit(accepted, token)
         self._known = self._sequence.length

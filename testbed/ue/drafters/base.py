@@ -1,4 +1,4 @@
-"""The drafter seam: what a UE session asks of a small model, whatever runs it."""
+"""The drafter seam: what a UE session needs of a small model, whatever runs it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Choose = Callable[[NDArray[np.float32]], int]
-"""Takes the next token from the probabilities [vocab_size] of all of them, at temperature 1."""
+"""Chooses the next token from the probabilities [vocab_size] at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftToken:
-    """One drafted token and what the drafter thought of it.
+    """One drafted token with the statistics of its distribution.
 
     Statistics are those of the distribution that the token was taken from (softmax of the logits at temperature 1,
     padded vocabulary rows left out). The hidden state is the final-layer, normalised state that produced those logits:
@@ -74,7 +74,7 @@ class Drafter(Protocol):
     context: int
     """Positions that one sequence may take."""
     fingerprint: str
-    """Of its weights (`testbed.fingerprints`)."""
+    """Fingerprint of its weights (`testbed.fingerprints`)."""
 
     def open(
         self, prompt: Sequence[int], *, distributions: bool = False, choose: Choose | None = None
@@ -83,7 +83,7 @@ class Drafter(Protocol):
 
         Args:
             distributions: whether drafted tokens come with the probabilities of all tokens.
-            choose: what takes each drafted token, called once for it; None: the most likely one.
+            choose: chooses each drafted token, called once for each; None: the most likely one.
 
         Raises:
             BadInput: the prompt is empty, beyond the context, or has ids outside the vocabulary.

@@ -1,4 +1,4 @@
-"""A drafter that knows what the target will say, and is wrong at will: acceptance of a real target as a dial."""
+"""A drafter that knows the target's output and errs at a given rate: a real target at any acceptance rate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from testbed.errors import BadInput, ModelError
 from testbed.ue.drafters.base import Choose, DraftToken
 
 REPLAY = "replay"
-"""Stands for a fingerprint."""
+"""Stands in for a fingerprint."""
 
 
 class ReplayDrafter:

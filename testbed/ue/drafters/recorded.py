@@ -1,4 +1,4 @@
-"""A drafter that has drafted before: what the real one said after every prefix of the target's own outputs, replayed.
+"""A drafter that replays what a real one drafted after every prefix of the target's own outputs.
 
 Under the strict judge the committed prefix is always one of the target's own output, so that what a drafter says in any
 window is known once it is known after every such prefix: its next token there, and, where that is not the target's, the
@@ -22,19 +22,19 @@ Statistics = tuple[int, float, float, float, float]
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt.
+    """Drafts after one prompt.
 
     Raises:
-        BadInput: parts that do not belong together.
+        BadInput: parts that do not fit together.
     """
 
     prompt: list[int]
     output: list[int]
-    """The target's own."""
+    """The target's own output."""
     drafted: list[Statistics]
-    """After each prefix of the output, the drafter's next token; as many as the output has."""
+    """The drafter's next token after each prefix of the output; as many as the output has."""
     branches: dict[int, list[Statistics]]
-    """By place in the output where the drafter disagrees: what it goes on with after its own token."""
+    """What the drafter continues with after its own token, by place in the output where it disagrees."""
 
     def __post_init__(self) -> None:
         if not self.prompt or not self.output or len(self.drafted) != len(self.output):
@@ -45,17 +45,17 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DraftRecording(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pair said to a set of prompts."""
+    """Outputs and drafts of a pair for a set of prompts."""
 
     schema: int = 1
     drafter: str
     """Fingerprint of the drafter's weights."""
     target: str
     tokenizer: str
-    """Fingerprint that a BS is greeted with."""
+    """Fingerprint of the tokenizer, sent to the BS."""
     vocab_size: int
     depth: int
-    """Tokens of the longest window that can be replayed."""
+    """Longest window that can be replayed."""
     end_ids: list[int]
     prompts: list[Recorded]
 
@@ -79,7 +79,7 @@ def load_recording(path: Path) -> DraftRecording:
 
 
 class RecordedDrafter:
-    """Implements `Drafter`; hidden states are zero, so that no judge but the strict one makes sense of it."""
+    """Implements `Drafter`; hidden states are zero, so that only the strict judge can be used."""
 
     def __init__(self, recording: DraftRecording, hidden_size: int = 1) -> None:
         self.vocab_size, self.hidden_size = recording.vocab_size, hidden_size
@@ -131,7 +131,7 @@ class RecordedSequence:
         return DraftToken(token_id, top1, entropy, margin, logit_std, self._hidden)
 
     def _next(self) -> Statistics:
-        """The token after the committed prefix and what was drafted since."""
+        """The token after the committed prefix and the tokens drafted since."""
         output, window = self._known.output, self._window
         agreed = 0
         while (
