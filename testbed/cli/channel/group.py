@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from testbed.channel.cost import Overheads, Sizes, id_bits
 from testbed.channel.csi import Csi
 from testbed.cli.channel import measure, record, traces, validate
+from testbed.cli.options import AsJson, ReadyJson, configured
 from testbed.cli.output import note, print_json
 from testbed.cli.screens import CommandGroup
+from testbed.config import Config
+from testbed.options import option
 from testbed.protocols import PROTOCOLS
+
+if TYPE_CHECKING:
+    from testbed.channel.spec import ChannelSpec
 
 app = CommandGroup(
     no_args_is_help=True, help="The link between UE and BS: measured, emulated, replayed, and what it costs."
@@ -23,27 +29,31 @@ def group() -> None:
     """The link between UE and BS."""
 
 
-@app.command()
-def cost(
-    protocol: Annotated[str, typer.Option(help=f"Protocol: {', '.join(PROTOCOLS)}.")] = "greedy",
-    window: Annotated[int, typer.Option(help="Drafted tokens K.")] = 8,
-    vocab: Annotated[int, typer.Option(help="Vocabulary V.")] = 128256,
-    hidden: Annotated[int, typer.Option(help="Hidden size d_d of the drafter.")] = 2048,
-    hidden_bits: Annotated[int, typer.Option(help="Bits b_h of an element of a hidden state.")] = 16,
+class CostOptions(Config, frozen=True):
+    """Configuration of `testbed channel cost`."""
+
+    protocol: Annotated[str, option("Protocol.", kinds="protocols", panel="Round")] = "greedy"
+    window: Annotated[int, option("Drafted tokens K.")] = 8
+    queried: Annotated[int, option("sh: requested positions m. split: above 0 if a token is rejected.")] = 0
+    vocab: Annotated[int, option("Vocabulary size V.", panel="Sizes")] = 128256
+    hidden: Annotated[int, option("Hidden size d_d of the drafter.")] = 2048
+    hidden_bits: Annotated[int, option("Bits b_h per element of a hidden state.", unit="bits")] = 16
     scale_bits: Annotated[
-        int, typer.Option(help="Bits that a hidden state takes besides its elements: 16 on our wire at 8 and 4 bits.")
-    ] = 0,
-    ids: Annotated[int | None, typer.Option("--id-bits", help="Bits of a token id; default: ceil(log2 V).")] = None,
-    queried: Annotated[int, typer.Option(help="Requested positions m (sh); 1: rejected (split).")] = 0,
-    uplink_mbps: Annotated[float, typer.Option(help="Uplink rate.")] = 20.0,
-    downlink_mbps: Annotated[float, typer.Option(help="Downlink rate.")] = 20.0,
-    per_up: Annotated[float, typer.Option(help="Uplink packet error rate.")] = 0.0,
-    per_down: Annotated[float, typer.Option(help="Downlink packet error rate.")] = 0.0,
-    rtt_ms: Annotated[float, typer.Option(help="Round-trip time without payload, T_rtt.")] = 50.0,
-    overhead_up_bits: Annotated[int, typer.Option(help="Fixed bits b_ul of an uplink message.")] = 0,
-    overhead_down_bits: Annotated[int, typer.Option(help="Fixed bits b_dl of a downlink message.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
+        int, option("Bits of a hidden state besides its elements: 16 on our wire at 8 and 4 bits.", unit="bits")
+    ] = 0
+    id_bits: Annotated[int | None, option("Bits of a token id. Default: ceil(log2 V).", unit="bits")] = None
+    overhead_up_bits: Annotated[int, option("Fixed bits b_ul of an uplink message.", unit="bits")] = 0
+    overhead_down_bits: Annotated[int, option("Fixed bits b_dl of a downlink message.", unit="bits")] = 0
+    uplink_mbps: Annotated[float, option("Uplink rate.", unit="Mbit/s", panel="Link")] = 20.0
+    downlink_mbps: Annotated[float, option("Downlink rate.", unit="Mbit/s")] = 20.0
+    per_up: Annotated[float, option("Uplink packet error rate.")] = 0.0
+    per_down: Annotated[float, option("Downlink packet error rate.")] = 0.0
+    rtt_ms: Annotated[float, option("Round-trip time without payload, T_rtt.", unit="ms")] = 50.0
+
+
+@app.command()
+@configured(CostOptions)
+def cost(config: CostOptions, as_json: AsJson = False) -> None:
     """What one round costs on the link (WISV eqs. 3-10).
 
     Examples:
@@ -52,10 +62,11 @@ def cost(
 
         testbed channel cost --protocol sh --window 16 --queried 3 --id-bits 32 --hidden 96 --json
     """
-    sizes = Sizes(hidden, id_bits(vocab) if ids is None else ids, hidden_bits, vocab, scale_bits)
-    csi = Csi(uplink_mbps, downlink_mbps, rtt_ms, per_up, per_down)
-    overheads = Overheads(overhead_up_bits, overhead_down_bits)
-    found = PROTOCOLS.choose(protocol).cost(window, queried, sizes, csi, overheads)
+    ids = id_bits(config.vocab) if config.id_bits is None else config.id_bits
+    sizes = Sizes(config.hidden, ids, config.hidden_bits, config.vocab, config.scale_bits)
+    csi = Csi(config.uplink_mbps, config.downlink_mbps, config.rtt_ms, config.per_up, config.per_down)
+    overheads = Overheads(config.overhead_up_bits, config.overhead_down_bits)
+    found = PROTOCOLS.choose(config.protocol).cost(config.window, config.queried, sizes, csi, overheads)
     if as_json:
         print_json(found._asdict())
         return
@@ -65,32 +76,44 @@ def cost(
     print(f"latency   {found.latency_s * 1e3:.3f} ms a round")
 
 
-@app.command()
-def emulate(
+class EmulateOptions(Config, frozen=True):
+    """Configuration of `testbed channel emulate`."""
+
     channel: Annotated[
-        str, typer.Option(help="kind=proxy|tc,uplink_mbps=20,downlink_mbps=20,rtt_ms=50[,jitter_ms=..][,per=..]")
-    ] = "kind=proxy",
-    listen: Annotated[str, typer.Option(help="Where UEs connect; port * takes a free one.")] = "tcp://127.0.0.1:5556",
-    to: Annotated[str, typer.Option(help="Address of the base station.")] = "tcp://127.0.0.1:5555",
-    seconds: Annotated[float | None, typer.Option(help="Stop after this long; default: on Ctrl-C.")] = None,
-    interface: Annotated[str | None, typer.Option(help="tc: shape what leaves this interface.")] = None,
+        str,
+        option("kind=proxy|tc,uplink_mbps=20,downlink_mbps=20,rtt_ms=50[,jitter_ms=..][,per=..]", panel="Link"),
+    ] = "kind=proxy"
+    listen: Annotated[str, option("Address for UEs; port * takes a free one.", metavar="ADDRESS")] = (
+        "tcp://127.0.0.1:5556"
+    )
+    to: Annotated[str, option("Base-station address.", metavar="ADDRESS")] = "tcp://127.0.0.1:5555"
+    seconds: Annotated[float | None, option("Duration. Default: until Ctrl-C.", unit="s")] = None
+    interface: Annotated[str | None, option("Shape what leaves this interface.", panel="With kind=tc")] = None
     direction: Annotated[
-        Literal["uplink", "downlink"], typer.Option(help="tc: which direction leaves through the interface.")
-    ] = "uplink",
-    destinations: Annotated[str, typer.Option(help="tc: IPv4 addresses that get the rate each for itself.")] = "",
-    namespaces: Annotated[int, typer.Option(help="tc: or make so many UE namespaces.")] = 0,
-    qdisc: Annotated[Literal["auto", "netem", "tbf"], typer.Option(help="tc: what shapes.")] = "auto",
-    trace: Annotated[str | None, typer.Option(help="tc: follow this trace.")] = None,
-    force: Annotated[int, typer.Option("--force", count=True, help="tc: twice takes the default route too.")] = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="tc: print the commands, touch nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON line once it is there.")] = False,
+        Literal["uplink", "downlink"], option("Direction of the link that leaves through the interface.")
+    ] = "uplink"
+    destinations: Annotated[str, option("IPv4 addresses that are shaped separately, separated by commas.")] = ""
+    namespaces: Annotated[int, option("Number of UE namespaces to make instead.")] = 0
+    qdisc: Annotated[Literal["auto", "netem", "tbf"], option("Queueing discipline.")] = "auto"
+    trace: Annotated[str | None, option("Follow this trace.")] = None
+    dry_run: Annotated[bool, option("Print the commands and run nothing.")] = False
+
+
+@app.command()
+@configured(EmulateOptions)
+def emulate(
+    config: EmulateOptions,
+    force: Annotated[
+        int,
+        typer.Option("--force", count=True, help="Twice: shape the default route too.", rich_help_panel="With kind=tc"),
+    ] = 0,
+    as_json: ReadyJson = False,
 ) -> None:
     """Put an emulated link before a base station: a relay in user space, or tc (needs root).
 
-    Every connection to the relay is a link of its own; a UE takes the relay's address in place of the base station's.
-    With `shares=FILE` (JSON of `optim bandwidth`) every UE has a rate and an address of its own, at ports that follow
-    each other.
-    With tc, either what leaves an interface is shaped, or UEs get namespaces of their own.
+    Every connection to the relay is a separate link; UEs connect to the relay instead of the base station. With
+    `shares=FILE` (JSON of `optim bandwidth`) every UE has its own rate and address, at consecutive ports. With tc,
+    either the traffic that leaves an interface is shaped, or UEs get namespaces of their own.
 
     Examples:
 
@@ -104,21 +127,34 @@ def emulate(
 
         testbed channel emulate --channel kind=tc,uplink_mbps=20,downlink_mbps=50 --namespaces 2
     """
+    from testbed.channel.spec import parse_channel
+
+    spec = parse_channel(config.channel)
+    if spec.kind == "tc":
+        _shape(spec, config, force)
+    else:
+        _relay(spec, config.listen, config.to, config.seconds, as_json)
+
+
+def _shape(spec: ChannelSpec, config: EmulateOptions, force: int) -> None:
+    """Emulate by tc."""
     from testbed.bundled_files import find
-    from testbed.channel.emulate import relay
-    from testbed.channel.spec import parse_channel, tc_config
+    from testbed.channel.spec import tc_config
     from testbed.channel.tc.session import run_tc
     from testbed.channel.trace import read_trace
 
-    spec = parse_channel(channel)
-    if spec.kind == "tc":
-        config = tc_config(
-            spec, interface=interface, direction=direction, namespaces=namespaces, qdisc=qdisc, seconds=seconds,
-            force=force, destinations=tuple(filter(None, destinations.split(","))),
-        )  # fmt: skip
-        say = print if dry_run else note
-        run_tc(config, read_trace(find("traces", trace)) if trace else None, dry_run, say)
-        return
+    chosen = tc_config(
+        spec, interface=config.interface, direction=config.direction, namespaces=config.namespaces,
+        qdisc=config.qdisc, seconds=config.seconds, force=force,
+        destinations=tuple(filter(None, config.destinations.split(","))),
+    )  # fmt: skip
+    trace = read_trace(find("traces", config.trace)) if config.trace else None
+    run_tc(chosen, trace, config.dry_run, print if config.dry_run else note)
+
+
+def _relay(spec: ChannelSpec, listen: str, to: str, seconds: float | None, as_json: bool) -> None:
+    """Emulate by a relay in user space."""
+    from testbed.channel.emulate import relay
 
     def ready(said: dict[str, object]) -> None:
         if as_json:
@@ -134,20 +170,22 @@ def emulate(
 
 
 @app.command()
+@configured(EmulateOptions, only=["listen", "to", "seconds"])
 def replay(
+    config: EmulateOptions,
     trace: Annotated[str, typer.Argument(help="A bundled trace by name, or a canonical CSV.")],
-    listen: Annotated[str, typer.Option(help="Where UEs connect; port * takes a free one.")] = "tcp://127.0.0.1:5556",
-    to: Annotated[str, typer.Option(help="Address of the base station.")] = "tcp://127.0.0.1:5555",
-    seconds: Annotated[float | None, typer.Option(help="Stop after this long; default: on Ctrl-C.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON line once it listens.")] = False,
+    as_json: ReadyJson = False,
 ) -> None:
-    """Replay a trace before a base station, from its beginning and again when it ends.
+    """Replay a trace before a base station, in a loop from its beginning.
 
     Examples:
 
         testbed channel replay drive --to tcp://192.0.2.7:5555
     """
-    emulate(f"kind=trace,file={trace},via=proxy", listen, to, seconds, as_json=as_json)
+    from testbed.channel.spec import parse_channel
+
+    spec = parse_channel(f"kind=trace,file={trace},via=proxy")
+    _relay(spec, config.listen, config.to, config.seconds, as_json)
 
 
 app.command("measure")(measure.measure)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from testbed.channel.trace import write_trace
+from testbed.cli.options import AsJson
 from testbed.cli.output import note, print_json
 from testbed.errors import BadInput
+
+if TYPE_CHECKING:
+    from testbed.experiments.links.recording import TraceRecording
 
 
 def record(
@@ -17,7 +21,7 @@ def record(
     out: Annotated[Path | None, typer.Option(help="Trace to write; default: RUN_DIR/trace.csv.")] = None,
     interval_s: Annotated[float, typer.Option("--interval", help="Seconds a sample.")] = 1.0,
     force: Annotated[bool, typer.Option("--force", help="Overwrite.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Turn the channel state that a run saw into a link trace, which can be replayed.
 
@@ -35,22 +39,24 @@ def record(
     recording = resample(run_dir, interval_s)
     write_trace(path, recording.trace, [f"testbed channel record {run_dir.resolve().name}", *recording.header])
     if as_json:
-        print_json(
-            {
-                "trace": str(path),
-                "samples": len(recording.trace),
-                "interval_s": recording.interval_s,
-                "duration_s": recording.trace.duration_s,
-                "rounds": recording.rounds,
-                "rounds_without": recording.without,
-                "sources": recording.sources,
-                "gaps": recording.gaps,
-                "means": recording.trace.means(),
-            }
-        )
+        print_json({"trace": str(path), **_document(recording)})
         return
     for start_s, end_s in recording.gaps:
         note(f"no round from {start_s:g} to {end_s:g} s: the state before is held")
     if recording.without:
         note(f"{recording.without} rounds knew nothing of their channel")
     print(f"{path}: {len(recording.trace)} samples of {interval_s:g} s from {recording.rounds} rounds")
+
+
+def _document(recording: TraceRecording) -> dict[str, Any]:
+    """The JSON answer, without the path."""
+    return {
+        "samples": len(recording.trace),
+        "interval_s": recording.interval_s,
+        "duration_s": recording.trace.duration_s,
+        "rounds": recording.rounds,
+        "rounds_without": recording.without,
+        "sources": recording.sources,
+        "gaps": recording.gaps,
+        "means": recording.trace.means(),
+    }

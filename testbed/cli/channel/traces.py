@@ -14,34 +14,45 @@ from testbed.channel.formats.convert import FORMATS, write_mahimahi
 from testbed.channel.formats.convert import convert as read_foreign
 from testbed.channel.formats.repair import Options
 from testbed.channel.radio.cell import RADIUS_M, Cell, Crowd, Mobility, rounded, scaled
-from testbed.channel.radio.fading import Blockage, GilbertElliott, Kind, PathLoss, Shadowing, SmallScale
+from testbed.channel.radio.fading import Blockage, GilbertElliott, PathLoss, Shadowing, SmallScale
 from testbed.channel.radio.shares import read_shares
 from testbed.channel.trace import Trace, write_trace
-from testbed.cli.options import numbers
+from testbed.cli.options import OUTPUT, AsJson, configured, numbers
 from testbed.cli.output import note, print_json
+from testbed.config import Config, resolved
 from testbed.errors import BadInput
+from testbed.options import option, options_of
 
 CELL, OPTIONS = Cell(), Options()
-SILENT, SPOKEN = ("force", "as_json"), ("seconds", "step_s", "seed", "kind")
-"""Options of `fading` that a trace's header never has, since they change nothing, and always has."""
+SPOKEN = ("seconds", "step_s", "seed", "kind")
+"""Options of `fading` that a trace's header always states."""
 
 
+class ConvertOptions(Config, frozen=True):
+    """Configuration of `testbed channel convert`: what to assume where a format says nothing."""
+
+    bin_s: Annotated[
+        float, option("Sampling interval, from mahimahi.", unit="s", flags=("--bin",), panel="Assumptions")
+    ] = OPTIONS.bin_s
+    run: Annotated[int | None, option("Run to take, from Lumos5G. Default: the first.")] = OPTIONS.run
+    ratio: Annotated[
+        float | None, option("Uplink over downlink rate, where one is missing. Default: the format's.")
+    ] = OPTIONS.ratio
+    rtt_ms: Annotated[float, option("Round-trip time, where it is missing.", unit="ms")] = OPTIONS.rtt_ms
+    per: Annotated[float, option("Packet error rate, where it is missing.")] = OPTIONS.per
+
+
+@configured(ConvertOptions)
 def convert(
+    config: ConvertOptions,
     inputs: Annotated[list[Path], typer.Argument(metavar="IN...", help="File; for mahimahi uplink and downlink.")],
     out: Annotated[Path, typer.Option(help="File to write; for mahimahi the name before .up and .down.")],
     source: Annotated[str, typer.Option("--from", help=f"{', '.join(FORMATS)}.")],
     target: Annotated[Literal["canonical", "mahimahi"], typer.Option("--to", help="Format to write.")] = "canonical",
-    bin_s: Annotated[float, typer.Option("--bin", help="Seconds a sample, from mahimahi.")] = OPTIONS.bin_s,
-    run: Annotated[int | None, typer.Option(help="Run to take, from Lumos5G; default: the first.")] = OPTIONS.run,
-    ratio: Annotated[
-        float | None, typer.Option(help="Uplink over downlink, where one is missing; default: the format's.")
-    ] = OPTIONS.ratio,
-    rtt_ms: Annotated[float, typer.Option(help="Round-trip time, where there is none.")] = OPTIONS.rtt_ms,
-    per: Annotated[float, typer.Option(help="Packet error rate, where there is none.")] = OPTIONS.per,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite.", rich_help_panel=OUTPUT)] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Turn a recorded trace of another format into one that can be replayed; say what was mended or assumed.
+    """Turn a recorded trace of another format into one that can be replayed; report repairs and assumptions.
 
     Examples:
 
@@ -54,8 +65,7 @@ def convert(
     pair = [out.with_name(f"{out.name}.{side}") for side in ("up", "down")]
     files = [out] if target == "canonical" else pair
     _refuse_to_overwrite(files, force)
-    options = Options(bin_s=bin_s, run=run, ratio=ratio, rtt_ms=rtt_ms, per=per)
-    result = read_foreign(source, inputs, options)
+    result = read_foreign(source, inputs, Options(**resolved(config)))
     notes = list(result.notes)
     if target == "canonical":
         origin = f"Converted from {', '.join(path.name for path in inputs)} ({source})."
@@ -67,54 +77,102 @@ def convert(
     _report({"files": [str(path) for path in files], **_summary(result.trace), "notes": notes}, as_json)
 
 
-def fading(
-    context: typer.Context,
-    distance: Annotated[str, typer.Option(help="Metres from the BS, one UE each: 2,20.")],
-    out: Annotated[Path, typer.Option(help="File to write; with several UEs a directory, for ue0.csv and on.")],
-    seconds: Annotated[float, typer.Option(help="Length.")] = 120.0,
-    step_s: Annotated[float, typer.Option("--step", help="Seconds a sample.")] = 0.1,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
-    speed_mps: Annotated[float, typer.Option("--speed", help="Metres a second; 0: at rest.")] = 0.0,
-    until_m: Annotated[float, typer.Option("--until", help="Where a moving UE turns back, metres.")] = RADIUS_M,
-    kind: Annotated[str, typer.Option("--fading", help="none, rayleigh or rician.")] = CELL.small_scale.kind,
-    k_db: Annotated[float, typer.Option(help="Rician K-factor.")] = CELL.small_scale.k_db,
+class FadingOptions(Config, frozen=True):
+    """Configuration of `testbed channel fading`, in the order in which a trace's header lists it."""
+
+    distance: Annotated[str, option("Metres from the BS, one value per UE: 2,20.", panel="UEs")]
+    seconds: Annotated[float, option("Duration.", unit="s", panel="Trace")] = 120.0
+    step_s: Annotated[float, option("Sampling interval.", unit="s", flags=("--step",))] = 0.1
+    seed: Annotated[int, option("Seed; the same seed gives the same bytes.")] = 0
+    speed_mps: Annotated[float, option("Speed; 0 at rest.", unit="m/s", flags=("--speed",), panel="UEs")] = 0.0
+    until_m: Annotated[float, option("Distance at which a moving UE turns back.", unit="m", flags=("--until",))] = (
+        RADIUS_M
+    )
+    kind: Annotated[
+        str, option("Small-scale fading: none, rayleigh or rician.", flags=("--fading",), panel="Fading")
+    ] = CELL.small_scale.kind
+    k_db: Annotated[float, option("Rician K-factor.", unit="dB")] = CELL.small_scale.k_db
     coherence_s: Annotated[
-        float | None, typer.Option("--coherence", help="Coherence time in seconds; default: from speed and carrier.")
-    ] = CELL.small_scale.coherence_s,
-    carrier_hz: Annotated[float, typer.Option(help="Carrier frequency.")] = CELL.small_scale.carrier_hz,
-    gain_at_1m: Annotated[float, typer.Option(help="Linear gain g0.")] = CELL.path_loss.reference_gain,
-    exponent: Annotated[float, typer.Option(help="Of path loss.")] = CELL.path_loss.exponent,
-    shadowing_db: Annotated[float, typer.Option(help="Spread of log-normal shadowing.")] = CELL.shadowing.sigma_db,
-    decorrelation_m: Annotated[float, typer.Option(help="Of shadowing.")] = CELL.shadowing.decorrelation_m,
-    bandwidth_hz: Annotated[float, typer.Option(help="Shared by the UEs.")] = CELL.bandwidth_hz,
-    share: Annotated[
-        str | None, typer.Option(help="Share of each UE: 0.7,0.3, or JSON of `optim bandwidth`; default: equal.")
-    ] = None,
-    noise_w: Annotated[float, typer.Option(help="Noise power; not scaled by the share.")] = CELL.noise_w,
-    uplink_w: Annotated[float, typer.Option(help="A UE's power.")] = CELL.uplink_w,
-    downlink_w: Annotated[float, typer.Option(help="The BS's power.")] = CELL.downlink_w,
-    outage_snr_db: Annotated[float, typer.Option(help="No rate below this SNR.")] = CELL.outage_snr_db,
+        float | None, option("Coherence time. Default: from speed and carrier.", unit="s", flags=("--coherence",))
+    ] = CELL.small_scale.coherence_s
+    carrier_hz: Annotated[float, option("Carrier frequency.", unit="Hz")] = CELL.small_scale.carrier_hz
+    gain_at_1m: Annotated[float, option("Linear gain g0 at 1 m.", panel="Path loss and shadowing")] = (
+        CELL.path_loss.reference_gain
+    )
+    exponent: Annotated[float, option("Path-loss exponent.")] = CELL.path_loss.exponent
+    shadowing_db: Annotated[float, option("Standard deviation of log-normal shadowing.", unit="dB")] = (
+        CELL.shadowing.sigma_db
+    )
+    decorrelation_m: Annotated[float, option("Decorrelation distance of shadowing.", unit="m")] = (
+        CELL.shadowing.decorrelation_m
+    )
+    bandwidth_hz: Annotated[float, option("Bandwidth that the UEs share.", unit="Hz", panel="Radio")] = (
+        CELL.bandwidth_hz
+    )
+    share: Annotated[str | None, option("Share of each UE: 0.7,0.3, or JSON of `optim bandwidth`. Default: equal.")] = (
+        None
+    )
+    noise_w: Annotated[float, option("Noise power, not scaled by the share.", unit="W")] = CELL.noise_w
+    uplink_w: Annotated[float, option("Transmission power of a UE.", unit="W")] = CELL.uplink_w
+    downlink_w: Annotated[float, option("Transmission power of the BS.", unit="W")] = CELL.downlink_w
+    outage_snr_db: Annotated[float, option("SNR below which the rate is 0.", unit="dB")] = CELL.outage_snr_db
     blockage_every_s: Annotated[
-        float | None, typer.Option("--blockage-every", help="Mean seconds between blockages; default: none.")
-    ] = CELL.blockage.every_s,
-    blockage_for_s: Annotated[float, typer.Option("--blockage-for", help="Mean seconds of one.")] = CELL.blockage.for_s,
-    blockage_db: Annotated[float, typer.Option(help="What one costs.")] = CELL.blockage.loss_db,
-    loss: Annotated[float, typer.Option(help="Mean packet error rate (Gilbert-Elliott).")] = CELL.loss.mean,
-    loss_good: Annotated[float, typer.Option(help="The same in the good state.")] = CELL.loss.good,
-    loss_bad: Annotated[float, typer.Option(help="The same in the bad state.")] = CELL.loss.bad,
-    burst_s: Annotated[float, typer.Option("--burst", help="Mean seconds of the bad state.")] = CELL.loss.burst_s,
-    others: Annotated[float, typer.Option(help="Mean number of other UEs that come and go.")] = CELL.crowd.mean,
-    others_stay_s: Annotated[
-        float, typer.Option("--others-stay", help="Mean seconds that one stays.")
-    ] = CELL.crowd.stay_s,
-    rtt_ms: Annotated[float, typer.Option(help="Round-trip time.")] = CELL.rtt_ms,
-    jitter_ms: Annotated[float, typer.Option(help="Mean of an exponential part added to it.")] = CELL.jitter_ms,
-    queue_ms: Annotated[float, typer.Option(help="Added to it by each other UE.")] = CELL.queue_ms,
+        float | None,
+        option("Mean time between blockages. Default: none.", unit="s", flags=("--blockage-every",), panel="Blockage"),
+    ] = CELL.blockage.every_s
+    blockage_for_s: Annotated[float, option("Mean duration of a blockage.", unit="s", flags=("--blockage-for",))] = (
+        CELL.blockage.for_s
+    )
+    blockage_db: Annotated[float, option("Loss during a blockage.", unit="dB")] = CELL.blockage.loss_db
+    loss: Annotated[float, option("Mean packet error rate (Gilbert-Elliott).", panel="Packet errors")] = CELL.loss.mean
+    loss_good: Annotated[float, option("Packet error rate in the good state.")] = CELL.loss.good
+    loss_bad: Annotated[float, option("Packet error rate in the bad state.")] = CELL.loss.bad
+    burst_s: Annotated[float, option("Mean duration of the bad state.", unit="s", flags=("--burst",))] = (
+        CELL.loss.burst_s
+    )
+    others: Annotated[float, option("Mean number of other UEs that come and go.", panel="Other UEs")] = CELL.crowd.mean
+    others_stay_s: Annotated[float, option("Mean duration of their stay.", unit="s", flags=("--others-stay",))] = (
+        CELL.crowd.stay_s
+    )
+    rtt_ms: Annotated[float, option("Round-trip time.", unit="ms", panel="Delay")] = CELL.rtt_ms
+    jitter_ms: Annotated[float, option("Mean of an exponential part added to it.", unit="ms")] = CELL.jitter_ms
+    queue_ms: Annotated[float, option("Time added to it by each other UE.", unit="ms")] = CELL.queue_ms
     mean_uplink_mbps: Annotated[
-        str | None, typer.Option(help="Multiply the rates to these measured means: 498,172.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+        str | None, option("Scale the rates to these measured means: 498,172.", unit="Mbit/s", panel="Trace")
+    ] = None
+
+    @property
+    def cell(self) -> Cell:
+        """The channel model.
+
+        Raises:
+            BadInput: a value out of range.
+        """
+        kind: Any = self.kind
+        return Cell(
+            bandwidth_hz=self.bandwidth_hz,
+            noise_w=self.noise_w,
+            uplink_w=self.uplink_w,
+            downlink_w=self.downlink_w,
+            outage_snr_db=self.outage_snr_db,
+            rtt_ms=self.rtt_ms,
+            jitter_ms=self.jitter_ms,
+            queue_ms=self.queue_ms,
+            path_loss=PathLoss(self.gain_at_1m, self.exponent),
+            small_scale=SmallScale(kind, self.k_db, self.coherence_s, self.carrier_hz),
+            shadowing=Shadowing(self.shadowing_db, self.decorrelation_m),
+            loss=GilbertElliott(self.loss, self.burst_s, self.loss_good, self.loss_bad),
+            blockage=Blockage(self.blockage_every_s, self.blockage_for_s, self.blockage_db),
+            crowd=Crowd(self.others, self.others_stay_s),
+        )
+
+
+@configured(FadingOptions)
+def fading(
+    config: FadingOptions,
+    out: Annotated[Path, typer.Option(help="File to write; with several UEs a directory, for ue0.csv and on.")],
+    force: Annotated[bool, typer.Option("--force", help="Overwrite.", rich_help_panel=OUTPUT)] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make link traces from a channel model: path loss, shadowing, fading, blockage, bursts of loss, a shared uplink.
 
@@ -126,29 +184,15 @@ def fading(
 
         testbed channel fading --distance 2,20 --fading rician --mean-uplink-mbps 498,172 --seed 1 --out wifi
     """
-    cell = Cell(
-        bandwidth_hz=bandwidth_hz,
-        noise_w=noise_w,
-        uplink_w=uplink_w,
-        downlink_w=downlink_w,
-        outage_snr_db=outage_snr_db,
-        rtt_ms=rtt_ms,
-        jitter_ms=jitter_ms,
-        queue_ms=queue_ms,
-        path_loss=PathLoss(gain_at_1m, exponent),
-        small_scale=SmallScale(_kind(kind), k_db, coherence_s, carrier_hz),
-        shadowing=Shadowing(shadowing_db, decorrelation_m),
-        loss=GilbertElliott(loss, burst_s, loss_good, loss_bad),
-        blockage=Blockage(blockage_every_s, blockage_for_s, blockage_db),
-        crowd=Crowd(others, others_stay_s),
-    )
-    ues = [Mobility(metres, speed_mps, until_m) for metres in _numbers(distance, "--distance")]
-    means = None if mean_uplink_mbps is None else _numbers(mean_uplink_mbps, "--mean-uplink-mbps", len(ues))
-    shares = None if share is None else _shares(share, len(ues))
+    cell = config.cell
+    ues = [Mobility(metres, config.speed_mps, config.until_m) for metres in _numbers(config.distance, "--distance")]
+    given = config.mean_uplink_mbps
+    means = None if given is None else _numbers(given, "--mean-uplink-mbps", len(ues))
+    shares = None if config.share is None else _shares(config.share, len(ues))
     files = _places(out, len(ues))
     _refuse_to_overwrite(files, force)
-    traces = cell.traces(ues, seconds, step_s, seed, shares)
-    command = _command(context, out)
+    traces = cell.traces(ues, config.seconds, config.step_s, config.seed, shares)
+    command = _command(config, out)
     _report({"command": command, "traces": _write(files, traces, ues, means, command)}, as_json)
 
 
@@ -173,12 +217,6 @@ def _write(
         write_trace(path, trace, header)
         documents.append({"file": str(path), **_summary(trace)})
     return documents
-
-
-def _kind(text: str) -> Kind:
-    """SmallScale checks it, and lists the known ones."""
-    kind: Any = text
-    return kind  # type: ignore[no-any-return]
 
 
 def _shares(text: str, ues: int) -> Sequence[float]:
@@ -216,14 +254,15 @@ def _refuse_to_overwrite(files: Sequence[Path], force: bool) -> None:
         raise BadInput(f"{there[0]} is there already; --force overwrites it")
 
 
-def _command(context: typer.Context, out: Path) -> str:
-    """The command that makes the same traces again: all that is not the default, and the file's bare name."""
+def _command(config: FadingOptions, out: Path) -> str:
+    """The command that makes the same traces again: options that differ from their defaults, and the file's name."""
     words = []
-    for parameter in context.command.params:
-        value = context.params.get(parameter.name or "")
-        if value is None or parameter.name in SILENT or (value == parameter.default and parameter.name not in SPOKEN):
-            continue
-        words += [parameter.opts[0], out.name if parameter.name == "out" else f"{value}".removesuffix(".0")]
+    for one in options_of(FadingOptions):
+        value = getattr(config, one.name)
+        if value is not None and (value != one.default or one.name in SPOKEN):
+            words += [one.flag, f"{value}".removesuffix(".0")]
+        if one.name == "distance":
+            words += ["--out", out.name]
     return f"testbed channel fading {shlex.join(words)}"
 
 

@@ -11,27 +11,32 @@ import typer
 from rich.progress import Progress
 from rich.table import Table
 
-from testbed.cli.options import numbers
+from testbed.cli.options import AsJson, configured
 from testbed.cli.output import console, note, print_json
 from testbed.errors import TestbedError
+from testbed.experiments.links.config import ValidateConfig
+
+AGREE = "Comparison of a workload"
 
 
+@configured(ValidateConfig)
 def validate(
-    via: Annotated[str, typer.Option(help="proxy or tc.")] = "proxy",
-    rates: Annotated[str, typer.Option(help="Mbit/s, separated by commas.")] = "5,20,50,100,200",
-    rtts: Annotated[str, typer.Option(help="Milliseconds, separated by commas.")] = "0,10,50,100",
-    losses: Annotated[str, typer.Option(help="Packet error rates, separated by commas.")] = "0",
-    seconds: Annotated[int, typer.Option(help="Length of each iperf3 transfer.")] = 3,
-    workload: Annotated[int, typer.Option(help="Prompts to decode over proxy, tc and in virtual time; 0: none.")] = 0,
+    config: ValidateConfig,
+    workload: Annotated[
+        int,
+        typer.Option(help="Prompts to decode by proxy, tc and virtual time; 0 for none.", rich_help_panel=AGREE),
+    ] = 0,
     channel: Annotated[
-        str, typer.Option(help="The link of the workload.")
+        str, typer.Option(help="Link of the workload.", rich_help_panel=AGREE)
     ] = "uplink_mbps=20,downlink_mbps=20,rtt_ms=50",
-    out: Annotated[Path | None, typer.Option(help="Keep the workload's run directories here.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Keep the workload's run directories here.", rich_help_panel=AGREE)
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Show that emulated links do what they are asked, and that proxy, tc and virtual time agree.
+    """Check that emulated links have the rates, RTTs and losses asked for, and that proxy, tc and virtual time agree.
 
-    Exit code 1 where a point disagrees.
+    Exits with status 1 if a point disagrees.
 
     Examples:
 
@@ -42,12 +47,8 @@ def validate(
         testbed channel validate --rates 20 --rtts 50 --workload 10
     """
     from testbed.experiments.links.agree import agree
-    from testbed.experiments.links.validate import ValidateConfig
     from testbed.experiments.links.validate import validate as run
 
-    lists = {"rates_mbps": ("--rates", rates), "rtts_ms": ("--rtts", rtts), "losses": ("--losses", losses)}
-    points = {name: tuple(numbers(text, float, option)) for name, (option, text) in lists.items() if text.strip()}
-    config = ValidateConfig(via=via, seconds=seconds, **{name: points.get(name, ()) for name in lists})
     with Progress(console=console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
         task = bar.add_task("measuring", total=None)
         rows = run(config, lambda done, total: bar.update(task, completed=done, total=total))

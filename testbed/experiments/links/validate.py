@@ -20,8 +20,8 @@ from testbed.channel.measuring.iperf3 import NO_IPERF3, run_iperf3
 from testbed.channel.spec import ChannelSpec
 from testbed.channel.tc.links import Namespaces
 from testbed.channel.tc.shape import Duplex
-from testbed.config import Config
 from testbed.errors import BadInput, LinkError, TestbedError
+from testbed.experiments.links.config import ValidateConfig
 from testbed.experiments.runs.processes import proxy
 
 ECHOES = 20
@@ -48,34 +48,6 @@ with socket.create_connection((host, port), 10) as link:
         print(time.perf_counter() - start)
 """
 """Runs as its own process, so that it can be started in a UE's network namespace."""
-
-
-class ValidateConfig(Config, frozen=True):
-    """Grid of links to validate.
-
-    Raises:
-        BadInput: a value out of range.
-    """
-
-    via: str = "proxy"
-    rates_mbps: tuple[float, ...] = (5.0, 20.0, 50.0, 100.0, 200.0)
-    rtts_ms: tuple[float, ...] = (0.0, 10.0, 50.0, 100.0)
-    losses: tuple[float, ...] = (0.0,)
-    seconds: int = 3
-    """Duration of each transfer."""
-
-    def __post_init__(self) -> None:
-        if self.via not in ("proxy", "tc"):
-            raise BadInput(f"unknown emulation {self.via!r}; known: proxy, tc")
-        if not (self.rates_mbps and self.rtts_ms and self.losses) or self.seconds < 1:
-            raise BadInput("give at least one rate, RTT and loss, and transfers of at least 1 s")
-        for rate, rtt_ms, per in itertools.product(self.rates_mbps, self.rtts_ms, self.losses):
-            self.link(rate, rtt_ms, per)
-
-    def link(self, rate_mbps: float, rtt_ms: float, per: float) -> ChannelSpec:
-        """Channel of one grid point, symmetric in both directions."""
-        kind: Any = self.via
-        return ChannelSpec(kind=kind, uplink_mbps=rate_mbps, downlink_mbps=rate_mbps, rtt_ms=rtt_ms, per=per)
 
 
 @dataclass(frozen=True)

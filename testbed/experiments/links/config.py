@@ -1,0 +1,42 @@
+"""Configuration of `testbed channel validate`."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Annotated, Any
+
+from testbed.channel.spec import ChannelSpec
+from testbed.config import Config
+from testbed.errors import BadInput
+from testbed.options import option
+
+
+class ValidateConfig(Config, frozen=True):
+    """Grid of links to validate.
+
+    Raises:
+        BadInput: a value out of range.
+    """
+
+    via: Annotated[str, option("Emulation: proxy or tc.", panel="Links")] = "proxy"
+    rates_mbps: Annotated[
+        tuple[float, ...], option("Rates, separated by commas.", unit="Mbit/s", flags=("--rates",))
+    ] = (5.0, 20.0, 50.0, 100.0, 200.0)
+    rtts_ms: Annotated[
+        tuple[float, ...], option("Round-trip times, separated by commas.", unit="ms", flags=("--rtts",))
+    ] = (0.0, 10.0, 50.0, 100.0)
+    losses: Annotated[tuple[float, ...], option("Packet error rates, separated by commas.")] = (0.0,)
+    seconds: Annotated[int, option("Duration of each iperf3 transfer.", unit="s")] = 3
+
+    def __post_init__(self) -> None:
+        if self.via not in ("proxy", "tc"):
+            raise BadInput(f"unknown emulation {self.via!r}; known: proxy, tc")
+        if not (self.rates_mbps and self.rtts_ms and self.losses) or self.seconds < 1:
+            raise BadInput("give at least one rate, RTT and loss, and transfers of at least 1 s")
+        for rate, rtt_ms, per in itertools.product(self.rates_mbps, self.rtts_ms, self.losses):
+            self.link(rate, rtt_ms, per)
+
+    def link(self, rate_mbps: float, rtt_ms: float, per: float) -> ChannelSpec:
+        """Channel of one grid point, symmetric in both directions."""
+        kind: Any = self.via
+        return ChannelSpec(kind=kind, uplink_mbps=rate_mbps, downlink_mbps=rate_mbps, rtt_ms=rtt_ms, per=per)
