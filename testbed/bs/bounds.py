@@ -20,10 +20,10 @@ tokens are computed again."""
 
 
 def check_bounds(config: ServeConfig) -> list[str]:
-    """The addresses to listen on, of a configuration whose bounds and keys can be used.
+    """Check addresses and keys of a configuration; returns the addresses to listen on.
 
     Raises:
-        BadInput: an address or keys that cannot be used, or none beyond loopback.
+        BadInput: an address or keys that cannot be used, or no keys beyond loopback.
     """
     addresses = [check_address(address) for address in config.bind.split(",")]
     require_keys(addresses, load_server(Path(config.keys)) if config.keys else None, config.insecure)

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
-    """One session's share of a pass.
+    """One session's request in a pass.
 
-    `prefix` holds the whole committed prefix (prompt included, at least one id), `draft` the K drafted ids after it;
-    K may be 0 (plain decoding of the next token). Both int32.
+    `prefix` is the whole committed prefix (prompt included, at least one id), `draft` the K drafted ids after it; K may
+    be 0 (plain decoding of the next token). Both int32.
     """
 
     session: str
@@ -27,10 +27,10 @@ class VerifyRequest:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """What the target says at the K+1 positions of one request.
+    """The target's outputs at the K+1 positions of one request.
 
-    Row i belongs to the state that predicts the token after prefix + draft[:i]: rows 0..K-1 face the drafted tokens,
-    row K is the bonus position. Padded vocabulary rows are never chosen.
+    Row i belongs to the state that predicts the token after prefix + draft[:i]: rows 0..K-1 predict the positions of
+    the drafted tokens, row K the bonus token. Padded vocabulary rows are never chosen.
     """
 
     argmax: NDArray[np.int32]
@@ -40,14 +40,14 @@ class VerifyResult:
     draft_gap: NDArray[np.float32]
     """[K] logit of the argmax minus logit of the drafted token, row by row; 0 where they agree."""
     hidden: NDArray[np.float32] | None = None
-    """[K+1, hidden_size] final-layer, normalised states, where asked."""
+    """[K+1, hidden_size] normalised states of the final layer, if requested."""
     logprobs: NDArray[np.float32] | None = None
-    """[K+1, vocab_size] natural log-probabilities, where asked."""
+    """[K+1, vocab_size] natural log-probabilities, if requested."""
     cached: int | None = None
-    """Leading positions that came from the prefix cache; None: the engine does not know."""
+    """Leading positions read from the prefix cache; None: the engine does not report it."""
 
     def gap(self, row: int) -> float:
-        """How clearly row `row`'s argmax beats the drafted token there, or the next best one at the bonus position."""
+        """Logit of the argmax at `row` minus that of the drafted token, or of the second best at the bonus position."""
         return float(self.draft_gap[row] if row < len(self.draft_gap) else self.margin[row])
 
 
@@ -56,27 +56,27 @@ class VerifyEngine(Protocol):
 
     model_name: str
     vocab_size: int
-    """Real tokens (tokenizer's count); head rows beyond are masked."""
+    """Real tokens (the tokenizer's count); head rows beyond them are masked."""
     hidden_size: int
     max_positions: int
-    """Prefix + draft + 1 may not be more."""
+    """Upper bound of prefix + draft + 1."""
     max_batch_tokens: int
-    """New tokens that one pass should take; more are verified, in more than one internal step."""
+    """New tokens that one pass should take; more are verified in several internal steps."""
     block_size: int
-    """Tokens of a block of the prefix cache, which holds whole blocks alone."""
+    """Tokens of a block of the prefix cache, which holds whole blocks only."""
     kv_tokens: int | None
-    """Tokens whose keys and values there is room for; None: no fixed number."""
+    """Tokens whose keys and values fit the cache; None: no fixed number."""
 
     def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
-        """Verify a batch, results in its order; first-time prompts and follow-ups may be mixed.
+        """Verify a batch; results in its order. New prompts and follow-ups may be mixed.
 
         Raises:
             BadInput: an empty prefix, ids outside the vocabulary, or more positions than `max_positions`.
-            EngineError: the pass failed; no session is changed by it.
+            EngineError: the pass failed; sessions are unchanged.
         """
 
     def release(self, session: str) -> None:
-        """Forget a session; an unknown one is no error."""
+        """Release a session; an unknown one is no error."""
 
     def close(self) -> None:
         """Free the model."""

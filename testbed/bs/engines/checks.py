@@ -1,4 +1,4 @@
-"""What every engine demands of a batch before it touches its model."""
+"""Checks of a batch, shared by all engines."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from testbed.errors import BadInput
 
 
 def prompt_of(request: VerifyRequest) -> NDArray[np.int32]:
-    """[prefix + K] committed prefix and drafted tokens: what the target reads."""
+    """[prefix + K] committed prefix and drafted tokens, the input of the target."""
     return np.concatenate([request.prefix, request.draft]).astype(np.int32, copy=False)
 
 
 def check_batch(batch: Sequence[VerifyRequest], vocab_size: int, max_positions: int) -> None:
-    """Refuse what no engine can verify.
+    """Refuse a batch that no engine can verify.
 
     Raises:
         BadInput: an empty prefix, ids outside the vocabulary, or more positions than `max_positions`.

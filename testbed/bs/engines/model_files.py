@@ -1,4 +1,4 @@
-"""What a target's config.json must say before an engine loads anything heavy."""
+"""Checks of a target's config.json, before an engine loads the model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FIELDS = ("vocab_size", "hidden_size", "num_attention_heads", "max_position_emb
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A target that an engine can be asked to load."""
+    """A target that an engine can load."""
 
     name: str
     directory: Path
@@ -31,18 +31,18 @@ class ModelFiles:
 
 
 def check_files(model: str | Path, *, dtype: str, vocab_size: int | None, max_model_len: int | None) -> ModelFiles:
-    """Find a target and check that an engine can be asked to load it.
+    """Find a target and check that an engine can load it.
 
     Args:
         model: a directory or a Hugging Face id.
         dtype: one of `DTYPES`.
         vocab_size: real tokens, the tokenizer's count; None: all rows of the head.
-        max_model_len: positions of a sequence; None: all that the model was made for.
+        max_model_len: positions of a sequence; None: the model's own limit.
 
     Raises:
         ModelError: no such model, no config.json or safetensors in it, an architecture that is not supported, or a
             head with fewer rows than the vocabulary has tokens.
-        BadInput: an unknown dtype, or more positions than the model was made for.
+        BadInput: an unknown dtype, or more positions than the model's limit.
     """
     if dtype not in DTYPES:
         raise BadInput(f"unknown dtype {dtype!r}: known are {', '.join(DTYPES)}")
@@ -67,7 +67,7 @@ def check_files(model: str | Path, *, dtype: str, vocab_size: int | None, max_mo
 
 
 def _config(directory: Path) -> dict[str, Any]:
-    """config.json, with the fields that every supported architecture has."""
+    """config.json, checked for the fields of every supported architecture."""
     path = directory / "config.json"
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""An engine at another machine's pace: passes that are real, and last as long as that machine's."""
+"""An engine at another machine's pace: real passes, delayed to that machine's pass times."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from testbed.optim.pass_time import Coefficients, RequestWork
 
 
 class PacedEngine:
-    """Implements `VerifyEngine`: another engine whose passes last until T̂ of eq. 19 has passed (WISP), where it is done
-    earlier. A pass that takes it longer is late, and counted.
+    """Implements `VerifyEngine`: another engine, each of whose passes is delayed until T̂ of eq. 19 (WISP) has elapsed.
+    Passes that take longer than T̂ are counted as late.
 
-    What an engine leaves open of its prefix cache is taken to be in it: whatever the session had in its pass before.
+    If the engine does not report cached tokens, the session's previous prefix counts as cached.
     """
 
     def __init__(self, engine: VerifyEngine, pace: Coefficients) -> None:
@@ -50,7 +50,7 @@ class PacedEngine:
         self._engine.close()
 
     def snapshot(self) -> dict[str, Any]:
-        """Passes so far, those that this machine was too slow for, and by how many seconds altogether."""
+        """Passes, late passes, and their total delay [s]."""
         return {"passes": self._passes, "late": self._late, "late_s": self._late_s}
 
     def _work(self, request: VerifyRequest, result: VerifyResult) -> RequestWork:

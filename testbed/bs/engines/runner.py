@@ -1,4 +1,4 @@
-"""How the event loop has passes run: the engine seam, asynchronously."""
+"""The runner seam: engine passes from the event loop."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from testbed.bs.engines.base import VerifyEngine, VerifyRequest, VerifyResult
 
 
 class EngineRunner(Protocol):
-    """How a pass is run without holding up the event loop."""
+    """Runs passes without blocking the event loop."""
 
     async def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
         """Results of one pass, in order."""
 
     async def judged(self, positions: int) -> None:
-        """So many positions were judged by hidden states just now: take the time for it that has not passed yet."""
+        """Account for the time of judging this many positions by hidden states."""
 
     def release(self, session: str) -> None:
-        """Let the engine forget a session, soon."""
+        """Release a session of the engine, soon."""
 
 
 class ThreadRunner:
@@ -29,7 +29,7 @@ class ThreadRunner:
     def __init__(self, engine: VerifyEngine, thread: ThreadPoolExecutor) -> None:
         self._engine, self._thread = engine, thread
         self._known: set[str] = set()
-        """Sessions that the engine has seen; no others wait to be forgotten, however fast they come and go."""
+        """Sessions known to the engine: only these are released, however fast others open and close."""
 
     async def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
         """Results of one pass, in order."""
@@ -37,10 +37,10 @@ class ThreadRunner:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.verify, batch)
 
     async def judged(self, positions: int) -> None:
-        """The time has passed."""
+        """Nothing: judging took its time."""
 
     def release(self, session: str) -> None:
-        """Let the engine forget a session, after the pass that is under way."""
+        """Release a session of the engine, after the running pass."""
         if session in self._known:
             self._known.remove(session)
             self._thread.submit(self._engine.release, session)

@@ -1,4 +1,4 @@
-"""A target without a model: what it says is a pure function of the prefix, at once."""
+"""A target without a model: its outputs are a pure function of the prefix."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class SyntheticEngine:
         """Set up the engine.
 
         Args:
-            model: the name it goes by; None: synthetic.
+            model: name of the model; None: synthetic.
             vocab_size: tokens of the language.
-            hidden_size: dimensions of its hidden states, which are noise.
+            hidden_size: dimensions of the hidden states, which are noise.
             max_model_len: positions of a sequence.
-            max_batch_tokens: new tokens of one pass, as a scheduler should see them.
-            seed: the language; the synthetic drafter takes it as `target_seed`.
+            max_batch_tokens: new tokens of one pass, for the scheduler.
+            seed: seed of the language; `target_seed` of the synthetic drafter.
 
         Raises:
             BadInput: fewer than `MIN_VOCAB` tokens.
@@ -70,7 +70,7 @@ class SyntheticEngine:
         )
 
     def _shape(self, prefix: NDArray[np.int32]) -> Peaked:
-        """What the target thinks after a prefix."""
+        """The target's distribution after a prefix."""
         return Peaked(
             best=next_token(prefix, self.vocab_size, self.seed),
             second=runner_up(prefix, self.vocab_size, self.seed),
@@ -79,7 +79,7 @@ class SyntheticEngine:
         )
 
     def release(self, session: str) -> None:
-        """Sessions leave nothing behind."""
+        """Nothing: sessions have no state."""
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Nothing."""

@@ -1,4 +1,4 @@
-"""What a target model's directory says: where it is, its vocabulary, its end tokens, its context."""
+"""Description of a target model's directory: vocabulary, end tokens, context."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Target:
 
     directory: Path
     tokenizer: str
-    """Fingerprint; empty where there is no tokenizer."""
+    """Fingerprint; empty: there is no tokenizer."""
     vocab_size: int
-    """Ids that are real tokens: the tokenizer's count, or the head's rows where there is no tokenizer."""
+    """Real tokens: the tokenizer's count, or the head's rows if there is no tokenizer."""
     end_ids: tuple[int, ...]
     max_positions: int
 
 
 def find(model: str) -> Path:
-    """Directory of a model given as a directory or a Hugging Face id (downloaded, or taken from the local cache).
+    """Directory of a model, given as a directory or a Hugging Face id (downloaded, or from the local cache).
 
     Raises:
         ModelError: neither.
@@ -76,7 +76,7 @@ def describe(model: str) -> Target:
 
 
 def vocabulary(directory: Path) -> int:
-    """Number of ids of the tokenizer in a directory: its largest id plus one."""
+    """Vocabulary size of the tokenizer in a directory: its largest id plus one."""
     from tokenizers import Tokenizer
 
     return 1 + max(Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab().values())

@@ -1,4 +1,4 @@
-"""Verification on transformers: the reference. One pass per request, its own KV cache per session."""
+"""Verification on transformers, the reference: one pass per request, a KV cache per session."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from testbed.errors import EngineError
 
 @dataclass(slots=True)
 class _Session:
-    """Ids whose keys and values a cache holds."""
+    """The ids whose keys and values a cache holds, and the cache."""
 
     ids: NDArray[np.int32]
     cache: DynamicCache
@@ -35,14 +35,14 @@ class TransformersEngine:
         model: directory of a Hugging Face model, or its id.
         dtype: float32 or bfloat16.
         vocab_size: real tokens; rows of the head beyond them are never chosen. None: all rows.
-        max_model_len: positions of a sequence; None: what the model was made for.
-        max_batch_tokens: new tokens of one pass, as a scheduler should see them.
+        max_model_len: positions of a sequence; None: the model's own limit.
+        max_batch_tokens: new tokens of one pass, for the scheduler.
         max_sessions: sessions whose keys and values are kept.
-        device: as torch names it; None: a GPU if there is one.
+        device: torch device; None: a GPU if available.
 
     Raises:
         ModelError: the model's files cannot be used: see `check_files`.
-        BadInput: arguments that do not hold together.
+        BadInput: an argument out of range.
         EngineError: transformers could not load the model.
     """
 
@@ -101,10 +101,10 @@ class TransformersEngine:
         return result
 
     def _forward(self, session: _Session, prompt: NDArray[np.int32], first: int) -> tuple[Tensor, int]:
-        """Final-layer states [K+1, hidden_size] at the positions from `first` on, and how many leading positions the
-        session's cache had; extends it.
+        """Final-layer states [K+1, hidden_size] from position `first` on, and the number of leading positions that were
+        cached.
 
-        The cache is rolled back to what it shares with the prompt, and at least to before `first`.
+        The session's cache is rolled back to the ids shared with the prompt, at most up to `first`, then extended.
         """
         shared = min(len(session.ids), len(prompt), first)
         differing = np.flatnonzero(session.ids[:shared] != prompt[:shared])

@@ -1,6 +1,6 @@
-"""The live view's web application: the page, its updates, and what Prometheus and orchestrators ask for.
+"""The live view's web application: the page, its updates, metrics for Prometheus, and health checks.
 
-All that comes from a UE is untrusted, and so is every web site that the viewer's browser has open: see the guard.
+Data from UEs is untrusted, and so is every web site open in the viewer's browser: see `Guard`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from testbed.bs.monitor.prometheus import exposition
 
 LOG = logging.getLogger(__name__)
 STALL_S = 10.0
-"""How long one update may take to be written; a viewer that does not read so long is dropped."""
+"""Timeout for writing an update; a viewer that does not read for this long is dropped."""
 PAGE = "page"
 STYLES = ("page.css",)
 SCRIPTS = ("stream.js", "charts.js", "table.js", "page.js")
-"""In the order in which they run."""
+"""Scripts, in the order in which they run."""
 SECRET = ("/events", "/metrics")
-"""What needs the token, where there is one."""
+"""Paths that need the token, if there is one."""
 HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -47,8 +47,8 @@ def make_app(station: MonitoredStation, feed: Feed, token: str | None, host: str
     """The application.
 
     Args:
-        token: what clients must say; None: nothing.
-        host: that it listens on, as it was given.
+        token: token that clients must present; None: none.
+        host: host that it listens on, as configured.
     """
     page = read_page()
 
@@ -78,7 +78,7 @@ def make_app(station: MonitoredStation, feed: Feed, token: str | None, host: str
 
 
 class Events:
-    """ASGI application: updates as server-sent events, until either side has enough."""
+    """ASGI application: updates as server-sent events, until either side ends."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
@@ -92,7 +92,7 @@ class Events:
 
 
 async def _stream(viewer: Viewer, receive: Receive, send: Send) -> None:
-    """Send what comes for a viewer; who leaves or does not read is given up."""
+    """Send a viewer's updates until it disconnects or does not read."""
     leaving = asyncio.ensure_future(_left(receive))
     leaving.add_done_callback(lambda _: viewer.close())
     headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
@@ -114,13 +114,13 @@ async def _left(receive: Receive) -> None:
 
 
 class Guard:
-    """ASGI middleware that lets in whoever should be, and closes what is sent to all others.
+    """ASGI middleware that authorises requests and sets security headers.
 
-    - With a token, whoever does not say it gets neither updates nor metrics. It travels in a header, never in a cookie,
-      so that other sites that a browser has open cannot borrow it.
-    - Without one, only loopback is listened on. There a web site could have its own name resolved to 127.0.0.1 (DNS
-      rebinding) and read what its visitor's machine serves: so a name in `Host` must be one of this machine's.
-    - Requests that a browser sends for another site are refused, but for following a link to the page.
+    - With a token, updates and metrics require it. It is sent in a header, never in a cookie, so that other sites open
+      in the browser cannot use it.
+    - Without a token, the server listens on loopback only. A web site could have its own name resolved to 127.0.0.1
+      (DNS rebinding) and read what its visitor's machine serves: so the name in `Host` must be one of this machine.
+    - Requests that a browser sends for another site are refused, except for following a link to the page.
     """
 
     def __init__(self, app: ASGIApp, token: str | None, host: str) -> None:
@@ -158,7 +158,7 @@ class Guard:
         return None
 
     def _known(self, host: str) -> bool:
-        """Whether a `Host` names this machine: an address (a rebound name is none), or a name that it is known by."""
+        """Whether a `Host` names this machine: an address (never a rebound name), or one of its names."""
         name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
         if name.lower() in self._names:
             return True
@@ -170,7 +170,7 @@ class Guard:
 
 
 def _foreign(headers: Headers) -> bool:
-    """Whether a browser says that another site asks."""
+    """Whether a browser states that the request comes from another site."""
     if headers.get("sec-fetch-mode") == "navigate":
         return False
     origin = headers.get("origin")
@@ -186,11 +186,11 @@ class Page(NamedTuple):
 
     html: str
     policy: str
-    """Its content security policy: its own script and style and its own updates, nothing else from anywhere."""
+    """Its content security policy: its own script, style and updates only."""
 
 
 def read_page() -> Page:
-    """Put the page together from its parts in the package."""
+    """Assemble the page from its parts in the package."""
     folder = importlib.resources.files("testbed.bs.monitor") / PAGE
     style = "".join((folder / name).read_text(encoding="utf-8") for name in STYLES)
     parts = "".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)

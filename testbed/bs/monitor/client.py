@@ -1,4 +1,4 @@
-"""A base station as its live view's process sees it: whether it serves, and what it answers."""
+"""The base station as seen from the live view's process: its state, and its answers."""
 
 from __future__ import annotations
 
@@ -26,34 +26,33 @@ from testbed.bs.observer import RecentActivity
 from testbed.clock import within
 
 ASK_S = 5.0
-"""How long the server's event loop may take to answer; its passes run elsewhere, so that it is rarely busy for long."""
+"""Timeout of a question; passes run in another thread, so that the server's event loop is rarely busy for long."""
 FRESH_S = 0.1
-"""So long an answer that does not change much stands for further questions: nobody can have a base station asked more
-often."""
+"""Time for which an answer is reused: the base station is asked no more often, however many clients there are."""
 LOADING, SERVING, CLOSING = "loading", "serving", "closing"
 T = TypeVar("T")
 
 
 class MonitoredStation:
-    """The base station at the other end.
+    """The base station at the other end of the socket.
 
     Args:
-        reader: what it says.
-        writer: for questions.
+        reader: its notices and answers.
+        writer: questions.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.state = LOADING
         self.serving: MonitorServing | None = None
         self.cpu_s = 0.0
-        """That it took to answer last."""
+        """CPU time of its last answer."""
         self._reader, self._writer = reader, writer
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[MonitorAnswer | None]] = {}
         self._lately: dict[Any, tuple[float, asyncio.Task[Any]]] = {}
 
     async def listen(self) -> None:
-        """Hear what it says until it is gone."""
+        """Receive notices and answers until it is gone."""
         try:
             while True:
                 self._hear(await receive(self._reader, Notice))
@@ -61,13 +60,13 @@ class MonitoredStation:
             self._close()
 
     async def look(self, rounds: int, passes: int) -> RecentActivity | None:
-        """What happened after the round and the pass of these numbers, and how things stand; None: it does not serve,
-        or takes too long, and so for the others.
+        """Rounds and passes after these numbers, and all sessions; None: the base station does not serve or does not
+        answer in time, and so for the other questions.
         """
         return await self._ask(lambda number: LookAt(number, rounds, passes), RecentActivity)
 
     async def count(self) -> Counted | None:
-        """All that is counted."""
+        """All counters."""
         return await self._shared(Count, Counted)
 
     async def live(self) -> bool | None:
@@ -83,14 +82,14 @@ class MonitoredStation:
             waiting.set_result(said)
 
     def _close(self) -> None:
-        """It serves no more: whoever has asked is not kept waiting."""
+        """The base station serves no more: pending questions are answered with None."""
         self.serving, self.state = None, CLOSING
         for waiting in self._asked.values():
             if not waiting.done():
                 waiting.set_result(None)
 
     async def _shared(self, question: Callable[[int], Question], kind: type[T] | Any) -> T | None:
-        """One answer for all who ask at about the same time."""
+        """One answer for all clients that ask at about the same time."""
         now_s = asyncio.get_running_loop().time()
         asked_s, asking = self._lately.get(question, (now_s, None))
         if self.serving is None:

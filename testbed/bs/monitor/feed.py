@@ -1,6 +1,6 @@
-"""What viewers of the live view are sent: how things stand, ten times a second, made once for all of them.
+"""Updates for the viewers of the live view: ten times a second, made once for all of them.
 
-Nothing is asked of the base station while nobody looks. JSON is made here, in the live view's own process.
+The base station is not asked while there are no viewers. JSON is made here, in the live view's own process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from testbed import __version__
-from testbed.bs.monitor import record_ring as notes
+from testbed.bs.monitor import record_ring
 from testbed.bs.monitor.client import SERVING, MonitoredStation
 from testbed.bs.monitor.recent import RING
 from testbed.bs.monitor.wire import MonitorServing
@@ -27,53 +27,53 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 INTERVAL_S = 0.1
-"""Between updates."""
+"""Time between updates."""
 QUIET_S = 1.0
-"""Between updates while the base station loads or closes."""
+"""Time between updates while the base station loads or closes."""
 SHARE = 0.01
-"""Of the base station's time that answers may take: where they take more, updates become fewer, not the rounds."""
+"""Share of the base station's time that answers may take; above it, updates become less frequent."""
 MOST_PAUSE_S = 2.0
 BEHIND = 50
-"""Updates that a viewer may be behind; one that is further is dropped."""
+"""Unsent updates after which a viewer is dropped."""
 MOST_VIEWERS = 16
 MOST_TEXTS = 1024
-"""Sessions whose text is pieced together at once; of more, the one seen longest ago loses what was held of it."""
+"""Sessions whose text is decoded at once; beyond, the least recently used one starts anew."""
 COLUMNS = {"rows": SessionRow._fields, "rounds": RoundNote._fields, "passes": PassNote._fields}
-"""What the entries of the lists are, as the first update says."""
+"""Names of the fields in each list, sent with the first update."""
 
 
 class TooManyViewers(Exception):
-    """As many viewers as there may be."""
+    """The maximum number of viewers is connected."""
 
 
 class Viewer:
-    """One who looks on: updates that wait to be sent to it."""
+    """A viewer and its unsent updates."""
 
     def __init__(self) -> None:
         self.fresh = True
-        """Whether it has seen nothing yet."""
+        """Whether it has received nothing yet."""
         self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     def put(self, update: bytes) -> None:
-        """Have an update sent; who is too far behind is sent no more."""
+        """Queue an update; a viewer that is too far behind is closed."""
         if self._waiting.qsize() < BEHIND:
             self._waiting.put_nowait(update)
         else:
             self.close()
 
     def close(self) -> None:
-        """Send no more, not even what waits."""
+        """End the viewer's stream; unsent updates are dropped."""
         while not self._waiting.empty():
             self._waiting.get_nowait()
         self._waiting.put_nowait(None)
 
     async def next(self) -> bytes | None:
-        """The next update; None: there are no more."""
+        """The next update; None: the stream has ended."""
         return await self._waiting.get()
 
 
 class Feed:
-    """Makes the updates, while there are viewers."""
+    """Makes updates while there are viewers."""
 
     def __init__(self, station: MonitoredStation) -> None:
         self.viewers: set[Viewer] = set()
@@ -118,12 +118,12 @@ class Feed:
             await asyncio.sleep(least_s - (loop.time() - start_s))
 
     def close(self) -> None:
-        """Let all viewers go."""
+        """End all viewers' streams."""
         for viewer in self.viewers:
             viewer.close()
 
     async def update(self) -> None:
-        """Have every viewer sent how things stand."""
+        """Send an update to every viewer."""
         await self._meet(self._station.serving)
         before = (self._rounds[-1].number if self._rounds else 0, self._passes[-1].number if self._passes else 0)
         look = await self._station.look(*before)
@@ -132,16 +132,16 @@ class Feed:
             for viewer in self.viewers:
                 viewer.fresh = True
             return
-        rounds, passes = [self._texts.spell(note) for note in notes.rounds(look)], notes.passes(look)
+        rounds, passes = [self._texts.spell(note) for note in record_ring.rounds(look)], record_ring.passes(look)
         self._rounds += rounds
         self._passes += passes
         self._send(
-            lambda: _standing(look, rounds, passes),
-            lambda: {**self._about(), "columns": COLUMNS, **_standing(look, self._rounds, self._passes)},
+            lambda: _activity(look, rounds, passes),
+            lambda: {**self._about(), "columns": COLUMNS, **_activity(look, self._rounds, self._passes)},
         )
 
     async def _meet(self, serving: MonitorServing | None) -> None:
-        """Forget what was of a base station that is another now."""
+        """Start anew if the base station's state has changed."""
         if serving is self._serving:
             return
         path = None if serving is None else serving.tokenizer
@@ -158,7 +158,7 @@ class Feed:
         return {"about": {"state": self._station.state, "version": __version__, **known}}
 
     def _send(self, news: Callable[[], dict[str, Any]], whole: Callable[[], dict[str, Any]]) -> None:
-        """The news, or, to those who have seen nothing yet, the whole; each is made once, where anybody needs it."""
+        """Send the news, or the whole to new viewers; each is made at most once."""
         made: dict[bool, bytes] = {}
         for viewer in self.viewers:
             if viewer.fresh not in made:
@@ -168,10 +168,10 @@ class Feed:
 
 
 class Texts:
-    """The text of tokens that come one after another in many sessions.
+    """Incremental decoding of the tokens of many sessions.
 
     Args:
-        tokenizer: None: ids stay ids.
+        tokenizer: None: tokens stay ids.
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
@@ -179,7 +179,7 @@ class Texts:
         self._open: dict[int, Detokeniser] = {}
 
     def spell(self, note: RoundNote) -> RoundNote:
-        """A note with the text that each token settles in the token's place; often it is empty."""
+        """The note with each token replaced by the text that it completes, often empty."""
         if self._tokenizer is None or not note.tokens:
             return note
         known = self._open.pop(note.session, None) or Detokeniser(self._tokenizer)
@@ -191,22 +191,22 @@ class Texts:
 
 
 def load_tokenizer(path: str) -> Tokenizer | None:
-    """A target's tokenizer; None where its file is none, and ids are shown."""
+    """A target's tokenizer; None: the file is invalid, and ids are shown."""
     from tokenizers import Tokenizer
 
     try:
         return Tokenizer.from_file(path)
     except Exception as exc:  # tokenizers raises nothing narrower
-        LOG.warning("%s holds no tokenizer, so that ids are shown: %s", path, exc)
+        LOG.warning("%s is no tokenizer file, ids are shown instead: %s", path, exc)
         return None
 
 
 def event(document: dict[str, Any]) -> bytes:
-    """A document as a server-sent event; numbers that are not finite become null."""
+    """A document as a server-sent event; non-finite numbers become null."""
     return b"data: " + msgspec.json.encode(document) + b"\n\n"
 
 
-def _standing(look: RecentActivity, rounds: Sequence[RoundNote], passes: Sequence[PassNote]) -> dict[str, Any]:
+def _activity(look: RecentActivity, rounds: Sequence[RoundNote], passes: Sequence[PassNote]) -> dict[str, Any]:
     return {
         "now_s": look.now_s,
         "sessions": look.sessions,

@@ -1,6 +1,6 @@
 """The live view of a base station process: a web server in a process of its own, which ends with this one.
 
-It listens before the engine is loaded, and asks the server's event loop only while somebody looks.
+It listens before the engine is loaded, and asks the server's event loop only while there are viewers.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ FLAG = "--monitor-token-file"
 WEB = "testbed.bs.monitor.web"
 NEEDS = ("prometheus_client", "starlette", "tokenizers", "uvicorn")
 UNREAD_MS = 15_000
-"""After which Linux cuts a connection whose client takes nothing of what is sent."""
+"""Time after which Linux closes a connection whose client reads nothing."""
 LAST_S = 1.0
-"""For the last word to the live view's process."""
+"""Time for the last message to the live view's process."""
 STOP_S = 10.0
 
 
 class Monitor:
-    """A live view that answers, whether or not the base station serves yet.
+    """A running live view, whether or not the base station serves yet.
 
     Args:
-        link: to its process; it is this object's to close.
+        link: socket to its process; owned by this object.
     """
 
     def __init__(self, link: socket.socket, url: str) -> None:
@@ -50,14 +50,14 @@ class Monitor:
         self._writer: asyncio.StreamWriter | None = None
 
     async def attach(self, source: Source) -> None:
-        """The base station serves from now on: questions are answered on the running event loop."""
+        """Announce that the base station serves; questions are answered on the running event loop."""
         reader, self._writer = await asyncio.open_connection(sock=self._link.dup())
         self._writer.transport.set_write_buffer_limits(0)  # to drain is to have all written
         self._writer.write(frame(source.serving))
         self._answering = asyncio.create_task(answer_all(source, reader, self._writer))
 
     async def detach(self) -> None:
-        """It serves no more; the live view is told so, and stands until `close`."""
+        """Announce that the base station serves no more; the live view stays up until `close`."""
         if self._answering is None or self._writer is None:
             return
         await cancel(self._answering)
@@ -67,7 +67,7 @@ class Monitor:
         self._writer.transport.abort()
 
     def close(self) -> None:
-        """End the live view: its process sees that nobody is at the other end."""
+        """End the live view: its process notices that the socket is closed."""
         self._link.close()
 
 
@@ -89,10 +89,10 @@ def monitor_address(text: str) -> tuple[str, int]:
 
 
 def check_monitor(config: ServeConfig) -> None:
-    """Refuse options of a live view that there is not.
+    """Check the options of the live view.
 
     Raises:
-        BadInput: an address that is none, or the options of a live view without one.
+        BadInput: an invalid address, or options of a live view without an address.
     """
     if config.monitor is not None:
         monitor_address(config.monitor)
@@ -104,7 +104,7 @@ def check_monitor(config: ServeConfig) -> None:
 
 @contextlib.contextmanager
 def monitored(config: ServeConfig) -> Iterator[Monitor | None]:
-    """The live view that a configuration asks for, until the block ends; None where it asks for none.
+    """Run the configured live view within the block; None: there is none.
 
     Raises:
         BadInput: an address or key that cannot be used, or a BS that is installed without a web server.
@@ -124,7 +124,7 @@ def monitored(config: ServeConfig) -> Iterator[Monitor | None]:
                 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
             process, monitor = _start(theirs, listener), Monitor(ours, url_of(listener))
         theirs.close()
-        with contextlib.suppress(ConnectionError):  # it has died, which is noticed later
+        with contextlib.suppress(ConnectionError):  # the process has died, which is noticed later
             ours.sendall(frame(MonitorSetup(host, token)))
         try:
             yield monitor
@@ -134,7 +134,7 @@ def monitored(config: ServeConfig) -> Iterator[Monitor | None]:
 
 
 def _start(link: socket.socket, listener: socket.socket) -> subprocess.Popen[bytes]:
-    """The live view's process, born with what would interrupt it blocked."""
+    """Start the live view's process with interrupting signals blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
     try:
         return subprocess.Popen(
@@ -146,7 +146,7 @@ def _start(link: socket.socket, listener: socket.socket) -> subprocess.Popen[byt
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """It ends by itself, or is made to."""
+    """Wait for the process to end, then kill it."""
     try:
         process.wait(STOP_S)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""A base station's counters as Prometheus reads them: made from what is counted anyway, when somebody asks."""
+"""A base station's counters in Prometheus' exposition format, made on request."""
 
 from __future__ import annotations
 
@@ -34,35 +34,33 @@ COUNTERS = {
     "evicted_tokens": ("testbed_evicted_tokens", "Positions expected in the prefix cache and not found there."),
     "window_switches": ("testbed_window_switches", "Changes of the windows hinted to UEs."),
 }
-"""Of `Metrics.snapshot` and `Windows.snapshot`, by key: name and help."""
+"""Name and help of counters, by their keys in `Metrics.snapshot` and `Windows.snapshot`."""
 GAUGES = {
     "sessions": ("testbed_sessions", "Sessions open."),
     "waiting": ("testbed_waiting_requests", "Requests that waited for the engine at the last plan."),
     "urgent": ("testbed_urgent_requests", "Those of them whose deadline is near (scheduler slo)."),
     "estimate_mape": ("testbed_estimate_error_ratio", "Running mean of |estimate - time| / time of passes."),
-    "drifted": ("testbed_estimate_drifted", "1 where passes no longer take what the estimator began with."),
+    "drifted": ("testbed_estimate_drifted", "1 if pass times have drifted from the estimator's initial coefficients."),
 }
 BY_SPEED = {
-    "promised_rounds": ("testbed_promised_rounds", "Rounds of sessions with a promise, by its tokens a second."),
+    "promised_rounds": ("testbed_promised_rounds", "Rounds of sessions with a guaranteed token speed, by that speed."),
     "missed_deadlines": ("testbed_late_rounds", "Those of them that were verified after their deadline."),
-    "refused_sessions": ("testbed_refused_sessions", "Sessions that were not promised the speed they asked for."),
+    "refused_sessions": ("testbed_refused_sessions", "Sessions refused by admission, by the speed they asked for."),
 }
-"""By speed; 0: those beyond `metrics.MOST_SPEEDS`."""
+"""Counters by speed; 0: speeds beyond `metrics.MOST_SPEEDS`."""
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Upper bounds of the classes of batch sizes."""
+"""Upper bounds of the histogram of batch sizes."""
 
 
 def exposition(state: str, about: Mapping[str, str], viewers: int, counted: Counted | None) -> bytes:
-    """The text that Prometheus reads (exposition format 0.0.4 or later); without `counted`, what is known before the
-    engine is loaded.
-    """
+    """Metrics in exposition format 0.0.4 or later; without `counted`, those known before the engine is loaded."""
     registry = CollectorRegistry()
     registry.register(_Counted(state, about, viewers, counted))
     return generate_latest(registry)
 
 
 class _Counted(Collector):
-    """One state of things."""
+    """One snapshot of all counters."""
 
     def __init__(self, state: str, about: Mapping[str, str], viewers: int, counted: Counted | None) -> None:
         self._state, self._about, self._viewers, self._counted = state, about, viewers, counted
@@ -91,10 +89,14 @@ def _of_counts(counts: Mapping[str, Any]) -> Iterator[Metric]:
         for speed, count in counts[key].items():
             family.add_metric([speed], count)
         yield family
-    promises = counts["promises"]  # their speeds are free: as labels they would become ever more
+    promises = counts["promises"]  # any speed is possible: as labels they would grow without bound
     promised_tps = sum(float(speed) * count for speed, count in promises.items())
-    yield GaugeMetricFamily("testbed_promised_sessions", "Sessions with a promise.", value=sum(promises.values()))
-    yield GaugeMetricFamily("testbed_promised_tokens_per_second", "Sum of all promises.", value=promised_tps)
+    yield GaugeMetricFamily(
+        "testbed_promised_sessions", "Sessions with a guaranteed token speed.", value=sum(promises.values())
+    )
+    yield GaugeMetricFamily(
+        "testbed_promised_tokens_per_second", "Sum of all guaranteed token speeds.", value=promised_tps
+    )
     sizes = {int(size): count for size, count in counts["batch_sizes"].items()}
     buckets = [(str(bound), sum(n for size, n in sizes.items() if size <= bound)) for bound in SIZES]
     yield HistogramMetricFamily(
@@ -108,7 +110,7 @@ def _of_counts(counts: Mapping[str, Any]) -> Iterator[Metric]:
 def _of_rounds(tally: RoundSums) -> Iterator[Metric]:
     for name, text, count in (
         ("testbed_drafted_tokens", "Tokens that UEs drafted.", tally.drafted),
-        ("testbed_accepted_tokens", "Drafted tokens that stayed.", tally.accepted),
+        ("testbed_accepted_tokens", "Drafted tokens that were accepted.", tally.accepted),
         (
             "testbed_judged_tokens",
             "Those of them that the target would not have chosen and the judge kept.",

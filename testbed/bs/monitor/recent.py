@@ -1,7 +1,7 @@
-"""The recent past of a base station: rounds and passes in rings of bounded length, sums, and how sessions stand.
+"""Recent activity of a base station: bounded rings of rounds and passes, sums, and the state of sessions.
 
-A round or a pass is noted in constant time, as numbers in memory that is there; more is made of the notes only when
-somebody looks. All of it runs on the server's event loop, so that nothing here needs a lock.
+A round or pass is noted in constant time, as numbers in preallocated memory; notes are processed only when the live
+view asks. Everything runs on the server's event loop, without locks.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from testbed.protocols import TARGET_ONLY
 from testbed.protocols.messages import NO_HINT, Verdict
 
 RING = 1024
-"""Rounds that are remembered, and passes."""
+"""Rounds, and passes, that are kept."""
 MOST_ROWS = 256
-"""Sessions that a look shows."""
+"""Sessions that are shown."""
 MOST_UES = 4096
-"""UEs that keep their number; of more, the one seen longest ago gets a new one."""
+"""UEs that keep their number; beyond, the least recently seen one gets a new number."""
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper bounds of the classes of rounds' times at the BS."""
+"""Upper bounds of the histogram of rounds' times at the BS."""
 COUNTS = ("drafted", "accepted", "committed", "judged")
 PARTS = ("draft", "link", "queue", "verify", "hidden", "judge")
-"""Of a round's time, in the order of `RoundNote`."""
+"""Parts of a round's time, in the order of `RoundNote`."""
 
 
 @dataclass(slots=True)
 class _UeNumber:
-    """One peer's number, and the places that its sessions hold."""
+    """Number of a peer, and the places of its sessions."""
 
     number: int
     taken: set[int] = field(default_factory=set)
@@ -43,15 +43,15 @@ class _UeNumber:
 
 @dataclass(slots=True)
 class _Track:
-    """What is remembered of a session beside its own fields."""
+    """Additional state of a session."""
 
     ue: _UeNumber
     number: int
-    """Of the UE."""
+    """Number of the UE."""
     place: int
     session: int
     shown: int
-    """Tokens of the session that notes have told of, or that it was opened with."""
+    """Tokens of the session that were noted, or that it was opened with."""
     told_s: float = math.nan
     """When its last verdict was made."""
     rounds: int = 0
@@ -64,11 +64,11 @@ class _Track:
 
 
 class Recent:
-    """Implements `Observer`.
+    """Implements `Observer`: keeps recent rounds and passes for the live view.
 
     Args:
-        sessions: all that are served.
-        text: whether notes hold the tokens that were committed.
+        sessions: all sessions of the base station.
+        text: whether notes hold the committed tokens.
     """
 
     def __init__(self, sessions: SessionTable, *, text: bool = False) -> None:
@@ -79,7 +79,7 @@ class Recent:
         self._tracks: dict[str, _Track] = {}
         self._ues: OrderedDict[bytes, _UeNumber] = OrderedDict()
         self._tallied = 0
-        """Rounds that are in the sums below."""
+        """Rounds included in the sums below."""
         self._counts = np.zeros(len(COUNTS), np.int64)
         self._seconds = np.zeros(len(PARTS) + 1)
         self._times = np.zeros(len(BOUNDS_S) + 1, np.int64)
@@ -94,7 +94,7 @@ class Recent:
         judged = verdict.kept if verdict.kept and session.protocol is not None and session.protocol.judged else 0
         arrived_s, waited_s, draft_s = round_.arrived_s, round_.waited_s, round_.draft_s
         end_s = arrived_s + waited_s + bs_s
-        link_s = max(arrived_s - track.told_s - draft_s, 0.0) if drafted else math.nan  # what is no number stays so
+        link_s = max(arrived_s - track.told_s - draft_s, 0.0) if drafted else math.nan  # NaN stays NaN
         track.told_s, track.window, track.hint = end_s, drafted, verdict.window
         track.rounds += 1
         track.drafted += drafted
@@ -131,13 +131,12 @@ class Recent:
     # ------------------------------------------------------------ looks
 
     def look(self, rounds: int, passes: int, now_s: float) -> RecentActivity:
-        """How things stand.
+        """Recent activity.
 
         Args:
-            rounds: number of the last round's note that the looker has; those after it are shown, as far as they are
-                remembered.
+            rounds: number of the last round that the viewer has; those after it are returned, as far as they are kept.
             passes: the same for passes.
-            now_s: on the server's clock.
+            now_s: time on the server's clock.
         """
         fresh = min(max(0, self._rounds.count - rounds), len(self._words))
         return RecentActivity(
@@ -160,7 +159,7 @@ class Recent:
     # ------------------------------------------------------------ inside
 
     def _begin(self, session: Session) -> _Track:
-        """Give a session that is new its place."""
+        """Give a new session its place."""
         peer = session.key[0]
         ue = self._ues.get(peer)
         if ue is None:
@@ -179,8 +178,8 @@ class Recent:
     def _spoken(
         self, session: Session, round_: Round, track: _Track, accepted: int, committed: int
     ) -> tuple[list[int], str]:
-        """The tokens that came since the last note, and a mark for each; they are committed already. Before the round's
-        own there may be one that the UE drew after its last window.
+        """The tokens committed since the last note, and a mark for each. The round's own may be preceded by one that
+        the UE drew after its last window.
         """
         tokens: list[int] = session.tokens[track.shown : session.length].tolist()
         track.shown = session.length
@@ -193,7 +192,7 @@ class Recent:
         return tokens, (before + "".join(marks)).ljust(len(tokens), "t")
 
     def _tally(self) -> None:
-        """Add what came since the last time to the sums."""
+        """Add the rounds since the last call to the sums."""
         fresh = columns(self._rounds.since(self._tallied))
         self._tallied = self._rounds.count
         self._counts += [fresh[name].sum() for name in COUNTS]

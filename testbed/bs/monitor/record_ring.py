@@ -1,7 +1,7 @@
-"""Notes of rounds and passes as they are kept and handed over: records of one length in memory that is taken once.
+"""Packed notes of rounds and passes: fixed-length records in preallocated memory.
 
-A note is made some thousand times a second and read by hardly anybody: packing its numbers takes a fraction of what an
-object of them would, and a look hands over bytes.
+Notes are written thousands of times per second and rarely read: packing takes a fraction of the time of creating
+objects, and a viewer is sent bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Ring:
     """The last records of one layout, numbered from 1.
 
     Args:
-        size: how many are kept.
+        size: number of records kept.
     """
 
     def __init__(self, layout: struct.Struct, size: int) -> None:
@@ -38,12 +38,12 @@ class Ring:
         self._bytes = bytearray(layout.size * size)
 
     def add(self, *values: float) -> None:
-        """Keep a record: its number, and these values."""
+        """Add a record: its number, and these values."""
         self._pack(self._bytes, self.count % self._size * self._length, self.count + 1, *values)
         self.count += 1
 
     def since(self, number: int) -> bytes:
-        """Records after the one of this number, as far as they are kept."""
+        """Records after this number, as far as they are kept."""
         fresh = min(self.count - number, self._size)
         if fresh <= 0:
             return b""
@@ -52,12 +52,12 @@ class Ring:
 
 
 def columns(records: bytes) -> NDArray[np.void]:
-    """Records of rounds as an array [rounds] with a field for each of `RoundNote`'s numbers, and `bs_s`."""
+    """Records of rounds as a structured array [rounds] of `RoundNote`'s numeric fields and `bs_s`."""
     return np.frombuffer(records, _ROUND_TYPE)
 
 
 def rounds(look: RecentActivity) -> list[RoundNote]:
-    """The rounds that a look shows."""
+    """The rounds of an update."""
     nothing: tuple[list[int], str] = ([], "")
     words = look.words or [nothing] * (len(look.rounds) // ROUND.size)
     numbers = ROUND.iter_unpack(look.rounds)
@@ -65,5 +65,5 @@ def rounds(look: RecentActivity) -> list[RoundNote]:
 
 
 def passes(look: RecentActivity) -> list[PassNote]:
-    """The passes that a look shows."""
+    """The passes of an update."""
     return [PassNote._make(record) for record in PASS.iter_unpack(look.passes)]

@@ -1,4 +1,4 @@
-"""A base station as its live view may ask it, on the server's event loop."""
+"""Answers of a base station to its live view, on the server's event loop."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from testbed.bs.observer import RecentActivity, RoundSums
 
 LOG = logging.getLogger(__name__)
 Counted: TypeAlias = tuple[dict[str, Any], RoundSums]
-"""What a base station counts."""
+"""Metrics of the base station, and sums over its rounds."""
 NOTHING = msgspec.Raw(msgspec.msgpack.encode(None))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a base station that serves can be asked."""
+    """Data of a serving base station."""
 
     look: Callable[[int, int], RecentActivity]
-    """What happened after the round and the pass of these numbers, and how things stand."""
+    """Rounds and passes after these numbers, and all sessions."""
     count: Callable[[], Counted]
-    """All that is counted."""
+    """All counters."""
     serving: MonitorServing
-    """What is said of it."""
+    """Description of the base station."""
 
 
 async def answer_all(source: Source, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer one question after another until the live view is gone."""
+    """Answer questions in order until the live view is gone."""
     try:
         while True:
             writer.write(frame(answer(source, await receive(reader, Question))))
             await writer.drain()
     except (EOFError, ConnectionError):
-        LOG.warning("the live view has ended; the base station serves on without it")
+        LOG.warning("the live view has ended; the base station continues without it")
 
 
 def answer(source: Source, question: Question) -> MonitorAnswer:
-    """What is answered to one question, and the CPU time that it took."""
+    """The answer to a question, with the CPU time that it took."""
     begun_s = time.thread_time()
     try:
         found = msgspec.Raw(msgspec.msgpack.encode(_found(source, question)))
     except Exception:
-        LOG.exception("the live view asked for something that failed")
+        LOG.exception("a question of the live view failed")
         found = NOTHING
     return MonitorAnswer(question.number, time.thread_time() - begun_s, found)
 

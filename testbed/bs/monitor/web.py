@@ -1,9 +1,9 @@
-"""The live view's process: a web server for whoever looks, which asks the base station over a socket.
+"""The live view's process: a web server that asks the base station over a socket.
 
-It is started by `monitor.py` and ends with the base station, whatever ends that. SIGINT and SIGTERM are blocked in it
-from its start, so that what strikes all of a terminal's or a service's processes leaves it to the base station.
+It is started by `process.py` and ends with the base station, however that ends. SIGINT and SIGTERM are blocked from its
+start: a signal to all processes of a terminal or service is handled by the base station.
 
-Run: python -m testbed.bs.monitor.web PARENT_PID SOCKET LISTENER, the latter two being file descriptors
+Run: python -m testbed.bs.monitor.web PARENT_PID SOCKET LISTENER; the latter two are file descriptors
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from testbed.interrupts import as_worker
 from testbed.tasks import cancel
 
 NICE = 10
-"""Below the base station and what else drafts or verifies on this machine: a busy one gives it a tenth of a core."""
+"""Below the base station and other drafting or verifying processes: on a busy machine it gets a tenth of a core."""
 CONNECTIONS = 128
-"""Served at once; further ones are answered 503."""
+"""Concurrent connections; further ones are answered 503."""
 GRACE_S = 2
-"""For answers under way when the base station is gone."""
+"""Time for running responses to end when the base station is gone."""
 
 
 def main(arguments: list[str]) -> None:

@@ -1,7 +1,7 @@
-"""What a base station's process and that of its live view say to each other, over a pair of sockets.
+"""Messages between a base station's process and that of its live view, over a pair of sockets.
 
-A frame is its length as 4 bytes, little-endian, and a MessagePack document. The live view asks; the base station
-answers in that order, and says when it begins to serve and when it ends.
+A frame is its length as 4 bytes, little-endian, and a MessagePack document. The live view asks questions; the base
+station answers them in order, and sends a notice when it begins to serve and when it ends.
 """
 
 from __future__ import annotations
@@ -19,41 +19,42 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_un
 
 
 class MonitorSetup(_Message, frozen=True):
-    """First of all: how to serve."""
+    """First message: how to serve."""
 
     host: str
-    """That it listens on, as it was given."""
+    """Host that the live view listens on, as configured."""
     token: str | None
-    """What clients must say; None: nothing."""
+    """Token that clients must present; None: none."""
 
 
 class MonitorServing(_Message, frozen=True):
-    """The base station serves from now on, and can be asked."""
+    """The base station serves and answers questions."""
 
     about: dict[str, str]
-    """What it serves: model, engine, scheduler, judge."""
+    """Model, engine, scheduler and judge."""
     text: bool = False
-    """Whether rounds hold the tokens that were committed."""
+    """Whether rounds hold the committed tokens."""
     tokenizer: str | None = None
-    """File of the target's, for text; None: there is none, and ids are shown."""
+    """Path of the target's tokenizer, for text; None: ids are shown."""
 
 
 class MonitorClosing(_Message, frozen=True):
-    """It serves no more."""
+    """The base station serves no more."""
 
 
 class MonitorAnswer(_Message, frozen=True):
-    """To the question of this number."""
+    """The answer to a question."""
 
     number: int
+    """Number of the question."""
     cpu_s: float
-    """That answering took."""
+    """CPU time of the answer."""
     found: msgspec.Raw
-    """None: it failed."""
+    """Encoded answer; of None: it failed."""
 
 
 class LookAt(_Message, frozen=True):
-    """What happened after the round and the pass of these numbers, and how do things stand? Answered by a `Look`."""
+    """Rounds and passes after these numbers, and all sessions; answered by `RecentActivity`."""
 
     number: int
     rounds: int
@@ -61,24 +62,24 @@ class LookAt(_Message, frozen=True):
 
 
 class Count(_Message, frozen=True):
-    """What is counted? Answered by `Counted`."""
+    """All counters; answered by `Counted`."""
 
     number: int
 
 
 class Live(_Message, frozen=True):
-    """Does the event loop run? Answered by true."""
+    """Whether the event loop runs; answered by true."""
 
     number: int
 
 
 Question: TypeAlias = LookAt | Count | Live
 Notice: TypeAlias = MonitorSetup | MonitorServing | MonitorClosing | MonitorAnswer
-"""What the base station says."""
+"""Messages of the base station."""
 
 
 def frame(message: Question | Notice) -> bytes:
-    """A message as it goes over."""
+    """A message as a frame."""
     document = msgspec.msgpack.encode(message)
     return len(document).to_bytes(LENGTH_BYTES, "little") + document
 

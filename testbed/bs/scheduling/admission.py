@@ -1,4 +1,4 @@
-"""Whether one more UE's token speed can be promised, and if not, which can."""
+"""Admission: whether another UE's token speed can be guaranteed, and which slower one can."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from testbed.optim.pass_time import Coefficients
 
 @dataclass(frozen=True, kw_only=True)
 class RoundShape:
-    """What a round is like on average, as measured.
+    """The mean round, as measured.
 
     Raises:
         BadInput: a round that commits nothing, or negative values.
     """
 
     new: float
-    """Tokens that a pass computes for it."""
+    """Tokens that a pass computes."""
     cached: float
     committed: float
-    """Tokens that it adds to the output, the verifier's own included."""
+    """Tokens added to the output, the verifier's own included."""
     draft_s: float
     network_s: float
 
@@ -36,25 +36,24 @@ class RoundShape:
 
 
 class AdmissionDecision(NamedTuple):
-    """What a UE is told."""
+    """The answer to a UE that asks for a speed."""
 
     admitted: bool
     best_tps: float | None
-    """The fastest class up to the one asked for that can be promised; None: none of them."""
+    """The fastest class, up to the requested one, that can be guaranteed; None: none."""
     utilisation: float
-    """Share of the verifier's time that promises would take, the UE's as asked for among them; above 1: more than
-    there is."""
+    """Share of the verifier's time that all guarantees would take, the requested one included; above 1: overload."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
-    """Admits as long as all promises together leave the verifier time to spare, and each its rounds.
+    """Admits as long as all guarantees together leave the verifier spare time, and each UE enough time per round.
 
-    A UE of class s needs s / g rounds a second, g tokens committed in each. R rounds a second of m seconds each (eq. 19
-    without its constant), in passes of n requests or fewer, take R·(m + c/n) of the verifier's time; passes that follow
-    each other hold R·T requests each and so last T = c / (1 − R·m). A round may have to wait for the pass under way
-    and then takes its own: a class whose τ (eq. 6) is below 2·T cannot be promised. All sessions must have room in the
-    prefix cache: where they evict each other's tokens, rounds are no longer what was measured.
+    A UE of class s needs s / g rounds per second, each committing g tokens. R rounds per second of m seconds each
+    (eq. 19 without its constant), in passes of at most n requests, take R·(m + c/n) of the verifier's time; consecutive
+    passes hold R·T requests each and last T = c / (1 − R·m). A round may have to wait for the running pass before its
+    own: a class with τ (eq. 6) below 2·T cannot be guaranteed. All sessions must fit the prefix cache: if they evict
+    each other's tokens, rounds are no longer those that were measured.
 
     Raises:
         BadInput: no classes, or values that cannot be.
@@ -62,13 +61,13 @@ class Admission:
 
     coefficients: Coefficients
     max_requests: int
-    """Of a pass."""
+    """Requests of one pass."""
     kv_tokens: int | None = None
     """Tokens whose keys and values the prefix cache holds; None: no bound."""
     classes: Sequence[float] = (8.0, 6.0, 4.0, 2.0)
-    """Speeds that are offered, tokens a second."""
+    """Speeds offered [tokens/s]."""
     limit: float = 0.8
-    """Utilisation up to which promises are made; queues grow long before 1."""
+    """Utilisation up to which UEs are admitted; queues grow long before 1."""
 
     def __post_init__(self) -> None:
         if not self.classes or not all(0 < speed < math.inf for speed in self.classes):
@@ -84,9 +83,9 @@ class Admission:
         """Whether a UE of this class can join.
 
         Args:
-            speed_tps: what it asks for; any positive speed.
-            load: UEs that are promised something already, by speed.
-            shape: of everybody's rounds.
+            speed_tps: the requested speed; any positive one.
+            load: number of UEs with a guarantee, by speed.
+            shape: the mean round of all UEs.
 
         Raises:
             BadInput: a speed that is not positive, or a negative number of UEs.
@@ -101,7 +100,7 @@ class Admission:
         return AdmissionDecision(asked, speed_tps if asked else best, self.utilisation(_joined(load, speed_tps), shape))
 
     def utilisation(self, load: Mapping[float, int], shape: RoundShape) -> float:
-        """Share of the verifier's time that these promises take."""
+        """Share of the verifier's time that these guarantees take."""
         round_s = self._share_s(shape) + self.coefficients.c / self.max_requests
         return _rounds_a_second(load, shape) * round_s
 

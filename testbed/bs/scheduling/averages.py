@@ -1,4 +1,4 @@
-"""What rounds are like on average: the last thousand or so, and a guess until there are any."""
+"""Running averages of rounds and of the overhead between passes, with initial guesses."""
 
 from __future__ import annotations
 
@@ -8,51 +8,51 @@ from typing import NamedTuple
 from testbed.bs.scheduling.admission import RoundShape
 
 MEMORY = 1000
-"""A round this many rounds ago counts 1/e of a fresh one."""
+"""Rounds after which one counts 1/e of a new one."""
 GUESS = RoundShape(new=6, cached=300, committed=3, draft_s=0.1, network_s=0.05)
-"""Before anything is measured: a window of five, three tokens of it and its correction kept."""
+"""The mean round before anything is measured: windows of five tokens, three committed."""
 GUESS_ROUNDS = 20
-"""Measured rounds that weigh as much as the guess."""
+"""Weight of the guess, in measured rounds."""
 OVERHEAD_MEMORY = 100
-"""The same for passes, in what is between them."""
+"""Passes after which one counts 1/e of a new one in the overhead."""
 LEAST_SPREAD = 0.25
-"""Variance of requests below which passes do not tell what each takes between them."""
+"""Variance of batch sizes below which passes do not tell the overhead per request."""
 OWN_TOKENS = 10
-"""A session's own tokens that say as much of its acceptance as all sessions' together."""
+"""Weight of all sessions' acceptance rate in that of one session, in tokens of its own."""
 
 
 class PassOverhead(NamedTuple):
-    """How long the engine stands still after a pass although there is work: judging, answering, planning."""
+    """Idle time of the engine after a pass while requests are waiting: judging, answering, planning."""
 
     pass_s: float = 0.0
     request_s: float = 0.0
-    """Besides, for each of its requests."""
+    """In addition, for each request of the pass."""
 
 
 NO_OVERHEAD = PassOverhead()
 
 
 class OverheadEstimator:
-    """Learns a line through those times, over the requests of the pass: least squares, exponentially weighted."""
+    """Fits a line to the overhead over the batch size: exponentially weighted least squares."""
 
     def __init__(self) -> None:
         self._keep = math.exp(-1 / OVERHEAD_MEMORY)
         self._weight = self._n = self._s = self._nn = self._ns = 0.0
 
     def add(self, requests: int, stood_s: float) -> None:
-        """The engine stood still so long after a pass over so many."""
+        """Add the idle time after a pass of this many requests."""
         n, s, keep = requests, stood_s, self._keep
         self._weight, self._n, self._s = keep * self._weight + 1, keep * self._n + n, keep * self._s + s
         self._nn, self._ns = keep * self._nn + n * n, keep * self._ns + n * s
 
     @property
     def mean_s(self) -> float:
-        """Over all passes; without any 0."""
+        """Mean over all passes; 0 without passes."""
         return self._s / self._weight if self._weight else 0.0
 
     @property
     def line(self) -> PassOverhead:
-        """As learnt so far, neither part negative; without passes 0."""
+        """The fit so far, no part negative; 0 without passes."""
         if not self._weight:
             return NO_OVERHEAD
         mean, mean_s = self._n / self._weight, self.mean_s
@@ -63,7 +63,7 @@ class OverheadEstimator:
 
 
 class Averages:
-    """Exponentially weighted means over all sessions' rounds, and the share of drafted tokens that is accepted."""
+    """Exponentially weighted means of all sessions' rounds, and their acceptance rate."""
 
     def __init__(self) -> None:
         self._keep = math.exp(-1 / MEMORY)
@@ -72,9 +72,7 @@ class Averages:
         self._accepted = self._tried = 0.0
 
     def add(self, shape: tuple[float, float, float, float, float], accepted: int, rejected: int) -> None:
-        """A round: the fields of its `RoundShape`, the drafted tokens that stayed, and how many were the first that did
-        not (0 or 1).
-        """
+        """Add a round: the fields of its `RoundShape`, its accepted tokens, and its first rejections (0 or 1)."""
         keep = self._keep
         self._weight = keep * self._weight + 1
         self._sums = [keep * total + value for total, value in zip(self._sums, shape, strict=True)]
@@ -87,8 +85,8 @@ class Averages:
         return RoundShape(new=new, cached=cached, committed=committed, draft_s=draft_s, network_s=network_s)
 
     def acceptance(self, accepted: int, rejected: int) -> float | None:
-        """α of a session with so many accepted tokens and first rejections, drawn towards that of all sessions; None
-        while nothing is known of any.
+        """α of a session with these accepted tokens and first rejections, shrunk towards that of all sessions; None: no
+        session has any yet.
         """
         if self._tried == 0:
             return None

@@ -43,18 +43,18 @@ class Scheduler(ABC):
 
 @dataclass(frozen=True)
 class Fcfs(Scheduler):
-    """First come, first served, as many as fit: the head of the queue always goes.
+    """First come, first served: the head of the queue, and as many after it as fit.
 
     Raises:
-        BadInput: a bound below 1, under which nothing would ever go, or a piece of nothing.
+        BadInput: a bound below 1, or pieces that are too small.
     """
 
     max_requests: int = 256
     max_tokens: int = 8192
-    """New tokens of one pass; a single larger request still goes, alone, where it is not cut into pieces."""
+    """New tokens of one pass; a single larger request is still taken, alone, unless it is cut into pieces."""
     chunk_tokens: int | None = None
-    """New tokens of a prefix that one pass takes: longer ones go in pieces of so many, and others beside them. None:
-    whole, however long."""
+    """New tokens of a prefix that one pass takes: longer ones are computed in pieces, beside other requests. None:
+    prefixes are never cut."""
 
     def __post_init__(self) -> None:
         if self.max_requests < 1 or self.max_tokens < 1:
@@ -63,7 +63,7 @@ class Fcfs(Scheduler):
             raise BadInput(f"a piece of a prompt has {PIECE} tokens or more, not {self.chunk_tokens}")
 
     def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
-        """In order of arrival until the next request would not fit."""
+        """Requests in order of arrival, until one does not fit."""
         batch: list[Pending] = []
         tokens = 0
         for item in sorted(pending, key=lambda p: p.arrived_s)[: self.max_requests]:

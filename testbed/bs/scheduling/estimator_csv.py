@@ -17,13 +17,13 @@ COLUMNS = ("batch", "new_tokens", "cached_tokens", "latency_s")
 
 
 def read_samples(path: Path | str) -> list[Sample]:
-    """The passes of a file, in the order in which their batches appear first.
+    """The passes of a file, in order of their first rows.
 
-    The header names `COLUMNS`, in any order and among others; `batch` is any text, and a batch's rows need not follow
-    each other. Empty lines and lines that begin with # are left out.
+    The header names `COLUMNS` in any order, among others; `batch` is any text, and the rows of a batch need not be
+    adjacent. Empty lines and lines that begin with # are ignored.
 
     Raises:
-        BadInput: unreadable, a column missing, a value that cannot be, or rows of a batch that differ in their latency;
+        BadInput: unreadable, a missing column, a value out of range, or rows of a batch that differ in their latency;
             the message names the line.
     """
     name = Path(path).name

@@ -18,12 +18,12 @@ Reals = NDArray[np.floating[Any]]
 FOLDS = 5
 RESAMPLES = 1000
 LEAST = 6
-"""Fewest passes for four coefficients with something left to judge them by."""
+"""Fewest passes for a fit of four coefficients with degrees of freedom left."""
 ABOUT = ("new_tokens", "(cached_tokens + new_tokens)·new_tokens", "cached_tokens", "the constant")
 
 
 class Sample(NamedTuple):
-    """A pass that was measured."""
+    """A measured pass."""
 
     batch: tuple[RequestWork, ...]
     latency_s: float
@@ -31,42 +31,42 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class EstimatorScores:
-    """How far predicted latencies are from measured ones."""
+    """Errors of predicted latencies."""
 
     r2: float | None
-    """Coefficient of determination; None where all latencies are the same."""
+    """Coefficient of determination; None: all latencies are equal."""
     adjusted_r2: float | None
-    """The same, for the number of terms; None also for four passes or fewer."""
+    """R² adjusted for the number of terms; None also for four passes or fewer."""
     rmse_s: float
     mae_s: float
     mape: float
-    """Mean of |predicted − measured| / measured, a share of 1."""
+    """Mean of |predicted − measured| / measured, as a fraction."""
     bias: float
-    """Mean of (predicted − measured) / measured: below 0, deadlines are missed."""
+    """Mean of (predicted − measured) / measured; below 0, deadlines are missed."""
     max_error_s: float
     batches: int
 
 
 @dataclass(frozen=True)
 class EstimatorFit:
-    """Coefficients and what is known of them."""
+    """Fitted coefficients, their intervals and scores."""
 
     coefficients: Coefficients
     intervals: dict[str, tuple[float, float]]
-    """95 % by bootstrap, by name."""
+    """95 % bootstrap intervals, by name."""
     training: EstimatorScores
     cv_r2: tuple[float, float] | None
-    """Mean and standard deviation of R² over the folds of a cross-validation; None below two passes a fold."""
+    """Mean and standard deviation of R² over cross-validation folds; None: fewer than two passes per fold."""
     clamped: tuple[str, ...]
-    """Coefficients at 0 because least squares alone would put them or another below it."""
+    """Coefficients set to 0 because unconstrained least squares gives a negative one."""
     ols: dict[str, float]
-    """What least squares alone gives; the coefficients where nothing is clamped."""
+    """Unconstrained least squares; equal to the coefficients if nothing is clamped."""
     requests: int
     seed: int
     resamples: int
 
     def document(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The fit as a JSON document."""
         scores = self.training
         return {
             **self.coefficients.as_dict(), "r2": scores.r2, "mape": scores.mape, "intervals": self.intervals,
@@ -79,13 +79,13 @@ class EstimatorFit:
 
 
 def fit(samples: Sequence[Sample], seed: int = 0, resamples: int = RESAMPLES) -> EstimatorFit:
-    """Least squares over passes, as Appendix C does it; deterministic for a seed.
+    """Least squares over passes, as in Appendix C; deterministic for a seed.
 
-    No coefficient may be negative: where least squares would have one below 0, the best fit with none below 0 is taken,
-    and `clamped` says so. The bootstrap resamples passes and refits in the same way.
+    Coefficients are constrained to be non-negative; `clamped` names those that the constraint sets to 0. The bootstrap
+    resamples passes and refits in the same way.
 
     Raises:
-        BadInput: too few passes, or passes that cannot tell the coefficients apart.
+        BadInput: too few passes, or passes that do not identify the coefficients.
     """
     if resamples < 1:
         raise BadInput(f"a bootstrap takes 1 resample or more, not {resamples}")
@@ -116,13 +116,13 @@ def fit(samples: Sequence[Sample], seed: int = 0, resamples: int = RESAMPLES) ->
 
 
 def score(coefficients: Coefficients, samples: Sequence[Sample]) -> EstimatorScores:
-    """How well coefficients predict passes.
+    """Errors of these coefficients on measured passes.
 
     Raises:
         BadInput: no passes.
     """
     if not samples:
-        raise BadInput("no passes to judge the coefficients by")
+        raise BadInput("no passes to score the coefficients on")
     x, y = design(samples)
     error = x @ np.array(coefficients.values) - y
     total, squared, n = float(((y - y.mean()) ** 2).sum()), float((error**2).sum()), len(y)
@@ -140,7 +140,7 @@ def score(coefficients: Coefficients, samples: Sequence[Sample]) -> EstimatorSco
 
 
 def regime(sample: Sample) -> str:
-    """Compute-bound (nothing cached), memory-bound (all requests have something cached), or mixed."""
+    """`compute` (nothing cached), `memory` (every request has cached tokens), or `mixed`."""
     cached = sum(work.cached > 0 for work in sample.batch)
     return "compute" if not cached else "memory" if cached == len(sample.batch) else "mixed"
 
@@ -172,9 +172,9 @@ def _least_squares(x: Reals, y: Reals) -> Reals:
 
 
 def _not_negative(x: Reals, y: Reals) -> Reals:
-    """Least squares with no coefficient below 0.
+    """Non-negative least squares.
 
-    Exact: the optimum is plain least squares over those that it leaves above 0, and four have sixteen subsets.
+    Exact: the optimum is plain least squares over its positive coefficients, and four have sixteen subsets.
     """
     best = _least_squares(x, y)
     if best.min() >= 0:

@@ -1,4 +1,4 @@
-"""An estimator that learns from the passes it sees, and says when the one it began with no longer holds."""
+"""Online estimator of pass times, with drift detection against its initial coefficients."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from testbed.optim.pass_time import Coefficients, RequestWork, features
 Reals = NDArray[np.float64]
 
 TYPICAL = np.array([100.0, 30_000.0, 1_000.0, 1.0])
-"""Features of a middling pass, to weigh coefficients of 0 by."""
+"""Features of a typical pass, the scale of coefficients that are 0."""
 LEAST_SHARE = 0.05
-"""The prior is no surer of a term than of one that makes up so much of a middling pass."""
+"""Lower bound of a term's prior scale, as a share of a typical pass."""
 OUTLIER = 3.0
-"""Errors beyond so many standard deviations count in proportion to their size, no longer to its square (Huber)."""
+"""Standard deviations beyond which errors count linearly instead of quadratically (Huber)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnlineConfig:
-    """How fast it learns, and when it speaks up.
+    """Learning rate and drift detection of the estimator.
 
     Raises:
-        BadInput: values that cannot work.
+        BadInput: a value out of range.
     """
 
     memory: float = 500.0
-    """A pass this many passes ago counts 1/e of a fresh one."""
+    """Passes after which one counts 1/e of a new one."""
     spread: float = 0.1
     """Relative standard deviation of a pass around its estimate; the fit's MAPE times 1.25 for normal errors."""
     prior_spread: float = 0.5
-    """Relative standard deviation of a coefficient before there are passes to learn it from."""
+    """Relative standard deviation of the initial coefficients."""
     allowance: float = 0.5
-    """Standard deviations of lasting bias that are no drift."""
+    """Lasting bias, in standard deviations, that is no drift."""
     alarm: float = 8.0
-    """Standard deviations of bias beyond the allowance, added up, that are one."""
+    """Accumulated bias beyond the allowance, in standard deviations, that is drift."""
 
     def __post_init__(self) -> None:
         if not self.memory >= 1:
@@ -51,23 +51,23 @@ class OnlineConfig:
 
 
 class OnlineEstimator:
-    """Recursive least squares with exponential forgetting and a prior that is never forgotten.
+    """Recursive least squares with exponential forgetting and a permanent prior.
 
     After passes x_1 … x_n (features of eq. 18) of y_1 … y_n seconds the coefficients θ minimize
 
         Σ_i λ^(n−i)·w_i·((y_i − x_i·θ) / (σ·ŷ_i))² + Σ_j ((θ_j − θ0_j) / (ρ·θ0_j))²        λ = e^(−1/memory)
 
-    with ŷ_i the estimate before the pass was seen and w_i Huber's weight, and what comes out below 0 is 0. The ρ·θ0_j
-    below the line is of at least `LEAST_SHARE` of a middling pass, so that a term that began at 0 can be learnt. One
-    that the passes do not show keeps its value: nothing blows up where all passes are alike.
+    with ŷ_i the estimate before the pass and w_i Huber's weight; negative results are set to 0. The denominator ρ·θ0_j
+    is at least `LEAST_SHARE` of a typical pass, so that a term that starts at 0 can be learnt. Terms that the passes do
+    not identify keep their values: the estimate stays stable if all passes are alike.
 
-    Drift is held against the coefficients that it began with, not against those that follow the passes. The rule is a
-    two-sided CUSUM on z = ln(y / ŷ0) / σ, cut off at ±`OUTLIER`: S⁺ ← max(0, S⁺ + z − allowance) and S⁻ the same with
-    −z; either above `alarm` is drift. With the defaults a true model whose errors are normal raises it about once in
-    ten thousand passes, and passes that take 15 % longer after eight. It stays raised until `rebase`.
+    Drift is measured against the initial coefficients. The rule is a two-sided CUSUM on z = ln(y / ŷ0) / σ, clipped at
+    ±`OUTLIER`: S⁺ ← max(0, S⁺ + z − allowance), and S⁻ the same with −z; either above `alarm` is drift. With the
+    defaults, a true model with normal errors raises it about once in ten thousand passes, and passes that take 15 %
+    longer raise it after eight. It stays raised until `rebase`.
 
     Args:
-        start: what was fitted before.
+        start: initial coefficients.
     """
 
     def __init__(self, start: Coefficients, config: OnlineConfig | None = None) -> None:
@@ -89,12 +89,12 @@ class OnlineEstimator:
 
     @property
     def coefficients(self) -> Coefficients:
-        """As learnt so far."""
+        """Current estimate."""
         return self._now
 
     @property
     def drifted(self) -> bool:
-        """Whether the coefficients it began with, or was last rebased to, have stopped to hold."""
+        """Whether passes have drifted from the initial (or last rebased) coefficients."""
         return self._drifted
 
     @property
@@ -103,13 +103,13 @@ class OnlineEstimator:
         return self._above if self._above >= self._below else -self._below
 
     def observe(self, batch: Sequence[RequestWork], latency_s: float) -> None:
-        """Learn from a pass.
+        """Update the estimate with a pass.
 
         Raises:
             BadInput: an empty batch, or a latency that is not positive.
         """
         if not batch:
-            raise BadInput("a pass has one request or more; there is nothing to learn from an empty one")
+            raise BadInput("a pass has one request or more, not none")
         if not (math.isfinite(latency_s) and latency_s > 0):
             raise BadInput(f"a pass takes a positive time, not {latency_s:g} s")
         x = features(batch)
@@ -124,7 +124,7 @@ class OnlineEstimator:
         self._now = self._solve()
 
     def rebase(self) -> None:
-        """Take what was learnt as the new start, prior included, and lower the alarm."""
+        """Make the current estimate the initial one, prior included, and clear the alarm."""
         self._begin(self._now)
 
     def _watch(self, expected_s: float, latency_s: float) -> None:
@@ -135,7 +135,7 @@ class OnlineEstimator:
         self._drifted = self._drifted or max(self._above, self._below) > self._config.alarm
 
     def _solve(self) -> Coefficients:
-        """The minimum above, in units of `_scale`."""
+        """The minimum of the objective, computed in units of `_scale`."""
         begun = np.array(self._start.values) / self._scale
         found = np.linalg.solve(self._information + np.diag(self._prior), self._moment + self._prior * begun)
         values = np.maximum(found, 0.0) * self._scale

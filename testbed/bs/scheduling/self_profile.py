@@ -1,4 +1,4 @@
-"""A short self-profile at start-up: how long this engine's passes take here, before the first request."""
+"""Self-profile at start-up: pass times of this engine on this machine, before the first request."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ DRAFTED = 4
 
 
 def self_profile(engine: VerifyEngine, seed: int = 0) -> tuple[Coefficients, float]:
-    """Coefficients of eq. 19, fitted to a dozen passes, and their mean relative error.
+    """Coefficients of eq. 19 fitted to a dozen passes, and their mean relative error.
 
-    Least squares of relative errors, none below 0. Enough to start from: an `OnlineEstimator` goes on from there.
+    Non-negative least squares of relative errors, as a start for an `OnlineEstimator`.
 
     Raises:
         EngineError: a pass failed.
@@ -32,7 +32,7 @@ def self_profile(engine: VerifyEngine, seed: int = 0) -> tuple[Coefficients, flo
     rng, names = np.random.default_rng(seed), (f"self-profile/{i}" for i in itertools.count())
     limit = min(LARGEST, engine.max_positions - DRAFTED - 2)
     sizes = [max(1, int(share * limit)) for share in SHARES]
-    list(_measured(engine, rng, [next(names)], sizes[0]))  # the first passes are slower
+    list(_measured(engine, rng, [next(names)], sizes[0]))  # warm-up
     samples = [
         sample
         for size, width in itertools.product(sizes, WIDTHS)
@@ -45,7 +45,7 @@ def self_profile(engine: VerifyEngine, seed: int = 0) -> tuple[Coefficients, flo
 
 
 def _measured(engine: VerifyEngine, rng: np.random.Generator, names: Sequence[str], size: int) -> Iterator[Sample]:
-    """A pass over new prompts, and one that follows them up."""
+    """A pass over new prompts, and a follow-up pass of the same sessions."""
     prompts = [rng.integers(0, engine.vocab_size, size, np.int32) for _ in names]
     none = np.zeros(0, np.int32)
     yield _pass(engine, [VerifyRequest(name, ids, none) for name, ids in zip(names, prompts, strict=True)], 0)
@@ -60,7 +60,7 @@ def _measured(engine: VerifyEngine, rng: np.random.Generator, names: Sequence[st
 
 
 def _pass(engine: VerifyEngine, batch: Sequence[VerifyRequest], cached: int) -> Sample:
-    """Time a pass; `cached` tokens of each request are in the prefix cache, as far as the engine does not tell."""
+    """Time a pass; `cached` is the number of cached tokens per request if the engine does not report it."""
     start_s = time.perf_counter()
     results = engine.verify(batch)
     took_s = time.perf_counter() - start_s

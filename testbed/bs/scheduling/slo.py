@@ -1,14 +1,14 @@
-"""Batches that keep token-speed promises: WISP's Algorithm 1, repaired (Sections 3.1, 4.2 and 4.3).
+"""SLO-aware batches for token-speed guarantees: WISP's Algorithm 1, corrected (Sections 3.1, 4.2 and 4.3).
 
-A class is named by its speed in tokens a second. What is repaired:
+A class is named by its speed in tokens per second. Corrections:
 
-- A request that can no longer meet its deadline stays where its deadline puts it among the critical ones, but its
-  deadline bounds no batch: it neither blocks the others (as printed) nor waits behind them for ever (put last).
-- The verifier's own token counts towards the promise (eqs. 5 and 6 leave it out).
-- A request that does not fit is passed over, and the batch goes on growing with those that do.
+- A request that can no longer meet its deadline keeps its place among the critical ones, but its deadline bounds no
+  batch: it neither blocks the others (as printed) nor starves behind them (if put last).
+- The verifier's own token counts towards the guarantee (eqs. 5 and 6 leave it out).
+- A request that does not fit is skipped, and the batch keeps growing with those that do.
 
-Beyond the paper: a promise is kept over a whole response, so that what its earlier rounds gained or lost moves the
-deadline of the next one. Where `Pending.ahead_s` is left at 0, each round stands by itself as in eq. 6.
+Beyond the paper: the guarantee holds for the whole response, so that gains and losses of earlier rounds move the
+deadline of the next one. With `Pending.ahead_s` = 0, each round stands alone, as in eq. 6.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from testbed.optim.pass_time import Coefficients
 
 
 def geometric(acceptance: float, drafted: int) -> float:
-    """Tokens a round commits if each drafted one is accepted with the same chance α until one is not, the verifier's
-    own token included: (1 − α^(K+1)) / (1 − α); α is accepted / (accepted + first rejections).
+    """Expected tokens of a round if each drafted token is accepted with probability α, up to the first rejection, the
+    verifier's own token included: (1 − α^(K+1)) / (1 − α); α is accepted / (accepted + first rejections).
     """
     return drafted + 1.0 if acceptance >= 1 else (1 - acceptance ** (drafted + 1)) / (1 - acceptance)
 
@@ -37,22 +37,20 @@ def linear(acceptance: float, drafted: int) -> float:
 
 
 COMMITTED: dict[str, Callable[[float, int], float]] = {"geometric": geometric, "linear": linear}
-"""Expected tokens of a round, from α and the number drafted; each means its own α."""
-
-
+"""Expected tokens of a round, from α and the number drafted; each with its own definition of α."""
 GUARD_PASSES = 3
-"""A request may have to wait for the pass under way, then shares its own with others, whose time is more than T̂({i}).
-The third is for those in front of it: with two, deadlines are met in passes so small that others miss theirs."""
+"""A request may have to wait for the running pass, and shares its own pass with others, which takes longer than T̂({i}).
+The third pass is for requests before it: with two, deadlines are met in passes so small that others miss theirs."""
 
 
 def budget_s(
     committed: float, speed_tps: float, draft_s: float, network_s: float, ahead_s: float = 0.0, spend: float = 0.0
 ) -> float:
-    """τ: what queueing and verifying may take if `committed` tokens are to come at the promised speed (eq. 6).
+    """τ: time for queueing and verification if `committed` tokens are to arrive at the guaranteed speed (eq. 6).
 
-    An output that is ahead of its promise may lose `spend` of that in this round. One that is behind has all of it to
-    make up. (The paper looks at each round by itself.) Never below 0: who is late on arrival was due on arrival, not
-    before requests that came earlier.
+    An output ahead of its guarantee may lose the share `spend` of its lead in this round; one that is behind must make
+    up all of it. (The paper treats each round separately.) Never below 0: a request that is late on arrival was due on
+    arrival, not before earlier requests.
     """
     slack_s = spend * ahead_s if ahead_s > 0 else ahead_s
     return max(0.0, committed / speed_tps - max(0.0, draft_s) - max(0.0, network_s) + slack_s)
@@ -68,61 +66,62 @@ class TimedRequest(NamedTuple):
     lst_s: float
     """Latest start time d − T̂({i}): eq. 17 without δ, which is the same for all."""
     utility: float
-    """Expected tokens a second of pass (eq. 16), by the time that the request adds to a pass."""
+    """Expected tokens per second of pass time (eq. 16), by the time that the request adds to a pass."""
     late: bool
-    """Its deadline cannot be met any more, not even alone and now."""
+    """Whether its deadline can no longer be met, even alone and now."""
     share_s: float
     """T̂(B ∪ {i}) − T̂(B)."""
     new: int
-    """Tokens that the pass computes for it."""
+    """Tokens to compute."""
     kv: int
-    """Tokens whose keys and values it needs."""
+    """Tokens whose keys and values are needed."""
 
 
 class Queues(NamedTuple):
-    """What waits, in the order in which it would be taken."""
+    """Waiting requests, in the order in which they would be taken."""
 
     urgent: tuple[TimedRequest, ...]
     """Critical requests, earliest deadline first."""
     utility: tuple[TimedRequest, ...]
-    """The others, the most tokens a second of pass first."""
+    """The others, highest utility first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slo(Scheduler):
     """Critical requests by earliest deadline, then the rest by utility, as many as fit.
 
-    The head of the line always goes, alone if it must. Whoever else joins must fit the bounds, and leave every deadline
-    in the batch that could be met one that is met, by T̂. No deadline is moved by waiting, and none lies before the
-    arrival: so those in front of a request become fewer, and everybody's turn comes.
+    The first request is always taken, alone if necessary. Each further one must fit the bounds, and must not make a
+    request of the batch miss a deadline that it could meet, by T̂. Waiting moves no deadline, and no deadline lies
+    before the arrival: fewer and fewer requests come before a waiting one, so that none starves.
 
     Raises:
-        BadInput: a bound under which nothing would ever go, or a value that cannot be.
+        BadInput: a value out of range.
     """
 
     learns: ClassVar[bool] = True
     coefficients: Coefficients
     max_requests: int = 256
     max_tokens: int = 8192
-    """New tokens of one pass; a single larger request still goes, alone."""
+    """New tokens of one pass; a single larger request is still taken, alone."""
     kv_tokens: int | None = None
-    """Tokens whose keys and values one pass may need, M(t); a single larger request still goes, alone. None: any."""
+    """Tokens whose keys and values one pass may need, M(t); a single larger request is still taken. None: any."""
     guard_s: float | None = None
-    """δ: how long before its latest start a request becomes critical. None: `GUARD_PASSES` passes of what waits."""
+    """δ: how long before its latest start a request becomes critical. None: `GUARD_PASSES` passes of the waiting
+    requests."""
     acceptance: float = 0.8
-    """α of a session that nothing is known of yet."""
+    """α of a session without measurements."""
     committed: str = "geometric"
     """One of `COMMITTED`."""
     protect: bool = True
-    """Whether a pass stays small enough for every deadline in it that could be met. False: it is filled to its bounds,
-    whatever deadlines that costs: where passes are what is short, small ones cost others more than they save."""
+    """Whether a pass stays small enough for the deadlines in it that can be met. False: it is filled to its bounds and
+    may miss deadlines: if pass time is scarce, small passes cost others more than they save."""
     spend: float = 0.5
-    """Share of what an output is ahead of its promise that one round may lose."""
+    """Share of its lead over the guarantee that an output may lose in one round."""
     patience_s: float = 1.0
-    """τ of a request that nothing is promised to."""
+    """τ of a request without a guarantee."""
     hold_s: float | None = None
-    """How long a pass may become for the sake of a prompt that is not cached: what would make it longer goes in pieces,
-    so that requests that come during the pass need not wait for all of it. None: prompts go whole."""
+    """Longest pass that an uncached prompt may cause; longer prompts are computed in pieces, so that requests that
+    arrive during the pass wait less. None: prompts are never cut."""
     cuts: bool = False
     """Whether `learn` sets `hold_s`."""
 
@@ -144,12 +143,12 @@ class Slo(Scheduler):
             raise BadInput(f"a pass may last 0 s or more, not {self.hold_s:g}")
 
     def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
-        """The next batch, never empty while something is pending; the same for any order of the same requests."""
+        """The next batch, never empty while requests are pending, and independent of their order."""
         queues = self.queues(pending, now_s)
         return self._fill((*queues.urgent, *queues.utility), now_s)
 
     def queues(self, pending: Sequence[Pending], now_s: float) -> Queues:
-        """Who waits where at this moment: what `plan` goes by, and metrics may show."""
+        """Both queues at this moment, for `plan` and for metrics."""
         entries = [self._entry(item, now_s) for item in pending]
         critical_s = now_s + (self._pass_guard_s(entries) if self.guard_s is None else self.guard_s)
         urgent: list[TimedRequest] = []
@@ -161,8 +160,8 @@ class Slo(Scheduler):
         return Queues(tuple(urgent), tuple(others))
 
     def learn(self, coefficients: Coefficients | None, budget_s: float | None) -> Slo:
-        """The same with new coefficients, and passes of a `GUARD_PASSES`-th of the budget where prompts are cut: a
-        round may have to wait for a pass, and takes another.
+        """The same scheduler with new coefficients and, if prompts are cut, passes of at most a `GUARD_PASSES`-th of
+        the budget: a round may have to wait for one pass before its own.
         """
         hold_s = self.hold_s
         if self.cuts:
@@ -179,12 +178,12 @@ class Slo(Scheduler):
         return self.deadline_s(item, self.expected(item))
 
     def expected(self, item: Pending) -> float:
-        """Tokens that a request's round commits."""
+        """Expected tokens of a request's round."""
         acceptance = self.acceptance if item.acceptance is None else item.acceptance
         return COMMITTED[self.committed](acceptance, len(item.request.draft))
 
     def deadline_s(self, item: Pending, tokens: float) -> float:
-        """d: when a request of so many expected tokens is due (eq. 12)."""
+        """d: deadline of a request with this many expected tokens (eq. 12)."""
         if item.speed_tps is None:
             return item.arrived_s + self.patience_s
         return item.arrived_s + budget_s(tokens, item.speed_tps, item.draft_s, item.network_s, item.ahead_s, self.spend)
@@ -209,7 +208,7 @@ class Slo(Scheduler):
         )
 
     def _pass_guard_s(self, entries: Sequence[TimedRequest]) -> float:
-        """Exact in its sum, so that the order of the entries cannot matter."""
+        """δ from the waiting requests; the sum is exact, so that their order does not matter."""
         if not entries:
             return 0.0
         size = min(len(entries), self.max_requests)
@@ -217,7 +216,7 @@ class Slo(Scheduler):
         return GUARD_PASSES * (self.coefficients.c + size * share_s)
 
     def _fill(self, line: Iterable[TimedRequest], now_s: float) -> list[Pending]:
-        """FEASIBLEADD of Algorithm 1 for one after the other; T̂ grows by each one's share."""
+        """FEASIBLEADD of Algorithm 1, request by request; T̂ grows by the share of each."""
         batch: list[Pending] = []
         room = math.inf if self.kv_tokens is None else self.kv_tokens
         tokens = kv = 0
@@ -243,7 +242,7 @@ class Slo(Scheduler):
         return batch
 
     def _tokens(self, entry: TimedRequest, spare_s: float) -> float:
-        """New tokens of a prefix that a pass computes in so much more time: the root of `share_s`."""
+        """New tokens of a prefix that a pass computes in `spare_s`: the root of `share_s`."""
         times, cached = self.coefficients, entry.pending.cached_tokens
         linear, left_s = times.a + times.b_compute * cached, spare_s - times.b_read * cached
         if left_s <= 0:
@@ -254,7 +253,7 @@ class Slo(Scheduler):
 
 
 def _piece(entry: TimedRequest, most: float, times: Coefficients) -> TimedRequest | None:
-    """The entry with a piece of its prefix in its place; None where none ends within so many tokens."""
+    """The entry with a piece of its prefix instead; None: no piece ends within `most` tokens."""
     item, cached = entry.pending, entry.pending.cached_tokens
     end = item.ends(int(min(most, entry.new)))
     if not end:

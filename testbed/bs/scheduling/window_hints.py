@@ -1,8 +1,8 @@
-"""Windows hinted to UEs: a controller for each, fed with what the BS sees of its rounds, of its passes and of the load.
+"""Draft-window hints: a controller per UE, fed with the UE's rounds, the BS's pass times and the load.
 
-A UE's share comes from its own rounds: how long drafting took (`Draft.draft_s`), the link (`Draft.network_s` and the
-channel state), how many drafted tokens stayed. The BS's share is eq. 19 of WISP at the rounds that it serves, as its
-estimator has learnt it; the load is what it commits.
+The UE's costs come from its own rounds: drafting time (`Draft.draft_s`), the link (`Draft.network_s` and the channel
+state) and the acceptance rate. The BS's costs are WISP's eq. 19 at its mean round, with the estimator's coefficients;
+the load is the number of tokens committed per second.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from testbed.optim.pass_time import Coefficients
 from testbed.protocols.messages import NO_HINT
 
 LOAD_S = 5.0
-"""Tokens committed so many seconds ago count 1/e of fresh ones in the load."""
+"""Time after which committed tokens count 1/e of new ones in the load."""
 MEMORY = 300.0
-"""Rounds or responses after which one counts 1/e of a fresh one in the means over all UEs."""
+"""Rounds or responses after which one counts 1/e of a new one in the means over all UEs."""
 UE_MEMORY = 32.0
-"""The same for a UE's own."""
+"""The same for the means of one UE."""
 MOST_UES = 4096
-"""Controllers kept; the one used longest ago goes first."""
+"""Controllers kept; the least recently used one is dropped first."""
 SHARED_TOKENS = 64.0
-"""What the acceptance rate over all UEs weighs in the estimate of each, in drafted tokens of its own."""
+"""Weight of all UEs' acceptance rate in the estimate of each, in drafted tokens of its own."""
 MEASURED = 4
-"""Rounds that tell how long a UE drafts before its speculation may be off: what is off tells nothing any more."""
+"""Measured drafting times required before a UE's speculation may be turned off: afterwards none come in."""
 ON = "on"
-"""A controller with nothing changed."""
+"""A controller with the default configuration."""
 
 
 def window_config(text: str) -> WindowConfig:
     """A controller's configuration: `on`, or some of its fields, such as `max_window=8,least_window=1`.
 
     Raises:
-        BadInput: an unknown field, or a value that cannot be.
+        BadInput: an unknown field, or a value out of range.
     """
     given: dict[str, str] = {}
     for part in [] if text == ON else text.split(","):
@@ -61,20 +61,20 @@ def window_config(text: str) -> WindowConfig:
 
 
 class Mean:
-    """A running mean: plain until there are as many as the memory holds, then exponential."""
+    """A running mean: arithmetic until the memory is full, then exponential."""
 
     def __init__(self, memory: float, start: float = 0.0) -> None:
         self._memory, self._count = memory, 0.0
         self.value = start
 
     def add(self, value: float, weight: float = 1.0) -> None:
-        """Learn one; a weight of n is as good as n of them."""
+        """Add a value; a weight of n equals adding it n times."""
         self._count = min(self._count + weight, max(self._memory, weight))
         self.value += (value - self.value) * weight / self._count
 
 
 class Rate:
-    """Events a second, old ones forgotten exponentially, and right from the start on."""
+    """Events per second with exponential forgetting, without bias at the start."""
 
     def __init__(self, memory_s: float) -> None:
         self._memory_s, self._sum = memory_s, 0.0
@@ -82,7 +82,7 @@ class Rate:
         self._last_s = 0.0
 
     def add(self, count: float, now_s: float) -> float:
-        """Events happened now; returns the rate."""
+        """Add events at this time; returns the rate."""
         if self._begun_s is None:
             self._begun_s = self._last_s = now_s
         self._sum = self._sum * math.exp((self._last_s - now_s) / self._memory_s) + count
@@ -92,19 +92,19 @@ class Rate:
 
 
 class LoadShape:
-    """What rounds and responses are like, over all sessions."""
+    """Mean rounds and responses of all sessions."""
 
     def __init__(self) -> None:
         self.cached, self.extra = Mean(MEMORY), Mean(MEMORY)
-        """Tokens that a round finds in the prefix cache, and that it computes beside its window and one."""
+        """Tokens of a round found in the prefix cache, and computed in addition to its window and one."""
         self.prompt, self.response = Mean(MEMORY), Mean(MEMORY)
         self.draft_s = Mean(MEMORY, RoundCosts().draft_s)
-        """Of a drafted token."""
+        """Drafting time per token."""
 
     def costs(
         self, coefficients: Coefficients, draft_s: float, max_requests: float, overhead: PassOverhead = NO_OVERHEAD
     ) -> RoundCosts:
-        """What a UE's rounds cost: eq. 19 at the mean round, and how long the BS stands still between passes."""
+        """Costs of a UE's rounds: eq. 19 at the mean round, and the overhead between passes."""
         extra, cached = self.extra.value, self.cached.value
         token_s = coefficients.a + coefficients.b_compute * (cached + extra)
         return RoundCosts(
@@ -119,53 +119,53 @@ class LoadShape:
 
 
 class _Costs:
-    """Implements `TokenCost`: another one, renewed as the BS learns."""
+    """Implements `TokenCost`: the latest costs that the BS has learnt."""
 
     def __init__(self, costs: RoundCosts) -> None:
         self.now = costs
 
     def price(self, window: int, alpha: float, load: float, link: LinkCosts) -> Price:
-        """As things are now."""
+        """The price at the latest costs."""
         return self.now.price(window, alpha, load, link)
 
 
 class _UeHints:
-    """One UE: its controller, and the means of its own rounds."""
+    """Controller of one UE, and the means of its rounds."""
 
     def __init__(self, controller: WindowController, costs: _Costs, shape: LoadShape) -> None:
         self.controller, self.costs = controller, costs
         self.draft_s = Mean(UE_MEMORY, shape.draft_s.value)
         self.linked = False
         self.measured = 0
-        """Windows whose drafting time is known."""
+        """Windows with a measured drafting time."""
         self.drafted = 0
-        """Tokens of its last window, whose time on the link its next draft tells."""
+        """Tokens of its last window, whose link time comes with the next draft."""
 
     @property
     def window(self) -> int:
-        """To be hinted next."""
+        """The next hint."""
         window = self.controller.window
         return 1 if not window and self.measured < MEASURED else window
 
 
 class _Seen(NamedTuple):
-    """A round that is still to be learnt from."""
+    """A round to learn from."""
 
     session: Session
     round_: Round
     accepted: int
     first: bool
-    """Of its session."""
+    """Whether it is the first of its session."""
     now_s: float
 
 
 class Windows:
-    """Hints for all sessions that want them.
+    """Hints for all sessions that ask for them.
 
     Args:
-        coefficients: of passes, as known at the moment.
-        max_requests: of a pass.
-        vocab_size: of the target, for what distributions weigh on the link.
+        coefficients: current estimate of pass times.
+        max_requests: requests of one pass.
+        vocab_size: vocabulary of the target, for the size of distributions on the link.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Windows:
         self._later: list[_Seen] = []
 
     def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> int:
-        """The window for a session's next round, one having been judged and committed; learning from it can wait."""
+        """The window for a session's next round, after one was committed; `learn` takes that one into account later."""
         self._later.append(_Seen(session, round_, accepted, session.got <= accepted + 1, now_s))
         if not session.hinted:
             return NO_HINT
@@ -195,10 +195,10 @@ class Windows:
         return window
 
     def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> None:
-        """Learn from all rounds since the last time: best while the engine works, or UEs wait for it.
+        """Learn from all rounds since the last call, preferably while the engine computes.
 
         Args:
-            overhead: what passes and rounds take the BS besides.
+            overhead: time between consecutive passes.
         """
         seen, self._later = self._later, []
         for each in seen:
@@ -224,12 +224,12 @@ class Windows:
         ue.controller.update(drafted, accepted, self._load_tps, link)
 
     def ended(self, session: Session) -> None:
-        """A session ended; what it committed is a response, or the rest of one."""
+        """Record the end of a session, whose committed tokens are a response or the rest of one."""
         if session.got:
             self._shape.response.add(session.got)
 
     def snapshot(self) -> dict[str, Any]:
-        """Hints so far by window, changes of windows, and the estimates that all UEs share."""
+        """Number of hints by window, changes of windows, and the estimates shared by all UEs."""
         return {
             "hints": {str(window): count for window, count in sorted(self._given.items())},
             "window_switches": sum(ue.controller.switches for ue in self._ues.values()),
@@ -248,7 +248,7 @@ class Windows:
             shape.draft_s.add(round_.draft_s / drafted, drafted)
 
     def _learn_ue(self, ue: _UeHints, session: Session, round_: Round, drafted: int, first: bool) -> LinkCosts | None:
-        """Its drafting and its link; the link's time in a draft is that of the round before."""
+        """Learn drafting time and link of a UE; the link time in a draft is that of the round before."""
         if not drafted:
             return None
         if not first:
@@ -266,7 +266,7 @@ class Windows:
         return LinkCosts(rtt_s, token_s)
 
     def _ue(self, session: Session) -> _UeHints:
-        """Of this session's peer, made where it is new."""
+        """The hints of this session's peer, created on first use."""
         stays = int(session.protocol is not None and session.protocol.replaces)
         least = max(self._config.least_window, stays)
         key = (session.key[0], session.hinted, least)
@@ -286,7 +286,7 @@ class Windows:
 
 
 def _token_s(session: Session, csi: Csi | None, vocab_size: int) -> float:
-    """What another drafted token costs on the link, where its rate is known (WISV, eq. 6)."""
+    """Link time of another drafted token, if the rate is known (WISV, eq. 6)."""
     if csi is None or session.protocol is None:
         return 0.0
     sizes = Sizes(session.drafter_hidden, hidden_bits=session.hidden_bits, vocab_size=vocab_size)
