@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from testbed.channel.cost import Sizes
 from testbed.errors import BadInput
 from testbed.protocols import PROTOCOLS, TARGET_ONLY
 
@@ -47,3 +48,9 @@ def run_method(name: str) -> RunMethod:
     if name not in known:
         raise BadInput(f"unknown protocol {name!r}; known: {', '.join(known)}")
     return known[name]
+
+
+def round_trips(protocol: str, queried: int) -> int:
+    """Round trips of a round with `queried` positions, as its protocol's `payload` has it; 1 without a protocol."""
+    known = PROTOCOLS.get(protocol)
+    return known.payload(queried, queried, Sizes(hidden_size=0)).round_trips if known else 1

@@ -10,6 +10,7 @@ from testbed.channel.csi import Csi
 from testbed.channel.measuring.passive import PassiveMeter
 from testbed.channel.trace import Trace
 from testbed.clock import Clock
+from testbed.protocols.methods import round_trips
 from testbed.ue.records import RoundRecord
 
 
@@ -78,6 +79,6 @@ class MeasuredChannel:
 
     def observe(self, record: RoundRecord) -> None:
         """Update the estimate with a round's bytes and its time on the link."""
-        trips = 2 if record.queried else 1
+        trips = round_trips(record.protocol, record.queried)
         now_s = self._clock.time() - self._start_s
         self._meter.update(record.uplink_bytes, record.downlink_bytes, trips, record.link_s, now_s)

@@ -21,6 +21,7 @@ from testbed.errors import TestbedError
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile
 from testbed.experiments.runs.calibrate import column, line
 from testbed.protocols import PROTOCOLS, TARGET_ONLY
+from testbed.protocols.methods import round_trips
 from testbed.protocols.quantise import FULL_BITS, quantised
 
 Row = Mapping[str, Any]
@@ -111,7 +112,7 @@ def _link_s(row: Row, rtt_ms: float, up_us: float, down_us: float) -> float:
 
 
 def _trips(row: Row) -> int:
-    return 2 if row["queried"] else 1
+    return round_trips(row["protocol"], row["queried"])
 
 
 # ---------------------------------------------------------------- parts of the profile

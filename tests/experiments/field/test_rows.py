@@ -130,7 +130,7 @@ def test_a_profile_is_found_again_in_the_rounds_that_it_made(kind: str) -> None:
 def test_what_an_outage_holds_up_waits_for_its_end() -> None:
     zero = np.zeros(2)
     trace = Trace(np.array([0.0, 1.0]), np.array([8.0, 0.0]), np.full(2, 100.0), np.full(2, 10.0), zero, zero, zero)
-    row = {"place": "near", "queried": 0, "sent_s": 100.9, "origin_s": 100.0, "downlink_bytes": 0}
+    row = {"place": "near", "protocol": "sh", "queried": 0, "sent_s": 100.9, "origin_s": 100.0, "downlink_bytes": 0}
     expected = by_traces({"near": trace})
     assert expected({**row, "uplink_bytes": 50_000}) == pytest.approx(0.05 + 0.01)
     assert expected({**row, "uplink_bytes": 200_000}) == pytest.approx(1.2 + 0.01)  # 0.1 s, a second of nothing, 0.1 s
