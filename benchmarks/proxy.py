@@ -52,19 +52,19 @@ class Served:
 
     def __init__(self, target: Any, *args: Any) -> None:
         context = multiprocessing.get_context("spawn")
-        said: Any = context.SimpleQueue()
-        self._process = context.Process(target=target, args=(said, *args), daemon=True)
+        ports: Any = context.SimpleQueue()
+        self._process = context.Process(target=target, args=(ports, *args), daemon=True)
         self._process.start()
-        self.port: int = said.get()
+        self.port: int = ports.get()
 
     def stop(self) -> None:
         self._process.kill()
         self._process.join(5)
 
 
-def _echo(said: Any) -> None:
+def _echo(ports: Any) -> None:
     server = socket.create_server(("127.0.0.1", 0))
-    said.put(server.getsockname()[1])
+    ports.put(server.getsockname()[1])
     while True:
         connection, _ = server.accept()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -72,9 +72,9 @@ def _echo(said: Any) -> None:
             connection.sendall(data)
 
 
-def _sink(said: Any) -> None:
+def _sink(ports: Any) -> None:
     server = socket.create_server(("127.0.0.1", 0))
-    said.put(server.getsockname()[1])
+    ports.put(server.getsockname()[1])
     connection, _ = server.accept()
     total, buffer = 0, bytearray(2**20)
     first_s = time.perf_counter()
@@ -86,9 +86,9 @@ def _sink(said: Any) -> None:
     time.sleep(1)
 
 
-def _relay(said: Any, channel: str, port: int) -> None:
+def _relay(ports: Any, channel: str, port: int) -> None:
     def ready(document: dict[str, Any]) -> None:
-        said.put(int(document["listen"].rsplit(":", 1)[1]))
+        ports.put(int(document["listen"].rsplit(":", 1)[1]))
 
     relay(parse_channel(channel), "tcp://127.0.0.1:*", f"tcp://127.0.0.1:{port}", ready)
 
@@ -135,7 +135,7 @@ def bulk(channel: str) -> dict[str, Any]:
                     connection.sendall(chunk)
                 connection.setblocking(False)
                 try:
-                    said = connection.recv(8)
+                    answer = connection.recv(8)
                     break
                 except BlockingIOError:
                     connection.settimeout(0.2)
@@ -144,7 +144,7 @@ def bulk(channel: str) -> dict[str, Any]:
     finally:
         relayed.stop()
         sink.stop()
-    return {"channel": channel, "mbps": int.from_bytes(said, "little") / 1e6}
+    return {"channel": channel, "mbps": int.from_bytes(answer, "little") / 1e6}
 
 
 if __name__ == "__main__":

@@ -103,18 +103,18 @@ def _bands(
     place = np.digitize(instances.quality, BANDS[1:-1])
     rows = []
     for number, (low, high) in enumerate(itertools.pairwise(BANDS)):
-        mine = place == number
-        if mine.any():
-            labels, p = instances.action[mine], drawn[mine]
+        inside = place == number
+        if inside.any():
+            labels, p = instances.action[inside], drawn[inside]
             rows.append(
                 {
                     "from": low,
                     "to": high,
-                    "instances": int(mine.sum()),
+                    "instances": int(inside.sum()),
                     "repaired": float(labels.mean()),
                     "predicted": float(p.mean()),
                     "auc": auc(labels, p),
-                    "auc_base": auc(critical[instances.row[mine]], p),
+                    "auc_base": auc(critical[instances.row[inside]], p),
                 }
             )
     return rows

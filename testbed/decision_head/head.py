@@ -19,7 +19,7 @@ from safetensors.numpy import load, save
 
 from testbed.channel.csi import FEATURES
 from testbed.errors import BadInput, ModelError
-from testbed.files import whole_file
+from testbed.files import make_folder, whole_file
 from testbed.protocols.quantise import FULL_BITS, check_bits
 
 SCHEMA = 1
@@ -181,14 +181,10 @@ def save_head(head: DecisionHead, directory: Path) -> None:
     """Write a head to a directory, created if missing.
 
     Raises:
-        BadInput: the directory cannot be created.
-        TestbedError: as `whole_file`.
+        BadInput, TestbedError: as `make_folder` and `whole_file`.
     """
     arrays = {name: np.ascontiguousarray(getattr(head, name)) for name in head.info.shapes}
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as exc:
-        raise BadInput(f"no head can be written to {directory}: {exc.strerror or exc}") from exc
+    make_folder(directory)
     for name, content in ((WEIGHTS, save(arrays)), (INFO, _json(head.info))):
         with whole_file(directory / name) as part:
             part.write_bytes(content)

@@ -55,14 +55,14 @@ def reliability(labels: NDArray[np.bool_], p: NDArray[Any]) -> list[dict[str, fl
     place = np.minimum((p * BINS).astype(int), BINS - 1)
     rows = []
     for number in np.unique(place).tolist():
-        mine = place == number
+        inside = place == number
         rows.append(
             {
                 "from": number / BINS,
                 "to": (number + 1) / BINS,
-                "count": int(mine.sum()),
-                "predicted": float(p[mine].mean()),
-                "observed": float(labels[mine].mean()),
+                "count": int(inside.sum()),
+                "predicted": float(p[inside].mean()),
+                "observed": float(labels[inside].mean()),
             }
         )
     return rows

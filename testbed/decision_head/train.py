@@ -69,7 +69,7 @@ def train_head(
     instances: Instances,
     meta: Meta,
     config: Training,
-    told: OnEpoch = lambda *_: None,
+    on_epoch: OnEpoch = lambda *_: None,
     about: str = "",
 ) -> Trained:
     """Train a head and calibrate its probabilities on the held-out prompts.
@@ -87,7 +87,7 @@ def train_head(
     for part, rows in (("training", ~data.held_out), ("held-out", data.held_out)):
         if len(np.unique(data.label[rows])) < 2:
             raise BadInput(f"the {part} prompts need harmless and critical mismatches: collect and label more")
-    weights, history, best = _fit(data, config, told)
+    weights, history, best = _fit(data, config, on_epoch)
     info = HeadInfo(
         drafter_hidden=meta.drafter_hidden, target_hidden=meta.target_hidden, width=config.width,
         features=config.features, drafter_fingerprint=meta.drafter_fingerprint,
@@ -121,17 +121,17 @@ def _prepare(found: Mismatches, instances: Instances, config: Training, held_out
     drafter = degrade(found.drafter_hidden, config.hidden_bits)
     hidden = np.concatenate([drafter, found.target_hidden], axis=1, dtype=np.float32)
     channel = instances.features[:, [FEATURES.index(name) for name in config.features]]
-    apart = held_out[instances.row]
+    held = held_out[instances.row]
     parts, moments = (hidden, channel), []
-    for part, rows in zip(parts, (~held_out, ~apart), strict=True):
+    for part, rows in zip(parts, (~held_out, ~held), strict=True):
         mean, deviation = (f(part[rows], axis=0, dtype=np.float64).astype(np.float32) for f in (np.mean, np.std))
         moments.append((mean, np.where(deviation > LEAST_SCALE, deviation, np.float32(1))))
     hidden, channel = ((part - mean) / scale for part, (mean, scale) in zip(parts, moments, strict=True))
     mean, scale = (np.concatenate(both) for both in zip(*moments, strict=True))
-    return _Data(hidden, channel, instances.row, instances.action, apart, mean, scale)
+    return _Data(hidden, channel, instances.row, instances.action, held, mean, scale)
 
 
-def _fit(data: _Data, config: Training, told: OnEpoch) -> tuple[dict[str, NDArray[np.float32]], list[Epoch], int]:
+def _fit(data: _Data, config: Training, on_epoch: OnEpoch) -> tuple[dict[str, NDArray[np.float32]], list[Epoch], int]:
     """Weights of the epoch with the lowest held-out loss, losses of all epochs, and the index of that epoch."""
     import torch
     from torch import nn
@@ -143,13 +143,13 @@ def _fit(data: _Data, config: Training, told: OnEpoch) -> tuple[dict[str, NDArra
         )
         optimizer = torch.optim.AdamW(net.parameters(), config.learning_rate, weight_decay=config.weight_decay)
         passes = _Passes(net, data, config.balanced)
-        learned, apart = (torch.from_numpy(np.flatnonzero(rows)) for rows in (~data.held_out, data.held_out))
+        train_rows, held_rows = (torch.from_numpy(np.flatnonzero(rows)) for rows in (~data.held_out, data.held_out))
         history: list[Epoch] = []
         best, kept = 0, {}
         for number in range(config.epochs):
             net.train()
             total = 0.0
-            for batch in learned[torch.randperm(len(learned))].split(config.batch):
+            for batch in train_rows[torch.randperm(len(train_rows))].split(config.batch):
                 loss = passes.loss(batch)
                 optimizer.zero_grad()
                 loss.backward()
@@ -157,9 +157,9 @@ def _fit(data: _Data, config: Training, told: OnEpoch) -> tuple[dict[str, NDArra
                 total += loss.item() * len(batch)
             net.eval()
             with torch.no_grad():
-                held = sum(passes.loss(batch).item() * len(batch) for batch in apart.split(4096)) / len(apart)
-            history.append(Epoch(total / len(learned), held))
-            told(number, *history[-1])
+                held = sum(passes.loss(batch).item() * len(batch) for batch in held_rows.split(4096)) / len(held_rows)
+            history.append(Epoch(total / len(train_rows), held))
+            on_epoch(number, *history[-1])
             if held <= min(epoch.held_out_loss for epoch in history):
                 best, kept = number, {name: value.numpy().copy() for name, value in net.state_dict().items()}
             if number - best >= config.patience:

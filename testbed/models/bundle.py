@@ -52,22 +52,22 @@ def head_directory(name: str | None = None) -> Path:
     path = DATA / (f"head-{variant}" if variant else "head")
     if not path.is_dir():
         found = [p.name.replace("head-", f"{BUNDLED}:").replace("head", BUNDLED) for p in sorted(DATA.glob("head*"))]
-        there = f"there are {', '.join(found)}" if found else "the bundled pair has none"
-        raise ModelError(f"no decision head {name or BUNDLED}: {there}; train one with `testbed head train`")
+        known = f"there are {', '.join(found)}" if found else "the bundled pair has none"
+        raise ModelError(f"no decision head {name or BUNDLED}: {known}; train one with `testbed head train`")
     return path
 
 
 def bundled() -> Bundle:
     """Files of the bundled pair in the package."""
 
-    def there(path: Path) -> Path | None:
+    def existing(path: Path) -> Path | None:
         return path if path.exists() else None
 
     return Bundle(
-        drafter=there(DATA / "drafter.gguf"),
-        target=there(DATA / "target"),
-        tokenizer=there(DATA / "target"),
-        drafter_hf=there(DATA / "drafter"),
-        head=there(DATA / "head"),
-        predictor=there(DATA / "predictor"),
+        drafter=existing(DATA / "drafter.gguf"),
+        target=existing(DATA / "target"),
+        tokenizer=existing(DATA / "target"),
+        drafter_hf=existing(DATA / "drafter"),
+        head=existing(DATA / "head"),
+        predictor=existing(DATA / "predictor"),
     )

@@ -28,10 +28,10 @@ def make_pair(work: Path, out: Path, seed: int, progress: Progress) -> None:
     tokenizer = tokenizer_of(work, seed)
     for role, recipe in RECIPES.items():
 
-        def told(step: int, loss: float, role: str = role, steps: int = recipe.steps) -> None:
+        def report(step: int, loss: float, role: str = role, steps: int = recipe.steps) -> None:
             progress(role, step, steps, loss)
 
-        net = train(recipe, tokenizer, work / f"{role}.ckpt", seed, told)
+        net = train(recipe, tokenizer, work / f"{role}.ckpt", seed, report)
         save_model(net, tokenizer, out / role)
     export_gguf(out / "drafter", out / "drafter.gguf", "f32")
 

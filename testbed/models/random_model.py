@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.files import make_folder, require_empty
 from testbed.models.bundle import bundled
+from testbed.options import Config, option
 from testbed.protocols.vocabulary import fingerprint
 
 Kind = Literal["llama", "qwen3", "qwen3-moe"]
@@ -28,23 +28,18 @@ class RandomModel(Config, frozen=True, kw_only=True):
         BadInput: invalid sizes.
     """
 
-    kind: Kind = "llama"
-    hidden: int = 256
-    layers: int = 4
-    ffn: int = 1024
-    """Feed-forward dimension, per expert for `qwen3-moe`."""
-    heads: int = 4
-    experts: int = 16
-    """M, number of experts; `qwen3-moe` only."""
-    active: int = 2
-    """m, active experts per token; `qwen3-moe` only."""
-    positions: int = 2048
-    seed: int = 0
+    kind: Annotated[Kind, option("Architecture.")] = "llama"
+    hidden: Annotated[int, option("Hidden dimension.", least=1)] = 256
+    layers: Annotated[int, option("Decoder layers.", least=1)] = 4
+    ffn: Annotated[int, option("Feed-forward dimension, per expert for qwen3-moe.", least=1)] = 1024
+    heads: Annotated[int, option("Attention heads.", least=1)] = 4
+    experts: Annotated[int, option("M, number of experts; qwen3-moe only.", least=1)] = 16
+    active: Annotated[int, option("m, active experts per token; qwen3-moe only.", least=1)] = 2
+    positions: Annotated[int, option("Maximum context length.", least=1, unit="tokens")] = 2048
+    seed: Annotated[int, option("Seed of the weights.")] = 0
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "layers", "ffn", "heads", "experts", "active", "positions"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{name} must be at least 1, not {getattr(self, name)}")
+        super().__post_init__()
         if self.hidden % self.heads or self.hidden // self.heads % 32:
             raise BadInput(f"hidden / heads must be a multiple of 32, not {self.hidden} / {self.heads}")
         if self.active > self.experts:

@@ -164,11 +164,11 @@ def latencies_s(
         for policy in ("optimal", "uniform")
     }
     lengths = users.lengths(interpretation)
-    ours = inference_by(algorithm, serving, lengths, interpretation)
+    plan = inference_by(algorithm, serving, lengths, interpretation)
     others = {
         name: inference_by(name, serving, lengths, interpretation, algorithm).inference_s + sent_s["optimal"]
         for name in point.against
     }
     if not others:
-        others = {"uniform": ours.inference_s + sent_s["uniform"]}
-    return ours.inference_s + sent_s["optimal"], others, ours.window
+        others = {"uniform": plan.inference_s + sent_s["uniform"]}
+    return plan.inference_s + sent_s["optimal"], others, plan.window

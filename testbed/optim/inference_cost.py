@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from testbed.config import Config
 from testbed.errors import BadInput
+from testbed.options import Config
 
 Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

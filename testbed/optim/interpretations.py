@@ -11,12 +11,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.optim.baselines import FIXED_WINDOW, STATIC_SIZE, Runs, batch_by, grow, of_size, until_slower
 from testbed.optim.inference_cost import IntArray, ServedPair, cache_bytes, inference_s, most_tasks, parameter_bytes
 from testbed.optim.planner import plan_batches
 from testbed.optim.solvers import SOLVERS
+from testbed.options import Config
 
 SIZED = ("static", "max", "heuristic")
 """Baselines with a batch size."""

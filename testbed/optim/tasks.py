@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.optim.bandwidth import allocate, bits_per_token, communication_s, rates_bps, spectral_efficiency
 from testbed.optim.baselines import batch_by
 from testbed.optim.inference_cost import Array, Cost, IntArray, Model, ServedPair
+from testbed.options import Config
 
 T = TypeVar("T")
 

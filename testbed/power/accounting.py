@@ -148,8 +148,8 @@ def heat(samples: Samples, begin_s: Reals, end_s: Reals) -> tuple[Reals, list[st
         known = samples.temp_c[a:b] if samples.temp_c is not None else np.zeros(0)
         known = known[~np.isnan(known)]
         temps[i] = known.max() if len(known) else np.nan
-        said = [reason for reason in (samples.throttled or ())[a:b] if reason is not None]
-        reasons.append(joined(part for reason in said for part in reason.split("+")) if said else None)
+        given = [reason for reason in (samples.throttled or ())[a:b] if reason is not None]
+        reasons.append(joined(part for reason in given for part in reason.split("+")) if given else None)
     return temps, reasons
 
 

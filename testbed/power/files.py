@@ -57,13 +57,20 @@ def _of_tegrastats(text: str) -> Samples:
 
 def _of_csv(text: str) -> Samples:
     lines = [line for line in text.splitlines() if line.strip()]
-    said = dict(re.findall(r"(\w+)=(.*?)(?=\s\w+=|$)", lines[0][1:])) if lines and lines[0].startswith("#") else {}
+    notes = _parse_notes(lines[0][1:]) if lines and lines[0].startswith("#") else {}
     rows = csv.DictReader([line for line in lines if not line.startswith("#")], skipinitialspace=True)
     columns = [name.strip() for name in rows.fieldnames or []]
     rows.fieldnames = columns
     names = _check_columns(columns)
-    total = said.get("total") or " + ".join(names)
-    return _gathered([_reading(row, names) for row in rows], said.get("mean") == "1", said.get("source", "file"), total)
+    total = notes.get("total") or " + ".join(names)
+    return _gathered(
+        [_reading(row, names) for row in rows], notes.get("mean") == "1", notes.get("source", "file"), total
+    )
+
+
+def _parse_notes(text: str) -> dict[str, str]:
+    """Values by name from `source=jetson mean=0 total=VDD_IN + VDD_X`, in which values may contain spaces."""
+    return dict(re.findall(r"(\w+)=(.*?)(?=\s\w+=|$)", text))
 
 
 def _gathered(found: Sequence[Reading | None], mean: bool, source: str, total: str) -> Samples:
@@ -173,9 +180,9 @@ def write_parquet(path: Path, samples: Samples) -> None:
     columns = {"time_s": samples.time_s, "total_w": samples.total_w, **rails}
     table = pa.table({**{k: pa.array(v, from_pandas=True) for k, v in columns.items()},
                       "temp_c": pa.array(temps, pa.float64(), from_pandas=True), "throttled": throttled})  # fmt: skip
-    said = f"source={samples.source} mean={int(samples.mean)} skipped={samples.skipped} total={samples.total}"
+    notes = f"source={samples.source} mean={int(samples.mean)} skipped={samples.skipped} total={samples.total}"
     with whole_file(path) as part:
-        pa.parquet.write_table(table.replace_schema_metadata({MARK: said}), part)
+        pa.parquet.write_table(table.replace_schema_metadata({MARK: notes}), part)
 
 
 def _of_parquet(path: Path) -> Samples:
@@ -186,7 +193,7 @@ def _of_parquet(path: Path) -> Samples:
         if missing:
             raise BadInput(f"no {' and no '.join(sorted(missing))}: this is not a power.parquet of a run")
         marks = (table.schema.metadata or {}).get(MARK, b"").decode()
-        said = dict(re.findall(r"(\w+)=(.*?)(?=\s\w+=|$)", marks))
+        notes = _parse_notes(marks)
         names = [name for name in table.column_names if name in FIXED[:3] or name.endswith(RAIL)]
         reals = {name: table[name].cast(pa.float64()).to_numpy() for name in names}
         return Samples(
@@ -195,10 +202,10 @@ def _of_parquet(path: Path) -> Samples:
             rails={n.removesuffix(RAIL): v for n, v in reals.items() if n.endswith(RAIL) and n not in FIXED},
             temp_c=reals.get("temp_c"),
             throttled=tuple(table["throttled"].to_pylist()) if "throttled" in table.column_names else None,
-            mean=said.get("mean") == "1",
-            source=said.get("source", "file"),
-            total=said.get("total", "total_w"),
-            skipped=int(said.get("skipped", 0)),
+            mean=notes.get("mean") == "1",
+            source=notes.get("source", "file"),
+            total=notes.get("total", "total_w"),
+            skipped=int(notes.get("skipped", 0)),
         )
     except (ValueError, pa.ArrowException) as exc:
         raise BadInput(f"it cannot be read ({exc})") from exc

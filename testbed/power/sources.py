@@ -63,8 +63,8 @@ def open_source(name: str, candidates: Sequence[str], every: bool = False) -> Po
     if name == NONE:
         return None
     if name == AUTO:
-        there = [one.name for one in survey(candidates, stop=not every) if one.total is not None]
-        return _sum(there, strict=False) if there else None
+        available = [one.name for one in survey(candidates, stop=not every) if one.total is not None]
+        return _sum(available, strict=False) if available else None
     if name.split(",")[0] not in SOURCES:
         return Replay(read_samples(Path(name)))
     return _sum(list(dict.fromkeys(name.split(","))))
@@ -137,7 +137,7 @@ class Sum:
         """See `PowerSource`."""
         readings = [source.read() for source in self._sources]
         temps = [reading.temp_c for reading in readings if reading.temp_c is not None]
-        said = [reading.throttled for reading in readings if reading.throttled is not None]
+        given = [reading.throttled for reading in readings if reading.throttled is not None]
         return Reading(
             max(reading.time_s for reading in readings),
             {
@@ -147,7 +147,7 @@ class Sum:
             },
             sum(reading.total_w for reading in readings),
             max(temps, default=None),
-            joined(part for reason in said for part in reason.split("+")) if said else None,
+            joined(part for reason in given for part in reason.split("+")) if given else None,
         )
 
     def close(self) -> None:

@@ -20,10 +20,11 @@ and only if speculation could win with α = 1.
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
-from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.optim.draft_window.cost import LinkCosts, Price, TokenCost, check_estimates, check_windows, committed
+from testbed.options import Config, option
 
 REMAINS = 0.05
 """Remaining share of a step at which estimates count as settled."""
@@ -41,39 +42,21 @@ class WindowConfig(Config, frozen=True):
     max_window: int = 16
     least_window: int = 0
     """0: speculation may be turned off; 1: it always stays on."""
-    alpha: float = 0.7
-    """Initial estimate of the acceptance rate."""
-    prior_tokens: float = 8.0
-    """Weight of the initial estimate in tokens."""
-    memory: float = 128.0
-    """Time constant of the estimate of α, in rounds."""
-    load_memory: float = 32.0
-    """Time constant of the estimates of load and link, in rounds."""
-    hysteresis: float = 0.005
-    """Tolerated loss, relative to the time per token."""
-    switching_s: float = 0.01
-    """Cost of changing the window, in seconds."""
-    every: int = 4
-    """Rounds between updates of the prices, which are most of the work."""
-    probe_share: float = 0.005
-    """Maximum share of the time spent on probes while speculation is off."""
-    probe_rounds: int = 8
-    """Consecutive rounds of a probe."""
+    alpha: Annotated[float, option("Initial estimate of the acceptance rate.", least=0, most=1)] = 0.7
+    prior_tokens: Annotated[float, option("Weight of the initial estimate, in tokens.", least=0)] = 8.0
+    memory: Annotated[float, option("Time constant of the estimate of α, in rounds.", least=1)] = 128.0
+    load_memory: Annotated[float, option("Time constant of the estimates of load and link, in rounds.", least=1)] = 32.0
+    hysteresis: Annotated[float, option("Tolerated loss, relative to the time per token.", least=0, most=1)] = 0.005
+    switching_s: Annotated[float, option("Cost of changing the window.", least=0, unit="s")] = 0.01
+    every: Annotated[int, option("Rounds between updates of the prices, which are most of the work.", least=1)] = 4
+    probe_share: Annotated[
+        float, option("Maximum share of the time spent on probes while speculation is off.", least=0, most=1)
+    ] = 0.005
+    probe_rounds: Annotated[int, option("Consecutive rounds of a probe.", least=1)] = 8
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_windows(self.max_window, self.least_window)
-        for name in ("memory", "load_memory", "every", "probe_rounds"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 1):
-                raise BadInput(f"{name} must be 1 round or more, not {value}")
-        for name in ("alpha", "hysteresis", "probe_share"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise BadInput(f"{name} must lie in [0, 1], not {value}")
-        for name in ("prior_tokens", "switching_s"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise BadInput(f"{name} must be finite and not negative, not {value}")
 
 
 DEFAULT = WindowConfig()

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, Protocol
 
-from testbed.config import Config
 from testbed.errors import BadInput
+from testbed.options import Config
 
 MAX_WINDOW = 256
 SPREAD = 0.25

@@ -118,8 +118,8 @@ def by_lengths(points: Points, latency_s: Array, *, draws: int = 0, seed: int = 
     pairs = [(float(p), float(g)) for p, g in np.unique(keys, axis=0)]
     fits, rows = [], []
     for pair in pairs:
-        mine = np.all(keys == np.array(pair), axis=1)
-        rows.append((points.take(mine), latency_s[mine]))
+        chosen = np.all(keys == np.array(pair), axis=1)
+        rows.append((points.take(chosen), latency_s[chosen]))
         try:
             fits.append(fit(*rows[-1], draws=draws, seed=seed))
         except BadInput as exc:

@@ -59,8 +59,8 @@ def parse_pmic(text: str) -> Pmic:
     rails = {name: amperes * volts[name] for name, amperes in values["A"].items() if name in volts}
     unread += [f"{name}_A, which has no voltage" for name in values["A"] if name not in volts]
     if not rails:
-        said = text.strip().splitlines()[0][:80] if text.strip() else "nothing"
-        raise SensorError(f"vcgencmd pmic_read_adc names no rail: {said!r}; this needs a Raspberry Pi 5")
+        first_line = text.strip().splitlines()[0][:80] if text.strip() else "nothing"
+        raise SensorError(f"vcgencmd pmic_read_adc names no rail: {first_line!r}; this needs a Raspberry Pi 5")
     return Pmic(rails, tuple(unread))
 
 

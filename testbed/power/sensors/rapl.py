@@ -70,8 +70,8 @@ class Rapl:
             )
         rails = [domain.rail for domain in self._domains]
         platform = [rail for rail in rails if rail.startswith(PLATFORM)]
-        apart = [rail for rail in rails if "/" not in rail or rail.endswith("/dram")]
-        self._whole = platform or apart
+        separate = [rail for rail in rails if "/" not in rail or rail.endswith("/dram")]
+        self._whole = platform or separate
         self.total = " + ".join(self._whole)
         self._thermal = Thermal(root)
         self._before = self._counted()

@@ -131,7 +131,7 @@ def test_what_is_missing_is_named(here: Path) -> None:
     assert "other episodes" in refusal("train more --relabelled r.safetensors --out head")
     assert not (here / "head").exists()
     (here / "file").write_text("")
-    assert "written" in refusal(f"train episodes --out file/head {FAST}")
+    assert "cannot create" in refusal(f"train episodes --out file/head {FAST}")
 
 
 @pytest.mark.parametrize("command", ["relabel", "train", "eval"])
