@@ -1,4 +1,4 @@
-"""Evaluation of heads of which it is known how good they are."""
+"""Evaluation of heads with known behaviour."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.mismatches import DRAFTER_HIDDEN, TARGET_HIDDEN, VOCAB, some_
 
 
 def knowing_head(slope: float, features: tuple[str, ...] = FEATURES, bits: int = 16) -> DecisionHead:
-    """Answers σ(2·h_d[0] + slope·log10(uplink) − 1), through ReLU(z) − ReLU(−z)."""
+    """Head with p_rej = σ(2·h_d[0] + slope·log10(uplink) − 1), as ReLU(z) − ReLU(−z)."""
     info = HeadInfo(
         drafter_hidden=DRAFTER_HIDDEN, target_hidden=TARGET_HIDDEN, width=2, features=features,
         drafter_fingerprint="d", target_fingerprint="e", drafter_quantisation="F32", hidden_bits=bits,
@@ -74,7 +74,7 @@ def test_bands_hold_all_instances_and_show_the_budget() -> None:
     assert repaired[0] < repaired[-1] == pytest.approx(critical.mean(), abs=0.05)
     total = sum(band["repaired"] * band["instances"] for band in bands) / (5 * len(found))
     assert document["relabelled"]["repaired"] == pytest.approx(total)
-    seen = [band["predicted"] for band in bands if band["instances"] > 500]  # of a head that the channel is nothing to
+    seen = [band["predicted"] for band in bands if band["instances"] > 500]  # of a head that ignores the channel
     assert len(seen) > 1 and max(seen) - min(seen) < 0.06
 
 
@@ -88,7 +88,7 @@ def test_drafter_states_are_seen_as_they_arrive() -> None:
 
 def test_the_digit_rule_looks_at_both_tokens() -> None:
     found, critical, _ = some_mismatches(150, 4)
-    digit_free = np.arange(VOCAB - 5) % 3 > 0  # the last five ids are no tokens
+    digit_free = np.arange(VOCAB - 5) % 3 > 0  # the last five ids are not tokens
     done = evaluate(knowing_head(0.0, ()), found, critical, Relabelling(), digit_free)
     wanted = [
         any(i >= VOCAB - 5 or i % 3 == 0 for i in pair) for pair in zip(found.draft_id, found.target_id, strict=True)

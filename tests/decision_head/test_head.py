@@ -1,4 +1,4 @@
-"""The head: against torch, on disk, and what it refuses."""
+"""Decision head: comparison with torch, files, refused inputs."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_inputs_of_another_size_are_refused() -> None:
             head.reject_probability(*states)
 
 
-def test_a_saved_head_comes_back_bit_by_bit(tmp_path: Path) -> None:
+def test_a_saved_head_is_loaded_bit_by_bit(tmp_path: Path) -> None:
     head = some_head(
         4, thresholds=((0.2, 0.5), (0.9, 0.1)), hidden_bits=4, metrics={"auc": 0.9}, calibration=(0.8, -1.0), about="a"
     )
@@ -191,7 +191,7 @@ def test_malformed_weights_are_refused(tmp_path: Path, harm: Any, message: str) 
     assert "head.safetensors" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_no_head_and_nowhere_to_write(tmp_path: Path) -> None:
+def test_missing_heads_and_unwritable_directories_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no decision head in .*head\.json"):
         load_head(tmp_path)
     (tmp_path / "file").write_text("")

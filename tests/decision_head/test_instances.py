@@ -1,4 +1,4 @@
-"""Instances on disk."""
+"""Files of training instances."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from testbed.errors import BadInput
 from tests.support.mismatches import some_meta, some_mismatches
 
 
-def test_they_come_back_as_they_were(tmp_path: Path) -> None:
+def test_round_trip(tmp_path: Path) -> None:
     found, critical, _ = some_mismatches(20, 0)
     made, name = relabel(found, critical, Relabelling()), origin(some_meta(), found)
     save_instances(made, tmp_path / "a", name)
@@ -36,7 +36,7 @@ def test_other_episodes_are_refused(tmp_path: Path) -> None:
             load_instances(tmp_path / "a", name)
 
 
-def test_what_holds_no_instances_is_refused(tmp_path: Path) -> None:
+def test_files_without_instances_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="head relabel"):
         load_instances(tmp_path / "none", "")
     (tmp_path / "text").write_text("hello")

@@ -1,4 +1,4 @@
-"""Platt scaling against what made the labels, and against scikit-learn."""
+"""Platt scaling, checked against the generating parameters and scikit-learn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from testbed.decision_head.platt import LEAST_SLOPE, platt
 
 
-def test_it_finds_what_made_the_labels_and_agrees_with_logistic_regression() -> None:
+def test_the_generating_parameters_are_found_as_by_logistic_regression() -> None:
     rng = np.random.default_rng(0)
     z = rng.normal(0.4, 2, 20_000)
     labels = rng.random(z.size) < expit(0.6 * z - 1.5)
@@ -28,7 +28,7 @@ def test_separated_classes_stay_finite_and_short_of_certain() -> None:
     assert (p[z > 0] > 0.5).all() and (p > 0.02).all() and (p < 0.98).all()
 
 
-def test_a_head_worse_than_chance_is_not_turned_round() -> None:
+def test_a_head_worse_than_chance_is_not_inverted() -> None:
     rng = np.random.default_rng(1)
     z = rng.standard_normal(2000)
     slope, intercept = platt(z, rng.random(2000) < expit(-2 * z - 1))

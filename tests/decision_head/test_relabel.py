@@ -1,4 +1,4 @@
-"""Relabelling: held against exhaustive search, a convex solver, and what the paper says of it."""
+"""Relabelling, checked against exhaustive search, a convex solver, and statements of the paper."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_importance_of_a_critical_mismatch_is_at_least_one(labels: Any, tau: flo
 
 
 @given(LABELS, TAU, st.integers(0, 9))
-def test_the_rule_is_the_best_subset_where_the_budget_is_tight(labels: Any, tau: float, rank: int) -> None:
+def test_the_rule_is_the_best_subset_within_a_tight_budget(labels: Any, tau: float, rank: int) -> None:
     """At low temperature, Σ s_i·a_i is the largest over subsets of critical mismatches within the budget of λ."""
     importance = smoothed_importance(labels, np.arange(len(labels)), tau)
     multiplier = sorted({0.0, *importance[labels].tolist()})[-1 - rank % (1 + len(set(importance[labels].tolist())))]
@@ -91,7 +91,7 @@ def test_less_budget_means_a_higher_multiplier(labels: Any, share: float, less: 
     assert poor > rich
 
 
-def test_a_cold_policy_is_the_rule() -> None:
+def test_the_policy_at_low_temperature_is_the_threshold_rule() -> None:
     labels = np.array([True, False, True, True, False, False, False, True])
     importance = smoothed_importance(labels, np.arange(8), 1.0)
     multiplier = multiplier_for(importance, labels, 3, 1e-4)

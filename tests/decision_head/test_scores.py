@@ -1,4 +1,4 @@
-"""Scores against counting by hand."""
+"""Scores, checked against direct counts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_interval_covers_the_auc_of_much_more_data() -> None:
     assert covered >= 17  # 19 expected
 
 
-def test_prompts_and_not_their_mismatches_are_drawn_again() -> None:
+def test_prompts_and_not_mismatches_are_resampled() -> None:
     labels, p = some(2, 200)
     alone = auc_interval(labels, p, np.arange(200), 0)
     copies = [np.tile(column, 16) for column in (labels, p, np.arange(200))]

@@ -1,4 +1,4 @@
-"""Training: on labels that follow from the hidden states, with a channel that decides, and from a seed."""
+"""Training of heads on labels that follow from hidden states and channel, reproducible from a seed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLIND = msgspec.structs.replace(FAST, features=())
 META = some_meta()
 
 
-def test_a_head_learns_what_the_labels_follow_and_says_how_likely_they_are() -> None:
+def test_a_head_learns_calibrated_probabilities() -> None:
     found, critical, _ = some_mismatches(900, 0)
     unseen, labels, p = some_mismatches(400, 1)
     told: list[Any] = []
@@ -40,8 +40,8 @@ def test_a_head_learns_what_the_labels_follow_and_says_how_likely_they_are() -> 
     assert trained.history[-1].train_loss < trained.history[0].train_loss
 
 
-def test_held_out_prompts_teach_nothing_but_the_last_layers_scale() -> None:
-    """Labels of held-out prompts turned round: the same epochs' weights, in another order of preference at most."""
+def test_held_out_prompts_only_affect_the_last_layers_scale() -> None:
+    """Inverting the labels of held-out prompts only changes which epoch is kept and the calibration."""
     found, critical, _ = some_mismatches(60, 2)
     config = msgspec.structs.replace(BLIND, epochs=1)
     trained = train_head(found, base_instances(critical), META, config)
@@ -79,7 +79,7 @@ def test_the_same_seed_gives_the_same_head_and_leaves_torch_as_it_was() -> None:
     assert (one.w1 != other.w1).any()
 
 
-def test_a_head_that_sees_the_channel_is_more_permissive_on_a_poor_one() -> None:
+def test_a_channel_aware_head_is_more_permissive_on_a_poor_channel() -> None:
     found, critical, _ = some_mismatches(700, 5)
     unseen, labels, _ = some_mismatches(200, 6)
     made = relabel(found, critical, Relabelling(least_share=0.1, draws=6))

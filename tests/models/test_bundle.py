@@ -1,4 +1,4 @@
-"""The bundled pair as it lies in the package: its files, its sizes, and that it still does what its card says."""
+"""Bundled pair in the package: files, sizes, and the requirements of the model card."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_all_parts_are_there_and_small() -> None:
         assert json.loads((directory / "config.json").read_text())["max_position_embeddings"] >= 2560
 
 
-def test_it_is_worth_studying(facts: dict[str, Any]) -> None:
-    """The card's requirements on fewer problems; the accuracies with room for the smaller sample."""
+def test_the_pair_meets_the_requirements_of_the_card(facts: dict[str, Any]) -> None:
+    """The card's requirements on fewer problems, with wider limits for the accuracies."""
     assert facts["target_accuracy"] >= 0.80
     assert 0.15 <= facts["drafter_accuracy"] <= 0.75
     about_accuracy = ("target accuracy", "drafter accuracy")
@@ -38,7 +38,7 @@ def test_the_oracle_judge_changes_no_answer(facts: dict[str, Any]) -> None:
     assert facts["oracle"]["accuracy"] == facts["greedy"]["accuracy"] == facts["target_accuracy_judged"]
 
 
-def test_the_card_says_what_was_measured(facts: dict[str, Any]) -> None:
+def test_the_card_contains_the_measured_values(facts: dict[str, Any]) -> None:
     card = render(facts)
     assert f"{facts['target_parameters']:,}" in card
     assert f"{facts['oracle']['aal']:.2f}" in card

@@ -1,4 +1,4 @@
-"""Reference decoding in lockstep: against transformers one prompt at a time, and against a slow speculation by hand."""
+"""Reference decoding in lockstep, checked against transformers and against token-by-token speculation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.reference import Reference
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3], [5], [8, 9, 7, 9], [3, 2, 3, 8, 4, 6]]
 LENGTH = 18
 NO_END = TOKENS - 1
-"""An id that no model below ever chooses: its row of the output head is zero."""
+"""Id that the models below never choose, since its row of the output head is zero."""
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def own(directory: Path) -> list[list[int]]:
-    """The target's outputs by transformers' own generation, one prompt at a time."""
+    """Outputs of transformers' own generation, one prompt at a time."""
     reference = Reference(directory, TOKENS)
     silence(reference.model)
     return [reference.greedy(prompt, LENGTH) for prompt in PROMPTS]
@@ -37,7 +37,7 @@ def silence(model: Any) -> None:
 
 
 def decoder(directory: Path, end_id: int = NO_END, noise: float = 0.0) -> BatchDecoder:
-    """The model, its weights shaken a little where a drafter is wanted that agrees now and then."""
+    """The model; with perturbed weights for a drafter that agrees sometimes."""
     found = BatchDecoder.load(directory, end_id)
     found.batch = 2
     generator = torch.Generator().manual_seed(5)
@@ -102,14 +102,14 @@ def test_a_strict_judge_ends_where_the_target_ends(directory: Path, own: list[li
 def test_a_lenient_judge_makes_rounds_as_long_as_the_window(noise: float, directory: Path) -> None:
     found = speculate(decoder(directory, noise=noise), decoder(directory), PROMPTS, 5, LENGTH, lenient)
     for state in found:
-        assert state.committed == [6, 6, 6]  # five drafted and a bonus
+        assert state.committed == [6, 6, 6]  # five drafted tokens and the bonus token
         assert (state.drafted, state.accepted, state.rejections) == (15, 15, 0)
 
 
 def by_hand(
     drafter: BatchDecoder, target: BatchDecoder, prompt: list[int], window: int, keep: Keep
 ) -> tuple[list[int], list[int]]:
-    """One prompt, one token at a time, one forward pass for each: output, and tokens a round."""
+    """Output and tokens per round of one prompt, with one forward pass per token."""
 
     def best(decoder: BatchDecoder, ids: list[int]) -> int:
         with torch.inference_mode():

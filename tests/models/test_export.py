@@ -1,4 +1,4 @@
-"""GGUF export, held to transformers in float32."""
+"""GGUF export, compared with transformers in float32."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LLAMA3 = {
 
 
 def refuse(call: Callable[[], object], *words: str) -> None:
-    """Call, and expect a ModelError of one line that holds the words."""
+    """Expect a one-line ModelError that contains the words."""
     with pytest.raises(ModelError) as caught:
         call()
     message = str(caught.value)
@@ -45,7 +45,7 @@ def refuse(call: Callable[[], object], *words: str) -> None:
 
 @pytest.fixture
 def llama(random_models: dict[str, Path], tmp_path: Path) -> Path:
-    """A copy of the random Llama, to be changed."""
+    """A copy of the random Llama that tests may change."""
     return shutil.copytree(random_models["llama"], tmp_path / "llama-copy")
 
 
@@ -90,7 +90,7 @@ def test_smaller_types_stay_within_their_tolerance(
 
 
 VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    # name: architecture, configuration, what is then rewritten in config.json as older versions wrote it
+    # name: architecture, configuration, changes to config.json as written by older versions
     "many heads": ("llama", {"num_key_value_heads": 4, "num_attention_heads": 4}, {}),
     "one key head, wide": ("llama", {"num_key_value_heads": 1, "head_dim": 64}, {}),
     "head size from hidden size": ("llama", {}, {"head_dim": None}),
@@ -250,7 +250,7 @@ def test_sliding_windows_and_foreign_scalings_are_refused(tmp_path: Path) -> Non
     assert export_and_prove(narrow, tmp_path / "narrow.gguf", "f16").ok
 
 
-def test_directories_that_are_no_model(llama: Path, tmp_path: Path) -> None:
+def test_directories_without_a_model_are_refused(llama: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     refuse(lambda: export_gguf(tmp_path / "nowhere", out), "config.json", "no such file")
     weights = llama / "model.safetensors"
@@ -264,7 +264,7 @@ def test_directories_that_are_no_model(llama: Path, tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_tensors_that_are_missing(llama: Path, tmp_path: Path) -> None:
+def test_missing_tensors_are_named(llama: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     change_weights(llama, lambda tensors: tensors.pop("lm_head.weight"))
     refuse(lambda: export_gguf(llama, out), "1 tensors are missing", "output.weight")

@@ -1,4 +1,4 @@
-"""The lean Llama against transformers' own."""
+"""Minimal Llama, compared with transformers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPES = {
 
 
 def randomized(config: LlamaConfig, dtype: torch.dtype) -> Net:
-    """Weights large enough that attention, rotation, norms and gates all matter."""
+    """Model with weights large enough for attention, rotation, norms and gates to matter."""
     generator = torch.Generator().manual_seed(3)
     net = Net(config, dtype)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The whole way from a seed to the pair's files, with recipes of two steps."""
+"""Training and export of the pair from a seed, with recipes of two steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.reference import Reference
 SHORT = {role: replace(recipe, steps=2) for role, recipe in RECIPES.items()}
 
 
-def test_a_seed_becomes_files_that_every_engine_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_from_a_seed_writes_files_for_every_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair, "RECIPES", SHORT)
     seen: list[tuple[str, int, int]] = []
     pair.make_pair(

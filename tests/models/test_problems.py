@@ -1,4 +1,4 @@
-"""The bundled word problems: true, solvable from their text, never shared between splits, the same for a seed."""
+"""Word problems: correct, solvable from their text, disjoint between splits, reproducible."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ COMPARISON = re.compile(r"(\d+) is (more|less) than (\d+)")
 
 
 def check_step(step: str, before: int) -> int:
-    """Hold every statement of a worked step to be true, and return the number that it ends with."""
+    """Check every statement of a worked step, and return its result."""
     numbers = [int(n) for n in re.findall(r"\d+", step)]
     for a, sign, b, c in EQUATION.findall(step):
         x, y, z = int(a), int(b), int(c)
@@ -144,7 +144,7 @@ def test_numbers_stay_in_bounds(samples: dict[tuple[str, str], list[WordProblem]
 
 
 def test_the_narrators_habits_differ_as_often_as_stated() -> None:
-    """Over all choices of words that the templates and positions of a step can bring up."""
+    """Over all choices of words for all templates and positions of a step."""
     keys = [template.key for template in stories.TEMPLATES]
     options = {
         **{f"connector/{p}/{k}": len(stories.CONNECTORS[p]) for p in stories.CONNECTORS for k in keys},
@@ -159,7 +159,7 @@ def test_the_narrators_habits_differ_as_often_as_stated() -> None:
 
 
 def test_each_narrator_takes_its_favourite_more_often_than_any_other_wording() -> None:
-    """Counted in the last words of answers to problems whose last event is a rival's number."""
+    """Counted in the endings of answers whose last event is `rival`."""
     for who in ("target", "drafter"):
         endings: dict[str, int] = {}
         for problem in take("train", 1200, who):
@@ -192,7 +192,7 @@ def test_splits_share_no_skeleton(skeletons: dict[str, set[str]]) -> None:
 
 
 def test_a_skeleton_can_be_in_one_split_alone(samples: dict[tuple[str, str], list[WordProblem]]) -> None:
-    """Which one is a function of the skeleton, so that what no sample shows is disjoint too."""
+    """The split is a function of the skeleton, so that problems outside any sample are disjoint too."""
     for (split, _), told in samples.items():
         assert {split_of(problem.skeleton) for problem in told} == {split}
 
@@ -200,7 +200,7 @@ def test_a_skeleton_can_be_in_one_split_alone(samples: dict[tuple[str, str], lis
 def test_a_skeleton_tells_the_numbers_and_events_of_its_problem(
     samples: dict[tuple[str, str], list[WordProblem]],
 ) -> None:
-    """What is hashed for the split is what the question tells, so that disjoint skeletons mean disjoint problems."""
+    """The hashed skeleton matches the question, so that disjoint skeletons mean disjoint problems."""
     for problem in samples["test", "target"]:
         start, *events = problem.skeleton.split("|")
         sentences = [s.strip() for s in re.findall(r"[^.?]+[.?]", problem.question)]
@@ -232,7 +232,7 @@ def test_a_seed_gives_the_same_problems_and_another_seed_others() -> None:
 
 
 def test_the_problems_are_the_same_on_every_machine() -> None:
-    """Pinned: results on the bundled problems, and a training that is gone on with elsewhere, depend on it."""
+    """Pinned, since results on the bundled problems and resumed trainings depend on it."""
     told = [p for split, who in (("test", "target"), ("train", "drafter")) for p in take(split, 30, who, seed=2026)]
     text = "\n".join(f"{p.question}\n{p.answer}" for p in told)
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "0d3ea872dfdfb47d"
@@ -253,7 +253,7 @@ def test_drills_are_true() -> None:
     assert seen == {"+", "-", "*", "/", "divmod"}
 
 
-def test_unknown_splits_and_narrators_are_told_the_known_ones() -> None:
+def test_unknown_splits_and_narrators_are_refused_with_the_known_ones() -> None:
     with pytest.raises(BadInput, match="unknown split 'tests'; known: train, calibration, test"):
         next(generate("tests", 0))
     with pytest.raises(BadInput, match="unknown narrator 'judge'; known: target, drafter"):

@@ -1,4 +1,4 @@
-"""`testbed models random`: sizes as asked for, repeatable by the seed, usable by a BS, outputs without an end."""
+"""`testbed models random`: requested sizes, reproducible, usable by a BS, outputs never end early."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make(out: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dict[s
 
 
 def weights(directory: Path) -> dict[str, list[int]]:
-    """Shapes by name, as the file has them."""
+    """Shapes of the file's tensors by name."""
     with safe_open(str(directory / "model.safetensors"), "numpy") as file:
         return {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
@@ -64,7 +64,7 @@ def test_the_seed_makes_the_weights(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["--kind", "mamba"], "mamba"),
     ],
 )
-def test_sizes_that_cannot_be(
+def test_invalid_sizes_are_refused(
     options: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["models", "random", "--out", str(tmp_path / "m"), *TINY, *options]) == 2
@@ -72,7 +72,7 @@ def test_sizes_that_cannot_be(
     assert not (tmp_path / "m").exists()
 
 
-def test_a_directory_that_holds_something_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_with_files_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").touch()
     assert main(["models", "random", "--out", str(tmp_path), *TINY]) == 2
     assert "is not empty" in capsys.readouterr().err

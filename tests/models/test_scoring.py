@@ -1,4 +1,4 @@
-"""Reading final answers, by examples."""
+"""Extraction of final answers."""
 
 from __future__ import annotations
 

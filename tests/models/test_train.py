@@ -1,4 +1,4 @@
-"""Training: the same data and weights for a seed, interrupted or not."""
+"""Training: the same data and weights for a seed, with and without interruption."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_resumed_training_ends_with_the_same_weights(tokenizer: Tokenizer, tmp
     assert sorted(p.name for p in tmp_path.iterdir()) == ["killed.ckpt", "straight.ckpt"]
 
 
-def test_a_finished_training_is_loaded_and_not_gone_on_with(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_finished_training_is_loaded_and_not_continued(tokenizer: Tokenizer, tmp_path: Path) -> None:
     first, _ = run(tokenizer, tmp_path / "a.ckpt")
     again, losses = run(tokenizer, tmp_path / "a.ckpt")
     assert losses == {}
@@ -136,7 +136,9 @@ def test_rows_teach_answers_and_never_questions(tokenizer: Tokenizer) -> None:
         width = len(ids[0])
         assert width % 32 == 0
         assert all(len(row) == width for row in [*ids, *labels])
-        assert any(any(label != -100 for label in row[-32:]) for row in labels)  # no more padding than to the next 32
+        assert any(
+            any(label != -100 for label in row[-32:]) for row in labels
+        )  # padded to the next multiple of 32 only
         for row, wanted in zip(ids, labels, strict=True):
             assert all(label in (token, -100) for token, label in zip(row, wanted, strict=True))
             learned = tokenizer.decode([t for t in wanted if t != -100], skip_special_tokens=False)

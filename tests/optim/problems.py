@@ -1,4 +1,4 @@
-"""Problems of all kinds, and the same ones as the oracles see them."""
+"""Test problems, also in the form that the oracles take."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TABLE_2 = Cost(c1_draft=4.11e-13, c2_draft=5.6e-4, c1_verify=2.08e-14, c2_verify
 def paper_serving(
     output_tokens: int = 2048, alpha: float = 0.8, memory_bytes: float = 16e9, draft: str = "1.1B"
 ) -> ServedPair:
-    """Tables I and II."""
+    """Pair of Tables I and II."""
     return ServedPair(
         draft_model=LLAMA[draft], verify_model=LLAMA["7B"], cost=TABLE_2, memory_bytes=memory_bytes,
         max_output_tokens=output_tokens, alpha=alpha,
@@ -29,7 +29,7 @@ def paper_serving(
 def draw(
     rng: np.random.Generator, tasks: int, most_output: int = 20, distinct: bool = False
 ) -> tuple[ServedPair, IntArray]:
-    """A random problem: either node may be the slow one, overheads and memory may matter or not."""
+    """Random problem: either node may be slower, and overheads and memory may or may not matter."""
     draft = Model(layers=int(rng.integers(1, 8)), hidden=int(rng.integers(64, 512)), ffn=int(rng.integers(128, 2048)))
     verify = Model(
         layers=int(rng.integers(8, 40)), hidden=int(rng.integers(512, 4096)), ffn=int(rng.integers(1024, 11008))
@@ -58,7 +58,7 @@ def _token(model: Model) -> float:
 
 
 def instance(serving: ServedPair, inputs: IntArray) -> Instance:
-    """The same for the oracles."""
+    """The problem in the form that the oracles take."""
     cost, draft, verify = serving.cost, serving.draft_model, serving.verify_model
     return Instance(
         inputs=tuple(int(tokens) for tokens in inputs),

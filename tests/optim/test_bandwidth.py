@@ -1,4 +1,4 @@
-"""Shares of the uplink, against a convex solver that knows nothing of the closed form."""
+"""Bandwidth allocation, checked against a convex solver."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cell(seed: int, tasks: int) -> tuple[Array, Array]:
 
 
 def solved(objective: Callable[..., object], tasks: int) -> Array:
-    """Shares that maximise a concave function of them."""
+    """Shares that maximise a concave objective."""
     cvxpy = pytest.importorskip("cvxpy")
     shares = cvxpy.Variable(tasks, nonneg=True)
     problem = cvxpy.Problem(cvxpy.Maximize(objective(cvxpy, shares)), [cvxpy.sum(shares) <= 1])
@@ -119,12 +119,12 @@ def test_embeddings_of_both_models_are_uploaded() -> None:
         ([1e-300], [1e-300], 1.0, "too small or too large"),
     ],
 )
-def test_links_that_are_none(power: list[float], gain: list[float], noise: float, said: str) -> None:
+def test_invalid_links_are_refused(power: list[float], gain: list[float], noise: float, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         spectral_efficiency(power, gain, noise)
 
 
-def test_uploads_and_policies_that_are_none() -> None:
+def test_invalid_uploads_and_policies_are_refused() -> None:
     for policy in POLICIES:
         with pytest.raises(BadInput, match="no tasks"):
             allocate(policy, [], [])

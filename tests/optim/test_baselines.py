@@ -1,4 +1,4 @@
-"""The paper's baselines: their batches as described, their latencies as the oracle plays them."""
+"""Baselines of the paper: their batches, and their latencies against the oracle."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_task_is_in_one_batch_and_memory_is_kept(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SPECULATIVE if name != "best"])
-def test_none_beats_ours(name: str) -> None:
+def test_no_baseline_beats_the_planner(name: str) -> None:
     rng = np.random.default_rng(2)
     for _ in range(8):
         serving, inputs = draw(rng, 8)
@@ -61,7 +61,7 @@ def test_sizes_are_as_described() -> None:
     size = len(batch_by("max", serving, INPUTS).batches[0])
     assert one.fits([longest] * size)
     assert size == 30 or not one.fits([longest] * (size + 1))
-    small = paper_serving(memory_bytes=3e9)  # room for three
+    small = paper_serving(memory_bytes=3e9)  # fits three tasks
     assert [len(batch) for batch in batch_by("static", small, INPUTS).batches[:2]] == [2, 2]
     assert [len(batch) for batch in batch_by("max", small, INPUTS).batches[:2]] == [2, 2]
 
@@ -110,7 +110,7 @@ def test_autoregressive_serving_is_one_pass_a_token() -> None:
 
 
 def test_autoregressive_serving_in_one_batch_can_win() -> None:
-    """As the errata have it: the model limits no memory of the verifier, and its passes cost nearly all overhead."""
+    """As the errata note: the verifier's memory is not limited, and its passes are mostly overhead."""
     inputs = np.random.default_rng(0).integers(1, 513, 100)
     serving = paper_serving()
     alone = autoregressive_s(serving, np.array([100]), np.array([inputs.max()]))[0]

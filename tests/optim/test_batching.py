@@ -1,4 +1,4 @@
-"""The planners, against Algorithm 1 number by number, brute force, and a pipeline played through event by event."""
+"""Planners, checked against a scalar Algorithm 1, brute force, and an event-driven pipeline simulation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def check(plan: Batching, serving: ServedPair, inputs: IntArray) -> None:
-    """Every task in one batch, memory kept, the latency that of its batches."""
+    """Check that every task is in one batch, batches fit, and the latency is theirs."""
     one = instance(serving, inputs)
     assert sorted(itertools.chain(*plan.batches)) == list(range(len(inputs)))
     assert all(plan.batches)
@@ -37,7 +37,7 @@ def check(plan: Batching, serving: ServedPair, inputs: IntArray) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(SEEDS, st.integers(1, 14))
-def test_plans_hold_what_they_say_and_ours_is_never_above_the_papers(seed: int, tasks: int) -> None:
+def test_plans_are_valid_and_best_is_never_slower_than_algorithm_1(seed: int, tasks: int) -> None:
     serving, inputs = draw(np.random.default_rng(seed), tasks)
     paper, ours = (plan_batches(serving, inputs, name) for name in ("dp", "best"))
     for plan in (paper, ours):
@@ -49,7 +49,7 @@ def test_plans_hold_what_they_say_and_ours_is_never_above_the_papers(seed: int, 
 def test_the_paper_planner_is_algorithm_1(tasks: int) -> None:
     rng = np.random.default_rng(tasks)
     for _ in range(8):
-        serving, inputs = draw(rng, tasks, distinct=True)  # equal ones leave ties, and those to rounding
+        serving, inputs = draw(rng, tasks, distinct=True)  # equal inputs would give ties, decided by rounding
         window = int(rng.integers(1, 5))
         batches, latency_s = algorithm_1(instance(serving, inputs), window)
         plan = plan_batches(serving, inputs, "dp", window)
@@ -57,8 +57,8 @@ def test_the_paper_planner_is_algorithm_1(tasks: int) -> None:
         assert [list(batch) for batch in plan.batches] == batches
 
 
-def test_algorithm_1_is_no_exact_program_and_ours_is_near_brute_force() -> None:
-    """Over 40 random problems of 4 and 5 tasks: all batches in all orders, 75 and 541 of them each."""
+def test_algorithm_1_is_not_exact_and_best_is_near_brute_force() -> None:
+    """On 40 random problems of 4 and 5 tasks, against all 75 and 541 batchings in all orders."""
     rng = np.random.default_rng(7)
     gaps: dict[str, list[float]] = {"dp": [], "best": []}
     for k in range(40):
@@ -73,7 +73,7 @@ def test_algorithm_1_is_no_exact_program_and_ours_is_near_brute_force() -> None:
     assert np.mean(np.array(gaps["dp"]) > 1e-9) > 0.4
 
 
-def test_ours_is_near_all_runs_of_seven_tasks_in_all_orders() -> None:
+def test_best_is_near_all_runs_of_seven_tasks_in_all_orders() -> None:
     rng = np.random.default_rng(11)
     for _ in range(2):
         serving, inputs = draw(rng, 7, most_output=8)
@@ -82,7 +82,7 @@ def test_ours_is_near_all_runs_of_seven_tasks_in_all_orders() -> None:
 
 
 def test_runs_of_sorted_tasks_are_enough() -> None:
-    """What the planner rests on: no other batches are faster than the best runs."""
+    """Assumption of the planner: no other batches are faster than the best runs."""
     rng = np.random.default_rng(5)
     for _ in range(15):
         serving, inputs = draw(rng, 4, most_output=8)
@@ -116,7 +116,7 @@ def test_few_steps(output_tokens: int, alpha: float) -> None:
         assert ours.inference_s <= paper.inference_s * (1 + 1e-12)
 
 
-def test_at_the_size_of_the_paper_ours_is_strictly_better() -> None:
+def test_best_is_strictly_faster_at_the_size_of_the_paper() -> None:
     inputs = np.random.default_rng(0).integers(1, 513, 100)
     serving = paper_serving()
     paper, ours = (plan_batches(serving, inputs, name) for name in ("dp", "best"))
@@ -167,12 +167,12 @@ def test_relaxed_batches_cover_all_tasks_and_fit() -> None:
             assert all(instance(serving, inputs).fits(batch) for batch in batches)
 
 
-def test_every_run_is_there() -> None:
+def test_all_runs_are_enumerated() -> None:
     stages = Stages(paper_serving(), np.array([3, 5, 5, 80, 90]), 1)
     found = {tuple(np.unique(row).tolist()) for row in every_run(stages)}
     expected = {(0, *itertools.accumulate(map(len, batches))) for batches in runs(range(5))}
     assert found == expected
-    assert len(list(partitions(range(5)))) == 52  # the fifth Bell number: the oracle leaves none out
+    assert len(list(partitions(range(5)))) == 52  # the fifth Bell number: the oracle is complete
 
 
 def test_orders_by_johnson_are_the_best_of_a_single_step() -> None:
@@ -192,7 +192,7 @@ def test_orders_by_johnson_are_the_best_of_a_single_step() -> None:
 # ---------------------------------------------------------------- refusals
 
 
-def test_problems_that_are_none() -> None:
+def test_invalid_problems_are_refused() -> None:
     serving = paper_serving()
     with pytest.raises(BadInput, match="no tasks; give at least one"):
         plan_batches(serving, np.array([], np.int64))

@@ -1,4 +1,4 @@
-"""`testbed optim bandwidth` and `plan`: the documents of the contract, and one clear line for what cannot be used."""
+"""`testbed optim bandwidth` and `plan`: output documents of the contract, and one-line errors."""
 
 from __future__ import annotations
 
@@ -155,12 +155,12 @@ def test_help_has_examples() -> None:
         ({"cost": None}, "cost is missing"),
     ],
 )  # fmt: skip
-def test_documents_that_cannot_be_used(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+def test_invalid_documents_are_refused(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
     path = write(tmp_path, document(**changed))
     assert said in refusal("plan", "--tasks", path, "--json")
 
 
-def test_files_and_options_that_cannot_be_used(tmp_path: Path) -> None:
+def test_invalid_files_and_options_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path, document())
     assert "No such file" in refusal("plan", "--tasks", str(tmp_path / "no.json"))
     (tmp_path / "broken.json").write_text("{")

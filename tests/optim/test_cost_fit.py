@@ -1,4 +1,4 @@
-"""c1 and c2 from steps: what they were made of is found again, against FLOPs counted from the layers' matrices."""
+"""Fit of c1 and c2: recovery of known coefficients, and FLOPs counted from the layers' matrices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def counted(new: int, cached: int) -> float:
 
 
 def steps(node: Node, c1: float, c2: float, noise: float = 0.0, per_task: float = 0.0) -> list[MeasuredStep]:
-    """Steps whose times follow eq. 17 pass by pass, with a time of our own for each task."""
+    """Steps whose times follow eq. 17, with an additional time per task."""
     rng, found = np.random.default_rng(1), []
     for batch in (1, 2, 4, 8, 16):
         for prefix in (32, 64, 256, 1024):
@@ -102,7 +102,7 @@ def test_a_cost_document_is_what_a_plan_takes(phase: Phase | None) -> None:
     assert cost_document(bare, "decode")["c2_draft"] == bare["draft"].c2
 
 
-def test_what_cannot_be_fitted() -> None:
+def test_impossible_fits_are_refused() -> None:
     with pytest.raises(BadInput, match="3 steps or more, not 2"):
         fit_steps(MODEL, steps("draft", 1e-11, 1e-4)[:2])
     with pytest.raises(BadInput, match="at least two different amounts of work"):

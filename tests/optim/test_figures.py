@@ -1,4 +1,4 @@
-"""Draws of the paper's cell, and the reductions that its text quotes, over few draws."""
+"""Draws of the paper's cell, and the quoted reductions over a few draws."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_draws_are_seeded_and_as_table_2_has_them() -> None:
     assert not np.array_equal(users.inputs, draw(point, 4).inputs)
     assert (users.inputs.min(), users.inputs.max()) == (1, 512)
     assert users.inputs.mean() == pytest.approx(256.5, rel=0.02)
-    # half of an even disc of 400 m lies within 283 m, where the mean gain is 1.25e-11 and an exponential's median
+    # half of a disc of 400 m lies within 283 m, where the mean gain is 1.25e-11; the median of an exponential is
     # ln 2 of its mean: SNRs of both kinds are around 100 at 0.2 W over -106 dBm
     assert np.median(2**users.efficiency - 1) == pytest.approx(100, rel=0.5)
 
@@ -30,7 +30,7 @@ def test_the_points_are_those_of_the_text() -> None:
 
 
 @pytest.mark.parametrize("figure", ["7a", "7c"])
-def test_against_other_serving_systems_the_paper_comes_out(figure: str) -> None:
+def test_reductions_against_other_serving_systems_match_the_paper(figure: str) -> None:
     found = reduction(BY_FIGURE[figure], range(8))
     assert found.median_percent == pytest.approx(BY_FIGURE[figure].paper_percent, abs=1.5)
     assert found.best == {"no-pipeline": 8, "fixed-window": 0, "no-batching": 0}
@@ -42,7 +42,7 @@ def test_against_uniform_bandwidth_the_paper_lies_within_a_wide_interval() -> No
     assert found.draws_interval[1] - found.draws_interval[0] > 30
 
 
-def test_ours_reduces_no_less_than_the_papers_planner() -> None:
+def test_best_reduces_no_less_than_algorithm_1() -> None:
     for point in POINTS[3:6]:
         paper, ours = (reduction(point, range(3), algorithm) for algorithm in ("dp", "best"))
         assert ours.median_percent >= paper.median_percent > 5

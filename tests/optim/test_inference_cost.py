@@ -1,4 +1,4 @@
-"""Memory, FLOPs and times, against matrices counted one by one and a pipeline played through event by event."""
+"""Memory, FLOPs and times, checked against matrix sizes and an event-driven pipeline simulation."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_the_recursion_is_a_pipeline(times: list[tuple[float, float]]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_inference_is_all_steps_and_finished_batches_hold_up_nobody(seed: int) -> None:
+def test_finished_batches_do_not_delay_others(seed: int) -> None:
     rng = np.random.default_rng(seed)
     serving, inputs = draw(rng, 6, most_output=40)
     one = instance(serving, inputs)
@@ -174,7 +174,7 @@ def test_r2_is_the_share_that_the_line_explains() -> None:
         ([1, 2], [1, np.nan], [1, 2], "must be finite"),
     ],
 )
-def test_fits_that_cannot_be_made(batch: list[float], flops: list[float], seconds: list[float], said: str) -> None:
+def test_impossible_fits_are_refused(batch: list[float], flops: list[float], seconds: list[float], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         fit_runtime(batch, flops, seconds)
 
@@ -182,7 +182,7 @@ def test_fits_that_cannot_be_made(batch: list[float], flops: list[float], second
 # ---------------------------------------------------------------- refusals
 
 
-def test_models_hardware_and_limits_that_are_none() -> None:
+def test_invalid_models_hardware_and_limits_are_refused() -> None:
     good = paper_serving()
     for alpha in (-0.1, 1.1, float("nan")):
         with pytest.raises(BadInput, match=r"alpha must lie in \[0, 1\]"):

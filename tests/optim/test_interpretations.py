@@ -1,4 +1,4 @@
-"""Readings of the paper's baselines: every batch is timed as long as it really runs, by recursions of our own."""
+"""Interpretations of the paper's baselines, checked against scalar recursions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OUTPUTS = np.array([30, 5, 60, 12, 44, 28, 9, 57, 3])
 def stepped(
     serving: ServedPair, window: int, runs: list[list[int]], outputs: np.ndarray, pipeline: bool = True
 ) -> float:
-    """T_inf step by step with scalars (eqs. 13, 14, 17, 20-22): batches leave after their longest output."""
+    """T_inf step by step with scalars (eqs. 13, 14, 17, 20-22); batches end after their longest output."""
     draft, verify, cost, alpha = serving.draft_model, serving.verify_model, serving.cost, serving.alpha
     per_step = (1 - alpha ** (window + 1)) / (1 - alpha)
 
@@ -100,7 +100,7 @@ def test_max_batching_by_mean_lengths() -> None:
         )
 
 
-def test_a_growing_number_of_batches_stops_where_it_pays_no_more() -> None:
+def test_the_number_of_batches_grows_until_the_latency_rises() -> None:
     serving = paper_serving(output_tokens=60)
     interpretation = Interpretation(heuristic="count", baseline_window="fixed")
     longest = np.full(9, 60)
@@ -125,7 +125,7 @@ def test_systems_without_an_interpretation_are_refused() -> None:
         inference_by("x", paper_serving(), TaskLengths(INPUTS, None), Interpretation())
 
 
-def test_outputs_are_drawn_beside_the_inputs() -> None:
+def test_outputs_are_drawn_independently_of_inputs() -> None:
     point = next(point for point in POINTS if point.figure == "8c")
     users = draw(point, 2)
     assert users.outputs.min() >= 1 and 900 < users.outputs.max() <= 1024

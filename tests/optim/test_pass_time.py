@@ -1,4 +1,4 @@
-"""The verification-time estimator: eq. 19 by hand, known coefficients found again, files, and passes seen online."""
+"""Estimator of verification time: eq. 19 by hand, recovery of known coefficients, files, online updates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORKS = st.lists(st.builds(RequestWork, st.integers(1, 2000), st.integers(0, 300
 
 
 def batches(count: int, seed: int) -> list[tuple[RequestWork, ...]]:
-    """Passes as the paper mixes them: new prompts, follow-ups, and both."""
+    """Passes mixed as in the paper: new prompts, follow-ups, and both."""
     rng, found = np.random.default_rng(seed), []
     for _ in range(count):
         cold = rng.random(int(rng.integers(1, 9))) < rng.choice([0.0, 0.5, 1.0])
@@ -55,7 +55,7 @@ def test_a_batch_by_hand() -> None:
 
 
 @given(batch=WORKS)
-def test_batches_take_what_the_device_profile_says(batch: list[RequestWork]) -> None:
+def test_batch_times_match_the_device_profile(batch: list[RequestWork]) -> None:
     profile = load_profile("a100-qwen3-32b-appendix").verify
     theirs = profile.pass_s([ProfileWork(0, work.new, work.cached) for work in batch])
     assert TRUTH.batch_s(batch) == pytest.approx(theirs, rel=1e-9)
@@ -132,7 +132,7 @@ def test_the_same_seed_gives_the_same_fit_and_another_one_other_intervals() -> N
     assert other.coefficients == fit(samples, 5, 100).coefficients
 
 
-def test_a_coefficient_that_would_be_negative_is_0_and_said_to_be() -> None:
+def test_negative_coefficients_are_clamped_and_reported() -> None:
     # Time falls with what is cached, which no coefficient of 0 or more can follow.
     bent = [Sample(b, 0.5 + 1e-4 * sum(w.new for w in b) - 1e-5 * sum(w.cached for w in b)) for b in batches(60, 4)]
     found = fit(bent, resamples=50)
@@ -141,7 +141,7 @@ def test_a_coefficient_that_would_be_negative_is_0_and_said_to_be() -> None:
     assert found.document()["ols"]["b_read"] < 0
 
 
-def test_what_is_not_negative_is_the_best_that_is_not() -> None:
+def test_clamped_fits_are_the_best_non_negative_ones() -> None:
     optimize = pytest.importorskip("scipy.optimize")
     rng = np.random.default_rng(8)
     clamped = 0
@@ -162,7 +162,7 @@ def test_what_is_not_negative_is_the_best_that_is_not() -> None:
     assert clamped > 10
 
 
-def test_passes_that_can_tell_nothing_are_refused() -> None:
+def test_uninformative_passes_are_refused() -> None:
     rows = measured(TRUTH, 30, 0.1, 5)
     with pytest.raises(BadInput, match="5 batches are too few"):
         fit(rows[:5])
@@ -250,7 +250,7 @@ def mape(found: Coefficients, truth: Coefficients) -> float:
     return float(np.mean([abs(found.batch_s(b) / truth.batch_s(b) - 1) for b in batches(200, 77)]))
 
 
-def test_what_is_learnt_is_the_minimum_that_is_promised() -> None:
+def test_the_online_estimate_minimises_the_stated_objective() -> None:
     truth = Coefficients(a=5e-5, b_compute=1e-7, b_read=4e-6, c=0.015)  # no term is small
     passes, start = measured(truth, 60, 0.02, 20), scaled(truth, 1.02)
     online = OnlineEstimator(start, OnlineConfig(memory=30, spread=0.1, prior_spread=0.2))
@@ -268,7 +268,7 @@ def test_what_is_learnt_is_the_minimum_that_is_promised() -> None:
     assert online.coefficients.values == pytest.approx(by_hand, rel=1e-6)
 
 
-def test_it_finds_coefficients_that_were_off_and_says_that_they_were() -> None:
+def test_wrong_coefficients_are_corrected_and_reported() -> None:
     passes = measured(TRUTH, 400, 0.03, 21)
     online = watched(scaled(TRUTH, 1.6), passes)
     assert mape(online.coefficients, TRUTH) < 0.02 < mape(scaled(TRUTH, 1.6), TRUTH)
@@ -280,7 +280,7 @@ def test_it_finds_coefficients_that_were_off_and_says_that_they_were() -> None:
     assert not online.drifted
 
 
-def test_it_stays_silent_where_nothing_changes() -> None:
+def test_no_drift_is_reported_without_changes() -> None:
     quiet = [watched(TRUTH, measured(TRUTH, 500, 0.1, 30 + seed)) for seed in range(6)]
     assert sum(online.drifted for online in quiet) <= 1  # once in ten thousand passes
     assert all(mape(online.coefficients, TRUTH) < 0.03 for online in quiet)
@@ -297,14 +297,14 @@ def test_drift_is_noticed_within_a_dozen_passes_and_followed(factor: float) -> N
     assert online.drifted and mape(online.coefficients, scaled(TRUTH, factor)) < 0.03
 
 
-def test_one_hiccup_is_no_drift_and_moves_little() -> None:
+def test_a_single_outlier_is_not_drift_and_changes_little() -> None:
     online = watched(TRUTH, measured(TRUTH, 200, 0.05, 50))
     (batch, latency_s), before = measured(TRUTH, 1, 0.0, 51)[0], online.coefficients
     online.observe(batch, 50 * latency_s)
     assert not online.drifted and mape(online.coefficients, before) < 0.06
 
 
-def test_what_passes_do_not_show_keeps_its_value() -> None:
+def test_unobserved_coefficients_keep_their_value() -> None:
     alike = [Sample((RequestWork(5, 400),) * 4, 1.2 * TRUTH.batch_s([RequestWork(5, 400)] * 4))] * 3000
     online = watched(TRUTH, alike, OnlineConfig(memory=20))
     assert online.coefficients.batch_s([RequestWork(5, 400)] * 4) == pytest.approx(alike[0].latency_s, rel=0.01)
@@ -318,7 +318,7 @@ def test_a_term_that_began_at_0_can_be_learnt() -> None:
     assert mape(online.coefficients, TRUTH) < 0.04
 
 
-def test_passes_that_cannot_be_are_refused_and_change_nothing() -> None:
+def test_invalid_passes_are_refused_and_change_nothing() -> None:
     online = OnlineEstimator(TRUTH)
     for batch, latency_s in (([], 0.1), ([RequestWork(1, 1)], 0.0), ([RequestWork(1, 1)], float("nan"))):
         with pytest.raises(BadInput):

@@ -60,14 +60,14 @@ PMIC_PI5_EARLY = """\
 
 
 def write(root: Path, path: str, text: object) -> None:
-    """A file of a tree."""
+    """Write a file of the tree."""
     file = root / path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"{text}\n")
 
 
 def ina3221(root: Path, hwmon: str, rails: dict[str, tuple[int, int]]) -> None:
-    """An INA3221 with rails in mV and mA; `DISABLED`: a channel that is switched off."""
+    """An INA3221 with rails in mV and mA; `DISABLED`: a disabled channel."""
     folder = f"sys/class/hwmon/{hwmon}"
     write(root, f"{folder}/name", "ina3221")
     for i, (label, (voltage_mv, current_ma)) in enumerate(rails.items(), 1):
@@ -80,7 +80,7 @@ def ina3221(root: Path, hwmon: str, rails: dict[str, tuple[int, int]]) -> None:
 
 
 def orin_nx(root: Path) -> Path:
-    """A Jetson Orin NX, its zones below their limits, its over-current counter armed."""
+    """A Jetson Orin NX with zones below their limits and an enabled over-current counter."""
     write(root, "sys/class/hwmon/hwmon0/name", "pwmfan")
     ina3221(root, "hwmon1", {"VDD_IN": (5016, 1500), "VDD_CPU_GPU_CV": (5008, 400), "VDD_SOC": (5008, 250)})
     write(root, "sys/class/hwmon/hwmon3/name", "soctherm_oc")
@@ -98,7 +98,7 @@ def orin_nx(root: Path) -> Path:
 
 
 def agx_orin(root: Path) -> Path:
-    """A Jetson AGX Orin: two sensors, no rail for the whole."""
+    """A Jetson AGX Orin: two sensors, no rail for the whole module."""
     ina3221(root, "hwmon3", {"VDD_GPU_SOC": (19_600, 200), "VDD_CPU_CV": (19_600, 100), "VIN_SYS_5V0": (5000, 900)})
     ina3221(root, "hwmon4", {"DISABLED": (0, 0), "VDDQ_VDD2_1V8AO": (5000, 100)})
     return root

@@ -1,4 +1,4 @@
-"""Energy: held against an independent integration, and parts that add up however rounds lie over samples."""
+"""Energy, checked against independent integration; parts add up for any timing of rounds and samples."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def spans_of(*rounds: tuple[float, float, float, float, float], shares: tuple[fl
 
 @st.composite
 def recordings(draw: Any, origin_s: float = 0.0) -> Samples:
-    """Uneven steps, now and then a gap."""
+    """Uneven steps with occasional gaps."""
     steps = draw(st.lists(st.sampled_from([0.01, 0.03, 0.1, 0.11, 0.5, 7.0]), min_size=2, max_size=40))
     times_s = origin_s + np.cumsum([0.0, *steps])
     power_w = draw(hnp.arrays(np.float64, len(times_s), elements=st.floats(0, 60)))
@@ -43,7 +43,7 @@ def recordings(draw: Any, origin_s: float = 0.0) -> Samples:
 
 @st.composite
 def rounds(draw: Any, samples: Samples) -> Spans:
-    """Some before the samples, some after them, some at the same time."""
+    """Rounds before, after and during the samples, some concurrent."""
     begin, end = samples.time_s[0] - 1.0, samples.time_s[-1] + 1.0
     count = draw(st.integers(1, 6))
     instants = np.sort(draw(hnp.arrays(np.float64, (5, count), elements=st.floats(begin, end))), axis=0)
@@ -53,7 +53,7 @@ def rounds(draw: Any, samples: Samples) -> Spans:
 
 
 def power_at(samples: Samples, at_s: Reals) -> Reals:
-    """Power on a grid, told anew: between samples by their line or the later one, nothing in gaps and beyond."""
+    """Power on a grid, computed independently: linear or later sample between samples, 0 in gaps and outside."""
     after = np.searchsorted(samples.time_s, at_s, side="left").clip(1, len(samples.time_s) - 1)
     line = np.interp(at_s, samples.time_s, samples.total_w)
     power_w = samples.total_w[after] if samples.mean else line
@@ -63,7 +63,7 @@ def power_at(samples: Samples, at_s: Reals) -> Reals:
 
 
 def by_grid(samples: Samples, from_s: float, to_s: float) -> float:
-    """The energy between two instants, by midpoints between all edges."""
+    """Energy between two instants, by the midpoint rule between all edges."""
     edges = np.unique(np.concatenate([np.linspace(from_s, to_s, 50), samples.time_s.clip(from_s, to_s)]))
     middles = (edges[1:] + edges[:-1]) / 2
     return float(np.sum(power_at(samples, middles) * np.diff(edges)))
@@ -98,7 +98,7 @@ def test_energy_is_that_of_scipy_where_there_is_no_gap() -> None:
 
 @settings(max_examples=100)
 @given(st.data())
-def test_a_meter_in_constant_memory_says_the_same(data: Any) -> None:
+def test_the_running_meter_agrees(data: Any) -> None:
     steps = data.draw(st.lists(st.sampled_from([0.02, 0.1, 0.5, 0.7]), min_size=2, max_size=30))
     times_s = np.cumsum([0.0, *steps])
     power_w = data.draw(hnp.arrays(np.float64, len(times_s), elements=st.floats(0, 60)))
@@ -125,7 +125,7 @@ def test_a_meter_in_constant_memory_says_the_same(data: Any) -> None:
 
 @settings(max_examples=200)
 @given(st.data())
-def test_parts_add_up_to_rounds_and_rounds_to_what_was_drawn_meanwhile(data: Any) -> None:
+def test_parts_add_up_to_rounds_and_rounds_to_the_total_energy(data: Any) -> None:
     samples = data.draw(recordings(origin_s=UNIX_S))
     spans = data.draw(rounds(samples))
     found = account(samples, spans)
@@ -134,7 +134,7 @@ def test_parts_add_up_to_rounds_and_rounds_to_what_was_drawn_meanwhile(data: Any
     middles = (edges[1:] + edges[:-1]) / 2
     busy = ((spans.begin_s[:, None] < middles) & (middles < spans.end_s[:, None])).any(axis=0)
     whole_j = sum(by_grid(samples, a, b) for a, b, on in zip(edges, edges[1:], busy, strict=False) if on)
-    assert found.energy_j.sum() == pytest.approx(whole_j, rel=1e-6, abs=1e-4)  # Unix times are whole quarters of a µs
+    assert found.energy_j.sum() == pytest.approx(whole_j, rel=1e-6, abs=1e-4)  # Unix times have a resolution of 0.24 µs
     assert (found.energy_j >= -1e-6).all() and (found.unknown_s >= -1e-6).all()
     assert (found.unknown_s <= spans.end_s - spans.begin_s + 1e-6).all()
 
@@ -165,14 +165,14 @@ def test_rounds_at_the_same_time_share_the_power() -> None:
     assert found.energy_j == pytest.approx([6 + 3, 3 + 12, 6])
 
 
-def test_gaps_are_told_and_not_bridged() -> None:
+def test_gaps_are_reported_and_not_bridged() -> None:
     times_s = np.concatenate([np.arange(0, 1.01, 0.1), np.arange(3, 4.01, 0.1)])
     samples = samples_of(times_s, np.full(len(times_s), 10.0))
     inside, across, beyond = (0.0, 0.2, 0.2, 0.6, 0.8), (0.5, 0.5, 0.5, 3.5, 3.5), (3.9, 3.9, 3.9, 4.5, 4.5)
     found = account(samples, spans_of(inside, across, beyond))
     assert found.unknown_s == pytest.approx([0.0, 2.0, 0.5])
     assert found.energy_j[0] == pytest.approx(0.5 * 10 + 0.3 * 5)  # shared with the second from 0.5 on
-    assert found.energy_j[1] == pytest.approx(0.3 * 5 + 0.2 * 10 + 0.5 * 10)  # nothing for the gap
+    assert found.energy_j[1] == pytest.approx(0.3 * 5 + 0.2 * 10 + 0.5 * 10)  # no energy in the gap
     assert found.energy_j[2] == pytest.approx(1.0)
 
 
@@ -191,7 +191,7 @@ def test_no_rounds_have_no_energy() -> None:
         spans_of((0.0, 1.0, 1.0, 3.0, 4.0), shares=(-0.1, 0.2)),
     ],
 )
-def test_rounds_that_make_no_sense_are_refused(spans: Spans) -> None:
+def test_invalid_rounds_are_refused(spans: Spans) -> None:
     refuse(lambda: account(samples_of([0, 5], [1, 1]), spans), BadInput)
 
 
@@ -215,7 +215,7 @@ def test_idle_power_is_a_mean_of_what_is_known() -> None:
     times_s = np.concatenate([np.arange(0, 1.01, 0.1), [3.0, 3.1]])
     samples = samples_of(times_s, np.linspace(2, 4, len(times_s)))
     assert mean_w(samples, 0.0, 1.0) == pytest.approx(np.mean(samples.total_w[[0, 10]]))
-    assert mean_w(samples, 0.5, 2.5) is None  # three quarters are not known
+    assert mean_w(samples, 0.5, 2.5) is None  # unknown for three quarters
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_idle_power_is_a_mean_of_what_is_known() -> None:
         ([0, 1], [1, np.inf], "finite"),
     ],
 )
-def test_samples_that_are_none_are_refused(times_s: list[float], power_w: list[float], word: str) -> None:
+def test_invalid_samples_are_refused(times_s: list[float], power_w: list[float], word: str) -> None:
     refuse(lambda: samples_of(times_s, power_w), BadInput, word)
 
 

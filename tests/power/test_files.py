@@ -1,4 +1,4 @@
-"""Files of samples: read back as they were written, an external meter's, broken ones."""
+"""Files of samples: round trips, external meters, malformed files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.refusals import refuse
 
 
 class Source:
-    """As far as a log asks."""
+    """The attributes of a source that a log needs."""
 
     name, mean, total, period_s = "jetson", False, "VDD_IN + VDD_X, all of it", 0.1
 
@@ -54,7 +54,7 @@ def same(found: Samples) -> None:
     assert (found.source, found.mean, found.total) == ("jetson", False, Source.total)
 
 
-def test_a_log_and_parquet_come_back_as_they_were(tmp_path: Path) -> None:
+def test_logs_and_parquet_round_trip(tmp_path: Path) -> None:
     found = read_samples(log(tmp_path / "power.csv", READINGS))
     same(found)
     assert found.skipped == 0
@@ -63,7 +63,7 @@ def test_a_log_and_parquet_come_back_as_they_were(tmp_path: Path) -> None:
     assert [p.name for p in sorted(tmp_path.iterdir())] == ["power.csv", "power.parquet"]
 
 
-def test_a_log_that_was_cut_off_goes_on(tmp_path: Path) -> None:
+def test_a_truncated_log_can_be_continued(tmp_path: Path) -> None:
     path = log(tmp_path / "power.csv", READINGS[:2])
     path.write_bytes(path.read_bytes()[:-9])  # within the second line
     log(path, READINGS[2:], again=True)
@@ -71,7 +71,7 @@ def test_a_log_that_was_cut_off_goes_on(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.total_w[[0, -1]], [5, 7])
     assert found.skipped + len(found.time_s) == 3
     refuse(lambda: log(path, [], again=True, rails=("gpu0",)), BadInput, "other sensors")
-    same(read_samples(log(path, READINGS)))  # a new run begins anew
+    same(read_samples(log(path, READINGS)))  # a new run replaces the log
 
 
 def test_a_meters_csv(tmp_path: Path) -> None:
@@ -82,11 +82,11 @@ def test_a_meters_csv(tmp_path: Path) -> None:
     assert (found.source, found.total, found.mean) == ("file", "voltage_v × current_a", False)
     path.write_text("time_s,VDD_IN_w,VDD_SOC_w,throttled\n0,5,1,0\n1,6,1,yes\n2,7,1,under-voltage\n")
     found = read_samples(path)
-    np.testing.assert_allclose(found.total_w, [5, 6, 7])  # one rail is the whole
+    np.testing.assert_allclose(found.total_w, [5, 6, 7])  # one rail is the total
     assert found.throttled == ("", "throttled", "under-voltage")
     path.write_text("time_s,VDD_IN_w,VDD_SOC_w\n0,5,1\n1,,1\n2,7,1\n")
     found = read_samples(path)
-    np.testing.assert_allclose(found.total_w, [5, 7])  # the other rail does not pass for the whole
+    np.testing.assert_allclose(found.total_w, [5, 7])  # the other rail alone does not count as the total
     assert found.skipped == 1
 
 
@@ -113,13 +113,13 @@ def test_a_log_of_tegrastats(tmp_path: Path) -> None:
         ("\x00\x00\x00\n", []),
     ],
 )
-def test_what_is_no_file_of_samples_is_refused(text: str, words: list[str], tmp_path: Path) -> None:
+def test_files_without_samples_are_refused(text: str, words: list[str], tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
     path.write_text(text)
     refuse(lambda: read_samples(path), BadInput, "bad.csv", *words)
 
 
-def test_lines_that_are_no_samples_are_counted(tmp_path: Path) -> None:
+def test_invalid_lines_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "meter.csv"
     path.write_text("time_s,total_w\n0,1\nhello\n1,2\n1,3\n2,nan\n3,4\n4,5\n5")
     found = read_samples(path)
@@ -128,7 +128,7 @@ def test_lines_that_are_no_samples_are_counted(tmp_path: Path) -> None:
 
 @settings(max_examples=50)
 @given(st.text(max_size=300))
-def test_no_text_gets_past_as_an_error_of_another_kind(text: str) -> None:
+def test_any_text_gives_samples_or_bad_input(text: str) -> None:
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory() as folder:
@@ -141,7 +141,7 @@ def test_no_text_gets_past_as_an_error_of_another_kind(text: str) -> None:
         assert found
 
 
-def test_parquet_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_invalid_parquet_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "power.parquet"
     refuse(lambda: read_samples(path), BadInput, "power.parquet")
     path.write_bytes(b"PAR1")

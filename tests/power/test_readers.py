@@ -1,4 +1,4 @@
-"""Readers of each board, on what that board says."""
+"""Power sensors of each board, on recorded output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.refusals import refuse
 def test_an_orin_nx_by_its_input_rail(tmp_path: Path) -> None:
     reading = Jetson(recorded.orin_nx(tmp_path)).read()
     assert reading.rails == pytest.approx({"VDD_IN": 7.524, "VDD_CPU_GPU_CV": 2.0032, "VDD_SOC": 1.252})
-    assert reading.total_w == pytest.approx(7.524)  # the others lie behind it
+    assert reading.total_w == pytest.approx(7.524)  # which feeds the others
     assert reading.temp_c == pytest.approx(50.031)
     assert reading.throttled == ""
 
@@ -39,7 +39,7 @@ def test_an_agx_orin_by_three_rails(tmp_path: Path) -> None:
     reading = source.read()
     assert set(reading.rails) == {"VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0", "VDDQ_VDD2_1V8AO"}
     assert reading.total_w == pytest.approx(3.92 + 1.96 + 4.5)
-    assert (reading.temp_c, reading.throttled) == (None, None)  # nothing there that could tell
+    assert (reading.temp_c, reading.throttled) == (None, None)  # no such information
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_an_event_counts_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "n/a", "5.0", "0x1F4"])
-def test_a_sensor_that_says_nonsense_is_an_error_of_that_reading(text: str, tmp_path: Path) -> None:
+def test_invalid_sensor_output_fails_that_reading_only(text: str, tmp_path: Path) -> None:
     source = Jetson(recorded.orin_nx(tmp_path))
     recorded.write(tmp_path, "sys/class/hwmon/hwmon1/curr1_input", text)
     refuse(source.read, SensorError, "curr1_input holds no whole number")
@@ -184,7 +184,7 @@ def test_currents_without_voltages_are_no_power() -> None:
     refuse(lambda: parse_pmic(""), SensorError, "nothing")
 
 
-def test_lines_that_say_something_else_are_told() -> None:
+def test_unreadable_lines_are_reported() -> None:
     extra = ("VDD_CORE_A current(7)=nanA", "HDMI_A current(22)=1V", "what")
     broken = recorded.PMIC_PI5 + "\n".join(extra)
     assert parse_pmic(broken) == parse_pmic(recorded.PMIC_PI5)._replace(unread=extra)
@@ -197,7 +197,7 @@ def test_lines_that_say_something_else_are_told() -> None:
     ("text", "reasons"),
     [
         ("throttled=0x0", ""),
-        ("throttled=0x50000\n", ""),  # it was, since boot
+        ("throttled=0x50000\n", ""),  # events since boot
         ("throttled=0x50005", "throttled+under-voltage"),
         ("throttled=0xe0008", "thermal"),
         ("throttled=0xF000F", "frequency-capped+thermal+throttled+under-voltage"),
@@ -227,7 +227,7 @@ def test_vcgencmd_is_run(tmp_path: Path) -> None:
 
 
 class Adc:
-    """A vcgencmd that prints what a file holds, and then what another one does."""
+    """A vcgencmd that prints the contents of two files in turn."""
 
     def __init__(self, folder: Path, *answers: str) -> None:
         self.folder = folder
@@ -244,10 +244,10 @@ BROKEN = recorded.PMIC_PI5.replace(CORE, "VDD_CORE_A current(7)=nanA")
 ALL_W = sum(parse_pmic(recorded.PMIC_PI5).rails.values())
 
 
-def test_a_line_of_a_pi_that_never_can_be_read_is_told_from_the_beginning(
+def test_a_line_that_is_always_unreadable_is_reported_at_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    line = f"VDD_CORE_A current(7)={tmp_path.name}A"  # a warning comes once in a process
+    line = f"VDD_CORE_A current(7)={tmp_path.name}A"  # unique, since a warning is logged once per process
     broken = recorded.PMIC_PI5.replace(CORE, line)
     source = RaspberryPi(Adc(tmp_path, broken).program)
     assert "11 rails" in source.total and "lines that could not be read: 1" in source.total
@@ -258,9 +258,9 @@ def test_a_line_of_a_pi_that_never_can_be_read_is_told_from_the_beginning(
     assert len(caplog.records) == 1  # once
 
 
-def test_a_line_of_a_pi_that_comes_broken_once_costs_its_reading_alone(tmp_path: Path) -> None:
+def test_a_line_that_is_garbled_once_fails_that_reading_only(tmp_path: Path) -> None:
     source = RaspberryPi(Adc(tmp_path, BROKEN, recorded.PMIC_PI5, BROKEN, recorded.PMIC_PI5).program)
-    assert source.total == "sum of the PMIC's 12 rails, USB devices left out"  # the second answer was whole
+    assert source.total == "sum of the PMIC's 12 rails, USB devices left out"  # the second read was complete
     refuse(source.read, SensorError, "no reading of VDD_CORE", "nanA")
     assert source.read().total_w == pytest.approx(ALL_W)
 
@@ -291,7 +291,7 @@ def test_power_is_the_mean_since_the_reading_before(tmp_path: Path, monkeypatch:
     ticks = iter([10.0, 10.0, 12.0, 12.0, 12.5, 12.5])
     monkeypatch.setattr(rapl.time, "perf_counter", lambda: next(ticks))
     source = Rapl(recorded.rapl(tmp_path, ZONES))
-    assert source.total == "package-0 + package-1 + package-0/dram"  # the cores are a part of their package
+    assert source.total == "package-0 + package-1 + package-0/dram"  # cores are part of their package
     advance(tmp_path, 6_000_000)
     reading = source.read()
     assert reading.time_s == 12.0
@@ -303,7 +303,7 @@ def test_power_is_the_mean_since_the_reading_before(tmp_path: Path, monkeypatch:
     assert source.read().total_w == pytest.approx(3.0)
 
 
-def test_a_counter_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_counter_wraps_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([0.0, 0.0, 1.0, 1.0])
     monkeypatch.setattr(rapl.time, "perf_counter", lambda: next(ticks))
     source = Rapl(recorded.rapl(tmp_path, {"intel-rapl:0": ("package-0", 999_990)}, range_uj=1_000_000))
@@ -312,7 +312,7 @@ def test_a_counter_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
-def test_joules_are_what_was_counted_up_to_one_turn(before: int, used: int) -> None:
+def test_joules_allow_for_one_wrap_around(before: int, used: int) -> None:
     range_uj = 10**6
     assert joules(before, (before + used) % (range_uj + 1), range_uj) == pytest.approx(used / 1e6)
 
@@ -351,7 +351,7 @@ def test_throttling_of_x86_is_counted(tmp_path: Path) -> None:
     assert thermal.read() == (None, "")
 
 
-def test_a_machine_that_cannot_tell(tmp_path: Path) -> None:
+def test_a_machine_without_throttling_information(tmp_path: Path) -> None:
     assert Thermal(tmp_path).read() == (None, None)
     recorded.zone(tmp_path, 0, "acpitz", 16_800, {"critical": 20_000})
     assert Thermal(tmp_path).read() == (16.8, None)
@@ -361,7 +361,7 @@ def test_a_machine_that_cannot_tell(tmp_path: Path) -> None:
 
 
 class Library:
-    """NVML's functions that are asked for, for two GPUs."""
+    """The NVML functions in use, for two GPUs."""
 
     class NVMLError(Exception):
         """Not supported."""

@@ -1,4 +1,4 @@
-"""The sampler, recorded samples in place of a sensor, and sources by name."""
+"""Sampler, replay of recorded samples, and sources by name."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def wait_for(done: object, seconds: float = 20.0) -> None:
         time.sleep(0.005)
 
 
-def test_what_was_recorded_is_read_again_at_its_own_pace() -> None:
+def test_recorded_samples_are_replayed_in_real_time() -> None:
     taken: list[Reading] = []
     samples = recording()
     sampler = Sampler(Replay(samples), taken.append)
     sampler.start()
-    wait_for(lambda: sampler.missed >= 3)  # it has come to its end
+    wait_for(lambda: sampler.missed >= 3)  # after the last sample
     sampler.stop()
     sampler.stop()
     assert sampler.failure is None and sampler.samples == len(taken)
     times_s = np.array([reading.time_s for reading in taken])
     assert (np.diff(times_s) > 0).all()
-    # which samples are caught depends on the machine; what each says does not
+    # which samples are read depends on timing, their values do not
     places = (times_s - times_s[0]) / 0.01
     begin = round((taken[0].total_w - 3) / 0.01)
     np.testing.assert_allclose(places, np.round(places), atol=1e-6)
@@ -63,7 +63,7 @@ class Flaky:
         self.reads += 1
         if self.reads % 2:
             raise SensorError("not now")
-        return Reading(self.reads // 4 * 1.0, {}, 1.0)  # and every other one is old
+        return Reading(self.reads // 4 * 1.0, {}, 1.0)  # and every other one is outdated
 
     def close(self) -> None:
         pass
@@ -79,7 +79,7 @@ def test_readings_that_fail_or_are_old_are_left_out() -> None:
     assert sampler.missed >= 8 and sampler.why == "not now"
 
 
-def test_a_full_disk_ends_the_sampling_and_is_told() -> None:
+def test_a_full_disk_ends_the_sampling_and_is_reported() -> None:
     def refuse_to_write(reading: Reading) -> None:
         raise OSError("no space left")
 
@@ -111,7 +111,7 @@ class Fixed:
 
 
 def lend(monkeypatch: pytest.MonkeyPatch, *there: Fixed) -> None:
-    """Have a machine with these sources, and no other."""
+    """Simulate a machine with these sources only."""
 
     def missing() -> PowerSource:
         raise SensorError("not on this machine")
@@ -133,14 +133,14 @@ def test_auto_takes_the_first_or_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (nvml.closed, rapl.closed) == (before[0] + 1, before[1] + 1)
 
 
-def test_what_cannot_be_added_up_is_refused_or_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_that_cannot_be_summed_are_refused_or_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml, rapl = Fixed("nvml", 1, False, None), Fixed("rapl", 2, True, None)
     lend(monkeypatch, nvml, rapl)
     refuse(lambda: open_source("nvml,rapl", sources.BS), BadInput, "cannot be added up")
     assert nvml.closed == rapl.closed == 1
     assert open_source("auto", sources.BS, every=True) is nvml
     refuse(lambda: open_source("nvml,pi", sources.BS), BadInput, "power source pi: not on this machine")
-    assert nvml.closed == 3  # looked at by auto, and given up for want of a Pi
+    assert nvml.closed == 3  # opened by auto, and closed without a Pi
 
 
 def test_a_machine_without_sensors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The window controller: its prices against brute force and a simulated BS, its calm under noise, and a load ramp."""
+"""Window controller: prices against brute force and a simulated BS, stability under noise, load ramp."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Learn = Callable[[int, int, int, float], object]
 
 
 def accepted_runs(requests: int, seed: int) -> list[list[int]]:
-    """How many drafted tokens in a row would be accepted from each position of each request."""
+    """Number of consecutive drafted tokens that would be accepted from each position of each request."""
     coins = np.random.default_rng(seed).random((requests, TOKENS)) < ALPHA
     runs = np.zeros((requests, TOKENS + 1), int)
     for at in reversed(range(TOKENS)):
@@ -49,7 +49,7 @@ def accepted_runs(requests: int, seed: int) -> list[list[int]]:
 
 
 def poisson(loads_tps: Sequence[float], each: int, seed: int) -> list[float]:
-    """Arrival times of requests, so many at each load."""
+    """Arrival times of requests, a given number at each load."""
     random = np.random.default_rng(seed)
     gaps = np.concatenate([random.exponential(TOKENS / load, each) for load in loads_tps])
     return np.cumsum(gaps).tolist()
@@ -58,7 +58,7 @@ def poisson(loads_tps: Sequence[float], each: int, seed: int) -> list[float]:
 def simulate(
     arrivals: Sequence[float], runs: list[list[int]], choose: Choose, learn: Learn | None = None
 ) -> np.ndarray:
-    """Seconds of each request. Whoever waits when a pass begins is in it; a window of 0 goes from pass to pass."""
+    """Seconds of each request. A pass includes all waiting rounds; with window 0 a request is in every pass."""
     position, window, end = [0] * len(arrivals), [0] * len(arrivals), np.zeros(len(arrivals))
     ready: list[tuple[float, int]] = []
     now = before = rate = 0.0
@@ -99,7 +99,7 @@ def simulate(
 
 
 class Ues:
-    """So many UEs take the requests in turn, each with a controller of its own."""
+    """UEs that take the requests in turn, each with its own controller."""
 
     def __init__(self, count: int = 4) -> None:
         config = WindowConfig(max_window=LARGEST)
@@ -124,7 +124,7 @@ def test_on_a_ramp_the_controller_meets_the_best_window_at_every_load_and_beats_
     settled = np.arange(each) >= each // 4
     mine = ours.reshape(len(loads), each)[:, settled].mean(axis=1)
     theirs = fixed.reshape(LARGEST + 1, len(loads), each)[:, :, settled].mean(axis=2)
-    assert len(set(theirs.argmin(axis=0).tolist())) >= 3  # the ramp asks for different windows
+    assert len(set(theirs.argmin(axis=0).tolist())) >= 3  # the best window changes along the ramp
     assert np.all(mine <= 1.02 * theirs.min(axis=0)), mine / theirs.min(axis=0)
     assert ours.mean() < 0.98 * fixed.mean(axis=1).min()
 
@@ -162,9 +162,7 @@ def test_committed_tokens_are_the_sum_over_how_far_a_window_holds(window: int, a
 
 @pytest.mark.parametrize("alpha", [0.3, 0.8, 0.9999, 1.0])
 @pytest.mark.parametrize("window", [0, 1, 4, 9])
-def test_a_response_that_ends_in_the_middle_of_a_round_needs_the_rounds_that_it_takes_to_draw_one(
-    window: int, alpha: float
-) -> None:
+def test_responses_that_end_within_a_round_match_simulated_ones(window: int, alpha: float) -> None:
     random = np.random.default_rng(3)
     lengths = random.integers(20, 61, 1500)
     kept = random.random((lengths.size, 60, window)) < alpha
@@ -181,7 +179,7 @@ def test_without_load_a_round_is_its_parts_one_after_the_other() -> None:
     assert costs.price(0, 0.3, 0.0, LINK).time_s == pytest.approx(0.032)
 
 
-def test_dear_links_ask_for_larger_windows_and_load_for_smaller_ones() -> None:
+def test_slow_links_need_larger_windows_and_load_smaller_ones() -> None:
     def best(load: float, link: LinkCosts) -> int:
         found = prices(COSTS, ALPHA, load, link, 16, 1)
         return 1 + found.index(min(found))
@@ -198,7 +196,7 @@ def test_dear_links_ask_for_larger_windows_and_load_for_smaller_ones() -> None:
 
 
 def feed(controller: WindowController, rounds: int, alpha: float, load: Callable[[], float], seed: int) -> list[int]:
-    """Rounds whose tokens are accepted by coins; the windows that came of it."""
+    """Windows over rounds with random acceptance."""
     random, windows = np.random.default_rng(seed), []
     for _ in range(rounds):
         k = controller.window
@@ -232,15 +230,15 @@ def test_after_a_step_in_load_it_settles_within_the_stated_rounds(before: float,
     switches = controller.switches
     costs = brute_force(ALPHA, after)
     assert costs[controller._steady] <= 1.03 * min(costs)
-    assert costs[windows[0]] > 1.03 * min(costs)  # there was something to settle
+    assert costs[windows[0]] > 1.03 * min(costs)  # the initial window is clearly worse
     feed(controller, 2000, ALPHA, lambda: after, 3)
     assert controller.switches - switches <= 1
     assert costs[controller._steady] <= 1.02 * min(costs)
 
 
 @pytest.mark.parametrize("load", [20.0, 120.0, 180.0, 220.0])
-def test_it_does_not_chatter_under_noise(load: float) -> None:
-    """Coins for α and hints 20 % off: calm, where a controller without hysteresis and switching cost is not."""
+def test_it_does_not_oscillate_under_noise(load: float) -> None:
+    """With random acceptance and load reports 20 % off, unlike without hysteresis and switching cost."""
     rounds, changes = 3000, {}
     for name, config in (
         ("calm", WindowConfig()),
@@ -259,8 +257,8 @@ def test_it_does_not_chatter_under_noise(load: float) -> None:
     assert changes["bare"] >= 4 * max(changes["calm"], 1), changes
 
 
-def test_prices_are_looked_at_every_so_often_and_estimates_kept_up_meanwhile() -> None:
-    """A look less often decides by the same estimates, and counts the rounds since the last one."""
+def test_prices_are_updated_at_intervals_and_estimates_every_round() -> None:
+    """Less frequent updates use the same estimates and count the rounds since the last one."""
     asked: list[int] = []
 
     class Counted:
@@ -317,7 +315,7 @@ def test_a_least_window_of_one_never_turns_off() -> None:
     assert set(feed(controller, 500, 0.9, lambda: 450.0, 1)) <= set(range(1, 9))
 
 
-def test_beyond_saturation_it_takes_the_window_that_keeps_the_bs_least_busy_at_the_next_look() -> None:
+def test_at_saturation_it_takes_the_window_of_least_load_at_the_next_update() -> None:
     controller = WindowController(COSTS, LINK, config=WindowConfig(load_memory=1))
     feed(controller, 100, ALPHA, lambda: 20.0, 1)
     assert [controller.update(0, 0, 5000.0) for _ in range(controller.config.every)][-1] == 0
@@ -330,10 +328,10 @@ def test_estimates_follow_what_happens() -> None:
     for _ in range(400):
         controller.update(0, 0, None, LinkCosts(0.2, 0.003))
     assert controller.link == pytest.approx((0.2, 0.003), rel=1e-3)
-    assert controller.load == pytest.approx(77.0)  # no hint changes nothing
+    assert controller.load == pytest.approx(77.0)  # without a load report nothing changes
 
 
-def test_a_response_begins_at_the_load_that_is_told_and_with_a_look_at_the_prices() -> None:
+def test_a_response_starts_with_the_given_load_and_new_prices() -> None:
     controller = WindowController(COSTS, LINK, load=10.0)
     controller.update(2, 2, 10.0)
     assert not controller.due
@@ -344,7 +342,7 @@ def test_a_response_begins_at_the_load_that_is_told_and_with_a_look_at_the_price
     assert controller.load == 300.0
 
 
-def test_what_others_drafts_are_worth_counts_as_tokens_and_more_while_nothing_is_drafted() -> None:
+def test_the_prior_of_other_ues_counts_more_while_nothing_is_drafted() -> None:
     controller = WindowController(COSTS, LINK, config=WindowConfig(memory=50, prior_tokens=0))
     controller.believe(0.9, 30.0)
     assert controller.alpha == pytest.approx(0.9)
@@ -374,7 +372,7 @@ def test_the_same_updates_give_the_same_windows() -> None:
     assert runs[0] == runs[1]
 
 
-def test_prices_compare_by_time_and_the_hopeless_by_how_busy_they_are() -> None:
+def test_prices_compare_by_time_and_at_saturation_by_load() -> None:
     assert Price(0.1, 0.9) < Price(0.2, 0.1) < Price(math.inf, 1.1) < Price(math.inf, 1.2)
 
 
@@ -404,7 +402,7 @@ def test_configurations_out_of_range_are_refused(fields: dict[str, float], said:
 
 @settings(deadline=None)
 @given(st.integers(-3, 9), st.integers(-3, 9), st.one_of(st.none(), st.floats()), st.one_of(st.none(), st.floats()))
-def test_an_update_learns_or_refuses_in_one_line_and_then_learns_nothing(
+def test_invalid_updates_are_refused_and_change_nothing(
     drafted: int, accepted: int, load: float | None, rtt: float | None
 ) -> None:
     controller = WindowController(COSTS, LINK, 50.0)

@@ -1,4 +1,4 @@
-"""The serving latency model: the review's worked example, root finding, a simulated server, and known coefficients."""
+"""Serving latency model: the review's worked example, root finding, a simulated server, known coefficients."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_and_b_cross_where_the_errata_say() -> None:
 
 
 def wins_by_looking(found: Comparison) -> str:
-    """Speculation's side of the crossing, from latencies alone, at loads up to where either saturates."""
+    """Side of the crossing on which speculation wins, from latencies only, up to saturation of either."""
     end = min(found.dense.saturation_rps, found.speculative.saturation_rps)
     loads = np.linspace(0, end * (1 - 1e-9), 4001)[1:]
     faster = latency(loads, *found.speculative) < latency(loads, *found.dense)
@@ -184,7 +184,7 @@ def test_every_configuration_lies_on_the_one_curve(x: float, c1: float, c2: floa
 
 
 def simulated_server(rps: float, tokens: int, base_s: float, each_s: float, requests: int, seed: int) -> float:
-    """Mean seconds of a request: passes follow one another, each gives every request in it a token."""
+    """Mean seconds of a request; passes run back to back, and each yields a token for every request in it."""
     random = np.random.default_rng(seed)
     arrivals = np.cumsum(random.exponential(1 / rps, requests)).tolist()
     now, coming, total = 0.0, 0, 0.0
@@ -234,7 +234,7 @@ def test_two_coefficients_come_back_within_their_intervals() -> None:
     assert np.all(inside >= 16)
 
 
-def test_points_far_off_do_not_carry_the_fit_away() -> None:
+def test_the_fit_is_robust_to_outliers() -> None:
     loads = np.linspace(0.5, 13.0, 15)
     measured = noisy(latency(loads, *DENSE), 0.01, 1)
     measured[[3, 9]] *= 3
@@ -244,7 +244,7 @@ def test_points_far_off_do_not_carry_the_fit_away() -> None:
 def speculation_points(
     prefill: float = 512, decode: float = 512, costs: CycleCosts = CYCLE
 ) -> tuple[Points, np.ndarray]:
-    """Every (α, k) at five shares of its own saturation, and its latencies by eqs. 1 and 3 written out."""
+    """All (α, k) at five loads relative to their saturation, with latencies by eqs. 1 and 3 written out."""
     rows = []
     for alpha in (0.5, 0.7, 0.9, 1.0):
         for k in (0, 1, 3, 6, 10):
@@ -270,7 +270,7 @@ def test_six_coefficients_come_back_within_their_intervals() -> None:
     assert np.all(inside >= 4)
 
 
-def test_one_pair_of_coefficients_misses_what_six_hold() -> None:
+def test_two_coefficients_fit_worse_than_six() -> None:
     points, latencies = speculation_points()
     assert fit(points, latencies, form="load", draws=0).r2 < 0.8  # Figure 4a against 4c
 
@@ -329,7 +329,7 @@ def test_predictions_have_intervals_that_hold_the_truth_and_widen_towards_satura
     refuse(lambda: found.predict(Points(np.array([3.0, 16.0]))), BadInput, "16 requests/s", "saturation")
 
 
-def test_a_document_brings_the_fit_back() -> None:
+def test_a_fit_round_trips_through_its_document() -> None:
     for points, latencies, experts in (
         (*speculation_points(), None),
         (Points(np.linspace(0.1, 12, 9)), expert_latency(np.linspace(0.1, 12, 9)), (8, 128)),
@@ -348,7 +348,7 @@ def test_a_document_brings_the_fit_back() -> None:
      ({"c1_u": 1, "c1_s": 1, "c2_u": 1, "c2_s": 1, "experts": [9, 3]}, "m <= M"),
      ({"c1": math.nan, "c2": 1}, "finite")],
 )  # fmt: skip
-def test_documents_that_are_no_fits_are_refused(document: dict[str, object], said: str) -> None:
+def test_invalid_fit_documents_are_refused(document: dict[str, object], said: str) -> None:
     refuse(lambda: from_document(document), BadInput, said)
 
 
@@ -356,14 +356,14 @@ def test_documents_that_are_no_fits_are_refused(document: dict[str, object], sai
 
 
 def grown(prefill: float, decode: float) -> CycleCosts:
-    """Coefficients that are lines over length."""
+    """Coefficients that are linear in the lengths."""
     cache = prefill + 0.5 * decode
     return CycleCosts(0.05 + 4e-4 * prefill, 0.015 + 5e-6 * cache, 0.001 + 1e-6 * cache, 0.004 + 2e-5 * prefill,
                       2e-4 + 3e-7 * cache, 4e-5 + 4e-8 * cache)  # fmt: skip
 
 
 def sweep(noise: float) -> tuple[Points, np.ndarray]:
-    """The sixteen pairs of lengths of the paper."""
+    """Points at the paper's sixteen pairs of lengths."""
     parts = [speculation_points(p, g, grown(p, g)) for p in (256, 512, 768, 1024) for g in (256, 512, 768, 1024)]
     columns = [
         np.concatenate([getattr(each[0], name) for each in parts])
@@ -435,7 +435,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("call", "said"), REFUSED, ids=[str(i) for i in range(len(REFUSED))])
-def test_what_cannot_be_used_is_refused_in_one_line(call: Callable[[], object], said: str) -> None:
+def test_invalid_input_is_refused_in_one_line(call: Callable[[], object], said: str) -> None:
     refuse(call, BadInput, said)
 
 
