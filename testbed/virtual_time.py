@@ -55,7 +55,7 @@ class _Jump(selectors.SelectSelector):
         ready = super().select(0)
         if not ready:
             if timeout is None:
-                raise TestbedError("virtual time stands still: all wait, and nothing is on its way")
+                raise TestbedError("virtual time stands still: all tasks wait, and no timer is due")
             self._loop.now_s += timeout
         return ready
 

@@ -1,7 +1,7 @@
-"""The virtual link: `Link` and `ServerLink` inside one process, whose messages take the time that a path says.
+"""The virtual link: `Link` and `ServerLink` inside one process, with the delays of a link model.
 
-Both ends count the bytes that the message would have on the link; a sizer may state other ones than the frames have,
-so that a small pair can stand for a large one.
+Both ends count the bytes that a message has on the link. A sizer may give another size than that of the frames, so that
+a small pair of models can stand for a large one.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from testbed.clock import within
 from testbed.errors import LinkError, LinkTimeout
 
 Sizer = Callable[[Frames], int]
-"""Bytes that a message takes on the link."""
+"""Size of a message on the link in bytes."""
 
 
 def frame_bytes(frames: Frames) -> int:
-    """Bytes of the frames themselves."""
+    """Total size of the frames."""
     return sum(map(len, frames))
 
 
 class _Pipe:
-    """Hands messages over when they arrive, in the order in which they were sent."""
+    """Delivers messages at their arrival times, in the order in which they were sent."""
 
     def __init__(self, direction: OneWay, sizer: Sizer, deliver: Callable[[list[bytes], int], None]) -> None:
         self._direction, self._sizer, self._deliver = direction, sizer, deliver
@@ -46,7 +46,7 @@ class _Pipe:
 
 
 class VirtualServerLink:
-    """The BS's end; `attach` makes a UE's."""
+    """The BS's end; `attach` creates a UE's."""
 
     def __init__(self) -> None:
         self._mail: asyncio.Queue[tuple[bytes, list[bytes]]] = asyncio.Queue()
@@ -60,24 +60,24 @@ class VirtualServerLink:
         sizers: tuple[Sizer, Sizer] = (frame_bytes, frame_bytes),
         patient: bool = False,
     ) -> VirtualLink:
-        """A UE's link to this BS.
+        """Create a UE's link to this BS.
 
         Args:
             sizers: bytes of a message up and down.
             patient: wait for messages without a timeout, which costs many tasks and timers in large runs.
 
         Raises:
-            LinkError: the identity is taken.
+            LinkError: the identity is in use.
         """
         if peer in self._down:
-            raise LinkError(f"the identity {peer!r} is taken")
+            raise LinkError(f"the identity {peer!r} is in use")
         uplink = _Pipe(up, sizers[0], lambda frames, _: self._mail.put_nowait((peer, frames)))
         link = VirtualLink(uplink, patient)
         self._down[peer] = _Pipe(down, sizers[1], link.deliver)
         return link
 
     async def send(self, peer: bytes, frames: Frames) -> None:
-        """Send one message to a peer; to an unknown one it is dropped."""
+        """Send one message to a peer; messages to unknown peers are dropped."""
         pipe = self._down.get(peer)
         if pipe is not None:
             pipe.send(frames)
@@ -99,11 +99,11 @@ class VirtualLink:
         self._mail: asyncio.Queue[Received] = asyncio.Queue()
 
     def deliver(self, frames: list[bytes], size_bytes: int) -> None:
-        """Put what arrived into the mailbox."""
+        """Put a message into the mailbox."""
         self._mail.put_nowait(Received(frames, size_bytes))
 
     async def send(self, frames: Frames) -> int:
-        """Send one message; returns the bytes that it takes on the link."""
+        """Send one message; returns its size on the link in bytes."""
         return self._up.send(frames)
 
     async def recv(self, timeout_s: float = math.inf) -> Received:

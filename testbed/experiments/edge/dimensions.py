@@ -1,4 +1,4 @@
-"""Dimensions of a model's files, as the cost model of edge SD batching has them (Table I)."""
+"""Model dimensions from files, for the cost model of edge SD batching (Table I)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from testbed.optim.inference_cost import Model
 
 
 def of_directory(directory: Path) -> Model:
-    """Of a Hugging Face directory.
+    """Dimensions of a Hugging Face model.
 
     Raises:
-        ModelError: its configuration cannot be read, or does not say.
+        ModelError: its configuration is unreadable or incomplete.
     """
     path = directory / "config.json"
     try:
@@ -26,10 +26,10 @@ def of_directory(directory: Path) -> Model:
 
 
 def of_gguf(path: Path) -> Model:
-    """Of a GGUF file.
+    """Dimensions of a GGUF file.
 
     Raises:
-        ModelError: it cannot be read, or does not say.
+        ModelError: it is unreadable or incomplete.
     """
     try:
         from gguf import GGUFReader

@@ -1,6 +1,6 @@
-"""Figs. 6–9 of edge SD batching as numbers: latency of every system over a parameter, and the reductions of the text.
+"""Figs. 6–9 of edge SD batching: latency of every system over a parameter, and the reductions quoted in the text.
 
-A draw's users are the same for all systems of a point, and a seed's the same along a panel where K stays.
+All systems of a point have the same random users, and so do the points of a panel with the same seed and K.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LABELS: dict[Axis, str] = {
 
 
 class SystemLine(Config, frozen=True):
-    """A system, and what it changes of the panel's setting.
+    """A system, with its differences from the panel's setting.
 
     Raises:
         BadInput: an unknown planner or policy.
@@ -56,7 +56,7 @@ class SystemLine(Config, frozen=True):
 
 
 class Panel(Config, frozen=True):
-    """One parameter over its values; what is not given is Table II's.
+    """One parameter over its values; other parameters default to Table II.
 
     Raises:
         BadInput: no values, or an unknown model.
@@ -84,7 +84,7 @@ class Panel(Config, frozen=True):
         """The setting of a line at a value.
 
         Raises:
-            BadInput: a value that its axis does not take.
+            BadInput: a value outside the range of its axis.
         """
         given: dict[str, Any] = {self.axis: value}
         if self.axis in ("tasks", "longest_input", "longest_output"):
@@ -113,28 +113,28 @@ class FiguresConfig(Config, frozen=True):
     lines: tuple[SystemLine, ...] = ()
     panels: tuple[Panel, ...] = ()
     seeds: int = 20
-    """Draws of each value, from seed 0 up."""
+    """Random draws per value, with seeds from 0 up."""
     quoted: tuple[str, ...] = ()
-    """Points whose reductions the text prints: 7a to 9c."""
+    """Points whose reductions the text quotes: 7a to 9c."""
     draws: int = 200
-    """Of each of these."""
+    """Random draws per quoted point."""
     readings: dict[str, Interpretation] = msgspec.field(default_factory=lambda: {"ours": Interpretation()})
 
     def __post_init__(self) -> None:
         known = [point.figure for point in POINTS]
         for name in self.quoted:
             if name not in known:
-                raise BadInput(f"no point {name!r} is quoted; known: {', '.join(known)}")
+                raise BadInput(f"unknown quoted point {name!r}; known: {', '.join(known)}")
         if min(self.seeds, self.draws) < 2:
             raise BadInput(f"an interval needs 2 draws or more, not {min(self.seeds, self.draws)}")
         if bool(self.panels) != bool(self.lines) or not (self.panels or self.quoted):
             raise BadInput("give panels and lines, or quoted points")
         if self.quoted and not self.readings:
-            raise BadInput("quoted points need a reading")
+            raise BadInput("quoted points need an interpretation in `readings`")
 
     @property
     def jobs(self) -> int:
-        """Values and quoted points."""
+        """Number of values and quoted points."""
         return sum(len(panel.values) for panel in self.panels) + len(self.quoted) * len(self.readings)
 
 
@@ -154,7 +154,7 @@ def run_figures(config: FiguresConfig, out: Path, told: Told) -> dict[str, Any]:
     """Compute all points; writes `config.yaml`, `points.csv`, `draws.csv`, `quoted.csv`, `summary.json` and plots.
 
     Raises:
-        BadInput: a directory that holds something already, or a point that cannot be planned.
+        BadInput: `out` is not empty, or a point is infeasible.
     """
     require_empty(out)
     make_folder(out)
@@ -180,7 +180,7 @@ def run_figures(config: FiguresConfig, out: Path, told: Told) -> dict[str, Any]:
 
 
 def _panels(config: FiguresConfig, told: Told) -> Iterator[tuple[Panel, float, list[np.ndarray[Any, Any]]]]:
-    """Latencies [seeds] of every line, value by value; what was planned once is not planned again."""
+    """Latencies [seeds] of every line, value by value; plans are reused."""
     known: dict[Any, float] = {}
     for panel in config.panels:
         for value in panel.values:
@@ -198,7 +198,7 @@ def latency_s(point: QuotedPoint, line: SystemLine, seed: int, known: dict[Any, 
     """Total latency T (eq. 23) of a line for one draw.
 
     Args:
-        known: T_inf by what it depends on; added to.
+        known: cache of T_inf, updated.
     """
     users, serving = draw(point, seed), point.serving
     bits = users.inputs * bits_per_token(serving.draft_model.hidden, serving.verify_model.hidden)
@@ -210,7 +210,7 @@ def latency_s(point: QuotedPoint, line: SystemLine, seed: int, known: dict[Any, 
 
 
 def mean_interval(values: np.ndarray[Any, Any]) -> tuple[float, float, float]:
-    """Mean, and its 95 % interval by Student's t."""
+    """Mean and its 95 % interval by Student's t."""
     mean = float(values.mean())
     half = float(student.ppf(0.975, values.size - 1) * values.std(ddof=1) / math.sqrt(values.size))
     return mean, mean - half, mean + half
@@ -231,12 +231,12 @@ def _quoted(config: FiguresConfig, told: Told) -> Iterator[dict[str, Any]]:
         for figure in config.quoted:
             found = reduction(by_figure[figure], range(config.draws), interpretation=reading)
             done += 1
-            told(done, config.jobs, f"{figure} as read by {name}")
+            told(done, config.jobs, f"{figure}, interpretation {name}")
             yield quoted_row(by_figure[figure], name, found)
 
 
 def quoted_row(point: QuotedPoint, reading: str, found: Reduction) -> dict[str, Any]:
-    """A quoted point under a reading."""
+    """Row of a quoted point under an interpretation."""
     (a, b), (c, d) = found.median_interval, found.draws_interval
     return {
         "figure": point.figure, "reading": reading, "paper_percent": point.paper_percent,
@@ -249,7 +249,7 @@ def quoted_row(point: QuotedPoint, reading: str, found: Reduction) -> dict[str, 
 
 
 def plot(config: FiguresConfig, points: Sequence[dict[str, Any]], out: Path) -> list[Path]:
-    """A panel beside the other, mean lines with their intervals."""
+    """Panels side by side, with means and their intervals."""
     figure, axes = panes(len(config.panels), 4.0)
     for panel, pane in zip(config.panels, axes, strict=True):
         for i, line in enumerate(config.lines):

@@ -1,7 +1,7 @@
 """Measured step times of a pair: the drafter under llama.cpp, the target on its engine (edge SD batching, Fig. 5).
 
-Every batch size meets every prefix and window, in an order drawn by the seed; prompts are random and new, so that no
-cache answers for them. One node is measured after the other, each with the machine for itself.
+All combinations of batch size, prefix and window are measured in random order, with new random prompts, which no
+cache has. The nodes are measured one after the other.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Progress = Callable[[int, int, str], None]
 
 
 BLOCK = 32
-"""Tokens of a block of the largest prefix cache, vLLM's on a CPU."""
+"""Block size in tokens of the coarsest prefix cache, vLLM's on a CPU."""
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
@@ -44,13 +44,13 @@ def measure(config: FitConfig, told: Progress) -> list[MeasuredStep]:
     """Measure both nodes, one after the other.
 
     Raises:
-        ModelError: a model's files cannot be used, or it has too few positions.
+        ModelError: unusable model files, or too short a context.
     """
     target, drafter_path = pair_paths(config.model, config.drafter)
     leave_a_core(config.threads)
     longest = max(config.prefixes) + (max(config.windows) + 1) * (config.repeats + config.warmups)
     if max(longest, max(config.prefixes) + BLOCK) + max(config.windows) > target.max_positions:
-        raise ModelError(f"the target takes {target.max_positions} positions, and {longest} are to be measured")
+        raise ModelError(f"the target's context is {target.max_positions} tokens, and {longest} are needed")
     drafter = BatchDrafter(
         drafter_path, target.vocab_size, context=longest, sequences=max(config.batches), threads=config.threads
     )
@@ -70,20 +70,20 @@ def measure(config: FitConfig, told: Progress) -> list[MeasuredStep]:
 
 
 def dimensions(config: FitConfig) -> dict[Node, Model]:
-    """Of both models."""
+    """Dimensions of both models."""
     target, drafter = pair_paths(config.model, config.drafter)
     return {"draft": of_gguf(drafter), "verify": of_directory(target.directory)}
 
 
 class _DraftBench:
-    """Times draft steps; a combination's repeats go on from each other, a token longer each."""
+    """Times draft steps; each repeat of a combination continues the last one, a token longer."""
 
     def __init__(self, drafter: BatchDrafter, config: FitConfig) -> None:
         self._drafter, self._rng = drafter, np.random.default_rng([config.seed, 11])
         self._clock = CLOCKS[config.clock]
 
     def times(self, phase: Phase, batch: int, prefix: int, window: int, count: int) -> tuple[list[float], list[float]]:
-        """Seconds of `count` steps, and the prefix of each."""
+        """Seconds and prefix of each of `count` steps."""
         found: list[float] = []
         lengths: list[float] = []
         self._open(batch, prefix)
@@ -110,10 +110,10 @@ class _DraftBench:
 
 
 class _VerifyBench:
-    """Times verification steps of prompts that nobody has seen.
+    """Times verification steps with new prompts.
 
-    A prefix ends anywhere in a block of the engine's cache, and what its last block holds is computed again:
-    decoding steps are of prefixes up to a block longer than asked for, evenly.
+    The tokens in the last, incomplete block of the engine's cache are computed again, so that decoding steps use
+    prefixes up to one block longer than configured, uniformly spread.
     """
 
     def __init__(self, engine: VerifyEngine, config: FitConfig) -> None:
@@ -121,7 +121,7 @@ class _VerifyBench:
         self._rng = np.random.default_rng([config.seed, 12])
 
     def times(self, phase: Phase, batch: int, prefix: int, window: int, count: int) -> tuple[list[float], list[float]]:
-        """Seconds of `count` steps, and the mean prefix of each."""
+        """Seconds and mean prefix of each of `count` steps."""
         if phase == "prompt":
             return [self._bench.time_s([RequestWork(prefix + window, 0)] * batch) for _ in range(count)], [
                 prefix
@@ -158,9 +158,10 @@ def _run(config: FitConfig, node: Node, bench: _DraftBench | _VerifyBench, told:
 def report(
     steps: Sequence[MeasuredStep], models: dict[Node, Model], seed: int = 0, phase: Phase | None = "decode"
 ) -> dict[str, Any]:
-    """The fits of both nodes, `cost` as `testbed optim plan` takes it, and the dimensions that the FLOPs are of.
+    """The fits of both nodes, `cost` for `testbed optim plan`, and the models' dimensions.
 
-    `cost` is of the steps of one phase; None: of all.
+    Args:
+        phase: phase of the steps that `cost` is fitted to; None: all.
 
     Raises:
         BadInput: too few steps of a node.
@@ -177,15 +178,15 @@ def report(
 
 
 def write_steps(path: Path, steps: Sequence[MeasuredStep]) -> None:
-    """Steps as CSV, a row each."""
+    """Write steps as CSV."""
     write_csv(path, map(msgspec.structs.asdict, steps), MeasuredStep.__struct_fields__)
 
 
 def read_steps(path: Path) -> list[MeasuredStep]:
-    """Steps that `write_steps` wrote.
+    """Read steps from a file of `write_steps`.
 
     Raises:
-        BadInput: a file that cannot be read, a column that is missing, a value that cannot be used; with the line.
+        BadInput: an unreadable file, a missing column, or an invalid value; the message has the line.
     """
     try:
         rows = list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines(), strict=True))
@@ -204,10 +205,10 @@ def read_steps(path: Path) -> list[MeasuredStep]:
 
 
 def read_cost(path: Path) -> Cost:
-    """`cost` of a document that `testbed optim fit --json` wrote.
+    """Read `cost` from a document of `testbed optim fit --json`.
 
     Raises:
-        BadInput: a file that cannot be read, or has none.
+        BadInput: an unreadable file, or one without `cost`.
     """
     try:
         return msgspec.convert(json.loads(path.read_text(encoding="utf-8"))["cost"], Cost)

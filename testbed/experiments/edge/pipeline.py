@@ -1,8 +1,8 @@
-"""Batches through two nodes, for real: what is drafted when, and verified when (edge SD batching, Section II-B).
+"""Schedule of batches on two real nodes, one that drafts and one that verifies (edge SD batching, Section II-B).
 
-Three ways: `pipeline`, eqs. 20–22: in every decoding step all batches in order, batch m drafted while batch m − 1 is
-verified, and no step begins before the one before has ended; `sequential`, one node at a time (the paper's SD w/o
-pipeline); `continuous`, ours: a batch begins its next step as soon as it is verified. `target-only` drafts nothing.
+Modes: `pipeline` (eqs. 20–22): in every decoding step all batches in order, batch m drafted while batch m − 1 is
+verified; a step begins when the last one has ended. `sequential`: one node at a time (the paper's SD w/o pipeline).
+`continuous` (ours): a batch begins its next step as soon as it is verified. `target-only`: without drafts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from testbed.experiments.edge.config import MODES
 from testbed.experiments.edge.pipeline_nodes import Done, DraftBatch, NodeProcess, OpenTasks, Verify, answers
 
 TIMEOUT_S = 300.0
-"""For one order."""
+"""Timeout of one order."""
 
 
 class StepRecord(NamedTuple):
@@ -28,16 +28,16 @@ class StepRecord(NamedTuple):
     step: int
     """n, from 1."""
     tasks: int
-    """b: those that were not finished."""
+    """b: unfinished tasks."""
     longest: int
-    """Committed tokens of the longest of them."""
+    """Committed tokens of the longest task."""
     window: int
     drafted: tuple[float, float]
-    """From, to; equal where nothing is drafted."""
+    """Start and end; equal if nothing is drafted."""
     verified: tuple[float, float]
     accepted: int
     rejected: int
-    """Tasks whose window was not accepted whole."""
+    """Tasks whose window was not accepted as a whole."""
     committed: int
     cpu: tuple[float, float] = (0.0, 0.0)
     """CPU time of the nodes' processes for drafting and verifying."""
@@ -45,7 +45,7 @@ class StepRecord(NamedTuple):
 
 @dataclass
 class PipelineRun:
-    """What came of a run."""
+    """Results of a run."""
 
     mode: str
     seconds: float
@@ -62,21 +62,21 @@ class _Batch:
     drafted: tuple[float, float] = (0.0, 0.0)
     draft_cpu_s: float = 0.0
     committed: list[tuple[int, int, int]] = field(default_factory=list)
-    """What the drafter does not know yet."""
+    """Commits that the drafter does not have yet."""
 
 
 class Pipeline:
     """One run over the nodes.
 
     Args:
-        prompts: ids of each task.
-        batches: tasks, in the order of the pipeline.
-        window: l; 0 under target-only.
-        max_tokens: output of a task at most.
+        prompts: token ids of each task.
+        batches: tasks of each batch, in the order of the pipeline.
+        window: l; 0 for target-only.
+        max_tokens: maximum output length of a task.
         end_ids: tokens that end an output.
 
     Raises:
-        BadInput: an unknown mode, tasks that are in no batch or in two, or a window that does not go with the mode.
+        BadInput: an unknown mode, tasks in no batch or in two, or a window that does not match the mode.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class Pipeline:
         end_ids: Sequence[int],
     ) -> None:
         if mode not in MODES:
-            raise BadInput(f"no mode {mode!r}; known: {', '.join(MODES)}")
+            raise BadInput(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
         if sorted(task for batch in batches for task in batch) != sorted(prompts):
-            raise BadInput("every task must be in one batch")
+            raise BadInput("every task must be in exactly one batch")
         if (window < 1) != (mode == "target-only") or window < 0:
-            raise BadInput(f"a window of {window} does not go with {mode}")
+            raise BadInput(f"mode {mode} does not take a window of {window}")
         self._drafter, self._verifier = drafter, verifier
         self._prompts, self._mode, self._window = prompts, mode, window
         self._max_tokens, self._end_ids = max_tokens, frozenset(end_ids)
@@ -109,10 +109,10 @@ class Pipeline:
         self._steps: list[StepRecord] = []
 
     def run(self) -> PipelineRun:
-        """Decode all tasks to their ends.
+        """Decode all tasks.
 
         Raises:
-            TestbedError: a node failed, died or fell silent.
+            TestbedError: a node failed, died or timed out.
         """
         for node in (self._drafter, self._verifier):
             node.ask(OpenTasks(self._prompts), TIMEOUT_S)
@@ -126,7 +126,7 @@ class Pipeline:
         return PipelineRun(self._mode, time.monotonic() - start_s, self._outputs, self._steps)
 
     def _begin(self) -> bool:
-        """Give idle nodes what is due; returns whether anything is under way."""
+        """Give idle nodes their next orders; returns whether a node is busy."""
         if not (self._to_draft or self._to_verify or self._drafting or self._verifying):
             self._to_draft.extend(sorted(self._next_step, key=lambda batch: batch.index))
             self._next_step = []
@@ -157,7 +157,7 @@ class Pipeline:
         batch.drafts, self._verifying = drafts, batch
 
     def _after_verify(self, done: Done) -> None:
-        """Commit what the target agrees with and its own token, and leave finished tasks out."""
+        """Commit the accepted tokens and the target's own, and drop finished tasks."""
         batch, self._verifying = self._verifying, None
         assert batch is not None
         longest = max(len(self._prompts[task]) + len(self._outputs[task]) for task in batch.tasks)
@@ -186,7 +186,7 @@ class Pipeline:
             (self._to_draft if self._mode == "continuous" else self._next_step).append(batch)
 
     def _extend(self, output: list[int], tokens: Sequence[int]) -> bool:
-        """Append tokens up to an end token or the largest output; returns whether the task is finished."""
+        """Append tokens up to an end token or the maximum length; returns whether the task is finished."""
         for token in tokens:
             output.append(token)
             if token in self._end_ids or len(output) == self._max_tokens:

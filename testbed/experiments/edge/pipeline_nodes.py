@@ -1,7 +1,7 @@
 """The two nodes of the edge pipeline as processes: one drafts whole batches, one verifies them.
 
-A node takes an order, works, and answers with when it began and ended on the host's monotonic clock, which all
-processes of a host share. It ends when its orders do, or when whoever gave them is gone.
+A node carries out one order at a time, and answers with its start and end on the host's monotonic clock, which all
+processes share. It ends on request, or when the connection closes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STOP_S = 10.0
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
-    """What both nodes load."""
+    """Models and engine of both nodes."""
 
     drafter: str
     target: str
@@ -40,20 +40,20 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     context: int
     """Positions of a sequence, draft window included."""
     sequences: int
-    """Tasks that are under way at once."""
+    """Maximum number of concurrent tasks."""
 
 
 class OpenTasks(NamedTuple):
-    """Forget everything, and take tasks in."""
+    """Drop all tasks, and open new ones."""
 
     prompts: Mapping[int, Sequence[int]]
 
 
 class DraftBatch(NamedTuple):
-    """Commit what was verified since, then draft for a batch."""
+    """Commit verified tokens, then draft for a batch."""
 
     committed: Sequence[tuple[int, int, int]]
-    """Task, accepted tokens, the target's own."""
+    """Task, number of accepted tokens, the target's own token."""
     batch: Sequence[int]
     window: int
 
@@ -67,32 +67,32 @@ class Verify(NamedTuple):
 
 
 class Done(NamedTuple):
-    """An order's answer."""
+    """Answer to an order."""
 
     rows: Sequence[Sequence[int]]
-    """A draft's tokens [b][l]; a verification's argmax [b][l + 1]."""
+    """Drafted tokens [b][l], or the argmax of a verification [b][l + 1]."""
     start_s: float
     end_s: float
     cpu_s: float = 0.0
-    """The process's own time in between: what it would have taken with one thread and nobody else on the machine."""
+    """CPU time of the process: the duration with one thread on an otherwise idle machine."""
 
 
 class Failed(NamedTuple):
-    """An order that could not be carried out, or a model that could not be loaded."""
+    """Failure of an order, or of loading a model."""
 
     reason: str
 
 
 @runtime_checkable
 class Forgetful(Protocol):
-    """An engine that can drop what it keeps of prompts beyond sessions."""
+    """An engine that can clear its prefix cache."""
 
     def forget(self) -> None:
-        """Drop it; what comes next is computed anew."""
+        """Clear the prefix cache."""
 
 
 class DraftNode:
-    """Drafts; its tasks are those of the last `OpenTasks`."""
+    """Node that drafts for the tasks of the last `OpenTasks`."""
 
     def __init__(self, orders: Orders) -> None:
         self._drafter = BatchDrafter(
@@ -122,7 +122,7 @@ class DraftNode:
 
 
 class VerifyNode:
-    """Verifies; every `OpenTasks` begins anew, without what caches hold of earlier prompts."""
+    """Node that verifies; every `OpenTasks` clears the prefix cache."""
 
     def __init__(self, orders: Orders) -> None:
         options = ENGINES.choose(orders.engine).keywords({"max_batch": orders.sequences})
@@ -159,8 +159,8 @@ NODES: dict[str, type[DraftNode] | type[VerifyNode]] = {"drafter": DraftNode, "v
 
 
 def serve(name: str, orders: Orders, connection: Connection) -> None:
-    """A node's process: load, say so, and obey until there are no more orders."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who gave the orders ends us
+    """Main function of a node's process: load, report readiness, and carry out orders until told to end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
     sys.stdout = sys.stderr
     leave_a_core(orders.threads)
     try:
@@ -185,7 +185,7 @@ def serve(name: str, orders: Orders, connection: Connection) -> None:
 
 @dataclass
 class NodeProcess:
-    """The other end of a node's process."""
+    """Handle of a node's process."""
 
     name: str
     connection: Connection
@@ -193,7 +193,7 @@ class NodeProcess:
     busy: bool = False
 
     def send(self, order: OpenTasks | DraftBatch | Verify) -> None:
-        """Give an order; the node must be idle."""
+        """Send an order; the node must be idle."""
         assert not self.busy
         try:
             self.connection.send(order)
@@ -202,10 +202,10 @@ class NodeProcess:
         self.busy = True
 
     def take(self) -> Done:
-        """The answer that is there.
+        """Receive the answer, which must be available.
 
         Raises:
-            TestbedError: the node failed, or is gone.
+            TestbedError: the node failed or died.
         """
         try:
             answer = self.connection.recv()
@@ -218,16 +218,16 @@ class NodeProcess:
         return found
 
     def ask(self, order: OpenTasks | DraftBatch | Verify, timeout_s: float) -> Done:
-        """Give an order and wait for its answer."""
+        """Send an order and wait for its answer."""
         self.send(order)
         return answers([self], timeout_s)[0].take()
 
 
 def answers(nodes: Sequence[NodeProcess], timeout_s: float) -> list[NodeProcess]:
-    """The nodes that have answered; waits for the first of them.
+    """Wait for the first answers; returns the nodes that have answered.
 
     Raises:
-        TestbedError: none did in time.
+        TestbedError: timeout.
     """
     ready = wait([node.connection for node in nodes], timeout_s)
     if not ready:
@@ -240,7 +240,7 @@ def started(orders: Orders, ready_s: float = 300.0) -> Iterator[tuple[NodeProces
     """Start drafter and verifier, wait until both have loaded, and stop them afterwards.
 
     Raises:
-        TestbedError: one could not load its model, or took too long.
+        TestbedError: a node failed to load its model, or timed out.
     """
     context: Any = multiprocessing.get_context("spawn")
     nodes, processes = [], []

@@ -1,4 +1,4 @@
-"""Measured steps of the pipeline beside what the model says of them (edge SD batching, eqs. 13–22)."""
+"""Measured steps of the pipeline compared with the model (edge SD batching, eqs. 13–22)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from testbed.optim.inference_cost import Array, ServedPair, completion_s, draft_
 
 NODES = ("draft", "verify")
 LEAST_S = 1e-9
-"""A clock's reading may be 0."""
+"""Lower bound of measured times, which may be 0."""
 
 
 def model_step_s(serving: ServedPair, step: StepRecord) -> tuple[float, float]:
-    """T^d and T^v of a step's own batch size, longest prefix and window (eqs. 17–19)."""
+    """T^d and T^v for a step's batch size, longest prefix and window (eqs. 17–19)."""
     cost, first = serving.cost, step.step == 1
     number, inputs = (1, step.longest) if first else (2, step.longest - 1)
     each = [float(draft_flops(serving.draft_model, inputs, number, i, 1.0)) for i in range(1, step.window + 1)]
@@ -26,12 +26,12 @@ def model_step_s(serving: ServedPair, step: StepRecord) -> tuple[float, float]:
 
 
 def measured_step_s(step: StepRecord) -> tuple[float, float]:
-    """What they took."""
+    """Measured T^d and T^v of a step."""
     return step.drafted[1] - step.drafted[0], step.verified[1] - step.verified[0]
 
 
 def recursion_s(steps: Sequence[StepRecord], times: Sequence[tuple[float, float]], pipeline: bool) -> float:
-    """T_inf of eqs. 20–22 over given times of the steps' drafts and verifications."""
+    """T_inf of eqs. 20–22 for given draft and verification times of the steps."""
     batches, last = max(step.batch for step in steps) + 1, max(step.step for step in steps)
     table = np.zeros((2, batches, last))
     for step, pair in zip(steps, times, strict=True):
@@ -40,7 +40,7 @@ def recursion_s(steps: Sequence[StepRecord], times: Sequence[tuple[float, float]
 
 
 def step_rows(run: PipelineRun, number: int, serving: ServedPair) -> list[dict[str, Any]]:
-    """A row a step, for CSV; times from the run's first draft or verification."""
+    """One row per step, with times from the start of the run."""
     begin = min(step.drafted[0] for step in run.steps)
     rows = []
     for step in run.steps:
@@ -56,7 +56,7 @@ def step_rows(run: PipelineRun, number: int, serving: ServedPair) -> list[dict[s
 
 
 def run_row(run: PipelineRun, number: int, serving: ServedPair, own: dict[int, list[int]] | None) -> dict[str, Any]:
-    """A run's summary; `own` are the target's own outputs."""
+    """Summary row of a run; `own`: the target's own outputs."""
     times = [measured_step_s(step) for step in run.steps]
     drafted = sum(step.tasks * step.window for step in run.steps)
     accepted, rejected = sum(step.accepted for step in run.steps), sum(step.rejected for step in run.steps)
@@ -79,18 +79,18 @@ def run_row(run: PipelineRun, number: int, serving: ServedPair, own: dict[int, l
 
 
 def overlap_s(steps: Sequence[StepRecord]) -> float:
-    """Time in which something was drafted and something verified."""
+    """Time during which both nodes were busy."""
     return float(sum(
         max(0.0, min(a.drafted[1], b.verified[1]) - max(a.drafted[0], b.verified[0])) for a in steps for b in steps
     ))  # fmt: skip
 
 
 def model_scores(rows: Sequence[dict[str, Any]], clock: str = "") -> dict[str, dict[str, float]]:
-    """Of each node's step times, of tasks' first steps (which compute the prompts) and of the later ones: R², MAPE and
-    the ratio of the sums, model over measured.
+    """R², MAPE and the ratio of the sums (model over measured) of each node's step times, separately for first steps,
+    which compute the prompts, and later ones.
 
     Args:
-        clock: "cpu_": of their CPU times.
+        clock: "cpu_" for CPU times.
     """
     found = {}
     for node in NODES:

@@ -1,4 +1,4 @@
-"""A plan of edge SD batching carried out: uploads by shares, then batches through two processes, beside the model."""
+"""Run a plan of edge SD batching: uploads by bandwidth shares, then batches on two nodes, compared with the model."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ OWN = "target-only"
 
 
 class PipelineLoad(NamedTuple):
-    """What is to be served."""
+    """Problem and prompts of a run."""
 
     problem: Problem
     prompts: dict[int, list[int]]
 
 
 def run(config: PipelineConfig, cost: Cost, out: Path, told: Told) -> dict[str, Any]:
-    """Plan, upload, run every mode, hold the outputs against the target's own, and write it all down; where that is
-    broken off, the runs that ended.
+    """Plan, upload, run every mode, compare outputs with the target's own, and write results; if interrupted, those of
+    the finished runs.
 
     Raises:
-        BadInput: what cannot be run, or a directory that is not empty.
+        BadInput: an invalid configuration, or `out` is not empty.
         GateError: an output differs from the target's own.
         TestbedError: a node failed, or an upload did not arrive.
     """
@@ -68,7 +68,7 @@ def run(config: PipelineConfig, cost: Cost, out: Path, told: Told) -> dict[str, 
         runs: list[PipelineRun] = []
         try:
             for one in _runs(config, target, plan, received, (draft_node, verify_node), told):
-                runs.append(one)  # noqa: PERF402 - those that ended count, too, where the next is broken off
+                runs.append(one)  # noqa: PERF402 - finished runs count even if the next one is interrupted
         except BaseException:
             if runs:
                 _tables(cell, uploads, runs, out)
@@ -77,13 +77,13 @@ def run(config: PipelineConfig, cost: Cost, out: Path, told: Told) -> dict[str, 
 
 
 def quick_cost(config: PipelineConfig) -> Cost:
-    """Coefficients of this machine, from a small grid."""
+    """Cost coefficients of this machine, measured on a small grid."""
     quick = msgspec.structs.replace(config.pair, **QUICK, seed=config.seed)
     return Cost(**report(measure(quick, lambda *_: None), dimensions(quick))["cost"])
 
 
 def make_cell(config: PipelineConfig, target: Target, cost: Cost) -> PipelineLoad:
-    """Users evenly over a cell of 400 m, as Section IV has it, and their prompts.
+    """Users uniformly distributed in a cell of 400 m (Section IV), and their prompts.
 
     Raises:
         BadInput: too few prompts in the data set.
@@ -91,7 +91,7 @@ def make_cell(config: PipelineConfig, target: Target, cost: Cost) -> PipelineLoa
     rng = np.random.default_rng([config.seed, 23])
     examples = load_dataset(config.dataset, config.tasks + config.shots)
     if len(examples) < config.tasks + config.shots:
-        raise BadInput(f"{config.dataset} has {len(examples)} prompts, and {config.tasks + config.shots} are needed")
+        raise BadInput(f"{config.dataset} has {len(examples)} prompts, but {config.tasks + config.shots} are needed")
     worked = [(e.question, e.answer or "") for e in examples[config.tasks :]]
     prompters = [Prompter(target.directory, shots=worked[:n]) for n in range(config.shots + 1)]
     shots = rng.integers(0, config.shots + 1, config.tasks).tolist()
@@ -110,22 +110,22 @@ def make_cell(config: PipelineConfig, target: Target, cost: Cost) -> PipelineLoa
 
 
 def upload_all(cell: PipelineLoad, policy: str) -> tuple[Uploaded, dict[str, Any]]:
-    """All prompts through the relay by a policy's shares; what arrived is what was sent.
+    """Upload all prompts through the relay with a policy's shares.
 
     Raises:
-        GateError: it is not.
+        GateError: a prompt arrived damaged.
     """
     shares = allocation(cell.problem, policy)
     found = upload(cell.prompts, cell.problem.bits.tolist(), shares)
     if found.prompts != cell.prompts:
-        raise GateError("a prompt arrived other than it was sent")
+        raise GateError("a prompt arrived damaged")
     return found, shares
 
 
 def _orders(config: PipelineConfig, target: Target, drafter: Path, cell: PipelineLoad, plan: dict[str, Any]) -> Orders:
     context = max(map(len, cell.prompts.values())) + config.max_tokens + plan["window"] + 1
     if context > target.max_positions:
-        raise BadInput(f"prompts and outputs take {context} positions, and the target has {target.max_positions}")
+        raise BadInput(f"prompts and outputs take {context} positions, but the target has {target.max_positions}")
     return Orders(
         drafter=str(drafter), target=str(target.directory), vocab_size=target.vocab_size, engine=config.engine,
         dtype=config.dtype, threads=config.threads, context=context, sequences=config.tasks,
@@ -140,7 +140,7 @@ def _runs(
     nodes: tuple[NodeProcess, NodeProcess],
     told: Told,
 ) -> Iterator[PipelineRun]:
-    """Every mode `repeats` times, shuffled, after one run that is dropped; target-only once at least."""
+    """Run every mode `repeats` times in random order, after a warm-up; target-only at least once."""
 
     def one(mode: str) -> PipelineRun:
         batches = [list(prompts)] if mode == OWN else plan["batches"]
@@ -167,7 +167,7 @@ def _write(
     runs: Sequence[PipelineRun],
     out: Path,
 ) -> dict[str, Any]:
-    """The tables and `summary.json`; returns the document."""
+    """Write tables and `summary.json`; returns the document."""
     steps, rows = _tables(cell, uploads, runs, out)
     if broken := [row["mode"] for row in rows if not row["lossless"]]:
         raise GateError(f"outputs of {', '.join(sorted(set(broken)))} differ from the target's own; see {out}")
@@ -215,7 +215,7 @@ def _upload_rows(cell: PipelineLoad, uploads: dict[str, tuple[Uploaded, dict[str
 
 
 def _median(rows: Sequence[dict[str, Any]], mode: str) -> dict[str, Any]:
-    """Medians over a mode's runs, with the least and largest time."""
+    """Medians over a mode's runs, and the range of times."""
     mine = [row for row in rows if row["mode"] == mode]
     keys = [key for key, value in mine[0].items() if isinstance(value, float)]
     times = [row["inference_s"] for row in mine]

@@ -1,7 +1,7 @@
-"""Prompts uploaded through the relay, each user at the rate of its share (edge SD batching, eqs. 15, 16).
+"""Prompt uploads through the relay, each user at the rate of its share (edge SD batching, eqs. 15, 16).
 
-A user's bytes are D_k = λ·I_k bits: a header, the prompt's ids, and zeros that stand for the embeddings which the paper
-uploads. An upload has arrived when its last byte has.
+A user uploads D_k = λ·I_k bits: a header, the prompt's ids, and zeros for the embeddings that the paper uploads. An
+upload has arrived with its last byte.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from testbed.errors import BadInput, LinkTimeout
 from testbed.experiments.runs.processes import proxy
 
 HEADER = struct.Struct("<II")
-"""Task, ids."""
+"""Task and number of ids."""
 ID_BYTES = 4
 SLACK_S = 30.0
-"""Beyond four times the expected time, before an upload is given up."""
+"""Timeout of an upload, in addition to four times the expected time."""
 
 
 class Uploaded(NamedTuple):
-    """What arrived, and when."""
+    """Received prompts, and their arrival times."""
 
     prompts: dict[int, list[int]]
     arrivals_s: list[float]
-    """[K] from the common start."""
+    """[K] seconds after the common start."""
     last_s: float
-    """When the last was there, on the host's monotonic clock."""
+    """Arrival of the last one, on the host's monotonic clock."""
 
 
 def upload(prompts: Mapping[int, Sequence[int]], bits: Sequence[float], shares: Mapping[str, Any]) -> Uploaded:
-    """Upload all prompts at once over one relay.
+    """Upload all prompts concurrently through one relay.
 
     Args:
         prompts: ids of tasks 0 to K − 1.
@@ -47,8 +47,8 @@ def upload(prompts: Mapping[int, Sequence[int]], bits: Sequence[float], shares: 
         shares: document of `testbed.optim.tasks.allocation`.
 
     Raises:
-        BadInput: an upload that is too small for its ids.
-        LinkTimeout: not everything arrived.
+        BadInput: an upload is too small for its ids.
+        LinkTimeout: not all uploads arrived.
     """
     payloads = [payload(task, prompts[task], int(np.ceil(bits[task] / 8))) for task in range(len(prompts))]
     limit_s = SLACK_S + 4 * shares["communication_s"]
@@ -59,22 +59,22 @@ def upload(prompts: Mapping[int, Sequence[int]], bits: Sequence[float], shares: 
 
 
 def payload(task: int, ids: Sequence[int], size_bytes: int) -> bytes:
-    """A user's bytes.
+    """A user's upload.
 
     Raises:
-        BadInput: they do not fit.
+        BadInput: the ids do not fit.
     """
     content = HEADER.pack(task, len(ids)) + np.array(ids, "<u4").tobytes()
     if len(content) > size_bytes:
         raise BadInput(
-            f"the upload of task {task} has {size_bytes} bytes, and its {len(ids)} ids alone take {len(content)}; "
-            "give more bits a token"
+            f"the upload of task {task} has {size_bytes} bytes, but its {len(ids)} ids alone take {len(content)}; "
+            "raise the bits per token"
         )
     return content + bytes(size_bytes - len(content))
 
 
 class _Arrivals:
-    """Takes uploads in."""
+    """Receives uploads."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = sizes
@@ -83,7 +83,7 @@ class _Arrivals:
         self.done = asyncio.Event()
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Receive one upload."""
         try:
             task, count = HEADER.unpack(await reader.readexactly(HEADER.size))
             ids = np.frombuffer(await reader.readexactly(ID_BYTES * count), "<u4").tolist()
@@ -92,7 +92,7 @@ class _Arrivals:
             if len(self.times_s) == len(self._sizes):
                 self.done.set()
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the wait for all arrivals says so
+            pass  # reported by the timeout of all arrivals
         finally:
             writer.close()
 

@@ -1,6 +1,6 @@
-"""Device profiles: how long drafting and verifying take on hardware that is not here, and how large its payloads are.
+"""Device profiles: drafting and verification times of other hardware, and the payload sizes of its models.
 
-A profile is a YAML file (`hardware/profiles/`); virtual runs take their compute times from it.
+A profile is a YAML file (`hardware/profiles/`); virtual runs use its compute times.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PassWork(NamedTuple):
     drafted: int
     """K"""
     new: int
-    """Tokens that the pass computes: K and those of the prefix that are in no cache."""
+    """Tokens that the pass computes: K and the uncached ones of the prefix."""
     cached: int
 
 
@@ -32,11 +32,11 @@ class PassWork(NamedTuple):
 
 
 class LinearDraft(Config, frozen=True, tag="linear", tag_field="kind"):
-    """The same time for every token."""
+    """A constant time for every token."""
 
     per_token_s: float
     base_s: float = 0.0
-    """Once a window."""
+    """Time per window."""
     prefill_per_token_s: float = 0.0
 
     def window_s(self, count: int, base_len: int) -> float:
@@ -94,13 +94,13 @@ DraftCost = LinearDraft | FlopsDraft | RooflineDraft
 
 
 class LinearVerify(Config, frozen=True, tag="linear", tag_field="kind"):
-    """a + b·tokens."""
+    """Linear in the number of tokens."""
 
     base_s: float
     per_drafted_s: float = 0.0
     per_new_s: float = 0.0
     undrafted_s: float = 0.0
-    """For a request without a draft: the target decodes alone."""
+    """Time for a request without a draft, when the target decodes alone."""
 
     def pass_s(self, batch: Sequence[PassWork]) -> float:
         """One pass over a batch."""
@@ -109,7 +109,7 @@ class LinearVerify(Config, frozen=True, tag="linear", tag_field="kind"):
 
 
 class FlopsVerify(Config, frozen=True, tag="flops", tag_field="kind"):
-    """c1·ΣF + c2 (edge SD batching, eqs. 14, 17, 18; F of each task by itself, as its requests differ)."""
+    """c1·ΣF + c2 (edge SD batching, eqs. 14, 17, 18), with F of each task, since requests differ."""
 
     layers: int
     hidden: int
@@ -170,36 +170,36 @@ class HeadCost(Config, frozen=True, kw_only=True):
     drafter_hidden: int
     target_hidden: int
     channel: int = len(FEATURES)
-    """Entries of the channel's features."""
+    """Number of channel features."""
     width: int
-    """Of the hidden layer."""
+    """Width of the hidden layer."""
     peak_flops: float
     """FLOPs a second."""
     utilisation: float
 
     @property
     def position_s(self) -> float:
-        """Judging one position: two FLOPs for every weight of both layers."""
+        """Time to judge one position, at two FLOPs for every weight of both layers."""
         inputs = self.drafter_hidden + self.target_hidden + self.channel
         return 2 * (inputs * self.width + self.width) / (self.peak_flops * self.utilisation)
 
 
-# ---------------------------------------------------------------- the whole
+# ---------------------------------------------------------------- profiles
 
 
 class Hot(Config, frozen=True, kw_only=True):
-    """Times right after the same work: caches are full, clocks are up. Measured profiles of small models need them."""
+    """Times shortly after the same work, with warm caches and raised clock rates; matter for measured small models."""
 
     within_s: float
-    """How short the pause before must have been."""
+    """Maximum pause since the last work."""
     draft: LinearDraft
     verify: LinearVerify
     stack_s: float
-    """Software's share of a message's way between processes of one host."""
+    """One-way delay by software between processes of one host."""
 
 
 class Profile(Config, frozen=True, kw_only=True):
-    """A UE and a BS.
+    """Compute times of a UE and a BS.
 
     Raises:
         BadInput: negative times.
@@ -210,15 +210,15 @@ class Profile(Config, frozen=True, kw_only=True):
     source: str
     """Where the numbers come from."""
     assumptions: tuple[str, ...] = ()
-    """What the source does not say."""
+    """Values that the source does not give."""
     draft: DraftCost
     verify: VerifyCost
     hot: Hot | None = None
-    """None: it makes no difference."""
+    """None: the same times."""
     stack_s: float = 0.0
-    """Software's share of every message's way, on top of the link."""
+    """One-way delay by software, in addition to the link."""
     vocab_size: int | None = None
-    """Sizes for payload accounting; None: those of the models that run."""
+    """Sizes for payload accounting; None: those of the loaded models."""
     hidden_size: int | None = None
     hidden_bits: int = 16
     overhead_up_bits: int = 0
@@ -240,7 +240,7 @@ class Profile(Config, frozen=True, kw_only=True):
 
     @property
     def sizes(self) -> Sizes | None:
-        """Widths of the payloads it stands for; None: those of the models that run."""
+        """Widths of the payloads; None: those of the loaded models."""
         if self.vocab_size is None or self.hidden_size is None:
             return None
         return Sizes(self.hidden_size, id_bits(self.vocab_size), self.hidden_bits, self.vocab_size)
@@ -252,10 +252,11 @@ class Profile(Config, frozen=True, kw_only=True):
 
 
 def load_profile(name: str) -> Profile:
-    """A profile by name, or from a YAML file.
+    """Load a profile by name, or from a YAML file.
 
     Raises:
-        BadInput: there is none of that name; ConfigError: it cannot be read.
+        BadInput: unknown name, or invalid values.
+        ConfigError: it cannot be read.
     """
     path = find("profiles", name)
     try:

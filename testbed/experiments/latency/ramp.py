@@ -1,8 +1,8 @@
-"""A load that climbs step by step, and what each window does under it: the same requests, arrivals and luck for all.
+"""A load that rises in steps, under each draft window: the same requests, arrivals and random numbers for all windows.
 
-Requests arrive as a Poisson process whose rate rises after every so many of them, without a pause: what a window leaves
-unfinished at one load burdens the next. Fixed windows, 0 among them, stand beside windows that the BS hints. In virtual
-time (`ramp_virtual.py`) or for real (`ramp_real.py`); `ramp_rows.py` compares.
+Requests arrive as a Poisson process whose rate rises from step to step without a pause, so that requests left over from
+one load burden the next. Fixed windows, 0 included, are compared with windows that the BS hints. In virtual time
+(`ramp_virtual.py`) or in real time (`ramp_real.py`); `ramp_rows.py` compares.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Told = Callable[[str], None]
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """What became of one."""
+    """Result of one request."""
 
     step: int
     at_s: float
@@ -35,7 +35,7 @@ class Answered(msgspec.Struct, frozen=True):
     drafted: int
     accepted: int
     rejections: int
-    """Windows that did not stay whole."""
+    """Windows that were not accepted as a whole."""
 
 
 class RampRun(msgspec.Struct, frozen=True):
@@ -47,9 +47,9 @@ class RampRun(msgspec.Struct, frozen=True):
     answered: list[Answered]
     """In order of arrival."""
     switches: int | None = None
-    """Changes of windows by the BS's controllers, all UEs together; None where it does not tell."""
+    """Window changes by the BS's controllers, of all UEs together; None: not counted."""
     late: float | None = None
-    """By how much of their time passes exceeded the pace; None without one."""
+    """Time by which passes exceeded the pace, as a share of their time; None without a pace."""
 
 
 def counts(config: RampConfig, loads: Sequence[float]) -> list[int]:
@@ -64,7 +64,7 @@ def arrivals(loads: Sequence[float], numbers: Sequence[int], seed: int) -> list[
 
 
 def policy_of(name: str, limit: int) -> WindowPolicy | None:
-    """A UE's window policy by a ramp's name."""
+    """Window policy of a UE, by its name in a ramp; None: the target decodes alone."""
     if name == HINTS:
         return Hinted(FixedWindow(limit))
     return FixedWindow(int(name)) if int(name) else None

@@ -1,4 +1,4 @@
-"""A load ramp in virtual time: the code that serves, a profile's times, drafts that are right as often as told."""
+"""A load ramp in virtual time, with a profile's compute times and drafts of a given acceptance rate."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from testbed.virtual_time import run_virtually
 
 T = TypeVar("T")
 ENOUGH = 10**12
-"""Sessions, and tokens of the prefix cache: neither bounds a ramp."""
+"""Sessions, and tokens of the prefix cache: neither limits a ramp."""
 CEILING_REQUESTS = 120
 AT_ONCE = 60
 """Requests in progress while throughput is measured."""

@@ -1,4 +1,4 @@
-"""A UE's whole run: data set in, outcomes out, with warm-up, gate and progress."""
+"""A UE's whole run, from data set to outcomes, with warm-up, losslessness gate and progress."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ Done = Callable[[Outcome], None]
 
 
 class Watch(NamedTuple):
-    """Who is told how the run goes."""
+    """Progress callbacks."""
 
     round: Progress
     done: Done
 
 
 class Begun(NamedTuple):
-    """A run that goes on."""
+    """A resumed run."""
 
     identity: bytes
-    """Of the UE."""
+    """Identity of the UE."""
     done: Sequence[Outcome] = ()
-    """What it has decoded."""
+    """Finished outcomes."""
 
 
 async def execute(config: RunConfig, work: Workload, watch: Watch, begun: Begun | None = None) -> list[Outcome]:
     """Decode every prompt by every method; outcomes in the order in which they ended, gate applied.
 
     Args:
-        begun: what of it is done already; None: nothing.
+        begun: finished part of a resumed run; None: a new run.
 
     Raises:
         BadInput: the drafter cannot be used, or does not go with the BS's target.
@@ -83,7 +83,7 @@ def drafter_of(config: RunConfig, work: Workload) -> Drafter:
 
 
 def _real_clients(config: RunConfig, clock: Clock, identity: bytes | None) -> Clients:
-    """Connections over ZeroMQ: to the BS, and beside the link where the configuration names another address."""
+    """Connections over ZeroMQ: to the BS, and past the emulated link if the configuration has an address for it."""
     insecure, timeout_s, pad = config.insecure, config.timeout_s, config.pad
 
     def wrap(link: Link) -> Link:
@@ -97,7 +97,7 @@ def _real_clients(config: RunConfig, clock: Clock, identity: bytes | None) -> Cl
 
 
 def setting_of(config: RunConfig, clients: Clients, drafter: Drafter, pace: Pace = REAL_TIME) -> Setting:
-    """What all requests of a run share, as its configuration has it."""
+    """The settings that all requests of a run share."""
     return Setting(
         clients,
         drafter,
@@ -117,10 +117,10 @@ def setting_of(config: RunConfig, clients: Clients, drafter: Drafter, pace: Pace
 async def decode_all(
     config: RunConfig, work: Workload, watch: Watch, setting: Setting, clock: Clock, done: Sequence[Outcome] = ()
 ) -> list[Outcome]:
-    """Connect, warm up, decode every prompt under every method, hold the outputs against the target's own, and close.
+    """Connect, warm up, decode every prompt by every method, compare the outputs with the target's own, and close.
 
     Args:
-        done: what of it there is already.
+        done: finished outcomes of a resumed run.
 
     Raises:
         BadInput: the BS refuses the drafter's vocabulary, or a prompt is too long for it.
@@ -148,8 +148,8 @@ def _check_context(work: Workload, config: RunConfig, welcome: Welcome) -> None:
     for prompt in work.prompts:
         if len(prompt.ids) + config.max_tokens + 1 > welcome.max_positions:
             raise BadInput(
-                f"a prompt of {len(prompt.ids)} tokens and {config.max_tokens} to come pass the target's context of "
-                f"{welcome.max_positions}; shorten it or lower --max-tokens"
+                f"a prompt of {len(prompt.ids)} tokens and {config.max_tokens} output tokens exceed the target's "
+                f"context of {welcome.max_positions}; shorten it or lower --max-tokens"
             )
 
 
@@ -190,7 +190,7 @@ def _teller(watch: Watch, job: Job) -> Callable[[RoundRecord], None]:
 async def _gated(
     config: RunConfig, work: Workload, runner: JobRunner, welcome: Welcome, outcomes: list[Outcome]
 ) -> list[Outcome]:
-    """Hold every output that is not left to chance against the target's own, decoded by the same engine."""
+    """Compare every output that is not sampled with the target's own, decoded by the same engine."""
     if all(runner.draws(method) for method in config.methods):
         return outcomes
     longest = config.max_tokens

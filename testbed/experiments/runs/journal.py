@@ -1,7 +1,7 @@
-"""The journal of a run under way: what is decoded already, so that a run that was killed can go on.
+"""The journal of an unfinished run: finished outcomes, so that a killed run can be resumed.
 
-`DIR/journal` holds blocks of msgpack, each after its length in 4 bytes: what the run is, then one outcome each, on disk
-before the next prompt begins. It is there while the run is unfinished and goes once `summary.json` is written.
+`DIR/journal` consists of msgpack blocks, each preceded by its length in 4 bytes: a heading, then the outcomes, each
+synced to disk before the next prompt begins. It exists until `summary.json` is written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from testbed.ue.run import Outcome
 NAME = "journal"
 SCHEMA = 1
 ELSEWHERE = frozenset({"bs", "local_bs", "keys", "insecure", "timeout_s", "failover_s"})
-"""Of the configuration: may be another when the run goes on."""
+"""Configuration fields that may differ when the run is resumed."""
 
 
 class Heading(msgspec.Struct, frozen=True):
@@ -33,17 +33,17 @@ class Heading(msgspec.Struct, frozen=True):
     schema: int
     config: dict[str, Any]
     prompts: str
-    """Digest of what is decoded."""
+    """Digest of the prompts."""
     identity: bytes
-    """Of the UE: under it the BS frees the sessions of a run that died when it goes on."""
+    """Identity of the UE, by which the BS frees the sessions of a killed run when it is resumed."""
 
 
 class Journal:
-    """A journal that outcomes are added to.
+    """An open journal.
 
     Attributes:
-        identity: of the UE.
-        done: outcomes that were there.
+        identity: identity of the UE.
+        done: outcomes read from the journal.
     """
 
     def __init__(self, file: BinaryIO, identity: bytes, done: list[Outcome]) -> None:
@@ -51,18 +51,18 @@ class Journal:
 
     @classmethod
     def begin(cls, out: Path, config: RunConfig, work: Workload) -> Journal:
-        """Begin a run.
+        """Start a run.
 
         Raises:
-            BadInput: there is an unfinished one, or the directory cannot be written.
-            TestbedError: its disk is full.
+            BadInput: `out` has an unfinished run, or is not writable.
+            TestbedError: the disk is full.
         """
         path = out / NAME
         try:
             out.mkdir(parents=True, exist_ok=True)
             journal = cls(path.open("xb"), new_identity(), [])
         except FileExistsError as exc:
-            raise BadInput(f"{out} holds an unfinished run: give --resume to go on with it, or remove {path}") from exc
+            raise BadInput(f"{out} holds an unfinished run: give --resume to resume it, or remove {path}") from exc
         except OSError as exc:
             raise BadInput(f"cannot write {path}: {exc.strerror or exc}") from exc
         try:
@@ -74,16 +74,16 @@ class Journal:
 
     @classmethod
     def resume(cls, out: Path, config: RunConfig, work: Workload) -> Journal:
-        """Go on with a run.
+        """Resume a run.
 
         Raises:
-            BadInput: there is none that is unfinished, or it was another one.
+            BadInput: `out` has no unfinished run, or one with other settings or prompts.
         """
         path = out / NAME
         try:
             file = path.open("r+b")
         except FileNotFoundError as exc:
-            raise BadInput(f"{out} holds no unfinished run to go on with") from exc
+            raise BadInput(f"{out} holds no unfinished run to resume") from exc
         except OSError as exc:
             raise BadInput(f"cannot read {path}: {exc.strerror or exc}") from exc
         try:
@@ -92,25 +92,25 @@ class Journal:
         except BaseException:
             file.close()
             raise
-        file.truncate(end)  # a block that was cut off
+        file.truncate(end)  # an incomplete block
         file.seek(end)
         return cls(file, heading.identity, done)
 
     def add(self, outcome: Outcome) -> None:
-        """Write an outcome down.
+        """Write an outcome, synced to disk.
 
         Raises:
-            TestbedError: it cannot be written.
+            TestbedError: writing failed.
         """
         self._write(outcome)
 
     def close(self) -> None:
-        """Leave the journal for a run that goes on."""
-        with contextlib.suppress(OSError):  # what a full disk did not take was told when it was written
+        """Close the journal and keep it for --resume."""
+        with contextlib.suppress(OSError):  # a full disk was reported when it was written to
             self._file.close()
 
     def finish(self) -> None:
-        """The run is whole: remove the journal."""
+        """Remove the journal of a complete run."""
         self.close()
         Path(self._file.name).unlink(missing_ok=True)
 
@@ -129,18 +129,18 @@ def _settings(config: RunConfig) -> dict[str, Any]:
 
 
 def _digest(work: Workload) -> str:
-    """Of the prompts' ids, in order."""
+    """Digest of the prompts' ids, in order."""
     ids = msgspec.msgpack.encode([prompt.ids for prompt in work.prompts])
     return hashlib.blake2b(ids, digest_size=8).hexdigest()
 
 
 def _read(file: BinaryIO, path: Path) -> tuple[Heading, list[Outcome], int]:
-    """Heading, outcomes, and where the last whole block ends."""
+    """Heading, outcomes, and the end of the last complete block."""
     try:
         blocks = _blocks(file)
         first = next(blocks, None)
         if first is None:
-            raise BadInput(f"{path} was cut off before the run began: remove it, and run without --resume")
+            raise BadInput(f"{path} has no complete heading: remove it, and run without --resume")
         heading, end = msgspec.msgpack.decode(first, type=Heading), file.tell()
         if heading.schema != SCHEMA:
             raise BadInput(f"{path} has schema {heading.schema}; this version reads {SCHEMA}")
@@ -149,12 +149,12 @@ def _read(file: BinaryIO, path: Path) -> tuple[Heading, list[Outcome], int]:
             done.append(msgspec.msgpack.decode(block, type=Outcome))
             end = file.tell()
     except msgspec.DecodeError as exc:
-        raise BadInput(f"{path} is no journal of this version: {exc}") from exc
+        raise BadInput(f"{path} is not a journal of this version: {exc}") from exc
     return heading, done, end
 
 
 def _blocks(file: BinaryIO) -> Iterator[bytes]:
-    """The whole blocks of a file."""
+    """The complete blocks of a file."""
     while len(size := file.read(4)) == 4:
         block = file.read(length := int.from_bytes(size, "big"))
         if len(block) < length:
@@ -163,7 +163,7 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _check(heading: Heading, config: RunConfig, work: Workload, out: Path) -> None:
-    """Refuse to go on with something else."""
+    """Check that settings and prompts are those of the journal."""
     now = msgspec.msgpack.decode(msgspec.msgpack.encode(_settings(config)))
     differing = sorted(key for key in now.keys() | heading.config.keys() if now.get(key) != heading.config.get(key))
     if differing:

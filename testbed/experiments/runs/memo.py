@@ -1,6 +1,6 @@
-"""Models whose passes are kept: runs that see the same tokens share them, whatever their link, window or protocol.
+"""Memoised models: runs over the same tokens share results, whatever their link, window or protocol.
 
-Both are greedy and so pure functions of the prefix; what they said after a prefix once, they say again.
+Both models are greedy and so pure functions of the prefix.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ def _keys(prefix: NDArray[np.int32], draft: NDArray[np.int32]) -> list[Key]:
 
 
 class _KeptRow(NamedTuple):
-    """What the target said after a prefix."""
+    """Target result after a prefix."""
 
     argmax: int
     margin: float
 
 
 class MemoEngine:
-    """Implements `VerifyEngine`: answers from memory where it can, and asks the engine else.
+    """Implements `VerifyEngine`: results from memory where known, else from the engine.
 
-    Distributions are not kept: a request for them always goes to the engine. Of hidden states those are kept that a
-    judge looks at, where a drafted token was not the argmax; the other rows of an answer from memory are zero.
+    Distributions are not stored: requests for them always go to the engine. Hidden states are stored only where a
+    drafted token is not the argmax, since judges use no others; the other rows of a result from memory are zero.
 
     Args:
-        hidden: ask for hidden states in every pass, so that later requests for them find them.
+        hidden: request hidden states in every pass, so that they are known later.
     """
 
     def __init__(self, engine: VerifyEngine, hidden: bool = False) -> None:
@@ -62,7 +62,7 @@ class MemoEngine:
         self._gaps: dict[tuple[Key, int], float] = {}
         self._states: dict[Key, NDArray[np.float32]] = {}
         self.asked = self.passed = 0
-        """Requests in all, and those that the engine had to compute."""
+        """Number of requests, and of those that the engine computed."""
 
     def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
         """See `VerifyEngine.verify`."""
@@ -118,7 +118,7 @@ class MemoEngine:
         self._engine.release(session)
 
     def close(self) -> None:
-        """Free the model and what was kept."""
+        """Free the model and the memory."""
         self._rows.clear()
         self._gaps.clear()
         self._states.clear()
@@ -126,7 +126,7 @@ class MemoEngine:
 
 
 class MemoDrafter:
-    """Implements `Drafter`: a sequence of the drafter is opened only where something new must be drafted."""
+    """Implements `Drafter`: opens a sequence of the drafter only for tokens that are not in memory."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
@@ -134,20 +134,20 @@ class MemoDrafter:
         self.fingerprint = drafter.fingerprint
         self.tokens: dict[Key, DraftToken] = {}
         self.asked = self.drafted = 0
-        """Tokens in all, and those that the drafter had to compute."""
+        """Number of tokens, and of those that the drafter computed."""
 
     def open(
         self, prompt: Sequence[int], *, distributions: bool = False, choose: Choose | None = None
     ) -> DraftSequence:
-        """See `Drafter.open`; distributions are not kept, so a sequence that needs them is the drafter's own."""
+        """See `Drafter.open`; distributions are not stored, so that a sequence with them is the drafter's own."""
         if distributions or choose is not None:
             return self.drafter.open(prompt, distributions=distributions, choose=choose)
         if not 0 < len(prompt) < self.context:
-            return self.drafter.open(prompt)  # it says what is wrong
+            return self.drafter.open(prompt)  # raises the error
         return _MemoSequence(self, prompt)
 
     def close(self) -> None:
-        """Free the model and what was kept."""
+        """Free the model and the memory."""
         self.tokens.clear()
         self.drafter.close()
 
@@ -161,7 +161,7 @@ class _MemoSequence:
         self._committed = len(self._ids)
         self._hasher = _hasher(np.array(self._ids, np.int32))
         self._live: DraftSequence | None = None
-        """A sequence of the drafter whose drafted tokens end where ours do."""
+        """A sequence of the drafter with the same tokens as this one."""
 
     @property
     def length(self) -> int:
@@ -181,7 +181,7 @@ class _MemoSequence:
             token = self._live.draft_one()
             self._memo.tokens[key] = token
             self._memo.drafted += 1
-        elif self._live is not None:  # it would fall behind
+        elif self._live is not None:  # its tokens would differ
             self._drop()
         self._ids.append(token.id)
         self._hasher.update(np.int32(token.id).tobytes())
@@ -201,7 +201,7 @@ class _MemoSequence:
         self._hasher = _hasher(np.array(self._ids, np.int32))
 
     def close(self) -> None:
-        """Free the place of the drafter's sequence."""
+        """Free the drafter's sequence."""
         self._drop()
 
     def _drop(self) -> None:

@@ -30,12 +30,12 @@ from testbed.ue.windows.registry import WINDOW_RULES
 from testbed.virtual_time import run_virtually
 
 TIMEOUT_S = 3600.0
-"""Virtual seconds that a UE waits for the BS: slow links are what virtual runs are for."""
+"""Virtual seconds that a UE waits for the BS; links may be slow."""
 
 
 @dataclass(frozen=True)
 class Models:
-    """A pair whose passes are kept, for one run or many."""
+    """A pair of models with memory of their results, for one or more runs."""
 
     engine: VerifyEngine
     drafter: Drafter
@@ -50,13 +50,14 @@ class Models:
 def load_models(
     model: Path, engine: str, dtype: str, config: RunConfig, work: Workload, hidden: bool = False
 ) -> Models:
-    """Load a pair into this process, with room for these prompts.
+    """Load a pair into this process, with a context for these prompts.
 
     Args:
-        hidden: whether passes also keep the target's hidden states, for runs that judge by them.
+        hidden: whether passes also return the target's hidden states, for judges that need them.
 
     Raises:
-        BadInput: a model that cannot be used; EngineError: the engine does not start.
+        BadInput: an unusable model.
+        EngineError: the engine does not start.
     """
     target = describe(str(model))
     leave_a_core()
@@ -89,10 +90,10 @@ def run_virtual(
     Args:
         channel: of kind `virtual`, or a trace.
         payload: one of `payloads.PAYLOADS`.
-        judge: of this run alone, where it remembers sessions; None: strict.
+        judge: used by this run only, if it has state; None: strict.
 
     Raises:
-        BadInput: prompts that the target cannot take.
+        BadInput: prompts that are too long for the target.
     """
     config = msgspec.structs.replace(config, csi=csi_text(channel), timeout_s=TIMEOUT_S)
     deployment = VirtualDeployment()
@@ -109,7 +110,7 @@ def run_virtual(
 
 
 def csi_text(channel: ChannelSpec, origin_s: float = 0.0) -> str:
-    """The `--csi` of a UE behind this link: what the link was set to."""
+    """The `--csi` of a UE behind this link: the link's settings."""
     if channel.file is not None:
         return f"trace={channel.file},origin_s={origin_s!r}"
     csi = channel.csi()
@@ -122,7 +123,7 @@ def csi_text(channel: ChannelSpec, origin_s: float = 0.0) -> str:
 def _clients(
     station: VirtualStation, config: RunConfig, channel: ChannelSpec, profile: Profile, payload: str
 ) -> Clients:
-    """Connections over the link, and beside it for methods that draft at the base station."""
+    """Connections over the link, and to the base station directly for methods that draft there."""
     counted: tuple[Sizer, Sizer] = (frame_bytes, frame_bytes)
     if profile.sizes is not None:
         counted = sizers(quantised(profile.sizes, config.hidden_bits), profile.overheads, payload)

@@ -163,8 +163,8 @@ def test_the_command(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("name: x", "give panels and lines, or quoted points"),
-        ("name: x\nquoted: [5a]", "no point '5a' is quoted; known: 7a"),
-        ("name: x\nquoted: [7a]\nreadings: {}", "need a reading"),
+        ("name: x\nquoted: [5a]", "unknown quoted point '5a'; known: 7a"),
+        ("name: x\nquoted: [7a]\nreadings: {}", "need an interpretation"),
         ("name: x\nquoted: [7a]\nreadings: {a: {outputs: none}}", "outputs"),
         ("name: x\nlines: [{name: a, algorithm: magic}]", "no planner 'magic'"),
         ("name: x\nlines: [{name: a, policy: magic}]", "no bandwidth policy 'magic'"),

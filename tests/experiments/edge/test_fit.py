@@ -106,7 +106,7 @@ def test_what_cannot_be_measured_or_read(config: FitConfig, tmp_path: Path) -> N
     refuse(lambda: FitConfig(repeats=0), BadInput, "repeats")
     refuse(lambda: FitConfig(clock="cpu", threads=2), BadInput, "give threads 1")
     refuse(lambda: measure(FitConfig(drafter="no.gguf"), lambda *_: None), ModelError, "no.gguf: no such file")
-    refuse(lambda: measure(FitConfig(prefixes=(5000,)), lambda *_: None), ModelError, "takes 4096 positions")
+    refuse(lambda: measure(FitConfig(prefixes=(5000,)), lambda *_: None), ModelError, "context is 4096 tokens")
     path = tmp_path / "steps.csv"
     refuse(lambda: read_steps(path), BadInput, "cannot read")
     path.write_text("node,phase\ndraft,decode\n")

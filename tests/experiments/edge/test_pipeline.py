@@ -300,11 +300,11 @@ def test_what_cannot_be_run(clockwork: Clockwork) -> None:
         given = {"mode": "pipeline", "window": 3, "max_tokens": 5, "end_ids": [0], "batches": BATCHES, **changed}
         return Pipeline(*clockwork.nodes, PROMPTS, given.pop("batches"), **given)
 
-    refuse(lambda: one(mode="magic"), BadInput, "no mode 'magic'; known: pipeline")
-    refuse(lambda: one(batches=[[0, 1]]), BadInput, "every task must be in one batch")
-    refuse(lambda: one(batches=[*BATCHES, [0]]), BadInput, "every task must be in one batch")
-    refuse(lambda: one(window=0), BadInput, "does not go with pipeline")
-    refuse(lambda: one(mode="target-only"), BadInput, "does not go with target-only")
+    refuse(lambda: one(mode="magic"), BadInput, "unknown mode 'magic'; known: pipeline")
+    refuse(lambda: one(batches=[[0, 1]]), BadInput, "every task must be in exactly one batch")
+    refuse(lambda: one(batches=[*BATCHES, [0]]), BadInput, "every task must be in exactly one batch")
+    refuse(lambda: one(window=0), BadInput, "mode pipeline does not take a window of 0")
+    refuse(lambda: one(mode="target-only"), BadInput, "mode target-only does not take a window")
     for changed, words in (
         ({"tasks": 0}, "tasks must be at least 1"), ({"max_tokens": 0}, "max-tokens"),
         ({"modes": ("x",)}, "no such modes: x"), ({"policies": ()}, "none given; known: optimal"),
@@ -341,7 +341,7 @@ def test_uploads_bring_the_prompts_and_end_as_shared() -> None:
         assert max(found.arrivals_s) == pytest.approx(shares["communication_s"], rel=0.3)
         last[policy] = max(found.arrivals_s)
     assert last["optimal"] < last["uniform"]
-    refuse(lambda: payload(0, [1, 2, 3], 10), BadInput, "task 0 has 10 bytes", "more bits a token")
+    refuse(lambda: payload(0, [1, 2, 3], 10), BadInput, "task 0 has 10 bytes", "raise the bits per token")
 
 
 def test_a_node_whose_model_cannot_be_loaded(tmp_path: Path) -> None:

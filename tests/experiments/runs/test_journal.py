@@ -70,7 +70,7 @@ def test_a_journal_cut_off_anywhere_loses_no_more_than_its_last_block(
     path = out / NAME
     path.write_bytes(path.read_bytes()[:cut])
     if cut < sizes[0]:
-        refuse(lambda: Journal.resume(out, CONFIG, work()), BadInput, "cut off before the run began")
+        refuse(lambda: Journal.resume(out, CONFIG, work()), BadInput, "has no complete heading")
         return
     again = Journal.resume(out, CONFIG, work())
     whole = sum(size <= cut for size in sizes[1:])
@@ -116,7 +116,7 @@ def test_an_unfinished_run_is_not_written_over(tmp_path: Path) -> None:
 def test_there_must_be_something_to_go_on_with(tmp_path: Path) -> None:
     refuse(lambda: Journal.resume(tmp_path, CONFIG, work()), BadInput, "no unfinished run")
     (tmp_path / NAME).write_bytes(b"\0\0\0\5hello and more")
-    refuse(lambda: Journal.resume(tmp_path, CONFIG, work()), BadInput, "no journal of this version")
+    refuse(lambda: Journal.resume(tmp_path, CONFIG, work()), BadInput, "not a journal of this version")
     (tmp_path / "file").write_text("")
     refuse(lambda: Journal.begin(tmp_path / "file", CONFIG, work()), BadInput, "file")
 
