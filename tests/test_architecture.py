@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import testbed.channel
+import testbed.llama
 import testbed.protocols
 import testbed.ue
 
@@ -80,7 +81,9 @@ def copy_package(directory: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", directory)
 
 
-@pytest.mark.parametrize("package", [testbed.ue, testbed.protocols, testbed.channel], ids=lambda p: p.__name__)
+@pytest.mark.parametrize(
+    "package", [testbed.ue, testbed.llama, testbed.protocols, testbed.channel], ids=lambda p: p.__name__
+)
 def test_no_module_of_a_ue_loads_a_deep_learning_library(package: object) -> None:
     names = [info.name for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]  # type: ignore[attr-defined]
     assert names

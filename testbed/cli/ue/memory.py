@@ -34,8 +34,8 @@ def memory(
         testbed ue memory --drafter llama-1b-q8.gguf --no-measure --json
     """
     from testbed.experiments.runs.ue_memory import measure
+    from testbed.llama.context import LlamaOptions
     from testbed.models.bundle import bundled
-    from testbed.ue.llama.context import LlamaOptions
     from testbed.ue.llama.memory import expected
 
     path = drafter or bundled().require("drafter")

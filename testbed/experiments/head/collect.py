@@ -29,9 +29,9 @@ from testbed.experiments.lockstep.scorers import scorer
 from testbed.experiments.runs.execute import drafter_of
 from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.fingerprints import model_fingerprint
+from testbed.llama.context import MAX_SEQUENCES
 from testbed.models.bundle import BUNDLED
 from testbed.ue.drafters.base import Drafter
-from testbed.ue.llama.context import MAX_SEQUENCES
 
 CHUNK = 50
 """Prompts per chunk."""

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import ModelError
+from testbed.llama.context import LlamaContext, LlamaOptions
 from testbed.models.export import DTypeName, export_gguf
-from testbed.ue.llama.context import LlamaContext, LlamaOptions
 
 TOLERANCES = {"f32": 1e-3, "f16": 2e-2, "q8_0": 2e-1}
 """Largest difference of a logit or a hidden value, as a share of the largest magnitude, by dtype of the file."""

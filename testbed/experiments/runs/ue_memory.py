@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from testbed.errors import ModelError
-from testbed.ue.llama.context import MAX_BATCH, LlamaOptions
+from testbed.llama.context import MAX_BATCH, LlamaOptions
 
 DRAFTED = 8
 """Tokens that are drafted after the prompt; memory does not grow with them."""

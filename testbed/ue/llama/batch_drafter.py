@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import BadInput, ModelError
-from testbed.ue.llama.context import LlamaOptions
-from testbed.ue.llama.group import LlamaGroup, SequenceInput
+from testbed.llama.context import LlamaOptions
+from testbed.llama.group import LlamaGroup, SequenceInput
 
 
 @dataclass

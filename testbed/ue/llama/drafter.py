@@ -11,8 +11,8 @@ import numpy as np
 
 from testbed.errors import BadInput, ModelError
 from testbed.fingerprints import model_fingerprint
+from testbed.llama.context import LlamaContext, LlamaOptions
 from testbed.ue.drafters.base import Choose, DraftToken
-from testbed.ue.llama.context import LlamaContext, LlamaOptions
 from testbed.ue.llama.logits import LogitReader
 
 

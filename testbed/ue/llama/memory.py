@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from testbed.errors import ModelError
-from testbed.ue.llama.context import MAX_BATCH, MAX_DEFAULT_CONTEXT, LlamaOptions
-from testbed.ue.llama.gguf import Header
-from testbed.ue.llama.gguf_rules import EMBEDDING, WITHOUT_ATTENTION, check_gguf
+from testbed.llama.context import MAX_BATCH, MAX_DEFAULT_CONTEXT, LlamaOptions
+from testbed.llama.gguf import Header
+from testbed.llama.gguf_rules import EMBEDDING, WITHOUT_ATTENTION, check_gguf
 
 OUTPUT = "output.weight"
 CELLS = 256

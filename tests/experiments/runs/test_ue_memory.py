@@ -10,8 +10,8 @@ import pytest
 from testbed.cli.main import main
 from testbed.errors import ModelError
 from testbed.experiments.runs.ue_memory import measure
+from testbed.llama.context import LlamaOptions
 from testbed.models.random_gguf import DecoderShape, write_random
-from testbed.ue.llama.context import LlamaOptions
 from testbed.ue.llama.memory import expected
 
 LARGE = DecoderShape("llama", 4, 1024, 16, 8, 64, 4096, 32000)

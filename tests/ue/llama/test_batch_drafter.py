@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import BadInput, ModelError
-from testbed.ue.llama import group
+from testbed.llama import group
+from testbed.llama.group import LlamaGroup
 from testbed.ue.llama.batch_drafter import BatchDrafter
 from testbed.ue.llama.drafter import LlamaDrafter
-from testbed.ue.llama.group import LlamaGroup
 from tests.support.models import TOKENS
 from tests.support.reference import Reference
 from tests.support.refusals import refuse

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import BadInput, ModelError
+from testbed.llama.context import LlamaContext
 from testbed.ue.drafters.base import Drafter, DraftToken
-from testbed.ue.llama.context import LlamaContext
 from testbed.ue.llama.drafter import LlamaDrafter, LlamaSequence
 from tests.support.models import KINDS, PADDED_ROWS, TOKENS, make_model
 from tests.support.reference import Reference

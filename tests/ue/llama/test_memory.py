@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import ConfigError, ModelError
+from testbed.llama.context import LlamaOptions
 from testbed.models.bundle import bundled
 from testbed.models.random_gguf import KINDS, SHAPES, DecoderShape, write_random
-from testbed.ue.llama.context import LlamaOptions
 from testbed.ue.llama.memory import expected
 from tests.support.ggufs import write_mamba
 
@@ -25,7 +25,7 @@ LOADS = """
 import ctypes, json, sys
 from pathlib import Path
 from llama_cpp import llama_cpp
-from testbed.ue.llama import context
+from testbed.llama import context
 
 said = {}
 now = []

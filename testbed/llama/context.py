@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from testbed.errors import ConfigError, ModelError
 from testbed.interrupts import held_back
-from testbed.ue.llama.gguf_rules import check_gguf
+from testbed.llama.gguf_rules import check_gguf
 
 MAX_BATCH = 512
 """Largest number of tokens per pass."""

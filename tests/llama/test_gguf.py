@@ -22,9 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import ModelError
+from testbed.llama.gguf import BLOCKS, read_header
+from testbed.llama.gguf_rules import check_gguf
 from testbed.models.bundle import bundled
-from testbed.ue.llama.gguf import BLOCKS, read_header
-from testbed.ue.llama.gguf_rules import check_gguf
 from tests.support.ggufs import write_gemma3, write_mamba
 from tests.support.refusals import refuse
 

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from testbed.errors import ModelError
-from testbed.ue.llama.gguf import FLOAT32, STRING, UINT32, Header, Scalar, read_header
+from testbed.llama.gguf import FLOAT32, STRING, UINT32, Header, Scalar, read_header
 
 ARCHITECTURES = (
     "llama", "qwen2", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "granite", "olmo2", "phi2", "phi3", "smollm3",

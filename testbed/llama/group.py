@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import ModelError
-from testbed.ue.llama.context import MAX_BATCH, LlamaContext
+from testbed.llama.context import MAX_BATCH, LlamaContext
 
 
 class SequenceInput(NamedTuple):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import ConfigError, ModelError
-from testbed.ue.llama import context
+from testbed.llama import context
 from testbed.ue.llama.drafter import LlamaDrafter
 from tests.support.ggufs import write_gemma3, write_mamba
 from tests.support.models import TOKENS
