@@ -129,8 +129,7 @@ class Intake:
             waiting: load of the engine's queue.
 
         Returns:
-            An answer; or a session whose last reply is to be sent again; or a session and a window to verify; or None
-            for a late copy, which needs no answer.
+            An answer, a session whose last reply is to be sent again, a window to verify, or None for a late copy.
 
         Raises:
             ProtocolError: a window that the session cannot take.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -31,8 +31,8 @@ class FinishedPass(NamedTuple):
     """Estimate for the same tokens; None: there is no estimator."""
 
 
-class Observer(Protocol):
-    """Informed of every round and pass, on the server's event loop: calls must be short."""
+class Observer:
+    """Informed of every round and pass, on the server's event loop: calls must be short. This one ignores them."""
 
     def round(self, session: Session, round_: Round, verdict: Verdict) -> None:
         """A round was committed; its verdict is about to be sent."""
@@ -41,20 +41,7 @@ class Observer(Protocol):
         """A pass is over."""
 
     def ended(self, session: Session) -> None:
-        """A session was forgotten."""
-
-
-class Unobserved:
-    """Implements `Observer`: ignores everything."""
-
-    def round(self, session: Session, round_: Round, verdict: Verdict) -> None:
-        """Nothing."""
-
-    def passed(self, done: FinishedPass) -> None:
-        """Nothing."""
-
-    def ended(self, session: Session) -> None:
-        """Nothing."""
+        """A session was closed or expired."""
 
 
 class RoundNote(NamedTuple):

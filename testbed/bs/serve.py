@@ -32,7 +32,7 @@ from testbed.bs.pending import PIECE
 from testbed.bs.power import metered
 from testbed.bs.scheduling.admission import Admission
 from testbed.bs.scheduling.estimator_online import OnlineConfig, OnlineEstimator
-from testbed.bs.scheduling.registry import SCHEDULERS, scheduler
+from testbed.bs.scheduling.registry import SCHEDULERS, SchedulerSetting, scheduler
 from testbed.bs.scheduling.self_profile import self_profile
 from testbed.bs.scheduling.window_hints import Windows, window_config
 from testbed.bs.server import BaseStation
@@ -80,7 +80,7 @@ def serve(
         BadInput: a model, head, address, file or option that cannot be used.
         EngineError: the engine does not start.
     """
-    scheduler(config.scheduler, config.max_batch, config.max_batch_tokens, ANY, chunk_tokens=config.chunk_tokens)
+    scheduler(config.scheduler, _setting(config, ANY))
     check_bounds(config)
     if config.window_controller is not None:
         window_config(config.window_controller)
@@ -180,19 +180,19 @@ def _station(
     whole_blocks = PIECE % engine.block_size == 0
     if config.chunk_tokens is not None and not whole_blocks:
         raise BadInput(f"this engine's cache keeps blocks of {engine.block_size} tokens: leave chunk-tokens out")
-    bounds = (config.max_batch, config.max_batch_tokens)
-    plan = scheduler(
-        config.scheduler, *bounds, known,
-        kv_tokens=engine.kv_tokens, chunk_tokens=config.chunk_tokens, cuts=whole_blocks,
-    )  # fmt: skip
+    setting = replace(_setting(config, known), kv_tokens=engine.kv_tokens, cuts=whole_blocks)
     admission = None
     if known is not None and SCHEDULERS[config.scheduler].admits and config.admission:
         admission = Admission(coefficients=known, max_requests=config.max_batch, kv_tokens=engine.kv_tokens)
     return BaseStation(
-        link, runner, Intake(offer, sessions), plan, judge, WallClock(),
+        link, runner, Intake(offer, sessions), scheduler(config.scheduler, setting), judge, WallClock(),
         estimator=estimator, admission=admission, block_size=engine.block_size, margin=MARGIN,
         windows=_windows(config, loaded), observer=observer,
     )  # fmt: skip
+
+
+def _setting(config: ServeConfig, coefficients: Coefficients | None) -> SchedulerSetting:
+    return SchedulerSetting(config.max_batch, config.max_batch_tokens, coefficients, chunk_tokens=config.chunk_tokens)
 
 
 def _windows(config: ServeConfig, loaded: Loaded) -> Windows | None:

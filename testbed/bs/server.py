@@ -21,7 +21,7 @@ from testbed.bs.judging.acceptance import Acceptance, attach_hidden
 from testbed.bs.judging.base import Judge
 from testbed.bs.judging.distributions import check_distributions
 from testbed.bs.metrics import Metrics
-from testbed.bs.observer import Observer, Unobserved
+from testbed.bs.observer import Observer
 from testbed.bs.queue import Queue, Taken
 from testbed.bs.scheduling.admission import Admission
 from testbed.bs.scheduling.base import Scheduler
@@ -71,7 +71,7 @@ class BaseStation:
         self._dispatcher = Dispatcher(link, intake, judge, clock, self)
         self._acceptance = Acceptance(judge, intake.offer.vocab_size)
         self._ledger = PassLedger(intake.sessions, scheduler, estimator, admission, block_size, margin)
-        self._windows, self._metrics, self._observer = windows, Metrics(), observer or Unobserved()
+        self._windows, self._metrics, self._observer = windows, Metrics(), observer or Observer()
         self._queue = Queue()
         self._wake = asyncio.Event()
 

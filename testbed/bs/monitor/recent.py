@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from testbed.bs.monitor.record_ring import PASS, ROUND, Ring, columns
-from testbed.bs.observer import FinishedPass, RecentActivity, RoundSums, SessionRow
+from testbed.bs.observer import FinishedPass, Observer, RecentActivity, RoundSums, SessionRow
 from testbed.bs.sessions import Round, Session, SessionTable
 from testbed.channel.csi import Csi
 from testbed.protocols import TARGET_ONLY
@@ -63,8 +63,8 @@ class _Track:
     csi: Csi | None = None
 
 
-class Recent:
-    """Implements `Observer`: keeps recent rounds and passes for the live view.
+class Recent(Observer):
+    """Keeps recent rounds and passes for the live view.
 
     Args:
         sessions: all sessions of the base station.

@@ -99,23 +99,13 @@ def check_options(config: ServeConfig) -> None:
             raise BadInput(f"--{name.replace('_', '-')} goes with --scheduler {takers}, not {chosen.kind}")
 
 
-def scheduler(
-    kind: str,
-    max_requests: int,
-    max_tokens: int,
-    coefficients: Coefficients | None = None,
-    *,
-    kv_tokens: int | None = None,
-    chunk_tokens: int | None = None,
-    protect: bool = True,
-    cuts: bool = False,
-) -> Scheduler:
-    """The scheduler of that kind; arguments as in `SchedulerSetting`.
+def scheduler(kind: str, setting: SchedulerSetting) -> Scheduler:
+    """The scheduler of that kind.
 
     Raises:
-        BadInput: unknown kind, or values that cannot be.
+        BadInput: unknown kind, or a value out of range.
     """
     entry = SCHEDULERS.choose(kind)
-    if entry.needs_coefficients and coefficients is None:
+    if entry.needs_coefficients and setting.coefficients is None:
         raise BadInput(f"scheduler {kind} needs the coefficients of verification passes (`testbed estimator fit`)")
-    return entry.make(SchedulerSetting(max_requests, max_tokens, coefficients, kv_tokens, chunk_tokens, protect, cuts))
+    return entry.make(setting)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from testbed.bs.scheduling.base import Scheduler
-from testbed.bs.scheduling.registry import scheduler
+from testbed.bs.scheduling.registry import SchedulerSetting, scheduler
 from testbed.bs.sessions import SessionTable
 from testbed.channel.link_model import round_delay
 from testbed.experiments.capacity.bs import OFFER, EachRound, PrefixCache, Reservation, TrafficRunner
@@ -160,8 +160,7 @@ def _cache(config: CapacityConfig, system: System) -> PrefixCache | None:
 
 
 def _scheduler(config: CapacityConfig, system: System, cost: InteractionVerify) -> Scheduler:
-    plan = scheduler(
-        CARRY if system.order in (ROUND, FILLED) else system.order,
+    setting = SchedulerSetting(
         config.max_batch,
         10**9,
         Coefficients(cost.a_s, cost.b_compute_s, cost.b_read_s, cost.c_s),
@@ -169,4 +168,5 @@ def _scheduler(config: CapacityConfig, system: System, cost: InteractionVerify) 
         protect=system.order != FILLED,
         cuts=system.order not in (ROUND, FILLED),
     )
+    plan = scheduler(CARRY if system.order in (ROUND, FILLED) else system.order, setting)
     return EachRound(plan) if system.order in (ROUND, FILLED) else plan
