@@ -19,6 +19,7 @@ from testbed.experiments.plots.style import (
 from testbed.experiments.report.data import Row, RowSource, Shown
 from testbed.experiments.report.intervals import LINK, Intervals
 from testbed.experiments.report.tables import cell, link_text
+from testbed.protocols import TARGET_ONLY
 
 MOST_BARS = 24
 """Maximum number of rows for the bar chart of latency."""
@@ -181,7 +182,7 @@ def _curves(
     parts: Sequence[RowSource], intervals: Sequence[Intervals], key: str, title: str, across: str, label: str
 ) -> Any:
     """One line per series, one panel per link."""
-    target = [part for part in parts if part.row["method"] == "target-only" and across == "level"]
+    target = [part for part in parts if part.row["method"] == TARGET_ONLY and across == "level"]
     pairs = [
         pair
         for pair in zip(parts, intervals, strict=True)

@@ -12,6 +12,7 @@ from testbed.experiments.plots.style import Figure, canvas, legend, styles_of
 from testbed.experiments.report.data import RowSource, Shown
 from testbed.experiments.report.intervals import LINK
 from testbed.experiments.report.tables import link_text
+from testbed.protocols import TARGET_ONLY
 
 MOST = 8
 """Maximum number of lines in a figure."""
@@ -44,7 +45,7 @@ def figures(shown: Shown) -> list[Figure]:
 
 def _chosen(parts: Sequence[RowSource]) -> tuple[list[RowSource], str]:
     """Rows to show in one figure, and text on the settings they share."""
-    known = [part for part in parts if part.row["method"] != "target-only" and _holds(part, COUNTS)]
+    known = [part for part in parts if part.row["method"] != TARGET_ONLY and _holds(part, COUNTS)]
     if len(known) <= MOST and len({part.name for part in known}) == len(known):
         return known, ""
     windows = sorted({part.row["window"] for part in known})
