@@ -10,6 +10,7 @@ import difflib
 import functools
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -20,6 +21,7 @@ from testbed.errors import BadInput, ConfigError
 from testbed.files import whole_file
 
 C = TypeVar("C", bound="Config")
+S = TypeVar("S", bound=msgspec.Struct)
 
 METAVARS = {"s": "SECONDS"}
 """Placeholder of a value on help screens, by unit."""
@@ -173,7 +175,7 @@ def load(kind: type[C], path: Path) -> C:
         raise ConfigError(f"{path}: {exc}{_nearest(str(exc), kind)}") from exc
 
 
-def _nearest(complaint: str, kind: type[Config]) -> str:
+def _nearest(complaint: str, kind: type[msgspec.Struct]) -> str:
     """The known key nearest to the one that a complaint of msgspec is about, for its end; else nothing."""
     unknown = re.search(r"unknown field `(.*?)`", complaint)
     near = difflib.get_close_matches(unknown[1], _keys(kind), 1) if unknown else []
@@ -192,6 +194,21 @@ def resolved(config: Config) -> dict[str, Any]:
     """The configuration as plain values, to be written beside results."""
     document: dict[str, Any] = msgspec.to_builtins(config)
     return document
+
+
+def replaced(config: S, values: Mapping[str, Any], strict: bool = True) -> S:
+    """A configuration with other values, checked as if it had been read from a file.
+
+    Args:
+        strict: False: numbers may be text.
+
+    Raises:
+        BadInput: an unknown field, or a value that cannot be used.
+    """
+    try:
+        return msgspec.convert({**msgspec.to_builtins(config), **values}, type(config), strict=strict)
+    except msgspec.ValidationError as exc:
+        raise BadInput(f"{exc}{_nearest(str(exc), type(config))}") from exc
 
 
 def save(config: Config, path: Path) -> None:

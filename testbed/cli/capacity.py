@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from testbed.cli.options import AsJson, Given, offering
 from testbed.cli.output import note, print_json, print_rows
+from testbed.config import load, resolved
 from testbed.errors import BadInput
+from testbed.experiments.capacity.systems import CapacityConfig
+from testbed.options import C, replaced
 
 COLUMNS = {
     "system": ("system", "{}"),
@@ -34,42 +40,31 @@ VIOLATED = "violated at"
 """Begins the header of a class's share."""
 
 
+ASKED = (
+    "systems", "classes", "mix", "profile", "verify_scale", "epsilon", "horizon_s", "ues", "repeats", "seed",
+)  # fmt: skip
+"""Fields with an option; `--set` takes the others."""
+
+
+@offering(CapacityConfig, only=ASKED)
 def capacity(
-    config: Annotated[Path | None, typer.Option(help="YAML of a configuration; options given here win.")] = None,
-    systems: Annotated[
-        str | None,
-        typer.Option(
-            help="Of wisp, fcfs-cache, sled, centralized; wisp-gain; and with parts of these changed wisp-carry, "
-            "wisp-fixed, wisp-filled, fixed-filled, fcfs-predicted, fcfs-hinted."
-        ),
-    ] = None,
-    classes: Annotated[str | None, typer.Option(help="Token speeds, each a load of its own.")] = None,
-    mix: Annotated[str | None, typer.Option(help="One load instead: speed:share,..., such as 2:1,4:1,6:1,8:1.")] = None,
-    profile: Annotated[str | None, typer.Option(help="Whose pass times: a name or a file.")] = None,
-    verify_scale: Annotated[float | None, typer.Option(help="Factor on the profile's pass times.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Share of violated responses that is tolerated.")] = None,
-    horizon_s: Annotated[float | None, typer.Option(help="Responses that begin within it are judged.")] = None,
-    ues: Annotated[int | None, typer.Option(help="So many UEs, and no search.")] = None,
-    repeats: Annotated[int | None, typer.Option(help="Seeds; the capacity is the median.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The first of them.")] = None,
+    given: Given,
     set_: Annotated[list[str] | None, typer.Option("--set", help="FIELD=VALUE of any other assumption.")] = None,
     sensitivity: Annotated[bool, typer.Option("--sensitivity", help="Vary every assumption by itself.")] = False,
-    sweep: Annotated[str | None, typer.Option(help="Violations over N: FROM:TO:STEP.")] = None,
+    sweep: Annotated[str | None, typer.Option(help="Violations over the number of UEs: FROM:TO:STEP.")] = None,
     tables: Annotated[
         bool, typer.Option("--tables", help="With --out: the paper's Tables 1, 5, 6 and Figs. 7, 8, 11 too.")
     ] = False,
     real: Annotated[
-        bool, typer.Option("--real", help="For real: a BS and UE processes here, the bundled pair; needs --out.")
+        bool, typer.Option("--real", help="In real time: BS and UE processes here, the bundled pair; needs --out.")
     ] = False,
-    jobs: Annotated[int | None, typer.Option(help="Runs at once; default: one for each core.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Directory for tables and plots; the same one again resumes.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    jobs: Annotated[int | None, typer.Option(help="Concurrent runs. Default: one per core.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory for tables and plots; give it again to resume.")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """How many UEs a BS sustains at a token speed, in virtual time through the code that serves for real.
+    """How many UEs a BS sustains at a token speed, in virtual time with the code of real runs.
 
-    The capacity is the largest N at which at most ε of the responses come slower than their class. Everything that
+    The capacity is the largest N at which at most ε of the responses are slower than their class. Everything that
     WISP's Table 2 leaves open is a field of the configuration (docs/guides/capacity.md); the resolved one is written
     out.
 
@@ -87,29 +82,29 @@ def capacity(
 
         testbed capacity --real --mix 10:1,20:1 --ues 8 --set max_batch=2 --out runs/real
     """
-    from testbed.experiments.capacity.report import Study, study
-    from testbed.experiments.capacity.systems import CapacityConfig, configured
-
-    asked: dict[str, Any] = {
-        "systems": _list(systems), "classes": _list(classes), "mix": _mix(mix), "profile": profile,
-        "verify_scale": verify_scale, "epsilon": epsilon, "horizon_s": horizon_s, "ues": ues, "repeats": repeats,
-        "seed": seed,
-    }  # fmt: skip
-    given = {k: v for k, v in asked.items() if v is not None}
+    if "mix" in given.values:
+        given.values["mix"] = _mix(given.values["mix"])
     if real:
         if out is None or sensitivity or tables or jobs:
-            raise BadInput(
-                "--real writes its runs down, one after another: give --out, and no --sensitivity or --tables"
-            )
-        document = _real(config, given, _range(sweep), set_ or [], out)
+            raise BadInput("--real runs one load after another: give --out, and no --sensitivity or --tables")
+        document = _real(given, _range(sweep), set_ or [], out)
         _show(document, "processes of this machine", as_json, out)
         return
-    resolved = configured(CapacityConfig(), config, given, set_ or [])
     if jobs is not None and jobs < 1:
         raise BadInput(f"--jobs must be at least 1, not {jobs}")
     if tables and out is None:
         raise BadInput("--tables writes files: give --out DIR")
-    plan = Study(resolved, sensitivity, _range(sweep), tables, jobs or os.cpu_count() or 1)
+    config = combined(CapacityConfig(), given.file, given.values, set_ or [])
+    document = _study(config, sensitivity, _range(sweep), tables, jobs or os.cpu_count() or 1, out)
+    _show(document, _title(document), as_json, out)
+
+
+def _study(
+    config: CapacityConfig, sensitivity: bool, loads: tuple[int, ...], tables: bool, jobs: int, out: Path | None
+) -> dict[str, Any]:
+    """Runs in virtual time."""
+    from testbed.experiments.capacity.report import Study, study
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
         task = bar.add_task("capacity", total=None)
@@ -117,24 +112,45 @@ def capacity(
         def told(done: int, total: int, text: str) -> None:
             bar.update(task, completed=done, total=total, description=text or "capacity")
 
-        document = study(plan, out, told)
-    _show(document, _title(document), as_json, out)
+        return study(Study(config, sensitivity, loads, tables, jobs), out, told)
 
 
-def _real(
-    config: Path | None, given: dict[str, Any], loads: tuple[int, ...], more: list[str], out: Path
-) -> dict[str, Any]:
+def _real(given: Given, loads: tuple[int, ...], more: list[str], out: Path) -> dict[str, Any]:
     """Runs of processes."""
     from testbed.experiments.capacity.real import RealConfig, study
-    from testbed.experiments.capacity.systems import configured
 
-    if unknown := [name for name in given if name not in RealConfig.__struct_fields__]:
+    values = given.values
+    if unknown := [name for name in values if name not in RealConfig.__struct_fields__]:
         raise BadInput(f"--real takes no --{unknown[0].replace('_', '-')}; its load is a --mix")
-    if loads and "ues" in given:
+    if loads and "ues" in values:
         raise BadInput("--ues and --sweep exclude each other")
-    if loads or "ues" in given:
-        given = {**given, "ues": list(loads) or [given["ues"]]}
-    return study(configured(RealConfig(), config, given, more), out, note)
+    if loads or "ues" in values:
+        values = {**values, "ues": list(loads) or [values["ues"]]}
+    return study(combined(RealConfig(), given.file, values, more), out, note)
+
+
+def combined(default: C, file: Path | None, given: Mapping[str, Any], more: Sequence[str] = ()) -> C:
+    """A configuration from a file, options on top of it, and on top of them FIELD=VALUE pairs, values as in YAML.
+
+    Raises:
+        BadInput: a file that cannot be read, an unknown field, or a value that cannot be.
+    """
+    values = resolved(load(type(default), file)) if file is not None else {}
+    if "classes" in given and "mix" in given:
+        raise BadInput("give --classes, each class by itself, or --mix, all in one load")
+    if "classes" in given:
+        values["mix"] = None
+    values |= given
+    for text in more:
+        name, equals, value = text.partition("=")
+        if not equals or name not in default.__struct_fields__:
+            known = ", ".join(default.__struct_fields__)
+            raise BadInput(f"--set takes FIELD=VALUE, not {text!r}; fields: {known}")
+        try:
+            values[name] = msgspec.yaml.decode(value.encode())
+        except msgspec.DecodeError as exc:
+            raise BadInput(f"--set {name}: {value!r} is no value ({exc})") from exc
+    return replaced(default, values, strict=False)
 
 
 def _show(document: dict[str, Any], title: str, as_json: bool, out: Path | None) -> None:
@@ -159,13 +175,7 @@ def _title(document: dict[str, Any]) -> str:
     return f"ε {config['epsilon']:g}, profile {config['profile']} × {config['verify_scale']:g}, seed {config['seed']}"
 
 
-def _list(text: str | None) -> list[str] | None:
-    return None if text is None else [part.strip() for part in text.split(",")]
-
-
-def _mix(text: str | None) -> dict[str, str] | None:
-    if text is None:
-        return None
+def _mix(text: str) -> dict[str, str]:
     pairs = [part.partition(":") for part in text.split(",")]
     if len({speed.strip() for speed, _, _ in pairs}) < len(pairs):
         raise BadInput("a mix names each speed once")

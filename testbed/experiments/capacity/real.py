@@ -23,12 +23,13 @@ from testbed.config import Config, ServeConfig, resolved
 from testbed.errors import BadInput, EngineError
 from testbed.experiments.capacity.real_tally import RealRun, tally
 from testbed.experiments.capacity.real_ue import NONE, Report, UeOrder, run_ue
-from testbed.experiments.capacity.systems import dealt, replaced
+from testbed.experiments.capacity.systems import dealt
 from testbed.experiments.lockstep.drafts import DraftsConfig, record
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import claimed, kept
 from testbed.experiments.runs.prepare import predictor_directory
 from testbed.experiments.runs.processes import base_station, proxy
+from testbed.options import replaced
 from testbed.ue.windows.base import MAX_WINDOW
 from testbed.ue.windows.fixed import FIXED
 from testbed.ue.windows.gain import GAIN

@@ -23,13 +23,13 @@ from testbed.experiments.capacity.systems import (
     SENSITIVITY,
     TABLE_2,
     CapacityConfig,
-    replaced,
     spread,
 )  # fmt: skip
 from testbed.experiments.capacity.tally import CapacityRun
 from testbed.experiments.plots.capacity import NOTHING
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import claimed
+from testbed.options import replaced
 
 Row = dict[str, Any]
 

@@ -7,20 +7,19 @@ The paper leaves most of the experiment's conditions open. Everything that a cap
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from testbed.bs.scheduling.registry import SCHEDULERS
-from testbed.config import Config, load, resolved
+from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.experiments.inputs.profile import InteractionVerify, Profile, load_profile
+from testbed.options import option
 from testbed.ue.windows.base import MAX_WINDOW
 
-C = TypeVar("C", bound=Config)
 FIXED, LEFT_OUT, GAIN, HINTED, NONE = "fixed", "predicted", "gain", "hinted", "none"
 """Windows: K tokens; up to the first predicted rejection, left out; while another is worth its time; as the BS hints,
 which may decode on alone; none, the target decodes alone."""
@@ -88,113 +87,126 @@ TABLE_2 = {
 }
 """As WISP prints it."""
 
+MOST_UES = 4000
+MOST_TOKENS = 60_000
+"""Of a prompt and its response."""
+
 
 class CapacityConfig(Config, frozen=True, kw_only=True):
-    """What `testbed capacity` does. "Assumption": the paper does not say; the value is the errata's unless marked ours.
+    """Configuration of `testbed capacity`. "Assumption": not in the paper; from the errata unless marked ours.
 
     Raises:
-        BadInput: values that cannot be.
+        BadInput: a value out of range.
     """
 
-    systems: tuple[str, ...] = ("wisp", "fcfs-cache", "sled", "centralized")
-    classes: tuple[float, ...] = (2.0, 4.0, 6.0, 8.0)
-    """Token speeds, each a load of its own (Table 2)."""
-    mix: dict[float, int] | None = None
-    """Shares of UEs by speed, in one load (Fig. 7); None: `classes`."""
-    ues: int | None = None
-    """So many UEs, and no search."""
-    profile: str = "a100-qwen3-32b-appendix"
-    """Pass times: eq. 19 with Table 12's coefficients."""
-    verify_scale: float = 1.0
-    """Factor on all of a profile's coefficients, to stand for another target."""
-    epsilon: float = 0.05
-    """Violated responses that are tolerated (eq. 20). Assumption; and that responses are counted, not rounds."""
-    repeats: int = 1
-    """Searches with seeds of their own; the capacity is their median."""
-    seed: int = 0
-    paper: str | None = None
-    """Row of the paper's Table 2 to show beside: one of `TABLE_2`."""
+    systems: Annotated[
+        tuple[str, ...],
+        option(
+            "Systems: wisp, fcfs-cache, sled, centralized; wisp-gain; and variants: wisp-carry, wisp-fixed, "
+            "wisp-filled, fixed-filled, fcfs-predicted, fcfs-hinted.",
+            panel="Study",
+        ),
+    ] = ("wisp", "fcfs-cache", "sled", "centralized")
+    classes: Annotated[
+        tuple[float, ...], option("Token speeds, each a load of its own (Table 2).", unit="tokens/s")
+    ] = (2.0, 4.0, 6.0, 8.0)
+    mix: Annotated[
+        dict[float, int] | None,
+        option("One load instead (Fig. 7): speed:share,..., such as 2:1,4:1,6:1,8:1.", metavar="SPEED:SHARE,..."),
+    ] = None
+    ues: Annotated[int | None, option("Fixed number of UEs, without a search.", least=1, most=MOST_UES)] = None
+    profile: Annotated[str, option("Pass times, by eq. 19: a profile's name or file.")] = "a100-qwen3-32b-appendix"
+    verify_scale: Annotated[
+        float, option("Factor on the profile's pass times, to stand for another target.", above=0)
+    ] = 1.0
+    epsilon: Annotated[
+        float, option("Tolerated share of violated responses (eq. 20). Assumption.", least=0, most=1)
+    ] = 0.05
+    repeats: Annotated[int, option("Searches with different seeds; the capacity is the median.", least=1)] = 1
+    seed: Annotated[int, option("The first seed.", least=0)] = 0
+    paper: Annotated[str | None, option(f"Row of the paper's Table 2 to show: {', '.join(TABLE_2)}.")] = None
 
-    # ------------------------------------------------------------ load
+    prompt: Annotated[
+        tuple[int, int], option("Prompt length, uniform, ends included. Assumption.", unit="tokens", panel="Load")
+    ] = (50, 250)
+    response: Annotated[
+        tuple[int, int], option("Response length, uniform, ends included. Assumption.", unit="tokens")
+    ] = (20, 580)
+    think_s: Annotated[
+        float,
+        option("Pause between a response and the next prompt. Assumption, ours.", least=0, most=1e5, unit="s"),
+    ] = 0.0
+    warmup_s: Annotated[float, option("Warm-up. Assumption, ours.", least=0, most=1e5, unit="s")] = 15.0
+    """UEs begin in its first third, at a random point of a response as in steady state: that response's length has a
+    probability in proportion to itself, and the point is uniform."""
+    horizon_s: Annotated[
+        float, option("Responses that begin within it are judged. Assumption, ours.", above=0, unit="s")
+    ] = 60.0
+    """Counted from the end of the warm-up. Each response is followed until it ends or its deadline (tokens / speed
+    after its beginning) has passed, while the others continue."""
+    judged: Annotated[int, option("Least number of judged responses; the horizon is extended until then.", least=1)] = (
+        100
+    )
 
-    prompt: tuple[int, int] = (50, 250)
-    """Tokens, uniform, both ends included. Assumption."""
-    response: tuple[int, int] = (20, 580)
-    """Tokens, uniform, both ends included. Assumption."""
-    think_s: float = 0.0
-    """Pause of a UE between a response and its next prompt. Assumption, ours."""
-    warmup_s: float = 15.0
-    """Assumption, ours. UEs begin in its first third, somewhere within a response, as a run that has always been
-    going on would show them: that response's length has a chance in proportion to itself, how far it is, is uniform."""
-    horizon_s: float = 60.0
-    """Responses that begin within so many seconds after the warm-up are judged. Each is followed until it ends or its
-    deadline, tokens / speed after its beginning, is past; the others go on meanwhile. Assumption, ours."""
-    judged: int = 100
-    """The horizon goes on until so many have begun: with few UEs a share of violations would be a matter of luck."""
+    network_ms: Annotated[
+        float,
+        option("Network time of a round, both ways. Assumption.", least=0, most=1e5, unit="ms", panel="Link and UE"),
+    ] = 40.0
+    network_spread: Annotated[
+        float, option("Relative spread of the network time, uniform. Assumption.", least=0, most=1)
+    ] = 0.5
+    draft_tps: Annotated[
+        float, option("Drafting speed (Section 3.2; assumption in Table 2).", above=0, unit="tokens/s")
+    ] = 50.0
+    window: Annotated[int, option("K, and the largest predicted window. Assumption.", least=1, most=MAX_WINDOW)] = 5
+    shortest: Annotated[
+        Literal[0, 1], option("Smallest predicted window: 0 by eq. 25 and the errata (2.41 tokens per round).")
+    ] = 0
+    gain_window: Annotated[
+        int, option("Largest window by expected gain or hints, which are not the paper's.", least=1, most=MAX_WINDOW)
+    ] = 8
+    acceptance: Annotated[float, option("Acceptance rate α of each drafted token. Assumption.", least=0, most=1)] = (
+        0.758
+    )
+    """Given that all tokens before it were accepted. At K = 5, 47 % of the drafted tokens are accepted, as in Table 5
+    for Qwen3-4B."""
+    tpr: Annotated[
+        float, option("Predictor: share of accepted tokens predicted accepted (Table 4).", least=0, most=1)
+    ] = 0.80
+    fpr: Annotated[
+        float, option("Predictor: share of first rejections predicted accepted (Table 4).", least=0, most=1)
+    ] = 0.425
+    after: Annotated[
+        float, option("Predictor: share of tokens after a rejection predicted accepted. Assumption.", least=0, most=1)
+    ] = 0.85
 
-    # ------------------------------------------------------------ link and UE
-
-    network_ms: float = 40.0
-    """Of a round, there and back. Assumption."""
-    network_spread: float = 0.5
-    """A round's lies uniformly within so much of it, either way. Assumption."""
-    draft_tps: float = 50.0
-    """Tokens a second of a UE's drafter. Assumption in Table 2 (Section 3.2 has it)."""
-    window: int = 5
-    """K, and the most of a predicted window. Assumption."""
-    shortest: Literal[0, 1] = 0
-    """Fewest tokens of a predicted window: 0 as eq. 25 and the errata have it (2.41 tokens committed a round)."""
-    gain_window: int = 8
-    """The most of a window by expected gain or as hinted, which are not the paper's."""
-    acceptance: float = 0.758
-    """α of each drafted token given those before it, the same for all. At K = 5, 47 % of the drafted tokens stay, as
-    Table 5 has it for Qwen3-4B. Assumption."""
-    tpr: float = 0.80
-    """Predictor: share of accepted tokens that it predicts accepted (Table 4)."""
-    fpr: float = 0.425
-    """Predictor: share of first rejections that it predicts accepted (Table 4)."""
-    after: float = 0.85
-    """Predictor: share of the tokens after a rejection that it predicts accepted. Assumption."""
-
-    # ------------------------------------------------------------ BS
-
-    max_batch: int = 13
-    """Requests of a pass, in all systems, centralized too. Assumption."""
-    kv_tokens: int = 52_000
-    """Tokens whose keys and values the verifier's memory holds. Assumption."""
-    evict: Literal["session", "tail"] = "session"
-    """What leaves a full prefix cache: the session that was used longest ago as a whole, or its last tokens, as many
-    as are needed. Assumption, ours."""
-    linger: bool = False
-    """Whether the prefixes of finished responses stay in the cache until they are evicted. Assumption, ours."""
+    max_batch: Annotated[
+        int, option("Requests of a pass, in all systems. Assumption.", least=1, panel="Base station")
+    ] = 13
+    kv_tokens: Annotated[
+        int, option("Tokens whose keys and values the verifier's memory holds. Assumption.", least=1, unit="tokens")
+    ] = 52_000
+    evict: Annotated[
+        Literal["session", "tail"],
+        option(
+            "What a full prefix cache evicts: the least recently used session, or only as many of its last tokens as "
+            "needed. Assumption, ours."
+        ),
+    ] = "session"
+    linger: Annotated[
+        bool, option("Keep the prefixes of finished responses until they are evicted. Assumption, ours.")
+    ] = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in self.systems:
-            system_of(name)
+            if name not in SYSTEMS:
+                raise BadInput(f"unknown system {name!r}; known: {', '.join(SYSTEMS)}")
         if not self.systems or len(set(self.systems)) < len(self.systems):
             raise BadInput("give one system or more, each once")
         speeds(self)
-        for name, low, high in (
-            ("epsilon", 0, 1), ("acceptance", 0, 1), ("tpr", 0, 1), ("fpr", 0, 1), ("after", 0, 1),
-            ("network_spread", 0, 1), ("network_ms", 0, 1e5), ("think_s", 0, 1e5), ("warmup_s", 0, 1e5),
-        ):  # fmt: skip
-            if not low <= getattr(self, name) <= high:
-                raise BadInput(f"{_option(name)} must lie in [{low:g}, {high:g}], not {getattr(self, name):g}")
-        for name in ("verify_scale", "draft_tps", "horizon_s"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise BadInput(f"{_option(name)} must be positive, not {getattr(self, name):g}")
-        for name in ("repeats", "judged", "max_batch", "kv_tokens"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{_option(name)} must be at least 1, not {getattr(self, name)}")
-        if self.ues is not None and not 1 <= self.ues <= MOST_UES:
-            raise BadInput(f"--ues must lie in 1..{MOST_UES}, not {self.ues}")
         if self.paper is not None and self.paper not in TABLE_2:
             raise BadInput(f"Table 2 has no row {self.paper!r}; it has {', '.join(TABLE_2)}")
-        if self.seed < 0:
-            raise BadInput(f"--seed must be at least 0, not {self.seed}")
-        for name in ("window", "gain_window"):
-            if not 1 <= getattr(self, name) <= MAX_WINDOW:
-                raise BadInput(f"{_option(name)} must lie in 1..{MAX_WINDOW}, not {getattr(self, name)}")
         for name in ("prompt", "response"):
             low, high = getattr(self, name)
             if not 1 <= low <= high:
@@ -203,52 +215,6 @@ class CapacityConfig(Config, frozen=True, kw_only=True):
         if longest > min(self.kv_tokens, MOST_TOKENS):
             room = min(self.kv_tokens, MOST_TOKENS)
             raise BadInput(f"the longest prompt and response have {longest} tokens; there is room for {room}")
-
-
-def configured(default: C, file: Path | None, given: Mapping[str, Any], more: Sequence[str] = ()) -> C:
-    """A configuration from a file, options on top of it, and on top of them FIELD=VALUE pairs, values as in YAML.
-
-    Raises:
-        BadInput: a file that cannot be read, an unknown field, or a value that cannot be.
-    """
-    values = resolved(load(type(default), file)) if file is not None else {}
-    if "classes" in given and "mix" in given:
-        raise BadInput("give --classes, each class by itself, or --mix, all in one load")
-    if "classes" in given:
-        values["mix"] = None
-    values |= given
-    for text in more:
-        name, equals, value = text.partition("=")
-        if not equals or name not in default.__struct_fields__:
-            known = ", ".join(default.__struct_fields__)
-            raise BadInput(f"--set takes FIELD=VALUE, not {text!r}; fields: {known}")
-        try:
-            values[name] = msgspec.yaml.decode(value.encode())
-        except msgspec.DecodeError as exc:
-            raise BadInput(f"--set {name}: {value!r} is no value ({exc})") from exc
-    return replaced(default, values)
-
-
-def replaced(config: C, values: Mapping[str, Any]) -> C:
-    """A configuration with other values, checked; numbers may be text.
-
-    Raises:
-        BadInput: an unknown field, or a value that cannot be.
-    """
-    try:
-        return msgspec.convert(resolved(config) | dict(values), type(config), strict=False)
-    except msgspec.ValidationError as exc:
-        cause = exc.__cause__
-        raise BadInput(str(cause if isinstance(cause, BadInput) else exc)) from exc
-
-
-MOST_UES = 4000
-MOST_TOKENS = 60_000
-"""Of a prompt and its response."""
-
-
-def _option(name: str) -> str:
-    return name.replace("_", "-")
 
 
 def speeds(config: CapacityConfig) -> tuple[float, ...]:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.experiments.capacity.search import CapacityPoint, Told, all_points, run_jobs
-from testbed.experiments.capacity.systems import CapacityConfig, replaced, speeds, spread
+from testbed.experiments.capacity.systems import CapacityConfig, speeds, spread
 from testbed.experiments.capacity.tally import CapacityRun
 from testbed.experiments.capacity.ue import LANGUAGE, BeforeRejection, Chance, TrafficSequence
 from testbed.experiments.inputs.coefficients import coefficients
@@ -22,6 +22,7 @@ from testbed.experiments.plots import capacity as plots
 from testbed.experiments.plots.style import save_figure
 from testbed.experiments.results.csv_file import write_csv
 from testbed.optim.pass_time import Coefficients, RequestWork
+from testbed.options import replaced
 
 Row = dict[str, Any]
 TABLE_5 = {"Qwen3-0.6B": (0.31, 0.48), "Qwen3-1.7B": (0.42, 0.63), "Qwen3-4B": (0.47, 0.66), "Qwen3-8B": (0.53, 0.71)}

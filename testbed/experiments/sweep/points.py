@@ -20,6 +20,7 @@ from testbed.experiments.inputs.profile import load_profile
 from testbed.experiments.runs.demo import check_demo, judging
 from testbed.experiments.runs.prepare import predictor_directory
 from testbed.models.bundle import head_directory
+from testbed.options import replaced
 from testbed.ue.windows.registry import WINDOW_RULES
 
 RATE = "rate_mbps"
@@ -210,13 +211,13 @@ def _point(config: SweepConfig, values: Values) -> SweepPoint:
     link = {key: value for key, value in values.items() if key in LINK_KEYS}
     if RATE in values:
         link |= {"uplink_mbps": values[RATE], "downlink_mbps": values[RATE]}
-    channel = _replaced(parse_channel(str(values.get("channel", config.run.channel))), link)
+    channel = replaced(parse_channel(str(values.get("channel", config.run.channel))), link)
     run = {key: value for key, value in values.items() if key in RUN_KEYS}
     if PROTOCOL in values:
         run["methods"] = [values[PROTOCOL]]
     if LEVEL in values:
         run["threshold"] = _threshold(values[LEVEL])
-    demo = _replaced(config.run, {**run, "channel": channel_text(channel)})
+    demo = replaced(config.run, {**run, "channel": channel_text(channel)})
     if payload not in PAYLOADS:
         raise BadInput(f"unknown payload {payload!r}; known: {', '.join(PAYLOADS)}")
     if channel.is_virtual and channel.profile is None:
@@ -231,16 +232,6 @@ def _threshold(level: Any) -> float:
     if not (isinstance(level, int | float) and 0 <= level <= LEVELS):
         raise BadInput(f"level must lie in 0..{LEVELS}, not {level!r}")
     return level / LEVELS
-
-
-def _replaced(struct: Any, values: Mapping[str, Any]) -> Any:
-    """A copy with other values, validated as if read from a file."""
-    document = {name: getattr(struct, name) for name in struct.__struct_fields__} | dict(values)
-    try:
-        return msgspec.convert(msgspec.to_builtins(document), type(struct))
-    except msgspec.ValidationError as exc:
-        cause = exc.__cause__
-        raise BadInput(str(cause if isinstance(cause, BadInput) else exc)) from exc
 
 
 def head_stamp(head: str) -> str:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from testbed.cli.capacity import combined
 from testbed.errors import BadInput
 from testbed.experiments.capacity.real import RealConfig, _orders, _serving, order_and_window
 from testbed.experiments.capacity.real_tally import tally
 from testbed.experiments.capacity.real_ue import Report, Response, UeRound
-from testbed.experiments.capacity.systems import configured
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_what_cannot_be_is_refused(values: dict[str, Any], says: str) -> None:
 def test_it_is_configured_as_the_virtual_study_is(tmp_path: Path) -> None:
     path = tmp_path / "real.yaml"
     path.write_text("{mix: {10: 1, 20: 3}, ues: [4]}")
-    config = configured(RealConfig(), path, {"systems": ["fixed-3"]}, ["horizon_s=5"])
+    config = combined(RealConfig(), path, {"systems": ["fixed-3"]}, ["horizon_s=5"])
     assert (config.mix, config.ues, config.systems, config.horizon_s) == ({10.0: 1, 20.0: 3}, (4,), ("fixed-3",), 5.0)
     assert RealConfig(systems=("fixed-12", "wisp")).depth == 12
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from testbed.experiments.capacity.run import run_capacity
-from testbed.experiments.capacity.systems import SYSTEMS, CapacityConfig, replaced, spread
+from testbed.experiments.capacity.systems import SYSTEMS, CapacityConfig, spread
 from testbed.experiments.capacity.tally import ANY, CLEAR, CapacityRun, ClassCount, keeps
+from testbed.options import replaced
 
 SMALL = CapacityConfig(
     horizon_s=10.0, warmup_s=3.0, judged=8, prompt=(20, 60), response=(10, 40), kv_tokens=2000, max_batch=4

@@ -21,8 +21,9 @@ from testbed.experiments.capacity.search import (
     run_jobs,
     run_point,
 )  # fmt: skip
-from testbed.experiments.capacity.systems import SYSTEMS, CapacityConfig, replaced
+from testbed.experiments.capacity.systems import SYSTEMS, CapacityConfig
 from testbed.experiments.capacity.tally import CapacityRun
+from testbed.options import replaced
 
 SMALL = CapacityConfig(
     horizon_s=5.0, warmup_s=3.0, judged=8, prompt=(20, 60), response=(10, 30), kv_tokens=2000, max_batch=2

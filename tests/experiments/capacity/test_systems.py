@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed.cli.capacity import combined
 from testbed.config import resolved
 from testbed.errors import BadInput
 from testbed.experiments.capacity.real import RealConfig
@@ -16,13 +17,12 @@ from testbed.experiments.capacity.systems import (
     SYSTEMS,
     TABLE_2,
     CapacityConfig,
-    configured,
     hardware,
-    replaced,
     speeds,
     spread,
 )  # fmt: skip
 from testbed.experiments.inputs.profile import InteractionVerify
+from testbed.options import replaced
 
 
 @pytest.mark.parametrize(
@@ -41,24 +41,24 @@ from testbed.experiments.inputs.profile import InteractionVerify
         (["classes=[2, 2]"], "each once"),
         (["mix={fast: 1}"], "mix"),
         (["mix={2: 0}"], "1 or more"),
-        (["ues=0"], "--ues"),
+        (["ues=0"], "ues must lie in 1..4000"),
         (["paper=GPT"], "Qwen3-32B"),
         (["shortest=3"], "shortest"),
     ],
 )
 def test_what_cannot_be_is_refused(more: list[str], says: str) -> None:
     with pytest.raises(BadInput, match=says):
-        configured(CapacityConfig(), None, {}, more)
+        combined(CapacityConfig(), None, {}, more)
 
 
 def test_options_win_over_the_file_and_pairs_over_both(tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"
     path.write_text("{systems: [sled], epsilon: 0.1, mix: {2: 1, 8: 3}}")
-    config = configured(CapacityConfig(), path, {"epsilon": 0.2, "classes": ["6"]}, ["kv_tokens=9000"])
+    config = combined(CapacityConfig(), path, {"epsilon": 0.2, "classes": ["6"]}, ["kv_tokens=9000"])
     assert (config.systems, config.epsilon, config.mix, config.kv_tokens) == (("sled",), 0.2, None, 9000)
     assert speeds(config) == (6.0,)
     with pytest.raises(BadInput, match="--classes"):
-        configured(CapacityConfig(), None, {"classes": ["6"], "mix": {"6": "1"}})
+        combined(CapacityConfig(), None, {"classes": ["6"], "mix": {"6": "1"}})
 
 
 def test_profiles_without_the_equation_are_refused() -> None:
@@ -94,9 +94,9 @@ def test_what_sensitivity_varies_can_be_and_differs() -> None:
 @pytest.mark.parametrize("path", sorted(Path("sweeps/capacity").glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_files_that_come_along_can_be_read(path: Path) -> None:
     if "capacity --real" in path.read_text():
-        assert configured(RealConfig(), path, {}).depth >= 8
+        assert combined(RealConfig(), path, {}).depth >= 8
     else:
-        assert set(configured(CapacityConfig(), path, {}).systems) <= set(SYSTEMS)
+        assert set(combined(CapacityConfig(), path, {}).systems) <= set(SYSTEMS)
 
 
 def test_the_papers_factors_follow_from_its_table() -> None:
