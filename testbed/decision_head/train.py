@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,6 +26,8 @@ from testbed.protocols.quantise import degrade
 
 OnEpoch = Callable[[int, float, float], None]
 """Called after each epoch with its number, training loss and held-out loss."""
+Inputs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
+"""h_d [m, d_d], h_t [m, d_t] and c [m, F]."""
 LEAST_SCALE = 1e-6
 """Inputs with a smaller standard deviation are not scaled."""
 
@@ -94,23 +97,22 @@ def train_head(
         target_fingerprint=meta.target_fingerprint, drafter_quantisation=meta.drafter_quantisation,
         hidden_bits=config.hidden_bits, about=about,
     )  # fmt: skip
-    raw = DecisionHead(info, **weights, mean=data.mean, scale=data.scale)
+    head = DecisionHead(info, **weights, mean=data.mean, scale=data.scale)
     seen = instances.take(data.held_out)
-    slope, intercept = platt(raw.logits(*inputs(found, seen, info)), seen.action)
-    calibrated = weights | {
-        "w2": (slope * weights["w2"]).astype(np.float32),
-        "b2": (slope * weights["b2"] + intercept).astype(np.float32),
-    }
-    head = DecisionHead(info, **calibrated, mean=data.mean, scale=data.scale)
-    reached = scores(seen.action, head.reject_probability(*inputs(found, seen, info)))
+    return Trained(_calibrate(head, inputs(found, seen, info), seen.action), history, best, held_out)
+
+
+def _calibrate(head: DecisionHead, given: Inputs, labels: NDArray[np.bool_]) -> DecisionHead:
+    """Fold Platt scaling on labelled inputs [m] into the last layer, and record the scores reached on them."""
+    slope, intercept = platt(head.logits(*given), labels)
+    w2, b2 = (slope * head.w2).astype(np.float32), (slope * head.b2 + intercept).astype(np.float32)
+    head = replace(head, w2=w2, b2=b2)
+    reached = scores(labels, head.reject_probability(*given))
     metrics = {name: value for name, value in reached.items() if value is not None}
-    info = msgspec.structs.replace(info, calibration=(slope, intercept), metrics=metrics)
-    return Trained(DecisionHead(info, **calibrated, mean=data.mean, scale=data.scale), history, best, held_out)
+    return replace(head, info=msgspec.structs.replace(head.info, calibration=(slope, intercept), metrics=metrics))
 
 
-def inputs(
-    found: Mismatches, instances: Instances, info: HeadInfo
-) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+def inputs(found: Mismatches, instances: Instances, info: HeadInfo) -> Inputs:
     """Inputs (h_d, h_t, c) of a head for instances: drafter states at the head's bits, its channel features."""
     drafter = degrade(found.drafter_hidden[instances.row], info.hidden_bits)
     return drafter, found.target_hidden[instances.row], instances.features[:, info.columns]

@@ -227,7 +227,7 @@ def test_vcgencmd_is_run(tmp_path: Path) -> None:
 
 
 class Adc:
-    """A vcgencmd that prints the contents of two files in turn."""
+    """A vcgencmd whose `pmic_read_adc` prints the answers in turn, the last one repeatedly."""
 
     def __init__(self, folder: Path, *answers: str) -> None:
         self.folder = folder
