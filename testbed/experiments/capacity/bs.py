@@ -18,7 +18,7 @@ from testbed.bs.pending import Pending
 from testbed.bs.scheduling.base import Scheduler
 from testbed.clock import Clock
 from testbed.experiments.capacity.ue import LANGUAGE, MOST_POSITIONS, VOCAB
-from testbed.experiments.inputs.profile import InteractionVerify, PassWork
+from testbed.experiments.inputs.profile import PassWork, VerifyCost
 
 OFFER = Offer("synthetic", "", VOCAB, 1, (), MOST_POSITIONS)
 """What a base station under synthetic traffic serves."""
@@ -71,7 +71,7 @@ class TrafficRunner:
         linger: keep the tokens of closed sessions in the cache.
     """
 
-    def __init__(self, cost: InteractionVerify, cache: PrefixCache | None, clock: Clock, linger: bool) -> None:
+    def __init__(self, cost: VerifyCost, cache: PrefixCache | None, clock: Clock, linger: bool) -> None:
         self._cost, self._cache, self._clock, self._linger = cost, cache, clock, linger
         self.passes: list[tuple[list[tuple[int, int]], float]] = []
         self.keep_passes = False

@@ -31,7 +31,6 @@ from testbed.experiments.capacity.ue import LANGUAGE, VOCAB, Chance, TrafficDraf
 from testbed.experiments.deployment.load import LoadUe
 from testbed.experiments.deployment.profiled import hinting
 from testbed.experiments.deployment.virtual import VirtualDeployment
-from testbed.experiments.inputs.profile import InteractionVerify
 from testbed.optim.pass_time import Coefficients
 from testbed.ue.records import RoundRecord
 from testbed.virtual_time import run_virtually
@@ -67,13 +66,12 @@ class _Traffic:
         self._deployment = VirtualDeployment()
         self._memory = Reservation(config.kv_tokens)
         profile = hardware(config)
-        assert isinstance(profile.verify, InteractionVerify)
         self._cache = _cache(config, system)
         self._runner = TrafficRunner(profile.verify, self._cache, self._deployment.clock, config.linger)
         self._bs = self._deployment.base_station(
             self._runner,
             OFFER,
-            scheduler=_scheduler(config, system, profile.verify),
+            scheduler=_scheduler(config, system, profile.interactions.coefficients),
             sessions=SessionTable(total=2 * MOST_UES),
             windows=hinting(profile, max_requests=config.max_batch) if system.window == HINTED else None,
         )
@@ -159,11 +157,11 @@ def _cache(config: CapacityConfig, system: System) -> PrefixCache | None:
     return PrefixCache(config.kv_tokens, config.evict == "tail")
 
 
-def _scheduler(config: CapacityConfig, system: System, cost: InteractionVerify) -> Scheduler:
+def _scheduler(config: CapacityConfig, system: System, coefficients: Coefficients) -> Scheduler:
     setting = SchedulerSetting(
         config.max_batch,
         10**9,
-        Coefficients(cost.a_s, cost.b_compute_s, cost.b_read_s, cost.c_s),
+        coefficients,
         kv_tokens=config.kv_tokens if system.memory == "cache" else None,
         protect=system.order != FILLED,
         cuts=system.order not in (ROUND, FILLED),

@@ -16,7 +16,7 @@ from testbed.errors import BadInput
 from testbed.experiments.capacity.run import run_capacity
 from testbed.experiments.capacity.systems import MOST_UES, CapacityConfig, System, hardware, speeds, spread, system_of
 from testbed.experiments.capacity.tally import ALL, ANY, CLEAR, CapacityRun, keeps
-from testbed.experiments.inputs.profile import InteractionVerify, PassWork
+from testbed.experiments.inputs.profile import PassWork
 from testbed.experiments.results.claims import kept
 from testbed.experiments.runs.workers import pool_of
 
@@ -232,7 +232,6 @@ def single(point: CapacityPoint) -> Generator[CapacityPoint, CapacityRun, Capaci
 def guessed(config: CapacityConfig, system: System, speed_tps: float) -> int:
     """First guess of a search, from full passes of average rounds and from the memory; does not affect the result."""
     cost = hardware(config).verify
-    assert isinstance(cost, InteractionVerify)
     low, high = config.response
     mean, square = (low + high) / 2, ((high - low) ** 2 / 12 + ((low + high) / 2) ** 2)
     context = sum(config.prompt) / 2 + square / (2 * mean)

@@ -255,9 +255,7 @@ def hardware(config: CapacityConfig) -> Profile:
         BadInput: no such profile, or one without eq. 19's coefficients.
     """
     profile = load_profile(config.profile)
-    verify, scale = profile.verify, config.verify_scale
-    if not isinstance(verify, InteractionVerify):
-        raise BadInput(f"profile {profile.name} has no coefficients of eq. 19; give one of kind interactions")
+    verify, scale = profile.interactions, config.verify_scale
     scaled = InteractionVerify(
         a_s=scale * verify.a_s,
         b_compute_s=scale * verify.b_compute_s,

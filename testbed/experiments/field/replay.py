@@ -36,7 +36,7 @@ from testbed.experiments.results import directory as results
 from testbed.experiments.runs.execute import Watch
 from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.experiments.runs.virtual import Models, load_models, run_virtual
-from testbed.models.bundle import bundled, head_directory
+from testbed.models.bundle import head_directory
 
 LINK_TRACE = "link.csv"
 """Link trace recorded from rounds, in the directory of a cell or place."""
@@ -92,11 +92,10 @@ class VirtualPair:
         if not ENGINES.choose(plan.engine).needs_model:
             raise BadInput(f"the {plan.engine} engine cannot be replayed in virtual time; set another one")
         self._log, self._emulated = log, emulated
-        bundle = bundled()
         config = run_config(plan, plan.baseline, "tcp://127.0.0.1:5555", "none", plan.dataset)
         self._config = msgspec.structs.replace(config, limit=plan.repeats * plan.prompts, warmup=0, keys=None)
         self._padded = load_profile(plan.pad) if plan.pad else None
-        self._work = prepare(self._config, (bundle.drafter, bundle.tokenizer), None)
+        self._work = prepare(self._config)
         target = target_of(plan)
         self._head = str(head_directory(plan.head)) if JUDGES.choose(plan.judge).needs_head else None
         self._target = find(str(target))

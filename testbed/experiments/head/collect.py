@@ -140,7 +140,7 @@ def _run(config: EpisodeCollectConfig) -> RunConfig:
 def _work(config: EpisodeCollectConfig, target: Target, drafter: Path) -> Workload:
     """The data set's prompts, prepared as for a run."""
     run = msgspec.structs.replace(_run(config), drafter=str(drafter), tokenizer=str(target.directory))
-    work = prepare(run, (None, None), None)
+    work = prepare(run)
     if len(work.prompts) <= config.first:
         raise BadInput(f"{config.dataset} has {len(work.prompts)} prompts; --first must be smaller")
     return work

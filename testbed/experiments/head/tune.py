@@ -76,15 +76,14 @@ def load_problems(config: TuneConfig, progress: Progress) -> Problems:
     Raises:
         BadInput: unusable models or problems, or too few problems.
     """
-    bundle = bundled()
     run = _run_config(config, (OWN,), 0.0)
     taken = msgspec.structs.replace(run, limit=config.first + config.prompts)
-    whole = prepare(taken, (bundle.drafter, bundle.tokenizer), None)
+    whole = prepare(taken)
     prompts = whole.prompts[config.first :]
     if len(prompts) < config.prompts:
         raise BadInput(f"{config.dataset} has fewer than {config.prompts} problems after the first {config.first}")
     work = replace(whole, prompts=prompts)
-    model = Path(config.model) if config.model else bundle.require("target")
+    model = Path(config.model) if config.model else bundled().require("target")
     models = load_models(model, config.engine, config.dtype, run, work, hidden=True)
     progress(f"{len(prompts)} problems by the target alone")
     outcomes = _decode(config, run, work, models, config.goals[0], None)

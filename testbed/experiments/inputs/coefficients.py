@@ -30,13 +30,7 @@ def coefficients(name: str) -> Coefficients | None:
         return None
     if Path(name).suffix == ".json":
         return read(Path(name))
-    profile = load_profile(name)
-    verify = profile.verify
-    if not isinstance(verify, InteractionVerify):
-        raise BadInput(
-            f"profile {profile.name} has no coefficients of eq. 19; use a profile of kind interactions, or a JSON file"
-        )
-    return Coefficients(verify.a_s, verify.b_compute_s, verify.b_read_s, verify.c_s)
+    return load_profile(name).interactions.coefficients
 
 
 def read(path: Path) -> Coefficients:
@@ -62,7 +56,7 @@ def pass_coefficients(verify: VerifyCost) -> Coefficients:
         BadInput: passes that take no time.
     """
     if isinstance(verify, InteractionVerify):
-        return Coefficients(verify.a_s, verify.b_compute_s, verify.b_read_s, verify.c_s)
+        return verify.coefficients
     rows, seconds = [], []
     for requests, drafted, cached in SAMPLE:
         rows.append(features([RequestWork(drafted + 1, cached)] * requests))

@@ -16,6 +16,7 @@ from testbed.channel.csi import FEATURES
 from testbed.config import Config, load
 from testbed.errors import BadInput
 from testbed.optim.inference_cost import forward_flops
+from testbed.optim.pass_time import Coefficients
 
 
 class PassWork(NamedTuple):
@@ -151,6 +152,11 @@ class InteractionVerify(Config, frozen=True, tag="interactions", tag_field="kind
     """Seconds a cached token."""
     c_s: float
 
+    @property
+    def coefficients(self) -> Coefficients:
+        """a, b_compute, b_read and c."""
+        return Coefficients(self.a_s, self.b_compute_s, self.b_read_s, self.c_s)
+
     def pass_s(self, batch: Sequence[PassWork]) -> float:
         """One pass over a batch."""
         new = sum(w.new for w in batch)
@@ -237,6 +243,17 @@ class Profile(Config, frozen=True, kw_only=True):
             < 0
         ):
             raise BadInput(f"profile {self.name}: times must not be negative")
+
+    @property
+    def interactions(self) -> InteractionVerify:
+        """Verification times of eq. 19.
+
+        Raises:
+            BadInput: the profile has another kind.
+        """
+        if not isinstance(self.verify, InteractionVerify):
+            raise BadInput(f"profile {self.name} has no coefficients of eq. 19; use one of kind interactions")
+        return self.verify
 
     @property
     def sizes(self) -> Sizes | None:

@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 
 from testbed.config import RunConfig, resolved
-from testbed.errors import BadInput
 from testbed.experiments.deployment.load import Fleet, throughput_rps
 from testbed.experiments.latency.lengths import drawn
 from testbed.experiments.latency.load_config import LoadConfig
@@ -29,13 +28,21 @@ from testbed.experiments.latency.openloop import (
     point,
     synchronous_rps,
 )  # fmt: skip
-from testbed.experiments.latency.station import Known, Told, fleet_of, late_share, outputs_of, requests_of, with_station
+from testbed.experiments.latency.station import (
+    Known,
+    Told,
+    fleet_of,
+    late_share,
+    outputs_of,
+    requests_of,
+    with_station,
+    workload_of,
+)
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import claimed, kept
 from testbed.experiments.results.csv_file import write_csv
 from testbed.experiments.runs.execute import drafter_of
-from testbed.experiments.runs.prepare import Workload, prepare
-from testbed.models.bundle import bundled
+from testbed.experiments.runs.prepare import Workload
 from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.drafters.controlled import ReplayDrafter
@@ -198,11 +205,7 @@ def write_points(path: Path, points: Sequence[LoadPoint]) -> None:
 
 def _prepare(config: LoadConfig) -> Workload:
     """The prompts of one series; all series have the same ones, each with a new BS."""
-    bundle = bundled()
-    run = _run_config(config)
-    work = prepare(run, (bundle.drafter, bundle.tokenizer), None)
-    if len(work.prompts) < (run.limit or 0):
-        raise BadInput(f"these loads need {run.limit} prompts, but {config.dataset} has {len(work.prompts)}")
+    work = workload_of(_run_config(config))
     return work if config.prefill is None else drawn(work, config.prefill, config.seed)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from testbed.config import RunConfig
-from testbed.errors import BadInput
 from testbed.experiments.deployment.load import Fleet, LoadRequest, LoadUe, throughput_rps
 from testbed.experiments.latency.load_config import LoadConfig
 from testbed.experiments.latency.ramp import (
@@ -22,9 +21,8 @@ from testbed.experiments.latency.ramp import (
     policy_of,
 )  # fmt: skip
 from testbed.experiments.latency.ramp_config import HINTS, RampConfig
-from testbed.experiments.latency.station import late_share, outputs_of, with_station
-from testbed.experiments.runs.prepare import Workload, prepare
-from testbed.models.bundle import bundled
+from testbed.experiments.latency.station import late_share, outputs_of, with_station, workload_of
+from testbed.experiments.runs.prepare import Workload
 from testbed.ue.client import Client
 from testbed.ue.drafters.controlled import ReplayDrafter
 from testbed.ue.pace import ConstantPace
@@ -66,12 +64,8 @@ class RealRamp:
         return RampRun(policy, seed, list(loads), answered, late=late_share(metrics))
 
     def _work(self, count: int) -> Workload:
-        bundle = bundled()
-        run = RunConfig(dataset=self._config.dataset, limit=count, max_tokens=self._config.max_tokens, warmup=WARM_UP)
-        work = prepare(run, (bundle.drafter, bundle.tokenizer), None)
-        if len(work.prompts) < count:
-            raise BadInput(f"this ramp needs {count} prompts, but {self._config.dataset} has {len(work.prompts)}")
-        return work
+        dataset, tokens = self._config.dataset, self._config.max_tokens
+        return workload_of(RunConfig(dataset=dataset, limit=count, max_tokens=tokens, warmup=WARM_UP))
 
     def _known(self, work: Workload, name: str) -> ReplayDrafter:
         """A drafter that replays the target's outputs to these prompts."""

@@ -13,13 +13,12 @@ from testbed.bs.scheduling.window_hints import Windows, window_config
 from testbed.bs.sessions import SessionTable
 from testbed.channel.link_model import round_delay
 from testbed.clock import Clock
-from testbed.errors import BadInput
 from testbed.experiments.capacity.bs import OFFER, PrefixCache, TrafficRunner
 from testbed.experiments.capacity.ue import LANGUAGE, MOST_POSITIONS, VOCAB
 from testbed.experiments.deployment.load import Fleet, LoadRequest, LoadUe, throughput_rps
 from testbed.experiments.deployment.profiled import ProfilePace, hinting
 from testbed.experiments.deployment.virtual import VirtualDeployment, VirtualStation
-from testbed.experiments.inputs.profile import InteractionVerify, LinearDraft, load_profile
+from testbed.experiments.inputs.profile import LinearDraft, load_profile
 from testbed.experiments.latency.ramp import RampRun, Told, arrivals, climb, counts, even_loads, policy_of
 from testbed.experiments.latency.ramp_config import HINTS, RampConfig
 from testbed.ue.drafters.controlled import ReplayDrafter
@@ -43,9 +42,7 @@ class VirtualRamp:
     def __init__(self, config: RampConfig, told: Told) -> None:
         self._config, self._told = config, told
         profile = load_profile(config.profile)
-        if not isinstance(profile.verify, InteractionVerify):
-            raise BadInput(f"profile {profile.name} has no coefficients of eq. 19; give one of kind interactions")
-        self._verify = profile.verify
+        self._verify = profile.interactions
         if config.draft_ms is not None:
             profile = msgspec.structs.replace(profile, draft=LinearDraft(per_token_s=config.draft_ms / 1e3))
         self._profile = profile

@@ -12,11 +12,12 @@ import msgspec
 
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock
-from testbed.config import ServeConfig
+from testbed.config import RunConfig, ServeConfig
+from testbed.errors import BadInput
 from testbed.experiments.deployment.load import Fleet, LoadRequest, LoadUe, closed_loop
 from testbed.experiments.latency.load_config import LoadConfig
 from testbed.experiments.results.claims import kept
-from testbed.experiments.runs.prepare import Prompt, Workload
+from testbed.experiments.runs.prepare import Prompt, Workload, prepare
 from testbed.experiments.runs.processes import base_station
 from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
@@ -93,6 +94,18 @@ def fleet_of(config: LoadConfig, clients: Sequence[Client], drafter: Drafter, k:
     pace = ConstantPace(clock, config.draft_ms / 1e3) if replayed else REAL_TIME
     policy = FixedWindow(k) if k else None
     return Fleet([LoadUe(client, drafter, policy, pace, welcome.end_ids) for client in clients], clock)
+
+
+def workload_of(run: RunConfig) -> Workload:
+    """The prompts of a run.
+
+    Raises:
+        BadInput: fewer prompts than its limit.
+    """
+    work = prepare(run)
+    if len(work.prompts) < (run.limit or 0):
+        raise BadInput(f"this measurement needs {run.limit} prompts, but {run.dataset} has {len(work.prompts)}")
+    return work
 
 
 def requests_of(config: LoadConfig, prompts: Sequence[Prompt]) -> list[LoadRequest]:

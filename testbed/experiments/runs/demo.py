@@ -221,8 +221,7 @@ def _virtual(
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Both ends in this process and virtual time; compute times from a profile, or measured first."""
     run = run_config(config)
-    bundle = bundled()
-    work = prepare(run, (bundle.drafter, bundle.tokenizer), None)
+    work = prepare(run)
     if channel.profile is not None:
         profile = load_profile(channel.profile)
     else:

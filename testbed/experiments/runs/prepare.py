@@ -49,18 +49,18 @@ class Workload:
     """The target's own outputs by (request, max_tokens), once they are known; runs of one work share them."""
 
 
-def prepare(config: RunConfig, paths: tuple[Path | None, Path | None], given: Sequence[int | str] | None) -> Workload:
+def prepare(config: RunConfig, given: Sequence[int | str] | None = None) -> Workload:
     """Check a configuration and load its prompts.
 
     Args:
-        paths: drafter and tokenizer directory of the bundled pair, used where the configuration names none.
         given: one prompt instead of the data set, as text in a list of one, or as ids; None: the data set.
 
     Raises:
         BadInput: anything that cannot be used.
     """
     _check(config)
-    drafter, directory = drafter_and_tokenizer(config.drafter, config.tokenizer, paths)
+    bundle = bundled()
+    drafter, directory = drafter_and_tokenizer(config.drafter, config.tokenizer, (bundle.drafter, bundle.tokenizer))
     if given is not None and not given:
         raise BadInput("the prompt is empty")
     by_ids = given is not None and isinstance(given[0], int)

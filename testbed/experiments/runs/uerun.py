@@ -21,7 +21,6 @@ from testbed.experiments.results.files import write_requests, write_rounds
 from testbed.experiments.runs.execute import Begun, Watch, execute
 from testbed.experiments.runs.journal import Journal
 from testbed.experiments.runs.prepare import Workload, prepare
-from testbed.models.bundle import bundled
 from testbed.power.reading import PowerSource
 from testbed.protocols.methods import run_method
 from testbed.ue.records import RoundRecord
@@ -59,8 +58,7 @@ def run_ue(config: RunConfig, given: Sequence[int | str] | None, out: Path | Non
         BadInput: anything in the configuration that cannot be used.
         LinkError: the BS cannot be reached.
     """
-    bundle = bundled()
-    work = prepare(config, (bundle.drafter, bundle.tokenizer), given)
+    work = prepare(config, given)
     if out is None and resume:
         raise BadInput("go on with which run? give --out DIR with --resume")
     with source_of(config) as source:  # before anything is written

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 
-from testbed.config import RunConfig
 from testbed.errors import GateError
 from testbed.experiments.inputs.profile import load_profile
 from testbed.experiments.runs.demo import judge_of, judging, run_config, run_demo
@@ -82,7 +81,7 @@ class PointRunner:
         run = run_config(point.config)
         key = (run.dataset, run.limit or 0)
         if key not in self._works:
-            self._works[key] = _work(run)
+            self._works[key] = prepare(run)
         work = self._works[key]
         watch = Watch(lambda *_: None, lambda _: None)
         profile, judge = load_profile(point.channel.profile), judge_of(point.config)
@@ -97,17 +96,12 @@ def load_pair(todo: Sequence[SweepPoint]) -> Models:
     most = max(point.config.max_tokens for point in todo)
     runs = [run_config(msgspec.structs.replace(point.config, max_tokens=most)) for point in todo]
     largest = {run.dataset: run for run in sorted(runs, key=lambda run: run.limit or 0)}
-    works = [_work(run) for run in largest.values()]
+    works = [prepare(run) for run in largest.values()]
     work = max(works, key=lambda work: max(len(prompt.ids) for prompt in [*work.prompts, *work.warmup]))
     hidden = any(judging(point.config)[1] is not None for point in todo)
     engine, model, _, dtype = pair_of(todo[0])
     target = Path(model) if model else bundled().require("target")
     return load_models(target, engine, dtype, runs[0], work, hidden)
-
-
-def _work(run: RunConfig) -> Workload:
-    bundle = bundled()
-    return prepare(run, (bundle.drafter, bundle.tokenizer), None)
 
 
 # ---------------------------------------------------------------- on this machine

@@ -84,7 +84,7 @@ def test_a_rule_that_cannot_be_followed_is_refused_first(predictor: str, tmp_pat
         with pytest.raises(BadInput, match=said):
             check_demo(DemoConfig(**fields))  # type: ignore[arg-type]
         with pytest.raises(BadInput, match=said):
-            prepare(RunConfig(drafter="none.gguf", **fields), (None, None), [1])  # type: ignore[arg-type]
+            prepare(RunConfig(drafter="none.gguf", **fields), [1])  # type: ignore[arg-type]
 
 
 def test_a_sweep_tells_predictors_apart_by_their_files(predictor: str) -> None:
