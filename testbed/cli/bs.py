@@ -28,7 +28,7 @@ def group() -> None:
 @app.command()
 @configured(ServeConfig)
 def serve(config: ServeConfig, as_json: ReadyJson = False) -> None:
-    """Serve verification until Ctrl-C.
+    """Verify drafts of UEs until Ctrl-C.
 
     Examples:
 
@@ -38,13 +38,9 @@ def serve(config: ServeConfig, as_json: ReadyJson = False) -> None:
 
         testbed bs serve --bind tcp://0.0.0.0:5555 --keys keys
 
-        testbed bs serve --head runs/head
-
         testbed bs serve --judge budget --quality-budget 0.01
 
         testbed bs serve --scheduler slo --metrics bs.jsonl
-
-        testbed bs serve --metrics bs.jsonl --power auto
 
         testbed bs serve --window-controller max_window=8
 
@@ -52,23 +48,16 @@ def serve(config: ServeConfig, as_json: ReadyJson = False) -> None:
 
         testbed bs serve --monitor 9100
     """
-    from testbed.bs.engines.registry import ENGINES
-    from testbed.bs.judging.registry import JUDGES, judge_kind
     from testbed.bs.scheduling.registry import check_options
     from testbed.bs.serve import serve as run
     from testbed.experiments.inputs.coefficients import coefficients as named
-    from testbed.models.bundle import bundled, head_directory
 
-    if config.model is None and ENGINES.choose(config.engine).needs_model:
-        config = msgspec.structs.replace(config, model=str(bundled().require("target")))
-    kind = judge_kind(config.judge, config.head, config.quality_budget)
-    head = str(head_directory(config.head)) if JUDGES[kind].needs_head else None
-    config = msgspec.structs.replace(config, judge=kind, head=head)
+    config = _complete(config)
     check_options(config)
     known = named(config.coefficients) if config.coefficients else None
     paced = named(config.pace) if config.pace else None
     if config.pace and paced is None:
-        raise BadInput(f"--pace takes a profile or a file, not {config.pace}: what this engine takes is no pace")
+        raise BadInput(f"--pace takes a profile or a file, not {config.pace}")
     stdout = claim_stdout() if as_json else sys.stdout
 
     def ready(addresses: list[str], offer: Offer, view: str | None) -> None:
@@ -80,3 +69,16 @@ def serve(config: ServeConfig, as_json: ReadyJson = False) -> None:
             note(f"live view: {view}")
 
     run(config, ready, known, paced)
+
+
+def _complete(config: ServeConfig) -> ServeConfig:
+    """The configuration with the bundled target, judge and head where none are named."""
+    from testbed.bs.engines.registry import ENGINES
+    from testbed.bs.judging.registry import JUDGES, judge_kind
+    from testbed.models.bundle import bundled, head_directory
+
+    if config.model is None and ENGINES.choose(config.engine).needs_model:
+        config = msgspec.structs.replace(config, model=str(bundled().require("target")))
+    kind = judge_kind(config.judge, config.head, config.quality_budget)
+    head = str(head_directory(config.head)) if JUDGES[kind].needs_head else None
+    return msgspec.structs.replace(config, judge=kind, head=head)

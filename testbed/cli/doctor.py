@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
 from rich.table import Table
 
+from testbed.cli.options import AsJson
 from testbed.cli.output import console, print_json
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:
+def doctor(as_json: AsJson = False) -> None:
     """What this machine has and lacks for the testbed, with the fix for each.
 
     Examples:

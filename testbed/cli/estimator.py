@@ -10,11 +10,13 @@ import msgspec
 import typer
 from rich.table import Table
 
-from testbed.cli.options import numbers
+from testbed import fields
+from testbed.cli.options import AsJson, configured
 from testbed.cli.output import claim_stdout, console, note, print_json
 from testbed.cli.screens import CommandGroup
-from testbed.config import ServeConfig
+from testbed.config import Config
 from testbed.errors import BadInput
+from testbed.options import option
 
 app = CommandGroup(no_args_is_help=True, help="How long verification passes take.")
 
@@ -22,7 +24,6 @@ FitCsv = Annotated[
     Path,
     typer.Option("--csv", metavar="FILE", help="Columns batch,new_tokens,cached_tokens,latency_s; a row a request."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 UNITS = {"a": "s/new token", "b_compute": "s/interaction", "b_read": "s/cached token", "c": "s"}
 SCORES = {
     "r2": ("R²", "{:.4f}"), "adjusted_r2": ("adjusted R²", "{:.4f}"), "rmse_s": ("RMSE s", "{:.3g}"),
@@ -101,25 +102,49 @@ def evaluate(
         )
 
 
+class BenchOptions(Config, frozen=True):
+    """Engine whose passes are measured."""
+
+    engine: fields.Engine = "vllm"
+    model: fields.Target = None
+    dtype: fields.Dtype = "float32"
+
+
+class ProfileOptions(BenchOptions, frozen=True):
+    """Configuration of `testbed estimator profile`."""
+
+    largest: Annotated[
+        int, option("Tokens of the largest batches and longest sequences.", unit="tokens", panel="Measurement")
+    ] = 2000
+    repeats: Annotated[int, option("Measured passes per configuration, of which the median is used.")] = 3
+    warmups: Annotated[int, option("Discarded passes before them.")] = 2
+    thin: Annotated[int, option("Use every n-th configuration of a category.")] = 1
+    seed: Annotated[int, option("Seed of prompts, order and random configurations.")] = 0
+
+
+class InterferenceOptions(BenchOptions, frozen=True):
+    """Configuration of `testbed estimator interference`."""
+
+    lengths: Annotated[
+        tuple[int, ...], option("New tokens of A, separated by commas.", unit="tokens", panel="Measurement")
+    ] = (32, 64, 128, 256, 512, 1024)
+    prefix: Annotated[int, option("Cached tokens of B.", unit="tokens")] = 500
+    drafted: Annotated[int, option("New tokens of B.", unit="tokens")] = 5
+    repeats: Annotated[int, option("Measured passes of each kind, of which the median is used.")] = 5
+    seed: Annotated[int, option("Seed of the prompts.")] = 0
+
+
 @app.command("profile")
+@configured(ProfileOptions)
 def profile(
-    out: Annotated[Path, typer.Option(metavar="FILE", help="CSV to write: what fit and eval read, and more columns.")],
-    engine: Annotated[str, typer.Option(help="vllm, transformers or synthetic.")] = ServeConfig().engine,
-    model: Annotated[
-        str | None, typer.Option(help="Directory or Hugging Face id; default: the bundled target.")
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = ServeConfig().dtype,
-    largest: Annotated[int, typer.Option(help="Tokens of the largest batches and longest sequences.")] = 2000,
-    repeats: Annotated[int, typer.Option(help="Measured passes of a configuration; their median counts.")] = 3,
-    warmups: Annotated[int, typer.Option(help="Passes before them that are dropped.")] = 2,
-    thin: Annotated[int, typer.Option(help="Take every so-manieth configuration of a category.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of prompts, order and random configurations.")] = 0,
+    config: ProfileOptions,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="CSV to write, for fit and eval, with further columns.")],
     as_json: AsJson = False,
 ) -> None:
-    """Measure an engine by the plan of WISP's Appendix C: 123 configurations to fit, 50 unseen ones to judge by.
+    """Measure an engine by the plan of WISP's Appendix C: 123 configurations for the fit, 50 for its evaluation.
 
-    The bundled target on two CPU cores takes minutes. The document has the fit, how it does on unseen configurations,
-    and what each of a few further terms would bring there.
+    The bundled target on two CPU cores takes minutes. The document has the fit, its errors on the unseen
+    configurations, and the effect of some further terms on them.
 
     Examples:
 
@@ -133,16 +158,15 @@ def profile(
     from testbed.channel.trace import write_lines
     from testbed.experiments.estimator.profile import csv_lines, plan, report
 
-    planned = plan(largest, seed, thin)
-    options = {"repeats": repeats, "warmups": warmups, "seed": seed}
+    planned = plan(config.largest, config.seed, config.thin)
     measured: list[Any] = []
     try:
-        measured = _measure(engine, model, dtype, planned, **options, keep=measured.append)
-    finally:  # of a plan that is broken off, what was measured
+        measured = _measure(config, planned, measured.append)
+    finally:  # an interrupted plan keeps what was measured
         if measured:
             write_lines(out, csv_lines(measured))
             note(f"wrote {out}: {len(measured)} of {len(planned)} configurations")
-    document = report(measured, seed)
+    document = report(measured, config.seed)
     if as_json:
         print_json(document, stdout)
         return
@@ -154,18 +178,10 @@ def profile(
 
 
 @app.command("interference")
+@configured(InterferenceOptions)
 def interference(
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The plot, as .png, .svg or .pdf.")] = None,
-    engine: Annotated[str, typer.Option(help="vllm, transformers or synthetic.")] = ServeConfig().engine,
-    model: Annotated[
-        str | None, typer.Option(help="Directory or Hugging Face id; default: the bundled target.")
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = ServeConfig().dtype,
-    lengths: Annotated[str, typer.Option(help="New tokens of A, separated by commas.")] = "32,64,128,256,512,1024",
-    prefix: Annotated[int, typer.Option(help="Cached tokens of B.")] = 500,
-    drafted: Annotated[int, typer.Option(help="New tokens of B.")] = 5,
-    repeats: Annotated[int, typer.Option(help="Measured passes of each kind; their median counts.")] = 5,
-    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+    config: InterferenceOptions,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Plot to write, as .png, .svg or .pdf.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """How much longer a short follow-up B takes in one pass with a long request A (WISP, Fig. 4).
@@ -181,13 +197,9 @@ def interference(
     from testbed.experiments.estimator.interference import plot
     from testbed.optim.pass_time import RequestWork
 
-    asked, short = numbers(lengths, int, "--lengths"), RequestWork(drafted, prefix)
-    rows = _benched(
-        engine,
-        model,
-        dtype,
-        lambda loaded, progress: run(loaded, asked, short, repeats=repeats, seed=seed, progress=progress),
-    )
+    short = RequestWork(config.drafted, config.prefix)
+    options = {"repeats": config.repeats, "seed": config.seed}
+    rows = _benched(config, lambda engine, told: run(engine, list(config.lengths), short, **options, progress=told))
     if out is not None:
         plot(rows, out)
         note(f"wrote {out}")
@@ -203,18 +215,20 @@ def interference(
     console().print(table)
 
 
-def _measure(engine: str, model: str | None, dtype: str, planned: Any, **options: Any) -> Any:
+def _measure(config: ProfileOptions, planned: Any, keep: Callable[[Any], None]) -> Any:
     """Run the plan."""
     from testbed.experiments.estimator.profile import measure
 
+    options: dict[str, Any] = {"repeats": config.repeats, "warmups": config.warmups, "seed": config.seed}
+
     def run(loaded: Any, progress: Any) -> Any:
         note(f"measuring {len(planned)} configurations")
-        return measure(loaded, planned, progress=progress, **options)
+        return measure(loaded, planned, progress=progress, keep=keep, **options)
 
-    return _benched(engine, model, dtype, run)
+    return _benched(config, run)
 
 
-def _benched(engine: str, model: str | None, dtype: str, run: Callable[[Any, Any], Any]) -> Any:
+def _benched(config: BenchOptions, run: Callable[[Any, Any], Any]) -> Any:
     """Load the engine, and run with a progress bar on a terminal."""
     from rich.progress import Progress
 
@@ -222,15 +236,15 @@ def _benched(engine: str, model: str | None, dtype: str, run: Callable[[Any, Any
     from testbed.bs.engines.target import describe
     from testbed.models.bundle import bundled
 
-    if ENGINES.choose(engine).needs_model:
-        target = describe(model or str(bundled().require("target")))
-        loaded = load_engine(engine, target.directory, dtype=dtype, vocab_size=target.vocab_size)
+    if ENGINES.choose(config.engine).needs_model:
+        target = describe(config.model or str(bundled().require("target")))
+        loaded = load_engine(config.engine, target.directory, dtype=config.dtype, vocab_size=target.vocab_size)
     else:
-        loaded = load_engine(engine, None)
+        loaded = load_engine(config.engine, None)
     err = console(stderr=True)
     try:
         with Progress(console=err, disable=not err.is_terminal, transient=True) as bar:
-            task = bar.add_task(engine)
+            task = bar.add_task(config.engine)
             return run(
                 loaded,
                 lambda done, total, text: bar.update(task, completed=done, total=total, description=text),

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from testbed.cli.options import AsJson
 from testbed.cli.output import note, print_json, print_rows
 from testbed.cli.screens import CommandGroup
 from testbed.errors import BadInput, LinkError
@@ -38,7 +39,6 @@ COLUMNS = {
     "differs": ("off the field", "{:+.3f}"),
     "same_outputs": ("same outputs", "{:.2f}"),
 }
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
 @app.callback()

@@ -10,13 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from testbed.channel import keys
+from testbed.cli.options import AsJson
 from testbed.cli.output import console, note, print_json
 from testbed.cli.screens import CommandGroup
 from testbed.errors import BadInput
 
 app = CommandGroup(no_args_is_help=True, help="Keys: which UEs a base station lets in.")
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the base station's keys.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
 @app.callback()

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from testbed.cli.options import AsJson
 from testbed.cli.output import note, print_json
 from testbed.cli.screens import CommandGroup
 from testbed.errors import TestbedError
@@ -15,7 +16,7 @@ app = CommandGroup(no_args_is_help=True, help="The bundled pair, and GGUF files 
 
 
 @app.command()
-def path(as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:
+def path(as_json: AsJson = False) -> None:
     """Where the bundled pair's files are.
 
     Examples:
@@ -41,7 +42,7 @@ def export(
     model: Annotated[Path, typer.Option(help="Hugging Face directory: Llama, Qwen2 or Qwen3.")],
     out: Annotated[Path, typer.Option(help="GGUF file to write.")],
     dtype: Annotated[Literal["f32", "f16", "q8_0"], typer.Option(help="Type of the weights.")] = "f16",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Turn a Hugging Face directory into GGUF for llama.cpp and prove that both compute the same.
 
@@ -72,7 +73,7 @@ def make_random_model(
     active: Annotated[int, typer.Option(help="qwen3-moe: experts of a token.")] = 2,
     positions: Annotated[int, typer.Option(help="Longest sequence.")] = 2048,
     seed: Annotated[int, typer.Option(help="Of the weights.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a random target of a chosen size, with the bundled tokenizer, to measure latency with.
 
@@ -101,7 +102,7 @@ def train(
     work: Annotated[Path, typer.Option(help="Checkpoints; an interrupted run goes on from them.")] = Path("pair/work"),
     seed: Annotated[int, typer.Option(help="Of data and weights.")] = 0,
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train the bundled pair from a seed; run it again to resume.
 
@@ -142,7 +143,7 @@ def card(
     judged: Annotated[int, typer.Option(help="Test problems for the two judges.")] = 100,
     out: Annotated[Path | None, typer.Option(help="Write the card here as Markdown.")] = None,
     check: Annotated[bool, typer.Option(help="Fail unless the pair meets its requirements.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the pair and write its model card.
 

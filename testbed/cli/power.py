@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from testbed.cli.options import AsJson
 from testbed.cli.output import ENERGY_COLUMNS, note, note_power, print_json, print_rows
 from testbed.cli.screens import CommandGroup
 
@@ -24,7 +25,7 @@ def read(
         str, typer.Option(help="auto, jetson, tegrastats, pi, rapl, nvml, several with commas, or FILE of samples.")
     ] = "auto",
     seconds: Annotated[float, typer.Option("--for", help="Seconds over which to read.")] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Read this machine's power for a moment: the mean by rail, temperature, throttling.
 
@@ -61,7 +62,7 @@ def account(
         float | None, typer.Option(help="Added to the samples' times, to make them Unix times of the UE.")
     ] = None,
     align: Annotated[bool, typer.Option("--align", help="The first sample is at the run's first round.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Work out a run's energy, from a meter's samples or anew from its own; its files are written again.
 

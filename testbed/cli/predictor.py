@@ -20,7 +20,7 @@ from testbed.experiments.predictor.collect import TraceCollectConfig, collect
 from testbed.experiments.predictor.train import TrainConfig
 
 if TYPE_CHECKING:
-    from testbed.experiments.predictor.traces import Traces
+    from testbed.experiments.predictor.traces import TraceMeta, Traces
 
 app = CommandGroup(no_args_is_help=True, help="The rejection predictor, which tells a UE when to stop drafting.")
 SCORES = {
@@ -140,20 +140,12 @@ def eval_command(
         testbed predictor eval --predictor runs/predictor --data runs/test-traces --out runs/figures --json
     """
     from testbed.experiments.predictor.eval import check_traces, evaluate, theorem
-    from testbed.experiments.predictor.traces import TraceStore
     from testbed.experiments.predictor.train import load_families
     from testbed.models.bundle import bundled
 
     found = load_families(predictor or bundled().require("predictor"))
     stdout = claim_stdout() if as_json and data is None else None
-    with contextlib.ExitStack() as held:
-        if data is None:
-            scratch = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="testbed-")))
-            with _bar("collecting") as told:
-                store = collect(TraceCollectConfig(**resolved(config)), scratch, told)
-        else:
-            store = TraceStore(data)
-        meta, traces = store.meta(), store.load()
+    meta, traces = _traces(config, data)
     for one in found.values():
         check_traces(one, meta)
     rows = evaluate(found, traces)
@@ -164,6 +156,17 @@ def eval_command(
         print_json(document, stdout)
     else:
         _show(document)
+
+
+def _traces(config: EvalTraces, data: Path | None) -> tuple[TraceMeta, Traces]:
+    """Traces of a directory, or collected now."""
+    from testbed.experiments.predictor.traces import TraceStore
+
+    if data is not None:
+        return TraceStore(data).meta(), TraceStore(data).load()
+    with tempfile.TemporaryDirectory(prefix="testbed-") as scratch, _bar("collecting") as told:
+        store = collect(TraceCollectConfig(**resolved(config)), Path(scratch), told)
+        return store.meta(), store.load()
 
 
 def _write_figures(traces: Traces, out: Path | None) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from testbed.cli.options import AsJson
 from testbed.cli.output import console, note, print_json
 from testbed.config import RunConfig
 from testbed.errors import BadInput
@@ -26,7 +27,7 @@ def measure(
     interface: Annotated[str | None, typer.Option(help="Wi-Fi interface; default: the one there is.")] = None,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait for a handshake.")] = 10.0,
     out: Annotated[Path | None, typer.Option(help="Write the document here; ue run --csi reads it.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the link to a base station: RTT, both rates, Wi-Fi; figures with 95 % intervals.
 

@@ -12,7 +12,7 @@ import typer
 
 from testbed.cli.latency import limits, ramp
 from testbed.cli.latency import measure as openloop
-from testbed.cli.options import numbers
+from testbed.cli.options import AsJson, numbers
 from testbed.cli.output import note, print_json, print_rows
 from testbed.cli.screens import CommandGroup
 from testbed.errors import BadInput
@@ -23,7 +23,6 @@ app = CommandGroup(
     no_args_is_help=True, help="Mean latency of a server under load, and where speculation stops paying."
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 CONFIDENCE = "95 % interval"
 NUMBER = "{:.6g}"
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from testbed.cli.options import numbers
+from testbed.cli.options import AsJson, numbers
 from testbed.cli.output import note, print_json, print_rows
 from testbed.errors import BadInput
 
@@ -17,7 +17,7 @@ NUMBER = "{:.6g}"
 def limits(
     csv: Annotated[Path, typer.Option(help="all.csv of `testbed latency measure`.")],
     windows: Annotated[str | None, typer.Option(help="Take rows of these k alone: 1,2,4.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Where the latency model stops holding: mean, p95 and p99, each by a fit of its own, by how near saturation.
 
@@ -52,7 +52,7 @@ def sizes(
         list[str], typer.Option(metavar="MILLIONS=FILE", help="points.csv of a target of so many million parameters.")
     ],
     plot: Annotated[Path | None, typer.Option(help="Write a plot here.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """The model's coefficients against the target's size, and lines through them (Fig. 5 of the review).
 

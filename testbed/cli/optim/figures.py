@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from testbed.cli.options import AsJson
 from testbed.cli.output import console, note, print_json
 
 
@@ -17,7 +18,7 @@ def figures(
     out: Annotated[Path, typer.Option(metavar="DIR", help="New directory for tables and plots.")],
     seeds: Annotated[int | None, typer.Option(help="Draws of every value; default: the file's, 20.")] = None,
     draws: Annotated[int | None, typer.Option(help="Draws of every quoted point; default: the file's, 200.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compute a figure of edge SD batching: means with 95 % intervals, and the reductions that the text quotes.
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from testbed.cli.options import AsJson
 from testbed.cli.output import grid_columns, note, print_json, print_rows
 
 
@@ -14,7 +15,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, sweeps (finished or not), studies of capacity.")],
     out: Annotated[Path | None, typer.Option(help="Where to write; default: the first run directory.")] = None,
     formats: Annotated[str, typer.Option(help="Of the files in plots/: png, svg, pdf.")] = "png,svg,pdf",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Tables and plots of runs and sweeps: one self-contained HTML file, plots/, and LaTeX and CSV in tables/.
 

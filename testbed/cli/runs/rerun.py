@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from testbed.cli.options import AsJson
 from testbed.cli.output import console, note, print_json
 
 MOST_ROWS = 60
@@ -18,7 +19,7 @@ MOST_ROWS = 60
 def rerun(
     run: Annotated[Path, typer.Argument(help="Directory of a demo, a `ue run`, a sweep or one of its points.")],
     out: Annotated[Path | None, typer.Option(help="Where to write; default: runs/rerun-TIME.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run again what a run directory says, and compare: outputs token for token, and every column of the rows.
 

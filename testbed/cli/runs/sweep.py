@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from testbed.cli.options import AsJson
 from testbed.cli.output import grid_columns, note, print_json, print_rows
 from testbed.errors import BadInput
 
@@ -29,7 +30,7 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, with what is done; run nothing.")] = False,
     executor: Annotated[str, typer.Option(help="local: processes of this machine. ray: a Ray cluster.")] = "local",
     workers: Annotated[int | None, typer.Option(help=WORKERS)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run every combination of a grid; a run that was stopped goes on where it stopped.
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from testbed.cli.options import ReadyJson
 from testbed.cli.output import note, print_json
 
 
@@ -26,7 +27,7 @@ def agent(
     workdir: Annotated[Path, typer.Option(help="Where files, orders and results are kept.")] = Path("agent"),
     insecure: Annotated[bool, typer.Option("--insecure", help="Talk beyond loopback without keys.")] = False,
     carry_out: Annotated[str | None, typer.Option(hidden=True, help="Do this order of the workdir, and end.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON line once it listens.")] = False,
+    as_json: ReadyJson = False,
 ) -> None:
     """Wait for orders of a lab machine (`testbed field`), carry them out, and keep the results until it collects them.
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from testbed.cli.options import AsJson
 from testbed.cli.output import print_json
 
 
@@ -21,7 +22,7 @@ def memory(
     measured: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Load it and draft, or go by the file's header alone.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """What a UE's process takes of this machine's memory with a drafter.
 
