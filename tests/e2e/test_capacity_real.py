@@ -10,7 +10,7 @@ import pytest
 
 from testbed.errors import BadInput
 from testbed.experiments.capacity.real import RealConfig, study
-from testbed.experiments.capacity.systems import replaced
+from testbed.options import replaced
 
 CONFIG = RealConfig(
     systems=("wisp",),

@@ -1,7 +1,7 @@
-"""How many UEs a BS sustains: what is assumed, and the systems that are compared (WISP, Section 5.2).
+"""Capacity of a BS in UEs: the assumptions, and the systems compared (WISP, Section 5.2).
 
-The paper leaves most of the experiment's conditions open. Everything that a capacity depends on is a field of
-`CapacityConfig`; what the paper does not say is marked as an assumption there, and `SENSITIVITY` varies each alone.
+The paper does not give most conditions of the experiment. Everything that affects a capacity is a field of
+`CapacityConfig`; assumptions are marked there, and `SENSITIVITY` varies each of them alone.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from testbed.options import option
 from testbed.ue.windows.base import MAX_WINDOW
 
 FIXED, LEFT_OUT, GAIN, HINTED, NONE = "fixed", "predicted", "gain", "hinted", "none"
-"""Windows: K tokens; up to the first predicted rejection, left out; while another is worth its time; as the BS hints,
-which may decode on alone; none, the target decodes alone."""
+"""Draft windows: K tokens; up to the first predicted rejection, which is left out; by expected gain; hinted by the BS,
+0 included; none: the target decodes alone."""
 FCFS, ROUND, FILLED, CARRY = "fcfs", "slo-round", "slo-filled", "slo"
-"""Orders: first come, first served; SLO-aware with a budget for each round by itself (WISP, eq. 6); the same, with
-passes always filled; SLO-aware with what a response is ahead or behind carried over."""
+"""Schedulers: first come, first served; SLO-aware with a budget per round (WISP, eq. 6); the same, with passes always
+filled; SLO-aware with a response's slack carried over between rounds."""
 
 
 @dataclass(frozen=True)
 class System:
-    """One way of serving."""
+    """A serving system."""
 
     name: str
     about: str
     order: str
     window: str
     memory: Literal["cache", "none", "reserved"]
-    """Keys and values: an LRU cache of prefixes; nothing is kept; prompt and response are reserved for each request."""
+    """Keys and values: LRU prefix cache; none; memory for prompt and response reserved per request."""
 
 
 SYSTEMS = {
     system.name: system
     for system in (
-        System("wisp", "as the paper has it: predicted windows, SLO scheduler, prefix cache", ROUND, LEFT_OUT, "cache"),
+        System("wisp", "as in the paper: predicted windows, SLO scheduler, prefix cache", ROUND, LEFT_OUT, "cache"),
         System("fcfs-cache", "fixed windows, first come first served, prefix cache", FCFS, FIXED, "cache"),
         System("sled", "fixed windows, first come first served, prefixes recomputed", FCFS, FIXED, "none"),
         System("centralized", "the target decodes everything, continuous batching", FCFS, NONE, "reserved"),
-        System("wisp-gain", "windows by expected gain, promises kept over whole responses", CARRY, GAIN, "cache"),
-        System("wisp-carry", "wisp, with promises kept over whole responses", CARRY, LEFT_OUT, "cache"),
+        System("wisp-gain", "windows by expected gain, slack carried over between rounds", CARRY, GAIN, "cache"),
+        System("wisp-carry", "wisp, with slack carried over between rounds", CARRY, LEFT_OUT, "cache"),
         System("wisp-fixed", "wisp, with fixed windows", ROUND, FIXED, "cache"),
-        System("wisp-filled", "wisp, with passes that are always filled", FILLED, LEFT_OUT, "cache"),
-        System("fixed-filled", "wisp-fixed, with passes that are always filled", FILLED, FIXED, "cache"),
+        System("wisp-filled", "wisp, with passes always filled", FILLED, LEFT_OUT, "cache"),
+        System("fixed-filled", "wisp-fixed, with passes always filled", FILLED, FIXED, "cache"),
         System("fcfs-predicted", "fcfs-cache, with predicted windows", FCFS, LEFT_OUT, "cache"),
-        System("fcfs-hinted", "fcfs-cache, with windows that the BS hints, none among them", FCFS, HINTED, "cache"),
+        System("fcfs-hinted", "fcfs-cache, with windows hinted by the BS, 0 included", FCFS, HINTED, "cache"),
     )
 }
 CACHE = "-cache"
@@ -85,11 +85,11 @@ TABLE_2 = {
         "wisp": {2.0: 245, 4.0: 223, 6.0: 194, 8.0: 154},
     },
 }
-"""As WISP prints it."""
+"""Table 2 as printed in WISP."""
 
 MOST_UES = 4000
 MOST_TOKENS = 60_000
-"""Of a prompt and its response."""
+"""Maximum tokens of a prompt and its response."""
 
 
 class CapacityConfig(Config, frozen=True, kw_only=True):
@@ -200,8 +200,7 @@ class CapacityConfig(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in self.systems:
-            if name not in SYSTEMS:
-                raise BadInput(f"unknown system {name!r}; known: {', '.join(SYSTEMS)}")
+            system_of(name)
         if not self.systems or len(set(self.systems)) < len(self.systems):
             raise BadInput("give one system or more, each once")
         speeds(self)
@@ -218,10 +217,10 @@ class CapacityConfig(Config, frozen=True, kw_only=True):
 
 
 def speeds(config: CapacityConfig) -> tuple[float, ...]:
-    """The classes by speed, those of the mix where there is one.
+    """Speeds of the classes, or of the mix if there is one.
 
     Raises:
-        BadInput: none, one twice, or one that is no speed.
+        BadInput: no speeds, duplicates, or values that are not positive.
     """
     found = config.classes if config.mix is None else tuple(config.mix)
     if config.mix is not None and any(share < 1 for share in config.mix.values()):
@@ -232,13 +231,13 @@ def speeds(config: CapacityConfig) -> tuple[float, ...]:
 
 
 def spread(config: CapacityConfig, ues: int) -> list[float]:
-    """The class of each UE under a mix: as near to the shares as whole numbers allow, for any number of UEs."""
+    """Speed of each UE in the mix, with numbers as close to the shares as possible."""
     assert config.mix is not None
     return dealt(config.mix, ues)
 
 
 def dealt(shares: Mapping[float, int], ues: int) -> list[float]:
-    """The same, of shares by speed."""
+    """Speed of each UE by shares: with numbers as close to them as possible."""
     given = dict.fromkeys(shares, 0)
     found = []
     for _ in range(ues):
@@ -278,4 +277,4 @@ SENSITIVITY: tuple[dict[str, Any], ...] = (
     {"max_batch": 8}, {"max_batch": 32}, {"max_batch": 256},
     {"kv_tokens": 26_000}, {"kv_tokens": 104_000}, {"evict": "tail"}, {"linger": True},
 )  # fmt: skip
-"""What `--sensitivity` varies, one entry at a time."""
+"""Variations of `--sensitivity`, applied one at a time."""
