@@ -44,8 +44,6 @@ def serve(config: ServeConfig, as_json: ReadyJson = False) -> None:
 
         testbed bs serve --window-controller max_window=8
 
-        testbed bs serve --pace a100-qwen3-32b
-
         testbed bs serve --monitor 9100
     """
     from testbed.bs.scheduling.registry import check_options

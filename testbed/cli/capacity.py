@@ -46,20 +46,26 @@ ASKED = (
 """Fields with an option; `--set` takes the others."""
 
 
+Set = Annotated[list[str] | None, typer.Option("--set", help="FIELD=VALUE of any other assumption.")]
+Tables = Annotated[
+    bool, typer.Option("--tables", help="With --out: the paper's Tables 1, 5, 6 and Figs. 7, 8, 11 too.")
+]
+Real = Annotated[
+    bool, typer.Option("--real", help="In real time: BS and UE processes here, the bundled pair; needs --out.")
+]
+Out = Annotated[Path | None, typer.Option(help="Directory for tables and plots; give it again to resume.")]
+
+
 @offering(CapacityConfig, only=ASKED)
 def capacity(
     given: Given,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="FIELD=VALUE of any other assumption.")] = None,
+    set_: Set = None,
     sensitivity: Annotated[bool, typer.Option("--sensitivity", help="Vary every assumption by itself.")] = False,
     sweep: Annotated[str | None, typer.Option(help="Violations over the number of UEs: FROM:TO:STEP.")] = None,
-    tables: Annotated[
-        bool, typer.Option("--tables", help="With --out: the paper's Tables 1, 5, 6 and Figs. 7, 8, 11 too.")
-    ] = False,
-    real: Annotated[
-        bool, typer.Option("--real", help="In real time: BS and UE processes here, the bundled pair; needs --out.")
-    ] = False,
+    tables: Tables = False,
+    real: Real = False,
     jobs: Annotated[int | None, typer.Option(help="Concurrent runs. Default: one per core.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory for tables and plots; give it again to resume.")] = None,
+    out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """How many UEs a BS sustains at a token speed, in virtual time with the code of real runs.
@@ -72,11 +78,7 @@ def capacity(
 
         testbed capacity --systems wisp,sled --classes 8
 
-        testbed capacity --mix 2:1,4:1,6:1,8:1 --ues 110
-
         testbed capacity --config sweeps/capacity/table2.yaml --out runs/table2
-
-        testbed capacity --classes 8 --set kv_tokens=104000 --set acceptance=0.6
 
         testbed capacity --systems wisp,centralized --classes 8 --sensitivity --json
 
@@ -90,10 +92,8 @@ def capacity(
         document = _real(given, _range(sweep), set_ or [], out)
         _show(document, "processes of this machine", as_json, out)
         return
-    if jobs is not None and jobs < 1:
-        raise BadInput(f"--jobs must be at least 1, not {jobs}")
-    if tables and out is None:
-        raise BadInput("--tables writes files: give --out DIR")
+    if (jobs is not None and jobs < 1) or (tables and out is None):
+        raise BadInput("--jobs must be at least 1, and --tables needs --out DIR")
     config = combined(CapacityConfig(), given.file, given.values, set_ or [])
     document = _study(config, sensitivity, _range(sweep), tables, jobs or os.cpu_count() or 1, out)
     _show(document, _title(document), as_json, out)

@@ -9,7 +9,7 @@ from testbed.cli.output import console, print_json
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """What this machine has and lacks for the testbed, with the fix for each.
+    """Check what this machine has for the testbed, with a fix for everything that is missing.
 
     Examples:
 

@@ -35,7 +35,7 @@ SCORES = {
 @app.command("fit")
 def fit(
     csv: FitCsv,
-    seed: Annotated[int, typer.Option(help="Of the resamples; the same seed gives the same intervals.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the resamples.")] = 0,
     resamples: Annotated[int, typer.Option(help="Bootstrap resamples for the intervals.")] = 1000,
     as_json: AsJson = False,
 ) -> None:
@@ -68,7 +68,7 @@ def evaluate(
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Residuals, as .png, .svg or .pdf.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Hold coefficients against passes that they were not fitted to: all of them, and by regime.
+    """Evaluate coefficients on passes that they were not fitted to: overall, and by regime.
 
     Examples:
 

@@ -74,10 +74,8 @@ def run(
         testbed field run hall.yaml --out runs/hall
     """
     from testbed.bundled_files import find
-    from testbed.experiments.field.log import FieldLog, open_log
     from testbed.experiments.field.plan import load_plan
-    from testbed.experiments.field.ready import check_here
-    from testbed.experiments.field.run import default_out, on_this_machine, progress_of, visit_all
+    from testbed.experiments.field.run import default_out, on_this_machine
 
     found = load_plan(find("plans", plan))
     if emulated:
@@ -88,11 +86,20 @@ def run(
         return
     if not (emulated or yes or sys.stdin.isatty()):
         raise BadInput("somebody must say where the UE is: run it on a terminal, or give --yes or --emulated")
-    if progress_of(FieldLog(where, found))["left"]:
-        check_here(found, emulated)
-    with open_log(where, found, emulated) as log:
+    _visit(found, where, emulated, emulated or yes, replay, as_json)
+
+
+def _visit(plan: FieldPlan, where: Path, emulated: bool, unattended: bool, replay: bool, as_json: bool) -> None:
+    """Run what is left of a plan, and report once it is complete."""
+    from testbed.experiments.field.log import FieldLog, open_log
+    from testbed.experiments.field.ready import check_here
+    from testbed.experiments.field.run import progress_of, visit_all
+
+    if progress_of(FieldLog(where, plan))["left"]:
+        check_here(plan, emulated)
+    with open_log(where, plan, emulated) as log:
         if progress_of(log)["left"]:
-            with _setup(log, emulated, yes) as setup:
+            with _setup(log, emulated, unattended) as setup:
                 visit_all(log, setup)
         left = progress_of(log)
         if left["left"]:

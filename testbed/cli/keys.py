@@ -15,27 +15,27 @@ from testbed.cli.output import console, note, print_json
 from testbed.cli.screens import CommandGroup
 from testbed.errors import BadInput
 
-app = CommandGroup(no_args_is_help=True, help="Keys: which UEs a base station lets in.")
+app = CommandGroup(no_args_is_help=True, help="Keys: which UEs a base station accepts.")
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the base station's keys.")]
 
 
 @app.callback()
 def group() -> None:
-    """Keys: which UEs a base station lets in."""
+    """Keys: which UEs a base station accepts."""
 
 
 @app.command()
 def new(
     directory: Directory,
-    ue: Annotated[str | None, typer.Option(metavar="NAME", help="Make a key for this UE and let it in.")] = None,
+    ue: Annotated[str | None, typer.Option(metavar="NAME", help="Make a key for this UE and accept it.")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where that UE's files go; default: DIR/ues/NAME.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a base station's keys, or those of a UE that it shall let in.
+    """Make the keys of a base station, or of a UE that it accepts.
 
-    The directory of a UE holds a secret: carry it there over a channel that you trust, and remove it here.
+    The directory of a UE holds a secret: copy it there over a trusted channel, and remove it here.
 
     Examples:
 
@@ -65,7 +65,7 @@ def new(
 
 @app.command("list")
 def list_(directory: Directory, as_json: AsJson = False) -> None:
-    """Show which UEs are let in, and which no longer are.
+    """List accepted and revoked UEs.
 
     Examples:
 
@@ -87,10 +87,10 @@ def list_(directory: Directory, as_json: AsJson = False) -> None:
 @app.command()
 def revoke(
     directory: Directory,
-    ue: Annotated[str, typer.Argument(metavar="NAME", help="The UE that shall no longer be let in.")],
+    ue: Annotated[str, typer.Argument(metavar="NAME", help="UE to revoke.")],
     as_json: AsJson = False,
 ) -> None:
-    """Take a UE off the list; a base station that runs goes by it within a second.
+    """Revoke the key of a UE; a running base station follows within a second.
 
     Examples:
 

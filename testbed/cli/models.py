@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from testbed.cli.options import AsJson
+from testbed.cli.options import AsJson, configured
 from testbed.cli.output import note, print_json
 from testbed.cli.screens import CommandGroup
 from testbed.errors import TestbedError
+from testbed.models.random_model import RandomModel
 
 app = CommandGroup(no_args_is_help=True, help="The bundled pair, and GGUF files of your own models.")
 
@@ -62,17 +63,10 @@ def export(
 
 
 @app.command("random")
+@configured(RandomModel)
 def make_random_model(
+    config: RandomModel,
     out: Annotated[Path, typer.Option(help="Directory to write.")],
-    kind: Annotated[Literal["llama", "qwen3", "qwen3-moe"], typer.Option(help="Architecture.")] = "llama",
-    hidden: Annotated[int, typer.Option(help="Hidden size.")] = 256,
-    layers: Annotated[int, typer.Option(help="Layers.")] = 4,
-    ffn: Annotated[int, typer.Option(help="Width of the feed-forward layer, or of each expert's.")] = 1024,
-    heads: Annotated[int, typer.Option(help="Attention heads, of a multiple of 32 dimensions each.")] = 4,
-    experts: Annotated[int, typer.Option(help="qwen3-moe: experts of a layer.")] = 16,
-    active: Annotated[int, typer.Option(help="qwen3-moe: experts of a token.")] = 2,
-    positions: Annotated[int, typer.Option(help="Longest sequence.")] = 2048,
-    seed: Annotated[int, typer.Option(help="Of the weights.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Write a random target of a chosen size, with the bundled tokenizer, to measure latency with.
@@ -83,13 +77,9 @@ def make_random_model(
 
         testbed models random --kind qwen3-moe --experts 16 --active 2 --out moe
     """
-    from testbed.models.random_model import RandomModel, make_random
+    from testbed.models.random_model import make_random
 
-    chosen = RandomModel(
-        kind=kind, hidden=hidden, layers=layers, ffn=ffn, heads=heads, experts=experts, active=active,
-        positions=positions, seed=seed,
-    )  # fmt: skip
-    count = make_random(chosen, out)
+    count = make_random(config, out)
     if as_json:
         print_json({"directory": str(out), "parameters": count})
     else:
@@ -100,7 +90,7 @@ def make_random_model(
 def train(
     out: Annotated[Path, typer.Option(help="Where the pair's files go.")] = Path("pair"),
     work: Annotated[Path, typer.Option(help="Checkpoints; an interrupted run goes on from them.")] = Path("pair/work"),
-    seed: Annotated[int, typer.Option(help="Of data and weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of data and weights.")] = 0,
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -142,7 +132,7 @@ def card(
     problems: Annotated[int, typer.Option(help="Test problems for the accuracies.")] = 500,
     judged: Annotated[int, typer.Option(help="Test problems for the two judges.")] = 100,
     out: Annotated[Path | None, typer.Option(help="Write the card here as Markdown.")] = None,
-    check: Annotated[bool, typer.Option(help="Fail unless the pair meets its requirements.")] = False,
+    check: Annotated[bool, typer.Option(help="Exit with status 1 unless the pair meets its requirements.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure the pair and write its model card.

@@ -11,12 +11,12 @@ from testbed.cli.options import AsJson
 from testbed.cli.output import ENERGY_COLUMNS, note, note_power, print_json, print_rows
 from testbed.cli.screens import CommandGroup
 
-app = CommandGroup(no_args_is_help=True, help="Power and heat: read a sensor, account for a run by a meter's samples.")
+app = CommandGroup(no_args_is_help=True, help="Power and temperature: read sensors, and compute the energy of a run.")
 
 
 @app.callback()
 def group() -> None:
-    """Power and heat: read a sensor, account for a run by a meter's samples."""
+    """Power and temperature: read sensors, and compute the energy of a run."""
 
 
 @app.command()
@@ -27,7 +27,7 @@ def read(
     seconds: Annotated[float, typer.Option("--for", help="Seconds over which to read.")] = 1.0,
     as_json: AsJson = False,
 ) -> None:
-    """Read this machine's power for a moment: the mean by rail, temperature, throttling.
+    """Read this machine's mean power by rail, temperature and throttling.
 
     Examples:
 
@@ -64,7 +64,7 @@ def account(
     align: Annotated[bool, typer.Option("--align", help="The first sample is at the run's first round.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Work out a run's energy, from a meter's samples or anew from its own; its files are written again.
+    """Compute a run's energy from a meter's samples, or again from its own, and rewrite its files.
 
     Examples:
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from testbed.channel.spec import ChannelSpec
 
 app = CommandGroup(
-    no_args_is_help=True, help="The link between UE and BS: measured, emulated, replayed, and what it costs."
+    no_args_is_help=True, help="The link between UE and BS: measure, emulate and replay it, and compute its costs."
 )
 
 

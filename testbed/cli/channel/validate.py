@@ -40,8 +40,6 @@ def validate(
 
     Examples:
 
-        testbed channel validate
-
         testbed channel validate --via tc --rates 20,100 --rtts 0
 
         testbed channel validate --rates 20 --rtts 50 --workload 10

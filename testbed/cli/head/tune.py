@@ -21,18 +21,21 @@ COLUMNS = {
 }  # fmt: skip
 
 
+Goals = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="MBPS,RTT_MS,POINTS: accuracy that may be lost on a channel, in percentage points; repeat for more. "
+        "Default: 20,50,2 and 500,50,1.",
+        rich_help_panel="Goals",
+    ),
+]
+
+
 @configured(TuneConfig, leave=["goals"])
 def tune(
     config: TuneConfig,
     head: Annotated[list[Path], typer.Argument(metavar="HEAD...", help="Directories of heads; each gets its θ.")],
-    goal: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="MBPS,RTT_MS,POINTS: accuracy that may be lost on a channel, in percentage points; repeat for more. "
-            "Default: 20,50,2 and 500,50,1.",
-            rich_help_panel="Goals",
-        ),
-    ] = None,
+    goal: Goals = None,
     as_json: AsJson = False,
 ) -> None:
     """Choose θ on calibration problems and store it in the head: the largest that meets the goals.
@@ -62,12 +65,17 @@ def tune(
             rows = [msgspec.to_builtins(trial) for trial in trials]
             documents.append({"head": str(directory), "thresholds": tuned.info.thresholds, "rows": rows})
             if not as_json:
-                chosen = ", ".join(f"θ {value:g} at quality {q:.3g}" for q, value in tuned.info.thresholds)
-                print_rows(rows, f"{directory}: {chosen}", COLUMNS)
+                _show(documents[-1])
     finally:
         problems.models.close()
     if as_json:
         print_json({"rows": documents})
+
+
+def _show(document: dict[str, Any]) -> None:
+    """The trials of a head, under the θ chosen."""
+    chosen = ", ".join(f"θ {value:g} at quality {quality:.3g}" for quality, value in document["thresholds"])
+    print_rows(document["rows"], f"{document['head']}: {chosen}", COLUMNS)
 
 
 def _goal(text: str) -> Goal:

@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import typer
 
 from testbed.cli.latency import limits, ramp
 from testbed.cli.latency import measure as openloop
-from testbed.cli.options import AsJson, numbers
+from testbed.cli.options import AsJson, configured, numbers
 from testbed.cli.output import note, print_json, print_rows
 from testbed.cli.screens import CommandGroup
+from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.optim.serving.model import Costs, CycleCosts, compare
 from testbed.optim.serving.points import Points, names
+from testbed.options import option
+
+if TYPE_CHECKING:
+    from testbed.optim.serving.fit import ServingFit
 
 app = CommandGroup(
     no_args_is_help=True, help="Mean latency of a server under load, and where speculation stops paying."
@@ -38,32 +43,37 @@ def group() -> None:
     """Mean latency of a server under load."""
 
 
-@app.command()
-def fit(
-    csv: Annotated[Path, typer.Option(help="Columns rps,latency_s; for speculation also alpha,k,prefill,decode.")],
-    experts: Annotated[str | None, typer.Option(help="Mixture of experts: m,M, m active of M.")] = None,
-    column: Annotated[str, typer.Option(help="Column to fit; latency_p95_s, say.")] = "latency_s",
+class FitOptions(Config, frozen=True):
+    """Configuration of `testbed latency fit`."""
+
+    column: Annotated[str, option("Column to fit, such as latency_p95_s.", panel="Fit")] = "latency_s"
     windows: Annotated[
-        str | None, typer.Option(help="Take rows of these k alone: 1,2,4; 0: without speculation.")
-    ] = None,
+        tuple[int, ...] | None, option("Use only rows with these k: 1,2,4; 0 for no speculation. Default: all.")
+    ] = None
     form: Annotated[
         Literal["load", "speculation"] | None,
-        typer.Option(help="Default: speculation where its columns are there and k is not 0."),
-    ] = None,
-    by_length: Annotated[
-        bool, typer.Option("--by-length", help="Fit each prefill and decode length for itself, and lines over them.")
-    ] = False,
-    leave_out: Annotated[str, typer.Option(help="With --by-length: pairs of lengths to leave out, each in turn.")] = "",
-    bootstrap: Annotated[int, typer.Option(help="Refits for the intervals; 0: none.")] = 200,
-    seed: Annotated[int, typer.Option(help="Of the refits.")] = 0,
+        option("Form of the model. Default: speculation if its columns exist and k is not 0."),
+    ] = None
+    experts: Annotated[str | None, option("Mixture of experts: m,M, with m of M active.")] = None
+    by_length: Annotated[bool, option("Fit each prefill and decode length separately, and lines over them.")] = False
+    leave_out: Annotated[str, option("With --by-length: numbers of pairs of lengths to leave out in turn.")] = ""
+    bootstrap: Annotated[int, option("Refits for the intervals; 0 for none.", least=0)] = 200
+    seed: Annotated[int, option("Seed of the refits.")] = 0
+
+
+@app.command()
+@configured(FitOptions)
+def fit(
+    config: FitOptions,
+    csv: Annotated[Path, typer.Option(help="Columns rps,latency_s; for speculation also alpha,k,prefill,decode.")],
     out: Annotated[Path | None, typer.Option(help="Write the fit here, for `predict --fit`.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Write plots into this directory.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Fit L = C1/(1 − RPS·C2) to measured mean latencies, below saturation.
 
-    With the columns alpha, k, prefill and decode C1 and C2 become sums of prefill, verification and drafting, one set
-    of six coefficients for all rows; with --experts they grow with the share of experts in use.
+    With the columns alpha, k, prefill and decode, C1 and C2 become sums of prefill, verification and drafting: six
+    coefficients for all rows. With --experts they grow with the share of experts in use.
 
     Examples:
 
@@ -78,22 +88,27 @@ def fit(
         testbed latency fit --csv moe.csv --experts 8,128 --json
     """
     from testbed.experiments.results.latency import read_points
+
+    points, latency_s = read_points(csv, config.column, None if config.windows is None else list(config.windows))
+    if config.by_length:
+        if config.experts or config.form or out:
+            raise BadInput("--by-length gives a fit for each length: leave out --experts, --form and --out")
+        counts = numbers(config.leave_out, int, "--leave-out") if config.leave_out else []
+        _print_lengths(points, latency_s, counts, config.seed, plots, as_json)
+        return
+    if config.leave_out:
+        raise BadInput("--leave-out needs --by-length")
+    _fit_all(config, points, latency_s, out, plots, as_json)
+
+
+def _fit_all(
+    config: FitOptions, points: Points, latency_s: Any, out: Path | None, plots: Path | None, as_json: bool
+) -> None:
+    """One fit of all rows."""
     from testbed.optim.serving.fit import fit as fit_points
 
-    if bootstrap < 0:
-        raise BadInput(f"--bootstrap must be at least 0, not {bootstrap}")
-    wanted = None if windows is None else numbers(windows, int, "--windows")
-    points, latency_s = read_points(csv, column, wanted)
-    if by_length:
-        if experts or form or out:
-            raise BadInput("--by-length gives a fit for each length: leave out --experts, --form and --out")
-        counts = numbers(leave_out, int, "--leave-out") if leave_out else []
-        _print_lengths(points, latency_s, counts, seed, plots, as_json)
-        return
-    if leave_out:
-        raise BadInput("--leave-out needs --by-length")
-    pair = None if experts is None else _pair_of_experts(experts)
-    found = fit_points(points, latency_s, pair, form=form, draws=bootstrap, seed=seed)
+    pair = None if config.experts is None else _pair_of_experts(config.experts)
+    found = fit_points(points, latency_s, pair, form=config.form, draws=config.bootstrap, seed=config.seed)
     document = found.document()
     if out is not None:
         _write(out, document)
@@ -220,24 +235,18 @@ def predict(
 
     if (coefficients is None) == (fitted is None):
         raise BadInput("give --coefficients or --fit, one of them")
-    document = _given(coefficients) if fitted is None else _read_json(fitted)
-    model = from_document(document)
+    model = from_document(_given(coefficients) if fitted is None else _read_json(fitted))
     if model.form == "load" and (alpha is not None or decode is not None or (k is not None and not model.experts)):
         raise BadInput("--alpha, --k and --decode are for the speculation-aware form; these are C1 and C2 alone")
     loads = np.array(numbers(rps, float, "--rps"))
     given = {"alpha": alpha, "k": k, "decode": decode}
-    columns = {name: np.full(loads.shape, float(v)) for name, v in given.items() if v is not None}
-    points = Points(loads, **columns)
+    points = Points(loads, **{name: np.full(loads.shape, float(v)) for name, v in given.items() if v is not None})
     latencies, spans = model.predict(points), model.interval(points)
-    rows: list[dict[str, Any]] = []
+    rows = []
     for i, (load, value) in enumerate(zip(loads.tolist(), latencies.tolist(), strict=True)):
         low, high = (None, None) if spans is None else (float(v) if np.isfinite(v) else None for v in spans[i])
         rows.append({"rps": load, "latency_s": value, "low_s": low, "high_s": high})
-    ceiling = None
-    if model.experts is None:
-        c = model.values
-        costs = Costs(*c) if model.form == "load" else CycleCosts(*c).effective(alpha or 0.0, k or 0, decode or 1.0)
-        ceiling = float(costs.saturation_rps) if np.isfinite(costs.saturation_rps) else None
+    ceiling = _saturation(model, alpha, k, decode)
     if as_json:
         print_json({"form": model.form, "saturation_rps": ceiling, "rows": rows})
         return
@@ -245,6 +254,15 @@ def predict(
     columns_shown = {"rps": ("requests/s", "{:g}"), "latency_s": ("latency s", NUMBER),
                      "low_s": (f"{CONFIDENCE}: from", NUMBER), "high_s": ("to", NUMBER)}  # fmt: skip
     print_rows(rows, title, columns_shown)
+
+
+def _saturation(model: ServingFit, alpha: float | None, k: int | None, decode: float | None) -> float | None:
+    """Load at which latency diverges; None: none, or not known."""
+    if model.experts is not None:
+        return None
+    c = model.values
+    costs = Costs(*c) if model.form == "load" else CycleCosts(*c).effective(alpha or 0.0, k or 0, decode or 1.0)
+    return float(costs.saturation_rps) if np.isfinite(costs.saturation_rps) else None
 
 
 def _given(text: str | None) -> dict[str, Any]:

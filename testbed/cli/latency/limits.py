@@ -49,7 +49,11 @@ def limits(
 
 def sizes(
     csv: Annotated[
-        list[str], typer.Option(metavar="MILLIONS=FILE", help="points.csv of a target of so many million parameters.")
+        list[str],
+        typer.Option(
+            metavar="MILLIONS=FILE",
+            help="points.csv by target size in millions; repeat per size.",
+        ),
     ],
     plot: Annotated[Path | None, typer.Option(help="Write a plot here.")] = None,
     as_json: AsJson = False,
@@ -64,16 +68,7 @@ def sizes(
     from testbed.experiments.results.latency import read_points
     from testbed.optim.serving.fit import fit
 
-    fits = {}
-    for text in csv:
-        millions, _, file = text.partition("=")
-        try:
-            size = float(millions)
-        except ValueError as exc:
-            raise BadInput(f"--csv takes MILLIONS=FILE, not {text!r}") from exc
-        if not 0 < size < 1e9 or not file or size in fits:
-            raise BadInput(f"--csv takes MILLIONS=FILE, each size once and positive, not {text!r}")
-        fits[size] = fit(*read_points(Path(file)), draws=0)
+    fits = {size: fit(*read_points(path), draws=0) for size, path in _sizes(csv).items()}
     lines = by_size(fits)
     if plot is not None:
         note(f"wrote {plot_sizes(fits, plot)}")
@@ -90,3 +85,22 @@ def sizes(
     columns = {"name": ("coefficient", "{}"), "intercept": ("intercept s", NUMBER), "slope": ("s a million", NUMBER),
                "r2": ("R²", "{:.4f}")}  # fmt: skip
     print_rows([{"name": name, **line._asdict()} for name, line in lines.items()], "Lines over size", columns)
+
+
+def _sizes(given: list[str]) -> dict[float, Path]:
+    """Files by millions of parameters.
+
+    Raises:
+        BadInput: a size that is no positive number, or is given twice.
+    """
+    found: dict[float, Path] = {}
+    for text in given:
+        millions, _, file = text.partition("=")
+        try:
+            size = float(millions)
+        except ValueError as exc:
+            raise BadInput(f"--csv takes MILLIONS=FILE, not {text!r}") from exc
+        if not 0 < size < 1e9 or not file or size in found:
+            raise BadInput(f"--csv takes MILLIONS=FILE, each size once and positive, not {text!r}")
+        found[size] = Path(file)
+    return found

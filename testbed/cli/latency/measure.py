@@ -36,8 +36,6 @@ def measure(
 
         testbed latency measure --out runs/load
 
-        testbed latency measure --config sweeps/latency/alpha-k.yaml --out runs/load-alpha
-
         testbed latency measure --model random --windows 0,4 --prefills 64,128,256 --decodes 32,64 --out runs/lengths
     """
     from testbed.experiments.latency.load import COLUMNS

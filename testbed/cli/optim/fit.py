@@ -40,8 +40,6 @@ def fit(
 
     Examples:
 
-        testbed optim fit --quick
-
         testbed optim fit --out runs/fit --json > fit.json
 
         testbed optim fit --csv runs/fit/steps.csv
@@ -55,8 +53,7 @@ def fit(
     models = dimensions(config)
     steps = read_steps(csv) if csv is not None else _measure(config)
     document = report(steps, models, config.seed, None if cost_of == "all" else cost_of)
-    if out is not None:
-        _write(out, steps, models, document)
+    _write(out, steps, models, document)
     if as_json:
         print_json(document, stdout)
         return
@@ -84,7 +81,9 @@ def _measure(config: Any) -> Any:
         )  # fmt: skip
 
 
-def _write(out: Path, steps: Any, models: Any, document: Mapping[str, Any]) -> None:
+def _write(out: Path | None, steps: Any, models: Any, document: Mapping[str, Any]) -> None:
+    if out is None:
+        return
     import msgspec
 
     from testbed.experiments.edge.fit import write_steps

@@ -21,7 +21,7 @@ def demo(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start a BS (vLLM) and a UE (llama.cpp) as processes on loopback and decode bundled problems by every method.
+    """Start a BS (vLLM) and a UE (llama.cpp) on loopback and decode bundled problems by every method.
 
     Examples:
 

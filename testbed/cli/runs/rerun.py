@@ -18,12 +18,12 @@ MOST_ROWS = 60
 
 def rerun(
     run: Annotated[Path, typer.Argument(help="Directory of a demo, a `ue run`, a sweep or one of its points.")],
-    out: Annotated[Path | None, typer.Option(help="Where to write; default: runs/rerun-TIME.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory. Default: runs/rerun-TIME.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run again what a run directory says, and compare: outputs token for token, and every column of the rows.
+    """Repeat the run of a directory and compare outputs, token by token, and rows, column by column.
 
-    In virtual time nothing may differ. In real time tokens and bytes repeat, durations do not.
+    In virtual time nothing differs. In real time tokens and bytes repeat, durations do not.
 
     Examples:
 

@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from testbed.experiments.sweep.grid import Executor
     from testbed.experiments.sweep.points import SweepConfig
 
-WORKERS = "Virtual points at once; default: 1, with ray the cluster's cores."
+WORKERS = "Concurrent virtual points. Default: 1; with ray, the cluster's cores."
 
 
 def sweep(
     file: Annotated[Path | None, typer.Argument(help="YAML: run (as for `demo`), grid; or a name of --list.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory; default: runs/NAME. The same one again resumes.")] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List the sweeps that come along.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Directory. Default: runs/NAME. Give it again to resume.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the bundled sweeps.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Check the file and list its points; run nothing.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, with what is done; run nothing.")] = False,
     executor: Annotated[str, typer.Option(help="local: processes of this machine. ray: a Ray cluster.")] = "local",
     workers: Annotated[int | None, typer.Option(help=WORKERS)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run every combination of a grid; a run that was stopped goes on where it stopped.
+    """Run every combination of a grid; an interrupted sweep is resumed.
 
     Example file:
 

@@ -11,19 +11,22 @@ import typer
 from testbed.cli.options import ReadyJson
 from testbed.cli.output import note, print_json
 
+Keys = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Keys of lab machines, made here by `testbed keys new`.")
+]
+BsKeys = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Keys of this UE for base stations (`testbed keys new --ue`). Default: KEYS/bs, if it exists.",
+    ),
+]
+
 
 def agent(
     listen: Annotated[str, typer.Option(help="Where lab machines connect.")] = "tcp://127.0.0.1:5556",
-    keys: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keys that `testbed keys new` made here, for lab machines.")
-    ] = None,
-    bs_keys: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="This UE's keys for base stations (`testbed keys new --ue`); default: KEYS/bs, if there.",
-        ),
-    ] = None,
+    keys: Keys = None,
+    bs_keys: BsKeys = None,
     workdir: Annotated[Path, typer.Option(help="Where files, orders and results are kept.")] = Path("agent"),
     insecure: Annotated[bool, typer.Option("--insecure", help="Talk beyond loopback without keys.")] = False,
     carry_out: Annotated[str | None, typer.Option(hidden=True, help="Do this order of the workdir, and end.")] = None,
@@ -42,12 +45,12 @@ def agent(
 
         testbed ue agent --listen tcp://0.0.0.0:5556 --keys agent-keys --bs-keys orin-1 --workdir /var/lib/testbed
     """
-    if carry_out is not None:
-        from testbed.experiments.agent.work import carry_out as do
+    from testbed.experiments.agent.serve import AgentSetup, run_agent
+    from testbed.experiments.agent.work import carry_out as do
 
+    if carry_out is not None:
         do(workdir, carry_out, str(bs_keys) if bs_keys else None, insecure, note)
         return
-    from testbed.experiments.agent.serve import AgentSetup, run_agent
 
     def ready(address: str) -> None:
         if as_json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,15 +16,15 @@ def memory(
     context: Annotated[
         int | None, typer.Option(help="Positions of a sequence: prompt and output. Default: the model's, 2048 at most.")
     ] = None,
-    sequences: Annotated[int, typer.Option(help="Requests under way at once.")] = 1,
+    sequences: Annotated[int, typer.Option(help="Concurrent requests.")] = 1,
     kv_type: Annotated[Literal["f16", "f32"], typer.Option(help="The drafter's KV cache.")] = "f16",
     gpu_layers: Annotated[int, typer.Option(help="Layers on a GPU while measuring; -1: all.")] = 0,
     measured: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="Load it and draft, or go by the file's header alone.")
+        bool, typer.Option("--measure/--no-measure", help="Load it and draft, or use the file's header alone.")
     ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """What a UE's process takes of this machine's memory with a drafter.
+    """Memory of a UE's process with a drafter.
 
     Examples:
 
@@ -47,6 +47,11 @@ def memory(
         sizes = {**parts._asdict(), "expected_bytes": parts.total_bytes, "base_bytes": None, "peak_bytes": None}
         print_json({"drafter": str(path), **sizes, **(found._asdict() if found else {})})
         return
+    _show(parts, found)
+
+
+def _show(parts: Any, found: Any) -> None:
+    """Sizes for people; `found` is None where nothing was measured."""
     rows = {"weights": parts.weights_bytes, "weights in another order": parts.copied_bytes}
     rows |= {"KV cache": parts.kv_bytes, "compute, at most": parts.compute_bytes}
     if found:
