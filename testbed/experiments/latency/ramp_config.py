@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from testbed.bs.scheduling.window_hints import window_config
 from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.options import option
@@ -72,6 +71,8 @@ class RampConfig(Config, frozen=True, kw_only=True):
     max_tokens: Annotated[int, option("Output tokens per request, at most.", least=1)] = 64
 
     def __post_init__(self) -> None:
+        from testbed.bs.scheduling.window_hints import window_config
+
         super().__post_init__()
         if not self.windows or len(set(self.windows)) < len(self.windows):
             raise BadInput("give one window or more, each 0 or more and once")
@@ -93,4 +94,6 @@ class RampConfig(Config, frozen=True, kw_only=True):
     @property
     def limit(self) -> int:
         """The most that a UE under hints drafts."""
+        from testbed.bs.scheduling.window_hints import window_config
+
         return window_config(self.controller).max_window

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from testbed.channel.spec import ChannelSpec
 from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.options import option
+
+if TYPE_CHECKING:
+    from testbed.channel.spec import ChannelSpec
 
 
 class ValidateConfig(Config, frozen=True):
@@ -38,5 +40,7 @@ class ValidateConfig(Config, frozen=True):
 
     def link(self, rate_mbps: float, rtt_ms: float, per: float) -> ChannelSpec:
         """Channel of one grid point, symmetric in both directions."""
+        from testbed.channel.spec import ChannelSpec
+
         kind: Any = self.via
         return ChannelSpec(kind=kind, uplink_mbps=rate_mbps, downlink_mbps=rate_mbps, rtt_ms=rtt_ms, per=per)
