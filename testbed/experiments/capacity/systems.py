@@ -103,7 +103,7 @@ class CapacityConfig(Config, frozen=True, kw_only=True):
         tuple[str, ...],
         option(
             "Systems: wisp, fcfs-cache, sled, centralized; wisp-gain; and variants: wisp-carry, wisp-fixed, "
-            "wisp-filled, fixed-filled, fcfs-predicted, fcfs-hinted.",
+            "wisp-filled, fixed-filled, fcfs-predicted, fcfs-hinted; SCHEDULER-cache: fixed windows, prefix cache.",
             panel="Study",
         ),
     ] = ("wisp", "fcfs-cache", "sled", "centralized")

@@ -61,6 +61,12 @@ def test_options_win_over_the_file_and_pairs_over_both(tmp_path: Path) -> None:
         combined(CapacityConfig(), None, {"classes": ["6"], "mix": {"6": "1"}})
 
 
+def test_any_scheduler_makes_a_system() -> None:
+    assert CapacityConfig(systems=("slo-cache",)).systems == ("slo-cache",)
+    with pytest.raises(BadInput, match="SCHEDULER-cache"):
+        CapacityConfig(systems=("abacus-cache",))
+
+
 def test_profiles_without_the_equation_are_refused() -> None:
     with pytest.raises(BadInput, match="interactions"):
         hardware(CapacityConfig(profile="wisv"))
