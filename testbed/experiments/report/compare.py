@@ -10,9 +10,10 @@ import numpy as np
 
 from testbed.experiments.report.data import RowSource, Shown
 from testbed.experiments.report.intervals import AT
+from testbed.experiments.report.tables import SETTINGS
 from testbed.experiments.results.intervals import Bootstrap, Interval
 
-SAME = ("method", "series", "judge", "head", "payload", "threshold", "level", "hidden_bits", *AT)
+SAME = ("method", "series", *SETTINGS, "judge", "head", "payload", "threshold", "level", "hidden_bits", *AT)
 """Keys in which matching rows agree."""
 LOOSE = ("method", "series", "window")
 """Keys in which rows must agree if no rows match in `SAME`, for instance because the links differ."""

@@ -18,7 +18,7 @@ from testbed.experiments.plots.style import (
 )  # fmt: skip
 from testbed.experiments.report.data import Row, RowSource, Shown
 from testbed.experiments.report.intervals import LINK, Intervals
-from testbed.experiments.report.tables import cell, link_text
+from testbed.experiments.report.tables import SETTINGS, cell, link_text
 from testbed.protocols import TARGET_ONLY
 
 MOST_BARS = 24
@@ -30,13 +30,13 @@ CURVES = {
     "accuracy": "accuracy",
 }
 GRID = (
-    "series", "judge", "head", "payload", "window", "threshold", "hidden_bits", "uplink_mbps", "downlink_mbps",
-    "rtt_ms", "per",
+    "series", *SETTINGS, "judge", "head", "payload", "window", "threshold", "hidden_bits", "uplink_mbps",
+    "downlink_mbps", "rtt_ms", "per",
 )  # fmt: skip
 """Settings in which rows of one method may differ."""
 SHORT = {
-    "window": "K", "threshold": "θ", "hidden_bits": "b_h", "uplink_mbps": "up", "downlink_mbps": "down",
-    "rtt_ms": "RTT", "per": "PER",
+    "window_rule": "rule", "window": "K", "threshold": "θ", "hidden_bits": "b_h", "uplink_mbps": "up",
+    "downlink_mbps": "down", "rtt_ms": "RTT", "per": "PER",
 }  # fmt: skip
 CLIPPED, NEAR = 3.0, 1.7
 """A bar higher than `CLIPPED` times the median and `NEAR` times the highest other bar is clipped and labelled with its

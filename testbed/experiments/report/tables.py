@@ -11,15 +11,18 @@ from typing import Any, NamedTuple
 from testbed.experiments.report.data import Row
 from testbed.experiments.report.intervals import LINK, Intervals
 
+SETTINGS = ("window_rule", "drafter", "engine", "dtype", "temperature")
+"""Settings of a run that a row names only where the rows differ in them."""
 TABLE = (
-    "method", "series", "judge", "head", "payload", "window", "threshold", "level", "hidden_bits", "uplink_mbps",
-    "downlink_mbps", "rtt_ms", "per", "requests", "accuracy", "aal", "rounds", "acceptance", "acceptance_cond",
-    "latency_s", "latency_p95_s", "throughput_tps", "tokens", "uplink_bytes", "downlink_bytes", "energy_j",
-    "energy_per_token_j", "draft_j", "link_j", "wait_j", "other_j", "above_idle_j", "power_gap_s", "throttled_rounds",
-    "lossless", "ties",
+    "method", "series", *SETTINGS, "judge", "head", "payload", "window", "threshold", "level", "hidden_bits",
+    "uplink_mbps", "downlink_mbps", "rtt_ms", "per", "requests", "accuracy", "aal", "rounds", "acceptance",
+    "acceptance_cond", "latency_s", "latency_p95_s", "throughput_tps", "tokens", "uplink_bytes", "downlink_bytes",
+    "energy_j", "energy_per_token_j", "draft_j", "link_j", "wait_j", "other_j", "above_idle_j", "power_gap_s",
+    "throttled_rounds", "lossless", "ties",
 )  # fmt: skip
 HEADERS = {
-    "window": "K", "threshold": "θ", "hidden_bits": "b_h", "uplink_mbps": "up Mbit/s", "downlink_mbps": "down Mbit/s",
+    "window_rule": "window rule", "window": "K", "threshold": "θ", "hidden_bits": "b_h",
+    "uplink_mbps": "up Mbit/s", "downlink_mbps": "down Mbit/s",
     "rtt_ms": "RTT ms", "per": "PER", "requests": "n", "aal": "AAL", "acceptance": "accepted", "acceptance_cond": "α",
     "latency_s": "latency s", "latency_p95_s": "p95 s", "throughput_tps": "tokens/s", "uplink_bytes": "up B",
     "downlink_bytes": "down B", "energy_j": "energy J", "energy_per_token_j": "J/token", "draft_j": "draft J",
@@ -152,7 +155,11 @@ def _shown(row: Row | None, key: str, form: str, nothing: str) -> str:
 
 def rows_html(rows: Sequence[Row], intervals: Sequence[Intervals]) -> str:
     """HTML table of all rows without empty columns, with intervals below the values."""
-    shown = [name for name in TABLE if any(row.get(name) is not None for row in rows)]
+    shown = [
+        name for name in TABLE
+        if any(row.get(name) is not None for row in rows)
+        and (name not in SETTINGS or len({row.get(name) for row in rows}) > 1)
+    ]  # fmt: skip
     more = [name for name in ("speedup", "accuracy_lost") if any(name in one for one in intervals)]
     titles = [HEADERS.get(name, name) for name in shown] + [
         {"speedup": "speed-up"}.get(n, "accuracy lost") for n in more

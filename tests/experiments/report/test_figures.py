@@ -10,7 +10,7 @@ import pytest
 from testbed.experiments.plots import capacity as capacity_plots
 from testbed.experiments.report import capacity, figures, rounds
 from testbed.experiments.report.data import RowSource, Shown, load_shown
-from testbed.experiments.report.tables import pivot, pivot_html
+from testbed.experiments.report.tables import pivot, pivot_html, rows_html
 from testbed.experiments.results import directory as results
 from tests.support.reports import Page, make_sweep
 
@@ -76,6 +76,13 @@ def test_goodput_is_drawn_over_the_number_of_ues() -> None:
     (axes,) = capacity_plots.goodput(rows).axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
     assert lines == {name: [[2.0, 60.5], [4.0, 120.5], [8.0, 240.5]] for name in ("fixed", "gain")}
+
+
+def test_a_setting_is_named_where_rows_differ_in_it() -> None:
+    rows = [{"method": "greedy", "window": 8, "engine": "vllm", "window_rule": rule} for rule in ("fixed", "gain")]
+    assert figures.row_names(rows) == ["greedy, rule fixed", "greedy, rule gain"]
+    table = rows_html(rows, [{}, {}])
+    assert "<th>window rule</th>" in table and "<td>gain</td>" in table and "engine" not in table
 
 
 def test_table_one_has_a_group_of_rows_for_each_window(tmp_path: Path) -> None:
