@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import NamedTuple
 
 from testbed import bundled_files
 from testbed.errors import BadInput
-
-CAPACITY = "capacity"
-"""Folder of files for `testbed capacity --config`."""
 
 
 class SweepFile(NamedTuple):
@@ -24,7 +22,7 @@ class SweepFile(NamedTuple):
 
 
 def sweep_files() -> list[SweepFile]:
-    """All bundled sweep files by name; those in a subfolder are named `folder/name`."""
+    """All bundled sweep files by name; those of other commands are named `folder/name` and state their command."""
     folder = bundled_files.folder("sweeps")
     return [_described(path, folder) for path in sorted(folder.rglob("*.yaml"))]
 
@@ -35,19 +33,16 @@ def find_sweep(name: Path) -> Path:
     Raises:
         BadInput: no such file, or a file for another command.
     """
-    if str(name).startswith(f"{CAPACITY}/") and (bundled_files.folder("sweeps") / f"{name}.yaml").is_file():
-        raise BadInput(f"{name} is a capacity study; run testbed capacity --config {name}")
+    for file in sweep_files():
+        if str(name) == file.name and "/" in file.name:
+            raise BadInput(f"{name} is not for `testbed sweep`; run {file.command}")
     return bundled_files.find("sweeps", str(name))
 
 
 def _described(path: Path, folder: Path) -> SweepFile:
     name = path.relative_to(folder).with_suffix("").as_posix()
     lines = path.read_text(encoding="utf-8").splitlines()
-    comment = []
-    for line in lines:
-        if not line.startswith("#"):
-            break
-        if not (text := line.lstrip("#").strip()).startswith("testbed "):
-            comment.append(text)
-    command = f"testbed capacity --config {path}" if name.startswith(f"{CAPACITY}/") else f"testbed sweep {name}"
-    return SweepFile(name, path, " ".join(comment), command)
+    comment = [line.lstrip("#").strip() for line in itertools.takewhile(lambda line: line.startswith("#"), lines)]
+    commands = [line for line in comment if line.startswith("testbed ")]
+    command = commands[0].replace(f"sweeps/{name}.yaml", str(path)) if "/" in name else f"testbed sweep {name}"
+    return SweepFile(name, path, " ".join(line for line in comment if line not in commands), command)

@@ -145,7 +145,13 @@ def test_every_sweep_that_comes_along_says_what_it_is_for() -> None:
     assert {"wisv-table1", "wisv-fig3", "wisv-fig4", "wisv-fig5", "capacity/table2"} <= set(files)
     assert all(len(one.about) > 30 and not one.about.startswith("#") for one in files.values())
     assert files["wisv-table1"].command == "testbed sweep wisv-table1"
-    assert files["capacity/mix"].command.startswith("testbed capacity --config ")
+    for name, command in {
+        "capacity/mix": "testbed capacity --config", "capacity/real": "testbed capacity --real --config",
+        "edge/fig6": "testbed optim figures", "latency/ramp-near": "testbed latency ramp --config",
+    }.items():  # fmt: skip
+        assert files[name].command.startswith(f"{command} {files[name].path} ")
+    assert all(str(one.path) in one.command for one in files.values() if "/" in one.name)
+    assert not any("testbed " in one.about for one in files.values())
 
 
 def test_a_sweep_is_found_by_name_or_as_a_file(tmp_path: Path) -> None:
@@ -154,6 +160,7 @@ def test_a_sweep_is_found_by_name_or_as_a_file(tmp_path: Path) -> None:
     own.write_text("{}")
     assert find_sweep(own) == own
     refuse(lambda: find_sweep(Path("capacity/mix")), BadInput, "testbed capacity --config")
+    refuse(lambda: find_sweep(Path("edge/fig6")), BadInput, "testbed optim figures")
     refuse(lambda: find_sweep(Path("widows")), BadInput, "neither a file nor one of", "windows")
 
 
