@@ -19,7 +19,7 @@ from typer.main import get_command
 
 from scripts.environment import ROOT
 from testbed.cli.main import app
-from testbed.cli.options import KINDS
+from testbed.cli.options import with_names
 from testbed.options import Config, Option, options_of
 
 FOLDER = ROOT / "docs" / "reference" / "commands"
@@ -56,7 +56,7 @@ def pages() -> dict[str, str]:
     found = {}
     for name in sorted(group.commands):
         command = group.commands[name]
-        text = get_docs_for_click(obj=command, ctx=context, name=name, call_prefix="testbed")
+        text = with_names(get_docs_for_click(obj=command, ctx=context, name=name, call_prefix="testbed"))
         found[f"{name}.md"] = "\n".join(line.rstrip() for line in text.strip().splitlines()) + "\n"
         about = (command.help or "").strip().split("\n\n")[0].replace("\n", " ")
         lines.append(f"- [`testbed {name}`]({name}.md): {about}")
@@ -88,7 +88,7 @@ def row(one: Option) -> str:
     """A field's line in the table of its configuration."""
     kind = one.kind.__name__ if one.kind in (str, int, float, bool) else str(one.kind)
     default = "required" if one.default is msgspec.NODEFAULT else f"`{msgspec.json.encode(one.default).decode()}`"
-    values = f" One of {', '.join(KINDS[one.kinds])}." if one.kinds else ""
+    values = with_names(f" One of {{{one.kinds}}}.") if one.kinds else ""
     cells = (f"`{one.name}`", f"`{kind}`", default, one.unit or "", str(one.bounds or ""), one.about + values)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 

@@ -10,12 +10,14 @@ an entry by an entry point in the registry's group:
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from testbed.errors import BadInput
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 LOG = logging.getLogger(__name__)
 
@@ -93,10 +95,12 @@ class Registry(Mapping[str, E], Generic[E]):
         if self._loaded:
             return
         self._loaded = True
-        for point in importlib.metadata.entry_points(group=self._group):
+        from importlib.metadata import entry_points  # not needed at start-up
+
+        for point in entry_points(group=self._group):
             self._add_point(point)
 
-    def _add_point(self, point: importlib.metadata.EntryPoint) -> None:
+    def _add_point(self, point: EntryPoint) -> None:
         try:
             self.add(point.load())
         except Exception as exc:  # whatever a foreign module raises

@@ -16,7 +16,7 @@ from testbed.protocols.codec import AnyArray, Packet, decode_uplink, encode
 from testbed.protocols.messages import Busy, Close, Draft, Fault, Hello, Hidden, Message, Open, Ping
 
 
-class Rounds(Protocol):
+class RoundHandler(Protocol):
     """The rounds that messages start and continue."""
 
     @property
@@ -43,7 +43,7 @@ class Rounds(Protocol):
 class Dispatcher:
     """Receives all messages and expires idle sessions."""
 
-    def __init__(self, link: ServerLink, intake: Intake, judge: Judge, clock: Clock, rounds: Rounds) -> None:
+    def __init__(self, link: ServerLink, intake: Intake, judge: Judge, clock: Clock, rounds: RoundHandler) -> None:
         self._link, self._intake, self._sessions = link, intake, intake.sessions
         self._judge, self._clock, self._rounds = judge, clock, rounds
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -14,30 +15,23 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 import msgspec
 import typer
 
-from testbed.bs.engines.registry import ENGINES
-from testbed.bs.judging.registry import JUDGES
-from testbed.bs.scheduling.registry import SCHEDULERS
 from testbed.errors import BadInput
 from testbed.options import Config, Option, load, options_of
-from testbed.protocols import PROTOCOLS
-from testbed.protocols.methods import methods
-from testbed.ue.load_drafter import DRAFTERS
-from testbed.ue.windows.registry import WINDOW_RULES
 
 C = TypeVar("C", bound=Config)
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 Number = TypeVar("Number", int, float)
 
-KINDS: dict[str, Iterable[str]] = {
-    "drafters": DRAFTERS,
-    "engines": ENGINES,
-    "judges": JUDGES,
-    "methods": methods(),
-    "protocols": PROTOCOLS,
-    "schedulers": SCHEDULERS,
-    "window rules": WINDOW_RULES,
+KINDS = {
+    "drafters": "testbed.ue.load_drafter:DRAFTERS",
+    "engines": "testbed.bs.engines.registry:ENGINES",
+    "judges": "testbed.bs.judging.registry:JUDGES",
+    "methods": "testbed.protocols.methods:methods",
+    "protocols": "testbed.protocols:PROTOCOLS",
+    "schedulers": "testbed.bs.scheduling.registry:SCHEDULERS",
+    "window rules": "testbed.ue.windows.registry:WINDOW_RULES",
 }
-"""What can be chosen by name, by `Option.kinds`."""
+"""Registry of each kind that can be chosen by name (`Option.kinds`), imported when its names are shown."""
 OUTPUT = "Output"
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.", rich_help_panel=OUTPUT)]
 ReadyJson = Annotated[bool, typer.Option("--json", help="Print one JSON line when ready.", rich_help_panel=OUTPUT)]
@@ -131,13 +125,23 @@ def numbers(text: str, kind: Callable[[str], Number], option: str) -> list[Numbe
 
 
 def about(one: Option) -> str:
-    """The description of an option, with the names and numbers that it takes."""
+    """The description of an option, with the numbers that it takes and, for `with_names`, a mark for the names."""
     text = one.about
     if one.kinds:
-        text += f" One of {', '.join(KINDS[one.kinds])}."
+        text += f" One of {{{one.kinds}}}."
     if one.bounds:
         bounds = str(one.bounds)
         text += f" {'Range ' if bounds[0] in '([0123456789' else ''}{bounds[0].upper()}{bounds[1:]}."
+    return text
+
+
+def with_names(text: str) -> str:
+    """A description with the names of each kind in place of its mark, such as `{engines}`."""
+    for kind, place in KINDS.items():
+        if (mark := f"{{{kind}}}") in text:
+            module, _, name = place.partition(":")
+            found: Any = getattr(importlib.import_module(module), name)
+            text = text.replace(mark, ", ".join(found() if callable(found) else found))
     return text
 
 

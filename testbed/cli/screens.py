@@ -14,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
+from testbed.cli.options import with_names
+
 ARGUMENTS, OPTIONS, COMMANDS = "Arguments", "Options", "Commands"
 """Panels of what names none."""
 START, LINKS, STUDIES, TRAIN, RESULTS = "Start here", "Links and field", "Studies", "Train", "Results"
@@ -109,7 +111,7 @@ def _names(one: Any, ctx: Any) -> Text:
 
 def _about(one: Any) -> Text:
     """What an option does, and its default."""
-    text = Text(" ".join((one.help or "").split()))
+    text = Text(" ".join(with_names(one.help or "").split()))
     if one.required:
         text.append(" [required]", "red")
     elif shown := _shown(one.default):

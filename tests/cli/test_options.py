@@ -11,7 +11,7 @@ import pytest
 from typer.main import get_command
 
 from testbed.cli.main import app, main
-from testbed.cli.options import configured
+from testbed.cli.options import configured, with_names
 from testbed.cli.screens import CommandGroup
 from testbed.errors import BadInput
 from testbed.options import Config, option
@@ -125,7 +125,7 @@ def test_help_is_whole_on_80_columns(
     for one in COMMANDS[name].params:
         if not getattr(one, "hidden", False):
             assert all(flag in words for flag in one.opts if flag.startswith("-")), one.name
-            assert described(one.help, shown), one.help
+            assert described(with_names(one.help), shown), one.help
 
 
 def described(text: str, shown: str) -> bool:
