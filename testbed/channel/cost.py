@@ -1,4 +1,4 @@
-"""What a round costs on the link: payloads in bits and their latency (WISV Section IV-A, eqs. 3–10).
+"""Cost of a round on the link: payloads in bits and their latency (WISV Section IV-A, eqs. 3–10).
 
 Symbols: K drafted tokens, V the vocabulary, m positions whose hidden states are requested, R a rate, p a packet error
 rate. Packet errors are link-layer retransmissions, geometric, so that B bits take B / (R·(1 − p)) on average.

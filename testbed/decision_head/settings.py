@@ -32,7 +32,7 @@ class Relabelling(Config, frozen=True, kw_only=True):
         float,
         option("Channel quality from which all are repaired; below, the share falls linearly.", above=0, most=1),
     ] = 0.6
-    """At 50 ms RTT, 500 Mbit/s lies above the default and 20 Mbit/s below."""
+    """The default lies between the qualities of 20 and 500 Mbit/s at 50 ms RTT."""
     rate_mbps: Annotated[
         tuple[float, float],
         option("Range of up- and downlink rates, each drawn log-uniformly.", unit="Mbit/s", panel="Channels"),

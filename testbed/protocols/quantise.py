@@ -19,7 +19,7 @@ FULL_BITS = 16
 """Hidden states as they are: float16, without a scale."""
 HIDDEN_BITS = (FULL_BITS, 8, 4)
 SCALE_BITS = 16
-"""Of the scale that each vector takes along below 16 bits."""
+"""Bits of the scale that is sent with each vector below 16 bits."""
 SMALLEST_SCALE = np.finfo(np.float16).smallest_normal
 """2⁻¹⁴"""
 
@@ -41,7 +41,7 @@ def packed_bytes(size: int, bits: int) -> int:
 
 
 def quantised(sizes: Sizes, bits: int) -> Sizes:
-    """Sizes of payloads whose hidden states travel at so many bits; at 16 nothing changes. Padding to whole bytes,
+    """Sizes of payloads with hidden states of `bits` bits per element; at 16 nothing changes. Padding to whole bytes,
     which an odd size needs at 4 bits, is counted with the scale.
     """
     if bits == FULL_BITS:
@@ -92,10 +92,10 @@ def dequantise(packed: NDArray[Any], scale: NDArray[Any], shape: tuple[int, int]
 
 
 def degrade(hidden: NDArray[np.floating[Any]], bits: int) -> NDArray[np.float32]:
-    """Vectors f4 [n, d] as they arrive at the BS when they travel at so many bits.
+    """Vectors f4 [n, d] as they arrive at the BS when sent with `bits` bits per element.
 
     Raises:
-        BadInput: they cannot travel at so many bits.
+        BadInput: `bits` is not 16, 8 or 4.
         ProtocolError: as `quantise`.
     """
     if check_bits(bits) == FULL_BITS:

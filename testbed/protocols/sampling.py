@@ -31,7 +31,7 @@ Counts = NDArray[np.uint16]
 ONE = 2**16 - 1
 """Counts of a quantised distribution: the largest 16-bit number, so that a certain token has a count too."""
 TARGET_SCALE = 2.0**15
-"""By it, half precision is exact to a relative 2⁻¹¹ from 1 down to 2⁻²⁹."""
+"""Factor that makes half precision exact to a relative 2⁻¹¹ from 1 down to 2⁻²⁹."""
 TARGET_TV = 2.0**-11 + 2.0**-20
 """Bound on the total variation between p and what `read_target` makes of it: each entry moves by at most 2⁻¹¹ of
 itself, or by 2⁻⁴⁰ below 2⁻²⁹, which 2²⁰ entries add up to 2⁻²⁰; renormalising at most doubles the half of their sum."""
@@ -185,7 +185,7 @@ def quantise(probs: Probs) -> Counts:
 
 
 def probabilities(counts: Counts) -> Probs:
-    """What counts stand for; of one row, of all rows, or of single entries."""
+    """Probabilities that counts stand for: one row, all rows, or single entries."""
     probs: Probs = counts / np.float64(ONE)
     return probs
 
@@ -196,7 +196,7 @@ def pack_target(p: Probs) -> NDArray[np.float16]:
 
 
 def read_target(packed: NDArray[Any], vocab_size: int) -> Probs:
-    """What `pack_target` packed, normalised. Sums of scaled halves are exact, so both sides get the same.
+    """Probabilities [V] from `pack_target`, normalised. Sums of scaled halves are exact, so both sides get the same.
 
     Raises:
         ProtocolError: not f2 [vocab_size], not finite, negative, or its sum is not near 1.

@@ -20,7 +20,7 @@ class Handshake(NamedTuple):
 
     sent_s: float
     answered_s: float
-    """On the other host's clock."""
+    """Time on the other host's clock."""
     received_s: float
 
     @property

@@ -30,7 +30,7 @@ NAMESPACES = Path("/var/run/netns")
 
 @dataclass(frozen=True)
 class Plan:
-    """What an emulation uses, and the commands that set it up."""
+    """Resources of an emulation, and the commands that set it up."""
 
     apply: tuple[Command, ...]
     interfaces: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ LOCK_S = 30.0
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one emulation uses, and the process that runs it."""
+    """Resources of one emulation, and the process that runs it."""
 
     pid: int
     started: int

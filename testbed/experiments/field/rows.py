@@ -149,7 +149,7 @@ def _measured(log: FieldLog, place: str) -> dict[str, float | None]:
 
 
 def agreement(rows: Sequence[Row]) -> dict[str, float]:
-    """For each virtual way, the largest relative difference of a mean latency from the field's."""
+    """Largest relative difference of a mean latency from the field's, for each virtual way."""
     found: dict[str, float] = {}
     for row in rows:
         if row["differs"] is not None:

@@ -1,4 +1,4 @@
-"""Where a field run takes place: in the field, or on this machine with an emulated link for every place."""
+"""Places of a field run: in the field, or on this machine with an emulated link for every place."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def _chosen(parts: Sequence[RowSource]) -> tuple[list[RowSource], str]:
 
 
 def _middle(parts: list[RowSource]) -> tuple[list[RowSource], str]:
-    """For series with several thresholds, the rows at the median threshold, and text on it."""
+    """Rows at the median threshold, for series with several, and text on it."""
     found: dict[str, set[float]] = {}
     for part in parts:
         found.setdefault(part.name, set()).add(_threshold(part))

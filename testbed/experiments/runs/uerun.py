@@ -60,7 +60,7 @@ def run_ue(config: RunConfig, given: Sequence[int | str] | None, out: Path | Non
     """
     work = prepare(config, given)
     if out is None and resume:
-        raise BadInput("go on with which run? give --out DIR with --resume")
+        raise BadInput("--resume needs --out DIR, the directory of the run to resume")
     with source_of(config) as source:  # before anything is written
         if out is not None:
             return _into(out, config, work, source, given, resume)

@@ -34,7 +34,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     drafted: list[Statistics]
     """The drafter's next token after each prefix of the output; as many as the output has."""
     branches: dict[int, list[Statistics]]
-    """What the drafter continues with after its own token, by place in the output where it disagrees."""
+    """Tokens that follow the drafter's own token, by the position in the output where it disagrees."""
 
     def __post_init__(self) -> None:
         if not self.prompt or not self.output or len(self.drafted) != len(self.output):

@@ -11,7 +11,7 @@ from testbed.ue.windows.predictor import RejectionPredictor
 
 
 class Hinted:
-    """At most as many tokens as the BS hints; another rule may stop earlier.
+    """Drafts as many tokens as the BS hints; another rule may stop earlier.
 
     Args:
         rule: its largest window is the limit of all hints, and the window until the first one.

@@ -14,7 +14,7 @@ from testbed.ue.windows.predictor import RejectionPredictor
 
 @dataclass(frozen=True)
 class PredictedWindow:
-    """Until the first predicted rejection, K_max tokens at most (WISP, Section 4.1).
+    """Drafts until the first predicted rejection, at most K_max tokens (WISP, Section 4.1).
 
     The token predicted rejected is sent as the window's last. WISP's eq. 25 leaves it out; but its drafting is already
     paid for (the prediction needs its logits), another position costs the verifier next to nothing, and where the

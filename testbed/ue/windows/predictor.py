@@ -24,17 +24,17 @@ from testbed.ue.drafters.base import DraftToken
 FEATURES = ("top1", "entropy", "margin", "logit_std", "position")
 """WISP names four of its five features; the position in the window, from 1, is our choice of the fifth."""
 MOST_LEAVES = 64
-"""Of one tree: a leaf is a bit of a word."""
+"""Maximum number of leaves of a tree: each is one bit of a 64-bit word."""
 Arrays = Mapping[str, NDArray[Any]]
 
 
 def features(token: DraftToken, position: int) -> tuple[float, ...]:
-    """What the predictor sees of a token that is the `position`-th of its window, from 1."""
+    """Features of the `position`-th token of a window, counted from 1."""
     return token.top1, token.entropy, token.margin, token.logit_std, float(position)
 
 
 class PredictorInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a predictor is, and what it is for."""
+    """Kind of a predictor, and the pair of models that it was trained for."""
 
     schema: int = 1
     model: str
@@ -52,17 +52,17 @@ class PredictorInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     trained: dict[str, Any] = {}
     """Data, sizes, hyper-parameters, seed."""
     metrics: dict[str, float] = {}
-    """On validation data, at the threshold."""
+    """Metrics on validation data, at the threshold."""
 
 
 class Scorer(Protocol):
     """The model's own output, before calibration: log-odds, or a forest's share of votes."""
 
     def score(self, x: Sequence[float]) -> float:
-        """Of one token's features [5]."""
+        """Score of one token, given its features [5]."""
 
     def scores(self, x: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Of many [n, 5]; returns [n]."""
+        """Scores [n] of many tokens [n, 5]."""
 
 
 class PredictorMlp:
@@ -212,17 +212,17 @@ class RejectionPredictor:
             raise BadInput(f"the arrays of predictor {info.model} do not make one: {exc}") from exc
 
     def accept_probability(self, token: DraftToken, position: int) -> float:
-        """That the verifier accepts a token, the `position`-th of its window from 1, given all before it."""
+        """Probability that the `position`-th token of a window (from 1) is accepted, given that all before it are."""
         return self.probability(features(token, position))
 
     def probability(self, x: Sequence[float]) -> float:
-        """Of one token's features [5]."""
+        """Acceptance probability of one token, given its features [5]."""
         a, b = self.info.platt
         z = a * self._scorer.score(x) + b
         return 1.0 / (1.0 + math.exp(-z)) if z > -500.0 else 0.0
 
     def probabilities(self, x: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Of many [n, 5]; returns [n]."""
+        """Acceptance probabilities [n] of many tokens [n, 5]."""
         a, b = self.info.platt
         found: NDArray[np.float64] = 1.0 / (1.0 + np.exp(-np.clip(a * self.scores(x) + b, -500.0, 500.0)))
         return found

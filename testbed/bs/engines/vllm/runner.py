@@ -200,7 +200,7 @@ class VllmRunner:
             self._scheduler.close(session)
 
     def forget(self) -> None:
-        """Drop the prefix cache; no request is under way between runs."""
+        """Drop the prefix cache; no request is in progress between runs."""
         self._engine.reset_prefix_cache()
 
     def close(self) -> None:
