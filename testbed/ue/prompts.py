@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer
 
 from testbed.errors import BadInput, ModelError
 from testbed.protocols.vocabulary import fingerprint
+from testbed.ue.message_text import MessageText, encode
 
 PLAIN = "Question: {question}\nAnswer:"
 
@@ -55,27 +57,34 @@ class Prompter:
         if style not in ("auto", "chat", "plain") and "{question}" not in style:
             raise BadInput(f"unknown prompt format {style!r}; use auto, plain, chat, or a template with {{question}}")
         self._template = PLAIN if style in ("auto", "chat", "plain") else style
+        self._messages = MessageText(self.tokenizer, _special_tokens(self._settings).get("unk_token"))
         self.is_chat = bool(self._chat) and style in ("auto", "chat")
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """Largest id plus one."""
         return 1 + max(self.tokenizer.get_vocab().values())
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Number of characters of the longest token, or of its bytes where tokens are bytes."""
+        return max(map(len, self.tokenizer.get_vocab()))
+
     def ids(self, question: str) -> list[int]:
-        """Prompt ids of a question.
+        """Prompt ids of a question; control tokens in it are encoded as text.
 
         Raises:
             BadInput: an empty question.
         """
         if not question.strip():
             raise BadInput("the prompt is empty")
-        text = self._render_chat(question) if self.is_chat else self._render_plain(question)
-        # a chat template writes its special tokens itself; in a plain prompt, the tokenizer adds them
-        return list(self.tokenizer.encode(text, add_special_tokens=not self.is_chat).ids)
+        texts, mark = self._messages.mark([*(text for shot in self.shots for text in shot), question])
+        shots = list(zip(texts[0:-1:2], texts[1:-1:2], strict=True))
+        text = self._render_chat(shots, texts[-1]) if self.is_chat else self._render_plain(shots, texts[-1])
+        return self._encoded(text, mark)
 
     def conversation(self, turns: Sequence[Turn]) -> list[int]:
-        """Prompt ids of a conversation that the assistant continues.
+        """Prompt ids of a conversation that the assistant continues; control tokens in messages are encoded as text.
 
         Without a chat template, each user message is a question, an assistant message the answer to it, and a system
         message is plain text; they are separated by empty lines.
@@ -86,15 +95,29 @@ class Prompter:
         """
         if not any(turn.content.strip() for turn in turns):
             raise BadInput("the prompt is empty")
-        text = self._render_turns(turns) if self.is_chat else self._plain_turns(turns)
-        return list(self.tokenizer.encode(text, add_special_tokens=not self.is_chat).ids)
+        contents, mark = self._messages.mark([turn.content for turn in turns])
+        turns = [turn._replace(content=content) for turn, content in zip(turns, contents, strict=True)]
+        return self._encoded(self._render_turns(turns) if self.is_chat else self._plain_turns(turns), mark)
+
+    def raw(self, prompt: str) -> list[int]:
+        """Ids of a whole prompt, which may contain control tokens, with those that the tokenizer adds.
+
+        Raises:
+            BadInput: text that is not valid Unicode.
+        """
+        ids: list[int] = encode(self.tokenizer, prompt, add_special_tokens=True).ids
+        return ids
 
     def text(self, ids: Sequence[int]) -> str:
         """Decoded text of output ids, without special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def _render_plain(self, question: str) -> str:
-        examples = "".join(f"{self._template.replace('{question}', q)} {a}\n\n" for q, a in self.shots)
+    def _encoded(self, text: str, mark: str) -> list[int]:
+        """Ids of a rendered prompt: a chat template writes special tokens itself, to others the tokenizer adds them."""
+        return self._messages.ids(text, mark, add_special_tokens=not self.is_chat)
+
+    def _render_plain(self, shots: Sequence[tuple[str, str]], question: str) -> str:
+        examples = "".join(f"{self._template.replace('{question}', q)} {a}\n\n" for q, a in shots)
         return examples + self._template.replace("{question}", question)
 
     def _plain_turns(self, turns: Sequence[Turn]) -> str:
@@ -107,14 +130,28 @@ class Prompter:
             before = role
         return text
 
-    def _render_chat(self, question: str) -> str:
-        examples = [
-            Turn(role, text) for pair in self.shots for role, text in zip(("user", "assistant"), pair, strict=True)
-        ]
+    def _render_chat(self, shots: Sequence[tuple[str, str]], question: str) -> str:
+        examples = [Turn(role, text) for pair in shots for role, text in zip(("user", "assistant"), pair, strict=True)]
         return self._render_turns([*examples, Turn("user", question)])
 
     def _render_turns(self, turns: Sequence[Turn]) -> str:
         import jinja2
+
+        try:
+            return str(
+                self._chat_template.render(
+                    messages=[turn._asdict() for turn in turns],
+                    add_generation_prompt=True,
+                    tools=None,
+                    documents=None,
+                    **_special_tokens(self._settings),
+                )
+            )
+        except jinja2.TemplateError as exc:
+            raise BadInput(f"the tokenizer's chat template fails: {exc}") from exc
+
+    @cached_property
+    def _chat_template(self) -> Any:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         environment = ImmutableSandboxedEnvironment(
@@ -123,16 +160,7 @@ class Prompter:
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         environment.filters["tojson"] = _to_json
-        try:
-            return environment.from_string(str(self._chat)).render(
-                messages=[turn._asdict() for turn in turns],
-                add_generation_prompt=True,
-                tools=None,
-                documents=None,
-                **_special_tokens(self._settings),
-            )
-        except jinja2.TemplateError as exc:
-            raise BadInput(f"the tokenizer's chat template fails: {exc}") from exc
+        return environment.from_string(str(self._chat))
 
 
 def _refuse(message: str) -> None:
