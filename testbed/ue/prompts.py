@@ -60,15 +60,20 @@ class Prompter:
         self._messages = MessageText(self.tokenizer, _special_tokens(self._settings).get("unk_token"))
         self.is_chat = bool(self._chat) and style in ("auto", "chat")
 
-    @cached_property
+    @property
     def vocab_size(self) -> int:
         """Largest id plus one."""
-        return 1 + max(self.tokenizer.get_vocab().values())
+        return self._vocabulary[0]
 
-    @cached_property
+    @property
     def longest_token(self) -> int:
         """Number of characters of the longest token, or of its bytes where tokens are bytes."""
-        return max(map(len, self.tokenizer.get_vocab()))
+        return self._vocabulary[1]
+
+    @cached_property
+    def _vocabulary(self) -> tuple[int, int]:
+        vocabulary = self.tokenizer.get_vocab()
+        return 1 + max(vocabulary.values()), max(map(len, vocabulary))
 
     def ids(self, question: str) -> list[int]:
         """Prompt ids of a question; control tokens in it are encoded as text.

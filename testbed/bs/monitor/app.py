@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import hmac
 import importlib.resources
-import ipaddress
 import logging
 from typing import NamedTuple
 
@@ -25,6 +23,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from testbed.bs.monitor.client import SERVING, MonitoredStation
 from testbed.bs.monitor.feed import Feed, TooManyViewers, Viewer
 from testbed.bs.monitor.prometheus import exposition
+from testbed.listening import AccessRules, Refusal
+from testbed.web_server import RequestLimit
 
 LOG = logging.getLogger(__name__)
 STALL_S = 10.0
@@ -35,6 +35,10 @@ SCRIPTS = ("stream.js", "charts.js", "table.js", "page.js")
 """Scripts, in the order in which they run."""
 SECRET = ("/events", "/metrics")
 """Paths that need the token, if there is one."""
+HEALTH = frozenset({"/healthz", "/readyz"})
+"""Paths that are answered however many viewers there are."""
+REQUESTS = 128
+"""Largest number of requests in progress; beyond it, requests are answered 503."""
 HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -74,7 +78,8 @@ def make_app(station: MonitoredStation, feed: Feed, token: str | None, host: str
 
     routes = {"/": show, "/healthz": healthy, "/readyz": ready, "/metrics": metrics}
     app = Starlette(routes=[*(Route(path, answer) for path, answer in routes.items()), Route("/events", Events(feed))])
-    return Guard(app, token, host)
+    limited = RequestLimit(app, REQUESTS, PlainTextResponse("too many requests\n", 503), HEALTH)
+    return Guard(limited, token, host)
 
 
 class Events:
@@ -114,23 +119,15 @@ async def _left(receive: Receive) -> None:
 
 
 class Guard:
-    """ASGI middleware that authorises requests and sets security headers.
-
-    - With a token, updates and metrics require it. It is sent in a header, never in a cookie, so that other sites open
-      in the browser cannot use it.
-    - Without a token, the server listens on loopback only. A web site could have its own name resolved to 127.0.0.1
-      (DNS rebinding) and read what its visitor's machine serves: so the name in `Host` must be one of this machine.
-    - Requests that a browser sends for another site are refused, except for following a link to the page.
-    """
+    """ASGI middleware that applies the access rules and sets security headers."""
 
     def __init__(self, app: ASGIApp, token: str | None, host: str) -> None:
-        self._app, self._token = app, token
-        self._names = {"localhost", host.lower()} - {""}
+        self._app, self._rules = app, AccessRules(token, host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        refusal = self._refusal(scope)
+        refusal = self._rules.refusal(scope["method"], Headers(scope=scope), secret=scope["path"] in SECRET)
 
         async def sealed(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -140,42 +137,15 @@ class Guard:
             await send(message)
 
         try:
-            await (refusal or self._app)(scope, receive, sealed)
+            await (_refused(refusal) if refusal else self._app)(scope, receive, sealed)
         except Exception:
             LOG.exception("the live view failed at %s", scope["path"])
             raise
 
-    def _refusal(self, scope: Scope) -> Response | None:
-        headers = Headers(scope=scope)
-        if self._token is None and not self._known(headers.get("host", "")):
-            return PlainTextResponse("no such host here: use localhost, or the address\n", 421)
-        if _foreign(headers):
-            return PlainTextResponse("not for other sites\n", 403)
-        if self._token is not None and scope["path"] in SECRET:
-            given = headers.get("authorization", "").encode()
-            if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
-                return PlainTextResponse("wrong or missing token\n", 401, {"www-authenticate": "Bearer"})
-        return None
 
-    def _known(self, host: str) -> bool:
-        """Whether a `Host` names this machine: an address (never a rebound name), or one of its names."""
-        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-        if name.lower() in self._names:
-            return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
-
-
-def _foreign(headers: Headers) -> bool:
-    """Whether a browser states that the request comes from another site."""
-    if headers.get("sec-fetch-mode") == "navigate":
-        return False
-    origin = headers.get("origin")
-    own = origin is None or origin.partition("://")[2] == headers.get("host")
-    return not own or headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
+def _refused(refusal: Refusal) -> Response:
+    headers = {"www-authenticate": "Bearer"} if refusal.status == 401 else None
+    return PlainTextResponse(f"{refusal.message}\n", refusal.status, headers)
 
 
 # ---------------------------------------------------------------- the page

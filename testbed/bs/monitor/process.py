@@ -29,8 +29,6 @@ LOG = logging.getLogger(__name__)
 FLAG = "--monitor-token-file"
 WEB = "testbed.bs.monitor.web"
 NEEDS = ("prometheus_client", "starlette", "tokenizers", "uvicorn")
-UNREAD_MS = 15_000
-"""Time after which Linux closes a connection whose client reads nothing."""
 LAST_S = 1.0
 """Time for the last message to the live view's process."""
 STOP_S = 10.0
@@ -120,8 +118,6 @@ def monitored(config: ServeConfig) -> Iterator[Monitor | None]:
     ours, theirs = socket.socketpair()
     with contextlib.closing(ours), contextlib.closing(theirs):
         with listening(host, port, guarded=token is not None, flag=FLAG) as listener:
-            if hasattr(socket, "TCP_USER_TIMEOUT"):
-                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
             process, monitor = _start(theirs, listener), Monitor(ours, url_of(listener))
         theirs.close()
         with contextlib.suppress(ConnectionError):  # the process has died, which is noticed later

@@ -16,17 +16,16 @@ import sys
 import uvicorn
 
 from testbed import logs
-from testbed.bs.monitor.app import make_app
+from testbed.bs.monitor.app import REQUESTS, make_app
 from testbed.bs.monitor.client import MonitoredStation
 from testbed.bs.monitor.feed import Feed
 from testbed.bs.monitor.wire import MonitorSetup, receive
 from testbed.interrupts import as_worker
 from testbed.tasks import cancel
+from testbed.web_server import SPARE, BoundedHttp
 
 NICE = 10
 """Below the base station and other drafting or verifying processes: on a busy machine it gets a tenth of a core."""
-CONNECTIONS = 128
-"""Concurrent connections; further ones are answered 503."""
 GRACE_S = 2
 """Time for running responses to end when the base station is gone."""
 
@@ -52,9 +51,9 @@ async def serve(link: socket.socket, listener: socket.socket) -> None:
     feed = Feed(station)
     settings = uvicorn.Config(
         make_app(station, feed, setup.token, setup.host),
-        http="h11",  # it bounds headers, which httptools does not
+        http=BoundedHttp,
         log_config=None, log_level="critical", access_log=False, lifespan="off", ws="none", server_header=False,
-        limit_concurrency=CONNECTIONS, timeout_graceful_shutdown=GRACE_S,
+        limit_concurrency=REQUESTS + SPARE, timeout_graceful_shutdown=GRACE_S,
     )  # fmt: skip
     server = uvicorn.Server(settings)
 

@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
-import hmac
+import asyncio
+import reprlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import fastapi
 import msgspec
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from testbed.errors import BadInput, LinkError, ModelError, TestbedError
+from testbed.listening import AccessRules, Refusal
 from testbed.tasks import beside
 from testbed.ue.api.backend import Backend, Closing, DecodingJob, Ended, OutputRequest, QueueFull, Text
 from testbed.ue.api.bodies import BoundedBodies
 from testbed.ue.api.replies import ChatReply, Reply
-from testbed.ue.api.schema import ApiError, ApiRequest, ChatRequest, CompletionRequest, RequestLimits
+from testbed.ue.api.schema import (
+    ApiError,
+    ApiRequest,
+    ChatRequest,
+    CompletionRequest,
+    ErrorReply,
+    RequestLimits,
+)
 from testbed.ue.prompts import Prompter
+from testbed.web_server import RequestLimit
 
 GONE = 499
 """Status of a response that no one reads, because the client disconnected."""
+HEALTH = "/health"
+REQUESTS = 640
+"""Largest number of requests in progress; beyond it, requests are answered 503. Load generators send 512 at once."""
+TOKENIZED = 2
+"""Number of prompts that are tokenized at once, in threads of their own."""
 STATUS_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -36,6 +52,8 @@ class Service:
         name: name of the model.
         created: start time, in seconds since 1970.
         token: API key that clients must send; None: no key.
+        host: address or name that the endpoint listens on.
+        requests: largest number of requests in progress.
     """
 
     backend: Backend
@@ -44,6 +62,9 @@ class Service:
     name: str
     created: int
     token: str | None = None
+    host: str = ""
+    requests: int = REQUESTS
+    tokenizing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(TOKENIZED))
 
     def models(self) -> list[dict[str, Any]]:
         """List of the one model, in OpenAI's format."""
@@ -54,6 +75,8 @@ def make_app(service: Service) -> FastAPI:
     """Create the web application; its paths exist with and without /v1."""
     app = FastAPI(title="testbed", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(BoundedBodies)
+    app.add_middleware(RequestLimit, most=service.requests, busy=_busy, exempt=frozenset({HEALTH}))
+    app.add_middleware(Guard, rules=AccessRules(service.token, service.host))
     for error, answer in (
         (ApiError, _refused),
         (HTTPException, _unknown),
@@ -64,17 +87,27 @@ def make_app(service: Service) -> FastAPI:
     routes = _routes(service)
     app.include_router(routes, prefix="/v1")
     app.include_router(routes)
-    app.add_api_route("/health", _health)
+    app.add_api_route(HEALTH, _health)
     return app
 
 
-def _routes(service: Service) -> APIRouter:
-    async def authorised(request: fastapi.Request) -> None:
-        given = request.headers.get("authorization", "")
-        if service.token and not hmac.compare_digest(given.encode(), f"Bearer {service.token}".encode()):
-            raise ApiError(401, "wrong or missing API key", kind="authentication_error", code="invalid_api_key")
+class Guard:
+    """ASGI middleware that applies the access rules; health is open to all."""
 
-    routes = APIRouter(dependencies=[Depends(authorised)])
+    def __init__(self, app: ASGIApp, rules: AccessRules) -> None:
+        self._app, self._rules = app, rules
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        refusal = None
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            refusal = self._rules.refusal(scope["method"], headers, secret=scope["path"] != HEALTH)
+        await (_refusal(refusal) if refusal else self._app)(scope, receive, send)
+
+
+def _routes(service: Service) -> APIRouter:
+    routes = APIRouter(responses=ERRORS)
 
     @routes.get("/models")
     async def models() -> JSONResponse:
@@ -83,34 +116,28 @@ def _routes(service: Service) -> APIRouter:
     @routes.get("/models/{name:path}")
     async def model(name: str) -> JSONResponse:
         if name != service.name:
-            raise ApiError(404, f"the model {name!r} does not exist", param="model", code="model_not_found")
+            message = f"the model {reprlib.repr(name)} does not exist"
+            raise ApiError(404, message, param="model", code="model_not_found")
         return JSONResponse(service.models()[0])
 
     @routes.post("/completions")
     async def completions(body: CompletionRequest, request: fastapi.Request) -> Response:
-        order = _order(service, body)
-        return await _answer(service, request, body, order, Reply(service.name, len(order.prompt)))
+        return await _answer(service, request, body, Reply)
 
     @routes.post("/chat/completions")
     async def chat(body: ChatRequest, request: fastapi.Request) -> Response:
-        order = _order(service, body)
-        return await _answer(service, request, body, order, ChatReply(service.name, len(order.prompt)))
+        return await _answer(service, request, body, ChatReply)
 
     return routes
 
 
-def _order(service: Service, body: ApiRequest) -> OutputRequest:
-    body.check(service.name)
-    return body.order(service.prompter, service.limits)
-
-
-async def _answer(
-    service: Service, request: fastapi.Request, body: ApiRequest, order: OutputRequest, reply: Reply
-) -> Response:
+async def _answer(service: Service, request: fastapi.Request, body: ApiRequest, kind: type[Reply]) -> Response:
     """Decode and answer; the job is cancelled if the client disconnects, and its slot is freed in any case."""
-    job = service.backend.job(order)
+    job: DecodingJob | None = None
     streamed = False
     try:
+        order = await beside([_client_stays(request)], _order(service, body))
+        job, reply = service.backend.job(order), kind(service.name, len(order.prompt))
         first = await beside([_client_stays(request)], _begin(job))
         if body.stream:
             streamed = True
@@ -121,8 +148,15 @@ async def _answer(
     except TestbedError as exc:
         raise _api_error(exc) from exc
     finally:
-        if not streamed:
+        if job is not None and not streamed:
             job.cancel()
+
+
+async def _order(service: Service, body: ApiRequest) -> OutputRequest:
+    """The request as an order; long prompts are tokenized beside the event loop."""
+    body.check(service.name)
+    async with service.tokenizing:
+        return await asyncio.to_thread(body.order, service.prompter, service.limits)
 
 
 async def _begin(job: DecodingJob) -> Text | Ended:
@@ -195,6 +229,24 @@ def _api_error(error: TestbedError) -> ApiError:
     if isinstance(error, LinkError | Closing):
         return ApiError(503, str(error), kind="server_error", code="unavailable")
     return ApiError(502, str(error), kind="server_error", code="backend_error")
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    name: {"description": "An error in OpenAI's format.", "model": ErrorReply} for name in ("4XX", "5XX")
+}
+
+
+def _refusal(refusal: Refusal) -> JSONResponse:
+    if refusal.status == 401:
+        error = ApiError(401, "wrong or missing API key", kind="authentication_error", code="invalid_api_key")
+    else:
+        error = ApiError(refusal.status, refusal.message, code="forbidden")
+    return JSONResponse(error.body, error.status)
+
+
+async def _busy(scope: Scope, receive: Receive, send: Send) -> None:
+    error = ApiError(503, "too many requests are in progress", kind="server_error", code="unavailable")
+    await JSONResponse(error.body, error.status, {"retry-after": "1"})(scope, receive, send)
 
 
 async def _refused(_: fastapi.Request, error: ApiError) -> JSONResponse:

@@ -10,8 +10,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from testbed.ue.api.schema import ApiError
 
-MOST_BYTES = 4 * 2**20
+MOST_BYTES = 2**20
 """Largest body."""
+MOST_BRACKETS = 2**15
+"""Largest number of lists and objects of a body, brackets in texts included: each costs more than its bytes."""
 WITHIN_S = 30.0
 """Time limit for receiving a body."""
 
@@ -57,10 +59,14 @@ class BoundedBodies:
             if len(body) > self._most_bytes:
                 raise self._too_large()
             if not message.get("more_body", False):
-                return bytes(body)
+                break
+        if body.count(b"[") + body.count(b"{") > MOST_BRACKETS:
+            raise self._too_large()
+        return bytes(body)
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"a body has at most {self._most_bytes} bytes", code="request_too_large")
+        bound = f"a body has at most {self._most_bytes} bytes, and {MOST_BRACKETS} opening brackets and braces"
+        return ApiError(413, bound, code="request_too_large")
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

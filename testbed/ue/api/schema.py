@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import reprlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from testbed.errors import BadInput
@@ -38,7 +40,20 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
 }
 """Fields that are not supported, and the values (besides null) that are accepted because they have no effect."""
+MOST_MESSAGES = 4096
+"""Largest number of messages of a conversation."""
+MOST_STOPS, MOST_STOP_CHARACTERS = 4, 256
+"""Largest number of stop strings, as in OpenAI's API, and of characters of each."""
+MOST_TOP_K = 2**31 - 1
+CHARACTERS_PER_TOKEN = 32
+"""Least number of characters that a token may stand for, where the vocabulary's longest token is shorter: spaces and
+unknown words need no token of their length."""
 NO_LOGPROBS = "logprobs are not available: the BS returns accepted tokens without their probabilities; leave it out"
+
+
+T = TypeVar("T")
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""A list whose validation ends at the first invalid entry."""
 
 
 class ApiError(Exception):
@@ -51,6 +66,21 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+class ErrorBody(BaseModel):
+    """An error in OpenAI's format."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(BaseModel):
+    """The document of an error response."""
+
+    error: ErrorBody
 
 
 class StreamOptions(BaseModel):
@@ -70,7 +100,7 @@ class ChatMessage(BaseModel):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[ContentPart] | None = None
+    content: str | Items[ContentPart] | None = None
     tool_calls: list[Any] | None = None
 
     def turn(self) -> Turn:
@@ -93,22 +123,23 @@ class ApiRequest(BaseModel):
     """Fields that both kinds of requests have. Other fields are ignored, or refused by `NEUTRAL`."""
 
     model_config = ConfigDict(extra="allow", strict=True)
+    prompt_field: ClassVar[str]
 
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: int | None = Field(None, ge=-1, le=MOST_TOP_K)
     """Not in OpenAI's API but in other servers'; 0 and -1: all tokens."""
     ignore_eos: bool | None = None
     """Not in OpenAI's API either: whether the output continues after an end token."""
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Items[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    def ids(self, prompter: Prompter) -> list[int]:
-        """The prompt's ids."""
+    def ids(self, prompter: Prompter, context: int) -> list[int]:
+        """The prompt's ids, at most `context` if it is given as ids."""
         raise NotImplementedError
 
     def length(self) -> int | None:
@@ -123,17 +154,26 @@ class ApiRequest(BaseModel):
         """Refuse a request that cannot be answered as asked.
 
         Raises:
-            ApiError: another model, an unsupported field, or an empty stop string.
+            ApiError: another model, an unsupported field, or stop strings that are empty, long or many.
         """
         if self.model is not None and self.model != served:
-            message = f"the model {self.model!r} does not exist; this endpoint serves {served!r}"
+            message = f"the model {reprlib.repr(self.model)} does not exist; this endpoint serves {served!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
         for name, value in (self.model_extra or {}).items():
             if name in NEUTRAL and value is not None and not any(_same(value, known) for known in NEUTRAL[name]):
-                wrong = NO_LOGPROBS if "logprobs" in name else f"{name} = {value!r} is not supported; leave it out"
-                raise ApiError(400, wrong[:500], param=name, code="unsupported_parameter")
-        if "" in self.stops():
-            raise ApiError(400, "a stop string must not be empty", param="stop")
+                wrong = (
+                    NO_LOGPROBS
+                    if "logprobs" in name
+                    else f"{name} = {reprlib.repr(value)} is not supported; leave it out"
+                )
+                raise ApiError(400, wrong, param=name, code="unsupported_parameter")
+        if len(self.stops()) > MOST_STOPS:
+            raise ApiError(400, f"{len(self.stops())} stop strings: at most {MOST_STOPS} are taken", param="stop")
+        if not all(0 < len(stop) <= MOST_STOP_CHARACTERS and _is_unicode(stop) for stop in self.stops()):
+            wrong = (
+                f"a stop string must be Unicode text, not empty and not longer than {MOST_STOP_CHARACTERS} characters"
+            )
+            raise ApiError(400, wrong, param="stop")
 
     def stops(self) -> tuple[str, ...]:
         """Stop strings."""
@@ -146,7 +186,7 @@ class ApiRequest(BaseModel):
             ApiError: a prompt without room for output, or a value out of range.
         """
         try:
-            ids = self.ids(prompter)
+            ids = self.ids(prompter, limits.context)
             sampling = Sampling(
                 limits.temperature if self.temperature is None else self.temperature,
                 0 if self.top_k in (None, -1) else self.top_k,
@@ -159,13 +199,8 @@ class ApiRequest(BaseModel):
         room = limits.context - len(ids) - 1
         wanted = self.length() or max(1, min(limits.max_tokens, room))
         if wanted > room:
-            raise ApiError(
-                400,
-                f"a prompt of {len(ids)} tokens and {wanted} output tokens exceed the context of {limits.context}; "
-                "shorten it or lower max_tokens",
-                param="max_tokens" if room > 0 else "messages" if isinstance(self, ChatRequest) else "prompt",
-                code="context_length_exceeded",
-            )
+            size = f"a prompt of {len(ids)} tokens and {wanted} output tokens"
+            raise _too_long(size, limits.context, "max_tokens" if room > 0 else self.prompt_field)
         seed = secrets.randbits(63) if self.seed is None else request_seed(self.seed, "endpoint", 0)
         return OutputRequest(ids, wanted, sampling, seed, self.stops(), bool(self.ignore_eos))
 
@@ -173,9 +208,10 @@ class ApiRequest(BaseModel):
 class CompletionRequest(ApiRequest):
     """POST /v1/completions."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt_field = "prompt"
+    prompt: str | Items[int] | Items[str] | Items[Items[int]]
 
-    def ids(self, prompter: Prompter) -> list[int]:
+    def ids(self, prompter: Prompter, context: int) -> list[int]:
         """The prompt's ids: as given, or those of its text with the special tokens that the tokenizer adds."""
         prompt = self.prompt
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
@@ -183,22 +219,28 @@ class CompletionRequest(ApiRequest):
                 raise ApiError(400, f"{len(prompt)} prompts in one request; send one each", param="prompt")
             prompt = prompt[0]
         if isinstance(prompt, str):
-            return list(prompter.tokenizer.encode(prompt).ids)
-        ids = [i for i in prompt if isinstance(i, int)]
-        if any(not 0 <= i < prompter.vocab_size for i in ids):
+            _check_length(len(prompt), prompter, context, "prompt")
+            return prompter.raw(prompt)
+        if len(prompt) > context:
+            raise _too_long(f"a prompt of {len(prompt)} tokens", context, "prompt")
+        ids = np.array(prompt, dtype=object)  # of any size
+        if not np.all((ids >= 0) & (ids < prompter.vocab_size)):
             raise ApiError(400, f"token ids must lie in 0..{prompter.vocab_size - 1}", param="prompt")
-        return ids
+        return [int(i) for i in ids]
 
 
 class ChatRequest(ApiRequest):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    prompt_field = "messages"
+    messages: Annotated[Items[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
     max_completion_tokens: int | None = Field(None, ge=1)
 
-    def ids(self, prompter: Prompter) -> list[int]:
+    def ids(self, prompter: Prompter, context: int) -> list[int]:
         """The prompt's ids, by the chat template or a plain format."""
-        return prompter.conversation([message.turn() for message in self.messages])
+        turns = [message.turn() for message in self.messages]
+        _check_length(sum(len(turn.content) for turn in turns), prompter, context, "messages")
+        return prompter.conversation(turns)
 
     def length(self) -> int | None:
         """The requested number of tokens: `max_completion_tokens`, or `max_tokens` from older clients."""
@@ -216,6 +258,22 @@ class RequestLimits:
     max_tokens: int
     temperature: float
     context: int
+
+
+def _check_length(characters: int, prompter: Prompter, context: int, param: str) -> None:
+    """Refuse text that cannot fit the context before it is tokenized."""
+    if characters > context * max(prompter.longest_token, CHARACTERS_PER_TOKEN):
+        raise _too_long(f"a prompt of {characters} characters", context, param)
+
+
+def _too_long(size: str, context: int, param: str) -> ApiError:
+    message = f"{size} exceed the context of {context} tokens; shorten it or lower max_tokens"
+    return ApiError(400, message, param=param, code="context_length_exceeded")
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether text is free of surrogates, which JSON can spell but UTF-8 cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _same(value: Any, known: Any) -> bool:

@@ -22,7 +22,7 @@ from testbed.protocols.messages import Welcome
 from testbed.protocols.methods import AUTO
 from testbed.protocols.quantise import check_bits
 from testbed.protocols.sampling import Sampling
-from testbed.ue.api.app import Service, make_app
+from testbed.ue.api.app import REQUESTS, Service, make_app
 from testbed.ue.api.backend import Backend, ConnectedPair, DraftingThread
 from testbed.ue.api.schema import RequestLimits
 from testbed.ue.channel_state import ChannelState
@@ -33,13 +33,12 @@ from testbed.ue.load_drafter import DrafterOptions, drafter_and_tokenizer, load_
 from testbed.ue.prompts import Prompter
 from testbed.ue.run import Clients, JobRunner, Setting
 from testbed.ue.windows.fixed import FixedWindow
+from testbed.web_server import SPARE, BoundedHttp, request_limit
 
 State = Callable[[Client, Clock], Awaitable[ChannelState]]
 """Creates the channel state of a connection."""
 Ready = Callable[[str, str], None]
 """Called once the endpoint answers, with its address and the model's name."""
-CONNECTIONS = 640
-"""Largest number of client connections; beyond it, requests are answered 503. Load generators open 512 at once."""
 GRACE_S = 5
 """Time that active responses have to finish when the endpoint stops."""
 WARM_UP = 2
@@ -57,6 +56,7 @@ def serve(config: EndpointConfig, bundle: tuple[Path | None, Path | None], state
         LinkError: the BS cannot be reached.
         ProtocolError: the BS refuses.
     """
+    requests = request_limit(REQUESTS)
     name, prompter = check(config, bundle)
     token = key_in(config.token_file)
     with listening(config.host, config.port, guarded=token is not None) as listener:
@@ -73,6 +73,8 @@ def serve(config: EndpointConfig, bundle: tuple[Path | None, Path | None], state
                     config.name or _short(welcome.model),
                     int(time.time()),
                     token,
+                    config.host,
+                    requests,
                 )
                 asyncio.run(_run(service, listener, lambda: ready(url_of(listener), service.name)))
         finally:
@@ -172,10 +174,10 @@ async def _meet(
 
 
 def web_settings(service: Service) -> uvicorn.Config:
-    """Settings of the web server: h11, because it limits headers, which httptools does not."""
+    """Settings of the web server."""
     return uvicorn.Config(
-        make_app(service), http="h11", ws="none", lifespan="off", log_config=None, access_log=False,
-        limit_concurrency=CONNECTIONS, timeout_graceful_shutdown=GRACE_S,
+        make_app(service), http=BoundedHttp, ws="none", lifespan="off", log_config=None, access_log=False,
+        limit_concurrency=service.requests + SPARE, timeout_graceful_shutdown=GRACE_S,
     )  # fmt: skip
 
 

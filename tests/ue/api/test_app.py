@@ -179,6 +179,7 @@ REFUSED: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({"temperature": -1}, 400, None, "temperature"),
     ({"top_p": 0}, 400, None, "top-p"),
     ({"stop": ["a", ""]}, 400, "stop", "empty"),
+    ({"stop": ["a", "b", "c", "d", "e"]}, 400, "stop", "at most 4"),
     ({"stream_options": 3}, 400, "stream_options", "dictionary"),
 ]
 

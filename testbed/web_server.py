@@ -1,0 +1,125 @@
+"""HTTP connections of web servers: idle ones are closed in time and make room, and requests in progress are limited."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from testbed.errors import BadInput
+
+HEAD_S = 20.0
+"""Time limit for the head of a request, from the start of the connection or the end of the previous response."""
+SPARE = 64
+"""Number of connections beyond the limit of requests, so that health is answered in any case."""
+OTHER_FILES = 64
+"""Number of files that a process opens beside connections."""
+LEAST_REQUESTS = 8
+
+
+class BoundedHttp(H11Protocol):
+    """HTTP/1.1 connection that is closed if no request arrives in time, or to make room for newer connections.
+
+    uvicorn's `limit_concurrency` bounds the number of connections here; uvicorn itself answers 503 beyond it, also to
+    a client with a request, because of others that have none.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._most, self.limit_concurrency = self.limit_concurrency, None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def serving(self) -> bool:
+        """Whether a request is in progress."""
+        return bool(self.cycle) and not self.cycle.response_complete  # none before the first request
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the time limit, and close the connection that has been idle longest if there are too many."""
+        super().connection_made(transport)
+        self._await_head()
+        if self._most is not None and len(self.connections) > self._most:
+            idle = [c for c in self.connections if isinstance(c, BoundedHttp) and c is not self and c.idle]
+            min(idle, key=BoundedHttp.idle_until, default=self).give_up()
+
+    def data_received(self, data: bytes) -> None:
+        """Stop the time limit once a request has its head."""
+        super().data_received(data)
+        if self.serving:
+            self._stop_timer()
+
+    def on_response_complete(self) -> None:
+        """Start the time limit anew, unless the next request is there already."""
+        super().on_response_complete()
+        if not self.serving and not self.transport.is_closing():
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the time limit."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    @property
+    def idle(self) -> bool:
+        """Whether the connection is open and waits for a request."""
+        return not self.serving and not self.transport.is_closing()
+
+    def idle_until(self) -> float:
+        """When the time limit ends."""
+        return self._timer.when() if self._timer else 0.0
+
+    def give_up(self) -> None:
+        """Close the connection, unless it is closing and only has to send the rest of a response."""
+        if not self.transport.is_closing():
+            self.transport.abort()
+
+    def _await_head(self) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(HEAD_S, self.give_up)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class RequestLimit:
+    """ASGI middleware that bounds the number of requests in progress."""
+
+    def __init__(self, app: ASGIApp, most: int, busy: ASGIApp, exempt: frozenset[str]) -> None:
+        """`busy`: answers requests beyond `most`; `exempt`: paths that are always served."""
+        self._app, self._most, self._busy, self._exempt = app, most, busy, exempt
+        self._count = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http" or scope["path"] in self._exempt:
+            await self._app(scope, receive, send)
+            return
+        if self._count >= self._most:
+            await self._busy(scope, receive, send)
+            return
+        self._count += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._count -= 1
+
+
+def request_limit(wanted: int) -> int:
+    """The number of requests in progress that the limit of open files allows, at most `wanted`.
+
+    Raises:
+        BadInput: fewer than `LEAST_REQUESTS`.
+    """
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return wanted
+    most = files - OTHER_FILES - SPARE
+    if most < LEAST_REQUESTS:
+        least = OTHER_FILES + SPARE + LEAST_REQUESTS
+        raise BadInput(f"this process may open {files} files only; a web server needs {least}: ulimit -n {least}")
+    return min(wanted, most)

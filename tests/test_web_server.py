@@ -1,0 +1,156 @@
+"""Connections and requests that web servers bound: silent ones, slow heads, too many."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+import uvicorn
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from testbed import web_server
+from testbed.errors import BadInput
+from testbed.web_server import OTHER_FILES, SPARE, BoundedHttp, RequestLimit, request_limit
+
+GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
+WAIT_S = 20
+
+
+class Connection:
+    """A client's connection, byte by byte."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def ask(self, data: bytes = GET) -> bytes:
+        """Status line and what follows; empty if the connection is closed."""
+        self._writer.write(data)
+        return await self.read()
+
+    async def read(self) -> bytes:
+        try:
+            return await asyncio.wait_for(self._reader.read(4096), WAIT_S)
+        except ConnectionError:
+            return b""
+
+    def send(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Site:
+    """A web server; a request for /held is answered once `free` is set."""
+
+    def __init__(self, port: int) -> None:
+        self.port, self.free, self.held = port, asyncio.Event(), 0
+        self._open: list[Connection] = []
+
+    async def connect(self) -> Connection:
+        self._open.append(Connection(*await asyncio.open_connection("127.0.0.1", self.port)))
+        return self._open[-1]
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/held":
+            self.held += 1
+            await self.free.wait()
+        await PlainTextResponse("ok")(scope, receive, send)
+
+    def close(self) -> None:
+        self.free.set()
+        for connection in self._open:
+            connection.close()
+
+
+@contextlib.asynccontextmanager
+async def site(connections: int, requests: int = 100) -> AsyncIterator[Site]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    found = Site(listener.getsockname()[1])
+    limited = RequestLimit(found.app, requests, PlainTextResponse("busy", 503), frozenset({"/health"}))
+    config = uvicorn.Config(
+        limited, http=BoundedHttp, ws="none", lifespan="off", log_config=None, limit_concurrency=connections
+    )
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield found
+    finally:
+        found.close()
+        server.should_exit = True
+        await serving
+
+
+async def test_silent_connections_make_room_for_a_request() -> None:
+    async with site(connections=20) as web:
+        silent = [await web.connect() for _ in range(50)]
+        assert (await (await web.connect()).ask()).startswith(b"HTTP/1.1 200")
+        assert await silent[0].read() == b""  # the oldest made room
+        assert (await silent[-1].ask()).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_connection_with_a_request_in_progress_is_not_closed() -> None:
+    async with site(connections=3) as web:
+        asking = await web.connect()
+        asking.send(b"GET /held HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        while not web.held:
+            await asyncio.sleep(0.01)
+        for _ in range(10):
+            await web.connect()
+        web.free.set()
+        assert (await asking.read()).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nhost: loc", GET + b"GET /"])
+async def test_a_head_that_does_not_end_is_waited_for_no_longer_than_the_bound(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_server, "HEAD_S", 0.3)
+    async with site(connections=20) as web:
+        slow, begun_s = await web.connect(), asyncio.get_running_loop().time()
+        slow.send(sent)
+        while await slow.read():
+            pass
+        assert 0.2 < asyncio.get_running_loop().time() - begun_s < 5
+
+
+async def test_a_response_may_take_longer_than_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_server, "HEAD_S", 0.2)
+    async with site(connections=20) as web:
+        asking = await web.connect()
+        asking.send(b"GET /held HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        await asyncio.sleep(0.6)
+        web.free.set()
+        assert (await asking.read()).startswith(b"HTTP/1.1 200")
+
+
+async def test_too_many_requests_are_told_so_but_health_is_answered() -> None:
+    async with site(connections=20, requests=2) as web:
+        for _ in range(2):
+            (await web.connect()).send(b"GET /held HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        while web.held < 2:
+            await asyncio.sleep(0.01)
+        other = await web.connect()
+        assert (await other.ask()).startswith(b"HTTP/1.1 503")
+        assert (await other.ask(GET.replace(b"/ ", b"/health "))).startswith(b"HTTP/1.1 200")
+        web.free.set()
+        while web.held:
+            if (await other.ask()).startswith(b"HTTP/1.1 200"):
+                break
+
+
+@pytest.mark.parametrize(("files", "requests"), [(1 << 16, 640), (512, 512 - OTHER_FILES - SPARE), (136, 8)])
+def test_requests_are_limited_by_open_files(files: int, requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    assert request_limit(640) == requests
+
+
+def test_too_few_open_files_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (16, 16))
+    with pytest.raises(BadInput, match="16 files only; a web server needs 136: ulimit -n 136"):
+        request_limit(640)
