@@ -47,9 +47,9 @@ def main() -> None:
     arguments = parser.parse_args()
     leave_a_core()
     target = describe(str(bundled().require("target")))
-    judge = make_judge("head", head_directory(arguments.head), None, target.directory)
-    engine = load_engine(arguments.engine, target.directory, vocab_size=target.vocab_size)
-    prompter = Prompter(target.directory)
+    judge = make_judge("head", head_directory(arguments.head), None, target.path)
+    engine = load_engine(arguments.engine, target.path, vocab_size=target.vocab_size)
+    prompter = Prompter(target.path)
     prompts = [prompter.ids(example.question) for example in load_dataset("bundled:test", arguments.prompts)]
     drafter = LlamaDrafter(bundled().require("drafter"), prompter.vocab_size, sequences=max(BATCHES))
     try:

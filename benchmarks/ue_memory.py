@@ -17,9 +17,9 @@ from typing import Any
 from testbed.experiments.results import directory as results
 from testbed.experiments.runs.ue_memory import measure
 from testbed.llama.context import LlamaOptions
+from testbed.llama.memory import expected
 from testbed.models.bundle import bundled
 from testbed.models.random_gguf import KINDS, SHAPES, write_random
-from testbed.ue.llama.memory import expected
 
 
 def main() -> None:

@@ -42,7 +42,8 @@ Csi = Annotated[
 ]
 Engine = Annotated[str, option("Inference engine.", kinds="engines", panel="Models")]
 Target = Annotated[
-    str | None, option("Target: directory or Hugging Face id. Default: the bundled one.", panel="Models")
+    str | None,
+    option("Target: directory, Hugging Face id, or GGUF file (llama). Default: the bundled one.", panel="Models"),
 ]
 Dtype = Annotated[str, option("Type of the target's weights: float32 or bfloat16.", panel="Models")]
 Dataset = Annotated[str, option("Prompts: bundled:test, FILE.jsonl, or hf:NAME.", panel="Workload")]

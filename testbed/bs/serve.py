@@ -44,6 +44,7 @@ from testbed.decision_head.head import INFO, WEIGHTS
 from testbed.errors import BadInput
 from testbed.fingerprints import model_fingerprint
 from testbed.optim.pass_time import Coefficients
+from testbed.protocols.vocabulary import tokenizer_directory
 
 Ready = Callable[[list[str], Offer, str | None], None]
 """Called when the BS is ready, with the addresses it listens on, its offer, and the URL of its live view."""
@@ -145,12 +146,12 @@ def _load(config: ServeConfig) -> tuple[VerifyEngine, Offer, Judge]:
     entry, target = ENGINES.choose(config.engine), None
     if entry.needs_model:
         if config.model is None:
-            raise BadInput("which model? give --model DIR or a Hugging Face id")
+            raise BadInput("which model? give --model DIR, a Hugging Face id or a GGUF file")
         target = describe(config.model)
-    judge = make_judge(kind, config.head, config.quality_budget, target.directory if target else None)
+    judge = make_judge(kind, config.head, config.quality_budget, target.path if target else None)
     engine = load_engine(
         config.engine,
-        target.directory if target else None,
+        target.path if target else None,
         dtype=config.dtype,
         max_model_len=config.max_model_len,
         vocab_size=target.vocab_size if target else None,
@@ -207,7 +208,7 @@ def _windows(config: ServeConfig, loaded: Loaded) -> Windows | None:
 def _source(config: ServeConfig, loaded: Loaded, station: BaseStation, recent: Recent) -> Source:
     """The data source of the live view."""
     clock, offer = WallClock(), loaded.offer
-    model = Path(offer.model).name if Path(offer.model).is_dir() else offer.model
+    model = Path(offer.model).name if Path(offer.model).exists() else offer.model
     return Source(
         look=lambda rounds, passes: recent.look(rounds, passes, clock.time()),
         count=lambda: (station.metrics(), recent.tally()),
@@ -226,8 +227,10 @@ def _source(config: ServeConfig, loaded: Loaded, station: BaseStation, recent: R
 
 def _tokenizer(config: ServeConfig) -> str | None:
     """Path of the target's tokenizer; None: it has none."""
-    path = find(config.model) / "tokenizer.json" if ENGINES[config.engine].needs_model and config.model else None
-    return str(path.absolute()) if path is not None and path.exists() else None
+    if config.model is None or not ENGINES[config.engine].needs_model:
+        return None
+    path = tokenizer_directory(find(config.model)) / "tokenizer.json"
+    return str(path.absolute()) if path.exists() else None
 
 
 async def _run(

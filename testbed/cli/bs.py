@@ -36,6 +36,8 @@ def serve(config: ServeConfig, as_json: ReadyJson = False) -> None:
 
         testbed bs serve --engine vllm --model Qwen/Qwen2.5-7B-Instruct --dtype bfloat16
 
+        testbed bs serve --engine llama --model Qwen2.5-7B-Q8_0.gguf
+
         testbed bs serve --bind tcp://0.0.0.0:5555 --keys keys
 
         testbed bs serve --judge budget --quality-budget 0.01
@@ -73,10 +75,11 @@ def _complete(config: ServeConfig) -> ServeConfig:
     """The configuration with the bundled target, judge and head where none are named."""
     from testbed.bs.engines.registry import ENGINES
     from testbed.bs.judging.registry import JUDGES, judge_kind
-    from testbed.models.bundle import bundled, head_directory
+    from testbed.experiments.inputs.pair import target_for
+    from testbed.models.bundle import head_directory
 
     if config.model is None and ENGINES.choose(config.engine).needs_model:
-        config = msgspec.structs.replace(config, model=str(bundled().require("target")))
+        config = msgspec.structs.replace(config, model=target_for(config.engine, None))
     kind = judge_kind(config.judge, config.head, config.quality_budget)
     head = str(head_directory(config.head)) if JUDGES[kind].needs_head else None
     return msgspec.structs.replace(config, judge=kind, head=head)

@@ -234,11 +234,11 @@ def _benched(config: BenchOptions, run: Callable[[Any, Any], Any]) -> Any:
 
     from testbed.bs.engines.registry import ENGINES, load_engine
     from testbed.bs.engines.target import describe
-    from testbed.models.bundle import bundled
+    from testbed.experiments.inputs.pair import target_for
 
     if ENGINES.choose(config.engine).needs_model:
-        target = describe(config.model or str(bundled().require("target")))
-        loaded = load_engine(config.engine, target.directory, dtype=config.dtype, vocab_size=target.vocab_size)
+        target = describe(target_for(config.engine, config.model))
+        loaded = load_engine(config.engine, target.path, dtype=config.dtype, vocab_size=target.vocab_size)
     else:
         loaded = load_engine(config.engine, None)
     err = console(stderr=True)

@@ -21,7 +21,7 @@ from testbed.llama.gguf_rules import check_gguf
 MAX_BATCH = 512
 """Largest number of tokens per pass."""
 MAX_OUTPUTS = 2
-"""Largest number of tokens of a pass with logits (all have them, or none): what a round leaves to compute."""
+"""Largest number of tokens of a drafter's pass with logits (all have them, or none): what a round leaves to compute."""
 MAX_SEQUENCES = 256
 MAX_DEFAULT_CONTEXT = 2048
 MAX_DEFAULT_THREADS = 8
@@ -45,6 +45,7 @@ class LlamaOptions:
         flash_attention: None: llama.cpp's choice on a GPU, off on a CPU, where it is slower for single tokens and sums
             in f16.
         kv_type: precision of the KV cache.
+        outputs: largest number of tokens of a pass with logits, or one of every sequence; None: MAX_OUTPUTS.
 
     Raises:
         ConfigError: a value out of range.
@@ -56,6 +57,7 @@ class LlamaOptions:
     gpu_layers: int = -1
     flash_attention: bool | None = None
     kv_type: Literal["f16", "f32"] = "f16"
+    outputs: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.sequences <= MAX_SEQUENCES:
@@ -66,6 +68,8 @@ class LlamaOptions:
             raise ConfigError(f"threads {self.threads} is not at least 1")
         if self.kv_type not in ("f16", "f32"):
             raise ConfigError(f"kv_type {self.kv_type!r} is neither 'f16' nor 'f32'")
+        if self.outputs is not None and not 1 <= self.outputs <= MAX_BATCH:
+            raise ConfigError(f"outputs {self.outputs} is not within 1 to {MAX_BATCH}")
 
 
 @functools.cache
@@ -195,9 +199,7 @@ class LlamaContext:
         """
         if ids is not None and not 1 <= ids <= self.rows:
             self.close()
-            raise ModelError(
-                f"{self.path}: {self.rows} rows for a tokenizer of {ids} ids; give a drafter that shares it"
-            )
+            raise ModelError(f"{self.path}: {self.rows} rows for a tokenizer of {ids} ids; give a model that shares it")
         return self.rows if ids is None else ids
 
     def forget(self, sequence: int, position: int) -> None:
@@ -253,7 +255,7 @@ class LlamaContext:
         params.n_ctx = self.context * options.sequences
         params.n_seq_max = options.sequences
         params.n_batch = params.n_ubatch = MAX_BATCH
-        params.n_outputs_max = max(MAX_OUTPUTS, options.sequences)
+        params.n_outputs_max = max(options.outputs or MAX_OUTPUTS, options.sequences)  # llama.cpp asserts the latter
         params.n_threads = params.n_threads_batch = options.threads or _default_threads()
         params.embeddings = True
         params.pooling_type = lib.LLAMA_POOLING_TYPE_NONE

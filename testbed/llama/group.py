@@ -1,4 +1,4 @@
-"""llama.cpp context for batches: one pass takes new ids of several sequences and gives their most likely next ids."""
+"""llama.cpp context for batches: one pass takes new ids of several sequences and gives logits and hidden states."""
 
 from __future__ import annotations
 
@@ -62,12 +62,34 @@ class LlamaGroup(LlamaContext):
         best: NDArray[np.int32] = logits.argmax(axis=1).astype(np.int32)
         return best
 
-    def _together(self, rows: Sequence[SequenceInput], *, outputs: bool) -> None:
-        """One pass over all ids of all rows, with logits for all of them or for none."""
-        if self._outputs_on:  # includes hidden states, which are not needed here
-            self._lib.llama_set_embeddings(self._context, False)
-            self._flags.fill(False)
-            self._outputs_on = False
+    def score(self, rows: Sequence[SequenceInput]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Compute all ids of all rows, at most `LlamaOptions.outputs`, in one pass.
+
+        Returns:
+            logits [n, rows of the head] and final-layer, normalised hidden states [n, hidden_size] of the n ids, in
+            their order; views of llama.cpp's memory that the next pass overwrites.
+
+        Raises:
+            ModelError: the pass failed; the caches are restored.
+        """
+        count = sum(len(row.ids) for row in rows)
+        try:
+            self._together(rows, outputs=True, hidden=True)
+        except ModelError:
+            self._forget_all(rows)
+            raise
+        logits, hidden = self._lib.llama_get_logits(self._context), self._lib.llama_get_embeddings(self._context)
+        return (
+            np.ctypeslib.as_array(logits, (count, self.rows)),
+            np.ctypeslib.as_array(hidden, (count, self.hidden_size)),
+        )
+
+    def _together(self, rows: Sequence[SequenceInput], *, outputs: bool, hidden: bool = False) -> None:
+        """One pass over all ids of all rows, with logits (and hidden states) for all of them or for none."""
+        if self._outputs_on is not hidden:
+            self._lib.llama_set_embeddings(self._context, hidden)
+            self._flags.fill(hidden)
+            self._outputs_on = hidden
         counts = [len(row.ids) for row in rows]
         total = sum(counts)
         self._ids[:total] = np.concatenate([np.asarray(row.ids, np.int32) for row in rows])
@@ -78,7 +100,7 @@ class LlamaGroup(LlamaContext):
         self._flags[:total] = outputs
         self._batch.n_tokens = total
         code = self._lib.llama_decode(self._context, self._batch)
-        self._flags[:total] = False
+        self._flags[:total] = hidden
         if code:
             raise ModelError(f"{self.path}: llama.cpp failed to compute {total} tokens (code {code})")
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from testbed.errors import ModelError
+from testbed.files import make_folder, whole_file
+from testbed.fingerprints import model_fingerprint
 
 DATA = Path(__file__).parent / "data"
 BUNDLED = "bundled"
+BESIDE = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+"""Files of the bundled target that its GGUF file needs beside it."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,33 @@ def head_directory(name: str | None = None) -> Path:
         found = [p.name.replace("head-", f"{BUNDLED}:").replace("head", BUNDLED) for p in sorted(DATA.glob("head*"))]
         known = f"there are {', '.join(found)}" if found else "the bundled pair has none"
         raise ModelError(f"no decision head {name or BUNDLED}: {known}; train one with `testbed head train`")
+    return path
+
+
+def bundled_target(gguf: bool = False) -> Path:
+    """The bundled target: its directory, or a float32 GGUF file with the tokenizer beside it.
+
+    The file is written to the user's cache on first use.
+
+    Raises:
+        ModelError: the target is missing, or packages for the conversion are.
+        BadInput, TestbedError: the cache cannot be written.
+    """
+    target = bundled().require("target")
+    if not gguf:
+        return target
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "testbed"
+    path = cache / f"target-{model_fingerprint(target)}" / "target.gguf"
+    if not path.exists():
+        try:
+            from testbed.models.export import export_gguf
+        except ImportError as exc:
+            raise ModelError(f"the bundled target must be converted to GGUF once, which needs {exc.name}") from exc
+        make_folder(path.parent)
+        for name in BESIDE:
+            with whole_file(path.with_name(name)) as part:
+                shutil.copyfile(target / name, part)
+        export_gguf(target, path)
     return path
 
 

@@ -13,16 +13,21 @@ from typing import Any
 from testbed.errors import ModelError
 
 
-def fingerprint(directory: Path) -> str:
-    """Fingerprint of the tokenizer in a model directory: its tokens, their ids and its merges; chat template, padding
-    and post-processing do not count.
+def tokenizer_directory(model: Path) -> Path:
+    """Directory of a model's tokenizer: the model's own, or that of its GGUF file."""
+    return model.parent if model.is_file() else model
+
+
+def fingerprint(path: Path) -> str:
+    """Fingerprint of a model's tokenizer (of a directory, or beside a GGUF file): its tokens, their ids and its merges;
+    chat template, padding and post-processing do not count.
 
     Raises:
         ModelError: no readable `tokenizer.json`.
     """
-    path = directory / "tokenizer.json"
+    file = tokenizer_directory(path) / "tokenizer.json"
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(file.read_text(encoding="utf-8"))
         model = document["model"]
         vocab = model["vocab"]
         tokens = vocab.items() if isinstance(vocab, dict) else ((t[0], i) for i, t in enumerate(vocab))
@@ -30,9 +35,9 @@ def fingerprint(directory: Path) -> str:
         ids: list[Any] = sorted({*tokens, *added}, key=lambda pair: (pair[1], pair[0]))
         merges = [m if isinstance(m, str) else " ".join(m) for m in model.get("merges", ())]
     except FileNotFoundError as exc:
-        raise ModelError(f"no tokenizer in {directory}: tokenizer.json is missing") from exc
+        raise ModelError(f"no tokenizer in {file.parent}: tokenizer.json is missing") from exc
     except (OSError, ValueError, LookupError, TypeError) as exc:
-        raise ModelError(f"{path} cannot be read as a tokenizer: {exc}") from exc
+        raise ModelError(f"{file} cannot be read as a tokenizer: {exc}") from exc
     return hashlib.sha256(json.dumps([ids, merges], ensure_ascii=False).encode()).hexdigest()[:16]
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 
 from testbed.errors import BadInput, ModelError
-from testbed.protocols.vocabulary import fingerprint
+from testbed.protocols.vocabulary import fingerprint, tokenizer_directory
 from testbed.ue.message_text import MessageText, encode
 
 PLAIN = "Question: {question}\nAnswer:"
@@ -30,7 +30,8 @@ class Prompter:
     """Formats and tokenizes questions for one model family.
 
     Args:
-        directory: holds `tokenizer.json` and, for chat models, `tokenizer_config.json` or `chat_template.jinja`.
+        model: directory with `tokenizer.json` and, for chat models, `tokenizer_config.json` or `chat_template.jinja`,
+            or a GGUF file in such a directory.
         style: `plain`; `chat` (the tokenizer's template); `auto` (chat if there is a template); or a custom template
             that contains {question}.
         shots: few-shot examples (question, answer) that precede every question.
@@ -40,7 +41,8 @@ class Prompter:
         ModelError: no tokenizer, or one that cannot be read.
     """
 
-    def __init__(self, directory: Path, style: str = "auto", shots: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(self, model: Path, style: str = "auto", shots: Sequence[tuple[str, str]] = ()) -> None:
+        directory = tokenizer_directory(model)
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise ModelError(f"no tokenizer in {directory}: tokenizer.json is missing")

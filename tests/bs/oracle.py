@@ -24,7 +24,7 @@ def ask(
     return VerifyRequest(session, np.array(prefix, np.int32), np.array(draft, np.int32), hidden, logprobs)
 
 
-def check(result: VerifyResult, request: VerifyRequest, reference: Reference) -> None:
+def check(result: VerifyResult, request: VerifyRequest, reference: Reference, atol: float = 1e-4) -> None:
     """Every field of a result against one uncached pass over the whole prompt."""
     prompt = [*request.prefix.tolist(), *request.draft.tolist()]
     logits, hidden = (rows[len(request.prefix) - 1 :] for rows in reference.outputs(prompt))
@@ -32,24 +32,26 @@ def check(result: VerifyResult, request: VerifyRequest, reference: Reference) ->
     faced = logits[np.arange(len(request.draft)), request.draft]
     assert result.argmax.dtype == np.int32
     assert result.argmax.tolist() == logits.argmax(-1).tolist()
-    np.testing.assert_allclose(result.margin, ordered[:, -1] - ordered[:, -2], atol=1e-4)
-    np.testing.assert_allclose(result.draft_gap, ordered[:-1, -1] - faced, atol=1e-4)
+    np.testing.assert_allclose(result.margin, ordered[:, -1] - ordered[:, -2], atol=atol)
+    np.testing.assert_allclose(result.draft_gap, ordered[:-1, -1] - faced, atol=atol)
     assert (result.hidden is not None) == request.hidden
     if result.hidden is not None:
         assert result.hidden.dtype == np.float32
-        np.testing.assert_allclose(result.hidden, hidden, atol=1e-4)
+        np.testing.assert_allclose(result.hidden, hidden, atol=atol)
     assert (result.logprobs is not None) == request.logprobs
     if result.logprobs is not None:
         shifted = logits.astype(np.float64) - ordered[:, -1:]
-        np.testing.assert_allclose(result.logprobs, shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)), atol=1e-4)
+        np.testing.assert_allclose(result.logprobs, shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)), atol=atol)
 
 
-def verify_and_check(engine: VerifyEngine, reference: Reference, *requests: VerifyRequest) -> list[VerifyResult]:
+def verify_and_check(
+    engine: VerifyEngine, reference: Reference, *requests: VerifyRequest, atol: float = 1e-4
+) -> list[VerifyResult]:
     """Verify a batch and hold every result to the oracle."""
     results = engine.verify(requests)
     assert len(results) == len(requests)
     for result, request in zip(results, requests, strict=True):
-        check(result, request, reference)
+        check(result, request, reference, atol)
     return results
 
 

@@ -16,7 +16,7 @@ CASES = [
     (["nope"], "No such command"),
     (["bs", "serve", "--bogus"], "No such option"),
     (["bs", "serve", "--model", "/no/such/dir"], "no model at /no/such/dir"),
-    (["bs", "serve", "--engine", "abacus"], "vllm, transformers, synthetic"),
+    (["bs", "serve", "--engine", "abacus"], "vllm, transformers, llama, synthetic"),
     (["bs", "serve", "--engine", "synthetic", "--bind", "localhost"], "tcp://HOST:PORT"),
     (["bs", "serve", "--engine", "synthetic", "--bind", "tcp://127.0.0.1:99999"], "bad address"),
     (["bs", "serve", "--engine", "synthetic", "--scheduler", "dice"], "known: fcfs, slo"),

@@ -28,10 +28,10 @@ METHODS = ["target-only", "colocated", "greedy", "fh", "sh"]
 PROMPTS = 4
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     command = [sys.executable, "-m", "testbed", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=environment)
 
 
 def alive(pid: int) -> bool:
@@ -87,6 +87,22 @@ def test_outputs_equal_transformers(demo: tuple[dict[str, Any], Path]) -> None:
         own = reference.greedy(prompter.ids(example.question), 256)
         outputs = [r["token_ids"] for r in requests if r["request"] == index]
         assert len(outputs) == len(METHODS) and all(o == own for o in outputs)
+
+
+def test_a_base_station_on_llama_cpp(demo: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    """The bundled target is converted to GGUF in the user's cache; outputs are those of the target under vLLM."""
+    methods, out = ["target-only", "greedy", "fh", "sh"], tmp_path / "run"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = run(
+        "demo", "--engine", "llama", "--prompts", "2", "--methods", ",".join(methods), "--out", str(out), "--json",
+        environment=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert {row["method"]: row["lossless"] for row in json.loads(done.stdout)["rows"]} == dict.fromkeys(methods, True)
+    under_vllm = {r["request"]: r["token_ids"] for r in pq.read_table(demo[1] / "requests.parquet").to_pylist()}
+    for request in pq.read_table(out / "requests.parquet").to_pylist():
+        assert request["token_ids"] == under_vllm[request["request"]]
+    assert list((tmp_path / "cache").rglob("target.gguf"))
 
 
 def test_speculation_needs_fewer_rounds_and_fh_more_uplink(demo: tuple[dict[str, Any], Path]) -> None:

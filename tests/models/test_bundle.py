@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from testbed.models.bundle import DATA, bundled
+from testbed.bs.engines.target import describe
+from testbed.models.bundle import DATA, bundled, bundled_target
 from testbed.models.card import measure, render, shortfalls
 from testbed.protocols.vocabulary import fingerprint
 
@@ -24,6 +27,16 @@ def test_all_parts_are_there_and_small() -> None:
     assert fingerprint(bundle.target) == fingerprint(bundle.drafter_hf)
     for directory in (bundle.target, bundle.drafter_hf):
         assert json.loads((directory / "config.json").read_text())["max_position_embeddings"] >= 2560
+
+
+def test_the_target_becomes_gguf_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A llama engine describes it as the directory is described, so that UEs take it for the same vocabulary."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = bundled_target(gguf=True)
+    assert path.is_relative_to(tmp_path) and len(list(path.parent.iterdir())) == 4
+    assert replace(describe(str(path)), path=bundled_target()) == describe(str(bundled_target()))
+    written_ns = path.stat().st_mtime_ns
+    assert bundled_target(gguf=True) == path and path.stat().st_mtime_ns == written_ns
 
 
 def test_the_pair_meets_the_requirements_of_the_card(facts: dict[str, Any]) -> None:

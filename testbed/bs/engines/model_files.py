@@ -47,6 +47,10 @@ def check_files(model: str | Path, *, dtype: str, vocab_size: int | None, max_mo
     if dtype not in DTYPES:
         raise BadInput(f"unknown dtype {dtype!r}: known are {', '.join(DTYPES)}")
     directory = find(str(model))
+    if directory.is_file():
+        raise ModelError(
+            f"{directory} is a file, and this engine takes a Hugging Face directory; GGUF is for engine llama"
+        )
     config = _config(directory)
     if not any(directory.glob("*.safetensors")):
         raise ModelError(f"no *.safetensors in {directory}: convert the weights with transformers' save_pretrained")

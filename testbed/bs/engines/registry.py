@@ -29,6 +29,8 @@ class EngineEntry:
     """`module:Class` of its `VerifyEngine`; the class takes the model first, then keywords."""
     needs_model: bool = True
     """Whether it loads a target; one that needs none stands for its own target, without a tokenizer."""
+    gguf: bool = False
+    """Whether its target is a GGUF file; otherwise a Hugging Face directory or id."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Fields of `ServeConfig` that it takes beside dtype and max_model_len, and the keyword of each."""
 
@@ -56,6 +58,13 @@ ENGINES = Registry(
         kind="transformers",
         about="Hugging Face transformers: the reference, one request at a time",
         load="testbed.bs.engines.transformers:TransformersEngine",
+    ),
+    EngineEntry(
+        kind="llama",
+        about="llama.cpp: a GGUF target, also quantised; the fastest on a CPU",
+        load="testbed.bs.engines.llama:LlamaEngine",
+        gguf=True,
+        options={"threads": "threads"},
     ),
     EngineEntry(
         kind="synthetic",
@@ -86,7 +95,7 @@ def load_engine(
 
     Args:
         kind: one of `ENGINES`.
-        model: directory or Hugging Face id of the target; None for an engine that needs none.
+        model: directory, Hugging Face id or GGUF file of the target; None for an engine that needs none.
         dtype: float32 or bfloat16; ignored by engines without it.
         max_model_len: positions of a sequence; None: the model's own limit.
         vocab_size: real tokens, the tokenizer's count; None: all rows of the head.
@@ -103,7 +112,8 @@ def load_engine(
     if unknown := [option for option in options if option not in known]:
         raise BadInput(f"the {kind} engine has no option {', '.join(unknown)}; known: {', '.join(known)}")
     if model is None and entry.needs_model:
-        raise BadInput(f"the {kind} engine needs a model: a directory or a Hugging Face id")
+        wanted = "GGUF file" if entry.gguf else "directory or a Hugging Face id"
+        raise BadInput(f"the {kind} engine needs a model: a {wanted}")
     common = {"dtype": dtype, "max_model_len": max_model_len, "vocab_size": vocab_size}
     chosen = {option: value for option, value in {**common, **options}.items() if option in known and value is not None}
     return engine(model, **chosen)

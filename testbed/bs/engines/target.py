@@ -1,4 +1,4 @@
-"""Description of a target model's directory: vocabulary, end tokens, context."""
+"""Description of a target model's files: vocabulary, end tokens, context."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import ModelError
-from testbed.protocols.vocabulary import fingerprint
+from testbed.llama.gguf_rules import EMBEDDING, NO_TOKEN, check_gguf
+from testbed.protocols.vocabulary import fingerprint, tokenizer_directory
 
 WANTED_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja")
 
@@ -18,7 +19,8 @@ WANTED_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja")
 class Target:
     """A target model on disk."""
 
-    directory: Path
+    path: Path
+    """Hugging Face directory, or GGUF file with the tokenizer beside it."""
     tokenizer: str
     """Fingerprint; empty: there is no tokenizer."""
     vocab_size: int
@@ -28,17 +30,17 @@ class Target:
 
 
 def find(model: str) -> Path:
-    """Directory of a model, given as a directory or a Hugging Face id (downloaded, or from the local cache).
+    """Path of a model given as a directory, a GGUF file or a Hugging Face id (downloaded, or from the local cache).
 
     Raises:
-        ModelError: neither.
+        ModelError: none of them.
     """
     path = Path(model).expanduser()
-    if path.is_dir():
+    if path.exists():
         return path
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", model) or model.startswith((".", "/")):
         raise ModelError(
-            f"no model at {model}: give a directory with config.json, or a Hugging Face id such as org/name"
+            f"no model at {model}: give a directory with config.json, a GGUF file, or a Hugging Face id (org/name)"
         )
     from huggingface_hub import snapshot_download
 
@@ -50,36 +52,52 @@ def find(model: str) -> Path:
 
 
 def describe(model: str) -> Target:
-    """Read a target model's directory.
+    """Read a target model's files.
 
     Raises:
         ModelError: no such model, or a file that cannot be read.
     """
-    directory = find(model)
+    path = find(model)
+    end_ids, rows, max_positions = _gguf(path) if path.is_file() else _directory(path)
+    has_tokenizer = (tokenizer_directory(path) / "tokenizer.json").exists()
+    ids = vocabulary(path) if has_tokenizer else rows
+    if ids > rows:
+        raise ModelError(f"{path}: the tokenizer has {ids} ids, the model only {rows} rows")
+    return Target(path, fingerprint(path) if has_tokenizer else "", ids, end_ids, max_positions)
+
+
+def _directory(directory: Path) -> tuple[tuple[int, ...], int, int]:
+    """End tokens, rows of the head and positions of a Hugging Face model."""
     config = _read(directory / "config.json")
     text: dict[str, Any] = config.get("text_config", config)
-    generation = _read(directory / "generation_config.json") if (directory / "generation_config.json").exists() else {}
-    ends = generation.get("eos_token_id", text.get("eos_token_id"))
-    end_ids = tuple(ends) if isinstance(ends, list) else () if ends is None else (int(ends),)
-    rows = int(text["vocab_size"])
-    has_tokenizer = (directory / "tokenizer.json").exists()
-    ids = vocabulary(directory) if has_tokenizer else rows
-    if ids > rows:
-        raise ModelError(f"{directory}: the tokenizer has {ids} ids, the model only {rows} rows")
-    return Target(
-        directory=directory,
-        tokenizer=fingerprint(directory) if has_tokenizer else "",
-        vocab_size=ids,
-        end_ids=end_ids,
-        max_positions=int(text.get("max_position_embeddings", 2048)),
-    )
+    ends = _generation(directory).get("eos_token_id", text.get("eos_token_id"))
+    return _end_ids(ends), int(text["vocab_size"]), int(text.get("max_position_embeddings", 2048))
 
 
-def vocabulary(directory: Path) -> int:
-    """Vocabulary size of the tokenizer in a directory: its largest id plus one."""
+def _gguf(path: Path) -> tuple[tuple[int, ...], int, int]:
+    """End tokens, rows of the head and positions of a GGUF file; its own end token counts where no
+    generation_config.json beside it names any.
+    """
+    header = check_gguf(path)
+    ends = _generation(path.parent).get("eos_token_id", header.scalars.get("tokenizer.ggml.eos_token_id"))
+    positions = header.scalars[f"{header.scalars['general.architecture']}.context_length"]
+    return _end_ids(ends), header.tensors[EMBEDDING].shape[1], int(positions)
+
+
+def _generation(directory: Path) -> dict[str, Any]:
+    path = directory / "generation_config.json"
+    return _read(path) if path.exists() else {}
+
+
+def _end_ids(ends: Any) -> tuple[int, ...]:
+    return tuple(ends) if isinstance(ends, list) else () if ends in (None, NO_TOKEN) else (int(ends),)
+
+
+def vocabulary(model: Path) -> int:
+    """Vocabulary size of a model's tokenizer: its largest id plus one."""
     from tokenizers import Tokenizer
 
-    return 1 + max(Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab().values())
+    return 1 + max(Tokenizer.from_file(str(tokenizer_directory(model) / "tokenizer.json")).get_vocab().values())
 
 
 def _read(path: Path) -> dict[str, Any]:

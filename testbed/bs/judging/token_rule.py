@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from testbed.bs.judging.base import Candidates
 from testbed.errors import ModelError
 from testbed.protocols.quantise import FULL_BITS
+from testbed.protocols.vocabulary import tokenizer_directory
 
 
 class TokenRuleJudge:
@@ -35,20 +36,20 @@ class TokenRuleJudge:
         return [self._harmless[w.draft_ids] & self._harmless[w.target_ids] & (w.threshold > 0) for w in batch]
 
 
-def digit_free(tokenizer: Path) -> NDArray[np.bool_]:
+def digit_free(model: Path) -> NDArray[np.bool_]:
     """[ids] whether a token's text has no decimal digit; False for ids that are no token.
 
     Args:
-        tokenizer: directory of `tokenizer.json`.
+        model: directory of `tokenizer.json`, or a GGUF file beside it.
 
     Raises:
         ModelError: it has none.
     """
     from tokenizers import Tokenizer
 
-    path = tokenizer / "tokenizer.json"
+    path = tokenizer_directory(model) / "tokenizer.json"
     if not path.is_file():
-        raise ModelError(f"judge digits reads the tokens' texts, but {tokenizer} has no tokenizer.json")
+        raise ModelError(f"judge digits reads the tokens' texts, but {path.parent} has no tokenizer.json")
     vocabulary = Tokenizer.from_file(str(path)).get_vocab()
     harmless = np.zeros(1 + max(vocabulary.values()), np.bool_)
     for text, token in vocabulary.items():  # byte-level alphabets map ASCII digits to themselves

@@ -36,8 +36,8 @@ def memory(
     """
     from testbed.experiments.runs.ue_memory import measure
     from testbed.llama.context import LlamaOptions
+    from testbed.llama.memory import expected
     from testbed.models.bundle import bundled
-    from testbed.ue.llama.memory import expected
 
     path = drafter or bundled().require("drafter")
     options = LlamaOptions(context=context, sequences=sequences, gpu_layers=gpu_layers, kv_type=kv_type)

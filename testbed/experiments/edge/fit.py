@@ -46,7 +46,7 @@ def measure(config: FitConfig, told: Progress) -> list[MeasuredStep]:
     Raises:
         ModelError: unusable model files, or too short a context.
     """
-    target, drafter_path = pair_paths(config.model, config.drafter)
+    target, drafter_path = pair_paths(config.model, config.drafter, config.engine)
     leave_a_core(config.threads)
     longest = max(config.prefixes) + (max(config.windows) + 1) * (config.repeats + config.warmups)
     if max(longest, max(config.prefixes) + BLOCK) + max(config.windows) > target.max_positions:
@@ -60,7 +60,7 @@ def measure(config: FitConfig, told: Progress) -> list[MeasuredStep]:
         drafter.close()
     options = ENGINES.choose(config.engine).keywords({"max_batch": max(config.batches)})
     engine = load_engine(
-        config.engine, target.directory, dtype=config.dtype, vocab_size=target.vocab_size, **options
+        config.engine, target.path, dtype=config.dtype, vocab_size=target.vocab_size, **options
     )  # fmt: skip
     try:
         steps += _run(config, "verify", _VerifyBench(engine, config), told)
@@ -71,8 +71,8 @@ def measure(config: FitConfig, told: Progress) -> list[MeasuredStep]:
 
 def dimensions(config: FitConfig) -> dict[Node, Model]:
     """Dimensions of both models."""
-    target, drafter = pair_paths(config.model, config.drafter)
-    return {"draft": of_gguf(drafter), "verify": of_directory(target.directory)}
+    target, drafter = pair_paths(config.model, config.drafter, config.engine)
+    return {"draft": of_gguf(drafter), "verify": (of_gguf if target.path.is_file() else of_directory)(target.path)}
 
 
 class _DraftBench:

@@ -51,7 +51,7 @@ def run(config: PipelineConfig, cost: Cost, out: Path, told: Told) -> dict[str, 
         GateError: an output differs from the target's own.
         TestbedError: a node failed, or an upload did not arrive.
     """
-    target, drafter = pair_paths(config.pair.model, config.pair.drafter)
+    target, drafter = pair_paths(config.pair.model, config.pair.drafter, config.engine)
     cell = make_cell(config, target, cost)
     plan = planned(cell.problem, config.algorithm, config.window)
     orders = _orders(config, target, drafter, cell, plan)
@@ -93,7 +93,7 @@ def make_cell(config: PipelineConfig, target: Target, cost: Cost) -> PipelineLoa
     if len(examples) < config.tasks + config.shots:
         raise BadInput(f"{config.dataset} has {len(examples)} prompts, but {config.tasks + config.shots} are needed")
     worked = [(e.question, e.answer or "") for e in examples[config.tasks :]]
-    prompters = [Prompter(target.directory, shots=worked[:n]) for n in range(config.shots + 1)]
+    prompters = [Prompter(target.path, shots=worked[:n]) for n in range(config.shots + 1)]
     shots = rng.integers(0, config.shots + 1, config.tasks).tolist()
     prompts = {k: prompters[n].ids(examples[k].question) for k, n in enumerate(shots)}
     metres = RADIUS_M * np.sqrt(rng.uniform(size=config.tasks))
@@ -127,7 +127,7 @@ def _orders(config: PipelineConfig, target: Target, drafter: Path, cell: Pipelin
     if context > target.max_positions:
         raise BadInput(f"prompts and outputs take {context} positions, but the target has {target.max_positions}")
     return Orders(
-        drafter=str(drafter), target=str(target.directory), vocab_size=target.vocab_size, engine=config.engine,
+        drafter=str(drafter), target=str(target.path), vocab_size=target.vocab_size, engine=config.engine,
         dtype=config.dtype, threads=config.threads, context=context, sequences=config.tasks,
     )  # fmt: skip
 

@@ -15,9 +15,10 @@ from testbed.experiments.field.devices.base import Reach, Say
 from testbed.experiments.field.link import write_model
 from testbed.experiments.field.log import FieldLog
 from testbed.experiments.field.plan import FieldPlan, Place
+from testbed.experiments.inputs.pair import target_for
 from testbed.experiments.links.validate import iperf3_server
 from testbed.experiments.runs.processes import base_station, proxy
-from testbed.models.bundle import bundled, head_directory
+from testbed.models.bundle import head_directory
 
 MODEL = "model.csv"
 """File of the modelled link in the directory of a place."""
@@ -88,8 +89,8 @@ def emulation(log: FieldLog, say: Say) -> Iterator[Emulation]:
 
 
 def target_of(plan: FieldPlan) -> Path:
-    """Directory of the target."""
-    return Path(plan.target) if plan.target else bundled().require("target")
+    """Directory or GGUF file of the target."""
+    return Path(target_for(plan.engine, plan.target))
 
 
 def serve_config(plan: FieldPlan) -> ServeConfig:

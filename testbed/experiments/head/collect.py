@@ -51,7 +51,7 @@ def collect(config: EpisodeCollectConfig, out: Path, progress: Progress) -> dict
     check(config)
     score = scorer(config.scorer)
     target, drafter_path = pair_paths(config.model, config.drafter)
-    files = check_files(target.directory, dtype=config.dtype, vocab_size=target.vocab_size, max_model_len=None)
+    files = check_files(target.path, dtype=config.dtype, vocab_size=target.vocab_size, max_model_len=None)
     work = _work(config, target, drafter_path)
     prompts = [prompt.ids for prompt in work.prompts[config.first :]]
     _check_room(config, prompts, files.max_positions)
@@ -68,7 +68,7 @@ def collect(config: EpisodeCollectConfig, out: Path, progress: Progress) -> dict
                 lockstep = Lockstep(engine, config.concurrency)
                 fill(store, setup, prompts, lockstep, progress)
                 spent = lockstep.spent()
-    return summary(store, target.directory) | spent
+    return summary(store, target.path) | spent
 
 
 def fill(
@@ -139,7 +139,7 @@ def _run(config: EpisodeCollectConfig) -> RunConfig:
 
 def _work(config: EpisodeCollectConfig, target: Target, drafter: Path) -> Workload:
     """The data set's prompts, prepared as for a run."""
-    run = msgspec.structs.replace(_run(config), drafter=str(drafter), tokenizer=str(target.directory))
+    run = msgspec.structs.replace(_run(config), drafter=str(drafter), tokenizer=str(target.path))
     work = prepare(run)
     if len(work.prompts) <= config.first:
         raise BadInput(f"{config.dataset} has {len(work.prompts)} prompts; --first must be smaller")
@@ -149,7 +149,7 @@ def _work(config: EpisodeCollectConfig, target: Target, drafter: Path) -> Worklo
 def load_target(config: EpisodeCollectConfig, target: Target) -> VerifyEngine:
     """Load the target on its engine."""
     options = ENGINES.choose(config.engine).keywords({"memory_share": config.memory_share})
-    return load_engine(config.engine, target.directory, dtype=config.dtype, vocab_size=target.vocab_size, **options)
+    return load_engine(config.engine, target.path, dtype=config.dtype, vocab_size=target.vocab_size, **options)
 
 
 def _check_room(config: EpisodeCollectConfig, prompts: Sequence[Sequence[int]], positions: int) -> None:

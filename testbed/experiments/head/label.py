@@ -43,7 +43,7 @@ def label(directory: Path, chosen: str | None, config: EpisodeCollectConfig, pro
     score = scorer(chosen or meta.scorer)
     target = _target(store, config)
     choose(store, chosen)
-    task = AnswerTask(Completer(target.end_ids), meta.max_tokens, Prompter(target.directory).text, score)
+    task = AnswerTask(Completer(target.end_ids), meta.max_tokens, Prompter(target.path).text, score)
     spent = NOTHING
     if set(store.chunks()) - set(store.labelled()):
         leave_a_core(config.threads)
@@ -51,7 +51,7 @@ def label(directory: Path, chosen: str | None, config: EpisodeCollectConfig, pro
             lockstep = Lockstep(engine, config.concurrency)
             fill(store, task, lockstep, progress)
             spent = lockstep.spent()
-    return summary(store, target.directory) | spent
+    return summary(store, target.path) | spent
 
 
 @dataclass
@@ -112,11 +112,11 @@ def _target(store: EpisodeStore, config: EpisodeCollectConfig) -> Target:
     """The target of the collection; any other is refused, since its completions would not be comparable."""
     name = store.meta.target
     target = describe(config.model or (str(bundled().require("target")) if name == BUNDLED else name))
-    fingerprint = model_fingerprint(target.directory)
+    fingerprint = model_fingerprint(target.path)
     if fingerprint != store.meta.target_fingerprint:
         raise BadInput(
             f"{store.directory} was collected with target {name} ({store.meta.target_fingerprint}), not with "
-            f"{target.directory} ({fingerprint}); pass the former with --model"
+            f"{target.path} ({fingerprint}); pass the former with --model"
         )
     return target
 

@@ -20,12 +20,12 @@ from testbed.config import RunConfig
 from testbed.decision_head.head import DecisionHead, check_fits
 from testbed.errors import BadInput
 from testbed.experiments.head.config import Goal, TuneConfig
+from testbed.experiments.inputs.pair import target_for
 from testbed.experiments.inputs.profile import load_profile
 from testbed.experiments.runs.execute import Watch
 from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.experiments.runs.virtual import Models, load_models, run_virtual
 from testbed.fingerprints import model_fingerprint
-from testbed.models.bundle import bundled
 from testbed.models.scoring import final_number
 from testbed.ue.run import Outcome
 
@@ -83,7 +83,7 @@ def load_problems(config: TuneConfig, progress: Progress) -> Problems:
     if len(prompts) < config.prompts:
         raise BadInput(f"{config.dataset} has fewer than {config.prompts} problems after the first {config.first}")
     work = replace(whole, prompts=prompts)
-    model = Path(config.model) if config.model else bundled().require("target")
+    model = Path(target_for(config.engine, config.model))
     models = load_models(model, config.engine, config.dtype, run, work, hidden=True)
     progress(f"{len(prompts)} problems by the target alone")
     outcomes = _decode(config, run, work, models, config.goals[0], None)
@@ -100,8 +100,8 @@ def tune(
     Raises:
         BadInput: the head belongs to another pair.
     """
-    target = describe(config.model or str(bundled().require("target")))
-    check_fits(head.info, target_fingerprint=model_fingerprint(target.directory))
+    target = describe(target_for(config.engine, config.model))
+    check_fits(head.info, target_fingerprint=model_fingerprint(target.path))
     trials = []
     for goal in config.goals:
         for level in range(1, LEVELS + 1):

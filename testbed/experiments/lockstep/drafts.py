@@ -11,6 +11,7 @@ from testbed.bs.engines.base import VerifyEngine, VerifyRequest
 from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset
+from testbed.experiments.inputs.pair import target_for
 from testbed.experiments.lockstep.decoding import Decoding, Lockstep, draft_window
 from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import bundled
@@ -62,15 +63,15 @@ def record(config: DraftsConfig, progress: Progress) -> DraftRecording:
     from testbed.ue.llama.drafter import LlamaDrafter
     from testbed.ue.prompts import Prompter
 
-    target = describe(config.model or str(bundled().require("target")))
+    target = describe(target_for(config.engine, config.model))
     path = Path(config.drafter) if config.drafter else bundled().require("drafter")
     examples = load_dataset(config.dataset, config.prompts)
     if len(examples) < config.prompts:
         raise BadInput(f"{config.dataset} has {len(examples)} prompts, not {config.prompts}")
-    prompter = Prompter(target.directory)
+    prompter = Prompter(target.path)
     prompts = [prompter.ids(example.question) for example in examples]
     leave_a_core()
-    engine = load_engine(config.engine, target.directory, dtype=config.dtype, vocab_size=target.vocab_size)
+    engine = load_engine(config.engine, target.path, dtype=config.dtype, vocab_size=target.vocab_size)
     try:
         context = max(map(len, prompts)) + config.max_tokens + 2 * config.depth + 2
         drafter = LlamaDrafter(path, prompter.vocab_size, context=context, sequences=LANES)
@@ -81,7 +82,7 @@ def record(config: DraftsConfig, progress: Progress) -> DraftRecording:
     finally:
         engine.close()
     return DraftRecording(
-        drafter=model_fingerprint(path), target=model_fingerprint(target.directory), tokenizer=prompter.fingerprint,
+        drafter=model_fingerprint(path), target=model_fingerprint(target.path), tokenizer=prompter.fingerprint,
         vocab_size=prompter.vocab_size, depth=config.depth, end_ids=list(target.end_ids), prompts=found,
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ from testbed.bs.engines.base import VerifyEngine, VerifyRequest
 from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset
+from testbed.experiments.inputs.pair import target_for
 from testbed.experiments.lockstep.decoding import Decoding, Lockstep, draft_window
 from testbed.experiments.predictor.traces import TraceMeta, Traces, TraceStore
 from testbed.fingerprints import model_fingerprint
@@ -55,7 +56,7 @@ def collect(config: TraceCollectConfig, out: Path, progress: Progress) -> TraceS
         raise BadInput("--drafter also needs --model, the target that it drafts for")
     from testbed.bs.engines.target import find
 
-    target = find(config.model or str(bundled().require("target")))
+    target = find(target_for(config.engine, config.model))
     drafter = Path(config.drafter) if config.drafter else bundled().require("drafter")
     questions = [e.question for e in load_dataset(config.dataset, config.first + config.prompts)][config.first :]
     if len(questions) < config.prompts:

@@ -24,6 +24,7 @@ from testbed.channel.tc.links import Namespaces
 from testbed.config import BFLOAT16_TIE, DecodingConfig, DemoConfig, RunConfig, ServeConfig, resolved, save
 from testbed.errors import BadInput, GateError
 from testbed.experiments.inputs.datasets import load_dataset
+from testbed.experiments.inputs.pair import target_for
 from testbed.experiments.inputs.profile import load_profile
 from testbed.experiments.report.page import write_report
 from testbed.experiments.results import directory as results
@@ -34,7 +35,7 @@ from testbed.experiments.runs.prepare import check_window_rule, prepare
 from testbed.experiments.runs.processes import base_station, proxy, user_equipment
 from testbed.experiments.runs.uerun import LiveProgress, result_of, write_run
 from testbed.experiments.runs.virtual import csi_text, load_models, run_virtual
-from testbed.models.bundle import BUNDLED, bundled, head_directory
+from testbed.models.bundle import BUNDLED, head_directory
 from testbed.protocols.adaptive import RULES
 from testbed.protocols.methods import run_method
 from testbed.protocols.quantise import check_bits
@@ -89,7 +90,7 @@ def check_demo(config: DemoConfig) -> ChannelSpec:
     if channel.kind == "tc":
         tc_config(channel, namespaces=1)
     if channel.is_virtual and not engine.needs_model:
-        raise BadInput("a virtual demo needs a real target: --engine vllm or transformers")
+        raise BadInput("a virtual demo needs a real target: --engine vllm, transformers or llama")
     load_dataset(config.dataset, config.prompts)
     return channel
 
@@ -204,7 +205,7 @@ def run_config(config: DemoConfig) -> RunConfig:
 
 
 def _model(config: DemoConfig) -> Path:
-    return Path(config.model) if config.model else bundled().require("target")
+    return Path(target_for(config.engine, config.model))
 
 
 def _tolerance(config: DemoConfig) -> float:

@@ -61,7 +61,7 @@ def load_models(
     """
     target = describe(str(model))
     leave_a_core()
-    loaded = load_engine(engine, target.directory, dtype=dtype, vocab_size=target.vocab_size)
+    loaded = load_engine(engine, target.path, dtype=dtype, vocab_size=target.vocab_size)
     offer = Offer(
         model=str(model),
         tokenizer=target.tokenizer,

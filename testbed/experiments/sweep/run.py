@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from testbed.errors import GateError
+from testbed.experiments.inputs.pair import target_for
 from testbed.experiments.inputs.profile import load_profile
 from testbed.experiments.runs.demo import judge_of, judging, run_config, run_demo
 from testbed.experiments.runs.execute import Watch
@@ -20,7 +21,6 @@ from testbed.experiments.runs.uerun import result_of, write_run
 from testbed.experiments.runs.virtual import Models, load_models, run_virtual
 from testbed.experiments.runs.workers import pool_of
 from testbed.experiments.sweep.points import SweepPoint
-from testbed.models.bundle import bundled
 
 Pair = tuple[str, str | None, str | None, str]
 """Engine, target, drafter and dtype; virtual points with equal pairs share passes."""
@@ -100,7 +100,7 @@ def load_pair(todo: Sequence[SweepPoint]) -> Models:
     work = max(works, key=lambda work: max(len(prompt.ids) for prompt in [*work.prompts, *work.warmup]))
     hidden = any(judging(point.config)[1] is not None for point in todo)
     engine, model, _, dtype = pair_of(todo[0])
-    target = Path(model) if model else bundled().require("target")
+    target = Path(target_for(engine, model))
     return load_models(target, engine, dtype, runs[0], work, hidden)
 
 

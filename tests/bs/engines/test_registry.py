@@ -26,8 +26,14 @@ def test_transformers(random_models: dict[str, Path]) -> None:
     engine.close()
 
 
+def test_llama(random_ggufs: dict[str, Path]) -> None:
+    engine = load_engine("llama", random_ggufs["qwen2-padded"], vocab_size=TOKENS, max_model_len=50, threads=1)
+    assert (engine.vocab_size, engine.max_positions) == (TOKENS, 50)
+    engine.close()
+
+
 def test_what_is_unknown_lists_what_is_known() -> None:
-    with pytest.raises(BadInput, match="unknown engine 'sglang'; known: vllm, transformers, synthetic"):
+    with pytest.raises(BadInput, match="unknown engine 'sglang'; known: vllm, transformers, llama, synthetic"):
         load_engine("sglang", "x")
     with pytest.raises(BadInput, match=r"no option speed; known: .*hidden_size"):
         load_engine("synthetic", None, speed=1)
@@ -41,8 +47,22 @@ def test_no_model(kind: str, tmp_path: Path) -> None:
         load_engine(kind, tmp_path / "nowhere")
 
 
+def test_a_target_in_the_other_format(random_ggufs: dict[str, Path], random_models: dict[str, Path]) -> None:
+    with pytest.raises(ModelError, match="is a file, and this engine takes a Hugging Face directory"):
+        load_engine("transformers", random_ggufs["llama"])
+    with pytest.raises(ModelError, match="takes a GGUF file: `testbed models export"):
+        load_engine("llama", random_models["llama"])
+    with pytest.raises(BadInput, match="needs a model: a GGUF file"):
+        load_engine("llama", None)
+
+
 @pytest.mark.parametrize(
-    ("kind", "absent"), [("synthetic", {"torch", "transformers", "vllm"}), ("transformers", {"vllm"})]
+    ("kind", "absent"),
+    [
+        ("synthetic", {"torch", "transformers", "vllm"}),
+        ("transformers", {"vllm"}),
+        ("llama", {"torch", "transformers", "vllm"}),
+    ],
 )
 def test_engines_do_not_import_each_other(kind: str, absent: set[str]) -> None:
     code = (

@@ -11,8 +11,8 @@ from testbed.cli.main import main
 from testbed.errors import ModelError
 from testbed.experiments.runs.ue_memory import measure
 from testbed.llama.context import LlamaOptions
+from testbed.llama.memory import expected
 from testbed.models.random_gguf import DecoderShape, write_random
-from testbed.ue.llama.memory import expected
 
 LARGE = DecoderShape("llama", 4, 1024, 16, 8, 64, 4096, 32000)
 """100 million parameters: beside its weights the rest of a process is small."""

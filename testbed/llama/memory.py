@@ -1,4 +1,4 @@
-"""Memory needed by a drafter, computed from its GGUF header before the file is copied to a device."""
+"""Memory that a model needs under llama.cpp, computed from its GGUF header."""
 
 from __future__ import annotations
 
@@ -69,13 +69,14 @@ def expected(path: Path, options: LlamaOptions | None = None) -> Memory:
             for weight, tensor in header.tensors.items()
             if tensor.kind in REPACKED and len(tensor.shape) == 2 and (weight != EMBEDDING or tied)
         ),
-        kv_bytes=_kv_width(header, name) * KV_BYTES[options.kv_type] * cells * options.sequences,
+        kv_bytes=kv_width(header) * KV_BYTES[options.kv_type] * cells * options.sequences,
         compute_bytes=_compute_width(header, name, cells) * FLOAT_BYTES * MAX_BATCH,
     )
 
 
-def _kv_width(header: Header, name: str) -> int:
-    """Numbers per position in the KV cache, over all layers."""
+def kv_width(header: Header) -> int:
+    """Numbers per position in the KV cache of a model with attention, over all layers."""
+    name = header.scalars["general.architecture"]
     layers = int(header.scalars[f"{name}.block_count"])
     heads = _each(header, f"{name}.attention.head_count", layers)
     groups = _each(header, f"{name}.attention.head_count_kv", layers) or heads

@@ -13,9 +13,9 @@ import pytest
 
 from testbed.errors import ConfigError, ModelError
 from testbed.llama.context import LlamaOptions
+from testbed.llama.memory import expected
 from testbed.models.bundle import bundled
 from testbed.models.random_gguf import KINDS, SHAPES, DecoderShape, write_random
-from testbed.ue.llama.memory import expected
 from tests.support.ggufs import write_mamba
 
 NEARLY = 0.02 * 2**20

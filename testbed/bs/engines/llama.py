@@ -1,0 +1,298 @@
+"""Verification on llama.cpp: one of its sequences per session, all sessions of a batch in one decode.
+
+A session's sequence holds the keys and values of its last round. The next round cuts them to what its prompt shares
+with them and computes the last committed token and the drafted ones. Every sequence has a llama.cpp stream of its own
+(`kv_unified` off), so that a token attends to the cells of its own session alone. A decode is fastest where its tokens
+come from consecutive sequences in equal numbers; llama.cpp computes any others in parts, with the same results.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.bs.engines.base import VerifyRequest, VerifyResult
+from testbed.bs.engines.checks import check_batch, prompt_of
+from testbed.errors import BadInput, EngineError, ModelError
+from testbed.llama.context import MAX_BATCH, MAX_SEQUENCES, LlamaOptions
+from testbed.llama.gguf_rules import EMBEDDING, FLOAT32_TENSOR, WITHOUT_ATTENTION, check_gguf
+from testbed.llama.group import LlamaGroup, SequenceInput
+from testbed.llama.memory import KV_BYTES, kv_width
+
+MAX_DEFAULT_POSITIONS = 4096
+MAX_DEFAULT_SESSIONS = 16
+KV_CACHE_BYTES = 2**30
+"""Default size of the KV cache, from which the number of sessions follows."""
+LOGITS_BYTES = 2**26
+"""Largest size of a decode's logits."""
+
+
+@dataclass(slots=True)
+class _Session:
+    """A sequence of llama.cpp, and the ids whose keys and values it holds."""
+
+    place: int
+    ids: NDArray[np.int32]
+
+
+class _Share(NamedTuple):
+    """One request's share of a pass."""
+
+    session: _Session
+    prompt: NDArray[np.int32]
+    cached: int
+    """Leading ids that the session has computed."""
+    first: int
+    """Position of the last committed token: the first with logits."""
+
+    def inputs(self, start: int, end: int) -> SequenceInput:
+        """Ids at positions `start` to `end`."""
+        return SequenceInput(self.session.place, start, self.prompt[start:end].tolist())
+
+
+class _Scores(NamedTuple):
+    """Statistics of the rows of a decode."""
+
+    argmax: NDArray[np.int32]
+    margin: NDArray[np.float32]
+    draft_gap: NDArray[np.float32]
+    hidden: NDArray[np.float32]
+    logprobs: NDArray[np.float32] | None
+
+
+class LlamaEngine:
+    """Implements `VerifyEngine`; the least recently used sessions' caches are dropped beyond `max_sessions`.
+
+    Args:
+        model: GGUF file, of floats or quantised.
+        vocab_size: real tokens; rows of the head beyond them are never chosen. None: all rows.
+        max_model_len: positions of a sequence; None: what the model was made for, at most MAX_DEFAULT_POSITIONS.
+        max_sessions: sessions whose keys and values are kept, and that one decode computes together; None: as many as
+            fit into KV_CACHE_BYTES, at most MAX_DEFAULT_SESSIONS.
+        threads: None: OMP_NUM_THREADS, or all cores but one.
+        gpu_layers: layers on the GPU, if llama.cpp was built for one; -1: all.
+        kv_type: precision of keys and values; None: f32 for float32 weights, f16 for others.
+
+    Raises:
+        ModelError: the file cannot be used, or has fewer rows than the vocabulary has tokens.
+        BadInput: `max_model_len` or `max_sessions` out of range.
+        ConfigError: another option out of range.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        vocab_size: int | None = None,
+        max_model_len: int | None = None,
+        max_sessions: int | None = None,
+        threads: int | None = None,
+        gpu_layers: int = -1,
+        kv_type: Literal["f16", "f32"] | None = None,
+    ) -> None:
+        options = _options(Path(model), max_model_len, max_sessions, threads, gpu_layers, kv_type)
+        self._llama: LlamaGroup | None = LlamaGroup(Path(model), options)
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        """By name, the least recently used first."""
+        self._free = list(range(options.sequences))
+        """Heap of unused sequences: the lowest first, so that those in use are consecutive."""
+        self._max_sessions, self._outputs = options.sequences, options.outputs or 1
+        self.model_name = str(model)
+        self.vocab_size = self._llama.vocab_size(vocab_size)
+        self.hidden_size = self._llama.hidden_size
+        self.max_positions = self._llama.context
+        self.max_batch_tokens = MAX_BATCH
+        self.block_size, self.kv_tokens = 1, options.sequences * self._llama.context
+
+    def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
+        """See `VerifyEngine.verify`."""
+        if self._llama is None:
+            raise EngineError("the engine is closed")
+        check_batch(batch, self.vocab_size, self.max_positions)
+        results: list[VerifyResult] = []
+        for part in self._parts(batch):
+            results += self._verify_together(self._llama, part)
+        return results
+
+    def _parts(self, batch: Sequence[VerifyRequest]) -> Iterator[list[VerifyRequest]]:
+        """Consecutive requests of different sessions, no more than there are sequences."""
+        part: dict[str, VerifyRequest] = {}
+        for request in batch:
+            if request.session in part or len(part) == self._max_sessions:
+                yield list(part.values())
+                part = {}
+            part[request.session] = request
+        if part:
+            yield list(part.values())
+
+    def _verify_together(self, llama: LlamaGroup, part: Sequence[VerifyRequest]) -> list[VerifyResult]:
+        for request in part:
+            if request.session in self._sessions:
+                self._sessions.move_to_end(request.session)
+        shares = [self._share(llama, request) for request in part]
+        try:
+            llama.fill([share.inputs(share.cached, share.first) for share in shares])
+            results = self._score(llama, part, shares)
+        except Exception as exc:
+            for share in shares:
+                llama.forget(share.session.place, share.cached)
+            raise EngineError(f"llama.cpp failed in a pass of {len(part)} requests: {exc}") from exc
+        for share in shares:
+            share.session.ids = share.prompt
+        return results
+
+    def _share(self, llama: LlamaGroup, request: VerifyRequest) -> _Share:
+        """A request's session, cut to what it has in common with the request's prompt."""
+        session = self._sessions.pop(request.session, None) or self._open(llama)
+        self._sessions[request.session] = session
+        prompt, first = prompt_of(request), len(request.prefix) - 1
+        most = min(len(session.ids), first)
+        differing = np.flatnonzero(session.ids[:most] != prompt[:most])
+        cached = int(differing[0]) if len(differing) else most
+        if cached < len(session.ids):
+            llama.forget(session.place, cached)
+            session.ids = session.ids[:cached]
+        return _Share(session, prompt, cached, first)
+
+    def _open(self, llama: LlamaGroup) -> _Session:
+        """A session with an empty sequence: an unused one, or that of the least recently used session.
+
+        A part has no more sessions than there are sequences, and its own are the most recently used ones: they stay.
+        """
+        if not self._free:
+            self._drop(llama, next(iter(self._sessions)))
+        return _Session(heapq.heappop(self._free), np.empty(0, np.int32))
+
+    def _score(self, llama: LlamaGroup, part: Sequence[VerifyRequest], shares: Sequence[_Share]) -> list[VerifyResult]:
+        """Compute the K+1 rows of every request, and what the target says there."""
+        order = sorted(range(len(part)), key=lambda i: shares[i].session.place)
+        rows = [shares[i].inputs(shares[i].first, len(shares[i].prompt)) for i in order]
+        # the bonus row faces no token; any id will do
+        faced = np.concatenate([np.append(part[i].draft, 0) for i in order])
+        logprobs = any(request.logprobs for request in part)
+        pieces, at = [], 0
+        for pack in _packs(rows, self._outputs):
+            logits, hidden = llama.score(pack)
+            pieces.append(self._statistics(logits, hidden, faced[at : at + len(logits)], logprobs))
+            at += len(logits)
+        scores = pieces[0] if len(pieces) == 1 else _joined(pieces)
+        results: dict[int, VerifyResult] = {}
+        start = 0
+        for i in order:
+            end = start + len(part[i].draft) + 1
+            results[i] = VerifyResult(
+                argmax=scores.argmax[start:end],
+                margin=scores.margin[start:end],
+                draft_gap=scores.draft_gap[start : end - 1],
+                hidden=scores.hidden[start:end] if part[i].hidden else None,
+                logprobs=scores.logprobs[start:end] if part[i].logprobs and scores.logprobs is not None else None,
+                cached=shares[i].cached,
+            )
+            start = end
+        return [results[i] for i in range(len(part))]
+
+    def _statistics(
+        self, rows: NDArray[np.float32], hidden: NDArray[np.float32], faced: NDArray[np.int32], logprobs: bool
+    ) -> _Scores:
+        """Statistics of logits [n, rows of the head] that face the ids [n]; overwrites logits.
+
+        Raises:
+            ModelError: the logits are not numbers.
+        """
+        logits, each = rows[:, : self.vocab_size], np.arange(len(rows))
+        argmax = logits.argmax(axis=1)
+        top = logits[each, argmax]
+        if not np.isfinite(top).all():
+            raise ModelError(f"{self.model_name}: the model's logits are not numbers")
+        gap = top - logits[each, faced]
+        logits[each, argmax] = -np.inf
+        margin = top - logits.max(axis=1)
+        logits[each, argmax] = top
+        return _Scores(
+            argmax.astype(np.int32), margin, gap, hidden.copy(), _log_softmax(logits, top) if logprobs else None
+        )
+
+    def release(self, session: str) -> None:
+        """See `VerifyEngine.release`: the session's sequence is free at once."""
+        if self._llama is not None and session in self._sessions:
+            self._drop(self._llama, session)
+
+    def _drop(self, llama: LlamaGroup, session: str) -> None:
+        place = self._sessions.pop(session).place
+        llama.forget(place, 0)
+        heapq.heappush(self._free, place)
+
+    def close(self) -> None:
+        """Free the model; a second call does nothing."""
+        self._sessions.clear()
+        if self._llama is not None:
+            self._llama.close()
+            self._llama = None
+
+
+def _options(
+    path: Path,
+    positions: int | None,
+    sessions: int | None,
+    threads: int | None,
+    gpu_layers: int,
+    kv_type: Literal["f16", "f32"] | None,
+) -> LlamaOptions:
+    """Options of a context for an engine, bounded in memory where the arguments leave them open."""
+    if path.is_dir():
+        raise ModelError(
+            f"{path} is a directory, and llama.cpp takes a GGUF file: "
+            f"`testbed models export --model {path} --out FILE.gguf` writes one"
+        )
+    header = check_gguf(path)
+    family = str(header.scalars["general.architecture"])
+    made_for = int(header.scalars[f"{family}.context_length"])
+    if not 2 <= (made_for if positions is None else positions) <= made_for:
+        raise BadInput(f"max_model_len must be between 2 and the model's {made_for}, got {positions}")
+    positions = positions or min(made_for, MAX_DEFAULT_POSITIONS)
+    if kv_type is None:
+        kv_type = "f32" if all(t.kind == FLOAT32_TENSOR for t in header.tensors.values()) else "f16"
+    if sessions is None:
+        numbers = 1 if family in WITHOUT_ATTENTION else kv_width(header)  # the former are refused when they are loaded
+        sessions = max(1, min(MAX_DEFAULT_SESSIONS, KV_CACHE_BYTES // (numbers * KV_BYTES[kv_type] * positions)))
+    elif not 1 <= sessions <= MAX_SEQUENCES:
+        raise BadInput(f"max_sessions must be between 1 and {MAX_SEQUENCES}, got {sessions}")
+    outputs = max(1, min(MAX_BATCH, LOGITS_BYTES // (4 * header.tensors[EMBEDDING].shape[1])))
+    return LlamaOptions(positions, sessions, threads, gpu_layers, None, kv_type, outputs)
+
+
+def _packs(rows: Sequence[SequenceInput], most: int) -> Iterator[list[SequenceInput]]:
+    """The ids of all rows, in order, in decodes of at most `most` ids."""
+    pack: list[SequenceInput] = []
+    room = most
+    for row in rows:
+        ids, position = row.ids, row.position
+        while len(ids):
+            pack.append(SequenceInput(row.sequence, position, ids[:room]))
+            taken = len(pack[-1].ids)
+            ids, position, room = ids[taken:], position + taken, room - taken
+            if not room:
+                yield pack
+                pack, room = [], most
+    if pack:
+        yield pack
+
+
+def _joined(pieces: Sequence[_Scores]) -> _Scores:
+    """Statistics of several decodes as one."""
+    argmax, margin, gap, hidden = (np.concatenate(column) for column in list(zip(*pieces, strict=True))[:4])
+    logprobs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
+    return _Scores(argmax, margin, gap, hidden, np.concatenate(logprobs) if logprobs else None)
+
+
+def _log_softmax(logits: NDArray[np.float32], top: NDArray[np.float32]) -> NDArray[np.float32]:
+    shifted = logits - top[:, None]
+    shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return shifted
