@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from testbed.bs.closing import SessionCloser
 from testbed.bs.intake import Intake
 from testbed.bs.judging.base import Judge
 from testbed.bs.sessions import Key, Load, Round, Session
@@ -36,16 +37,15 @@ class RoundHandler(Protocol):
             ProtocolError: the arrays are not those that were asked for.
         """
 
-    def forget(self, session: Session) -> None:
-        """Release what a closed session holds."""
-
 
 class Dispatcher:
     """Receives all messages and expires idle sessions."""
 
-    def __init__(self, link: ServerLink, intake: Intake, judge: Judge, clock: Clock, rounds: RoundHandler) -> None:
+    def __init__(
+        self, link: ServerLink, intake: Intake, judge: Judge, clock: Clock, rounds: RoundHandler, closer: SessionCloser
+    ) -> None:
         self._link, self._intake, self._sessions = link, intake, intake.sessions
-        self._judge, self._clock, self._rounds = judge, clock, rounds
+        self._judge, self._clock, self._rounds, self._closer = judge, clock, rounds, closer
 
     async def receive(self) -> None:
         """Handle messages until cancelled; what breaks the protocol is answered with `Fault`."""
@@ -59,6 +59,8 @@ class Dispatcher:
                 self._sessions.hear((peer, session), self._clock.time())
             except (ProtocolError, BadInput) as exc:
                 reply = Fault(session=session, reason=reason(exc))
+            except Exception as exc:
+                reply = self._closer.fail((peer, session), exc)
             if reply is not None:
                 await self._link.send(peer, encode(reply))
 
@@ -67,7 +69,7 @@ class Dispatcher:
         while True:
             await self._clock.sleep(idle_s / 4)
             for session in self._sessions.expire(self._clock.time()):
-                self._rounds.forget(session)
+                self._closer.forget(session)
 
     async def _handle(self, peer: bytes, packet: Packet[Message]) -> Message | None:
         """Handle one message; returns the immediate answer, if any."""
@@ -80,11 +82,11 @@ class Dispatcher:
             return self._open(peer, packet, message)
         if isinstance(message, Close):
             if (closed := self._sessions.close((peer, message.session))) is not None:
-                self._rounds.forget(closed)
+                self._closer.forget(closed)
             return None
         if isinstance(message, Hello):
             for left in self._sessions.leave(peer):  # of a killed run that is resumed under the same identity
-                self._rounds.forget(left)
+                self._closer.forget(left)
             return self._intake.hello(message)
         assert isinstance(message, Ping)
         return self._intake.ping(message, self._clock.time())
@@ -95,7 +97,7 @@ class Dispatcher:
         before = self._sessions.get((peer, message.session))
         reply, session = self._intake.open(peer, message, packet.arrays, self._rounds.admit)
         if session is not None and before is not None:
-            self._rounds.forget(before)
+            self._closer.forget(before)
         if session is not None and session.alone:
             self._rounds.begin(session, Round(message.round, self._intake.no_window, None, self._clock.time()))
         return reply

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,16 +27,13 @@ from testbed.protocols.messages import (
     Welcome,
 )  # fmt: skip
 from testbed.protocols.quantise import HIDDEN_BITS
+from testbed.protocols.ranges import check_ranges
 from testbed.protocols.sampling import Sampling
 from testbed.protocols.vocabulary import check_same
 
 RETRY_S = 1.0
 Admit = Callable[[Key, Open], "Busy | None"]
 """The refusal of a session whose token speed cannot be guaranteed; None: it can."""
-MAX_HIDDEN = 2**16
-"""Largest hidden size of a drafter; the BS allocates the hidden states that it requests by it."""
-MOST_ROUNDS = 2**32
-"""Upper bound of round numbers, so that rounds counted on by the BS still fit a message."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +96,11 @@ class Intake:
         Raises:
             ProtocolError: a value that is out of range, or values that do not go together.
         """
+        check_ranges(message)
         key = (peer, message.session)
         if (refusal := self.sessions.refusal(key, arrays["ids"].size if "ids" in arrays else 0)) is not None:
             return Busy(session=message.session, reason=refusal, retry_s=RETRY_S), None
-        _check_ranges(message)
+        _check_choices(message)
         sampling = Sampling(message.temperature, message.top_k, message.top_p)
         expect_names(arrays, "ids")
         ids = read_ids(arrays)
@@ -134,16 +131,13 @@ class Intake:
         Raises:
             ProtocolError: a window that the session cannot take.
         """
+        check_ranges(message)
         key: Key = (peer, message.session)
         session = self.sessions.get(key)
         if session is None:
             return self.resync(key)
         if session.protocol is None:
             raise ProtocolError("a target-only session takes no drafts")
-        if not (0 <= message.draft_s < math.inf and 0 <= message.network_s < math.inf):
-            raise ProtocolError("times of a round are 0 s or more")
-        if message.round >= MOST_ROUNDS:
-            raise ProtocolError(f"rounds are numbered below {MOST_ROUNDS}")
         window = session.protocol.window(arrays, session.drafter_hidden, session.hidden_bits)
         ids = window.ids.tobytes()
         if message.round == session.last_round:
@@ -205,35 +199,25 @@ class Intake:
             raise ProtocolError(f"token ids must lie in 0..{self.offer.vocab_size - 1}")
 
 
-def _check_ranges(message: Open) -> None:
-    """Refuse values of an `Open` that are out of range.
+def _check_choices(message: Open) -> None:
+    """Refuse an unknown protocol, or a size of hidden states' elements that is not offered.
 
     Raises:
-        ProtocolError: one is.
+        ProtocolError: either.
     """
     if message.protocol != TARGET_ONLY and message.protocol not in PROTOCOLS:
         raise ProtocolError(f"unknown protocol {message.protocol!r}; known: {TARGET_ONLY}, {', '.join(PROTOCOLS)}")
-    if not 0 <= message.threshold <= 1:
-        raise ProtocolError(f"threshold must lie in [0, 1], not {message.threshold}")
-    if not 1 <= message.hidden_size <= MAX_HIDDEN:
-        raise ProtocolError(f"hidden_size must lie in 1..{MAX_HIDDEN}, not {message.hidden_size}")
     if message.hidden_bits not in HIDDEN_BITS:
         raise ProtocolError(f"hidden_bits must be one of {HIDDEN_BITS}, not {message.hidden_bits}")
-    if not 0 <= message.seed < 2**64:
-        raise ProtocolError(f"seed must lie in 0..2^64 - 1, not {message.seed}")
-    if message.speed_tps is not None and not 0 < message.speed_tps < math.inf:
-        raise ProtocolError(f"a speed is a positive number of tokens a second, not {message.speed_tps}")
 
 
 def _check_hints(message: Open) -> None:
     """Refuse an `Open` whose options for hints are inconsistent.
 
     Raises:
-        ProtocolError: a window or round out of range, hints without tokens to come, or a BS asked to decode alone
-            without hints, or under a protocol whose UE draws tokens.
+        ProtocolError: hints without tokens to come, or a BS asked to decode alone without hints, or under a protocol
+            whose UE draws tokens.
     """
-    if message.window < 0 or not 0 <= message.round < MOST_ROUNDS:
-        raise ProtocolError(f"window and round of an Open are 0 or more, the round below {MOST_ROUNDS}")
     if message.window and (message.protocol == TARGET_ONLY or message.max_tokens < 1):
         raise ProtocolError("hints are for sessions that draft, and need max_tokens of at least 1")
     if message.alone and (not message.window or PROTOCOLS[message.protocol].replaces):

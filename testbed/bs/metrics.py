@@ -32,6 +32,8 @@ class Metrics:
     def __init__(self) -> None:
         self.passes = self.rounds = self.pieces = 0
         self.failed_passes = 0
+        self.failed_sessions = self.failed_updates = 0
+        """Sessions closed, and updates of estimates dropped, after an internal error."""
         self.sizes: Counter[int] = Counter()
         """Passes by number of requests."""
         self.busy_s = 0.0
@@ -78,6 +80,8 @@ class Metrics:
         return {
             "passes": self.passes,
             "failed_passes": self.failed_passes,
+            "failed_sessions": self.failed_sessions,
+            "failed_updates": self.failed_updates,
             "rounds": self.rounds,
             "pieces": self.pieces,
             "batch_sizes": {str(size): count for size, count in sorted(self.sizes.items())},

@@ -39,6 +39,10 @@ class Queue:
         """All waiting requests, in order of arrival."""
         return [item for _, item in self._waiting.values()]
 
+    def session(self, item: Pending) -> Session:
+        """The session of a waiting request."""
+        return self._waiting[item.request.session][0]
+
     def put(self, session: Session, item: Pending) -> None:
         """Add a request, in place of the session's earlier one."""
         self.drop(session)

@@ -41,7 +41,7 @@ from testbed.channel.link import ZmqServerLink
 from testbed.clock import WallClock
 from testbed.config import ServeConfig
 from testbed.decision_head.head import INFO, WEIGHTS
-from testbed.errors import BadInput
+from testbed.errors import BadInput, TestbedError
 from testbed.fingerprints import model_fingerprint
 from testbed.optim.pass_time import Coefficients
 from testbed.protocols.vocabulary import tokenizer_directory
@@ -255,7 +255,10 @@ async def _run(
             loop.add_signal_handler(number, serving.cancel)
         ready(link.addresses, loaded.offer, monitor.url if monitor else None)
         with contextlib.suppress(asyncio.CancelledError):
-            await serving
+            try:
+                await serving
+            except BadInput as exc:  # not of the command line: a supervisor shall restart the base station
+                raise TestbedError(f"the base station failed: {exc}") from exc
         if counting is not None:
             counting.cancel()
             await asyncio.gather(counting, return_exceptions=True)

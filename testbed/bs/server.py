@@ -8,16 +8,19 @@ handled during a pass.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from testbed.bs.closing import SessionCloser
 from testbed.bs.dispatch import Dispatcher
 from testbed.bs.engines.base import VerifyRequest, VerifyResult
 from testbed.bs.engines.runner import EngineRunner
 from testbed.bs.intake import Intake
-from testbed.bs.judging.acceptance import Acceptance, attach_hidden
+from testbed.bs.isolation import apart
+from testbed.bs.judging.acceptance import Acceptance, Judged, attach_hidden
 from testbed.bs.judging.base import Judge
 from testbed.bs.judging.distributions import check_distributions
 from testbed.bs.metrics import Metrics
@@ -34,10 +37,11 @@ from testbed.channel.link import ServerLink
 from testbed.clock import Clock
 from testbed.errors import BadInput, EngineError
 from testbed.protocols.codec import AnyArray, encode
-from testbed.protocols.messages import NO_HINT, Busy, Open
+from testbed.protocols.messages import NO_HINT, Busy, Open, Verdict
 from testbed.protocols.sampling import Kept
 from testbed.tasks import together
 
+LOG = logging.getLogger(__name__)
 Ready = list[tuple[Session, Round]]
 """Verified rounds that can be judged."""
 
@@ -68,11 +72,12 @@ class BaseStation:
         observer: Observer | None = None,
     ) -> None:
         self._link, self._runner, self._intake, self._clock = link, runner, intake, clock
-        self._dispatcher = Dispatcher(link, intake, judge, clock, self)
         self._acceptance = Acceptance(judge, intake.offer.vocab_size)
         self._ledger = PassLedger(intake.sessions, scheduler, estimator, admission, block_size, margin)
         self._windows, self._metrics, self._observer = windows, Metrics(), observer or Observer()
         self._queue = Queue()
+        self._closer = SessionCloser(link, intake.sessions, self._queue, runner, windows, self._observer, self._metrics)
+        self._dispatcher = Dispatcher(link, intake, judge, clock, self, self._closer)
         self._wake = asyncio.Event()
 
     @property
@@ -105,7 +110,7 @@ class BaseStation:
         Args:
             repeated: a request of a failed pass, verified by itself; None: what the scheduler chooses.
         """
-        batch = [repeated] if repeated else self._schedule()  # 4 queue
+        batch = [repeated] if repeated else await self._schedule()  # 4 queue
         if not batch:
             return
         start_s = self._clock.time()
@@ -115,8 +120,7 @@ class BaseStation:
             await self._recover(batch, exc, again=repeated is None)
             return
         ready = await self._complete(batch, results, start_s)  # pieces of prompts and SH's open questions stay behind
-        kept = await self._judge(ready)  # 6 judge
-        await self._answer(ready, kept)  # 7 verdict
+        await self._answer(await self._judge(ready))  # 6 judge, 7 verdict
 
     async def resume(self, session: Session, round_: Round, arrays: dict[str, AnyArray]) -> None:
         """Continue a round at step 6, now that its hidden states have arrived (SH).
@@ -126,8 +130,7 @@ class BaseStation:
         """
         attach_hidden(session, round_, arrays)
         round_.waited_s = self._clock.time() - (round_.asked_s or 0.0)
-        ready = [(session, round_)]
-        await self._answer(ready, await self._judge(ready))
+        await self._answer(await self._judge([(session, round_)]))
 
     # ------------------------------------------------------------ 4 queue
 
@@ -146,8 +149,11 @@ class BaseStation:
         self._queue.put(session, round_.pending)
         self._wake.set()
 
-    def _schedule(self) -> list[Taken]:
-        return self._queue.take(self._ledger.plan(self._queue.pending(), self._clock.time()))
+    async def _schedule(self) -> list[Taken]:
+        now_s = self._clock.time()
+        planned, failed = apart(self._queue.pending(), lambda waiting: self._ledger.plan(waiting, now_s))
+        await self._closer.fail_all((self._queue.session(item), exc) for item, exc in failed)
+        return self._queue.take(planned)
 
     async def _run(self) -> None:
         while True:
@@ -171,9 +177,13 @@ class BaseStation:
         return results
 
     def _learn(self) -> None:
-        self._ledger.learn()
-        if self._windows is not None:
-            self._windows.learn(self._ledger.overhead)
+        try:
+            self._ledger.learn()
+            if self._windows is not None:
+                self._windows.learn(self._ledger.overhead)
+        except Exception:  # an estimate is no reason to end sessions
+            LOG.exception("an estimate could not be updated")
+            self._metrics.failed_updates += 1
 
     async def _recover(self, batch: Sequence[Taken], exc: Exception, again: bool) -> None:
         """After a failed pass repeat each request by itself, so that only the one at fault fails; give up on that."""
@@ -224,31 +234,41 @@ class BaseStation:
 
     # ------------------------------------------------------------ 6 judge
 
-    async def _judge(self, ready: Ready) -> list[Kept]:
+    async def _judge(self, ready: Ready) -> list[Judged]:
         """The tokens that stay in each round, all candidates judged at once."""
         start_s = self._clock.time()
-        kept = self._acceptance.decide(ready)
-        await self._runner.judged(sum(len(r.candidates()) for s, r in ready if self._acceptance.needs_hidden(s)))
+        judged, failed = apart(ready, self._acceptance.decide)
+        await self._closer.fail_all((session, exc) for (session, _), exc in failed)
+        await self._runner.judged(sum(len(r.candidates()) for s, r, _ in judged if self._acceptance.needs_hidden(s)))
         judge_s = self._clock.time() - start_s
-        for _, round_ in ready:
+        for _, round_, _ in judged:
             round_.judge_s = judge_s
-        return kept
+        return judged
 
     # ------------------------------------------------------------ 7 verdict
 
-    async def _answer(self, ready: Ready, all_kept: Sequence[Kept]) -> None:
+    async def _answer(self, judged: Sequence[Judged]) -> None:
         """Commit the tokens of each round and send its verdict; the target decodes on in sessions without drafts."""
-        for (session, round_), kept in zip(ready, all_kept, strict=True):
-            self._commit(session, round_, kept)
-            window = self._hint(session, round_, kept.accepted)
-            answer = verdict(session, round_, kept, window, self._clock.time())
-            self._observer.round(session, round_, answer)
+        for session, round_, kept in judged:
+            try:
+                answer = self._settle(session, round_, kept)
+            except Exception as exc:
+                await self._closer.fail_all([(session, exc)])
+                continue
             frames = encode(answer, {} if kept.target is None else {"target": kept.target})
             if answer.round == session.last_round:
                 session.last_reply = frames
             await self._link.send(session.key[0], frames)
             if session.alone and not self._intake.finished(session):
                 self.begin(session, Round(round_.number + 1, self._intake.no_window, None, self._clock.time()))
+
+    def _settle(self, session: Session, round_: Round, kept: Kept) -> Verdict:
+        """Commit the tokens of a round; returns its verdict."""
+        self._commit(session, round_, kept)
+        window = self._hint(session, round_, kept.accepted)
+        answer = verdict(session, round_, kept, window, self._clock.time())
+        self._observer.round(session, round_, answer)
+        return answer
 
     def _commit(self, session: Session, round_: Round, kept: Kept) -> None:
         self._ledger.settled(session, round_, kept)
@@ -276,11 +296,3 @@ class BaseStation:
         if busy is not None and message.speed_tps is not None:
             self._metrics.add_refused(message.speed_tps)
         return busy
-
-    def forget(self, session: Session) -> None:
-        """Release what a closed session holds."""
-        if self._windows:
-            self._windows.ended(session)
-        self._queue.drop(session)
-        self._observer.ended(session)
-        self._runner.release(session.name)

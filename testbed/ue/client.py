@@ -13,6 +13,7 @@ from testbed.clock import Clock
 from testbed.errors import LinkError, LinkTimeout, ModelError, ProtocolError
 from testbed.protocols.codec import AnyArray, Packet, decode_downlink, encode
 from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pong, Welcome
+from testbed.protocols.ranges import check_ranges
 from testbed.tasks import cancel
 
 RESEND_S = 2.0
@@ -172,6 +173,7 @@ class Client:
             try:
                 received = await self._link.recv(self.timeout_s)
                 packet = decode_downlink(received.frames, received.size_bytes)
+                check_ranges(packet.message)
             except (LinkTimeout, ProtocolError):  # invalid messages are dropped, as if lost
                 continue
             mailbox = self._mail.get(getattr(packet.message, "session", -1))

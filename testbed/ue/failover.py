@@ -23,6 +23,7 @@ from testbed.clock import Clock
 from testbed.errors import LinkError, LinkTimeout, ModelError, ProtocolError
 from testbed.protocols.codec import AnyArray, Packet, decode_downlink, encode
 from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pong, Resync, Welcome
+from testbed.protocols.ranges import check_ranges
 from testbed.tasks import together
 from testbed.ue.client import Client
 
@@ -186,6 +187,7 @@ class FailoverClient(Client):
             try:
                 received = await station.link.recv(self.timeout_s)
                 packet = decode_downlink(received.frames, received.size_bytes)
+                check_ranges(packet.message)
             except (LinkTimeout, ProtocolError):  # invalid messages are dropped, as if lost
                 continue
             station.hear(self.clock.time())

@@ -74,7 +74,7 @@ async def test_a_round_whose_successors_fit_no_message_is_refused_and_ends_nothi
         alone, drafting = ue.new_session(), ue.new_session()
         opening = Open(session=alone, protocol=TARGET_ONLY, threshold=0.0, hidden_size=64, max_tokens=9, round=first)
         await ue.send(opening, IDS)
-        assert "window and round" in (await ue.receive(alone, 5)).message.reason
+        assert f"round must lie in 0..4294967295, not {first}" in (await ue.receive(alone, 5)).message.reason
         await ue.send(Open(session=drafting, protocol="greedy", threshold=0.0, hidden_size=64), IDS)
         assert isinstance((await ue.receive(drafting, 5)).message, Opened)
         await ue.send(Draft(session=drafting, round=first, base_len=3), IDS)

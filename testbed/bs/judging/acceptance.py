@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from testbed.bs.judging.base import Candidates, Judge
@@ -11,6 +13,9 @@ from testbed.protocols.base import expect_names, hidden_names, read_hidden
 from testbed.protocols.codec import AnyArray
 from testbed.protocols.sampling import Kept
 
+Judged = tuple[Session, Round, Kept]
+"""A judged round."""
+
 
 class Acceptance:
     """Accepts drafted tokens; the candidates of all rounds of a pass are judged in one call."""
@@ -18,21 +23,21 @@ class Acceptance:
     def __init__(self, judge: Judge, vocab_size: int) -> None:
         self._judge, self._vocab_size = judge, vocab_size
 
-    def decide(self, ready: list[tuple[Session, Round]]) -> list[Kept]:
+    def decide(self, ready: Sequence[tuple[Session, Round]]) -> list[Judged]:
         """The number of tokens accepted in each round, and the token that follows them."""
         judged = [i for i, (s, r) in enumerate(ready) if s.protocol and s.protocol.judged and r.candidates()]
         asked = [self._candidates(*ready[i]) for i in judged]
         keeps = dict(zip(judged, self._judge.judge(asked), strict=True)) if asked else {}
-        found = []
+        found: list[Judged] = []
         for i, (session, round_) in enumerate(ready):
             if session.drawn:
-                found.append(drawn(session, round_, self._vocab_size))
+                found.append((session, round_, drawn(session, round_, self._vocab_size)))
                 continue
             assert round_.result is not None
             positions = round_.candidates()
             keep = keeps.get(i, np.zeros(len(positions), np.bool_))
             stays = next((p for p, kept in zip(positions, keep, strict=True) if not kept), len(round_.window.ids))
-            found.append(Kept(stays, int(round_.result.argmax[stays])))
+            found.append((session, round_, Kept(stays, int(round_.result.argmax[stays]))))
         return found
 
     def needs_hidden(self, session: Session) -> bool:

@@ -8,7 +8,7 @@ the load is the number of tokens committed per second.
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -183,7 +183,7 @@ class Windows:
         self._alpha = Mean(MEMORY)
         self._alpha.add(config.alpha, config.prior_tokens)
         self._given: Counter[int] = Counter()
-        self._later: list[_Seen] = []
+        self._later: deque[_Seen] = deque()
 
     def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> int:
         """The window for a session's next round, after one was committed; `learn` takes that one into account later."""
@@ -200,9 +200,8 @@ class Windows:
         Args:
             overhead: time between consecutive passes.
         """
-        seen, self._later = self._later, []
-        for each in seen:
-            self._learn(*each, overhead)
+        while self._later:  # a round is dropped before it can fail, so that the next call goes on after it
+            self._learn(*self._later.popleft(), overhead)
 
     def _learn(
         self, session: Session, round_: Round, accepted: int, first: bool, now_s: float, overhead: PassOverhead

@@ -234,7 +234,7 @@ async def test_distributions_over_another_vocabulary_are_refused() -> None:
     [
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
-        ({"top_k": -1}, "top-k"),
+        ({"top_k": -1}, "top_k must lie"),
         ({"top_p": 0.0}, "top-p"),
         ({"seed": -1}, "seed must lie"),
     ],

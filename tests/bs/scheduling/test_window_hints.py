@@ -220,7 +220,7 @@ def test_rules_that_stop_earlier_act_below_the_hint() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"window": -1}, "0 or more"),
+        ({"window": -1}, "window must lie in 0..2147483647, not -1"),
         ({"window": 4}, "max_tokens"),
         ({"window": 4, "max_tokens": 5, "protocol": "target-only"}, "sessions that draft"),
         ({"alone": True}, "with hints only"),

@@ -1,0 +1,81 @@
+"""Ranges of the numbers in messages, with their units: wider than any device or link, yet safe to compute with."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from testbed.channel.csi import Csi
+from testbed.errors import ProtocolError
+from testbed.protocols.messages import Busy, Draft, Open, Pong, Verdict
+
+
+class Range(NamedTuple):
+    """A closed interval; NaN lies in none."""
+
+    least: float
+    most: float
+    unit: str = ""
+
+
+MAX_HIDDEN = 2**16
+"""Largest hidden size of a drafter; the BS allocates the hidden states that it requests by it."""
+_COUNT = Range(0, 2**31 - 1)
+_ROUND = Range(0, 2**32 - 1)
+"""Rounds counted on by the BS still fit a message."""
+_DURATION = Range(0, 86_400, " s")
+_MEASURED = Range(-86_400, 86_400, " s")
+"""Differences of clock readings round below 0."""
+_RATE = Range(1e-6, 1e12, " Mbit/s")
+_ERROR_RATE = Range(0, 1)
+_POWER = Range(-1000, 1000, " dB")
+_CLOCK = Range(-1e12, 1e12, " s")
+
+RANGES: dict[type[msgspec.Struct], dict[str, Range]] = {
+    Open: {
+        "threshold": Range(0, 1),
+        "hidden_size": Range(1, MAX_HIDDEN),
+        "max_tokens": _COUNT,
+        "temperature": Range(0, 1e6),
+        "top_k": _COUNT,
+        "top_p": Range(0, 1),
+        "seed": Range(0, 2**64 - 1),
+        "speed_tps": Range(1e-3, 1e9, " tokens/s"),
+        "window": _COUNT,
+        "round": _ROUND,
+    },
+    Draft: {"round": _ROUND, "draft_s": _DURATION, "network_s": _DURATION},
+    Csi: {
+        "uplink_mbps": _RATE,
+        "downlink_mbps": _RATE,
+        "rtt_ms": Range(0, 86_400e3, " ms"),
+        "per_up": _ERROR_RATE,
+        "per_down": _ERROR_RATE,
+        "snr_db": _POWER,
+        "rssi_dbm": _POWER,
+        "time_s": _CLOCK,
+    },
+    Verdict: {"queue_s": _MEASURED, "verify_s": _MEASURED, "judge_s": _MEASURED, "bs_s": _MEASURED},
+    Busy: {"retry_s": _DURATION, "speed_tps": Range(0, 1e9, " tokens/s")},
+    Pong: {"time_s": _CLOCK},
+}
+"""By message, or part of one, and field; None is in every range."""
+
+
+def check_ranges(message: msgspec.Struct) -> None:
+    """Check the numbers of a message, channel state included.
+
+    Raises:
+        ProtocolError: one is out of its range.
+    """
+    for name, (least, most, unit) in RANGES.get(type(message), {}).items():
+        value = getattr(message, name)
+        if value is not None and not least <= value <= most:
+            raise ProtocolError(f"{name} must lie in {_text(least)}..{_text(most)}{unit}, not {value}")
+    if isinstance(message, Draft) and message.csi is not None:
+        check_ranges(message.csi)
+
+
+def _text(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
