@@ -49,6 +49,11 @@ ENERGY_COLUMNS: dict[str, tuple[str, str]] = {
 GRID_COLUMNS: dict[str, tuple[str, str]] = {
     "series": ("series", "{}"),
     "method": COLUMNS["method"],
+    "window_rule": ("window rule", "{}"),
+    "drafter": ("drafter", "{}"),
+    "engine": ("engine", "{}"),
+    "dtype": ("dtype", "{}"),
+    "temperature": ("T", "{:g}"),
     "judge": ("judge", "{}"),
     "head": ("head", "{}"),
     "payload": ("payload", "{}"),
@@ -64,6 +69,8 @@ GRID_COLUMNS: dict[str, tuple[str, str]] = {
     **{key: COLUMNS[key] for key in ("throughput_tps", "draft_s", "link_s", "verify_s", "lossless")},
 }
 """Of a sweep's rows: what differs from point to point first."""
+NAMES = ("method", "series")
+"""Columns that name a row, left-aligned and in every part of a table."""
 OF_A_SERIES = ("method", "judge", "head", "payload")
 """What the name of a series stands for."""
 
@@ -93,14 +100,36 @@ def print_json(document: Mapping[str, Any], stream: TextIO | None = None) -> Non
 def print_rows(
     rows: Sequence[Mapping[str, Any]], title: str | None = None, columns: Mapping[str, tuple[str, str]] = COLUMNS
 ) -> None:
-    """The table of a run, one method a row; columns that no row fills are left out."""
-    shown = {key: spec for key, spec in columns.items() if any(row.get(key) is not None for row in rows)}
+    """The table of a run, one method a row, without empty columns; in several parts where the terminal is narrow."""
+    shown = [key for key in columns if any(row.get(key) is not None for row in rows)]
+    names = [key for key in shown if key in NAMES] or shown[:1]
+    rest, out = [key for key in shown if key not in names], console()
+    while True:
+        tables = (_table(rows, columns, [*names, *rest[:count]], title) for count in range(len(rest), 0, -1))
+        table = next((one for one in tables if _width(one, out) <= out.width), None)
+        if table is None:
+            table = _table(rows, columns, [*names, *rest[:1]], title)
+        out.print(table)
+        rest, title = rest[max(1, len(table.columns) - len(names)) :], None
+        if not rest:
+            return
+
+
+def _width(table: Table, out: Console) -> int:
+    """Columns of a terminal that a table takes where nothing is shortened."""
+    return table.__rich_measure__(out, out.options.update(max_width=1000)).maximum
+
+
+def _table(
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, str]], keys: Sequence[str], title: str | None
+) -> Table:
     table = Table(title=title, title_justify="left")
-    for key, (header, _) in shown.items():
-        table.add_column(header, justify="left" if key in ("method", "series") else "right", no_wrap=True)
+    for key in keys:
+        table.add_column(columns[key][0], justify="left" if key in NAMES else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*(form.format(row[key]) if row.get(key) is not None else "–" for key, (_, form) in shown.items()))
-    console().print(table)
+        cells = ((columns[key][1], row.get(key)) for key in keys)
+        table.add_row(*("–" if value is None else form.format(value) for form, value in cells))
+    return table
 
 
 def grid_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:

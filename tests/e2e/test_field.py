@@ -215,7 +215,9 @@ def test_deploy_asks_agents_how_they_stand_and_passes_over_silent_ones(
         assert row["places"] == ["desk"] and row["error"] is None
         silent = "name: lost, distance_m: 9, ue: 'tcp://127.0.0.1:1'"
         plan.write_text(f"{{places: [{{{silent}}}, {{{place}}}], methods: [{{name: g, protocol: greedy}}]}}")
-        monkeypatch.setattr("testbed.experiments.field.fleet.Agent", functools.partial(AgentConnection, timeout_s=5.0))
+        monkeypatch.setattr(
+            "testbed.experiments.field.fleet.AgentConnection", functools.partial(AgentConnection, timeout_s=5.0)
+        )
         assert main(["field", "deploy", str(plan), "--json"]) == 1
         told = capsys.readouterr()
         rows = {tuple(row["places"]): row for row in json.loads(told.out)["agents"]}
