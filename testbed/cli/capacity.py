@@ -48,7 +48,7 @@ ASKED = (
 
 Set = Annotated[list[str] | None, typer.Option("--set", help="FIELD=VALUE of any other assumption.")]
 Tables = Annotated[
-    bool, typer.Option("--tables", help="With --out: the paper's Tables 1, 5, 6 and Figs. 7, 8, 11 too.")
+    bool, typer.Option("--tables", help="Also write the paper's Tables 1, 5, 6 and Figs. 7, 8, 11; needs --out.")
 ]
 Real = Annotated[
     bool, typer.Option("--real", help="In real time: BS and UE processes here, the bundled pair; needs --out.")
@@ -68,7 +68,7 @@ def capacity(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """How many UEs a BS sustains at a token speed, in virtual time with the code of real runs.
+    """Find how many UEs a BS sustains at a token speed, in virtual time with the code of real runs.
 
     The capacity is the largest N at which at most ε of the responses are slower than their class. Everything that
     WISP's Table 2 leaves open is a field of the configuration (docs/guides/capacity.md); the resolved one is written

@@ -9,7 +9,7 @@ from testbed.cli.output import console, print_json
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Check what this machine has for the testbed, with a fix for everything that is missing.
+    """Check what this machine provides, with a fix for everything that is missing.
 
     Examples:
 

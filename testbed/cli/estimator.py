@@ -18,7 +18,7 @@ from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.options import option
 
-app = CommandGroup(no_args_is_help=True, help="How long verification passes take.")
+app = CommandGroup(no_args_is_help=True, help="Verification-pass times: measure, fit and evaluate.")
 
 FitCsv = Annotated[
     Path,
@@ -184,7 +184,7 @@ def interference(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Plot to write, as .png, .svg or .pdf.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """How much longer a short follow-up B takes in one pass with a long request A (WISP, Fig. 4).
+    """Measure how much longer a short follow-up B takes in one pass with a long request A (WISP, Fig. 4).
 
     Examples:
 

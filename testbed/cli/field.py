@@ -116,7 +116,7 @@ def report(
     replay: Annotated[bool, typer.Option(help="Run all of it again in virtual time.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """What a field run came to, out of its directory: samples, recorded links as traces, virtual runs, report.html.
+    """Summarize a field run from its directory: samples, recorded links as traces, virtual runs, report.html.
 
     Examples:
 
@@ -135,7 +135,7 @@ def deploy(
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="YAML: places with agents (ue: tcp://...).")],
     as_json: AsJson = False,
 ) -> None:
-    """Carry the plan's drafter, tokenizer and predictors to the agents of its places; ask each how it stands.
+    """Copy the plan's drafter, tokenizer and predictors to the agents of its places, and print the state of each.
 
     Files that are there already stay; one that broke off goes on where it was. Prompts go with the orders.
 
@@ -166,7 +166,7 @@ def collect(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a field run.")],
     as_json: AsJson = False,
 ) -> None:
-    """Bring home what agents have done since this machine lost them; give no new orders.
+    """Fetch the results that agents produced while this machine was disconnected; give no new orders.
 
     Examples:
 

@@ -15,13 +15,13 @@ from testbed.cli.output import console, note, print_json
 from testbed.cli.screens import CommandGroup
 from testbed.errors import BadInput
 
-app = CommandGroup(no_args_is_help=True, help="Keys: which UEs a base station accepts.")
+app = CommandGroup(no_args_is_help=True, help="Keys of the UEs that a base station accepts.")
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the base station's keys.")]
 
 
 @app.callback()
 def group() -> None:
-    """Keys: which UEs a base station accepts."""
+    """Keys of the UEs that a base station accepts."""
 
 
 @app.command()
@@ -29,7 +29,7 @@ def new(
     directory: Directory,
     ue: Annotated[str | None, typer.Option(metavar="NAME", help="Make a key for this UE and accept it.")] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where that UE's files go; default: DIR/ues/NAME.")
+        Path | None, typer.Option(metavar="DIR", help="Directory of that UE's files; default: DIR/ues/NAME.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -18,7 +18,7 @@ app = CommandGroup(no_args_is_help=True, help="The bundled pair, and GGUF files 
 
 @app.command()
 def path(as_json: AsJson = False) -> None:
-    """Where the bundled pair's files are.
+    """Print the paths of the bundled pair.
 
     Examples:
 
@@ -88,7 +88,7 @@ def make_random_model(
 
 @app.command()
 def train(
-    out: Annotated[Path, typer.Option(help="Where the pair's files go.")] = Path("pair"),
+    out: Annotated[Path, typer.Option(help="Output directory of the pair.")] = Path("pair"),
     work: Annotated[Path, typer.Option(help="Checkpoints; an interrupted run goes on from them.")] = Path("pair/work"),
     seed: Annotated[int, typer.Option(help="Seed of data and weights.")] = 0,
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,

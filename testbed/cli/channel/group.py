@@ -54,7 +54,7 @@ class CostOptions(Config, frozen=True):
 @app.command()
 @configured(CostOptions)
 def cost(config: CostOptions, as_json: AsJson = False) -> None:
-    """What one round costs on the link (WISV eqs. 3-10).
+    """Compute the cost of one round on the link (WISV eqs. 3-10).
 
     Examples:
 

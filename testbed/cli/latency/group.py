@@ -24,9 +24,7 @@ from testbed.options import option
 if TYPE_CHECKING:
     from testbed.optim.serving.fit import ServingFit
 
-app = CommandGroup(
-    no_args_is_help=True, help="Mean latency of a server under load, and where speculation stops paying."
-)
+app = CommandGroup(no_args_is_help=True, help="Mean latency of a server under load: measure, fit and predict.")
 
 CONFIDENCE = "95 % interval"
 NUMBER = "{:.6g}"
@@ -56,7 +54,7 @@ class FitOptions(Config, frozen=True):
     ] = None
     experts: Annotated[str | None, option("Mixture of experts: m,M, with m of M active.")] = None
     by_length: Annotated[bool, option("Fit each prefill and decode length separately, and lines over them.")] = False
-    leave_out: Annotated[str, option("With --by-length: numbers of pairs of lengths to leave out in turn.")] = ""
+    leave_out: Annotated[str, option("Numbers of pairs of lengths to leave out in turn; needs --by-length.")] = ""
     bootstrap: Annotated[int, option("Refits for the intervals; 0 for none.", least=0)] = 200
     seed: Annotated[int, option("Seed of the refits.")] = 0
 
@@ -182,7 +180,7 @@ def speedup(
     rps: Annotated[str | None, typer.Option(help="Loads to give the speedup at: 1,2,4.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Where speculation wins: without load, as load grows, and the load at which it breaks even.
+    """Compare speculation with plain decoding: without load, as load grows, and the break-even load.
 
     C2 ratio above 1: the speedup shrinks with load; below 1: it grows.
 
@@ -217,13 +215,13 @@ def speedup(
 def predict(
     rps: Annotated[str, typer.Option(help="Loads in requests a second: 1,2,4.")],
     coefficients: Annotated[str | None, typer.Option(help="C1,C2, or the six: c1_p,c1_v,c1_d,c2_p,c2_v,c2_d.")] = None,
-    fitted: Annotated[Path | None, typer.Option("--fit", help="What `fit --out` or `fit --json` wrote.")] = None,
+    fitted: Annotated[Path | None, typer.Option("--fit", help="File written by `fit --out` or `fit --json`.")] = None,
     alpha: Annotated[float | None, typer.Option(help="Chance that a drafted token is accepted.")] = None,
     k: Annotated[int | None, typer.Option(help="Drafted tokens a cycle; 0: no speculation.")] = None,
     decode: Annotated[float | None, typer.Option(help="Tokens of a response.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Mean latency at loads below saturation; with a fit file and its refits, intervals too.
+    """Predict mean latency at loads below saturation; with a fit file and its refits, also intervals.
 
     Examples:
 

@@ -19,7 +19,7 @@ def limits(
     windows: Annotated[str | None, typer.Option(help="Take rows of these k alone: 1,2,4.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Where the latency model stops holding: mean, p95 and p99, each by a fit of its own, by how near saturation.
+    """Test how far the latency model holds: fit mean, p95 and p99, and report errors by distance from saturation.
 
     Fits take the loads at which nothing piles up, errors all of them. x = RPS·C2 is the mean's; the model counts as
     holding up to the first range of x in which the median error is above 10 %.
@@ -58,7 +58,7 @@ def sizes(
     plot: Annotated[Path | None, typer.Option(help="Write a plot here.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The model's coefficients against the target's size, and lines through them (Fig. 5 of the review).
+    """Fit lines to the model's coefficients over the target's size (Fig. 5 of the review).
 
     Example:
 

@@ -24,7 +24,8 @@ def measure(
         typer.Option(help="Tokens of prompts, drawn at random: 64,128,256.", rich_help_panel="Workload"),
     ] = None,
     decodes: Annotated[
-        str | None, typer.Option(help="With --prefills: tokens of outputs, each in turn.", rich_help_panel="Workload")
+        str | None,
+        typer.Option(help="Output lengths in tokens, each in turn; needs --prefills.", rich_help_panel="Workload"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

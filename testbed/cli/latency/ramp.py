@@ -25,7 +25,7 @@ def ramp(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Raise the load step by step, with each fixed window and with those that the BS hints.
+    """Raise the load step by step, with each fixed window and with windows hinted by the BS.
 
     Writes points.csv (a row for each load and window), loads.csv (hinted against the best fixed window of each load),
     ramp.csv (hinted against each fixed one over the whole ramp) and ramp.png. Requests, arrivals and accepted tokens

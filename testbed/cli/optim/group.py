@@ -43,7 +43,7 @@ def bandwidth(
     policy: Annotated[str, typer.Option(help="optimal, uniform, proportional-fair or max-min.")] = "optimal",
     as_json: AsJson = False,
 ) -> None:
-    """Share the uplink: the optimum lets all uploads end at the same time (edge SD batching, eq. 27).
+    """Share the uplink's bandwidth so that all uploads end at the same time, the optimum (edge SD batching, eq. 27).
 
     `testbed optim plan --help` shows the file.
 

@@ -23,7 +23,7 @@ def run(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Carry a plan out: users upload prompts through a relay at their shares, inference starts at the last arrival, and
+    """Execute a plan: users upload prompts through a relay at their shares, inference starts at the last arrival, and
     two processes decode the batches, one drafting the next while the other verifies.
 
     Every output is compared with the target's own. Writes plan.json, uploads.csv, steps.csv (measured times beside the

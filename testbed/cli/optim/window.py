@@ -42,7 +42,7 @@ class WindowOptions(Config, frozen=True):
 
 @configured(WindowOptions)
 def window(config: WindowOptions, as_json: AsJson = False) -> None:
-    """The draft window with the least expected time per committed token on this link; 0 if the BS alone is faster.
+    """Find the draft window with the least expected time per committed token; 0 if the BS alone is faster.
 
     Examples:
 

@@ -13,11 +13,11 @@ from testbed.cli.output import grid_columns, note, print_json, print_rows
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, sweeps (finished or not), studies of capacity.")],
-    out: Annotated[Path | None, typer.Option(help="Where to write; default: the first run directory.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output directory; default: the first run directory.")] = None,
     formats: Annotated[str, typer.Option(help="Formats of the files in plots/: png, svg, pdf.")] = "png,svg,pdf",
     as_json: AsJson = False,
 ) -> None:
-    """Tables and plots of runs and sweeps: one self-contained HTML file, plots/, and LaTeX and CSV in tables/.
+    """Write tables and plots of runs and sweeps: one self-contained HTML file, plots/, and LaTeX and CSV in tables/.
 
     With several runs, later ones are compared with the first, prompt by prompt where they decoded the same prompts.
 

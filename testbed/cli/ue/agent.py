@@ -24,15 +24,15 @@ BsKeys = Annotated[
 
 
 def agent(
-    listen: Annotated[str, typer.Option(help="Where lab machines connect.")] = "tcp://127.0.0.1:5556",
+    listen: Annotated[str, typer.Option(help="Address on which lab machines connect.")] = "tcp://127.0.0.1:5556",
     keys: Keys = None,
     bs_keys: BsKeys = None,
-    workdir: Annotated[Path, typer.Option(help="Where files, orders and results are kept.")] = Path("agent"),
+    workdir: Annotated[Path, typer.Option(help="Directory of files, orders and results.")] = Path("agent"),
     insecure: Annotated[bool, typer.Option("--insecure", help="Talk beyond loopback without keys.")] = False,
     carry_out: Annotated[str | None, typer.Option(hidden=True, help="Do this order of the workdir, and end.")] = None,
     as_json: ReadyJson = False,
 ) -> None:
-    """Wait for orders of a lab machine (`testbed field`), carry them out, and keep the results until it collects them.
+    """Execute the orders of a lab machine (`testbed field`), and keep the results until it collects them.
 
     An order is a measurement or a run, never a command. Losing the lab machine changes nothing; killed and started
     again, the agent goes on where it was.

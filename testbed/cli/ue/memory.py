@@ -24,7 +24,7 @@ def memory(
     ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Memory of a UE's process with a drafter.
+    """Print the memory that a UE's process takes with a drafter.
 
     Examples:
 

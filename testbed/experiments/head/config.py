@@ -25,7 +25,7 @@ class EpisodeCollectConfig(Config, frozen=True):
     policy: Annotated[
         str,
         option(
-            "What to do with a mismatched token. oracle: label it at once and keep it if harmless; explore: keep it at "
+            "Action on a mismatched token. oracle: label it at once and keep it if harmless; explore: keep it at "
             "random; strict: reject it.",
             panel="Labels",
         ),
