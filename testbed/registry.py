@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from testbed.errors import BadInput
 
@@ -44,10 +44,11 @@ class Registry(Mapping[str, E], Generic[E]):
         what: what the entries are, for messages: `protocol`.
         group: entry-point group that installed packages add to: `testbed.protocols`.
         entries: the built-in ones.
+        of: class of all entries, checked for those of packages.
     """
 
-    def __init__(self, what: str, group: str, *entries: E) -> None:
-        self._what, self._group = what, group
+    def __init__(self, what: str, group: str, *entries: E, of: type[Any] = object) -> None:
+        self._what, self._group, self._of = what, group, of
         self._entries: dict[str, E] = {}
         self._broken: dict[str, str] = {}
         self._loaded = False
@@ -102,7 +103,10 @@ class Registry(Mapping[str, E], Generic[E]):
 
     def _add_point(self, point: EntryPoint) -> None:
         try:
-            self.add(point.load())
-        except Exception as exc:  # whatever a foreign module raises
+            entry = point.load()
+            if not isinstance(entry, self._of):
+                raise BadInput(f"it names {entry!r}, not an instance of {self._of.__name__}")
+            self.add(entry)
+        except (Exception, SystemExit) as exc:  # whatever a foreign module raises
             self._broken[point.name] = f"cannot load the {self._what} {point.name!r} from {point.value}: {exc}"
             LOG.warning(self._broken[point.name])

@@ -67,3 +67,26 @@ def test_an_entry_point_that_cannot_be_loaded_is_named(package: Path) -> None:
     assert list(parts) == ["inside"]
     with pytest.raises(BadInput, match=r"cannot load the part 'outside' from outside_part:ENTRY: broken on purpose"):
         parts.choose("outside")
+
+
+def test_an_entry_point_of_the_wrong_class_is_named(package: Path) -> None:
+    (package / "outside_part.py").write_text("class ENTRY:\n    kind = 'outside'\n    about = ''\n")
+    parts: Registry[Part] = Registry("part", "testbed.parts", Part("inside"), of=Part)
+    assert list(parts) == ["inside"]
+    with pytest.raises(
+        BadInput, match=r"cannot load the part 'outside' .*: it names <class .*, not an instance of Part"
+    ):
+        parts.choose("outside")
+
+
+def test_an_entry_point_that_takes_a_built_in_name_is_left_out(package: Path) -> None:
+    (package / "outside_part.py").write_text("from tests.test_registry import Part\nENTRY = Part('inside', 'other')\n")
+    parts: Registry[Part] = Registry("part", "testbed.parts", Part("inside"), of=Part)
+    assert [entry.about for entry in parts.values()] == ["a part"]
+
+
+def test_a_package_that_ends_the_process_on_import_is_left_out(package: Path) -> None:
+    (package / "outside_part.py").write_text("raise SystemExit('leaving')\n")
+    parts: Registry[Part] = Registry("part", "testbed.parts", Part("inside"))
+    with pytest.raises(BadInput, match="leaving"):
+        parts.choose("outside")

@@ -14,7 +14,14 @@ from testbed.protocols.sh import SelectiveHidden
 from testbed.registry import Registry
 
 PROTOCOLS: Registry[RoundProtocol] = Registry(
-    "protocol", "testbed.protocols", Greedy(), FullHidden(), SelectiveHidden(), RejectionSampling(), SplitSampling()
+    "protocol",
+    "testbed.protocols",
+    Greedy(),
+    FullHidden(),
+    SelectiveHidden(),
+    RejectionSampling(),
+    SplitSampling(),
+    of=RoundProtocol,
 )
 
 TARGET_ONLY = "target-only"

@@ -120,4 +120,5 @@ DRAFTERS: Registry[DrafterKind] = Registry(
     "testbed.drafters",
     GGUF,
     DrafterKind("synthetic", "agrees with `--engine synthetic` with probability 0.8, without a model", _synthetic),
+    of=DrafterKind,
 )

@@ -72,6 +72,7 @@ ENGINES = Registry(
         load="testbed.bs.engines.synthetic:SyntheticEngine",
         needs_model=False,
     ),
+    of=EngineEntry,
 )
 
 

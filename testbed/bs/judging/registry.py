@@ -102,6 +102,7 @@ JUDGES = Registry(
         needs_head=True,
         needs_budget=True,
     ),
+    of=JudgeEntry,
 )
 
 

@@ -82,6 +82,7 @@ SCHEDULERS = Registry(
         admits=True,
         options=("coefficients",),
     ),
+    of=SchedulerEntry,
 )
 
 

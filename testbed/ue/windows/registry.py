@@ -24,6 +24,7 @@ WINDOW_RULES: Registry[WindowRule] = Registry(
     HINTED,
     hinted(PREDICTED, "hinted-predicted"),
     hinted(GAIN, "hinted-gain"),
+    of=WindowRule,
 )
 
 
