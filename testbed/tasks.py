@@ -1,12 +1,19 @@
-"""Tasks that end together: the first failure cancels the others, and nothing is left running."""
+"""Tasks that end together, and background tasks that are started again when they fail: none ends unseen."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
-from typing import Any, TypeVar
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
+LOG = logging.getLogger(__name__)
+RESTART_S = 1.0
+"""Time between the failure of a background task and its restart."""
+RECENT_S = 10.0
+"""Time after a failure during which a background task counts as failing."""
 
 
 async def together(jobs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -39,3 +46,45 @@ async def cancel(*tasks: asyncio.Future[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Background:
+    """Tasks beside the main work of a process: one that fails, or ends, is logged, counted and started again.
+
+    Attributes:
+        failures: number of failures by task, from 0.
+    """
+
+    def __init__(self) -> None:
+        self.failures: Counter[str] = Counter()
+        self._failed_s: dict[str, float] = {}
+        self._tasks: list[asyncio.Task[NoReturn]] = []
+
+    def start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[NoReturn]:
+        """Run `work` until the returned task is cancelled."""
+        self.failures[name] = 0
+        task = asyncio.create_task(self._keep(name, work))
+        self._tasks.append(task)
+        return task
+
+    @property
+    def failing(self) -> list[str]:
+        """Names of the tasks that failed within the last `RECENT_S`."""
+        since_s = asyncio.get_running_loop().time() - RECENT_S
+        return sorted(name for name, failed_s in self._failed_s.items() if failed_s > since_s)
+
+    def cancel(self) -> None:
+        """Cancel all tasks."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> NoReturn:
+        while True:
+            try:
+                await work()
+                LOG.error("%s has ended; it is started again", name)
+            except Exception:
+                LOG.exception("%s failed; it is started again", name)
+            self.failures[name] += 1
+            self._failed_s[name] = asyncio.get_running_loop().time()
+            await asyncio.sleep(RESTART_S)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from testbed.tasks import beside, together
+from testbed.tasks import Background, beside, together
 from testbed.virtual_time import VirtualClock, run_virtually
 
 
@@ -82,3 +82,27 @@ def test_cancellation_reaches_everybody() -> None:
 
     run_virtually(main())
     assert sorted(log.ended) == ["main cancelled", "service cancelled"]
+
+
+async def test_background_tasks_are_started_again_when_they_fail_or_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("testbed.tasks.RESTART_S", 0.001)
+    begun = asyncio.Queue[int]()
+
+    async def work() -> None:
+        begun.put_nowait(1)
+        if begun.qsize() == 1:
+            raise ValueError("broken")
+        if begun.qsize() == 3:
+            await asyncio.Event().wait()
+
+    background = Background()
+    task = background.start("work", work)
+    assert background.failures == {"work": 0} and background.failing == []
+    while begun.qsize() < 3:
+        await asyncio.sleep(0.001)
+    assert background.failures == {"work": 2} and background.failing == ["work"] and not task.done()
+    monkeypatch.setattr("testbed.tasks.RECENT_S", 0.0)
+    assert background.failing == []
+    background.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert task.cancelled()

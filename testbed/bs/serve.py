@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -45,6 +45,7 @@ from testbed.errors import BadInput, TestbedError
 from testbed.fingerprints import model_fingerprint
 from testbed.optim.pass_time import Coefficients
 from testbed.protocols.vocabulary import tokenizer_directory
+from testbed.tasks import Background, cancel
 
 Ready = Callable[[list[str], Offer, str | None], None]
 """Called when the BS is ready, with the addresses it listens on, its offer, and the URL of its live view."""
@@ -205,13 +206,16 @@ def _windows(config: ServeConfig, loaded: Loaded) -> Windows | None:
     return Windows(chosen, lambda: estimator.coefficients, config.max_batch, loaded.offer.vocab_size)
 
 
-def _source(config: ServeConfig, loaded: Loaded, station: BaseStation, recent: Recent) -> Source:
+def _source(
+    config: ServeConfig, loaded: Loaded, count: Callable[[], dict[str, Any]], recent: Recent, background: Background
+) -> Source:
     """The data source of the live view."""
     clock, offer = WallClock(), loaded.offer
     model = Path(offer.model).name if Path(offer.model).exists() else offer.model
     return Source(
         look=lambda rounds, passes: recent.look(rounds, passes, clock.time()),
-        count=lambda: (station.metrics(), recent.tally()),
+        count=lambda: (count(), recent.tally()),
+        failing=lambda: background.failing,
         serving=MonitorServing(
             about={
                 "model": model,
@@ -246,10 +250,16 @@ async def _run(
         sessions = session_table(config, loaded.engine.kv_tokens, link.owner)
         recent = Recent(sessions, text=config.monitor_text) if monitor else None
         station = _station(config, link, runner, loaded, sessions, recent)
+
+        def count() -> dict[str, Any]:
+            return station.metrics() | {"task_failures": dict(link.background.failures)}
+
         if monitor and recent:
-            await monitor.attach(_source(config, loaded, station, recent))
+            await monitor.attach(_source(config, loaded, count, recent, link.background))
         serving = asyncio.create_task(station.serve())
-        counting = asyncio.create_task(metrics.keep(station.metrics, WallClock())) if metrics else None
+        counting = None
+        if metrics:
+            counting = link.background.start("metrics", lambda: metrics.keep(count, WallClock()))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, serving.cancel)
@@ -260,8 +270,7 @@ async def _run(
             except BadInput as exc:  # not of the command line: a supervisor shall restart the base station
                 raise TestbedError(f"the base station failed: {exc}") from exc
         if counting is not None:
-            counting.cancel()
-            await asyncio.gather(counting, return_exceptions=True)
+            await cancel(counting)
     finally:
         if monitor:
             await monitor.detach()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import logging
 import os
@@ -18,6 +17,7 @@ from zmq.auth import Authenticator
 
 from testbed.channel.keys import CLIENTS, REVOKED, ServerKeys, entries
 from testbed.errors import BadInput
+from testbed.tasks import Background
 
 RELOAD_S = 0.5
 """Longest delay until a change of the key directory takes effect."""
@@ -66,13 +66,13 @@ class Gate:
     everyone who knows the BS's public key.
     """
 
-    def __init__(self, context: zmq.asyncio.Context, keys: ServerKeys) -> None:
+    def __init__(self, context: zmq.asyncio.Context, keys: ServerKeys, background: Background) -> None:
         self._keys, self.allowed = keys, AllowList(keys.directory)
         self._authenticator = Authenticator(context)
         self._authenticator.configure_curve_callback(DOMAIN.decode(), self.allowed)
         self._authenticator.start()
         self._asked = zmq.asyncio.Socket.shadow(self._authenticator.zap_socket)
-        self._task = asyncio.get_running_loop().create_task(self._answer())
+        self._task = background.start("authentication", self._answer)
 
     async def _answer(self) -> None:
         """Answer the ZAP request of each handshake. pyzmq's own task misses some of them, because it polls a socket

@@ -13,6 +13,7 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes
+import errno
 import fcntl
 import logging
 import os
@@ -21,7 +22,7 @@ import socket
 import struct
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 CHECK_S = 0.05
@@ -76,24 +77,32 @@ class Connections:
     """
 
     def __init__(self, ports: frozenset[int], message_bytes: int, waiting: int, most: int | None = None) -> None:
-        self._ports, self._message_bytes, self._waiting = ports, message_bytes, waiting
+        self.ports, self._message_bytes, self._waiting = ports, message_bytes, waiting
         self._most = _room() if most is None else most
         self._known: dict[int, Connection] = {}
         self._taken: set[int] = set()
         """Descriptors of which a message was taken since the last check."""
         self._trim_in = 0
         self.cut = 0
+        self._null = os.open(os.devnull, os.O_RDONLY)
+        self._spare = os.dup(self._null)
+        """Descriptor of the duplicates: none may be free when one is needed."""
+
+    def close(self) -> None:
+        """Close the descriptors kept for checks."""
+        for descriptor in (self._null, self._spare):
+            os.close(descriptor)
 
     @property
     def watched(self) -> bool:
         """Whether this system reports the bytes received per connection."""
-        return bool(self._ports) and sys.platform == "linux" and os.path.isdir(DESCRIPTORS)
+        return bool(self.ports) and sys.platform == "linux" and os.path.isdir(DESCRIPTORS)
 
     def taken(self, descriptor: int, frames: int) -> None:
         """Note that a complete message was taken; a peer that sends more than `MOST_FRAMES` frames is disconnected."""
         self._taken.add(descriptor)
         if frames > MOST_FRAMES:
-            with _handle(descriptor) as connected:
+            with self._duplicate(descriptor) as connected:
                 if connected is not None:
                     self._disconnect(connected, f"a message of more than {MOST_FRAMES} frames")
 
@@ -138,42 +147,53 @@ class Connections:
         """All open connections. Each socket is a duplicate: if libzmq closes its own meanwhile, the duplicate still
         refers to the same connection.
         """
-        for name in os.listdir(DESCRIPTORS):
-            descriptor = int(name)
+        for descriptor in _descriptors():
             known = self._known.get(descriptor)
-            with _handle(descriptor, None if known is None else known.family) as connected:
+            with self._duplicate(descriptor, None if known is None else known.family) as connected:
                 if connected is None:
                     continue
                 try:
                     peer = connected.getpeername()
                     if known is None or known.peer != peer:  # new: descriptors are reused
-                        if connected.family not in FAMILIES or connected.getsockname()[1] not in self._ports:
+                        if connected.family not in FAMILIES or connected.getsockname()[1] not in self.ports:
                             continue
                         known = Connection(peer, connected.family)
                     yield descriptor, connected, known
                 except OSError:  # a listening socket, or closed
                     continue
 
+    @contextlib.contextmanager
+    def _duplicate(self, descriptor: int, family: int | None = None) -> Iterator[socket.socket | None]:
+        """A duplicate of a socket, one at a time; None if the descriptor is not a socket. `family` None: determined
+        from the socket.
+        """
+        if descriptor in (self._null, self._spare):
+            yield None
+            return
+        try:
+            os.dup2(descriptor, self._spare, inheritable=False)
+            if family is None:
+                connected = socket.socket(fileno=self._spare)
+            else:
+                connected = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, self._spare)
+        except OSError:
+            yield None
+            return
+        try:
+            yield connected
+        finally:
+            connected.detach()
+            os.dup2(self._null, self._spare, inheritable=False)
 
-@contextlib.contextmanager
-def _handle(descriptor: int, family: int | None = None) -> Iterator[socket.socket | None]:
-    """A duplicate of a socket; None if the descriptor is not a socket. `family` None: determined from the socket."""
+
+def _descriptors() -> Iterable[int]:
+    """The open descriptors of this process; where none is free to list them with, all that it may open."""
     try:
-        copy = os.dup(descriptor)
-    except OSError:
-        yield None
-        return
-    try:
-        if family is None:
-            connected = socket.socket(fileno=copy)
-        else:
-            connected = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, copy)
-    except OSError:
-        os.close(copy)
-        yield None
-        return
-    with connected:
-        yield connected
+        return map(int, os.listdir(DESCRIPTORS))
+    except OSError as exc:
+        if exc.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        return range(_limit())
 
 
 def _received(connected: socket.socket) -> int:
@@ -198,6 +218,10 @@ def _trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _room() -> int:
+def _limit() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2**20 if soft == resource.RLIM_INFINITY else max(1, int(SHARE * soft))
+    return 2**20 if soft == resource.RLIM_INFINITY else soft
+
+
+def _room() -> int:
+    return max(1, int(SHARE * _limit()))

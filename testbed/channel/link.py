@@ -22,6 +22,7 @@ from testbed.channel.connections import CHECK_S, CHECK_SHARE, MOST_FRAMES, RECHE
 from testbed.channel.keys import KEY_LENGTH, ClientKeys, ServerKeys
 from testbed.clock import within
 from testbed.errors import BadInput, LinkError, LinkTimeout
+from testbed.tasks import Background
 
 Frames = Sequence["bytes | memoryview"]
 HIGH_WATER = 1000
@@ -145,10 +146,12 @@ class ZmqServerLink:
     """
 
     def __init__(self, *addresses: str, keys: ServerKeys | None = None, frame_bytes: int = MAX_MESSAGE_BYTES) -> None:
-        self._checks: asyncio.Task[None] | None = None
-        self._waiting = False
+        self.background = Background()
+        """Tasks of the process beside its main work; cancelled by `close`."""
+        self._checking = self._waiting = False
+        self.connections = Connections(frozenset(), frame_bytes + OTHER_BYTES, INBOX)
         self._context = zmq.asyncio.Context()
-        self._gate = None if keys is None else Gate(self._context, keys)
+        self._gate = None if keys is None else Gate(self._context, keys, self.background)
         self._socket = self._context.socket(zmq.ROUTER)
         self._sync_socket: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
         if self._gate is not None:
@@ -170,8 +173,8 @@ class ZmqServerLink:
         except zmq.ZMQError as exc:
             self.close()
             raise BadInput(f"cannot bind {address}: {exc}") from exc
-        ports = frozenset(int(a.rpartition(":")[2]) for a in self.addresses if a.startswith("tcp://"))
-        self.connections = Connections(ports, frame_bytes + OTHER_BYTES, INBOX)
+        tcp = (address for address in self.addresses if address.startswith("tcp://"))
+        self.connections.ports = frozenset(int(address.rpartition(":")[2]) for address in tcp)
 
     async def send(self, peer: bytes, frames: Frames) -> None:
         """Send to a peer; the message is dropped if its queue is full, or if the peer is gone or revoked."""
@@ -186,8 +189,9 @@ class ZmqServerLink:
 
     async def recv(self) -> tuple[bytes, list[bytes]]:
         """Wait for one message."""
-        if self._checks is None and self.connections.watched:
-            self._checks = asyncio.get_running_loop().create_task(self._check())
+        if not self._checking and self.connections.watched:
+            self._checking = True
+            self.background.start("connection limits", self._check)
         while True:
             first, frames = await self._next()
             self.connections.taken(int(first.get(zmq.SRCFD)), frames=len(frames))
@@ -234,8 +238,8 @@ class ZmqServerLink:
 
     def close(self) -> None:
         """Close socket and context."""
-        if self._checks is not None:
-            self._checks.cancel()
+        self.background.cancel()
+        self.connections.close()
         if self._gate is not None:
             self._gate.close()
         self._socket.close()

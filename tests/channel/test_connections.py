@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import resource
 import socket
 import sys
 import threading
@@ -143,7 +145,8 @@ def drained(connected: socket.socket) -> bool:
 
 async def test_connections_beyond_the_bound_are_dropped_but_for_those_that_were_heard() -> None:
     async with echo() as (bs, _):
-        bs.connections = Connections(bs.connections._ports, 2**20, INBOX, most=3)
+        bs.connections.close()
+        bs.connections = Connections(bs.connections.ports, 2**20, INBOX, most=3)
         with ue(bs) as first, contextlib.ExitStack() as held:
             assert await answered(first)
             crowd = [held.enter_context(contextlib.closing(connect(bs.addresses[0], b"c%d" % i))) for i in range(8)]
@@ -172,3 +175,54 @@ def test_a_descriptor_that_is_none_of_ours_is_left_alone() -> None:
         here.sendall(b"still there")
         assert there.recv(100) == b"still there"
     assert not Connections(frozenset(), 1, 1).watched
+
+
+@contextlib.contextmanager
+def no_descriptors_left() -> Iterator[None]:
+    """Use up all file descriptors of this process, under a smaller limit."""
+    limits, held = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 50, limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+async def test_connections_are_checked_while_no_descriptor_is_free() -> None:
+    async with echo() as (bs, _):
+        with ue(bs) as honest, contextlib.closing(connect(bs.addresses[0], b"endless")) as liar:
+            assert await answered(honest)
+            liar.sendall(frame(b"sound", more=False))
+            sent, piece = [0], frame(bytes(30_000), more=True) * 2
+            with no_descriptors_left():
+                pouring = threading.Thread(target=pour, args=(liar, piece, sent), daemon=True)
+                pouring.start()
+                deadline_s = time.monotonic() + 10
+                while pouring.is_alive() and time.monotonic() < deadline_s:
+                    await asyncio.sleep(0.05)
+                assert not pouring.is_alive()
+            assert bs.connections.cut == 1 and bs.background.failures == {"connection limits": 0}
+            assert await answered(honest)
+
+
+async def test_checks_that_fail_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("testbed.tasks.RESTART_S", 0.01)
+    checks = iter([OSError("first"), ValueError("second")])
+
+    def check(self: Connections, drained: bool) -> bool:
+        if (error := next(checks, None)) is not None:
+            raise error
+        return False
+
+    monkeypatch.setattr(Connections, "check", check)
+    async with echo() as (bs, _):
+        with ue(bs) as honest:
+            assert await answered(honest)
+        while bs.background.failures["connection limits"] < 2:
+            await asyncio.sleep(0.01)
+        assert bs.background.failing == ["connection limits"]

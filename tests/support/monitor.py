@@ -45,12 +45,14 @@ class Served:
         self.session = opened(self.table, 0)
         self.looks: list[float] = []
         self.counts = 0
+        self.failing: list[str] = []
         self.delay_s = 0.0
         """CPU time per read."""
 
     def source(self, **said: Any) -> Source:
         """The source of the live view's data."""
-        return Source(look=self.look, count=self.count, serving=MonitorServing({"model": "m"}, True, **said))
+        serving = MonitorServing({"model": "m"}, True, **said)
+        return Source(look=self.look, count=self.count, failing=lambda: self.failing, serving=serving)
 
     def look(self, rounds: int, passes: int) -> RecentActivity:
         """Read the recent activity; takes `delay_s`."""

@@ -60,13 +60,17 @@ def make_app(station: MonitoredStation, feed: Feed, token: str | None, host: str
         return HTMLResponse(page.html, headers={"content-security-policy": page.policy})
 
     async def healthy(_: Request) -> Response:
-        stalled = station.state == SERVING and not await station.live() and station.state == SERVING
+        stalled = station.state == SERVING and await station.live() is None and station.state == SERVING
         return PlainTextResponse("stalled\n" if stalled else "ok\n", 503 if stalled else 200)
 
     async def ready(_: Request) -> Response:
-        answers = await station.live()
-        state = station.state if answers or station.state != SERVING else "the server does not answer"
-        return PlainTextResponse(f"{state}\n", 200 if answers else 503)
+        failing = await station.live()
+        state = station.state
+        if failing:
+            state = f"failing: {', '.join(failing)}"
+        elif failing is None and state == SERVING:
+            state = "the server does not answer"
+        return PlainTextResponse(f"{state}\n", 200 if failing == [] else 503)
 
     async def metrics(_: Request) -> Response:
         counted = await station.count()

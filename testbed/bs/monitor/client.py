@@ -69,9 +69,9 @@ class MonitoredStation:
         """All counters."""
         return await self._shared(Count, Counted)
 
-    async def live(self) -> bool | None:
-        """Whether its event loop runs."""
-        return await self._shared(Live, bool)
+    async def live(self) -> list[str] | None:
+        """Names of its background tasks that fail; None as above: its event loop does not run."""
+        return await self._shared(Live, list[str])
 
     def _hear(self, said: Notice) -> None:
         if isinstance(said, MonitorServing):

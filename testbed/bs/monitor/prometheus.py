@@ -23,6 +23,8 @@ from testbed.bs.observer import RoundSums
 COUNTERS = {
     "passes": ("testbed_passes", "Passes of the engine."),
     "failed_passes": ("testbed_failed_passes", "Passes that failed."),
+    "failed_sessions": ("testbed_failed_sessions", "Sessions closed after an internal error."),
+    "failed_updates": ("testbed_failed_updates", "Updates of estimates dropped after an internal error."),
     "rounds": ("testbed_rounds", "Rounds verified."),
     "pieces": (
         "testbed_pieces",
@@ -89,6 +91,10 @@ def _of_counts(counts: Mapping[str, Any]) -> Iterator[Metric]:
         for speed, count in counts[key].items():
             family.add_metric([speed], count)
         yield family
+    failures = CounterMetricFamily("testbed_task_failures", "Failures of background tasks.", labels=["task"])
+    for name, count in counts.get("task_failures", {}).items():
+        failures.add_metric([name], count)
+    yield failures
     promises = counts["promises"]  # any speed is possible: as labels they would grow without bound
     promised_tps = sum(float(speed) * count for speed, count in promises.items())
     yield GaugeMetricFamily(

@@ -28,6 +28,8 @@ class Source:
     """Rounds and passes after these numbers, and all sessions."""
     count: Callable[[], Counted]
     """All counters."""
+    failing: Callable[[], list[str]] = list
+    """Names of background tasks that fail."""
     serving: MonitorServing
     """Description of the base station."""
 
@@ -56,4 +58,4 @@ def answer(source: Source, question: Question) -> MonitorAnswer:
 def _found(source: Source, question: Question) -> object:
     if isinstance(question, LookAt):
         return source.look(question.rounds, question.passes)
-    return source.count() if isinstance(question, Count) else True
+    return source.count() if isinstance(question, Count) else source.failing()

@@ -68,7 +68,7 @@ class Count(_Message, frozen=True):
 
 
 class Live(_Message, frozen=True):
-    """Whether the event loop runs; answered by true."""
+    """Whether the event loop runs; answered by the names of background tasks that fail."""
 
     number: int
 

@@ -117,6 +117,13 @@ async def test_a_base_station_that_stands_still_is_neither_ready_nor_healthy(mon
         assert await status("/healthz", station) == (503, "stalled\n")
 
 
+async def test_a_base_station_whose_background_task_fails_is_healthy_but_not_ready() -> None:
+    async with serving() as (served, _, station):
+        served.failing.append("connection limits")
+        assert await status("/readyz", station) == (503, "failing: connection limits\n")
+        assert await status("/healthz", station) == (200, "ok\n")
+
+
 # ---------------------------------------------------------------- streams
 
 
