@@ -61,7 +61,7 @@ ENGINES = Registry(
     ),
     EngineEntry(
         kind="llama",
-        about="llama.cpp: a GGUF target, also quantised; the fastest on a CPU",
+        about="llama.cpp: a GGUF target, of floats or quantised; several sessions in one decode",
         load="testbed.bs.engines.llama:LlamaEngine",
         gguf=True,
         options={"threads": "threads"},
