@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
 from testbed.errors import BadInput
-from testbed.listening import key_in, listening, url_of
+from testbed.listening import PROBE_S, UNREAD_MS, AccessRules, key_in, listening, url_of
 
 
 def ipv6() -> bool:
@@ -59,3 +60,33 @@ def test_a_key_is_the_line_of_its_file(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text(" abc-1 \n")
     assert (key_in(str(key)), key_in(None)) == ("abc-1", None)
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o400, False), (0o640, True), (0o644, True)])
+def test_a_key_that_others_can_read_is_taken_with_a_warning(
+    mode: int, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = tmp_path / "key"
+    key.write_text("abc")
+    key.chmod(mode)
+    assert key_in(str(key)) == "abc"
+    assert ("chmod 600" in caplog.text) == warned
+    assert "abc" not in caplog.text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="options are inherited on Linux")
+def test_the_kernel_closes_connections_of_peers_that_are_gone() -> None:
+    with listening("127.0.0.1", 0, guarded=False) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == UNREAD_MS
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == PROBE_S
+
+
+def test_a_form_of_another_site_is_refused_and_a_link_is_followed() -> None:
+    rules = AccessRules(None, "localhost")
+    headers = {"host": "localhost", "sec-fetch-mode": "navigate", "sec-fetch-site": "cross-site"}
+    assert rules.refusal("GET", headers, secret=True) is None
+    refused = rules.refusal("POST", headers, secret=True)
+    assert refused is not None and refused.status == 403

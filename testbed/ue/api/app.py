@@ -120,11 +120,11 @@ def _routes(service: Service) -> APIRouter:
             raise ApiError(404, message, param="model", code="model_not_found")
         return JSONResponse(service.models()[0])
 
-    @routes.post("/completions")
+    @routes.post("/completions", responses=STREAMED)
     async def completions(body: CompletionRequest, request: fastapi.Request) -> Response:
         return await _answer(service, request, body, Reply)
 
-    @routes.post("/chat/completions")
+    @routes.post("/chat/completions", responses=STREAMED)
     async def chat(body: ChatRequest, request: fastapi.Request) -> Response:
         return await _answer(service, request, body, ChatReply)
 
@@ -234,6 +234,8 @@ def _api_error(error: TestbedError) -> ApiError:
 ERRORS: dict[int | str, dict[str, Any]] = {
     name: {"description": "An error in OpenAI's format.", "model": ErrorReply} for name in ("4XX", "5XX")
 }
+
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
 
 def _refusal(refusal: Refusal) -> JSONResponse:

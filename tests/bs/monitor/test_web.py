@@ -1,0 +1,44 @@
+"""The live view's web server on a real socket: silent connections, many requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import httpx
+
+from testbed.bs.monitor.app import REQUESTS
+from testbed.bs.monitor.feed import MOST_VIEWERS
+from testbed.bs.monitor.web import serve
+from testbed.bs.monitor.wire import MonitorSetup, frame
+from testbed.web_server import SPARE
+
+
+@contextlib.asynccontextmanager
+async def view() -> AsyncIterator[int]:
+    """A live view of a base station that does not serve yet; its port."""
+    ours, theirs = socket.socketpair()
+    listener = socket.create_server(("127.0.0.1", 0))
+    ours.sendall(frame(MonitorSetup("127.0.0.1", None)))
+    serving = asyncio.create_task(serve(theirs, listener))
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        ours.close()
+        await asyncio.wait_for(serving, 20)
+
+
+async def test_silent_connections_and_viewers_leave_health_and_the_page_alone() -> None:
+    async with view() as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+        silent = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(REQUESTS + SPARE + 20)]
+        async with contextlib.AsyncExitStack() as viewers:
+            for _ in range(MOST_VIEWERS):
+                await viewers.enter_async_context(client.stream("GET", "/events"))
+            assert (await client.get("/events")).status_code == 503
+            assert (await client.get("/healthz")).text == "ok\n"
+            assert (await client.get("/readyz")).text == "loading\n"
+            assert (await client.get("/")).status_code == 200
+        for writer in silent:
+            writer.close()
