@@ -12,6 +12,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from testbed.errors import BadInput
+from testbed.protocols.messages import Open
+from testbed.protocols.ranges import RANGES
 from testbed.protocols.sampling import Sampling, request_seed
 from testbed.ue.api.backend import OutputRequest
 from testbed.ue.prompts import Prompter, Turn
@@ -44,7 +46,8 @@ MOST_MESSAGES = 4096
 """Largest number of messages of a conversation."""
 MOST_STOPS, MOST_STOP_CHARACTERS = 4, 256
 """Largest number of stop strings, as in OpenAI's API, and of characters of each."""
-MOST_TOP_K = 2**31 - 1
+RANGE = RANGES[Open]
+"""Ranges of numbers that a BS takes."""
 CHARACTERS_PER_TOKEN = 32
 """Least number of characters that a token may stand for, where the vocabulary's longest token is shorter: spaces and
 unknown words need no token of their length."""
@@ -127,9 +130,9 @@ class ApiRequest(BaseModel):
 
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = None
+    temperature: float | None = Field(None, le=RANGE["temperature"].most)
     top_p: float | None = None
-    top_k: int | None = Field(None, ge=-1, le=MOST_TOP_K)
+    top_k: int | None = Field(None, ge=-1, le=int(RANGE["top_k"].most))
     """Not in OpenAI's API but in other servers'; 0 and -1: all tokens."""
     ignore_eos: bool | None = None
     """Not in OpenAI's API either: whether the output continues after an end token."""
