@@ -34,7 +34,7 @@ async def beside(services: Iterable[Coroutine[Any, Any, None]], main: Coroutine[
     working = asyncio.create_task(main)
     try:
         await asyncio.wait({working, serving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        if serving.done():
             serving.result()
         return await working
     finally:

@@ -110,7 +110,7 @@ async def _ue(
     rng = np.random.default_rng([fleet.seed, number])
     drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=fleet.alpha, seed=number)
     way = constant(delay_s=fleet.network_s / 2)
-    client = bs.connect((Direction(way), Direction(way)), timeout_s=3600.0)
+    client = bs.connect((Direction(way), Direction(way)))
     clock = client.clock
     pace = ProfilePace(profile, clock)
     ue = LoadUe(

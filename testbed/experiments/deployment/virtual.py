@@ -50,7 +50,6 @@ class VirtualStation:
         self,
         ways: tuple[OneWay, OneWay],
         sizers: tuple[Sizer, Sizer] = (frame_bytes, frame_bytes),
-        timeout_s: float = TIMEOUT_S,
     ) -> Client:
         """A new UE's connection over a link of its own.
 
@@ -60,7 +59,7 @@ class VirtualStation:
         """
         self._peers += 1
         link = self._link.attach(f"ue-{self._peers}".encode(), *ways, sizers, patient=True)
-        return Client(link, self._clock, 0, timeout_s)
+        return Client(link, self._clock, 0, TIMEOUT_S)
 
     async def serve(self) -> None:
         """Serve until cancelled."""

@@ -29,9 +29,6 @@ from testbed.ue.run import Clients, Outcome
 from testbed.ue.windows.registry import WINDOW_RULES
 from testbed.virtual_time import run_virtually
 
-TIMEOUT_S = 3600.0
-"""Virtual seconds that a UE waits for the BS; links may be slow."""
-
 
 @dataclass(frozen=True)
 class Models:
@@ -95,7 +92,7 @@ def run_virtual(
     Raises:
         BadInput: prompts that are too long for the target.
     """
-    config = msgspec.structs.replace(config, csi=csi_text(channel), timeout_s=TIMEOUT_S)
+    config = msgspec.structs.replace(config, csi=csi_text(channel))
     deployment = VirtualDeployment()
     station = deployment.base_station(
         ProfileRunner(models.engine, profile, deployment.clock),
@@ -127,7 +124,7 @@ def _clients(
     counted: tuple[Sizer, Sizer] = (frame_bytes, frame_bytes)
     if profile.sizes is not None:
         counted = sizers(quantised(profile.sizes, config.hidden_bits), profile.overheads, payload)
-    link = station.connect(channel.path(0, stack_s=profile.stack_s), counted, config.timeout_s)
+    link = station.connect(channel.path(0, stack_s=profile.stack_s), counted)
     stack_s = (profile.hot or profile).stack_s
     local = Direction(constant(delay_s=stack_s)), Direction(constant(delay_s=stack_s))
-    return Clients(link, station.connect(local, timeout_s=config.timeout_s))
+    return Clients(link, station.connect(local))
