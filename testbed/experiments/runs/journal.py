@@ -1,12 +1,13 @@
 """The journal of an unfinished run: finished outcomes, so that a killed run can be resumed.
 
 `DIR/journal` consists of msgpack blocks, each preceded by its length in 4 bytes: a heading, then the outcomes, each
-synced to disk before the next prompt begins. It exists until `summary.json` is written.
+synced to disk before the next prompt begins. It exists until `summary.json` is written, locked by its run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
@@ -66,6 +67,7 @@ class Journal:
         except OSError as exc:
             raise BadInput(f"cannot write {path}: {exc.strerror or exc}") from exc
         try:
+            _lock(journal._file, out)
             journal._write(Heading(SCHEMA, _settings(config), _digest(work), journal.identity))
         except TestbedError:
             journal.finish()
@@ -77,7 +79,7 @@ class Journal:
         """Resume a run.
 
         Raises:
-            BadInput: `out` has no unfinished run, or one with other settings or prompts.
+            BadInput: `out` has no unfinished run, one that still runs, or one with other settings or prompts.
         """
         path = out / NAME
         try:
@@ -87,6 +89,7 @@ class Journal:
         except OSError as exc:
             raise BadInput(f"cannot read {path}: {exc.strerror or exc}") from exc
         try:
+            _lock(file, out)
             heading, done, end = _read(file, path)
             _check(heading, config, work, out)
         except BaseException:
@@ -111,8 +114,8 @@ class Journal:
 
     def finish(self) -> None:
         """Remove the journal of a complete run."""
-        self.close()
         Path(self._file.name).unlink(missing_ok=True)
+        self.close()
 
     def _write(self, value: Any) -> None:
         block = msgspec.msgpack.encode(value)
@@ -122,6 +125,18 @@ class Journal:
             os.fsync(self._file.fileno())
         except OSError as exc:
             raise TestbedError(f"cannot write {self._file.name}: {exc.strerror or exc}") from exc
+
+
+def _lock(file: BinaryIO, out: Path) -> None:
+    """Lock a journal until it is closed, or its process ends.
+
+    Raises:
+        BadInput: its run is still going on.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        raise BadInput(f"the run in {out} is still going on in another process; wait for it, or stop it") from exc
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:

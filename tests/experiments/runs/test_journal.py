@@ -137,3 +137,20 @@ def test_a_run_that_cannot_be_begun_leaves_no_journal(tmp_path: Path, monkeypatc
     refuse(lambda: Journal.begin(tmp_path / "run", CONFIG, work()), TestbedError, "cannot write", "No space left")
     monkeypatch.undo()
     Journal.begin(tmp_path / "run", CONFIG, work()).close()
+
+
+def test_a_run_that_is_going_on_is_not_resumed_beside_it(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    journal = Journal.begin(out, CONFIG, work())
+    journal.add(outcome(0))
+    for _ in range(2):
+        with pytest.raises(BadInput, match=rf"the run in {out} is still going on in another process"):
+            Journal.resume(out, CONFIG, work())
+    journal.add(outcome(1))
+    journal.close()
+    resumed = Journal.resume(out, CONFIG, work())
+    assert [o.request for o in resumed.done] == [0, 1]
+    with pytest.raises(BadInput, match="still going on"):
+        Journal.resume(out, CONFIG, work())
+    resumed.finish()
+    assert not (out / NAME).exists()
