@@ -171,7 +171,7 @@ class SessionTable:
         self.per_peer, self.total = per_peer, total
         self.pending, self.tokens, self.idle_s = pending, tokens, idle_s
         self.windows_bytes = windows_bytes
-        self._owner = owner
+        self.owner = owner
         self._owned: Counter[bytes] = Counter()
         self._expired: OrderedDict[Key, None] = OrderedDict()
         self._sessions: dict[Key, Session] = {}
@@ -200,7 +200,7 @@ class SessionTable:
         """The reason to refuse a new session of this many tokens under this key; None: it can be opened."""
         before = self._sessions.get(key)
         if before is None:
-            if (owned := self._owned[self._owner(key[0])]) >= self.per_peer:
+            if (owned := self._owned[self.owner(key[0])]) >= self.per_peer:
                 return f"this UE has {owned} sessions; at most {self.per_peer}"
             if len(self) >= self.total:
                 return f"{len(self)} sessions are open; at most {self.total}"
@@ -231,7 +231,7 @@ class SessionTable:
         session.speed_tps, session.hidden_bits = speed_tps, hidden_bits
         self.close(key)
         self._expired.pop(key, None)
-        self._owned[self._owner(key[0])] += 1
+        self._owned[self.owner(key[0])] += 1
         self._sessions[key] = session
         if speed_tps is not None:
             self._promised[speed_tps] += 1
@@ -242,7 +242,7 @@ class SessionTable:
         session = self._sessions.pop(key, None)
         if session is None:
             return None
-        owner = self._owner(key[0])
+        owner = self.owner(key[0])
         self._owned[owner] -= 1
         if not self._owned[owner]:
             del self._owned[owner]
@@ -259,7 +259,7 @@ class SessionTable:
 
     def leave(self, peer: bytes) -> list[Session]:
         """Remove the sessions of a peer, and return them."""
-        if not self._owned[self._owner(peer)]:
+        if not self._owned[self.owner(peer)]:
             return []
         found = [session for key, session in self._sessions.items() if key[0] == peer]
         for session in found:

@@ -11,6 +11,7 @@ import pytest
 
 from testbed.bs.judging.base import Candidates, StrictJudge
 from testbed.bs.pending import Pending
+from testbed.bs.scheduling.admission import Admission
 from testbed.bs.scheduling.base import Fcfs, Scheduler
 from testbed.bs.scheduling.slo import Slo
 from testbed.bs.scheduling.window_hints import Windows
@@ -18,7 +19,7 @@ from testbed.channel.csi import Csi
 from testbed.optim.draft_window.controller import DEFAULT
 from testbed.optim.pass_time import Coefficients
 from testbed.protocols import protocol
-from testbed.protocols.messages import Draft, Fault, Hidden, Open, Opened, Verdict
+from testbed.protocols.messages import Close, Draft, Fault, Hidden, Open, Opened, Verdict
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.session import DecodingSession
@@ -105,6 +106,23 @@ async def test_the_largest_and_smallest_numbers_in_range_are_served(scheduler: s
         await still_serves(address)
         found = bs.metrics()
         assert found["failed_sessions"] == found["failed_updates"] == 0
+
+
+@pytest.mark.parametrize("lie", [{"draft_s": 30.0}, {"draft_s": 86_400.0}, {"draft_s": 30.0, "network_s": 86_400.0}])
+@pytest.mark.parametrize("rounds", [1, 40])
+async def test_times_that_one_ue_reports_refuse_no_other_session(lie: dict[str, float], rounds: int) -> None:
+    admission = Admission(coefficients=TIMES, max_requests=16)
+    async with station(**options("slo"), admission=admission) as (_, address):
+        async with client(address) as liar:
+            number, length = await opened(liar), 3
+            for round_ in range(rounds):
+                await liar.send(Draft(session=number, round=round_, base_len=length, **lie), ONE)
+                answer = (await liar.receive(number, 5)).message
+                assert isinstance(answer, Verdict)
+                length += answer.accepted + 1
+            await liar.send(Close(session=number))
+        async with client(address) as ue:
+            await opened(ue, speed_tps=2.0)
 
 
 class FailsFor(Fcfs):

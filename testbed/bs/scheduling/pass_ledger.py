@@ -172,7 +172,7 @@ class PassLedger:
         session.rejected += rejected
         committed = accepted + (kept.token is not None)
         shape = (round_.new, round_.cached, committed, round_.draft_s, round_.network_s)
-        self._averages.add(shape, accepted, rejected)
+        self._averages.add(self._sessions.owner(session.key[0]), shape, accepted, rejected)
 
     def late(self, round_: Round, now_s: float) -> bool:
         """Whether a round with a guaranteed speed ends after its deadline; waiting for hidden states does not count."""
