@@ -254,6 +254,10 @@ class ServeConfig(Config, frozen=True):
         int | None,
         option("Tokens of all open sessions. Default: four times the engine's capacity.", least=1, unit="tokens"),
     ] = None
+    max_ue_share: Annotated[
+        float,
+        option("Share of these tokens and windows that one UE may hold while others are refused.", above=0, most=1),
+    ] = 0.5
     idle_s: Annotated[float, option("Close a session after this long without a message.", above=0, unit="s")] = 600.0
     metrics: Annotated[
         str | None, option("Write counters to this file as JSON lines.", metavar="FILE", panel="Monitoring")

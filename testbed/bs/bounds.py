@@ -56,6 +56,7 @@ def session_table(config: ServeConfig, kv_tokens: int | None, owner: Callable[[b
         config.max_sessions,
         pending=config.max_pending,
         tokens=tokens,
+        ue_share=config.max_ue_share,
         idle_s=config.idle_s,
         owner=owner,
     )

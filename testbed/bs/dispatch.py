@@ -7,7 +7,8 @@ from typing import Protocol
 from testbed.bs.closing import SessionCloser
 from testbed.bs.intake import Intake
 from testbed.bs.judging.base import Judge
-from testbed.bs.sessions import Key, Load, Round, Session
+from testbed.bs.room import Load
+from testbed.bs.sessions import Key, Round, Session
 from testbed.bs.verdict import reason
 from testbed.channel.link import ServerLink
 from testbed.clock import Clock
@@ -94,7 +95,11 @@ class Dispatcher:
     def _open(self, peer: bytes, packet: Packet[Message], message: Open) -> Message:
         if message.threshold > 0 and (kind := PROTOCOLS.get(message.protocol)) and kind.judged:
             self._judge.check(message.drafter, message.hidden_size, message.hidden_bits)
-        before = self._sessions.get((peer, message.session))
+        key = (peer, message.session)
+        if self._sessions.refusal(key, size := packet.arrays["ids"].size if "ids" in packet.arrays else 0) is not None:
+            for lost in self._sessions.reclaim(key, size):
+                self._closer.forget(lost)
+        before = self._sessions.get(key)
         reply, session = self._intake.open(peer, message, packet.arrays, self._rounds.admit)
         if session is not None and before is not None:
             self._closer.forget(before)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from testbed.bs.sessions import NOTHING, Key, Load, Session, SessionTable
+from testbed.bs.room import NOTHING, Load
+from testbed.bs.sessions import Key, Session, SessionTable
 from testbed.errors import ModelError, ProtocolError
 from testbed.protocols import PROTOCOLS, TARGET_ONLY
 from testbed.protocols.base import Window, expect_names, read_ids
@@ -149,7 +150,7 @@ class Intake:
         if session.alone or session.current is not None or message.base_len != session.length + session.owed:
             return Resync(session=message.session)
         self._check_window(window, message.base_len)
-        if (reason := self.sessions.crowded(waiting)) is not None:
+        if (reason := self.sessions.crowded(waiting, peer)) is not None:
             return Busy(session=message.session, reason=reason, retry_s=RETRY_S, round=message.round)
         self._commit_drawn(session, window.token)
         session.last_round, session.last_ids, session.last_reply = message.round, ids, []

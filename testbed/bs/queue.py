@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from testbed.bs.pending import Pending
-from testbed.bs.sessions import Load, Session
+from testbed.bs.room import Load
+from testbed.bs.sessions import Session
 
 
 class Taken(NamedTuple):

@@ -26,12 +26,13 @@ from testbed.bs.judging.distributions import check_distributions
 from testbed.bs.metrics import Metrics
 from testbed.bs.observer import Observer
 from testbed.bs.queue import Queue, Taken
+from testbed.bs.room import Load
 from testbed.bs.scheduling.admission import Admission
 from testbed.bs.scheduling.base import Scheduler
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.pass_ledger import PassLedger
 from testbed.bs.scheduling.window_hints import Windows
-from testbed.bs.sessions import Key, Load, Round, Session
+from testbed.bs.sessions import Key, Round, Session
 from testbed.bs.verdict import failure, need_hidden, verdict
 from testbed.channel.link import ServerLink
 from testbed.clock import Clock

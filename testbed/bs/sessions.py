@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from testbed.bs.engines.base import VerifyResult
 from testbed.bs.pending import Pending
+from testbed.bs.room import WINDOWS_BYTES, Load, Room
 from testbed.channel.csi import Csi
 from testbed.protocols.base import RoundProtocol, Window
 from testbed.protocols.sampling import GREEDY, Sampling
 
 Key = tuple[bytes, int]
 """Identity of the peer and its session number: no peer can name another's session."""
-WINDOWS_BYTES = 2**30
-"""Bound on all waiting windows: with a large vocabulary, a hundred of the largest would take tens of gigabytes."""
 REMEMBERED = 4096
-"""Expired sessions that are remembered, to tell their UEs why."""
+"""Lost sessions that are remembered, to tell their UEs why."""
+AHEAD_TOKENS = 256
+"""Tokens to come that a session reserves at most, whatever it asks for: few outputs are as long as their limit."""
 
 
 @dataclass(slots=True)
@@ -113,6 +113,16 @@ class Session:
         return self.current is None or self.current.asked_s is not None
 
     @property
+    def reserved(self) -> int:
+        """Tokens that count towards the bound on all sessions' tokens."""
+        return max(self.length, min(self.wanted, self.length + AHEAD_TOKENS))
+
+    @property
+    def waiting_bytes(self) -> int | None:
+        """Size of its window if that waits for the engine; None: none does."""
+        return self.current.window.size_bytes if self.current is not None and not self.idle else None
+
+    @property
     def drawn(self) -> bool:
         """Whether its tokens are sampled; otherwise they are the target's argmax."""
         return not self.sampling.greedy if self.protocol is None else self.protocol.sampled
@@ -133,27 +143,14 @@ class Session:
         self.length = end
 
 
-class Load(NamedTuple):
-    """Windows waiting for the engine."""
-
-    windows: int
-    size_bytes: int
-    """Size of their arrays."""
-
-
-NOTHING = Load(0, 0)
-
-
 class SessionTable:
     """All sessions, bounded per UE and in total.
 
     Args:
         per_peer: sessions per UE.
         total: sessions in total.
-        pending: windows that may wait for the engine; None: one per session.
-        tokens: tokens of all sessions together, beyond which none is opened; None: no bound.
+        pending, tokens, windows_bytes, ue_share: see `Room`.
         idle_s: silence of the UE after which a session expires; None: never.
-        windows_bytes: size of the waiting windows beyond which no more are taken.
         owner: the UE that a peer belongs to; by default each is its own.
     """
 
@@ -166,14 +163,18 @@ class SessionTable:
         tokens: int | None = None,
         idle_s: float | None = None,
         windows_bytes: int = WINDOWS_BYTES,
+        ue_share: float = 1.0,
         owner: Callable[[bytes], bytes] = lambda peer: peer,
     ) -> None:
         self.per_peer, self.total = per_peer, total
-        self.pending, self.tokens, self.idle_s = pending, tokens, idle_s
-        self.windows_bytes = windows_bytes
+        self.idle_s = idle_s
+        self.room = Room(pending, tokens, windows_bytes, ue_share, owner)
         self.owner = owner
         self._owned: Counter[bytes] = Counter()
-        self._expired: OrderedDict[Key, None] = OrderedDict()
+        self._lost: OrderedDict[Key, str] = OrderedDict()
+        """Sessions that were closed without their UEs, and why."""
+        self._now_s = 0.0
+        """Time of the last message, on the server's clock."""
         self._sessions: dict[Key, Session] = {}
         self._promised: Counter[float] = Counter()
         self._opened = 0
@@ -188,27 +189,18 @@ class SessionTable:
         """The session, if it is known."""
         return self._sessions.get(key)
 
-    def crowded(self, load: Load) -> str | None:
-        """The reason to refuse another window under this load; None: it can be taken."""
-        if self.pending is not None and load.windows >= self.pending:
-            return f"{load.windows} windows wait for the engine; at most {self.pending}"
-        if load.size_bytes >= self.windows_bytes:
-            return f"windows of {load.size_bytes} bytes wait for the engine; at most {self.windows_bytes}"
-        return None
+    def crowded(self, load: Load, peer: bytes) -> str | None:
+        """The reason to refuse another window of this peer under this load; None: it can be taken."""
+        return self.room.crowded(load, peer, self)
 
     def refusal(self, key: Key, tokens: int) -> str | None:
         """The reason to refuse a new session of this many tokens under this key; None: it can be opened."""
-        before = self._sessions.get(key)
-        if before is None:
+        if key not in self._sessions:
             if (owned := self._owned[self.owner(key[0])]) >= self.per_peer:
                 return f"this UE has {owned} sessions; at most {self.per_peer}"
             if len(self) >= self.total:
                 return f"{len(self)} sessions are open; at most {self.total}"
-        if self.tokens is not None:
-            held = sum(max(s.length, s.wanted) for s in self._sessions.values() if s is not before)
-            if held + tokens > self.tokens:
-                return f"the open sessions hold {held} tokens; {tokens} more pass the bound of {self.tokens}"
-        return None
+        return self.room.refusal(key[0], tokens, self._apart(key), self._now_s)
 
     def open(
         self,
@@ -230,7 +222,8 @@ class SessionTable:
         session = Session(key, name, tokens, len(prefix), protocol, threshold, drafter_hidden, wanted, sampling, seed)
         session.speed_tps, session.hidden_bits = speed_tps, hidden_bits
         self.close(key)
-        self._expired.pop(key, None)
+        self._lost.pop(key, None)
+        self.room.granted(key[0])
         self._owned[self.owner(key[0])] += 1
         self._sessions[key] = session
         if speed_tps is not None:
@@ -254,6 +247,7 @@ class SessionTable:
 
     def hear(self, key: Key, now_s: float) -> None:
         """Record a message for a session."""
+        self._now_s = now_s
         if (session := self._sessions.get(key)) is not None:
             session.heard_s = now_s
 
@@ -273,15 +267,28 @@ class SessionTable:
         late_s = now_s - self.idle_s
         found = [session for session in self._sessions.values() if session.idle and session.heard_s < late_s]
         for session in found:
-            self.close(session.key)
-            self._expired[session.key] = None
-        while len(self._expired) > REMEMBERED:
-            self._expired.popitem(last=False)
+            self._lose(session, f"idle for more than {self.idle_s:g} s")
         return found
+
+    def reclaim(self, key: Key, tokens: int) -> list[Session]:
+        """Remove sessions of UEs beyond their share for a new one under this key, and return them."""
+        found = self.room.reclaimable(key[0], tokens, self._apart(key))
+        for session in found:
+            self._lose(session, "its room was needed for other UEs")
+        return found
+
+    def _apart(self, key: Key) -> list[Session]:
+        return [session for session in self._sessions.values() if session.key != key]
+
+    def _lose(self, session: Session, why: str) -> None:
+        self.close(session.key)
+        self._lost[session.key] = why
+        if len(self._lost) > REMEMBERED:
+            self._lost.popitem(last=False)
 
     def fate(self, key: Key) -> str:
         """What happened to an unknown session; empty: it is not remembered."""
-        return f"idle for more than {self.idle_s:g} s" if key in self._expired else ""
+        return self._lost.get(key, "")
 
     def promised(self, apart: Key | None = None) -> dict[float, int]:
         """Number of sessions by guaranteed speed, one session left out."""

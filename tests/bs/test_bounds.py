@@ -140,7 +140,7 @@ def test_no_more_is_remembered_of_expired_sessions_than_the_bound() -> None:
         table.open((b"ue", number), np.array([1], np.int32), protocol("greedy"), 0.0, 1, 0)
     assert len(table.expire(2.0)) == REMEMBERED + 50
     assert table.fate((b"ue", 0)) == "" and table.fate((b"ue", REMEMBERED + 49)) == "idle for more than 1 s"
-    assert len(table) == 0 and not table._owned and len(table._expired) == REMEMBERED
+    assert len(table) == 0 and not table._owned and len(table._lost) == REMEMBERED
 
 
 async def test_who_greets_again_under_its_identity_frees_what_it_had() -> None:
@@ -300,10 +300,10 @@ def test_bounds_that_nothing_would_pass_are_refused(change: dict[str, Any], word
 def test_the_table_has_the_bounds_of_the_configuration() -> None:
     config = ServeConfig(max_sessions=7, max_sessions_per_ue=3, max_pending=5, idle_s=9.0)
     table = session_table(config, 1000, lambda peer: peer)
-    assert (table.total, table.per_peer, table.pending, table.idle_s) == (7, 3, 5, 9.0)
-    assert table.tokens == 4000
-    assert session_table(config, None, lambda peer: peer).tokens is None
-    assert session_table(ServeConfig(max_kv_tokens=10), 1000, lambda peer: peer).tokens == 10
+    assert (table.total, table.per_peer, table.room.pending, table.idle_s) == (7, 3, 5, 9.0)
+    assert table.room.tokens == 4000
+    assert session_table(config, None, lambda peer: peer).room.tokens is None
+    assert session_table(ServeConfig(max_kv_tokens=10), 1000, lambda peer: peer).room.tokens == 10
 
 
 @pytest.mark.parametrize(

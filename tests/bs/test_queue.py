@@ -63,12 +63,12 @@ def test_what_waits_is_weighed() -> None:
     for session in sessions:
         ids = np.zeros(100, np.int32)
         session.current = Round(0, Window(ids, None, np.zeros((100, 2), np.uint16)), None, 0.0)
-        assert table.crowded(queue.load) is None
+        assert table.crowded(queue.load, b"ue") is None
         request = VerifyRequest(session.name, session.prefix, ids)
         for _ in range(2):  # the second time in its own place
             queue.put(session, Pending(request, 0.0, 0))
     assert queue.load == (2, 1600)
-    assert table.crowded(queue.load) == "windows of 1600 bytes wait for the engine; at most 1500"
+    assert table.crowded(queue.load, b"ue") == "windows of 1600 bytes wait for the engine; at most 1500"
     queue.take(queue.pending()[:1])
     assert queue.load == (1, 800)
     for _ in range(2):

@@ -91,8 +91,8 @@ class Averages:
 
     UEs report the times in their rounds, and choose how many rounds they have. No UE can therefore move the means by
     more than its share: a UE's mean times count up to `MOST_TIMES` times the median over the UEs (the lower one, with
-    the guess as one of them), and its rounds up to `MOST_ROUNDS` times the mean of the others' and the guess. Within these bounds
-    the means are those of all rounds.
+    the guess as one of them), and its rounds up to `MOST_ROUNDS` times the mean of the others' and the guess. Within
+    these bounds the means are those of all rounds.
     """
 
     def __init__(self) -> None:

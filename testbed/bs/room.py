@@ -1,0 +1,137 @@
+"""Room of a base station: tokens and waiting windows that all sessions together may take, and one UE's share of it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol, TypeVar
+
+WINDOWS_BYTES = 2**30
+"""Bound on all waiting windows: with a large vocabulary, a hundred of the largest would take tens of gigabytes."""
+WAIT_S = 30.0
+"""Time for which a UE counts as waiting after it was refused room."""
+
+
+class Load(NamedTuple):
+    """Windows waiting for the engine."""
+
+    windows: int
+    size_bytes: int
+    """Size of their arrays."""
+
+
+NOTHING = Load(0, 0)
+
+
+class Holder(Protocol):
+    """A session, as far as it takes room."""
+
+    key: tuple[bytes, int]
+    heard_s: float
+
+    @property
+    def idle(self) -> bool:
+        """Whether it waits for its UE."""
+
+    @property
+    def reserved(self) -> int:
+        """Tokens that count towards the bound."""
+
+    @property
+    def waiting_bytes(self) -> int | None:
+        """Size of its window if that waits for the engine."""
+
+
+H = TypeVar("H", bound=Holder)
+
+
+class Room:
+    """Bounds of a session table.
+
+    Args:
+        pending: windows that may wait for the engine; None: one per session.
+        tokens: tokens of all sessions together, beyond which none is opened; None: no bound.
+        windows_bytes: size of the waiting windows beyond which no more are taken.
+        ue_share: share of `tokens` that one UE may hold while others are refused, in more than one session, and share
+            of the waiting windows that are its own.
+        owner: the UE that a peer belongs to.
+    """
+
+    def __init__(
+        self,
+        pending: int | None,
+        tokens: int | None,
+        windows_bytes: int,
+        ue_share: float,
+        owner: Callable[[bytes], bytes],
+    ) -> None:
+        self.pending, self.tokens, self.windows_bytes, self.ue_share = pending, tokens, windows_bytes, ue_share
+        self._owner = owner
+        self._refused_s: OrderedDict[bytes, float] = OrderedDict()
+        """When UEs were last refused tokens; the latest last."""
+
+    def crowded(self, load: Load, peer: bytes, sessions: Iterable[Holder]) -> str | None:
+        """The reason to refuse another window of this peer under this load; None: it can be taken."""
+        if self.pending is not None and load.windows >= self.pending:
+            return f"{load.windows} windows wait for the engine; at most {self.pending}"
+        if load.size_bytes >= self.windows_bytes:
+            return f"windows of {load.size_bytes} bytes wait for the engine; at most {self.windows_bytes}"
+        most = math.inf if self.pending is None else max(1, int(self.ue_share * self.pending))
+        most_bytes = self.ue_share * self.windows_bytes
+        if load.windows < most and load.size_bytes < most_bytes:
+            return None
+        owner = self._owner(peer)
+        sizes = (s.waiting_bytes for s in sessions if self._owner(s.key[0]) == owner)
+        own = [size for size in sizes if size is not None]
+        size_bytes = sum(own)
+        if len(own) < most and size_bytes < most_bytes:
+            return None
+        return f"{len(own)} windows of this UE, of {size_bytes} bytes, wait for the engine: its share of the queue"
+
+    def refusal(self, peer: bytes, tokens: int, others: Iterable[Holder], now_s: float) -> str | None:
+        """The reason to refuse a session of this many tokens beside the others; None: there is room."""
+        if self.tokens is None:
+            return None
+        owner, held = self._owner(peer), self._held(others)
+        total, share = sum(held.values()), int(self.ue_share * self.tokens)
+        if total + tokens > self.tokens:
+            self._refused_s[owner] = now_s
+            self._refused_s.move_to_end(owner)
+            return f"the open sessions hold {total} tokens; {tokens} more pass the bound of {self.tokens}"
+        if held[owner] and held[owner] + tokens > share and self._others_wait(owner, now_s):
+            return f"this UE holds {held[owner]} tokens while others wait; {tokens} more pass its share of {share}"
+        return None
+
+    def granted(self, peer: bytes) -> None:
+        """Note that a UE waits for tokens no longer."""
+        self._refused_s.pop(self._owner(peer), None)
+
+    def reclaimable(self, peer: bytes, tokens: int, others: Iterable[H]) -> list[H]:
+        """The sessions to close for a new one of a UE within its share: those of UEs beyond theirs that wait for their
+        UE, the least recently heard first, as many as needed; none where they would not suffice.
+        """
+        others = list(others)
+        owner, held = self._owner(peer), self._held(others)
+        found: list[H] = []
+        if self.tokens is None or (held[owner] and held[owner] + tokens > self.ue_share * self.tokens):
+            return found
+        for session in sorted((s for s in others if s.idle), key=lambda s: s.heard_s):
+            other = self._owner(session.key[0])
+            needed = sum(held.values()) + tokens > self.tokens
+            if needed and other != owner and held[other] > self.ue_share * self.tokens:
+                held[other] -= session.reserved
+                found.append(session)
+        return found if sum(held.values()) + tokens <= self.tokens else []
+
+    def _held(self, sessions: Iterable[Holder]) -> Counter[bytes]:
+        """Reserved tokens by UE."""
+        held: Counter[bytes] = Counter()
+        for session in sessions:
+            held[self._owner(session.key[0])] += session.reserved
+        return held
+
+    def _others_wait(self, owner: bytes, now_s: float) -> bool:
+        while self._refused_s and next(iter(self._refused_s.values())) < now_s - WAIT_S:
+            self._refused_s.popitem(last=False)
+        return any(other != owner for other in self._refused_s)
