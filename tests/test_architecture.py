@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import pkgutil
 import re
 import shutil
@@ -104,3 +105,12 @@ def test_a_ue_is_imported_in_half_a_second(modules: str) -> None:
             float(python(f"import time; t = time.process_time(); import {modules}; print(time.process_time() - t)"))
         )
     assert min(times) < 0.5
+
+
+def test_a_class_name_means_one_thing() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "testbed").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

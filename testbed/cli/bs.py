@@ -40,8 +40,6 @@ def serve(config: ServeConfig, as_json: ReadyJson = False) -> None:
 
         testbed bs serve --bind tcp://0.0.0.0:5555 --keys keys
 
-        testbed bs serve --judge budget --quality-budget 0.01
-
         testbed bs serve --scheduler slo --metrics bs.jsonl
 
         testbed bs serve --window-controller max_window=8

@@ -35,7 +35,7 @@ LOGITS_BYTES = 2**26
 
 
 @dataclass(slots=True)
-class _Session:
+class _LlamaSession:
     """A sequence of llama.cpp, and the ids whose keys and values it holds."""
 
     place: int
@@ -45,7 +45,7 @@ class _Session:
 class _Share(NamedTuple):
     """One request's share of a pass."""
 
-    session: _Session
+    session: _LlamaSession
     prompt: NDArray[np.int32]
     cached: int
     """Leading ids that the session has computed."""
@@ -99,7 +99,7 @@ class LlamaEngine:
     ) -> None:
         options = _options(Path(model), max_model_len, max_sessions, threads, gpu_layers, kv_type)
         self._llama: LlamaGroup | None = LlamaGroup(Path(model), options)
-        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._sessions: OrderedDict[str, _LlamaSession] = OrderedDict()
         """By name, the least recently used first."""
         self._free = list(range(options.sequences))
         """Heap of unused sequences: the lowest first, so that those in use are consecutive."""
@@ -161,14 +161,14 @@ class LlamaEngine:
             session.ids = session.ids[:cached]
         return _Share(session, prompt, cached, first)
 
-    def _open(self, llama: LlamaGroup) -> _Session:
+    def _open(self, llama: LlamaGroup) -> _LlamaSession:
         """A session with an empty sequence: an unused one, or that of the least recently used session.
 
         A part has no more sessions than there are sequences, and its own are the most recently used ones: they stay.
         """
         if not self._free:
             self._drop(llama, next(iter(self._sessions)))
-        return _Session(heapq.heappop(self._free), np.empty(0, np.int32))
+        return _LlamaSession(heapq.heappop(self._free), np.empty(0, np.int32))
 
     def _score(self, llama: LlamaGroup, part: Sequence[VerifyRequest], shares: Sequence[_Share]) -> list[VerifyResult]:
         """Compute the K+1 rows of every request, and what the target says there."""

@@ -21,7 +21,7 @@ from testbed.errors import EngineError
 
 
 @dataclass(slots=True)
-class _Session:
+class _CachedSession:
     """The ids whose keys and values a cache holds, and the cache."""
 
     ids: NDArray[np.int32]
@@ -70,7 +70,7 @@ class TransformersEngine:
             self._model: Any = loaded.to(self._device).eval()
         except Exception as exc:
             raise EngineError(f"transformers could not load {target.name}: {exc}") from exc
-        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._sessions: OrderedDict[str, _CachedSession] = OrderedDict()
         self._max_sessions = max_sessions
         self.model_name = target.name
         self.vocab_size = target.vocab_size
@@ -88,19 +88,19 @@ class TransformersEngine:
 
     def _verify_one(self, request: VerifyRequest) -> VerifyResult:
         prompt = prompt_of(request)
-        session = self._sessions.pop(request.session, None) or _Session(prompt[:0], DynamicCache())
+        session = self._sessions.pop(request.session, None) or _CachedSession(prompt[:0], DynamicCache())
         try:
             with torch.inference_mode():
                 hidden, cached = self._forward(session, prompt, len(request.prefix) - 1)
                 result = self._judge(hidden, request, cached)
         except Exception as exc:
             raise EngineError(f"transformers failed on session {request.session}: {exc}") from exc
-        self._sessions[request.session] = _Session(prompt, session.cache)
+        self._sessions[request.session] = _CachedSession(prompt, session.cache)
         if len(self._sessions) > self._max_sessions:
             self._sessions.popitem(last=False)
         return result
 
-    def _forward(self, session: _Session, prompt: NDArray[np.int32], first: int) -> tuple[Tensor, int]:
+    def _forward(self, session: _CachedSession, prompt: NDArray[np.int32], first: int) -> tuple[Tensor, int]:
         """Final-layer states [K+1, hidden_size] from position `first` on, and the number of leading positions that were
         cached.
 

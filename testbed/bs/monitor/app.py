@@ -1,6 +1,6 @@
 """The live view's web application: the page, its updates, metrics for Prometheus, and health checks.
 
-Data from UEs is untrusted, and so is every web site open in the viewer's browser: see `Guard`.
+Data from UEs is untrusted, and so is every web site open in the viewer's browser: see `ViewGuard`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from testbed.bs.monitor.client import SERVING, MonitoredStation
 from testbed.bs.monitor.feed import Feed, TooManyViewers, Viewer
 from testbed.bs.monitor.prometheus import exposition
-from testbed.listening import AccessRules, Refusal
-from testbed.web_server import RequestLimit
+from testbed.web.listening import AccessRules, Refusal
+from testbed.web.server import RequestLimit
 
 LOG = logging.getLogger(__name__)
 STALL_S = 10.0
@@ -83,7 +83,7 @@ def make_app(station: MonitoredStation, feed: Feed, token: str | None, host: str
     routes = {"/": show, "/healthz": healthy, "/readyz": ready, "/metrics": metrics}
     app = Starlette(routes=[*(Route(path, answer) for path, answer in routes.items()), Route("/events", Events(feed))])
     limited = RequestLimit(app, REQUESTS, PlainTextResponse("too many requests\n", 503), HEALTH)
-    return Guard(limited, token, host)
+    return ViewGuard(limited, token, host)
 
 
 class Events:
@@ -122,7 +122,7 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-class Guard:
+class ViewGuard:
     """ASGI middleware that applies the access rules and sets security headers."""
 
     def __init__(self, app: ASGIApp, token: str | None, host: str) -> None:

@@ -22,8 +22,8 @@ from testbed.clock import within
 from testbed.config import ServeConfig
 from testbed.errors import BadInput
 from testbed.interrupts import NUMBERS
-from testbed.listening import key_in, listening, url_of
 from testbed.tasks import cancel
+from testbed.web.listening import key_in, listening, url_of
 
 LOG = logging.getLogger(__name__)
 FLAG = "--monitor-token-file"

@@ -22,7 +22,7 @@ from testbed.bs.monitor.feed import Feed
 from testbed.bs.monitor.wire import MonitorSetup, receive
 from testbed.interrupts import as_worker
 from testbed.tasks import cancel
-from testbed.web_server import SPARE, BoundedHttp
+from testbed.web.server import SPARE, BoundedHttp
 
 NICE = 10
 """Below the base station and other drafting or verifying processes: on a busy machine it gets a tenth of a core."""

@@ -35,8 +35,6 @@ def measure(
 
     Examples:
 
-        testbed latency measure --out runs/load
-
         testbed latency measure --model random --windows 0,4 --prefills 64,128,256 --decodes 32,64 --out runs/lengths
     """
     from testbed.experiments.latency.load import COLUMNS

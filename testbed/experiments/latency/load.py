@@ -57,8 +57,8 @@ ROUNDS_OF_CEILING = 4
 """Requests for measuring the maximum throughput, in multiples of those in progress at once."""
 
 
-class Range(msgspec.Struct, frozen=True):
-    """Range of loads of one window, in requests a second."""
+class LoadRange(msgspec.Struct, frozen=True):
+    """LoadRange of loads of one window, in requests a second."""
 
     synchronous_rps: float
     ceiling_rps: float
@@ -68,7 +68,7 @@ class Range(msgspec.Struct, frozen=True):
 class Repeat(msgspec.Struct, frozen=True):
     """One repeat of all loads with one window."""
 
-    range: Range
+    range: LoadRange
     served: list[list[Served]]
     """Requests of each load, in the order of `range.loads`; the loads ran in random order."""
     late: float | None = None
@@ -133,7 +133,7 @@ class _Job:
     k: int
     alpha: float | None
     repeat: int
-    span: Range | None
+    span: LoadRange | None
     """None: to be measured first."""
     told: Told
 
@@ -172,7 +172,7 @@ class _Job:
     def _fleet(self, clients: Sequence[Client], drafter: Drafter) -> Fleet:
         return fleet_of(self.config, clients, drafter, self.k, self.alpha is not None)
 
-    async def _loads(self, fleet: Fleet) -> tuple[Range, list[list[Served]]]:
+    async def _loads(self, fleet: Fleet) -> tuple[LoadRange, list[list[Served]]]:
         """All loads in random order, each with prompts that are not in the BS's prefix cache."""
         config = self.config
         sizes = [SYNCHRONOUS, ROUNDS_OF_CEILING * config.at_once, *[config.requests] * config.rates]
@@ -184,7 +184,7 @@ class _Job:
             low_rps = await synchronous_rps(fleet, first)
             high_rps = await throughput_rps(fleet, second, config.at_once, config.at_once)
             self.told(f"  one at a time {low_rps:.2f} requests/s, at most {high_rps:.2f}")
-            span = Range(low_rps, high_rps, loads(low_rps, high_rps, config.rates))
+            span = LoadRange(low_rps, high_rps, loads(low_rps, high_rps, config.rates))
         served = [list[Served]() for _ in span.loads]
         for index in np.random.default_rng([config.seed, self.repeat, self.k]).permutation(config.rates):
             rps = span.loads[index]

@@ -18,7 +18,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from testbed.errors import BadInput, LinkError, ModelError, TestbedError
-from testbed.listening import AccessRules, Refusal
 from testbed.tasks import beside
 from testbed.ue.api.backend import Backend, Closing, DecodingJob, Ended, OutputRequest, QueueFull, Text
 from testbed.ue.api.bodies import BoundedBodies
@@ -32,7 +31,8 @@ from testbed.ue.api.schema import (
     RequestLimits,
 )
 from testbed.ue.prompts import Prompter
-from testbed.web_server import RequestLimit
+from testbed.web.listening import AccessRules, Refusal
+from testbed.web.server import RequestLimit
 
 GONE = 499
 """Status of a response that no one reads, because the client disconnected."""
@@ -76,7 +76,7 @@ def make_app(service: Service) -> FastAPI:
     app = FastAPI(title="testbed", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(BoundedBodies)
     app.add_middleware(RequestLimit, most=service.requests, busy=_busy, exempt=frozenset({HEALTH}))
-    app.add_middleware(Guard, rules=AccessRules(service.token, service.host))
+    app.add_middleware(EndpointGuard, rules=AccessRules(service.token, service.host))
     for error, answer in (
         (ApiError, _refused),
         (HTTPException, _unknown),
@@ -91,7 +91,7 @@ def make_app(service: Service) -> FastAPI:
     return app
 
 
-class Guard:
+class EndpointGuard:
     """ASGI middleware that applies the access rules; health is open to all."""
 
     def __init__(self, app: ASGIApp, rules: AccessRules) -> None:

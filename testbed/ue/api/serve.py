@@ -15,7 +15,6 @@ import uvicorn
 from testbed.clock import Clock, WallClock
 from testbed.config import EndpointConfig
 from testbed.errors import BadInput
-from testbed.listening import key_in, listening, url_of
 from testbed.protocols import PROTOCOLS
 from testbed.protocols.adaptive import RULES
 from testbed.protocols.messages import Welcome
@@ -33,7 +32,8 @@ from testbed.ue.load_drafter import DrafterOptions, drafter_and_tokenizer, load_
 from testbed.ue.prompts import Prompter
 from testbed.ue.run import Clients, JobRunner, Setting
 from testbed.ue.windows.fixed import FixedWindow
-from testbed.web_server import SPARE, BoundedHttp, request_limit
+from testbed.web.listening import key_in, listening, url_of
+from testbed.web.server import SPARE, BoundedHttp, request_limit
 
 State = Callable[[Client, Clock], Awaitable[ChannelState]]
 """Creates the channel state of a connection."""

@@ -13,7 +13,7 @@ from testbed.bs.monitor.app import REQUESTS
 from testbed.bs.monitor.feed import MOST_VIEWERS
 from testbed.bs.monitor.web import serve
 from testbed.bs.monitor.wire import MonitorSetup, frame
-from testbed.web_server import SPARE
+from testbed.web.server import SPARE
 
 
 @contextlib.asynccontextmanager

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from testbed import web_server
 from testbed.errors import BadInput
-from testbed.web_server import OTHER_FILES, SPARE, BoundedHttp, RequestLimit, request_limit
+from testbed.web.server import OTHER_FILES, SPARE, BoundedHttp, RequestLimit, request_limit
 
 GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
 WAIT_S = 20

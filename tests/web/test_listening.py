@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import BadInput
-from testbed.listening import PROBE_S, UNREAD_MS, AccessRules, key_in, listening, url_of
+from testbed.web.listening import PROBE_S, UNREAD_MS, AccessRules, key_in, listening, url_of
 
 
 def ipv6() -> bool:
