@@ -13,8 +13,8 @@ import uvicorn
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from testbed import web_server
 from testbed.errors import BadInput
+from testbed.web import server as web_server
 from testbed.web.server import OTHER_FILES, SPARE, BoundedHttp, RequestLimit, request_limit
 
 GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
