@@ -22,12 +22,18 @@ from testbed.bs.engines.runner import EngineRunner
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.bs.intake import Intake, Offer
 from testbed.bs.judging.base import Candidates
+from testbed.bs.scheduling.admission import Admission
 from testbed.bs.scheduling.base import Fcfs
+from testbed.bs.scheduling.estimator_online import OnlineEstimator
+from testbed.bs.scheduling.slo import Slo
+from testbed.bs.scheduling.window_hints import Windows
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
 from testbed.channel.link import new_identity
 from testbed.clock import WallClock
 from testbed.errors import ProtocolError
+from testbed.optim.draft_window.controller import DEFAULT
+from testbed.optim.pass_time import Coefficients
 from testbed.protocols import PROTOCOLS, TARGET_ONLY, protocol
 from testbed.protocols.codec import decode_downlink, decode_uplink
 from testbed.protocols.messages import Downlink, Fault
@@ -45,6 +51,8 @@ POSITIONS = 96
 VICTIMS = range(1, 20)
 """Session numbers of the honest UEs."""
 LIARS = 4
+TIMES = Coefficients(1e-5, 1e-9, 1e-8, 1e-3)
+SCHEDULERS = ("fcfs", "slo")
 
 
 class Finite:
@@ -127,12 +135,23 @@ async def honest(address: str, lying: asyncio.Event) -> int:
     return right
 
 
+def options(scheduler: str) -> dict[str, Any]:
+    """A scheduler, admission where it has one, and the window controller."""
+    windows = Windows(DEFAULT, lambda: TIMES, vocab_size=VOCAB)
+    if scheduler == "fcfs":
+        return {"scheduler": Fcfs(), "windows": windows}
+    estimator, admission = OnlineEstimator(TIMES), Admission(coefficients=TIMES, max_requests=256)
+    return {"scheduler": Slo(coefficients=TIMES, cuts=True), "estimator": estimator, "admission": admission,
+            "windows": windows}  # fmt: skip
+
+
 @pytest.mark.fuzz
-async def test_liars_stop_nothing_and_change_nothing() -> None:
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_liars_stop_nothing_and_change_nothing(scheduler: str) -> None:
     engine = SyntheticEngine(vocab_size=VOCAB, max_model_len=POSITIONS)
-    table = SessionTable(per_peer=4, total=64, pending=32, tokens=4000)
+    table = SessionTable(per_peer=3, total=64, pending=32, tokens=4000)
     lying = asyncio.Event()
-    async with station(engine, judge=Finite(), sessions=table) as (bs, address):
+    async with station(engine, judge=Finite(), sessions=table, **options(scheduler)) as (bs, address):
         helping = asyncio.create_task(honest(address, lying))
         liars = [Liar(seed, VICTIMS, VOCAB) for seed in range(LIARS)]
         answers = await asyncio.gather(*(lie(address, liar, MESSAGES // LIARS) for liar in liars))
@@ -141,6 +160,8 @@ async def test_liars_stop_nothing_and_change_nothing() -> None:
         async with client(address) as after:
             assert len(await after.rtt_s(2)) == 2
         assert len(table) <= 64 and len(bs._queue) <= 32
+        found = bs.metrics()
+        assert found["failed_sessions"] == found["failed_updates"] == 0
     kinds = sum(answers, Counter[str]())
     print(f"\n{MESSAGES} hostile messages; answers: {dict(kinds.most_common())}")
     assert {"Opened", "Verdict", "Fault", "Resync", "Pong", "NeedHidden", "Busy"} <= set(kinds)
@@ -202,9 +223,12 @@ class Wire:
         """Nothing to close."""
 
 
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
 @given(seeds=st.lists(st.integers(0, 10**6), min_size=1, max_size=3), data=st.data())
 @settings(max_examples=25)
-def test_whatever_comes_is_answered_to_who_sent_it_or_dropped(seeds: list[int], data: st.DataObject) -> None:
+def test_whatever_comes_is_answered_to_who_sent_it_or_dropped(
+    scheduler: str, seeds: list[int], data: st.DataObject
+) -> None:
     """Messages of several liars in any order: no exception, answers well-formed, and only to who spoke."""
     liars = [(f"ue-{i}".encode(), Liar(seed, VICTIMS)) for i, seed in enumerate(seeds)]
     order = data.draw(st.lists(st.integers(0, len(liars) - 1), min_size=5, max_size=60))
@@ -212,7 +236,7 @@ def test_whatever_comes_is_answered_to_who_sent_it_or_dropped(seeds: list[int], 
     async def run() -> Wire:
         wire, engine = Wire(), SyntheticEngine(vocab_size=VOCAB, max_model_len=POSITIONS)
         intake = Intake(Offer("synthetic", "", VOCAB, 64, (), POSITIONS), SessionTable(per_peer=4, total=6, pending=2))
-        bs = BaseStation(wire, Straight(engine), intake, Fcfs(), Finite(), WallClock())
+        bs = BaseStation(wire, Straight(engine), intake, judge=Finite(), clock=WallClock(), **options(scheduler))
         serving = asyncio.create_task(bs.serve())
         for i in order:
             peer, liar = liars[i]
@@ -222,6 +246,8 @@ def test_whatever_comes_is_answered_to_who_sent_it_or_dropped(seeds: list[int], 
         await asyncio.sleep(0.002)
         assert not serving.done() and wire.mail.empty()
         assert len(intake.sessions) <= 6
+        found = bs.metrics()
+        assert found["failed_sessions"] == found["failed_updates"] == 0
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         return wire

@@ -25,6 +25,7 @@ from testbed.protocols.messages import (
     Ping,
     Verdict,
 )
+from testbed.protocols.ranges import RANGES
 
 Frames = list[bytes]
 INTS = (0, 1, 2, 5, 255, 256, 4095, 2**31 - 1, 2**31, 2**62, 2**63 - 1, 2**64 - 1, -1, -2, -(2**31), -(2**63))
@@ -97,13 +98,29 @@ class Liar:
             arrays["q"] = np.full(window, 65535, np.uint16)
         if rng.random() < 0.1:
             next_round = rng.randrange(4)
-        return _plain(Draft(session=number, round=next_round, base_len=length), arrays)
+        more = {name: self._extreme(Draft, name) for name in ("draft_s", "network_s") if rng.random() < 0.6}
+        if rng.random() < 0.1:
+            more[rng.choice(["draft_s", "network_s"])] = rng.choice([1.7e308, 1e300, 86_401.0])
+        if rng.random() < 0.5:
+            names = [name for name in RANGES[Csi] if name not in ("per_up", "per_down")]
+            state = {name: self._extreme(Csi, name) for name in names}
+            more["csi"] = Csi(**state, per_up=rng.choice([0.0, 5e-324, 1 - 2**-53]), per_down=0.0)  # type: ignore[arg-type]
+            if rng.random() < 0.1:
+                more["csi"] = msgspec.structs.replace(more["csi"], uplink_mbps=rng.choice([5e-324, 1e308]))
+        return _plain(Draft(session=number, round=next_round, base_len=length, **more), arrays)  # type: ignore[arg-type]
 
     def _opening(self) -> Frames:
         rng = self._rng
         number, ids, kind = rng.randrange(8), self._ids(rng.randint(1, 20)), rng.choice(KINDS)
         self._open[number] = (kind, len(ids), 0)
-        more = {"max_tokens": rng.randint(1, 20)} if kind == TARGET_ONLY else {}
+        more: dict[str, Any] = {"max_tokens": rng.randint(1, 20)} if kind == TARGET_ONLY else {}
+        if kind != TARGET_ONLY and rng.random() < 0.5:
+            more = {"max_tokens": rng.choice([1, 20, 60]), "window": rng.choice([1, 5, 2**31 - 1])}
+        if rng.random() < 0.5:
+            more["speed_tps"] = self._extreme(Open, "speed_tps")
+        if rng.random() < 0.3:
+            more |= {name: self._extreme(Open, name) for name in ("temperature", "top_k", "seed")}
+            more["top_p"] = rng.choice([5e-324, 1e-9, 0.5, 1.0])
         theta, bits = rng.choice([0.0, 0.5, 1.0]), rng.choice([16, 16, 16, 8, 4])
         message = Open(session=number, protocol=kind, threshold=theta, hidden_size=4, hidden_bits=bits, **more)
         return _plain(message, {"ids": ids})
@@ -183,6 +200,15 @@ class Liar:
         if name == "session":
             return rng.choice([*INTS, *range(8), *self._sessions])
         return rng.choice([*INTS, 3, 4, 8, 16, 64])
+
+    def _extreme(self, kind: type[msgspec.Struct], name: str) -> float:
+        """A value within the range of a field: its bounds, their neighbours, the smallest numbers, an ordinary one."""
+        least, most, _ = RANGES[kind][name]
+        if isinstance(most, int) and kind is not Csi and not name.endswith("_s") and name != "temperature":
+            return self._rng.choice([least, least + 1, most - 1, most])
+        values = (least, math.nextafter(least, math.inf), most, math.nextafter(most, -math.inf), 0.0, 5e-324, 0.05, 1.0)
+        value = float(self._rng.choice([value for value in values if least <= value <= most]))
+        return max(value, math.ulp(0.0)) if name.endswith("mbps") else value
 
     def _ids(self, count: int) -> Any:
         high = self._vocab if self._rng.random() < 0.97 else 2**31 - 1

@@ -91,8 +91,8 @@ class Averages:
 
     UEs report the times in their rounds, and choose how many rounds they have. No UE can therefore move the means by
     more than its share: a UE's mean times count up to `MOST_TIMES` times the median over the UEs (the lower one, with
-    the guess as one of them), and its rounds up to `MOST_ROUNDS` times the mean of the others' and the guess. Within
-    these bounds the means are those of all rounds.
+    the guess as one of them) or the guess, whichever is larger, and its rounds up to `MOST_ROUNDS` times the mean of
+    the others' and the guess. Within these bounds the means are those of all rounds.
     """
 
     def __init__(self) -> None:
@@ -142,8 +142,9 @@ class Averages:
         means, weights = sums / weights[:, None], weights / self._unit
         shares = MOST_ROUNDS * (self._guess + weights.sum() - weights) / len(weights)
         counted = np.minimum(weights, shares) if len(weights) > 1 else weights
-        known = np.sort(np.vstack([means, list(vars(GUESS).values())]), axis=0)
-        limits = np.where(REPORTED, MOST_TIMES * known[(len(known) - 1) // 2], math.inf)
+        guess = np.array(list(vars(GUESS).values()))
+        median = np.sort(np.vstack([means, guess]), axis=0)[len(means) // 2]
+        limits = np.where(REPORTED, MOST_TIMES * np.maximum(median, guess), math.inf)
         more = (weights - counted) @ means + counted @ np.maximum(means - limits, 0.0)
         return float((weights - counted).sum()), more.tolist()
 

@@ -36,6 +36,8 @@ SHARED_TOKENS = 64.0
 """Weight of all UEs' acceptance rate in the estimate of each, in drafted tokens of its own."""
 MEASURED = 4
 """Measured drafting times required before a UE's speculation may be turned off: afterwards none come in."""
+MOST_DRAFT_S = 1.0
+"""Drafting time per token that counts at most in the mean over all UEs, from which a new one starts."""
 ON = "on"
 """A controller with the default configuration."""
 
@@ -244,7 +246,7 @@ class Windows:
         shape.cached.add(round_.cached)
         shape.extra.add(max(0, round_.new - drafted - 1))
         if drafted:
-            shape.draft_s.add(round_.draft_s / drafted, drafted)
+            shape.draft_s.add(min(MOST_DRAFT_S, round_.draft_s / drafted), drafted)
 
     def _learn_ue(self, ue: _UeHints, session: Session, round_: Round, drafted: int, first: bool) -> LinkCosts | None:
         """Learn drafting time and link of a UE; the link time in a draft is that of the round before."""
