@@ -76,5 +76,5 @@ with held(pathlib.Path(sys.argv[1]), "taken"):
     with held(folder, "taken"):
         pass
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="cannot write to"), held(tmp_path / "file", "taken"):
+    with pytest.raises(BadInput, match="cannot create"), held(tmp_path / "file", "taken"):
         pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from testbed.bs.engines.base import VerifyEngine, VerifyRequest, VerifyResult
 from testbed.bs.scheduling.window_hints import Windows
@@ -56,13 +57,14 @@ class ProfileRunner:
         self._ended_s = -math.inf
 
     async def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
-        """Results of one pass, in order."""
+        """Results of one pass, in order; cached tokens are the profile's, so that window hints are, too."""
         hot = self._profile.hot
         cost = hot.verify if hot and self._clock.time() - self._ended_s < hot.within_s else self._profile.verify
+        works = [self._work(request) for request in batch]
         results = self._engine.verify(batch)
-        await self._clock.sleep(cost.pass_s([self._work(request) for request in batch]))
+        await self._clock.sleep(cost.pass_s(works))
         self._ended_s = self._clock.time()
-        return results
+        return [replace(result, cached=work.cached) for result, work in zip(results, works, strict=True)]
 
     def _work(self, request: VerifyRequest) -> PassWork:
         drafted, prefix = len(request.draft), len(request.prefix)

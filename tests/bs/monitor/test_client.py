@@ -18,7 +18,7 @@ async def test_what_it_answers_is_what_it_was_asked_for() -> None:
             served.round()
         look = await station.look(1, 0)
         assert look is not None and [note.number for note in rounds(look)] == [2, 3] and look.sessions == 1
-        assert await station.live() is True
+        assert await station.live() == []
         counted = await station.count()
         assert counted is not None and counted[1] == served.recent.tally()
         assert counted[1].drafted == 12
@@ -29,7 +29,7 @@ async def test_before_it_serves_nothing_is_asked_and_nobody_waits() -> None:
         assert (station.state, await station.live(), await station.look(0, 0)) == (LOADING, None, None)
         await monitor.attach(Served().source())
         await changed(station, LOADING, SERVING)
-        assert await station.live() is True  # what was said a moment ago does not stand
+        assert await station.live() == []  # what was said a moment ago does not stand
 
 
 async def test_who_asks_more_often_than_ten_times_a_second_is_told_the_same() -> None:

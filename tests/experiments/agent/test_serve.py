@@ -187,4 +187,4 @@ def test_an_agent_needs_keys_beyond_this_machine_and_a_folder_of_its_own(tmp_pat
     refuse(lambda: run_agent(open_, lambda _: None, lambda _: None), BadInput, "give --keys DIR")
     (tmp_path / "file").touch()
     on_file = AgentSetup("tcp://127.0.0.1:*", tmp_path / "file")
-    refuse(lambda: run_agent(on_file, lambda _: None, lambda _: None), BadInput, "cannot write")
+    refuse(lambda: run_agent(on_file, lambda _: None, lambda _: None), BadInput, "cannot create")
