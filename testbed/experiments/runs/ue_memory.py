@@ -67,7 +67,8 @@ def main(path: Path, options: LlamaOptions) -> MeasuredMemory:
         import llama_cpp.llama_cpp  # noqa: F401
     _write_parquet()
     base_bytes = resident_bytes()
-    drafter = LlamaDrafter(path, **asdict(options))
+    chosen = {name: value for name, value in asdict(options).items() if name != "outputs"}  # of base stations
+    drafter = LlamaDrafter(path, **chosen)
     ids = [1 + at % (drafter.vocab_size - 1) for at in range(max(1, min(MAX_BATCH + 1, drafter.context - DRAFTED)))]
     sequence = drafter.open(ids)
     for _ in range(min(DRAFTED, drafter.context - len(ids))):
