@@ -39,7 +39,7 @@ class Parked:
     hashed: int
     """Leading blocks that are in the prefix cache."""
     hashes: list[BlockHash]
-    """Of the leading whole blocks of `tokens`."""
+    """Hashes of the leading whole blocks of `tokens`."""
 
 
 class ResidentScheduler(Scheduler):
@@ -53,7 +53,7 @@ class ResidentScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parked: OrderedDict[str, Parked] = OrderedDict()
-        """By session, the least recently used first."""
+        """KV state of waiting sessions by name, the least recently used first."""
         (self._manager,) = self.kv_cache_manager.coordinator.single_type_managers
         self._pool = self.kv_cache_manager.block_pool
         wrapped: Any = self.kv_cache_manager
