@@ -9,7 +9,7 @@ the target's own tokens, so that every window is accepted. There are two kinds o
 - paced: UEs draft for 100 ms ± 50 %, some hundred rounds per second, like engines with models. The base station idles
   in between, and the duration of rounds counts. (With equal drafting times, UEs would synchronise.)
 
-Reported are medians over pairs of (with / without), with 95 % intervals by bootstrap over pairs: rounds per second,
+Reported are medians over pairs of (with / without), with 95 % intervals by order statistics: rounds per second,
 mean duration of a round at the UEs, and the base station's CPU time per round; and the CPU time of the live view's
 process as a share of one core. The goal is rounds less than 2 % slower.
 
@@ -35,10 +35,10 @@ from support.ues import SEED, UES, WINDOW, Load
 from testbed.config import ServeConfig
 from testbed.experiments.results import directory as results
 from testbed.experiments.runs.processes import base_station
+from testbed.intervals import median_interval
 
 PACES_S = {"full": 0.0, "paced": 0.1}
 WARM_S = 0.15
-RESAMPLES = 10_000
 
 
 def main() -> None:
@@ -104,14 +104,8 @@ def paired(
         "cpu_us": float(np.median([other.cpu_s for other in others])) * 1e6,
         "updates_per_s": float(np.median([one.updates_per_s for one, _ in turns])),
         "view_share": float(np.median([one.view_share for one, _ in turns])),
-        **{name: interval(ratios[:, i], rng) for i, name in enumerate(("rounds", "time", "cpu"))},
+        **{name: list(median_interval(ratios[:, i])) for i, name in enumerate(("rounds", "time", "cpu"))},
     }
-
-
-def interval(values: Any, rng: np.random.Generator) -> list[float]:
-    """Median and its 95 % interval."""
-    drawn = np.median(rng.choice(values, (RESAMPLES, len(values))), axis=1)
-    return [float(x) for x in (np.median(values), *np.quantile(drawn, [0.025, 0.975]))]
 
 
 def turn(load: Load, view: Viewer | None, seconds: float) -> Turn:

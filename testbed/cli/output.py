@@ -11,6 +11,8 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.table import Table
 
+from testbed.intervals import printable
+
 COLUMNS: dict[str, tuple[str, str]] = {
     "method": ("method", "{}"),
     "requests": ("n", "{:d}"),
@@ -127,7 +129,7 @@ def _table(
     for key in keys:
         table.add_column(columns[key][0], justify="left" if key in NAMES else "right", no_wrap=True)
     for row in rows:
-        cells = ((columns[key][1], row.get(key)) for key in keys)
+        cells = ((columns[key][1], printable(row, key)) for key in keys)
         table.add_row(*("–" if value is None else form.format(value) for form, value in cells))
     return table
 

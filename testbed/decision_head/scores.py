@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 from sklearn.metrics import brier_score_loss, log_loss
 
+from testbed.intervals import span
+
 BINS = 10
 RESAMPLES = 200
 
@@ -46,8 +48,8 @@ def auc_interval(
     known = [value for value in found if value is not None]
     if not known:
         return None
-    low, high = np.quantile(known, [0.025, 0.975])
-    return float(low), float(high)
+    low, high = span(known).tolist()
+    return low, high
 
 
 def reliability(labels: NDArray[np.bool_], p: NDArray[Any]) -> list[dict[str, float]]:

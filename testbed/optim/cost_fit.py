@@ -13,13 +13,13 @@ import msgspec
 import numpy as np
 
 from testbed.errors import BadInput
+from testbed.intervals import span
 from testbed.optim.inference_cost import Array, Model, draft_flops, fit_runtime, verify_flops
 
 Node = Literal["draft", "verify"]
 Phase = Literal["decode", "prompt"]
 NODES: tuple[Node, ...] = ("draft", "verify")
 PHASES: tuple[Phase, ...] = ("decode", "prompt")
-LEVEL = 0.95
 LEAST = 3
 """Fewest steps of a node for a fit."""
 
@@ -148,8 +148,7 @@ def _intervals(batch: Array, each: Array, seconds: Array, seed: int, resamples: 
         rows = rng.integers(0, batch.size, batch.size)
         if np.ptp(batch[rows] * each[rows]) > 0:
             found.append(_least_squares(batch[rows], each[rows], seconds[rows])[:2])
-    tail = 50 * (1 - LEVEL)
-    low, high = np.percentile(np.array(found), [tail, 100 - tail], axis=0)
+    low, high = span(found)
     return {name: (float(low[i]), float(high[i])) for i, name in enumerate(("c1", "c2"))}
 
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from scipy.stats import binom
 
+from testbed.intervals import median_interval, span
 from testbed.optim.bandwidth import allocate, bits_per_token, communication_s, spectral_efficiency
 from testbed.optim.inference_cost import Array, Cost, IntArray, Model, ServedPair
 from testbed.optim.interpretations import Interpretation, TaskLengths, inference_by
@@ -95,8 +95,8 @@ class Reduction(NamedTuple):
     """Reduction of the total latency against the best baseline, over draws."""
 
     median_percent: float
-    median_interval: tuple[float, float]
-    """95 % interval of the median, from order statistics."""
+    median_interval: tuple[float | None, float | None]
+    """95 % interval of the median, from order statistics; None for fewer than six draws."""
     draws_interval: tuple[float, float]
     """Central 95 % of the draws."""
     best: dict[str, int]
@@ -136,19 +136,13 @@ def reduction(
         percents[k] = [100 * (1 - ours_s / others_s[name]) for name in names]
         windows.append(window)
     least = np.sort(percents.min(axis=1))
-    low, median, high = np.percentile(least, [2.5, 50, 97.5]).tolist()
+    median, (low, high) = float(np.median(least)), span(least).tolist()
     best = np.bincount(percents.argmin(axis=1), minlength=len(names)).tolist()
     medians = np.median(percents, axis=0).tolist()
     return Reduction(
-        median, _median_interval(least), (low, high), dict(zip(names, best, strict=True)),
+        median, median_interval(least).ends, (low, high), dict(zip(names, best, strict=True)),
         dict(zip(names, medians, strict=True)), float(np.median(windows)), tuple(percents.min(axis=1).tolist()),
     )  # fmt: skip
-
-
-def _median_interval(ordered: Array) -> tuple[float, float]:
-    """95 % interval of the median by the sign test, from draws in ascending order."""
-    below = int(binom.ppf(0.025, ordered.size, 0.5))
-    return float(ordered[max(0, below - 1)]), float(ordered[min(ordered.size - 1, ordered.size - below)])
 
 
 def latencies_s(

@@ -15,7 +15,6 @@ long as q is what x was drawn from. Hence what travels:
 from __future__ import annotations
 
 import math
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import BadInput, ProtocolError
+from testbed.intervals import independent_seed
 
 Probs = NDArray[np.float64]
 """[V], not negative, adding up to 1."""
@@ -109,8 +109,7 @@ class Kept(NamedTuple):
 
 def request_seed(seed: int, method: str, request: int) -> int:
     """Seed of one request of a run, in [0, 2⁶³), independent of session numbers and different for each method."""
-    text = f"{seed}/{method}/{request}"
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+    return independent_seed(seed, method, request)
 
 
 def warp(logits: NDArray[Any], sampling: Sampling) -> Probs:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import BadInput
+from testbed.intervals import span
 from testbed.optim.pass_time import NAMES, Coefficients, RequestWork, features
 
 Reals = NDArray[np.floating[Any]]
@@ -100,7 +101,7 @@ def fit(samples: Sequence[Sample], seed: int = 0, resamples: int = RESAMPLES) ->
     rng = np.random.default_rng(seed)
     draws = rng.integers(0, len(y), (resamples, len(y)))
     spread = np.array([_not_negative(scaled[draw], y[draw]) for draw in draws]) / scale
-    low, high = np.percentile(spread, (2.5, 97.5), axis=0)
+    low, high = span(spread)
     found = Coefficients(*(best / scale).tolist())
     return EstimatorFit(
         coefficients=found,

@@ -10,10 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from testbed.errors import BadInput
-
-CONFIDENCE = 0.95
-TAILS = 40
-"""Reciprocal of the probability mass beyond each end of a confidence interval."""
+from testbed.intervals import Interval, median_interval, repeats_interval
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -48,15 +45,7 @@ def median_estimate(samples: Sequence[float]) -> Estimate:
     Raises:
         BadInput: no samples, or some that are not finite.
     """
-    ordered = sorted(_finite(samples))
-    n = len(ordered)
-    # the k-th smallest and largest sample enclose the median unless fewer than k samples fall on one side of it
-    k, ways, tail = 0, 1, 1  # tail: number of outcomes with at most k of n samples on one side
-    while TAILS * tail <= 2**n:
-        ways = ways * (n - k) // (k + 1)
-        k, tail = k + 1, tail + ways
-    low, high = (ordered[k - 1], ordered[n - k]) if k else (None, None)
-    return Estimate(statistics.median(ordered), low, high, n)
+    return _estimate(median_interval(_finite(samples)), len(samples))
 
 
 def mean_estimate(samples: Sequence[float]) -> Estimate:
@@ -65,28 +54,11 @@ def mean_estimate(samples: Sequence[float]) -> Estimate:
     Raises:
         BadInput: no samples, or some that are not finite.
     """
-    mean, n = statistics.fmean(_finite(samples)), len(samples)
-    if n < 2:
-        return Estimate(mean, None, None, n)
-    half = student_t(n - 1) * statistics.stdev(samples) / math.sqrt(n)
-    return Estimate(mean, mean - half, mean + half, n)
+    return _estimate(repeats_interval(_finite(samples)), len(samples))
 
 
-def student_t(freedom: int) -> float:
-    """97.5 % point of Student's t for an integer number of degrees of freedom, from its finite series (Abramowitz and
-    Stegun 26.7.3 and 26.7.4); a UE has no scipy.
-    """
-    low, high = 0.0, math.pi / 2  # of θ = atan(t / √ν)
-    for _ in range(60):
-        theta = (low + high) / 2
-        cosine, odd = math.cos(theta), freedom % 2
-        term = total = cosine if odd else 1.0
-        for i in range(2 + odd, freedom, 2):
-            term *= cosine**2 * (i - 1) / i
-            total += term
-        inside = math.sin(theta) * total if not odd else 2 / math.pi * (theta + math.sin(theta) * total * (freedom > 1))
-        low, high = (theta, high) if inside < CONFIDENCE else (low, theta)
-    return math.sqrt(freedom) * math.tan(low)
+def _estimate(found: Interval, n: int) -> Estimate:
+    return Estimate(found.value, *found.ends, n)
 
 
 def rtt_estimate(times_s: Sequence[float]) -> RTT:

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-from scipy.stats import t as student
 
 from testbed.config import Config, load, resolved, save
 from testbed.errors import BadInput
@@ -23,6 +22,7 @@ from testbed.experiments.plots.optim import style
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.csv_file import write_csv
 from testbed.files import make_folder, require_empty
+from testbed.intervals import repeats_interval
 from testbed.optim.bandwidth import POLICIES, allocate, bits_per_token, communication_s
 from testbed.optim.baselines import ALGORITHMS, batch_by
 from testbed.optim.figures import MODELS, POINTS, QuotedPoint, Reduction, draw, reduction
@@ -209,15 +209,8 @@ def latency_s(point: QuotedPoint, line: SystemLine, seed: int, known: dict[Any, 
     return known[key] + communication_s(bits, shares, point.bandwidth_hz, users.efficiency)
 
 
-def mean_interval(values: np.ndarray[Any, Any]) -> tuple[float, float, float]:
-    """Mean and its 95 % interval by Student's t."""
-    mean = float(values.mean())
-    half = float(student.ppf(0.975, values.size - 1) * values.std(ddof=1) / math.sqrt(values.size))
-    return mean, mean - half, mean + half
-
-
 def _row(panel: Panel, value: float, line: SystemLine, seconds: np.ndarray[Any, Any]) -> dict[str, Any]:
-    mean, low, high = mean_interval(seconds)
+    mean, low, high = repeats_interval(seconds)
     return {
         "panel": panel.name, "axis": panel.axis, "x": value, "line": line.name, "draws": seconds.size, "mean_s": mean,
         "low_s": low, "high_s": high, "median_s": float(np.median(seconds)),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from testbed.experiments.field.log import FieldLog
 from testbed.experiments.field.plan import FieldPlan, Method
 from testbed.experiments.field.samples import FIELD, WAYS
-from testbed.experiments.results.intervals import Bootstrap, Interval
+from testbed.intervals import Bootstrap, Interval
 
 Row = Mapping[str, Any]
 Reals = NDArray[np.float64]

@@ -11,7 +11,7 @@ import numpy as np
 from testbed.experiments.report.data import RowSource, Shown
 from testbed.experiments.report.intervals import AT
 from testbed.experiments.report.tables import SETTINGS
-from testbed.experiments.results.intervals import Bootstrap, Interval
+from testbed.intervals import Bootstrap, Interval
 
 SAME = ("method", "series", *SETTINGS, "judge", "head", "payload", "threshold", "level", "hidden_bits", *AT)
 """Keys in which matching rows agree."""

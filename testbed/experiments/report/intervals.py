@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.experiments.report.data import Row, RowSource
-from testbed.experiments.results.intervals import Bootstrap, Interval
+from testbed.intervals import Bootstrap, Interval
 
 LINK = ("uplink_mbps", "downlink_mbps", "rtt_ms", "per", "file", "jitter_ms")
 """Keys that define a link."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from testbed.experiments.report.data import Row
 from testbed.experiments.report.intervals import LINK, Intervals
+from testbed.intervals import printable
 
 SETTINGS = ("window_rule", "drafter", "engine", "dtype", "temperature")
 """Settings of a run that a row names only where the rows differ in them."""
@@ -166,7 +167,7 @@ def rows_html(rows: Sequence[Row], intervals: Sequence[Intervals]) -> str:
     ]
     head = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
     body = "".join(
-        "<tr>" + "".join(_td(row.get(name), one.get(name)) for name in shown)
+        "<tr>" + "".join(_td(printable(row, name), one.get(name)) for name in shown)
         + "".join(_td(one[name].value if name in one else None, one.get(name)) for name in more) + "</tr>"
         for row, one in zip(rows, intervals, strict=True)
     )  # fmt: skip

@@ -6,16 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import Example
+from testbed.intervals import mean_interval
 from testbed.models.scoring import final_number
-
-LEVEL = 0.95
-"""Confidence level of intervals."""
-RESAMPLES = 10_000
-SEED = 0
 
 
 def quality(
@@ -38,20 +32,6 @@ def quality(
     if own is not None and all(i in own for i in scored):
         target = [final_number(own[i]) == examples[i].result for i in scored]
         lost = np.array(target, float) - np.array(right, float)
-        low, high = interval(lost)
+        low, high = mean_interval(lost)
         found |= {"accuracy_lost": float(lost.mean()), "accuracy_lost_low": low, "accuracy_lost_high": high}
     return found
-
-
-def interval(values: NDArray[np.float64], level: float = LEVEL) -> tuple[float, float]:
-    """Bootstrap percentile interval of a mean, efficient for few distinct values; the seed is fixed.
-
-    Raises:
-        BadInput: no values, or a level outside (0, 1).
-    """
-    if not len(values) or not 0 < level < 1:
-        raise BadInput(f"an interval needs values and a level in (0, 1), not {len(values)} values and {level:g}")
-    kinds, counts = np.unique(values, return_counts=True)
-    draws = np.random.default_rng(SEED).multinomial(len(values), counts / len(values), RESAMPLES)
-    low, high = np.quantile(draws @ kinds / len(values), [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)

@@ -21,7 +21,6 @@ from testbed.experiments.edge.figures import (
     Panel,
     SystemLine,
     load_figures,
-    mean_interval,
     run_figures,
 )
 from testbed.files import make_folder
@@ -103,15 +102,6 @@ def test_points_are_means_of_their_draws(small: tuple[Path, dict[str, Any]]) -> 
         assert float(point["mean_s"]) == pytest.approx(math.fsum(times) / 3)
         assert float(point["low_s"]) <= float(point["mean_s"]) <= float(point["high_s"])
         assert float(point["median_s"]) == pytest.approx(sorted(times)[1])
-
-
-def test_an_interval_of_the_mean_holds_it_95_times_in_100() -> None:
-    rng = np.random.default_rng(0)
-    held = 0
-    for _ in range(2000):
-        _, low, high = mean_interval(rng.normal(3.0, 2.0, 20))
-        held += low <= 3.0 <= high
-    assert 0.935 < held / 2000 < 0.965
 
 
 def test_the_quoted_point_is_that_of_the_text(small: tuple[Path, dict[str, Any]]) -> None:

@@ -8,7 +8,8 @@ import scipy.stats
 
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import Example
-from testbed.experiments.results.quality import interval, quality
+from testbed.experiments.results.quality import quality
+from testbed.intervals import mean_interval
 
 EXAMPLES = [Example("a", "#### 1"), Example("b", "#### 2"), Example("c", "#### 3"), Example("d")]
 
@@ -31,7 +32,7 @@ def test_what_is_not_known_is_none() -> None:
 
 def test_the_interval_is_that_of_a_bootstrap() -> None:
     values = np.random.default_rng(1).choice([-1.0, 0.0, 1.0], 400, p=[0.02, 0.93, 0.05])
-    low, high = interval(values)
+    low, high = mean_interval(values)
     theirs = scipy.stats.bootstrap(
         (values,), np.mean, n_resamples=5000, method="percentile", rng=np.random.default_rng(2)
     ).confidence_interval
@@ -40,7 +41,7 @@ def test_the_interval_is_that_of_a_bootstrap() -> None:
 
 def test_the_interval_of_shares_is_the_binomial_one() -> None:
     values = np.array([1.0] * 30 + [0.0] * 970)
-    low, high = interval(values, 0.9)
+    low, high = mean_interval(values, 0.9)
     theirs = scipy.stats.binom.ppf([0.05, 0.95], 1000, 0.03) / 1000
     assert (low, high) == pytest.approx(tuple(theirs), abs=0.0011)
 
@@ -48,4 +49,4 @@ def test_the_interval_of_shares_is_the_binomial_one() -> None:
 @pytest.mark.parametrize(("values", "level"), [([], 0.95), ([1.0], 0.0), ([1.0], 1.0)])
 def test_what_has_no_interval_is_refused(values: list[float], level: float) -> None:
     with pytest.raises(BadInput, match="an interval needs"):
-        interval(np.array(values), level)
+        mean_interval(np.array(values), level)

@@ -1,0 +1,255 @@
+"""Statistics of results: seeds of repeats, confidence intervals, verdicts, and how many values a percentile needs.
+
+Every table and every check that compares goes through this module, so that one rule holds for all of them:
+
+- Repeats are independent: each point of a curve, series and repeat draws with a seed of its own (`independent_seed`).
+- Values of one unit (a prompt, a seed) are dependent. Units are resampled as a whole, with all columns together, so
+  that ratios of sums and differences are paired (Efron and Tibshirani, An Introduction to the Bootstrap, chs. 8, 13).
+- Few repeats are too few to resample: a percentile bootstrap of five seeds covers 83 %, not 95 %. Below `FEW`, the
+  interval is Student's t of the repeats (`repeats_interval`), or t times the cluster bootstrap's standard error.
+- A comparison is decided only if its interval excludes equality, a class only if enough of its responses were judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from testbed.errors import BadInput
+
+LEVEL = 0.95
+"""Confidence level of intervals."""
+RESAMPLES = 10_000
+SEED = 0
+"""Seed of resampling."""
+TAILS = 40
+"""Reciprocal of the probability beyond each end of an interval."""
+CHUNK = 4_000_000
+"""Maximum number of draws in memory."""
+FEW = 20
+"""Minimum number of clusters for percentiles of resamples."""
+LEAST_JUDGED = 60
+"""Minimum number of judged responses for a verdict on a class."""
+PERCENTILES = {"latency_p95_s": (0.95, 200), "latency_p99_s": (0.99, 1000)}
+"""Columns of percentiles: share, and the minimum number of values."""
+
+Reals = NDArray[np.float64]
+Comparison = Literal["ahead", "behind", "undecided"]
+ClassVerdict = Literal["kept", "violated", "undecided"]
+
+
+class Interval(NamedTuple):
+    """A value with its confidence interval."""
+
+    value: float
+    low: float
+    """nan, like `high`, if there are too few values for an interval."""
+    high: float
+
+    @property
+    def ends(self) -> tuple[float | None, float | None]:
+        """Both ends for documents; None if there are too few values."""
+        return (None, None) if math.isnan(self.low) else (self.low, self.high)
+
+
+# ---------------------------------------------------------------- seeds and verdicts
+
+
+def independent_seed(seed: int, *labels: object) -> int:
+    """Seed of one repeat, point or request, in [0, 2⁶³); independent of those with other labels."""
+    text = "/".join(map(str, (seed, *labels)))
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def compared(difference: Interval | None, equal: float = 0.0) -> Comparison:
+    """Verdict on a difference, or with `equal` = 1 on a ratio, where more is better; undecided without an interval."""
+    if difference is None:
+        return "undecided"
+    return "ahead" if difference.low > equal else "behind" if difference.high < equal else "undecided"
+
+
+def class_verdict(violated: int, judged: int, epsilon: float) -> ClassVerdict:
+    """Whether at most a share ε of a class's judged responses violates its SLO; undecided if too few were judged."""
+    if judged < LEAST_JUDGED:
+        return "undecided"
+    return "kept" if violated <= epsilon * judged else "violated"
+
+
+def percentile(column: str, values: ArrayLike) -> float | None:
+    """Percentile of a column in `PERCENTILES`; None if there are too few values."""
+    share, least = PERCENTILES[column]
+    found = np.asarray(values, np.float64)
+    return float(np.quantile(found, share)) if found.size >= least else None
+
+
+def printable(row: Mapping[str, Any], column: str, count: str = "requests") -> Any:
+    """A row's value as tables print it: None for a percentile that rests on too few of the row's requests."""
+    value = row.get(column)
+    if column not in PERCENTILES or value is None or not isinstance(row.get(count), int):
+        return value
+    return value if row[count] >= PERCENTILES[column][1] else None
+
+
+# ---------------------------------------------------------------- intervals
+
+
+def span(draws: ArrayLike, level: float = LEVEL) -> Reals:
+    """Percentile interval of bootstrap draws [b, …] along the first axis: [2, …].
+
+    Raises:
+        BadInput: no draws, or a level outside (0, 1).
+    """
+    array = np.asarray(draws, np.float64)
+    if not len(array) or not 0 < level < 1:
+        raise BadInput(f"an interval needs values and a level in (0, 1), not {len(array)} values and {level:g}")
+    found: Reals = np.quantile(array, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return found
+
+
+def mean_interval(values: NDArray[np.float64], level: float = LEVEL) -> tuple[float, float]:
+    """Bootstrap interval of the mean of many independent values, efficient for few distinct ones.
+
+    Raises:
+        BadInput: no values, or a level outside (0, 1).
+    """
+    kinds, counts = np.unique(values, return_counts=True)
+    draws = np.random.default_rng(SEED).multinomial(len(values), counts / max(1, len(values)), RESAMPLES)
+    low, high = span(draws @ kinds / len(values) if len(values) else [], level).tolist()
+    return low, high
+
+
+def repeats_interval(values: ArrayLike) -> Interval:
+    """Mean of independent repeats, one value per seed, with Student's t interval; nan for a single repeat.
+
+    Raises:
+        BadInput: no values.
+    """
+    found = np.asarray(values, np.float64)
+    if not found.size:
+        raise BadInput("an interval over repeats needs a value of each")
+    mean = float(found.mean())
+    half = student_t(found.size - 1) * float(found.std(ddof=1)) / math.sqrt(found.size) if found.size > 1 else math.nan
+    return Interval(mean, mean - half, mean + half)
+
+
+def paired_interval(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
+    """Mean of ours minus theirs over the same seeds, with the interval of `repeats_interval`.
+
+    Raises:
+        BadInput: different numbers of repeats, or none.
+    """
+    if len(ours) != len(theirs):
+        raise BadInput(f"a paired comparison needs the same repeats, not {len(ours)} and {len(theirs)}")
+    return repeats_interval(np.subtract(ours, theirs, dtype=np.float64))
+
+
+def median_interval(values: ArrayLike) -> Interval:
+    """Median with a distribution-free interval from order statistics; nan below six values."""
+    ordered = np.sort(np.asarray(values, np.float64))
+    n = len(ordered)
+    # the k-th smallest and largest value enclose the median unless fewer than k values fall on one side of it
+    k, ways, tail = 0, 1, 1  # tail: number of outcomes with at most k of n values on one side
+    while TAILS * tail <= 2**n:
+        ways = ways * (n - k) // (k + 1)
+        k, tail = k + 1, tail + ways
+    low, high = (ordered[k - 1], ordered[n - k]) if k else (math.nan, math.nan)
+    return Interval(float(np.median(ordered)), float(low), float(high))
+
+
+def student_t(freedom: int) -> float:
+    """97.5 % point of Student's t for an integer number of degrees of freedom, from its finite series (Abramowitz and
+    Stegun 26.7.3 and 26.7.4); a UE has no scipy.
+    """
+    low, high = 0.0, math.pi / 2  # of θ = atan(t / √ν)
+    for _ in range(60):
+        theta = (low + high) / 2
+        cosine, odd = math.cos(theta), freedom % 2
+        term = total = cosine if odd else 1.0
+        for i in range(2 + odd, freedom, 2):
+            term *= cosine**2 * (i - 1) / i
+            total += term
+        inside = math.sin(theta) * total if not odd else 2 / math.pi * (theta + math.sin(theta) * total * (freedom > 1))
+        low, high = (theta, high) if inside < LEVEL else (low, theta)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+class Bootstrap:
+    """Resampled sums of columns over the same units.
+
+    Args:
+        columns: values by name [n], in the same order.
+        groups: unit of each value [n], such as its seed: values of one unit are resampled together. None: each value
+            is a unit.
+
+    Raises:
+        BadInput: no values, columns of different lengths, or values that are not finite.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, ArrayLike],
+        resamples: int = RESAMPLES,
+        seed: int = SEED,
+        groups: ArrayLike | None = None,
+    ) -> None:
+        arrays = {name: np.asarray(values, np.float64) for name, values in columns.items()}
+        sizes = {array.size for array in arrays.values()} | ({np.size(groups)} if groups is not None else set())
+        if len(sizes) != 1 or 0 in sizes:
+            raise BadInput(f"an interval needs columns over the same units, not of lengths {sorted(sizes)}")
+        table = np.stack([*arrays.values(), np.ones(max(sizes))], axis=1)
+        if not np.isfinite(table).all():
+            raise BadInput("an interval needs finite values")
+        self.n = int(table.shape[0])
+        if groups is not None:
+            _, unit = np.unique(np.asarray(groups), return_inverse=True)
+            table = np.stack([np.bincount(unit, column) for column in table.T], axis=1)
+        self._clusters = int(table.shape[0]) if groups is not None else None
+        self._index = {name: i for i, name in enumerate(arrays)}
+        self._sums: Reals = table.sum(axis=0)
+        self._drawn = _resampled(table, resamples, seed)
+
+    def mean(self, name: str) -> Interval:
+        """Mean of a column."""
+        return self._interval(self._of(name) / self.n, self._drawn_of(name) / self._drawn[:, -1])
+
+    def ratio(self, above: str, below: str) -> Interval:
+        """Sum of one column over the sum of another: AAL, throughput, a speed-up of two latencies."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return self._interval(self._of(above) / self._of(below), self._drawn_of(above) / self._drawn_of(below))
+
+    def difference(self, first: str, second: str) -> Interval:
+        """Mean of the first column minus mean of the second."""
+        drawn = (self._drawn_of(first) - self._drawn_of(second)) / self._drawn[:, -1]
+        return self._interval((self._of(first) - self._of(second)) / self.n, drawn)
+
+    def _of(self, name: str) -> np.float64:
+        return self._sums[self._index[name]]  # type: ignore[no-any-return]
+
+    def _drawn_of(self, name: str) -> Reals:
+        return np.asarray(self._drawn[:, self._index[name]])
+
+    def _interval(self, value: np.float64, drawn: Reals) -> Interval:
+        known, units = drawn[np.isfinite(drawn)], self._clusters
+        if not known.size or units == 1:
+            return Interval(float(value), math.nan, math.nan)
+        if units is not None and units < FEW:
+            half = student_t(units - 1) * float(known.std()) * math.sqrt(units / (units - 1))
+            return Interval(float(value), float(value) - half, float(value) + half)
+        low, high = span(known).tolist()
+        return Interval(float(value), low, high)
+
+
+def _resampled(table: Reals, resamples: int, seed: int) -> Reals:
+    """Column sums of a table [n, m] over resamples of its rows: [resamples, m]."""
+    rng, n = np.random.default_rng(seed), table.shape[0]
+    parts, step = [], max(1, CHUNK // n)
+    for first in range(0, resamples, step):
+        count = min(step, resamples - first)
+        drawn = rng.integers(0, n, (count, n)) + np.arange(count)[:, None] * n
+        parts.append(np.bincount(drawn.ravel(), minlength=count * n).reshape(count, n) @ table)
+    return np.concatenate(parts)
