@@ -105,8 +105,7 @@ def span(draws: ArrayLike, level: float = LEVEL) -> Reals:
         BadInput: no draws, or a level outside (0, 1).
     """
     array = np.asarray(draws, np.float64)
-    if not len(array) or not 0 < level < 1:
-        raise BadInput(f"an interval needs values and a level in (0, 1), not {len(array)} values and {level:g}")
+    _check(len(array), level)
     found: Reals = np.quantile(array, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return found
 
@@ -117,10 +116,16 @@ def mean_interval(values: NDArray[np.float64], level: float = LEVEL) -> tuple[fl
     Raises:
         BadInput: no values, or a level outside (0, 1).
     """
+    _check(len(values), level)
     kinds, counts = np.unique(values, return_counts=True)
-    draws = np.random.default_rng(SEED).multinomial(len(values), counts / max(1, len(values)), RESAMPLES)
-    low, high = span(draws @ kinds / len(values) if len(values) else [], level).tolist()
+    draws = np.random.default_rng(SEED).multinomial(len(values), counts / len(values), RESAMPLES)
+    low, high = span(draws @ kinds / len(values), level).tolist()
     return low, high
+
+
+def _check(count: int, level: float) -> None:
+    if not count or not 0 < level < 1:
+        raise BadInput(f"an interval needs values and a level in (0, 1), not {count} values and {level:g}")
 
 
 def repeats_interval(values: ArrayLike) -> Interval:
