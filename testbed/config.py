@@ -29,7 +29,7 @@ BFLOAT16_TIE = 0.25
 
 
 class DecodingConfig(Config, frozen=True):
-    """How requests are decoded: options of `ue run` and `demo` alike."""
+    """Options of decoding, common to `ue run` and `demo`."""
 
     window: fields.Window = 8
     threshold: fields.Threshold = 0.0
@@ -47,17 +47,20 @@ class DecodingConfig(Config, frozen=True):
         option(
             "Sampling temperature for rejection, split and target-only; 0 for greedy. Default: 1 if rejection or split "
             "is selected, else 0.",
+            least=0,
             panel="Sampling",
         ),
     ] = None
-    top_k: Annotated[int, option("Sample from the k most likely tokens only; 0 for all.")] = 0
+    top_k: Annotated[int, option("Sample from the k most likely tokens only; 0 for all.", least=0)] = 0
     top_p: Annotated[
         float,
-        option("Nucleus sampling: keep the smallest set of tokens with at least this total probability."),
+        option(
+            "Nucleus sampling: keep the smallest set of tokens with at least this total probability.", above=0, most=1
+        ),
     ] = 1.0
     dataset: fields.Dataset = "bundled:test"
     max_tokens: fields.MaxTokens = 256
-    seed: Annotated[int, option("Seed of the order of methods and of sampling.", panel="Workload")] = 0
+    seed: Annotated[int, option("Seed of the order of methods and of sampling.", least=0, panel="Workload")] = 0
 
 
 class RunConfig(DecodingConfig, frozen=True):
@@ -111,9 +114,11 @@ class RunConfig(DecodingConfig, frozen=True):
         ),
     ] = None
     power_period_s: Annotated[
-        float | None, option("Time between two samples. Default: suits the sensor.", unit="s")
+        float | None, option("Time between two samples. Default: suits the sensor.", above=0, unit="s")
     ] = None
-    power_idle_s: Annotated[float, option("Measure the idle device for this long before the run.", unit="s")] = 3.0
+    power_idle_s: Annotated[
+        float, option("Measure the idle device for this long before the run.", least=0, unit="s")
+    ] = 3.0
 
 
 class DemoConfig(DecodingConfig, frozen=True):
@@ -166,12 +171,12 @@ class EndpointConfig(Config, frozen=True):
     port: Annotated[int, option("Port to listen on; 0 for a free one.", least=0, most=65535)] = 8001
     token_file: Annotated[str | None, option("File with the API key of clients.", metavar="FILE")] = None
     name: Annotated[str | None, option("Model name in the API. Default: the BS's name for its target.")] = None
-    sequences: Annotated[int, option("Requests decoded concurrently.", panel="Requests")] = 4
+    sequences: Annotated[int, option("Requests decoded concurrently.", least=1, panel="Requests")] = 4
     queue: Annotated[int, option("Requests that may wait.", least=0)] = 16
     max_tokens: Annotated[int, option("Output tokens of a request that gives no limit.", least=1)] = 256
-    temperature: Annotated[float, option("Temperature of a request that gives none.")] = 1.0
+    temperature: Annotated[float, option("Temperature of a request that gives none.", least=0)] = 1.0
     context: Annotated[
-        int | None, option("Positions per request. Default: the drafter's, at most 2048.", unit="tokens")
+        int | None, option("Positions per request. Default: the drafter's, at most 2048.", least=1, unit="tokens")
     ] = None
     prompt_format: Annotated[
         str, option("Format of conversations: auto, plain, chat, or a template with {question}.")
@@ -211,16 +216,18 @@ class ServeConfig(Config, frozen=True):
     engine: fields.Engine = "vllm"
     model: fields.Target = None
     dtype: fields.Dtype = "float32"
-    max_model_len: Annotated[int | None, option("Longest sequence. Default: the model's.", unit="tokens")] = None
-    tensor_parallel: Annotated[int, option("GPUs that share the model (vLLM).", unit="GPUs")] = 1
-    memory_share: Annotated[float, option("Share of GPU memory for vLLM.")] = 0.9
-    threads: Annotated[int | None, option("CPU threads of the engine. Default: all but one.")] = None
+    max_model_len: Annotated[int | None, option("Longest sequence. Default: the model's.", least=1, unit="tokens")] = (
+        None
+    )
+    tensor_parallel: Annotated[int, option("GPUs that share the model (vLLM).", least=1, unit="GPUs")] = 1
+    memory_share: Annotated[float, option("Share of GPU memory for vLLM.", above=0, most=1)] = 0.9
+    threads: Annotated[int | None, option("CPU threads of the engine. Default: all but one.", least=1)] = None
     prefix_cache: Annotated[
         bool, option("Read committed prefixes from vLLM's cache; otherwise recompute them every round.")
     ] = True
     scheduler: Annotated[str, option("Order of verification.", kinds="schedulers", panel="Scheduling")] = "fcfs"
-    max_batch: Annotated[int, option("Requests of one engine pass, at most.")] = 256
-    max_batch_tokens: Annotated[int, option("New tokens of one engine pass, at most.", unit="tokens")] = 8192
+    max_batch: Annotated[int, option("Requests of one engine pass, at most.", least=1)] = 256
+    max_batch_tokens: Annotated[int, option("New tokens of one engine pass, at most.", least=1, unit="tokens")] = 8192
     coefficients: Annotated[
         str | None,
         option(
@@ -230,7 +237,7 @@ class ServeConfig(Config, frozen=True):
     ] = None
     admission: Annotated[bool, option("Let slo refuse sessions whose token speed it cannot guarantee.")] = True
     chunk_tokens: Annotated[
-        int | None, option("Prompt tokens that one pass of fcfs takes. Default: all.", unit="tokens")
+        int | None, option("Prompt tokens that one pass of fcfs takes. Default: all.", least=1, unit="tokens")
     ] = None
     pace: Annotated[
         str | None,
@@ -262,7 +269,7 @@ class ServeConfig(Config, frozen=True):
     metrics: Annotated[
         str | None, option("Write counters to this file as JSON lines.", metavar="FILE", panel="Monitoring")
     ] = None
-    metrics_interval_s: Annotated[float, option("Interval of counters.", unit="s")] = 1.0
+    metrics_interval_s: Annotated[float, option("Interval of counters.", above=0, unit="s")] = 1.0
     power: Annotated[
         str | None,
         option(

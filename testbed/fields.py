@@ -30,8 +30,8 @@ Tokenizer = Annotated[
     str | None, option("Directory of tokenizer.json. Default: the bundled one, unless prompts are ids.", metavar="DIR")
 ]
 KvType = Annotated[Literal["f16", "f32"], option("Type of the drafter's KV cache.", panel="Models")]
-DrafterThreads = Annotated[int | None, option("CPU threads of the drafter. Default: llama.cpp's choice.")]
-GpuLayers = Annotated[int, option("Layers of the drafter on a GPU; -1 for all.", unit="layers")]
+DrafterThreads = Annotated[int | None, option("CPU threads of the drafter. Default: llama.cpp's choice.", least=1)]
+GpuLayers = Annotated[int, option("Layers of the drafter on a GPU; -1 for all.", least=-1, unit="layers")]
 Csi = Annotated[
     str,
     option(
@@ -59,7 +59,9 @@ Head = Annotated[
         "Decision head: a directory, `bundled` or `bundled:NAME`. Default: bundled, if one is needed.", panel="Judging"
     ),
 ]
-QualityBudget = Annotated[float | None, option("Share of answers that judge `budget` may change, such as 0.01.")]
+QualityBudget = Annotated[
+    float | None, option("Share of answers that judge `budget` may change, such as 0.01.", above=0, below=1)
+]
 Judge = Annotated[
     str | None,
     option("Judge of mismatched tokens. Default: head if one is given, else strict.", kinds="judges", panel="Judging"),

@@ -23,7 +23,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Entry(Protocol):
-    """What every entry of a registry has."""
+    """Fields common to all entries of registries."""
 
     @property
     def kind(self) -> str:

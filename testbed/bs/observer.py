@@ -25,7 +25,7 @@ class FinishedPass(NamedTuple):
     evicted: int
     """Tokens expected in the prefix cache and not found there."""
     start_s: float
-    """When it was planned, on the server's clock."""
+    """Time of its planning, on the server's clock."""
     seconds: float
     expected_s: float | None
     """Estimate for the same tokens; None: there is no estimator."""
@@ -58,16 +58,16 @@ class RoundNote(NamedTuple):
     round: int
     arrived_s: float
     end_s: float
-    """When the verdict was made."""
+    """Time of the verdict."""
     draft_s: float
     """Drafting time, as the `Draft` states it."""
     link_s: float
-    """From the last verdict to this window's arrival, less `draft_s`: downlink and uplink together; NaN: unknown, as in
-    a first round."""
+    """Time from the last verdict to this window's arrival, less `draft_s`: downlink and uplink; NaN: unknown, as in a
+    first round."""
     queue_s: float
     verify_s: float
     hidden_s: float
-    """From `NeedHidden` to `Hidden`."""
+    """Time from `NeedHidden` to `Hidden`."""
     judge_s: float
     drafted: int
     accepted: int
@@ -116,7 +116,7 @@ class SessionRow(NamedTuple):
     threshold: float
     promise_tps: float | None
     begun_s: float | None
-    """When its first round began, on the server's clock."""
+    """Start of its first round, on the server's clock."""
     tokens: int
     """Committed since then."""
     rounds: int
@@ -154,7 +154,7 @@ class RoundSums(NamedTuple):
     committed: int
     judged: int
     seconds: dict[str, float]
-    """By part of a round."""
+    """Time by part of a round."""
     times: list[int]
     """Histogram of times at the BS over `recent.BOUNDS_S`; the last bin holds those beyond."""
     time_s: float

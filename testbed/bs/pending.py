@@ -19,7 +19,7 @@ class Pending:
 
     request: VerifyRequest
     arrived_s: float
-    """On the server's clock."""
+    """Time of arrival, on the server's clock."""
     computed: int
     """Leading tokens of the prefix that the engine has computed in this session."""
     speed_tps: float | None = None

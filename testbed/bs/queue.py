@@ -21,7 +21,7 @@ class Taken(NamedTuple):
 
 
 class Queue:
-    """At most one waiting request per session."""
+    """Waiting requests, at most one per session."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, tuple[Session, Pending]] = {}

@@ -69,7 +69,7 @@ class Room:
         self.pending, self.tokens, self.windows_bytes, self.ue_share = pending, tokens, windows_bytes, ue_share
         self._owner = owner
         self._refused_s: OrderedDict[bytes, float] = OrderedDict()
-        """When UEs were last refused tokens; the latest last."""
+        """Times at which UEs were last refused tokens; the latest last."""
 
     def crowded(self, load: Load, peer: bytes, sessions: Iterable[Holder]) -> str | None:
         """The reason to refuse another window of this peer under this load; None: it can be taken."""

@@ -38,7 +38,7 @@ class Round:
     batch_size: int = 0
     result: VerifyResult | None = None
     asked_s: float | None = None
-    """When `NeedHidden` was sent; None: it was not."""
+    """Time at which `NeedHidden` was sent; None: it was not."""
     waited_s: float = 0.0
     """Time between `NeedHidden` and `Hidden`."""
     draft_s: float = 0.0
@@ -91,7 +91,7 @@ class Session:
     speed_tps: float | None = None
     """Guaranteed token speed [tokens/s], the service class; None: no guarantee."""
     begun_s: float | None = None
-    """When its first round began, on the server's clock: the guarantee counts from here."""
+    """Start of its first round, on the server's clock: the guarantee counts from here."""
     got: int = 0
     """Tokens committed since then."""
     accepted: int = 0
@@ -287,7 +287,7 @@ class SessionTable:
             self._lost.popitem(last=False)
 
     def fate(self, key: Key) -> str:
-        """What happened to an unknown session; empty: it is not remembered."""
+        """The reason why a session is unknown; empty: it is not remembered."""
         return self._lost.get(key, "")
 
     def promised(self, apart: Key | None = None) -> dict[float, int]:

@@ -39,7 +39,7 @@ class Csi(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     snr_db: float | None = None
     rssi_dbm: float | None = None
     time_s: float = 0.0
-    """When this was the state, in seconds since the run (or the trace) began."""
+    """Time of the measurement, in seconds since the run (or the trace) began."""
     source: Source = "assumed"
 
     def __post_init__(self) -> None:

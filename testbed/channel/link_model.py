@@ -76,7 +76,7 @@ class Schedule:
         return index, math.inf if self.duration_s is None else lap_s + self.duration_s
 
     def served_s(self, start_s: float, bits: float) -> float:
-        """When `bits` that enter at `start_s` are served, i.e. when the integral of the rate reaches them."""
+        """Time at which `bits` that enter at `start_s` are served, i.e. when the integral of the rate reaches them."""
         index, end_s = self.piece(start_s)
         while True:
             rate = self.rate_mbps[index] * 1e6

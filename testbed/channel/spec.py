@@ -47,7 +47,7 @@ class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     file: str | None = None
     """Trace file: a canonical CSV, or the name of a bundled trace."""
     via: Literal["proxy", "virtual"] = "proxy"
-    """How the trace is replayed."""
+    """Kind of link that replays the trace."""
     profile: str | None = None
     """Device profile of a virtual run, by name or file; None: times are measured on this machine."""
     shares: str | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from testbed.channel.csi import Csi
 from testbed.errors import BadInput
+from testbed.files import whole_file
 
 Array = NDArray[np.float64]
 COLUMNS = ("t_s", "uplink_mbps", "downlink_mbps", "rtt_ms", "per_up", "per_down", "snr_db")
@@ -177,17 +177,8 @@ def write_lines(path: Path | str, lines: Iterable[str]) -> None:
     Raises:
         BadInput: the file cannot be written.
     """
-    path = Path(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{line}\n" for line in lines)
-        part.replace(path)
-    except OSError as exc:
-        raise BadInput(f"cannot write {path}: {exc.strerror or exc}") from exc
-    finally:
-        if part.is_file():
-            part.unlink()
+    with whole_file(Path(path)) as part, part.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{line}\n" for line in lines)
 
 
 def _row(line: str, where: str) -> list[float]:

@@ -186,7 +186,7 @@ def collect(
 
 
 def _stands(row: dict[str, Any]) -> str:
-    """How an agent stands, in words."""
+    """State of an agent, in words."""
     put = f"{len(row['files'])} files are there" if row["files"] else "nothing to carry: the bundled pair is there"
     return f"{row['host']}, testbed {row['testbed']}, {row['waiting']} orders waiting; {put}"
 
@@ -223,7 +223,7 @@ def _report(log: FieldLog, emulated: bool, replay: bool, as_json: bool) -> None:
 
 
 def _plan(plan: FieldPlan, where: Path, emulated: bool, as_json: bool) -> None:
-    """What there is to do, and what this machine lacks for it, without touching anything."""
+    """Print the steps of the plan and what this machine lacks for them, without changing anything."""
     from testbed.experiments.field.log import FieldLog
     from testbed.experiments.field.ready import check_here
     from testbed.experiments.field.run import progress_of

@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _usage(error: Any) -> int:
-    """What is wrong with the command line, in one line; the help text where no command was given."""
+    """The error in the command line, in one line; the help text where no command was given."""
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message())
         return 2
@@ -120,7 +120,7 @@ def _say(text: str, code: int) -> int:
 
 
 def end_with_parent() -> None:
-    """Where a run has started us as its child (`TESTBED_PARENT`), have Linux send SIGTERM when it is gone."""
+    """Have Linux send SIGTERM when the parent ends, for a child process of a run (`TESTBED_PARENT`)."""
     parent = os.environ.pop("TESTBED_PARENT", None)
     if parent is None or sys.platform != "linux":
         return

@@ -152,7 +152,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 
 def _parameter(one: Option) -> inspect.Parameter:
-    """What typer reads of an option."""
+    """An option as typer declares it."""
     needed = one.default is msgspec.NODEFAULT
     flags = one.flags or ((f"{one.flag}/--no-{one.flag[2:]}",) if one.kind is bool else (one.flag,))
     info = typer.Option(

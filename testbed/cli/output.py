@@ -1,4 +1,4 @@
-"""How commands speak: one JSON document on stdout with `--json`, tables and progress for people otherwise."""
+"""Output of commands: one JSON document on stdout with `--json`, tables and progress for people otherwise."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ GRID_COLUMNS: dict[str, tuple[str, str]] = {
     **{key: COLUMNS[key] for key in ("requests", "accuracy", "aal", "rounds", "latency_s", "latency_p95_s")},
     **{key: COLUMNS[key] for key in ("throughput_tps", "draft_s", "link_s", "verify_s", "lossless")},
 }
-"""Of a sweep's rows: what differs from point to point first."""
+"""Columns of a sweep's rows; those that differ from point to point come first."""
 NAMES = ("method", "series")
 """Columns that name a row, left-aligned and in every part of a table."""
 OF_A_SERIES = ("method", "judge", "head", "payload")
-"""What the name of a series stands for."""
+"""Fields that name a series."""
 
 
 def console(stderr: bool = False) -> Console:
@@ -151,7 +151,7 @@ def note(text: str) -> None:
 
 
 def note_power(power: Mapping[str, Any]) -> None:
-    """What of the samples of power is worth knowing: lines and readings that were none, gaps."""
+    """Notes on power samples: invalid lines and readings, gaps."""
     if power.get("skipped"):
         note(f"{power['skipped']} lines were no samples")
     if power.get("missed"):

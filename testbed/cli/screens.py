@@ -63,7 +63,7 @@ class CommandGroup(typer.Typer):
         super().__init__(**{"cls": PanelGroup, **more})
 
     def command(self, name: str | None = None, **more: Any) -> Callable[[Any], Any]:
-        """As typer's."""
+        """Same as typer's."""
         return super().command(name, **{"cls": PanelCommand, **more})
 
 
@@ -110,7 +110,7 @@ def _names(one: Any, ctx: Any) -> Text:
 
 
 def _about(one: Any) -> Text:
-    """What an option does, and its default."""
+    """Description of an option, and its default."""
     text = Text(" ".join(with_names(one.help or "").split()))
     if one.required:
         text.append(" [required]", "red")

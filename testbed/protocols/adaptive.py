@@ -1,4 +1,4 @@
-"""Which hidden-state protocol a request takes (`auto`): by RTT as on WISV's testbed, or by expected latency."""
+"""Choice of the hidden-state protocol of a request (`auto`): by RTT as on WISV's testbed, or by expected latency."""
 
 from __future__ import annotations
 

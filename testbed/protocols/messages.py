@@ -73,7 +73,7 @@ class Open(Message, frozen=True):
     """Largest window of a UE that follows the windows that verdicts hint; 0: no hints. With hints, `max_tokens` is the
     number of tokens still to decode, and the BS may decode alone."""
     alone: bool = False
-    """With hints: whether the BS decodes alone from the start, as the last hint said."""
+    """Whether the BS decodes alone from the start, as the last hint said (with hints only)."""
     round: int = 0
     """Number of the first round, with `alone`."""
 

@@ -60,7 +60,7 @@ RANGES: dict[type[msgspec.Struct], dict[str, Range]] = {
     Busy: {"retry_s": _DURATION, "speed_tps": Range(0, 1e9, " tokens/s")},
     Pong: {"time_s": _CLOCK},
 }
-"""By message, or part of one, and field; None is in every range."""
+"""Ranges by message (or part of one) and field; None is in every range."""
 
 
 def check_ranges(message: msgspec.Struct) -> None:

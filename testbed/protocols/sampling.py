@@ -40,7 +40,7 @@ _DRAFT, _ACCEPT, _REPLACE = range(3)
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How a token is sampled: temperature first, then the `top_k` most likely tokens, then `top_p`."""
+    """Parameters of sampling, applied in order: temperature, then the `top_k` most likely tokens, then `top_p`."""
 
     temperature: float = 1.0
     """0 takes the most likely token."""

@@ -23,7 +23,7 @@ class Exchange(NamedTuple):
     uplink_bytes: int
     downlink_bytes: int
     sent_s: float
-    """When it began, on the UE's clock."""
+    """Start, on the UE's clock."""
 
     @property
     def link_s(self) -> float:

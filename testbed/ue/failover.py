@@ -61,7 +61,7 @@ class StationState:
     """Why it cannot serve."""
     heard_s: float = -math.inf
     since_s: float = math.inf
-    """Since when it has answered without interruption."""
+    """Time since which it has answered without interruption."""
     sent_bytes: int = 0
     """Bytes sent since its last message."""
 
@@ -207,7 +207,7 @@ class FailoverClient(Client):
         self._news.set()
 
     def _difference(self, station: StationState, welcome: Welcome) -> str:
-        """How a station differs from one that was greeted before, in one line; empty if it does not."""
+        """The difference of a station from one that was greeted before, in one line; empty if it does not."""
         known = [(s.address, s.welcome) for s in self._stations if s is not station and s.welcome is not None]
         if self.welcome is not None:
             known.append((self.serving, self.welcome))

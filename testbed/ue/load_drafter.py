@@ -23,7 +23,7 @@ CONTEXT = 4096
 
 @dataclass(frozen=True)
 class DrafterOptions:
-    """What a run asks of its drafter.
+    """Requirements of a run on its drafter.
 
     Attributes:
         vocab_size: ids of the tokenizer; None: prompts are ids, and the drafter's own vocabulary counts.

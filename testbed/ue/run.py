@@ -199,7 +199,7 @@ class JobRunner:
         return self._policies.setdefault(kind, self._setting.policy.fresh())
 
     async def _choose(self) -> Choice:
-        """Which protocol `auto` takes for the next request."""
+        """The protocol that `auto` chooses for the next request."""
         rtt_s = min(await self._setting.clients.link.rtt_s(HANDSHAKES))
         state = self._setting.state.now()
         if self._setting.rule == "latency" and state is not None:

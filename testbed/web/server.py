@@ -68,7 +68,7 @@ class BoundedHttp(H11Protocol):
         return not self.serving and not self.transport.is_closing()
 
     def idle_until(self) -> float:
-        """When the time limit ends."""
+        """End of the time limit."""
         return self._timer.when() if self._timer else 0.0
 
     def give_up(self) -> None:

@@ -76,8 +76,9 @@ def test_a_ue_behind_a_relay_sees_its_link(station: str, tmp_path: Path) -> None
         document = run("ue", "run", "--bs", ready["listen"], *arguments)
     (row,) = document["rows"]
     assert row["lossless"] is True
-    assert row["rtt_ms"] == pytest.approx(20, rel=0.3)  # measured by the handshake and the rounds
     rounds = pq.read_table(tmp_path / "rounds.parquet").to_pylist()
+    # measured by the handshake and the rounds, both of which a busy machine delays
+    assert 19 <= row["rtt_ms"] <= 1000 * max(r["link_s"] for r in rounds)
     for r in rounds:
         assert r["link_s"] >= 0.020 + 8 * (r["uplink_bytes"] + r["downlink_bytes"]) / 10e6 - 1e-4
     assert {r["csi_source"] for r in rounds} == {"passive"}

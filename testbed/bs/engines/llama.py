@@ -100,7 +100,7 @@ class LlamaEngine:
         options = _options(Path(model), max_model_len, max_sessions, threads, gpu_layers, kv_type)
         self._llama: LlamaGroup | None = LlamaGroup(Path(model), options)
         self._sessions: OrderedDict[str, _LlamaSession] = OrderedDict()
-        """By name, the least recently used first."""
+        """Sessions by name, the least recently used first."""
         self._free = list(range(options.sequences))
         """Heap of unused sequences: the lowest first, so that those in use are consecutive."""
         self._max_sessions, self._outputs = options.sequences, options.outputs or 1

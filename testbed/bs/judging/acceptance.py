@@ -1,4 +1,4 @@
-"""Which drafted tokens of a round are accepted: by the judge, or by rejection sampling."""
+"""Acceptance of the drafted tokens of a round: by the judge, or by rejection sampling."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Judge(Protocol):
         """Whether sessions with this θ are judged by hidden states, so that passes must return the target's."""
 
     def judge(self, batch: Sequence[Candidates]) -> list[NDArray[np.bool_]]:
-        """For each window, [m] booleans: True keeps the drafted token. Tokens after the first False are dropped."""
+        """Booleans [m] of each window: True keeps the drafted token. Tokens after the first False are dropped."""
 
 
 class StrictJudge:

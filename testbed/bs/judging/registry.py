@@ -20,7 +20,7 @@ from testbed.registry import Registry
 
 
 class JudgeParts(NamedTuple):
-    """What a judge is made from; its entry says which parts it needs."""
+    """Parts of a judge; its entry says which of them it needs."""
 
     head: DecisionHead | None
     budget: float | None
@@ -121,8 +121,6 @@ def judge_kind(kind: str | None, head: str | Path | None, budget: float | None) 
     if (budget is not None) != entry.needs_budget:
         needs = "needs a quality budget, such as 0.01" if entry.needs_budget else "has no quality budget"
         raise BadInput(f"judge {kind} {needs}")
-    if budget is not None and not 0 < budget < 1:
-        raise BadInput(f"the quality budget is a share of answers in (0, 1), such as 0.01, not {budget}")
     return kind
 
 

@@ -53,7 +53,7 @@ class _Track:
     shown: int
     """Tokens of the session that were noted, or that it was opened with."""
     told_s: float = math.nan
-    """When its last verdict was made."""
+    """Time of its last verdict."""
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0

@@ -27,7 +27,7 @@ MOST_TIMES = 5.0
 MOST_ROUNDS = 4.0
 """Bounds of one UE's share: see `Averages`."""
 REPORTED = [name in ("draft_s", "network_s") for name in vars(GUESS)]
-"""Which values of a round are the UE's own measurements."""
+"""Values of a round that the UE measured itself."""
 MOST_UES = 1024
 FORGOTTEN = 0.05
 """UEs whose means are kept, and the weight below which a UE is forgotten; the least recently heard one goes first."""
@@ -43,7 +43,7 @@ class PassOverhead(NamedTuple):
 
     pass_s: float = 0.0
     request_s: float = 0.0
-    """In addition, for each request of the pass."""
+    """Additional time for each request of the pass."""
 
 
 NO_OVERHEAD = PassOverhead()

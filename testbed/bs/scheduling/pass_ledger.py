@@ -1,4 +1,4 @@
-"""What is learnt from passes and rounds, and the token speeds that can be guaranteed by it."""
+"""Estimates learnt from passes and rounds, and the token speeds that they allow to guarantee."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from testbed.registry import Registry
 
 @dataclass(frozen=True)
 class SchedulerSetting:
-    """What a scheduler is made from; each takes what it needs."""
+    """Parts of a scheduler; each takes what it needs."""
 
     max_requests: int
     """Requests of one pass."""

@@ -22,7 +22,7 @@ CONNECT_S = 5
 SLACK_S = 10.0
 """Time beyond its duration after which a transfer is stopped."""
 BUSY_S, RETRY_S = 10.0, 0.5
-"""How long and how often a busy server is retried; after a transfer over a slow link it stays busy for a while."""
+"""Time and number of attempts at a busy server; after a transfer over a slow link it stays busy for a while."""
 BLIP_S = 0.1
 """Intervals of iperf3 shorter than this, at the end of a transfer, are left out of the spread."""
 NO_IPERF3 = "iperf3 is not installed; install it on both ends (Debian: apt install iperf3)"

@@ -39,7 +39,7 @@ class TcConfig(Config, frozen=True):
     direction: Literal["uplink", "downlink"] = "uplink"
     """Direction of the link that leaves through `interface`."""
     destinations: tuple[str, ...] = ()
-    """With `interface`: IPv4 addresses, each of which is shaped separately."""
+    """IPv4 addresses that are shaped separately, with `interface`."""
     uplink_mbps: float | None = None
     """None: no limit."""
     downlink_mbps: float | None = None

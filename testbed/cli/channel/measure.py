@@ -79,7 +79,7 @@ def _interval(figure: Mapping[str, Any]) -> str:
 
 
 def _detail(figure: Mapping[str, Any]) -> str:
-    """What goes with an RTT or a rate."""
+    """Details of an RTT or a rate."""
     if "least" in figure:
         jitter = "" if figure["jitter"] is None else f", jitter {figure['jitter']:.3f} ms"
         return f"least {figure['least']:.3f} ms{jitter}"

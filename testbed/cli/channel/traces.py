@@ -267,7 +267,7 @@ def _command(config: FadingOptions, out: Path) -> str:
 
 
 def _summary(trace: Trace) -> dict[str, Any]:
-    """What a document says of a trace."""
+    """Summary of a trace in a JSON document."""
     means = {f"mean_{name}": value for name, value in trace.means().items()}
     return {"rows": len(trace), "duration_s": trace.duration_s, **means}
 

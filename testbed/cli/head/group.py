@@ -101,7 +101,7 @@ def progress() -> Iterator[Callable[[int, int, str], None]]:
 
 
 def show(document: Mapping[str, Any]) -> None:
-    """What a directory of episodes holds, for people."""
+    """Summary of a directory of episodes."""
     print(
         f"{document['mismatches']} mismatches of {document['prompts']} prompts in {document['chunks']} chunks, "
         f"{document['labelled']} labelled with {document['completions']} completions"

@@ -127,7 +127,7 @@ def evaluate(
 
 @contextmanager
 def _progress(epochs: int) -> Iterator[Any]:
-    """What hears of epochs and shows them on a terminal."""
+    """Progress of training, by epoch, on a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     err = console(stderr=True)

@@ -13,7 +13,7 @@ from testbed.cli.options import AsJson
 from testbed.cli.output import console, note, print_json
 
 MOST_ROWS = 60
-"""Of the table for people; the document has all."""
+"""Rows of the printed table; the JSON document has all."""
 
 
 def rerun(

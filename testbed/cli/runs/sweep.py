@@ -149,7 +149,7 @@ class _Bar:
         self._bar.stop()
 
     def told(self, done: int, total: int, text: str) -> None:
-        """As `run_sweep` tells it."""
+        """Callback of `run_sweep`."""
         now = time.monotonic()
         if not text:
             self._began, self._first = now, done
@@ -158,7 +158,7 @@ class _Bar:
 
 
 def time_left(ran: float, left: float, elapsed_s: float) -> str:
-    """How long the rest takes at the pace so far, for people; nothing before the first point ended."""
+    """Estimated time of the remaining points; empty before the first point ended."""
     if not ran or not left:
         return ""
     minutes, seconds = divmod(round(elapsed_s / ran * left), 60)

@@ -21,7 +21,7 @@ from testbed.experiments.capacity.ue import LANGUAGE, MOST_POSITIONS, VOCAB
 from testbed.experiments.inputs.profile import PassWork, VerifyCost
 
 OFFER = Offer("synthetic", "", VOCAB, 1, (), MOST_POSITIONS)
-"""What a base station under synthetic traffic serves."""
+"""Work of a base station under synthetic traffic."""
 _ZEROS = np.zeros(512, np.float32)
 
 

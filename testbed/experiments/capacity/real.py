@@ -86,7 +86,7 @@ class RealConfig(Config, frozen=True, kw_only=True):
     draft_tps: float = 500.0
     """Tokens a second of a UE's drafter."""
     rtt_ms: float = 0.0
-    """Of a link through the proxy; 0: none but loopback."""
+    """Round-trip time of a link through the proxy; 0: loopback only."""
     window: int = 5
     """K of fixed windows."""
     most: int = 8
@@ -96,7 +96,7 @@ class RealConfig(Config, frozen=True, kw_only=True):
     max_batch: int = 2
     """Requests of a pass."""
     coefficients: str | None = None
-    """Of scheduler slo: see `bs serve --coefficients`; None: the BS measures them."""
+    """Coefficients of scheduler slo: see `bs serve --coefficients`; None: the BS measures them."""
     admission: bool = False
     """Whether scheduler slo refuses UEs: a comparison at one load serves all of them."""
     prompts: int = 400

@@ -13,6 +13,7 @@ import msgspec
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock
 from testbed.experiments.deployment.load import LoadUe
+from testbed.files import whole_file
 from testbed.ue.client import Client
 from testbed.ue.drafters.recorded import Recorded, RecordedDrafter, load_recording
 from testbed.ue.pace import ConstantPace
@@ -88,9 +89,8 @@ def run_ue(order: UeOrder, path: Path) -> None:
     """Decode until the end of the load, and write the report."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     report = asyncio.run(_RealUe(order).run())
-    part = path.with_suffix(".part")
-    part.write_bytes(msgspec.json.encode(report))
-    part.replace(path)
+    with whole_file(path) as part:
+        part.write_bytes(msgspec.json.encode(report))
 
 
 class _RealUe:

@@ -12,7 +12,7 @@ from testbed.ue.records import RoundRecord
 from testbed.virtual_time import VirtualClock
 
 ALL, ANY, CLEAR = "all", "any", "clear"
-"""When a run ends: when every judged response is decided; when it is clear for every class whether ε is kept; when it
+"""End of a run: when every judged response is decided; when it is clear for every class whether ε is kept; when it
 is clear whether all classes keep it."""
 LONGEST = 9
 """Maximum number of horizons by which a run is extended if too few responses begin."""
@@ -46,7 +46,7 @@ class CapacityRun(msgspec.Struct, frozen=True, kw_only=True):
     ues: int
     seed: int
     classes: dict[str, ClassCount]
-    """By speed."""
+    """Counts by token speed."""
     complete: bool
     """Whether every judged response was decided; otherwise the run ended as soon as it was clear whether ε is kept."""
     goodput_tps: float

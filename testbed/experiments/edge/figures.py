@@ -103,7 +103,7 @@ class Panel(Config, frozen=True):
 
 
 class FiguresConfig(Config, frozen=True):
-    """What `testbed optim figures` computes.
+    """Figures that `testbed optim figures` computes.
 
     Raises:
         BadInput: nothing to compute, an unknown point, or numbers that are not positive.

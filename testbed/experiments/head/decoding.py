@@ -16,8 +16,8 @@ from testbed.experiments.lockstep.decoding import Decoding, draft_window
 from testbed.ue.drafters.base import Drafter, DraftToken
 
 POLICIES = ("oracle", "explore", "strict")
-"""Which mismatches are kept, and hence which prefixes later mismatches have. In use, a head sees prefixes that contain
-kept mismatches, and several mismatches in one window.
+"""Rules by which mismatches are kept; they determine the prefixes of later mismatches. In use, a head sees prefixes
+that contain kept mismatches, and several mismatches in one window.
 
 oracle: AutoJudge's procedure. Each mismatch is labelled at once, kept if harmless and rejected if critical: the
     prefixes are those of a perfect judge.

@@ -15,7 +15,7 @@ GREEDY: RoundProtocol = Greedy()
 """Stands in where a session has no protocol: `target-only`."""
 OWN, REJECTION = "own", "rejection"
 PAYLOADS = (OWN, REJECTION)
-"""What a window carries up: what its protocol says, or also the whole draft distributions, as "SD reject" does."""
+"""Payload of a window: what its protocol says, or also the whole draft distributions, as "SD reject" does."""
 
 
 def sizers(sizes: Sizes, overheads: Overheads, payload: str = OWN) -> tuple[Sizer, Sizer]:

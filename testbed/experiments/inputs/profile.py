@@ -214,7 +214,7 @@ class Profile(Config, frozen=True, kw_only=True):
     name: str
     about: str
     source: str
-    """Where the numbers come from."""
+    """Source of the numbers."""
     assumptions: tuple[str, ...] = ()
     """Values that the source does not give."""
     draft: DraftCost

@@ -33,7 +33,7 @@ class Served(msgspec.Struct, frozen=True):
 
     arrived_s: float
     latency_s: float
-    """From its arrival, queueing at the UE included."""
+    """Time from its arrival, queueing at the UE included."""
     prompt_len: int
     tokens: int
     rounds: int

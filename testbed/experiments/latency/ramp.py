@@ -29,7 +29,7 @@ class Answered(msgspec.Struct, frozen=True):
     step: int
     at_s: float
     latency_s: float
-    """From its arrival."""
+    """Time from its arrival."""
     tokens: int
     rounds: int
     drafted: int
@@ -45,7 +45,7 @@ class RampRun(msgspec.Struct, frozen=True):
     seed: int
     loads: list[float]
     answered: list[Answered]
-    """In order of arrival."""
+    """Requests in order of arrival."""
     switches: int | None = None
     """Window changes by the BS's controllers, of all UEs together; None: not counted."""
     late: float | None = None

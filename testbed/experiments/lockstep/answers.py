@@ -12,7 +12,7 @@ from testbed.experiments.lockstep.scorers import Scorer
 
 @dataclass(frozen=True)
 class AnswerTask:
-    """How the outputs of a collection are completed and scored.
+    """Completion and scoring of the outputs of a collection.
 
     Attributes:
         max_tokens: length limit of an output.

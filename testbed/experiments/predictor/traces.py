@@ -115,11 +115,8 @@ class TraceStore:
 
     def write(self, number: int, traces: Traces) -> None:
         """Write one chunk."""
-        path = self._path(number)
-        part = path.with_suffix(".part")
-        with part.open("wb") as stream:
+        with whole_file(self._path(number)) as part, part.open("wb") as stream:
             np.savez_compressed(stream, **{f.name: getattr(traces, f.name) for f in fields(Traces)})
-        part.replace(path)
 
     def load(self) -> Traces:
         """Load all chunks.

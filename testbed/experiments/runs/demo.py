@@ -169,7 +169,7 @@ def _real(config: DemoConfig, channel: ChannelSpec, out: Path, say: Say) -> tupl
 
 @contextlib.contextmanager
 def _place(channel: ChannelSpec) -> Iterator[tuple[str, list[str]]]:
-    """Where the BS listens, and what starts a process where the UE is: under tc, a namespace of its own."""
+    """Address of the BS, and the command prefix of UE processes: under tc, they run in a namespace of their own."""
     if channel.kind != "tc":
         yield "127.0.0.1", []
         return

@@ -19,7 +19,7 @@ TOLERANCES = {"f32": 1e-3, "f16": 2e-2, "q8_0": 2e-1}
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """How far llama.cpp and transformers are apart on the same ids."""
+    """Difference of the logits of llama.cpp and transformers for the same ids."""
 
     positions: int
     logits_diff: float

@@ -1,4 +1,4 @@
-"""What a run decodes, and with what: its configuration checked, its prompts loaded, before anything is connected."""
+"""Preparation of a run: check its configuration and load its prompts, before anything is connected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory a UE's process takes with a drafter: measured in a process of its own, and held against its header.
+"""Memory of a UE's process with a drafter: measured in a process of its own, and compared with the file's header.
 
 python -m testbed.experiments.runs.ue_memory FILE OPTIONS   # what `measure` starts; OPTIONS as JSON
 """
@@ -80,7 +80,7 @@ def main(path: Path, options: LlamaOptions) -> MeasuredMemory:
 
 
 def _write_parquet() -> None:
-    """As a run does at its end: pyarrow is the largest library of a UE."""
+    """Import what a run imports at its end: pyarrow is the largest library of a UE."""
     import pyarrow
     import pyarrow.parquet
 

@@ -32,7 +32,7 @@ GIVEN = "prompt.json"
 
 @dataclass
 class UeResult:
-    """What a run of a UE came to."""
+    """Results of a UE's run."""
 
     outputs: list[dict[str, Any]]
     rows: list[dict[str, Any]]
@@ -41,7 +41,7 @@ class UeResult:
     outcomes: list[Outcome] = field(repr=False)
     texts: dict[tuple[str, int], str] = field(repr=False)
     power: dict[str, Any] | None = None
-    """Of the samples that `rows` have their energy from; None: none were taken."""
+    """Samples from which the energy of `rows` is computed; None: none were taken."""
 
     def document(self) -> dict[str, Any]:
         """The JSON answer of `ue run`."""

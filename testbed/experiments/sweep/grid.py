@@ -53,7 +53,7 @@ Progress = Callable[[int, int, str], None]
 
 
 class Executor(NamedTuple):
-    """Where points run.
+    """Executor of points.
 
     `local`: in `workers` processes on this machine (default: in this process). `ray`: in `workers` actors of an
     existing cluster (`RAY_ADDRESS`, or one on this machine), or else of a new one (default: one per core).

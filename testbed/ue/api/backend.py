@@ -34,7 +34,7 @@ class OutputRequest(NamedTuple):
     max_tokens: int
     sampling: Sampling
     seed: int
-    """In [0, 2⁶⁴)."""
+    """Seed of the random numbers, in [0, 2⁶⁴)."""
     stops: tuple[str, ...] = ()
     ignore_eos: bool = False
     """Whether end tokens do not end the output."""

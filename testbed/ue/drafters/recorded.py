@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from testbed.errors import BadInput, ModelError
+from testbed.files import whole_file
 from testbed.ue.drafters.base import Choose, DraftToken
 
 Statistics = tuple[int, float, float, float, float]
@@ -61,9 +62,8 @@ class DraftRecording(msgspec.Struct, frozen=True, kw_only=True):
 
     def save(self, path: Path) -> None:
         """Write it as one file of MessagePack."""
-        part = path.with_suffix(".part")
-        part.write_bytes(msgspec.msgpack.encode(self))
-        part.replace(path)
+        with whole_file(path) as part:
+            part.write_bytes(msgspec.msgpack.encode(self))
 
 
 def load_recording(path: Path) -> DraftRecording:

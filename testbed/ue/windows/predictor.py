@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import BadInput
+from testbed.files import make_folder, whole_file
 from testbed.ue.drafters.base import DraftToken
 
 FEATURES = ("top1", "entropy", "margin", "logit_std", "position")
@@ -250,16 +251,11 @@ def save_predictor(predictor: RejectionPredictor, directory: Path) -> None:
     Raises:
         BadInput: it cannot be written.
     """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        part = directory / "predictor.part"
-        with part.open("wb") as stream:
-            np.savez_compressed(stream, allow_pickle=False, **predictor.arrays)
-        part.replace(directory / "predictor.npz")
+    make_folder(directory)
+    with whole_file(directory / "predictor.npz") as part, part.open("wb") as stream:
+        np.savez_compressed(stream, allow_pickle=False, **predictor.arrays)
+    with whole_file(directory / "predictor.json") as part:
         part.write_bytes(msgspec.json.format(msgspec.json.encode(predictor.info), indent=1) + b"\n")
-        part.replace(directory / "predictor.json")
-    except OSError as exc:
-        raise BadInput(f"cannot write a predictor into {directory}: {exc.strerror or exc}") from exc
 
 
 def load_predictor(directory: Path) -> RejectionPredictor:

@@ -32,7 +32,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-"""What vLLM reads when it is imported; values that are set already stay."""
+"""Environment variables that vLLM reads when it is imported; existing values stay."""
 
 
 class VllmEngine:
@@ -190,5 +190,5 @@ def _load(
 
 
 def _one_line(exc: Exception, length: int = 300) -> str:
-    """What an exception says, without line breaks and not at any length."""
+    """The message of an exception, on one line and of bounded length."""
     return " ".join(str(exc).split())[:length] or type(exc).__name__

@@ -25,9 +25,9 @@ from vllm.v1.pool.metadata import PoolingMetadata
 TASK: Literal["token_embed"] = "token_embed"
 """The pooling task whose output has one row per token."""
 VOCAB_KEY = "testbed_vocab_size"
-"""Where the engine's additional configuration holds the number of real tokens."""
+"""Key of the number of real tokens in the engine's additional configuration."""
 WARM_UP: dict[str, Any] = {"facing": [0] * 9, "hidden": False, "logprobs": False}
-"""What vLLM's memory profiling is taken to ask of every request."""
+"""Request of vLLM's memory profiling."""
 
 
 class TailPooler(Pooler):

@@ -1,4 +1,4 @@
-"""What a vLLM pass reads for one request, and what it must read again where the prefix cache served too much."""
+"""Prompt of one request of a vLLM pass, and of the second one where the prefix cache served too many positions."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Parked:
     """KV state of a session between two rounds."""
 
     tokens: Sequence[int]
-    """What the blocks hold, drafted tokens included."""
+    """Tokens in the blocks, drafted ones included."""
     blocks: list[KVCacheBlock]
     hashed: int
     """Leading blocks that are in the prefix cache."""

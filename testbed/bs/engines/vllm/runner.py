@@ -33,7 +33,7 @@ SELF_TEST = "self-test"
 
 @dataclass(slots=True)
 class PassStats:
-    """What an engine has done so far."""
+    """Counters of an engine."""
 
     passes: int = 0
     """Forward passes."""
