@@ -269,7 +269,7 @@ class ServeConfig(Config, frozen=True):
     metrics: Annotated[
         str | None, option("Write counters to this file as JSON lines.", metavar="FILE", panel="Monitoring")
     ] = None
-    metrics_interval_s: Annotated[float, option("Interval of counters.", above=0, unit="s")] = 1.0
+    metrics_interval_s: Annotated[float, option("Interval of counters.", least=0.01, unit="s")] = 1.0
     power: Annotated[
         str | None,
         option(

@@ -31,7 +31,6 @@ def test_without_a_name_the_options_say_which() -> None:
         ("digits", "head", None, "judge digits takes no head"),
         ("head", "head", 0.1, "judge head has no quality budget"),
         ("budget", "head", None, "needs a quality budget, such as 0.01"),
-        ("budget", "head", 1.5, "in (0, 1)"),
     ],
 )
 def test_options_that_do_not_go_together(kind: str, head: str | None, budget: float | None, words: str) -> None:
