@@ -35,6 +35,7 @@ class DecodingConfig(Config, frozen=True):
     threshold: fields.Threshold = 0.0
     auto_rule: fields.AutoRule = "rtt"
     hidden_bits: fields.HiddenBits = 16
+    states: fields.States = "predicting"
     window_rule: Annotated[
         str, option("When to stop drafting; with any rule but fixed, K is the upper limit.", kinds="window rules")
     ] = "fixed"
@@ -59,6 +60,9 @@ class DecodingConfig(Config, frozen=True):
         ),
     ] = 1.0
     dataset: fields.Dataset = "bundled:test"
+    prompt_format: fields.PromptFormat = "auto"
+    shots: fields.Shots = 0
+    scorer: fields.Scorer = "number"
     max_tokens: fields.MaxTokens = 256
     seed: Annotated[int, option("Seed of the order of methods and of sampling.", least=0, panel="Workload")] = 0
 
@@ -89,8 +93,6 @@ class RunConfig(DecodingConfig, frozen=True):
     threads: fields.DrafterThreads = None
     gpu_layers: fields.GpuLayers = -1
     limit: Annotated[int | None, option("Prompts from the data set. Default: all.", least=1, panel="Workload")] = None
-    prompt_format: fields.PromptFormat = "auto"
-    shots: Annotated[int, option("Worked examples before every question.", least=0)] = 0
     warmup: Annotated[int, option("Prompts decoded by every method before measuring.", least=0)] = 1
     concurrency: Annotated[int, option("Requests decoded concurrently.", least=1)] = 1
     csi: fields.Csi = "passive"
@@ -147,6 +149,14 @@ class DemoConfig(DecodingConfig, frozen=True):
             panel="Channel",
         ),
     ] = "kind=none"
+    csi: Annotated[
+        str,
+        option(
+            "How the UE knows the channel state: oracle (an emulated link's own settings; passive where nothing is "
+            "emulated), handshake (RTT before every request), passive (estimated from the rounds), "
+            "report[,period_ms=40,delay_ms=10,levels=15,noise_db=1] (rates as a modem reports them), or none."
+        ),
+    ] = "oracle"
     tie_tolerance: Annotated[
         float | None,
         option(

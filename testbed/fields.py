@@ -35,7 +35,8 @@ GpuLayers = Annotated[int, option("Layers of the drafter on a GPU; -1 for all.",
 Csi = Annotated[
     str,
     option(
-        "Source of the channel state: none, passive (estimated from the rounds), FILE.json of `channel measure`, "
+        "Source of the channel state: none, passive (estimated from the rounds), handshake (the RTT before every "
+        "request), FILE.json of `channel measure`, "
         "trace=NAME, or uplink_mbps=20,downlink_mbps=20,rtt_ms=50.",
         panel="Channel",
     ),
@@ -53,6 +54,13 @@ Threshold = Annotated[
 ]
 AutoRule = Annotated[str, option("Rule by which `auto` chooses between fh and sh: rtt or latency.", panel="Protocol")]
 HiddenBits = Annotated[int, option("Bits per element of uploaded hidden states (fh, sh): 16, 8 or 4.", unit="bits")]
+States = Annotated[
+    Literal["predicting", "after"],
+    option(
+        "Hidden states that heads read: those predicting a drafted token, or those after reading it, which takes one "
+        "more draft pass per window."
+    ),
+]
 Head = Annotated[
     str | None,
     option(
@@ -70,6 +78,10 @@ MaxTokens = Annotated[int, option("Output tokens per request, at most.", least=1
 PromptFormat = Annotated[str, option("Prompt format: auto, plain, chat, or a template with {question}.")]
 Prompts = Annotated[int, option("Prompts to decode.", least=1, panel="Workload")]
 First = Annotated[int, option("Prompts of the data set to skip.", least=0, panel="Workload")]
+Shots = Annotated[int, option("Worked examples before every question.", least=0)]
+Scorer = Annotated[
+    str, option("Extracts the final answer: number, exact, package.module:function or file.py:function.")
+]
 Seed = Annotated[int, option("Seed of the random numbers.", least=0, panel="Workload")]
 Pace = Annotated[
     str | None,

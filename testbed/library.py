@@ -248,7 +248,7 @@ def _figures(shown: Shown) -> dict[str, Callable[[], Any]]:
 
     if not shown.speculates:
         return {}
-    intervals = with_intervals(shown.parts, shown.config.get("dataset"))
+    intervals = with_intervals(shown.parts, shown.config)
     return {found.name: found.draw for found in figures(shown, intervals)}
 
 

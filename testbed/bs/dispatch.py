@@ -94,7 +94,7 @@ class Dispatcher:
 
     def _open(self, peer: bytes, packet: Packet[Message], message: Open) -> Message:
         if message.threshold > 0 and (kind := PROTOCOLS.get(message.protocol)) and kind.judged:
-            self._judge.check(message.drafter, message.hidden_size, message.hidden_bits)
+            self._judge.check(message.drafter, message.hidden_size, message.hidden_bits, message.states)
         key = (peer, message.session)
         if self._sessions.refusal(key, size := packet.arrays["ids"].size if "ids" in packet.arrays else 0) is not None:
             for lost in self._sessions.reclaim(key, size):

@@ -116,6 +116,7 @@ class Intake:
             message.speed_tps, message.hidden_bits,
         )  # fmt: skip
         session.hinted, session.alone = message.window, protocol is None or message.alone
+        session.states, session.risk = message.states, message.risk
         return Opened(session=message.session, length=len(ids)), session
 
     def draft(

@@ -14,6 +14,7 @@ from testbed.bs.pending import Pending
 from testbed.bs.room import WINDOWS_BYTES, Load, Room
 from testbed.channel.csi import Csi
 from testbed.protocols.base import RoundProtocol, Window
+from testbed.protocols.messages import Reading
 from testbed.protocols.sampling import GREEDY, Sampling
 
 Key = tuple[bytes, int]
@@ -100,6 +101,10 @@ class Session:
     """First rejections: at most one per window."""
     hidden_bits: int = 16
     """Bits per element of its hidden states on the uplink."""
+    states: Reading = "predicting"
+    """Which hidden states of a token it uploads."""
+    risk: float = 0.0
+    """Risk that the response has spent, other base stations included."""
     hinted: int = 0
     """Largest window that the UE takes as a hint; 0: it wants no hints."""
     alone: bool = False

@@ -38,6 +38,7 @@ def verdict(session: Session, round_: Round, kept: Kept, window: int, now_s: flo
         bs_s=now_s - round_.arrived_s - round_.waited_s,
         window=window,
         kept=sum(position < kept.accepted for position in positions),
+        risk=session.risk,
     )
 
 

@@ -11,15 +11,16 @@ from numpy.typing import NDArray
 
 from testbed.errors import BadInput
 
-Source = Literal["assumed", "probe", "passive", "emulated", "trace"]
+Source = Literal["assumed", "probe", "passive", "emulated", "trace", "handshake", "report"]
 """Given by the user; probed before the run; estimated from the rounds; configured in an emulation; read from the trace
-that is replayed."""
+that is replayed; the RTT of a handshake with assumed rates; periodic reports like a modem's CQI."""
 FEATURES = ("log10_uplink_mbps", "log10_downlink_mbps", "log10_rtt_ms", "per_up", "per_down")
 """Entries of `Csi.features`, in order."""
 LEAST_RTT_MS = 0.1
 """Lower limit of the RTT in features, for loopback and emulated links without delay."""
 BEST_MBPS, WORST_RTT_MS = 1000.0, 500.0
-"""Uplink goodput at which its part of `Csi.quality` reaches one, and RTT at which its part reaches zero."""
+"""Uplink goodput at which its part of `quality` reaches one, and RTT at which its part reaches zero."""
+QualityKind = Literal["goodput", "goodput-rtt"]
 
 
 class Csi(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -67,18 +68,21 @@ class Csi(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
         logs = [math.log10(value) for value in (self.uplink_mbps, self.downlink_mbps, rtt_ms)]
         return np.array([*logs, self.per_up, self.per_down], np.float32)
 
-    @property
-    def quality(self) -> float:
-        """q(c) in [0, 1], the channel quality of WISV: 1 for a link that adds no cost to a round, 0 for a very poor
-        one.
 
-        The paper leaves q open. Ours is the mean of two parts on logarithmic scales: the uplink's goodput
-        R·(1 − PER), from 1 Mbit/s to `BEST_MBPS`, and the RTT, from `WORST_RTT_MS` down to 1 ms. It never falls when
-        the uplink rate rises, or when RTT or uplink PER falls.
-        """
-        goodput = math.log10(max(1.0, self.uplink_mbps * (1 - self.per_up))) / math.log10(BEST_MBPS)
-        delay = 1 - math.log10(max(1.0, self.rtt_ms)) / math.log10(WORST_RTT_MS)
-        return (min(1.0, goodput) + max(0.0, delay)) / 2
+def quality(csi: Csi, kind: QualityKind) -> float:
+    """q(c) in [0, 1], the channel quality of WISV Section V-B, which the paper leaves open beyond its two parts, rate
+    and packet error rate. It never falls when the uplink rate rises, or when uplink PER or RTT falls.
+
+    `goodput`: log(R·(1 − p)) / log(`BEST_MBPS`), R in Mbit/s, within [0, 1]. A packet error rate p costs as much q as
+    the rate R·(1 − p) without errors, since both take the same time (eqs. 6, 10).
+
+    `goodput-rtt`: the mean of that and of the RTT's part, 1 − log(RTT) / log(`WORST_RTT_MS`), RTT in ms: an extension,
+    by which a link of long delay is poor at any rate.
+    """
+    goodput = min(1.0, math.log10(max(1.0, csi.uplink_mbps * (1 - csi.per_up))) / math.log10(BEST_MBPS))
+    if kind == "goodput":
+        return goodput
+    return (goodput + max(0.0, 1 - math.log10(max(1.0, csi.rtt_ms)) / math.log10(WORST_RTT_MS))) / 2
 
 
 PERFECT = Csi(BEST_MBPS, BEST_MBPS, 1.0)

@@ -18,14 +18,19 @@ from safetensors.numpy import load_file, save_file
 
 from testbed.errors import BadInput
 from testbed.files import claim, whole_file
+from testbed.protocols.messages import Reading
 
 META = "meta.json"
+SCHEMA = 2
+"""Version of the files. Schema 1 had neither the states after a candidate nor unparsed labels."""
+HARMLESS, CRITICAL, UNPARSED = 0, 1, -1
+"""Labels of a mismatch. Unparsed: the target's own completion has no answer; left out of training and evaluation."""
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Origin of a collection of episodes. Collections can only be merged if it is equal."""
 
-    schema: int = 1
+    schema: int = SCHEMA
     dataset: str
     first: int = 0
     """Index of the first prompt."""
@@ -51,6 +56,9 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     hidden_bits: int = 16
     scorer: str = "number"
     """Extracts the final answer from an output."""
+    prompt_format: str = "auto"
+    shots: int = 0
+    """Worked examples before every question."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +76,13 @@ class Mismatches:
     target_id: NDArray[np.int32]
     """[n] the target's argmax."""
     drafter_hidden: NDArray[np.float16]
-    """[n, d_d] h_d"""
+    """[n, d_d] h_d, the drafter's state that predicted the draft token."""
     target_hidden: NDArray[np.float32]
-    """[n, d_t] h_t"""
+    """[n, d_t] h_t, the target's state that predicts a token in its place."""
+    drafter_after: NDArray[np.float16]
+    """[n, d_d] the drafter's state after it has read the draft token."""
+    target_after: NDArray[np.float32]
+    """[n, d_t] the target's state after it has read the draft token."""
     prefix_start: NDArray[np.int64]
     """[n + 1] start of each mismatch's prefix in `prefix_ids`."""
     prefix_ids: NDArray[np.int32]
@@ -85,6 +97,22 @@ class Mismatches:
         """Ids before mismatch `row`."""
         found: NDArray[np.int32] = self.prefix_ids[self.prefix_start[row] : self.prefix_start[row + 1]]
         return found
+
+    def take(self, chosen: NDArray[np.bool_]) -> Mismatches:
+        """The mismatches of a mask [n]."""
+        columns = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("prefix_start", "prefix_ids")}
+        lengths = np.diff(self.prefix_start)
+        return Mismatches(
+            **{name: values[chosen] for name, values in columns.items()},
+            prefix_start=np.append(0, np.cumsum(lengths[chosen])),
+            prefix_ids=self.prefix_ids[np.repeat(chosen, lengths)],
+        )
+
+    def states(self, reading: Reading) -> tuple[NDArray[np.float16], NDArray[np.float32]]:
+        """h_d [n, d_d] and h_t [n, d_t] of a reading of WISV eq. 23."""
+        if reading == "after":
+            return self.drafter_after, self.target_after
+        return self.drafter_hidden, self.target_hidden
 
 
 def joined(parts: list[Mismatches]) -> Mismatches:
@@ -134,6 +162,8 @@ class EpisodeStore:
             self._meta = msgspec.json.decode(path.read_bytes(), type=Meta)
         except (OSError, msgspec.DecodeError) as exc:
             raise BadInput(f"no episodes in {self.directory} ({exc}); run `testbed head collect`") from exc
+        if self._meta.schema != SCHEMA:
+            raise BadInput(f"{self.directory} has schema {self._meta.schema}, not {SCHEMA}: collect the episodes again")
         return self._meta
 
     def chunks(self) -> list[int]:
@@ -156,18 +186,20 @@ class EpisodeStore:
         """Write one chunk."""
         self._save("chunk", number, {f.name: np.ascontiguousarray(getattr(found, f.name)) for f in fields(Mismatches)})
 
-    def read_labels(self, number: int) -> tuple[NDArray[np.bool_], int]:
-        """[n] whether each mismatch of a chunk is critical, and the number of completions run to find out."""
+    def read_labels(self, number: int) -> tuple[NDArray[np.int8], int]:
+        """[n] label of each mismatch of a chunk (`CRITICAL`, `HARMLESS` or `UNPARSED`), and the number of completions
+        run to find out.
+        """
         arrays = self._load("labels", number)
-        return arrays["critical"].astype(np.bool_), int(arrays["completions"][0])
+        return arrays["label"].astype(np.int8), int(arrays["completions"][0])
 
-    def write_labels(self, number: int, critical: NDArray[np.bool_], completions: int) -> None:
+    def write_labels(self, number: int, labels: NDArray[np.int8], completions: int) -> None:
         """Write the labels of one chunk: a mismatch is critical if accepting it changes the final answer."""
         counted = np.array([completions], np.int64)
-        self._save("labels", number, {"critical": critical.astype(np.uint8), "completions": counted})
+        self._save("labels", number, {"label": labels.astype(np.int8), "completions": counted})
 
     def load(self) -> tuple[Mismatches, NDArray[np.bool_]]:
-        """All labelled mismatches, and whether each is critical [n].
+        """All mismatches with a label, and whether each is critical [n]; unparsed ones are left out.
 
         Raises:
             BadInput: there are no labels.
@@ -176,7 +208,8 @@ class EpisodeStore:
         if not numbers:
             raise BadInput(f"no labels in {self.directory}; run `testbed head label`")
         parts = [self.read(number) for number in numbers]
-        return joined(parts), np.concatenate([self.read_labels(number)[0] for number in numbers])
+        labels = np.concatenate([self.read_labels(number)[0] for number in numbers])
+        return joined(parts).take(labels != UNPARSED), labels[labels != UNPARSED] == CRITICAL
 
     def _path(self, kind: str, number: int) -> Path:
         return self.directory / f"{kind}-{number:05d}.safetensors"

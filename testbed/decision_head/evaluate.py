@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.channel.csi import PERFECT, Csi
+from testbed.channel.csi import PERFECT, Csi, quality
 from testbed.decision_head.episodes import Mismatches
 from testbed.decision_head.head import DecisionHead
 from testbed.decision_head.instances import Instances
 from testbed.decision_head.relabel import relabel
 from testbed.decision_head.scores import accepted, auc, auc_interval, reliability, scores
 from testbed.decision_head.settings import Relabelling
+from testbed.decision_head.train import inputs
 from testbed.protocols.quantise import degrade
 
 CHANNELS = {
@@ -57,8 +58,9 @@ def evaluate(
         config: relabelling of the mismatches, to evaluate the head under varying channels.
         digit_free: mask by token id, for the rule that accepts mismatches without digits.
     """
-    drafter = degrade(found.drafter_hidden, head.info.hidden_bits)
-    p = {name: _under(head, drafter, found.target_hidden, csi) for name, csi in CHANNELS.items()}
+    states = found.states(head.info.states)
+    drafter, target = degrade(states[0], head.info.hidden_bits), states[1]
+    p = {name: _under(head, drafter, target, csi) for name, csi in CHANNELS.items()}
     interval = auc_interval(critical, p["perfect"], found.prompt, config.seed)
     digits = None if digit_free is None else ~(_of(digit_free, found.draft_id) & _of(digit_free, found.target_id))
     document = {
@@ -67,10 +69,11 @@ def evaluate(
         "mismatches": len(found),
         "prompts": len(np.unique(found.prompt)),
         "critical": float(critical.mean()),
-        **_relabelled(head, drafter, found, critical, config),
+        **_relabelled(head, found, critical, config),
         "reliability": reliability(critical, p["perfect"]),
         "operating": [
-            {"channel": name, "quality": csi.quality, "threshold": threshold} | accepted(critical, p[name], threshold)
+            {"channel": name, "quality": quality(csi, config.quality), "threshold": threshold}
+            | accepted(critical, p[name], threshold)
             for name, csi in CHANNELS.items()
             for threshold in THRESHOLDS
         ],
@@ -80,13 +83,11 @@ def evaluate(
 
 
 def _relabelled(
-    head: DecisionHead, drafter: NDArray[Any], found: Mismatches, critical: NDArray[np.bool_], config: Relabelling
+    head: DecisionHead, found: Mismatches, critical: NDArray[np.bool_], config: Relabelling
 ) -> dict[str, Any]:
     """Scores of the head on relabelled instances: overall, and by band of channel quality."""
     instances = relabel(found, critical, config)
-    p = head.reject_probability(
-        drafter[instances.row], found.target_hidden[instances.row], instances.features[:, head.info.columns]
-    )
+    p = head.reject_probability(*inputs(found, instances, head.info))
     overall = {"instances": len(instances), "repaired": float(instances.action.mean()), **scores(instances.action, p)}
     return {"relabelled": overall, "bands": _bands(instances, critical, p)}
 

@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from testbed.channel.csi import FEATURES
+from testbed.channel.csi import FEATURES, QualityKind
 from testbed.errors import BadInput, ModelError
 from testbed.files import make_folder, whole_file
+from testbed.protocols.messages import Reading
 from testbed.protocols.quantise import FULL_BITS, check_bits
 
 SCHEMA = 1
+TEXTS: dict[Reading, str] = {"predicting": "that predict a token", "after": "after reading a token"}
 INFO, WEIGHTS = "head.json", "head.safetensors"
 
 
@@ -47,8 +49,12 @@ class HeadInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     drafter_quantisation: str
     hidden_bits: int = FULL_BITS
     """Bits per element of drafter states in training."""
+    states: Reading = "predicting"
+    """Hidden states that it reads: see `protocols.messages.Reading`."""
     thresholds: tuple[tuple[float, float], ...] = ()
     """Pairs (channel quality q, θ), q increasing, chosen on calibration data; one pair: a constant θ."""
+    quality: QualityKind = "goodput-rtt"
+    """The q of `thresholds`; the default is that of heads written before it could be chosen."""
     calibration: tuple[float, float] = (1.0, 0.0)
     """Slope and intercept of the Platt scaling, already included in the last layer."""
     about: str = ""
@@ -218,11 +224,12 @@ def check_fits(
     target_hidden: int | None = None,
     drafter_hidden: int | None = None,
     hidden_bits: int | None = None,
+    states: Reading | None = None,
 ) -> None:
     """Check that a head was trained for the given models and hidden states. None: unknown, not checked.
 
     Raises:
-        ModelError: another model, or hidden states of another size or number of bits.
+        ModelError: another model, or hidden states of another size, number of bits or position.
     """
     quantisation = f" ({info.drafter_quantisation})" if info.drafter_quantisation else ""
     for side, note, fingerprint, hidden in (
@@ -237,6 +244,8 @@ def check_fits(
             raise ModelError(f"this head takes {side} states of size {size}, and this {side}'s have {hidden}")
     if hidden_bits is not None and hidden_bits != info.hidden_bits:
         raise ModelError(f"this head was trained on drafter states of {info.hidden_bits} bits, not of {hidden_bits}")
+    if states is not None and states != info.states:
+        raise ModelError(f"this head reads the states {TEXTS[info.states]}, and this UE uploads those {TEXTS[states]}")
 
 
 def _json(info: HeadInfo) -> bytes:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import expit, logit
 
-from testbed.channel.csi import Csi
+from testbed.channel.csi import Csi, quality
 from testbed.decision_head.episodes import Mismatches
 from testbed.decision_head.instances import Instances
 from testbed.decision_head.settings import Relabelling
@@ -76,20 +76,21 @@ def relabel(found: Mismatches, critical: NDArray[np.bool_], config: Relabelling)
         importance = smoothed_importance(labels, found.order[rows], config.tau)
         for _ in range(config.draws):
             csi = config.draw(rng)
-            repairs = config.share(csi.quality) * int(labels.sum())
+            q = quality(csi, config.quality)
+            repairs = config.share(q) * int(labels.sum())
             multiplier = multiplier_for(importance, labels, repairs, config.temperature)
             chance = policy(importance, labels, multiplier, config.temperature)
-            parts.append(_under(csi, rows, chance, rng.random(len(chance)) < chance))
+            parts.append(_under(csi, q, rows, chance, rng.random(len(chance)) < chance))
     return Instances(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
-def _under(csi: Csi, rows: slice, chance: Reals, action: NDArray[np.bool_]) -> tuple[NDArray[Any], ...]:
+def _under(csi: Csi, q: float, rows: slice, chance: Reals, action: NDArray[np.bool_]) -> tuple[NDArray[Any], ...]:
     """Columns of `Instances` for an episode under one channel state."""
     count = len(chance)
     return (
         np.arange(rows.start, rows.stop, dtype=np.int32),
         np.tile(csi.features, (count, 1)),
-        np.full(count, csi.quality, np.float32),
+        np.full(count, q, np.float32),
         chance.astype(np.float32),
         action,
     )

@@ -7,11 +7,17 @@ from typing import Annotated
 
 import numpy as np
 
-from testbed.channel.csi import FEATURES, Csi
+from testbed import fields
+from testbed.channel.csi import FEATURES, Csi, QualityKind
 from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.options import option
 from testbed.protocols.quantise import FULL_BITS, check_bits
+
+Quality = Annotated[
+    QualityKind,
+    option("Channel quality q: goodput (uplink rate and PER, as in WISV) or goodput-rtt (extension: RTT counts half)."),
+]
 
 
 class Relabelling(Config, frozen=True, kw_only=True):
@@ -32,7 +38,8 @@ class Relabelling(Config, frozen=True, kw_only=True):
         float,
         option("Channel quality from which all are repaired; below, the share falls linearly.", above=0, most=1),
     ] = 0.6
-    """The default lies between the qualities of 20 and 500 Mbit/s at 50 ms RTT."""
+    """The default lies between the qualities of 20 and 500 Mbit/s, by either quality."""
+    quality: Quality = "goodput"
     rate_mbps: Annotated[
         tuple[float, float],
         option("Range of up- and downlink rates, each drawn log-uniformly.", unit="Mbit/s", panel="Channels"),
@@ -86,6 +93,7 @@ class Training(Config, frozen=True, kw_only=True):
     hidden_bits: Annotated[int, option("Bits per element at which drafter states arrive: 16, 8 or 4.", unit="bits")] = (
         FULL_BITS
     )
+    states: fields.States = "predicting"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -84,7 +84,7 @@ def train_head(
             are not finite.
     """
     held_out = split(found.prompt, config.held_out, config.seed)
-    if not all(np.isfinite(states).all() for states in (found.drafter_hidden, found.target_hidden)):
+    if not all(np.isfinite(states).all() for states in found.states(config.states)):
         raise BadInput("hidden states in the episodes are not finite: collect them again")
     data = _prepare(found, instances, config, held_out)
     for part, rows in (("training", ~data.held_out), ("held-out", data.held_out)):
@@ -95,7 +95,7 @@ def train_head(
         drafter_hidden=meta.drafter_hidden, target_hidden=meta.target_hidden, width=config.width,
         features=config.features, drafter_fingerprint=meta.drafter_fingerprint,
         target_fingerprint=meta.target_fingerprint, drafter_quantisation=meta.drafter_quantisation,
-        hidden_bits=config.hidden_bits, about=about,
+        hidden_bits=config.hidden_bits, states=config.states, about=about,
     )  # fmt: skip
     head = DecisionHead(info, **weights, mean=data.mean, scale=data.scale)
     seen = instances.take(data.held_out)
@@ -114,14 +114,15 @@ def _calibrate(head: DecisionHead, given: Inputs, labels: NDArray[np.bool_]) -> 
 
 def inputs(found: Mismatches, instances: Instances, info: HeadInfo) -> Inputs:
     """Inputs (h_d, h_t, c) of a head for instances: drafter states at the head's bits, its channel features."""
-    drafter = degrade(found.drafter_hidden[instances.row], info.hidden_bits)
-    return drafter, found.target_hidden[instances.row], instances.features[:, info.columns]
+    drafter, target = found.states(info.states)
+    rows = instances.row
+    return degrade(drafter[rows], info.hidden_bits), target[rows], instances.features[:, info.columns]
 
 
 def _prepare(found: Mismatches, instances: Instances, config: Training, held_out: NDArray[np.bool_]) -> _Data:
     """Inputs, standardised on the training prompts."""
-    drafter = degrade(found.drafter_hidden, config.hidden_bits)
-    hidden = np.concatenate([drafter, found.target_hidden], axis=1, dtype=np.float32)
+    drafter, target = found.states(config.states)
+    hidden = np.concatenate([degrade(drafter, config.hidden_bits), target], axis=1, dtype=np.float32)
     channel = instances.features[:, [FEATURES.index(name) for name in config.features]]
     held = held_out[instances.row]
     parts, moments = (hidden, channel), []

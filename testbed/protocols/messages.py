@@ -6,16 +6,19 @@ dtype and shape. Integers count from 0; times are durations in seconds on the se
 
 from __future__ import annotations
 
-from typing import Union
+from typing import Literal, Union
 
 import msgspec
 
 from testbed.channel.csi import Csi
 
-VERSION = 5
+VERSION = 6
 """Version of this wire format; `Hello` and `Welcome` must agree on it."""
 NO_HINT = -1
 """Stands in the place of a hinted window."""
+Reading = Literal["predicting", "after"]
+"""Hidden states of a token that are uploaded and judged: those that predict it, or those that have read it. WISV eq. 23
+says "at token position" and leaves both open."""
 
 
 class Array(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -76,6 +79,11 @@ class Open(Message, frozen=True):
     """Whether the BS decodes alone from the start, as the last hint said (with hints only)."""
     round: int = 0
     """Number of the first round, with `alone`."""
+    states: Reading = "predicting"
+    """Which hidden states of a token are uploaded: those that predict it, or those after reading it."""
+    risk: float = 0.0
+    """Risk that the response has spent so far, as the last `Verdict` said, so that a quality budget holds across base
+    stations."""
 
 
 class Draft(Message, frozen=True):
@@ -182,6 +190,8 @@ class Verdict(Message, frozen=True):
     change, since the session takes no hints or the BS gives none."""
     kept: int = 0
     """Number of candidates among the `accepted`: mismatches that the judge kept."""
+    risk: float = 0.0
+    """Risk that the response has spent so far under judge `budget`: −Σ ln(1 − p) over the kept mismatches."""
 
 
 class Resync(Message, frozen=True):

@@ -27,6 +27,7 @@ _ROUND = Range(0, 2**32 - 1)
 _DURATION = Range(0, 86_400, " s")
 _MEASURED = Range(-86_400, 86_400, " s")
 """Differences of clock readings round below 0."""
+_RISK = Range(0, 1e6)
 _RATE = Range(1e-6, 1e12, " Mbit/s")
 _ERROR_RATE = Range(0, 1)
 _POWER = Range(-1000, 1000, " dB")
@@ -44,6 +45,7 @@ RANGES: dict[type[msgspec.Struct], dict[str, Range]] = {
         "speed_tps": Range(1e-3, 1e9, " tokens/s"),
         "window": _COUNT,
         "round": _ROUND,
+        "risk": _RISK,
     },
     Draft: {"round": _ROUND, "draft_s": _DURATION, "network_s": _DURATION},
     Csi: {
@@ -56,7 +58,13 @@ RANGES: dict[type[msgspec.Struct], dict[str, Range]] = {
         "rssi_dbm": _POWER,
         "time_s": _CLOCK,
     },
-    Verdict: {"queue_s": _MEASURED, "verify_s": _MEASURED, "judge_s": _MEASURED, "bs_s": _MEASURED},
+    Verdict: {
+        "queue_s": _MEASURED,
+        "verify_s": _MEASURED,
+        "judge_s": _MEASURED,
+        "bs_s": _MEASURED,
+        "risk": _RISK,
+    },
     Busy: {"retry_s": _DURATION, "speed_tps": Range(0, 1e9, " tokens/s")},
     Pong: {"time_s": _CLOCK},
 }

@@ -1,21 +1,30 @@
-"""Sources of a run's channel state: given, read from a replayed trace, or estimated from the rounds."""
+"""Sources of a run's channel state: given, read from a replayed trace, reported, or estimated from what is sent."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import msgspec
 
 from testbed.channel.csi import Csi
 from testbed.channel.measuring.passive import PassiveMeter
+from testbed.channel.measuring.reports import Reports
 from testbed.channel.trace import Trace
 from testbed.clock import Clock
 from testbed.protocols.methods import round_trips
 from testbed.ue.records import RoundRecord
 
+Handshake = Callable[[], Awaitable[float]]
+"""Measures the RTT in seconds."""
+
 
 class ChannelState(Protocol):
     """Provides the channel state before every round, and is told of each round's record."""
+
+    async def begin(self) -> None:
+        """Called before every request, outside its latency."""
 
     def now(self) -> Csi | None:
         """Channel state for the next round; None: unknown."""
@@ -26,6 +35,9 @@ class ChannelState(Protocol):
 
 class UnknownChannel:
     """An unknown channel state."""
+
+    async def begin(self) -> None:
+        """Nothing to do."""
 
     def now(self) -> Csi | None:
         """None."""
@@ -39,11 +51,18 @@ class ConstantChannel:
     """A constant channel state, such as that of an emulated link."""
 
     def __init__(self, csi: Csi, clock: Clock) -> None:
-        self._csi, self._clock, self._start_s = csi, clock, clock.time()
+        self._csi, self._clock, self.origin_s = csi, clock, clock.time()
+
+    async def begin(self) -> None:
+        """Nothing to do."""
+
+    def at(self, time_s: float) -> Csi:
+        """The state, with a time since `origin_s`."""
+        return msgspec.structs.replace(self._csi, time_s=time_s)
 
     def now(self) -> Csi | None:
         """The state, with the current time."""
-        return msgspec.structs.replace(self._csi, time_s=self._clock.time() - self._start_s)
+        return self.at(self._clock.time() - self.origin_s)
 
     def observe(self, record: RoundRecord) -> None:
         """Ignored."""
@@ -57,11 +76,71 @@ class TraceChannel:
     """
 
     def __init__(self, trace: Trace, clock: Clock, origin_s: float) -> None:
-        self._trace, self._clock, self._origin_s = trace, clock, origin_s
+        self._trace, self._clock, self.origin_s = trace, clock, origin_s
+
+    async def begin(self) -> None:
+        """Nothing to do."""
+
+    def at(self, time_s: float) -> Csi:
+        """The trace's state at a time since `origin_s`."""
+        return self._trace.csi(max(0.0, time_s))
 
     def now(self) -> Csi | None:
         """The trace's state at the current time."""
-        return self._trace.csi(max(0.0, self._clock.time() - self._origin_s))
+        return self.at(self._clock.time() - self.origin_s)
+
+    def observe(self, record: RoundRecord) -> None:
+        """Ignored."""
+
+
+class HandshakeChannel:
+    """The RTT as measured by handshakes before every request (WISV Section VII-B); the rates stay as assumed.
+
+    Args:
+        assumed: rates and packet error rates.
+    """
+
+    def __init__(self, handshake: Handshake, assumed: Csi, clock: Clock) -> None:
+        self._handshake, self._csi, self._clock, self._start_s = handshake, assumed, clock, clock.time()
+        self._lock = asyncio.Lock()
+
+    async def begin(self) -> None:
+        """Measure the RTT."""
+        async with self._lock:
+            rtt_s = await self._handshake()
+        time_s = self._clock.time() - self._start_s
+        self._csi = msgspec.structs.replace(self._csi, rtt_ms=rtt_s * 1e3, time_s=time_s, source="handshake")
+
+    def now(self) -> Csi | None:
+        """The latest measurement."""
+        return self._csi
+
+    def observe(self, record: RoundRecord) -> None:
+        """Ignored."""
+
+
+class ReportedChannel:
+    """Reports of a known link's rates, and the RTT of handshakes, which no report carries.
+
+    Args:
+        truth: the link's state.
+    """
+
+    def __init__(
+        self, truth: ConstantChannel | TraceChannel, reports: Reports, rtt: HandshakeChannel, clock: Clock
+    ) -> None:
+        self._truth, self._reports, self._rtt, self._clock = truth, reports, rtt, clock
+
+    async def begin(self) -> None:
+        """Measure the RTT."""
+        await self._rtt.begin()
+
+    def now(self) -> Csi | None:
+        """The newest report in use, with the latest RTT."""
+        index = self._reports.index(self._clock.time() - self._truth.origin_s)
+        report, rtt = self._reports.report(self._truth.at(self._reports.measured_s(index)), index), self._rtt.now()
+        assert rtt is not None
+        return msgspec.structs.replace(report, rtt_ms=rtt.rtt_ms)
 
     def observe(self, record: RoundRecord) -> None:
         """Ignored."""
@@ -72,6 +151,9 @@ class MeasuredChannel:
 
     def __init__(self, prior: Csi, clock: Clock) -> None:
         self._meter, self._clock, self._start_s = PassiveMeter(prior), clock, clock.time()
+
+    async def begin(self) -> None:
+        """Nothing to do."""
 
     def now(self) -> Csi | None:
         """The current estimate."""

@@ -18,6 +18,8 @@ from testbed.tasks import cancel
 
 RESEND_S = 2.0
 """Time until an unanswered message is sent again, doubled each time."""
+HANDSHAKES = 3
+"""RTT handshakes before a request, where its RTT is needed; the shortest counts."""
 
 
 MOST_WAITING = 4096

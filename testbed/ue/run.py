@@ -19,7 +19,7 @@ from testbed.protocols.methods import AUTO, COLOCATED, run_method
 from testbed.protocols.quantise import FULL_BITS, quantised
 from testbed.protocols.sampling import GREEDY, Sampling, request_seed
 from testbed.ue.channel_state import ChannelState, UnknownChannel
-from testbed.ue.client import Client
+from testbed.ue.client import HANDSHAKES, Client
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.gate import Divergence, compare
 from testbed.ue.pace import REAL_TIME, Pace
@@ -27,9 +27,6 @@ from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.session import DecodingSession, Progress
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.base import WindowPolicy
-
-HANDSHAKES = 3
-"""RTT handshakes before a request under `auto`; the shortest counts."""
 
 
 def check_speed(speed_tps: float | None, accept_slower: bool) -> None:
@@ -157,6 +154,7 @@ class JobRunner:
 
     async def session(self, method: str, sampling: Sampling, seed: int) -> DecodingSession:
         """A session over the link, by a protocol or `auto`; pass its rounds to `observe`."""
+        await self._setting.state.begin()
         choice = await self._choose() if method == AUTO else Choice(method, "")
         return self._session(self._setting.clients.link, choice, sampling, seed)
 

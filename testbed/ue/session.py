@@ -30,6 +30,7 @@ from testbed.protocols.messages import (
 from testbed.protocols.quantise import FULL_BITS
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import RESEND_S, Client
+from testbed.ue.drafters.after import states_of
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.exchange import Exchange, asked_positions, record_of
 from testbed.ue.pace import REAL_TIME, Pace
@@ -83,7 +84,7 @@ class DecodingSession:
         sampler = DraftSampler(sampling, seed) if protocol.sampled else None
         self._windows = WindowDrafter(drafter, policy, sampler, pace, hidden_bits)
         self._speed_tps, self._accept_slower = speed_tps, accept_slower
-        self._network_s, self._opened_bytes = 0.0, [0, 0]
+        self._network_s, self._risk, self._opened_bytes = 0.0, 0.0, [0, 0]
         self._hints = policy if isinstance(policy, Hinted) else None
         self._alone = self._hints is not None and self._hints.off and not protocol.replaces
         self._number = client.new_session()
@@ -265,6 +266,7 @@ class DecodingSession:
         self._committed = np.concatenate([self._committed, added])
         if not ends and len(added) < room and len(drafted.ids):
             self._windows.commit(verdict.accepted, token)
+        self._risk = verdict.risk
         if self._hints and verdict.window != NO_HINT:
             self._hints.hinted(verdict.window)
             self._alone = verdict.window == 0
@@ -288,6 +290,8 @@ class DecodingSession:
             max_tokens=self._end - len(self._committed) if self._hints else 0,
             alone=self._alone,
             round=round_ if self._alone else 0,
+            states=states_of(self._drafter),
+            risk=self._risk,
         )
         self._opened_bytes[0] += await self._client.send(message, {"ids": self._committed})
 

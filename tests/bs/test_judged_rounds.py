@@ -13,6 +13,7 @@ from testbed.channel.csi import Csi
 from testbed.errors import ProtocolError
 from testbed.protocols import protocol
 from testbed.synthetic import next_token
+from testbed.ue.drafters.after import StatesAfter
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
 from testbed.ue.session import DecodingSession
@@ -99,6 +100,43 @@ async def test_what_is_kept_is_what_the_head_says() -> None:
         assert r.kept == kept
         ids = made[: len(ids) + r.committed]
     assert sum(r.candidates for r in record.rounds) > 10
+
+
+async def test_a_head_of_the_states_after_a_candidate_gets_those() -> None:
+    """Every round again by hand: both models have read the drafted token; the UE uploads one state further on."""
+    head, threshold = random_head(states="after"), 0.5
+    records = []
+    for kind in ("fh", "sh"):
+        async with station(judge=HeadJudge(head)) as (_, address), client(address) as connection:
+            drafter = StatesAfter(SyntheticDrafter(vocab_size=VOCAB, alpha=0.7))
+            session = DecodingSession(connection, drafter, protocol(kind), FixedWindow(8), threshold, csi=lambda: GOOD)
+            records.append(await session.decode(PROMPT, 80, ()))
+    assert records[0].token_ids == records[1].token_ids != targets_own()
+    record, engine, drafter = (
+        records[0],
+        SyntheticEngine(vocab_size=VOCAB),
+        SyntheticDrafter(vocab_size=VOCAB, alpha=0.7),
+    )
+    ids, made = list(PROMPT), PROMPT + record.token_ids
+    for r in record.rounds:
+        draft = list(ids)
+        for position in range(r.drafted):
+            wanted = next_token(draft, VOCAB, 0)
+            draft.append(drafter.predict(draft, False).id)
+            if draft[-1] != wanted:
+                bare = VerifyRequest("s", np.array(draft, np.int32), np.zeros(0, np.int32), hidden=True)
+                state, read = engine.verify([bare])[0].hidden, drafter.predict(draft, False).hidden
+                assert state is not None
+                (p,) = head.reject_probability(read[None], state, GOOD.features[None])
+                assert (p < threshold) == (position < r.accepted)
+                if p >= threshold:
+                    break
+        ids = made[: len(ids) + r.committed]
+
+
+async def test_a_ue_that_uploads_other_states_than_the_head_reads_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="after reading a token"):
+        await decode(HeadJudge(random_head(states="after")), "fh", 0.5)
 
 
 async def test_the_poor_channel_is_judged_by_its_own_threshold() -> None:

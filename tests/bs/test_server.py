@@ -181,7 +181,7 @@ class KeepAll:
     def __init__(self) -> None:
         self.seen: list[Candidates] = []
 
-    def check(self, drafter: str, hidden_size: int, hidden_bits: int = 16) -> None:
+    def check(self, drafter: str, hidden_size: int, hidden_bits: int = 16, states: str = "predicting") -> None:
         pass
 
     def needs_hidden(self, threshold: float) -> bool:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.channel.csi import FEATURES, Csi
+from testbed.channel.cost import Sizes, full_hidden, link_time
+from testbed.channel.csi import FEATURES, Csi, QualityKind, quality
 from testbed.errors import BadInput
 
 GOOD = {"uplink_mbps": 20.0, "downlink_mbps": 40.0, "rtt_ms": 50.0, "per_up": 0.01, "per_down": 0.0}
@@ -52,15 +53,42 @@ def test_features_are_logs_and_shares_in_their_stated_order() -> None:
     assert Csi(1.0, 1.0, 0.0).features[2] == -1.0
 
 
-def test_quality_is_one_where_a_round_costs_nothing_and_zero_where_nothing_passes() -> None:
-    assert Csi(1000.0, 1000.0, 0.5).quality == 1.0
-    assert Csi(0.5, 1000.0, 800.0).quality == 0.0
+KINDS = ("goodput", "goodput-rtt")
 
 
-@given(st.floats(0.01, 1e4), st.floats(0.01, 1e4), st.floats(0, 2e3), st.floats(0, 2e3), st.floats(0, 0.99))
-def test_quality_never_falls_as_a_link_gets_better(a: float, b: float, c: float, d: float, per: float) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_quality_is_one_where_a_round_costs_nothing_and_zero_where_nothing_passes(kind: QualityKind) -> None:
+    assert quality(Csi(1000.0, 1000.0, 0.5), kind) == 1.0
+    assert quality(Csi(0.5, 1000.0, 800.0), kind) == 0.0
+
+
+@given(
+    st.floats(0.01, 1e4), st.floats(0.01, 1e4), st.floats(0, 2e3), st.floats(0, 2e3), st.floats(0, 0.99),
+    st.sampled_from(KINDS),
+)  # fmt: skip
+def test_quality_never_falls_as_a_link_gets_better(
+    a: float, b: float, c: float, d: float, per: float, kind: QualityKind
+) -> None:
     worse, better = Csi(min(a, b), 1.0, max(c, d), per_up=per), Csi(max(a, b), 1.0, min(c, d), per_up=per / 2)
-    assert 0 <= worse.quality <= better.quality <= 1
+    assert 0 <= quality(worse, kind) <= quality(better, kind) <= 1
+
+
+@given(st.floats(1, 1e4), st.floats(0, 0.99), st.floats(0, 500), st.integers(1, 64), st.sampled_from(KINDS))
+def test_packet_errors_cost_as_much_quality_as_time(
+    rate: float, per: float, rtt: float, window: int, kind: QualityKind
+) -> None:
+    """By eqs. 6 and 10 a round takes as long at (R, p) as at (R·(1 − p), 0); so do both qualities."""
+    lossy, slow = Csi(rate, rate, rtt, per, per), Csi(rate * (1 - per), rate * (1 - per), rtt)
+    assert quality(lossy, kind) == pytest.approx(quality(slow, kind))
+    sizes = Sizes(hidden_size=64)
+    assert link_time(full_hidden(window, sizes), lossy).latency_s == pytest.approx(
+        link_time(full_hidden(window, sizes), slow).latency_s
+    )
+
+
+def test_the_papers_quality_ignores_the_rtt() -> None:
+    assert quality(Csi(20.0, 20.0, 5.0), "goodput") == quality(Csi(20.0, 20.0, 50.0), "goodput")
+    assert quality(Csi(20.0, 20.0, 5.0), "goodput-rtt") > quality(Csi(20.0, 20.0, 50.0), "goodput-rtt")
 
 
 @pytest.mark.parametrize("name", ["per_up", "per_down"])

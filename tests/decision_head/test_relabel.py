@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.channel.csi import Csi
+from testbed.channel.csi import Csi, QualityKind, quality
 from testbed.decision_head.relabel import episodes, multiplier_for, policy, relabel, smoothed_importance
 from testbed.decision_head.settings import Relabelling
 from testbed.errors import BadInput
@@ -108,10 +108,11 @@ def test_the_budget_never_falls_as_the_channel_gets_better(one: float, other: fl
     assert config.share(full) == pytest.approx(1)
 
 
-def test_the_papers_channels_lie_on_both_sides() -> None:
-    config = Relabelling()
-    assert config.share(Csi(500.0, 500.0, 50.0).quality) == 1
-    assert 0.7 < config.share(Csi(20.0, 20.0, 50.0).quality) < 0.9
+@pytest.mark.parametrize("kind", ["goodput", "goodput-rtt"])
+def test_the_papers_channels_lie_on_both_sides(kind: QualityKind) -> None:
+    config = Relabelling(quality=kind)
+    assert config.share(quality(Csi(500.0, 500.0, 50.0), kind)) == 1
+    assert 0.7 < config.share(quality(Csi(20.0, 20.0, 50.0), kind)) < 0.9
 
 
 def test_good_channels_keep_labels_and_poor_ones_only_relax_them() -> None:

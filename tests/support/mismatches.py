@@ -43,6 +43,8 @@ def some_mismatches(
         target_id=rng.integers(0, VOCAB, count).astype(np.int32),
         drafter_hidden=drafter,
         target_hidden=target,
+        drafter_after=-drafter,
+        target_after=-target,
         prefix_start=np.concatenate([[0], np.cumsum(prefixes)]).astype(np.int64),
         prefix_ids=rng.integers(0, VOCAB, int(prefixes.sum())).astype(np.int32),
         prompt_len=np.ones(count, np.int32),
@@ -57,5 +59,5 @@ def labelled_files(directory: Path, prompts: int = 60, seed: int = 0, **meta: An
     for chunk, (first, count) in enumerate(((0, prompts // 2), (prompts // 2, prompts - prompts // 2))):
         found, critical, _ = some_mismatches(count, seed + chunk, first=first)
         store.write(chunk, found)
-        store.write_labels(chunk, critical, len(found))
+        store.write_labels(chunk, critical.astype(np.int8), len(found))
     return directory

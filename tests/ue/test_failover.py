@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from testbed.bs.engines.synthetic import SyntheticEngine
+from testbed.bs.judging.base import Judge
+from testbed.bs.judging.head import BudgetJudge
 from testbed.bs.server import BaseStation
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock
@@ -25,6 +28,7 @@ from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.fixed import FixedWindow
+from tests.support.heads import random_head
 from tests.support.relay import Relay, relay
 from tests.support.stations import VOCAB, station
 
@@ -71,11 +75,12 @@ class Slow(SyntheticEngine):
 
 
 @contextlib.asynccontextmanager
-async def site(count: int = 2) -> AsyncIterator[Site]:
+async def site(count: int = 2, judges: Sequence[Judge] = ()) -> AsyncIterator[Site]:
     found = Site()
     async with contextlib.AsyncExitStack() as held:
-        for _ in range(count):
-            bs, address = await held.enter_async_context(station(Slow(vocab_size=VOCAB)))
+        for number in range(count):
+            judge = judges[number] if judges else None
+            bs, address = await held.enter_async_context(station(Slow(vocab_size=VOCAB), judge=judge))
             between, address = await held.enter_async_context(relay(address))
             found.bss.append(bs)
             found.relays.append(between)
@@ -105,13 +110,18 @@ async def until(condition: Any, wait_s: float = 10.0) -> None:
 
 
 async def decode(
-    client: FailoverClient, method: str, length: int, progress: Any = None, prompt: list[int] = PROMPT
+    client: FailoverClient,
+    method: str,
+    length: int,
+    progress: Any = None,
+    prompt: list[int] = PROMPT,
+    theta: float = 0.0,
 ) -> Any:
     if method == TARGET_ONLY:
         return await decode_remotely(client, prompt, length, (), progress)
     drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.7)
     sampling = Sampling(0.8) if method in ("rejection", "split") else Sampling(0.0)
-    session = DecodingSession(client, drafter, protocol(method), FixedWindow(4), sampling=sampling, seed=7)
+    session = DecodingSession(client, drafter, protocol(method), FixedWindow(4), theta, sampling=sampling, seed=7)
     return await session.decode(prompt, length, (), progress)
 
 
@@ -145,6 +155,28 @@ async def test_the_next_goes_on_with_the_committed_prefix_and_the_first_comes_ba
         assert (await decode(client, method, 40)).token_ids == before
         assert where.rounds()[0] > seen[0] and where.rounds()[1] == seen[1]
         await until(lambda: where.sessions() == [0, 0])
+
+
+async def test_a_quality_budget_goes_along() -> None:
+    """Both base stations have a judge with a budget: the output is that of one budget, not of two."""
+    share = 0.95
+    judges = [BudgetJudge(random_head(), share) for _ in range(2)]
+    async with site(judges=judges) as where, roaming(where) as client:
+        before = await decode(client, "fh", 80, theta=1.0)
+        spent = judges[0].risk(max(judges[0]._spent))  # type: ignore[type-var]
+        rounds: list[int] = []
+
+        def progress(record: RoundRecord) -> None:
+            rounds.append(record.kept)
+            if sum(rounds) == 1:
+                where.relays[0].down = True
+
+        record: RequestRecord = await decode(client, "fh", 80, progress, theta=1.0)
+    assert client.moves == [where.addresses[1]]
+    assert record.token_ids == before.token_ids != own(PROMPT, 80)
+    assert max(judges[1]._spent.values()) == pytest.approx(spent)
+    assert spent <= -math.log1p(-share)
+    assert sum(r.kept for r in record.rounds) > 1
 
 
 async def test_many_sessions_move_at_once_and_none_is_mixed_up() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from testbed.bs.judging.base import Candidates, Judge
+from testbed.bs.judging.base import Candidates, Judge, RiskJudge
 from testbed.bs.judging.distributions import drawn
 from testbed.bs.sessions import Round, Session
 from testbed.protocols.base import expect_names, hidden_names, read_hidden
@@ -28,6 +28,9 @@ class Acceptance:
         judged = [i for i, (s, r) in enumerate(ready) if s.protocol and s.protocol.judged and r.candidates()]
         asked = [self._candidates(*ready[i]) for i in judged]
         keeps = dict(zip(judged, self._judge.judge(asked), strict=True)) if asked else {}
+        if isinstance(self._judge, RiskJudge):
+            for i in judged:
+                ready[i][0].risk = max(ready[i][0].risk, self._judge.risk(ready[i][0].key))
         found: list[Judged] = []
         for i, (session, round_) in enumerate(ready):
             if session.drawn:
@@ -49,14 +52,16 @@ class Acceptance:
         rows = round_.candidates()
         result, hidden = round_.result, round_.window.hidden
         assert result is not None and hidden is not None
+        seen = rows if session.states == "predicting" else [row + 1 for row in rows]
         return Candidates(
             draft_ids=round_.window.ids[rows],
             target_ids=result.argmax[rows],
             drafter_hidden=hidden[rows],
-            target_hidden=None if result.hidden is None else result.hidden[rows],
+            target_hidden=None if result.hidden is None else result.hidden[seen],
             csi=round_.csi,
             threshold=session.threshold,
             session=session.key,
+            risk=session.risk,
         )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from testbed.channel.csi import Csi
+from testbed.protocols.messages import Reading
 from testbed.protocols.quantise import FULL_BITS
 
 
@@ -30,13 +31,17 @@ class Candidates:
     """θ in [0, 1], as the UE requests it; 0 rejects every mismatch under any judge."""
     session: Hashable = ()
     """Key of the response that they belong to."""
+    risk: float = 0.0
+    """Risk that the response has spent so far: see `Verdict.risk`."""
 
 
 class Judge(Protocol):
     """Keeps or rejects candidates."""
 
-    def check(self, drafter: str, hidden_size: int, hidden_bits: int = FULL_BITS) -> None:
-        """Check a drafter by fingerprint, hidden size and bits per element.
+    def check(
+        self, drafter: str, hidden_size: int, hidden_bits: int = FULL_BITS, states: Reading = "predicting"
+    ) -> None:
+        """Check a drafter by fingerprint, hidden size, bits per element, and which states it uploads.
 
         Raises:
             BadInput: the judge was not made for this drafter.
@@ -49,10 +54,20 @@ class Judge(Protocol):
         """Booleans [m] of each window: True keeps the drafted token. Tokens after the first False are dropped."""
 
 
+@runtime_checkable
+class RiskJudge(Judge, Protocol):
+    """A judge that counts the risk of what it keeps."""
+
+    def risk(self, session: Hashable) -> float:
+        """Risk that a response has spent, as of the last call of `judge` with candidates of it."""
+
+
 class StrictJudge:
     """Rejects every mismatch: the output is the target's own."""
 
-    def check(self, drafter: str, hidden_size: int, hidden_bits: int = FULL_BITS) -> None:
+    def check(
+        self, drafter: str, hidden_size: int, hidden_bits: int = FULL_BITS, states: Reading = "predicting"
+    ) -> None:
         """Accepts any drafter."""
 
     def needs_hidden(self, threshold: float) -> bool:

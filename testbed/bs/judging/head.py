@@ -11,15 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.bs.judging.base import Candidates
-from testbed.channel.csi import FEATURES, PERFECT, Csi
+from testbed.channel.csi import FEATURES, PERFECT, Csi, quality
 from testbed.decision_head.head import DecisionHead, check_fits
 from testbed.errors import BadInput
+from testbed.protocols.messages import Reading
 from testbed.protocols.quantise import FULL_BITS
 
 ACCEPTS_ALL = 1 - 1e-6
 """A larger θ keeps every drafted token without asking the head."""
 ACCOUNTS = 2**16
-"""Responses with a budget of their own; beyond, the least recently used one is reset."""
+"""Responses whose risk is remembered for its verdict."""
 
 
 class HeadJudge:
@@ -29,13 +30,18 @@ class HeadJudge:
         self.head = head
         self._columns = [FEATURES.index(name) for name in head.info.features]
 
-    def check(self, drafter: str, hidden_size: int, hidden_bits: int = FULL_BITS) -> None:
-        """Check that drafter and quantisation are those that the head was trained with.
+    def check(
+        self, drafter: str, hidden_size: int, hidden_bits: int = FULL_BITS, states: Reading = "predicting"
+    ) -> None:
+        """Check that drafter, quantisation and states are those that the head was trained with.
 
         Raises:
             BadInput: they are not.
         """
-        check_fits(self.head.info, drafter_fingerprint=drafter, drafter_hidden=hidden_size, hidden_bits=hidden_bits)
+        check_fits(
+            self.head.info, drafter_fingerprint=drafter, drafter_hidden=hidden_size, hidden_bits=hidden_bits,
+            states=states,
+        )  # fmt: skip
 
     def needs_hidden(self, threshold: float) -> bool:
         """Whether θ leaves the decision to the head."""
@@ -88,7 +94,7 @@ class TableJudge(HeadJudge):
         """θ(q) at the round's channel state."""
         if window.threshold <= 0:
             return 0.0
-        return self.head.threshold((window.csi or PERFECT).quality)
+        return self.head.threshold(quality(window.csi or PERFECT, self.head.info.quality))
 
 
 class BudgetJudge(HeadJudge):
@@ -99,6 +105,8 @@ class BudgetJudge(HeadJudge):
     −ln(1 − share), a kept mismatch costs −ln(1 − p), and the remainder sets θ for the next candidate:
     θ = 1 − exp(−remainder), or the request's θ if that is smaller. The probabilities are those of a perfect channel,
     for which relabelling leaves the task's labels unchanged: whether an answer changes does not depend on the link.
+    What a response has spent goes along with it (`Verdict.risk`, `Open.risk`), so that a base station that takes over
+    continues its budget.
 
     Args:
         share: largest share of answers that may change, in (0, 1).
@@ -112,7 +120,7 @@ class BudgetJudge(HeadJudge):
         if not 0 < share < 1:
             raise BadInput(f"the quality budget is a share of answers in (0, 1), such as 0.01, not {share}")
         self._whole = -math.log1p(-share)
-        self._left: OrderedDict[Hashable, float] = OrderedDict()
+        self._spent: OrderedDict[Hashable, float] = OrderedDict()
 
     def needs_hidden(self, threshold: float) -> bool:
         """Whether anything is judged."""
@@ -124,23 +132,23 @@ class BudgetJudge(HeadJudge):
         found = iter(self.probabilities(asked, [PERFECT] * len(asked)))
         return [self._spend(w, next(found)) if w.threshold > 0 else np.zeros(len(w.draft_ids), np.bool_) for w in batch]
 
-    def left(self, session: Hashable) -> float:
-        """The remaining budget of a response."""
-        return self._left.get(session, self._whole)
+    def risk(self, session: Hashable) -> float:
+        """See `RiskJudge`."""
+        return self._spent.get(session, 0.0)
 
     def _spend(self, window: Candidates, p: NDArray[np.float32]) -> NDArray[np.bool_]:
         """Keep candidates from the front while the budget lasts; those after the first rejection cost nothing."""
         kept = np.zeros(len(p), np.bool_)
-        left = self.left(window.session)
+        left = self._whole - window.risk
         for i, risk in enumerate(p.tolist()):
             if risk >= window.threshold or risk >= 1 or left + math.log1p(-risk) < 0:
                 break
             kept[i] = True
             left += math.log1p(-risk)
-        self._left[window.session] = left
-        self._left.move_to_end(window.session)
-        if len(self._left) > ACCOUNTS:
-            self._left.popitem(last=False)
+        self._spent[window.session] = self._whole - left
+        self._spent.move_to_end(window.session)
+        if len(self._spent) > ACCOUNTS:
+            self._spent.popitem(last=False)
         return kept
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from testbed.bs.judging.base import Candidates
 from testbed.errors import ModelError
+from testbed.protocols.messages import Reading
 from testbed.protocols.quantise import FULL_BITS
 from testbed.protocols.vocabulary import tokenizer_directory
 
@@ -24,7 +25,9 @@ class TokenRuleJudge:
     def __init__(self, harmless: NDArray[np.bool_]) -> None:
         self._harmless = harmless
 
-    def check(self, drafter: str, hidden_size: int, hidden_bits: int = FULL_BITS) -> None:
+    def check(
+        self, drafter: str, hidden_size: int, hidden_bits: int = FULL_BITS, states: Reading = "predicting"
+    ) -> None:
         """Accepts any drafter of the target's vocabulary."""
 
     def needs_hidden(self, threshold: float) -> bool:

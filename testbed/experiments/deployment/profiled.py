@@ -24,10 +24,14 @@ def hinting(
 
 
 class ProfilePace:
-    """Implements `Pace` with a profile's drafting times."""
+    """Implements `Pace` with a profile's drafting times.
 
-    def __init__(self, profile: Profile, clock: Clock) -> None:
-        self._profile, self._clock, self._ended_s = profile, clock, -math.inf
+    Args:
+        ahead: tokens drafted in every window beyond those that are sent.
+    """
+
+    def __init__(self, profile: Profile, clock: Clock, ahead: int = 0) -> None:
+        self._profile, self._clock, self._ahead, self._ended_s = profile, clock, ahead, -math.inf
 
     def _draft(self) -> DraftCost:
         hot = self._profile.hot
@@ -40,7 +44,7 @@ class ProfilePace:
 
     async def drafted(self, count: int, base_len: int) -> None:
         """Drafting a window."""
-        await self._clock.sleep(self._draft().window_s(count, base_len))
+        await self._clock.sleep(self._draft().window_s(count + self._ahead, base_len))
         self._ended_s = self._clock.time()
 
 

@@ -22,10 +22,10 @@ from testbed.experiments.head.config import EpisodeCollectConfig
 from testbed.experiments.head.decoding import POLICIES, Episode, EpisodeSetup, chunk_of, decode_episode
 from testbed.experiments.head.summary import summary
 from testbed.experiments.inputs.pair import pair_paths
+from testbed.experiments.inputs.scorers import scorer
 from testbed.experiments.lockstep.answers import AnswerTask
 from testbed.experiments.lockstep.completions import Completer
 from testbed.experiments.lockstep.decoding import NOTHING, Lockstep
-from testbed.experiments.lockstep.scorers import scorer
 from testbed.experiments.runs.execute import drafter_of
 from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.fingerprints import model_fingerprint
@@ -100,8 +100,8 @@ def _to_do(store: EpisodeStore, setup: EpisodeSetup, prompts: Sequence[Sequence[
 def _write(store: EpisodeStore, chunk: int, episodes: Sequence[Episode], policy: str) -> None:
     store.write(chunk, chunk_of(episodes, store.meta.drafter_hidden, store.meta.target_hidden))
     if policy == "oracle":
-        critical = np.array([c for episode in episodes for c in episode.critical], np.bool_)
-        store.write_labels(chunk, critical, sum(episode.completions for episode in episodes))
+        labels = np.array([label for episode in episodes for label in episode.labels], np.int8)
+        store.write_labels(chunk, labels, sum(episode.completions for episode in episodes))
 
 
 def check(config: EpisodeCollectConfig) -> None:
@@ -129,6 +129,8 @@ def _run(config: EpisodeCollectConfig) -> RunConfig:
         max_tokens=config.max_tokens,
         dataset=config.dataset,
         limit=config.first + config.prompts,
+        prompt_format=config.prompt_format,
+        shots=config.shots,
         warmup=0,
         concurrency=config.concurrency,
         threads=config.threads,
@@ -188,6 +190,8 @@ def _meta(
         drafter_hidden=drafter.hidden_size,
         target_hidden=files.hidden_size,
         scorer=config.scorer,
+        prompt_format=config.prompt_format,
+        shots=config.shots,
     )
     if config.policy != "oracle" and (store.directory / META).exists():
         meta = msgspec.structs.replace(meta, scorer=store.open().scorer)

@@ -9,6 +9,7 @@ import msgspec
 from testbed import fields
 from testbed.channel.csi import Csi
 from testbed.config import Config
+from testbed.decision_head.settings import Quality
 from testbed.errors import BadInput
 from testbed.options import option
 
@@ -31,9 +32,9 @@ class EpisodeCollectConfig(Config, frozen=True):
         ),
     ] = "oracle"
     explore: Annotated[float, option("Probability that policy explore keeps a mismatch.", least=0, most=1)] = 0.7
-    scorer: Annotated[
-        str, option("Extracts the final answer: number, exact, package.module:function or file.py:function.")
-    ] = "number"
+    prompt_format: fields.PromptFormat = "auto"
+    shots: fields.Shots = 0
+    scorer: fields.Scorer = "number"
     seed: Annotated[int, option("Seed of policy explore.")] = 0
     engine: fields.Engine = "vllm"
     model: fields.Target = None
@@ -65,7 +66,11 @@ class TuneConfig(Config, frozen=True, kw_only=True):
     first: fields.First = 0
     prompts: Annotated[int, option("Problems to decode.", least=2, panel="Workload")] = 1000
     max_tokens: fields.MaxTokens = 256
+    prompt_format: fields.PromptFormat = "auto"
+    shots: fields.Shots = 0
+    scorer: fields.Scorer = "number"
     window: fields.Window = 32
+    quality: Quality = "goodput"
     goals: tuple[Goal, ...] = (Goal(20.0, 50.0, 2.0), Goal(500.0, 50.0, 1.0))
     errors: Annotated[
         float, option("Safety margin between measured loss and goal, in standard errors.", least=0, panel="Goals")

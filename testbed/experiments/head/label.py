@@ -17,11 +17,12 @@ from testbed.decision_head.episodes import EpisodeStore, Mismatches
 from testbed.errors import BadInput
 from testbed.experiments.head.collect import Progress, load_target
 from testbed.experiments.head.config import EpisodeCollectConfig
+from testbed.experiments.head.decoding import label_of
 from testbed.experiments.head.summary import summary
+from testbed.experiments.inputs.scorers import scorer
 from testbed.experiments.lockstep.answers import Answers, AnswerTask
 from testbed.experiments.lockstep.completions import Completer
 from testbed.experiments.lockstep.decoding import NOTHING, Decoding, Lockstep
-from testbed.experiments.lockstep.scorers import scorer
 from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import BUNDLED, bundled
 from testbed.ue.prompts import Prompter
@@ -58,7 +59,7 @@ def label(directory: Path, chosen: str | None, config: EpisodeCollectConfig, pro
 class _ChunkLabels:
     """Labels of a chunk while its episodes are processed."""
 
-    critical: NDArray[np.bool_]
+    labels: NDArray[np.int8]
     left: int
     """Number of episodes still to be labelled."""
     completions: int = 0
@@ -73,39 +74,39 @@ def fill(store: EpisodeStore, task: AnswerTask, lockstep: Lockstep, progress: Pr
     rows_of: list[tuple[int, NDArray[np.intp]]] = []
 
     def finish(chunk: int) -> None:
-        labels = pending.pop(chunk)
-        store.write_labels(chunk, labels.critical, labels.completions)
+        done = pending.pop(chunk)
+        store.write_labels(chunk, done.labels, done.completions)
         progress(len(store.labelled()), len(chunks), "chunks")
 
-    def decodings() -> Iterator[Decoding[tuple[list[bool], int]]]:
+    def decodings() -> Iterator[Decoding[tuple[list[int], int]]]:
         for chunk in todo:
             found = store.read(chunk)
             episodes = [np.flatnonzero(found.prompt == prompt) for prompt in np.unique(found.prompt)]
-            pending[chunk] = _ChunkLabels(np.zeros(len(found), np.bool_), len(episodes))
+            pending[chunk] = _ChunkLabels(np.zeros(len(found), np.int8), len(episodes))
             if not episodes:
                 finish(chunk)
             for rows in episodes:
                 rows_of.append((chunk, rows))
                 yield _episode(found, rows, task)
 
-    for number, (critical, completions) in lockstep.run(decodings()):
+    for number, (labels, completions) in lockstep.run(decodings()):
         chunk, rows = rows_of[number]
-        labels = pending[chunk]
-        labels.critical[rows] = critical
-        labels.completions += completions
-        labels.left -= 1
-        if labels.left == 0:
+        mine = pending[chunk]
+        mine.labels[rows] = labels
+        mine.completions += completions
+        mine.left -= 1
+        if mine.left == 0:
             finish(chunk)
 
 
-def _episode(found: Mismatches, rows: NDArray[np.intp], task: AnswerTask) -> Decoding[tuple[list[bool], int]]:
+def _episode(found: Mismatches, rows: NDArray[np.intp], task: AnswerTask) -> Decoding[tuple[list[int], int]]:
     """Labels of one episode in order, and the number of completions computed for them."""
     answers = Answers(task, f"prompt-{found.prompt[rows[0]]}", int(found.prompt_len[rows[0]]))
-    critical = []
+    labels = []
     for row in rows.tolist():
         prefix, draft, target = found.prefix(row).tolist(), int(found.draft_id[row]), int(found.target_id[row])
-        critical.append((yield from answers.critical(prefix, draft, target)))
-    return critical, answers.completions
+        labels.append(label_of((yield from answers.critical(prefix, draft, target))))
+    return labels, answers.completions
 
 
 def _target(store: EpisodeStore, config: EpisodeCollectConfig) -> Target:

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.bs.judging.token_rule import digit_free
-from testbed.decision_head.episodes import EpisodeStore
+from testbed.decision_head.episodes import CRITICAL, UNPARSED, EpisodeStore
 
 
 def summary(store: EpisodeStore, tokenizer: Path) -> dict[str, Any]:
-    """Counts of a collection, and the critical fraction of all mismatches, of those where either token has a digit, and
-    of the others; None if there are no such mismatches.
+    """Counts of a collection, and the critical fraction of all mismatches with a label, of those where either token has
+    a digit, and of the others; None if there are no such mismatches. `unparsed` counts the mismatches without a label.
 
     Args:
         tokenizer: directory of the target's tokenizer, which identifies tokens with digits.
@@ -22,15 +22,17 @@ def summary(store: EpisodeStore, tokenizer: Path) -> dict[str, Any]:
     harmless = digit_free(tokenizer)
     labelled = set(store.labelled())
     critical, words = [np.empty(0, np.bool_)], [np.empty(0, np.bool_)]
-    mismatches = completions = 0
+    mismatches = completions = unparsed = 0
     for number in store.chunks():
         found = store.read(number)
         mismatches += len(found)
         if number in labelled:
             labels, spent = store.read_labels(number)
             completions += spent
-            critical.append(labels)
-            words.append(harmless[found.draft_id] & harmless[found.target_id])
+            known = labels != UNPARSED
+            unparsed += int((~known).sum())
+            critical.append(labels[known] == CRITICAL)
+            words.append((harmless[found.draft_id] & harmless[found.target_id])[known])
     every, wordy = np.concatenate(critical), np.concatenate(words)
     return {
         "out": str(store.directory),
@@ -38,6 +40,7 @@ def summary(store: EpisodeStore, tokenizer: Path) -> dict[str, Any]:
         "chunks": len(store.chunks()),
         "mismatches": mismatches,
         "labelled": len(every),
+        "unparsed": unparsed,
         "completions": completions,
         "critical": _share(every),
         "critical_digits": _share(every[~wordy]),

@@ -15,6 +15,7 @@ import msgspec
 
 from testbed.bs.engines.target import describe
 from testbed.bs.judging.head import HeadJudge
+from testbed.channel.csi import quality
 from testbed.channel.spec import ChannelSpec
 from testbed.config import RunConfig
 from testbed.decision_head.head import DecisionHead, check_fits
@@ -22,17 +23,18 @@ from testbed.errors import BadInput
 from testbed.experiments.head.config import Goal, TuneConfig
 from testbed.experiments.inputs.pair import target_for
 from testbed.experiments.inputs.profile import load_profile
+from testbed.experiments.inputs.scorers import expected, scorer
 from testbed.experiments.runs.execute import Watch
 from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.experiments.runs.virtual import Models, load_models, run_virtual
 from testbed.fingerprints import model_fingerprint
-from testbed.models.scoring import final_number
 from testbed.ue.run import Outcome
 
 OWN = "greedy"
 """Method whose outputs are the target's own, in fewer passes than target-only decoding."""
-LEVELS = 16
-"""θ is tried in steps of 1/16, as on the axis of WISV Fig. 3."""
+GRID = (*(i / 256 for i in range(1, 16)), *(i / 128 for i in range(8, 16)), *(i / 32 for i in range(4, 16)),
+        *(i / 16 for i in range(8, 17)))  # fmt: skip
+"""Values of θ that are tried: steps of 1/256 near 0, where calibrated heads have their θ, then wider ones."""
 
 Progress = Callable[[str], None]
 
@@ -87,13 +89,13 @@ def load_problems(config: TuneConfig, progress: Progress) -> Problems:
     models = load_models(model, config.engine, config.dtype, run, work, hidden=True)
     progress(f"{len(prompts)} problems by the target alone")
     outcomes = _decode(config, run, work, models, config.goals[0], None)
-    return Problems(work, models, _right(work, outcomes))
+    return Problems(work, models, _right(config, work, outcomes))
 
 
 def tune(
     head: DecisionHead, config: TuneConfig, problems: Problems, progress: Progress
 ) -> tuple[DecisionHead, list[Trial]]:
-    """Try increasing θ from 1/16 on every channel; returns the head with the chosen thresholds, and all trials.
+    """Try the θ of `GRID` in order on every channel; returns the head with the chosen thresholds, and all trials.
 
     The search on a channel ends where the loss exceeds twice the limit. If no θ meets the goal, θ = 0 (strict).
 
@@ -104,8 +106,8 @@ def tune(
     check_fits(head.info, target_fingerprint=model_fingerprint(target.path))
     trials = []
     for goal in config.goals:
-        for level in range(1, LEVELS + 1):
-            trial = _try(head, config, problems, goal, level / LEVELS)
+        for threshold in GRID:
+            trial = _try(head, config, problems, goal, threshold)
             trials.append(trial)
             progress(
                 f"{goal.rate_mbps:g} Mbit/s, {goal.rtt_ms:g} ms, θ {trial.threshold:.4g}: AAL {trial.aal:.2f}, "
@@ -113,7 +115,8 @@ def tune(
             )
             if trial.lost - config.errors * trial.error > 2 * trial.limit:
                 break
-    info = msgspec.structs.replace(head.info, thresholds=choose(trials, bool(head.info.features), config.errors))
+    chosen = choose(trials, bool(head.info.features), config.errors)
+    info = msgspec.structs.replace(head.info, thresholds=chosen, quality=config.quality)
     return replace(head, info=info), trials
 
 
@@ -123,12 +126,12 @@ def choose(trials: Sequence[Trial], sees_channel: bool, errors: float) -> tuple[
     A head with channel features gets the smallest over all channels, a head without gets one per channel.
     """
     best: dict[float, float] = {}
-    for quality in sorted({trial.quality for trial in trials}):
-        best[quality] = 0.0
-        for trial in sorted((t for t in trials if t.quality == quality), key=lambda t: t.threshold):
+    for q in sorted({trial.quality for trial in trials}):
+        best[q] = 0.0
+        for trial in sorted((t for t in trials if t.quality == q), key=lambda t: t.threshold):
             if not trial.meets(errors):
                 break
-            best[quality] = trial.threshold
+            best[q] = trial.threshold
     if sees_channel:
         return ((1.0, min(best.values())),)
     return tuple(sorted(best.items()))
@@ -137,13 +140,13 @@ def choose(trials: Sequence[Trial], sees_channel: bool, errors: float) -> tuple[
 def _try(head: DecisionHead, config: TuneConfig, problems: Problems, goal: Goal, threshold: float) -> Trial:
     run = _run_config(config, ("fh",), threshold, head.info.hidden_bits)
     outcomes = _decode(config, run, problems.work, problems.models, goal, HeadJudge(head))
-    right = _right(problems.work, outcomes)
+    right = _right(config, problems.work, outcomes)
     lost = [100.0 * (own - mine) for own, mine in zip(problems.right, right, strict=True)]
     rounds = [len(o.record.rounds) for o in outcomes]
     return Trial(
         rate_mbps=goal.rate_mbps,
         rtt_ms=goal.rtt_ms,
-        quality=goal.csi.quality,
+        quality=quality(goal.csi, config.quality),
         threshold=threshold,
         accuracy=statistics.fmean(right),
         lost=statistics.fmean(lost),
@@ -159,7 +162,7 @@ def _run_config(config: TuneConfig, methods: tuple[str, ...], threshold: float, 
     return RunConfig(
         methods=methods, window=config.window, threshold=threshold, max_tokens=config.max_tokens,
         dataset=config.dataset, drafter=config.drafter, tokenizer=config.tokenizer, hidden_bits=bits, warmup=0,
-        gate=False,
+        gate=False, prompt_format=config.prompt_format, shots=config.shots, scorer=config.scorer,
     )  # fmt: skip
 
 
@@ -174,8 +177,9 @@ def _decode(
     return run_virtual(run, work, watch, channel, load_profile(config.profile), models, judge=judge)
 
 
-def _right(work: Workload, outcomes: Sequence[Outcome]) -> list[bool]:
-    """Whether each problem's answer equals the reference answer."""
+def _right(config: TuneConfig, work: Workload, outcomes: Sequence[Outcome]) -> list[bool]:
+    """Whether each problem's answer is the reference answer."""
     assert work.prompter is not None
+    score = scorer(config.scorer)
     texts = {o.request: work.prompter.text(o.record.token_ids) for o in outcomes}
-    return [final_number(texts[i]) == prompt.example.result for i, prompt in enumerate(work.prompts)]
+    return [score(texts[i]) == expected(prompt.example, score) for i, prompt in enumerate(work.prompts)]

@@ -78,11 +78,13 @@ class RooflineDraft(Config, frozen=True, tag="utilisation", tag_field="kind"):
     peak_flops: float
     """FLOPs a second."""
     utilisation: float
+    vocab_size: int = 0
+    """Rows of the output head (eq. 13); 0: left out."""
 
     def window_s(self, count: int, base_len: int) -> float:
         """Drafting `count` tokens after `base_len` (eqs. 12, 14)."""
         flops = sum(forward_flops(self.layers, self.hidden, self.ffn, 1, base_len - 1 + i) for i in range(count))
-        return flops / (self.peak_flops * self.utilisation)
+        return (flops + 2 * count * self.hidden * self.vocab_size) / (self.peak_flops * self.utilisation)
 
     def prefill_s(self, prompt_len: int) -> float:
         """Computing a prompt."""
@@ -95,18 +97,20 @@ DraftCost = LinearDraft | FlopsDraft | RooflineDraft
 
 
 class LinearVerify(Config, frozen=True, tag="linear", tag_field="kind"):
-    """Linear in the number of tokens."""
+    """Linear in the number of tokens, and at least as long as reading the weights takes."""
 
     base_s: float
     per_drafted_s: float = 0.0
     per_new_s: float = 0.0
     undrafted_s: float = 0.0
     """Time for a request without a draft, when the target decodes alone."""
+    least_s: float = 0.0
+    """Shortest pass: the time of reading the weights."""
 
     def pass_s(self, batch: Sequence[PassWork]) -> float:
         """One pass over a batch."""
         drafted_s = sum(self.per_drafted_s * w.drafted + self.per_new_s * w.new for w in batch)
-        return self.base_s + drafted_s + self.undrafted_s * sum(not w.drafted for w in batch)
+        return max(self.least_s, self.base_s + drafted_s + self.undrafted_s * sum(not w.drafted for w in batch))
 
 
 class FlopsVerify(Config, frozen=True, tag="flops", tag_field="kind"):
@@ -134,11 +138,14 @@ class RooflineVerify(Config, frozen=True, tag="utilisation", tag_field="kind"):
     peak_flops: float
     """FLOPs a second."""
     utilisation: float
+    vocab_size: int = 0
+    """Rows of the output head (eq. 13); 0: left out."""
 
     def pass_s(self, batch: Sequence[PassWork]) -> float:
         """One pass over a batch."""
         flops = sum(forward_flops(self.layers, self.hidden, self.ffn, w.new, w.cached) for w in batch)
-        return flops / (self.peak_flops * self.utilisation)
+        heads = 2 * self.hidden * self.vocab_size * sum(w.drafted + 1 for w in batch)
+        return (flops + heads) / (self.peak_flops * self.utilisation)
 
 
 class InteractionVerify(Config, frozen=True, tag="interactions", tag_field="kind"):

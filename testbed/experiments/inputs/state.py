@@ -9,27 +9,39 @@ from pathlib import Path
 import msgspec
 
 from testbed.bundled_files import find
-from testbed.channel.csi import Csi
+from testbed.channel.csi import Csi, Source
+from testbed.channel.measuring.reports import Reports
+from testbed.channel.spec import ChannelSpec
 from testbed.channel.trace import read_trace
 from testbed.clock import Clock
 from testbed.errors import BadInput
-from testbed.ue.channel_state import ChannelState, ConstantChannel, MeasuredChannel, TraceChannel, UnknownChannel
-from testbed.ue.client import Client
+from testbed.ue.channel_state import (
+    ChannelState,
+    ConstantChannel,
+    HandshakeChannel,
+    MeasuredChannel,
+    ReportedChannel,
+    TraceChannel,
+    UnknownChannel,
+)  # fmt: skip
+from testbed.ue.client import HANDSHAKES, Client
 
-NONE, PASSIVE = "none", "passive"
+NONE, PASSIVE, HANDSHAKE, REPORT, ORACLE = "none", "passive", "handshake", "report", "oracle"
 ASSUMED_MBPS = 100.0
 """Initial rates before any measurement; rounds with enough bytes correct them."""
 FORMS = (
-    "none, passive, FILE.json, trace=NAME|FILE[,origin_s=S], or uplink_mbps=..,downlink_mbps=..,rtt_ms=..[,per_up=..]"
+    "none, passive, FILE.json, handshake, trace=NAME|FILE[,origin_s=S], uplink_mbps=..,downlink_mbps=..,rtt_ms=.."
+    "[,per_up=..], or report[,period_ms=..,delay_ms=..,levels=..,noise_db=..] before one of the last two"
 )
 
 
 async def channel_state(text: str, client: Client, clock: Clock) -> ChannelState:
     """Channel state of a run over a connected client.
 
-    `none`: unknown. `passive`: estimated from rounds, after an RTT handshake. A JSON file written by `channel measure`:
-    the same, starting from its values. `key=value,…`: constant. `trace=…`: read from a replayed trace that started at
-    `origin_s` on the host's monotonic clock (default: now).
+    `none`: unknown. `passive`: estimated from rounds, after an RTT handshake. `handshake`: the RTT before every
+    request, with assumed rates. A JSON file written by `channel measure`: as `passive`, starting from its values.
+    `key=value,…`: constant. `trace=…`: read from a replayed trace that started at `origin_s` on the host's monotonic
+    clock (default: now). `report,…`: reports of the link that the rest of the text describes, for emulated links.
 
     Raises:
         BadInput: any other text, or invalid values.
@@ -39,14 +51,15 @@ async def channel_state(text: str, client: Client, clock: Clock) -> ChannelState
         return UnknownChannel()
     if text == PASSIVE:
         rtt_s = statistics.median(await client.rtt_s())
-        return MeasuredChannel(Csi(ASSUMED_MBPS, ASSUMED_MBPS, rtt_s * 1e3, source="passive"), clock)
+        return MeasuredChannel(_assumed(rtt_s, "passive"), clock)
+    if text == HANDSHAKE:
+        return await _handshakes(client, clock)
+    if _is_report(text):
+        reports, rest = _reports(text)
+        return ReportedChannel(_known(rest, clock), reports, await _handshakes(client, clock), clock)
     if "=" not in text:
         return MeasuredChannel(_prior(Path(text)), clock)
-    values = _pairs(text)
-    if "trace" in values:
-        origin_s = float(values["origin_s"]) if "origin_s" in values else clock.time()
-        return TraceChannel(read_trace(find("traces", values["trace"])), clock, origin_s)
-    return ConstantChannel(_given(values), clock)
+    return _known(_pairs(text), clock)
 
 
 def check_csi(text: str) -> None:
@@ -55,12 +68,12 @@ def check_csi(text: str) -> None:
     Raises:
         BadInput: as in `channel_state`.
     """
-    if text in (NONE, PASSIVE):
+    if text in (NONE, PASSIVE, HANDSHAKE):
         return
-    if "=" not in text:
+    if "=" not in text and not _is_report(text):
         _prior(Path(text))
         return
-    values = _pairs(text)
+    values = _reports(text)[1] if _is_report(text) else _pairs(text)
     if "trace" not in values:
         if set(values) - set(_defaults()):
             raise BadInput(f"bad channel state {text!r}; use {FORMS}")
@@ -69,6 +82,75 @@ def check_csi(text: str) -> None:
     if set(values) - {"trace", "origin_s"}:
         raise BadInput(f"bad channel state {text!r}; use {FORMS}")
     read_trace(find("traces", values["trace"]))
+
+
+def csi_text(channel: ChannelSpec, origin_s: float = 0.0, kind: str = ORACLE) -> str:
+    """The `--csi` of a UE behind an emulated link.
+
+    Args:
+        origin_s: start of a replayed trace on the host's monotonic clock.
+        kind: `oracle` (the link's own settings; passive where nothing is emulated), `none`, `passive`, `handshake`, or
+            `report[,…]` of those settings.
+
+    Raises:
+        BadInput: another kind, or reports of a link that is not emulated.
+    """
+    truth = _truth(channel, origin_s)
+    if kind == ORACLE:
+        return truth or PASSIVE
+    if not _is_report(kind):
+        if kind not in (NONE, PASSIVE, HANDSHAKE):
+            raise BadInput(f"unknown channel state {kind!r}; use oracle, none, passive, handshake, or report[,…]")
+        return kind
+    if truth is None:
+        raise BadInput("reports are made from an emulated link's state: use kind=proxy, virtual, tc or trace")
+    text = f"{kind},{truth}"
+    check_csi(text)
+    return text
+
+
+def _truth(channel: ChannelSpec, origin_s: float) -> str | None:
+    """The settings of an emulated link; None: there are none."""
+    if channel.file is not None:
+        return f"trace={channel.file},origin_s={origin_s!r}"
+    csi = channel.csi()
+    if csi is None:
+        return None
+    names = ("uplink_mbps", "downlink_mbps", "rtt_ms", "per_up", "per_down", "source")
+    return ",".join(f"{name}={getattr(csi, name)}" for name in names)
+
+
+def _is_report(text: str) -> bool:
+    return text.partition(",")[0].strip() == REPORT
+
+
+def _reports(text: str) -> tuple[Reports, dict[str, str]]:
+    """The settings of the reports, and the remaining pairs, which describe the link."""
+    values = _pairs(text.partition(",")[2])
+    mine = {key: values.pop(key) for key in Reports.__struct_fields__ if key in values}
+    try:
+        return msgspec.convert(mine, Reports, strict=False), values
+    except msgspec.ValidationError as exc:
+        raise BadInput(f"bad channel state {text!r}: {exc}") from exc
+
+
+async def _handshakes(client: Client, clock: Clock) -> HandshakeChannel:
+    async def rtt_s() -> float:
+        return min(await client.rtt_s(HANDSHAKES))
+
+    return HandshakeChannel(rtt_s, _assumed(await rtt_s(), "handshake"), clock)
+
+
+def _assumed(rtt_s: float, source: Source) -> Csi:
+    return Csi(ASSUMED_MBPS, ASSUMED_MBPS, rtt_s * 1e3, source=source)
+
+
+def _known(values: dict[str, str], clock: Clock) -> ConstantChannel | TraceChannel:
+    """The given state, or that of a trace."""
+    if "trace" in values:
+        origin_s = float(values["origin_s"]) if "origin_s" in values else clock.time()
+        return TraceChannel(read_trace(find("traces", values["trace"])), clock, origin_s)
+    return ConstantChannel(_given(values), clock)
 
 
 def _pairs(text: str) -> dict[str, str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
+from testbed.experiments.inputs.scorers import Scorer
 from testbed.experiments.lockstep.completions import Completer, Paths
 from testbed.experiments.lockstep.decoding import Decoding
-from testbed.experiments.lockstep.scorers import Scorer
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,22 @@ class Answers:
         self.completions = 0
         """Number of continuations computed by the target."""
 
-    def critical(self, prefix: Sequence[int], draft: int, target: int, begun: Sequence[int] = ()) -> Decoding[bool]:
+    def critical(
+        self, prefix: Sequence[int], draft: int, target: int, begun: Sequence[int] = ()
+    ) -> Decoding[bool | None]:
         """Whether the final answer changes when the draft token replaces the target's after `prefix`; the target
         completes both.
 
-        Two outputs without an answer (cut off, or of a prompt that has none) agree; an output with an answer and one
-        without differ.
+        None: the target's own completion has no answer (it was cut off, or the prompt has none), so that there is
+        nothing to compare. A completion that loses the answer changes it.
 
         Args:
             begun: known start of the target's continuation after the draft token.
         """
         own = yield from self._whole([*prefix, target], (), self._paths.first())
         changed = yield from self._whole([*prefix, draft], begun, own)
-        return self._answer(own) != self._answer(changed)
+        answer = self._answer(own)
+        return None if answer is None else answer != self._answer(changed)
 
     def _whole(self, ids: list[int], begun: Sequence[int], like: Sequence[int]) -> Decoding[list[int]]:
         """Prompt and complete output when the target continues from `ids`."""

@@ -87,7 +87,7 @@ def _together(first: Shown, base: RowSource, other: Shown, part: RowSource) -> B
 
 
 def _right(first: Shown, base: RowSource, other: Shown, part: RowSource) -> Bootstrap | None:
-    a, b = base.right(first.config.get("dataset")), part.right(other.config.get("dataset"))
+    a, b = base.right(first.config), part.right(other.config)
     return None if a is None or b is None or a.size != b.size else Bootstrap({"a": a, "b": b})
 
 

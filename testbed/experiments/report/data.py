@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset
+from testbed.experiments.inputs.scorers import expected, scorer
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.files import REQUESTS, ROUNDS, read_requests, read_rounds
-from testbed.models.scoring import final_number
 
 Row = Mapping[str, Any]
 POINTS = "points"
@@ -47,19 +47,21 @@ class RowSource:
         order = np.argsort(found["request"], kind="stable")
         return {name: values[order] for name, values in found.items()}
 
-    def right(self, dataset: str | None) -> NDArray[np.float64] | None:
-        """1 for each correct answer [n]; None if unknown."""
-        found = self.requests
+    def right(self, config: Mapping[str, Any]) -> NDArray[np.float64] | None:
+        """1 for each correct answer [n] by the data set and scorer of a run's configuration; None if unknown."""
+        found, dataset = self.requests, config.get("dataset")
         if found is None or dataset is None or not len(found["request"]):
             return None
         try:
+            score = scorer(config.get("scorer", "number"))
             examples = load_dataset(dataset, int(found["request"].max()) + 1)
+            wanted = [expected(examples[i], score) for i in found["request"].tolist()]
+            texts = found["text"].tolist()
+            if None in wanted or None in texts:
+                return None
+            return np.array([score(text) == want for text, want in zip(texts, wanted, strict=True)], np.float64)
         except BadInput:
             return None
-        pairs = [(text, examples[i]) for text, i in zip(found["text"], found["request"], strict=True)]
-        if any(text is None or example.result is None for text, example in pairs):
-            return None
-        return np.array([final_number(text) == example.result for text, example in pairs], np.float64)
 
 
 @dataclass(eq=False)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +20,18 @@ METRICS = ("latency_s", "aal", "rounds", "throughput_tps", "accuracy")
 Intervals = dict[str, Interval]
 
 
-def with_intervals(parts: Sequence[RowSource], dataset: str | None) -> list[Intervals]:
+def with_intervals(parts: Sequence[RowSource], config: Mapping[str, Any]) -> list[Intervals]:
     """Intervals by column (`METRICS`) for every row; empty if its prompts are unknown. Rows with a baseline also have
     `speedup`, the baseline's latency over the row's, and `accuracy_lost`, the baseline's accuracy minus the row's.
 
     The baseline is the first row with the same window and link; all rows over the same prompts share resamples.
+
+    Args:
+        config: the run's; its data set and scorer decide which answers are right.
     """
     found: list[Intervals] = [{} for _ in parts]
     groups: dict[bytes, list[int]] = {}
-    columns = [_columns(part, dataset) for part in parts]
+    columns = [_columns(part, config) for part in parts]
     for i, one in enumerate(columns):
         if one is not None:
             groups.setdefault(one["request"].tobytes() + one["prompt_len"].tobytes(), []).append(i)
@@ -45,7 +49,7 @@ def with_intervals(parts: Sequence[RowSource], dataset: str | None) -> list[Inte
     return found
 
 
-def _columns(part: RowSource, dataset: str | None) -> dict[str, NDArray[np.float64]] | None:
+def _columns(part: RowSource, config: Mapping[str, Any]) -> dict[str, NDArray[np.float64]] | None:
     requests = part.requests
     if requests is None or not len(requests["request"]):
         return None
@@ -55,7 +59,7 @@ def _columns(part: RowSource, dataset: str | None) -> dict[str, NDArray[np.float
     found = {name: requests[name].astype(np.float64) for name in names}
     if not all(np.isfinite(found[name]).all() for name in ("latency_s", "tokens", "rounds")):
         return None
-    right = part.right(dataset)
+    right = part.right(config)
     return found if right is None else {**found, "right": right}
 
 

@@ -58,7 +58,7 @@ def write_shown(shown: Sequence[Shown], out: Path, formats: Sequence[str] = ("pn
         BadInput: an unknown format, or matplotlib is missing.
     """
     check_formats(formats)
-    intervals = [with_intervals(one.parts, one.config.get("dataset")) if one.speculates else [] for one in shown]
+    intervals = [with_intervals(one.parts, one.config) if one.speculates else [] for one in shown]
     for folder in ("plots", "tables"):
         (out / folder).mkdir(parents=True, exist_ok=True)
     parts = [_section(one, found, out, formats) for one, found in zip(shown, intervals, strict=True)]

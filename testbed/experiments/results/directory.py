@@ -18,9 +18,11 @@ from testbed import __version__
 from testbed.channel.csi import Csi
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import Example
+from testbed.experiments.inputs.scorers import Scorer
 from testbed.experiments.results.energy import energy_columns
 from testbed.experiments.results.quality import quality
 from testbed.files import whole_file
+from testbed.models.scoring import final_number
 from testbed.protocols.methods import run_method
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.run import Outcome
@@ -40,6 +42,8 @@ def rows(
     window_rule: str = "fixed",
     own: Mapping[int, str] | None = None,
     idle_w: float | None = None,
+    temperature: float | None = None,
+    score: Scorer = final_number,
 ) -> list[dict[str, Any]]:
     """One row per method, in order of first appearance; `docs/architecture.md` defines the columns.
 
@@ -48,20 +52,24 @@ def rows(
         texts: output texts, by (method, request).
         own: the target's own output texts, by request; None: unknown.
         idle_w: power of the idle device; None: not measured.
+        temperature: sampling temperature of methods that sample.
+        score: extracts the answer from a text.
     """
     table = []
     channel = _channel(outcomes)
     for method in dict.fromkeys(o.method for o in outcomes):
-        mine, judged = [o for o in outcomes if o.method == method], run_method(method).judged
+        mine, kind = [o for o in outcomes if o.method == method], run_method(method)
+        judged = kind.judged
         row: dict[str, Any] = {
             "method": method,
             "window": window,
             "window_rule": window_rule,
             "threshold": threshold if judged else None,
             "hidden_bits": hidden_bits if judged else None,
+            "temperature": temperature if kind.sampled else None,
             **channel,
             "requests": len(mine),
-            **quality({o.request: texts.get((method, o.request), "") for o in mine}, examples, own),
+            **quality({o.request: texts.get((method, o.request), "") for o in mine}, examples, own, score),
             **_speed([o.record for o in mine]),
             **_gate(mine),
             **energy_columns(method, [o.record for o in mine], idle_w),

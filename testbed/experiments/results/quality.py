@@ -8,30 +8,39 @@ from typing import Any
 import numpy as np
 
 from testbed.experiments.inputs.datasets import Example
+from testbed.experiments.inputs.scorers import Scorer, expected
 from testbed.intervals import mean_interval
 from testbed.models.scoring import final_number
 
 
 def quality(
-    texts: Mapping[int, str], examples: Sequence[Example], own: Mapping[int, str] | None = None
+    texts: Mapping[int, str],
+    examples: Sequence[Example],
+    own: Mapping[int, str] | None = None,
+    score: Scorer = final_number,
 ) -> dict[str, Any]:
-    """Columns of a row: `accuracy`, and `accuracy_lost` against the target's own outputs (a fraction, positive if the
-    target is better) with its interval, `accuracy_lost_low` and `_high`; None if unknown.
+    """Columns of a row: `accuracy`; `unparsed`, the share of outputs without an answer, which count as wrong;
+    `accuracy_lost` against the target's own outputs (a fraction, positive if the target is better) with its interval,
+    `accuracy_lost_low` and `_high`. None if unknown.
 
     Args:
         texts: outputs by request.
         examples: prompts by request; those without a reference answer are ignored.
         own: the target's own outputs by request.
+        score: extracts the answer from a text.
     """
-    scored = [i for i in texts if examples[i].result is not None]
-    right = [final_number(texts[i]) == examples[i].result for i in scored]
-    columns = dict.fromkeys(("accuracy", "accuracy_lost", "accuracy_lost_low", "accuracy_lost_high"))
+    wanted = {i: expected(examples[i], score) for i in texts}
+    scored = [i for i in texts if wanted[i] is not None]
+    answers = [score(texts[i]) for i in scored]
+    right = [answer == wanted[i] for i, answer in zip(scored, answers, strict=True)]
+    names = ("accuracy", "unparsed", "accuracy_lost", "accuracy_lost_low", "accuracy_lost_high")
+    columns: dict[str, Any] = dict.fromkeys(names)
     if not scored:
         return columns
-    found: dict[str, Any] = {**columns, "accuracy": float(np.mean(right))}
+    columns |= {"accuracy": float(np.mean(right)), "unparsed": float(np.mean([answer is None for answer in answers]))}
     if own is not None and all(i in own for i in scored):
-        target = [final_number(own[i]) == examples[i].result for i in scored]
+        target = [score(own[i]) == wanted[i] for i in scored]
         lost = np.array(target, float) - np.array(right, float)
         low, high = mean_interval(lost)
-        found |= {"accuracy_lost": float(lost.mean()), "accuracy_lost_low": low, "accuracy_lost_high": high}
-    return found
+        columns |= {"accuracy_lost": float(lost.mean()), "accuracy_lost_low": low, "accuracy_lost_high": high}
+    return columns

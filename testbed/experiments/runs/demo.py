@@ -26,6 +26,7 @@ from testbed.errors import BadInput, GateError
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.inputs.pair import target_for
 from testbed.experiments.inputs.profile import load_profile
+from testbed.experiments.inputs.state import csi_text
 from testbed.experiments.report.page import write_report
 from testbed.experiments.results import directory as results
 from testbed.experiments.runs.calibrate import calibrate
@@ -34,7 +35,7 @@ from testbed.experiments.runs.journal import NAME as JOURNAL
 from testbed.experiments.runs.prepare import check_window_rule, prepare
 from testbed.experiments.runs.processes import base_station, proxy, user_equipment
 from testbed.experiments.runs.uerun import LiveProgress, result_of, write_run
-from testbed.experiments.runs.virtual import csi_text, load_models, run_virtual
+from testbed.experiments.runs.virtual import load_models, run_virtual
 from testbed.models.bundle import BUNDLED, head_directory
 from testbed.protocols.adaptive import RULES
 from testbed.protocols.methods import run_method
@@ -89,6 +90,7 @@ def check_demo(config: DemoConfig) -> ChannelSpec:
         load_profile(channel.profile)
     if channel.kind == "tc":
         tc_config(channel, namespaces=1)
+    csi_text(channel, kind=config.csi)
     if channel.is_virtual and not engine.needs_model:
         raise BadInput("a virtual demo needs a real target: --engine vllm, transformers or llama")
     load_dataset(config.dataset, config.prompts)
@@ -131,7 +133,14 @@ def judge_of(config: DemoConfig) -> Judge:
 
 
 def labelled(row: dict[str, Any], config: DemoConfig) -> dict[str, Any]:
-    """A row with the judge and head of its method; θ only where the judge goes by it."""
+    """A row with its link, where that is emulated and constant, the source of its channel state, and the judge and head
+    of its method; θ only where the judge uses it.
+    """
+    truth = parse_channel(config.channel).csi()
+    if truth is not None:
+        link = ("uplink_mbps", "downlink_mbps", "rtt_ms")
+        row = {**row, **{name: getattr(truth, name) for name in link}, "per": truth.per_up}
+    row = {**row, "csi": config.csi}
     if not run_method(row["method"]).judged:
         return {**row, "judge": None, "head": None}
     kind, head = judging(config)
@@ -162,7 +171,7 @@ def _real(config: DemoConfig, channel: ChannelSpec, out: Path, say: Say) -> tupl
         if channel.is_proxied:
             relay = held.enter_context(proxy(channel, bind))
             bind, origin_s, pids["proxy"] = relay["listen"], relay["origin_s"], relay["pid"]
-        link = {"bs": bind, "local_bs": local, "insecure": alone, "csi": csi_text(channel, origin_s)}
+        link = {"bs": bind, "local_bs": local, "insecure": alone, "csi": csi_text(channel, origin_s, config.csi)}
         document, pids["ue"] = user_equipment(msgspec.structs.replace(run_config(config), **link), out, prefix)
     return document["rows"], pids
 
@@ -234,7 +243,7 @@ def _virtual(
     try:
         with LiveProgress(len(work.prompts) * len(run.methods)) as live:
             watch = Watch(live.round, live.done)
-            outcomes = run_virtual(run, work, watch, channel, profile, models, judge=judge_of(config))
+            outcomes = run_virtual(run, work, watch, channel, profile, models, judge=judge_of(config), csi=config.csi)
     finally:
         models.close()
     result = result_of(run, work, outcomes)

@@ -19,6 +19,7 @@ from testbed.protocols import TARGET_ONLY
 from testbed.protocols.messages import Welcome
 from testbed.tasks import together
 from testbed.ue.dial import dial
+from testbed.ue.drafters.after import StatesAfter
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.load_drafter import DrafterOptions, load_drafter
 from testbed.ue.pace import REAL_TIME, Pace
@@ -100,7 +101,7 @@ def setting_of(config: RunConfig, clients: Clients, drafter: Drafter, pace: Pace
     """The settings that all requests of a run share."""
     return Setting(
         clients,
-        drafter,
+        StatesAfter(drafter) if config.states == "after" else drafter,
         policy_of(config, drafter.fingerprint),
         config.threshold,
         config.tie_tolerance,

@@ -35,6 +35,12 @@ def _keys(prefix: NDArray[np.int32], draft: NDArray[np.int32]) -> list[Key]:
     return keys
 
 
+def _missed(draft: NDArray[np.int32], argmax: NDArray[np.int32]) -> list[int]:
+    """Rows of a result whose hidden states judges may use: those of mismatches, and those after them."""
+    rows = np.flatnonzero(draft != argmax[:-1])
+    return np.unique(np.concatenate([rows, rows + 1])).tolist()  # type: ignore[no-any-return]
+
+
 class _KeptRow(NamedTuple):
     """Target result after a prefix."""
 
@@ -46,7 +52,8 @@ class MemoEngine:
     """Implements `VerifyEngine`: results from memory where known, else from the engine.
 
     Distributions are not stored: requests for them always go to the engine. Hidden states are stored only where a
-    drafted token is not the argmax, since judges use no others; the other rows of a result from memory are zero.
+    drafted token is not the argmax, and after it, since judges use no others; the other rows of a result from memory
+    are zero.
 
     Args:
         hidden: request hidden states in every pass, so that they are known later.
@@ -90,7 +97,7 @@ class MemoEngine:
         said = [row for row in rows if row is not None]
         hidden = None
         if request.hidden:
-            missed = [i for i, token in enumerate(request.draft.tolist()) if said[i].argmax != token]
+            missed = _missed(request.draft, np.array([row.argmax for row in said], np.int32))
             states = [self._states.get(keys[i]) for i in missed]
             hidden = np.zeros((len(keys), self.hidden_size), np.float32)
             for i, state in zip(missed, states, strict=True):
@@ -110,7 +117,7 @@ class MemoEngine:
         for key, token, gap in zip(keys, request.draft.tolist(), result.draft_gap.tolist(), strict=False):
             self._gaps.setdefault((key, token), gap)
         if result.hidden is not None:
-            for i in np.flatnonzero(request.draft != result.argmax[:-1]).tolist():
+            for i in _missed(request.draft, result.argmax):
                 self._states.setdefault(keys[i], result.hidden[i].copy())
 
     def release(self, session: str) -> None:

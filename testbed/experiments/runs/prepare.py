@@ -14,6 +14,7 @@ from testbed.config import RunConfig
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import Example, load_dataset
 from testbed.experiments.inputs.padding import check_pad
+from testbed.experiments.inputs.scorers import scorer
 from testbed.experiments.inputs.state import check_csi
 from testbed.experiments.power.recorder import check_power
 from testbed.models.bundle import bundled
@@ -133,6 +134,7 @@ def _check(config: RunConfig) -> None:
     check_pad(config.pad, config.methods)
     sampling_for(config.methods, config.temperature, config.top_k, config.top_p)
     check_csi(config.csi)
+    scorer(config.scorer)
     keys_for(config.bs, config.keys, config.insecure)
     check_silence(config.failover_s)
     check_power(config)

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from testbed.config import RunConfig, resolved, save
 from testbed.errors import BadInput
+from testbed.experiments.inputs.scorers import scorer
 from testbed.experiments.power.recorder import finish, settled, source_of, watching
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.files import write_requests, write_rounds
@@ -24,7 +25,7 @@ from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.power.reading import PowerSource
 from testbed.protocols.methods import run_method
 from testbed.ue.records import RoundRecord
-from testbed.ue.run import Job, Outcome
+from testbed.ue.run import Job, Outcome, sampling_for
 
 GIVEN = "prompt.json"
 """The one prompt that was given on the command line, as a list of one text or of ids."""
@@ -125,6 +126,8 @@ def result_of(
     rows = results.rows(
         ordered, examples, texts, window=config.window, threshold=config.threshold, hidden_bits=config.hidden_bits,
         window_rule=config.window_rule, own=_own_texts(config, work), idle_w=power["idle_w"] if power else None,
+        temperature=sampling_for(config.methods, config.temperature, config.top_k, config.top_p).temperature,
+        score=scorer(config.scorer),
     )  # fmt: skip
     outputs = [
         {

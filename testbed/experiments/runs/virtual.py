@@ -20,6 +20,7 @@ from testbed.experiments.deployment.profiled import ProfilePace, ProfileRunner, 
 from testbed.experiments.deployment.virtual import VirtualDeployment, VirtualStation
 from testbed.experiments.inputs.payloads import OWN, sizers
 from testbed.experiments.inputs.profile import Profile
+from testbed.experiments.inputs.state import ORACLE, csi_text
 from testbed.experiments.runs.execute import Watch, decode_all, drafter_of, setting_of
 from testbed.experiments.runs.memo import MemoDrafter, MemoEngine
 from testbed.experiments.runs.prepare import Workload
@@ -79,6 +80,7 @@ def run_virtual(
     models: Models,
     payload: str = OWN,
     judge: Judge | None = None,
+    csi: str = ORACLE,
 ) -> list[Outcome]:
     """Decode every prompt by every method over a virtual link, as `execute` does over a real one.
 
@@ -88,11 +90,12 @@ def run_virtual(
         channel: of kind `virtual`, or a trace.
         payload: one of `payloads.PAYLOADS`.
         judge: used by this run only, if it has state; None: strict.
+        csi: how the UE knows the channel state, see `csi_text`.
 
     Raises:
         BadInput: prompts that are too long for the target.
     """
-    config = msgspec.structs.replace(config, csi=csi_text(channel))
+    config = msgspec.structs.replace(config, csi=csi_text(channel, kind=csi))
     deployment = VirtualDeployment()
     station = deployment.base_station(
         ProfileRunner(models.engine, profile, deployment.clock),
@@ -101,20 +104,10 @@ def run_virtual(
         windows=hinting(profile, models.offer.vocab_size) if WINDOW_RULES[config.window_rule].hinted else None,
     )
     clients = _clients(station, config, channel, profile, payload)
-    setting = setting_of(config, clients, models.drafter, ProfilePace(profile, deployment.clock))
+    pace = ProfilePace(profile, deployment.clock, ahead=config.states == "after")
+    setting = setting_of(config, clients, models.drafter, pace)
     setting = replace(setting, sizes=profile.sizes, overheads=profile.overheads)
     return run_virtually(deployment.run(decode_all(config, work, watch, setting, deployment.clock)))
-
-
-def csi_text(channel: ChannelSpec, origin_s: float = 0.0) -> str:
-    """The `--csi` of a UE behind this link: the link's settings."""
-    if channel.file is not None:
-        return f"trace={channel.file},origin_s={origin_s!r}"
-    csi = channel.csi()
-    if csi is None:
-        return "passive"
-    names = ("uplink_mbps", "downlink_mbps", "rtt_ms", "per_up", "per_down", "source")
-    return ",".join(f"{name}={getattr(csi, name)}" for name in names)
 
 
 def _clients(

@@ -48,7 +48,7 @@ class PointRunner:
         self._todo = [point for point in todo if point.channel.is_virtual]
         self._pair: Pair | None = None
         self._models: Models | None = None
-        self._works: dict[tuple[str, int], Workload] = {}
+        self._works: dict[tuple[str, int, str, int], Workload] = {}
 
     def run(self, point: SweepPoint, directory: Path) -> None:
         """Run a point and write its directory, replacing remains of an interrupted run.
@@ -79,13 +79,15 @@ class PointRunner:
             self._pair = pair_of(point)
         assert self._models is not None
         run = run_config(point.config)
-        key = (run.dataset, run.limit or 0)
+        key = (run.dataset, run.limit or 0, run.prompt_format, run.shots)
         if key not in self._works:
             self._works[key] = prepare(run)
         work = self._works[key]
         watch = Watch(lambda *_: None, lambda _: None)
         profile, judge = load_profile(point.channel.profile), judge_of(point.config)
-        outcomes = run_virtual(run, work, watch, point.channel, profile, self._models, point.payload, judge)
+        outcomes = run_virtual(
+            run, work, watch, point.channel, profile, self._models, point.payload, judge, point.config.csi
+        )
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "point.yaml").write_bytes(msgspec.yaml.encode(point))
         write_run(directory, run, work, result_of(run, work, outcomes))
@@ -95,7 +97,8 @@ def load_pair(todo: Sequence[SweepPoint]) -> Models:
     """Load the pair of these points, with context for the longest prompt and output."""
     most = max(point.config.max_tokens for point in todo)
     runs = [run_config(msgspec.structs.replace(point.config, max_tokens=most)) for point in todo]
-    largest = {run.dataset: run for run in sorted(runs, key=lambda run: run.limit or 0)}
+    by_size = sorted(runs, key=lambda run: run.limit or 0)
+    largest = {(run.dataset, run.prompt_format, run.shots): run for run in by_size}
     works = [prepare(run) for run in largest.values()]
     work = max(works, key=lambda work: max(len(prompt.ids) for prompt in [*work.prompts, *work.warmup]))
     hidden = any(judging(point.config)[1] is not None for point in todo)

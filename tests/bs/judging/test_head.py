@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from testbed.bs.judging import head as head_judge
 from testbed.bs.judging.base import Candidates
 from testbed.bs.judging.head import BudgetJudge, HeadJudge, TableJudge
-from testbed.channel.csi import PERFECT, Csi
+from testbed.channel.csi import PERFECT, Csi, quality
 from testbed.errors import BadInput
 from tests.support.heads import random_head
 
@@ -72,7 +73,7 @@ def test_an_unknown_channel_is_judged_as_a_perfect_one() -> None:
     unknown, perfect, poor = judge.probabilities([window(3, 20, 0.5)] * 3, [PERFECT, PERFECT, POOR])
     np.testing.assert_array_equal(unknown, perfect)
     assert np.abs(perfect - poor).max() > 0.01
-    assert PERFECT.quality == 1.0
+    assert quality(PERFECT, "goodput") == quality(PERFECT, "goodput-rtt") == 1.0
     for threshold in np.linspace(0.05, 0.95, 7):
         a, b = judge.judge([window(3, 20, threshold, None), window(3, 20, threshold)])
         np.testing.assert_array_equal(a, b)
@@ -83,7 +84,7 @@ def test_the_table_sets_the_threshold_by_the_channel() -> None:
     judge = TableJudge(head)
     for csi in (POOR, Csi(20.0, 20.0, 50.0), Csi(500.0, 500.0, 5.0)):
         kept, strict = judge.judge([window(1, 40, 1.0, csi), window(1, 40, 0.0, csi)])
-        expected = HeadJudge(head).judge([window(1, 40, 1 - csi.quality, csi)])[0]
+        expected = HeadJudge(head).judge([window(1, 40, 1 - quality(csi, "goodput-rtt"), csi)])[0]
         np.testing.assert_array_equal(kept, expected)
         assert not strict.any()
     poor, good = (judge.judge([window(1, 40, 1.0, csi)])[0].sum() for csi in (POOR, Csi(500.0, 500.0, 5.0)))
@@ -101,10 +102,15 @@ class Given:
         return drafter[:, 0].astype(np.float32)
 
 
-def risky(session: int, risks: list[float], threshold: float = 1.0) -> Candidates:
+def risky(session: int, risks: list[float], threshold: float = 1.0, spent: float = 0.0) -> Candidates:
     ids = np.zeros(len(risks), np.int32)
     states = np.array(risks, np.float32)[:, None]
-    return Candidates(ids, ids, states, np.zeros((len(risks), 1), np.float32), None, threshold, session)  # type: ignore[arg-type]
+    return Candidates(ids, ids, states, np.zeros((len(risks), 1), np.float32), None, threshold, session, spent)  # type: ignore[arg-type]
+
+
+def judged(judge: BudgetJudge, session: int, risks: list[float]) -> np.ndarray:
+    """What the judge keeps of a response that has spent what the judge said last."""
+    return judge.judge([risky(session, risks, spent=judge.risk(session))])[0]
 
 
 def budget_judge(share: float) -> BudgetJudge:
@@ -120,7 +126,7 @@ def test_no_response_ever_passes_its_budget(rounds: list[tuple[int, list[float]]
     judge = budget_judge(share)
     unchanged = {0: 1.0, 1: 1.0, 2: 1.0}
     for session, risks in rounds:
-        (kept,) = judge.judge([risky(session, risks)])
+        kept = judged(judge, session, risks)
         first = int(np.argmin(kept)) if not kept.all() else len(kept)
         assert not kept[first:].any()
         for risk in np.array(risks[:first], np.float32).tolist():
@@ -139,7 +145,7 @@ def test_of_many_answers_at_most_the_budgets_share_changes() -> None:
         harmed = False
         for _ in range(10):
             risks = rng.beta(0.3, 6, 4)
-            (kept,) = judge.judge([risky(answer, risks.tolist())])
+            kept = judged(judge, answer, risks.tolist())
             harmed |= bool((kept & (rng.random(4) < risks)).any())
         changed += harmed
     spread = 3 * (share * (1 - share) / answers) ** 0.5
@@ -153,16 +159,24 @@ def test_sessions_of_one_pass_keep_their_own_accounts_and_theta_still_holds() ->
     )
     assert first.all() and second.all() and not strict.any()
     assert capped.tolist() == [True, False]
-    assert not judge.judge([risky(1, [0.05])])[0].any()
-    assert judge.judge([risky(5, [0.05])])[0].all()
+    assert not judged(judge, 1, [0.05]).any()
+    assert judged(judge, 5, [0.05]).all()
+
+
+def test_what_was_spent_elsewhere_counts() -> None:
+    here, there = budget_judge(0.1), budget_judge(0.1)
+    assert judged(here, 1, [0.06]).all()
+    assert not there.judge([risky(1, [0.05], spent=here.risk(1))])[0].any()
+    assert there.judge([risky(1, [0.03], spent=here.risk(1))])[0].all()
+    assert there.risk(1) == pytest.approx(-math.log(0.94 * 0.97))
 
 
 def test_accounts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_judge, "ACCOUNTS", 3)
     judge = budget_judge(0.1)
     for session in (1, 2, 1, 3, 4):
-        judge.judge([risky(session, [0.04])])
-    assert judge.left(2) == judge.left(99) > judge.left(3) > judge.left(1)
+        judged(judge, session, [0.04])
+    assert judge.risk(2) == judge.risk(99) == 0 < judge.risk(3) < judge.risk(1)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1])

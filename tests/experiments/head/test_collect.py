@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from testbed.decision_head.episodes import EpisodeStore, Meta, Mismatches
+from testbed.decision_head.episodes import CRITICAL, HARMLESS, UNPARSED, EpisodeStore, Meta, Mismatches
 from testbed.errors import BadInput
 from testbed.experiments.head import collect as head_collect
 from testbed.experiments.head import label as head_label
@@ -23,6 +23,7 @@ from testbed.experiments.lockstep.answers import AnswerTask
 from testbed.experiments.lockstep.completions import Completer
 from testbed.experiments.lockstep.decoding import Lockstep
 from testbed.models.export import export_gguf
+from testbed.protocols.messages import Reading
 from tests.support.refusals import refuse
 from tests.support.synthetic import ENDS, HIDDEN, VOCAB, drafter, engine, text_of
 
@@ -140,6 +141,35 @@ def test_labels_are_those_that_the_oracle_makes_on_its_way(tmp_path: Path) -> No
     assert told.seen == [(done, 3, "chunks") for done in range(4)]
 
 
+def test_labels_without_an_answer_are_left_out_and_counted(tmp_path: Path) -> None:
+    made = store(tmp_path, "strict")
+    fill(made, "strict", Told())
+    silent = AnswerTask(Completer(ENDS), 40, text_of, lambda text: tens(text) if len(text) % 2 else None)
+    head_label.fill(made, silent, Lockstep(engine(), 3), Told())
+    parts = [made.read(chunk) for chunk in made.chunks()]
+    labels = np.concatenate([made.read_labels(chunk)[0] for chunk in made.chunks()])
+    assert set(labels.tolist()) == {HARMLESS, CRITICAL, UNPARSED}
+    found, critical = made.load()
+    origins = [(part, row) for part in parts for row in range(len(part))]
+    kept = [pair for pair, label in zip(origins, labels, strict=True) if label != UNPARSED]
+    assert len(found) == len(kept) == len(critical)
+    assert critical.tolist() == (labels[labels != UNPARSED] == CRITICAL).tolist()
+    readings: tuple[Reading, ...] = ("predicting", "after")
+    for row, (part, origin) in enumerate(kept):
+        assert found.prefix(row).tolist() == part.prefix(origin).tolist()
+        assert (found.prompt[row], found.order[row]) == (part.prompt[origin], part.order[origin])
+        for reading in readings:
+            for mine, theirs in zip(found.states(reading), part.states(reading), strict=True):
+                assert np.array_equal(mine[row], theirs[origin])
+
+
+def test_a_collection_of_an_older_schema_is_refused(tmp_path: Path) -> None:
+    made = store(tmp_path, "strict")
+    path = tmp_path / "meta.json"
+    path.write_text(path.read_text().replace(f'"schema": {made.meta.schema}', '"schema": 1'))
+    refuse(lambda: EpisodeStore(tmp_path).open(), BadInput, "schema 1", "collect the episodes again")
+
+
 def test_interrupted_labelling_goes_on_where_it_was(tmp_path: Path) -> None:
     made = store(tmp_path, "explore")
     fill(made, "explore", Told())
@@ -180,7 +210,7 @@ def test_label_takes_the_collections_own_target_and_one_scorer(tmp_path: Path, r
     own = EpisodeCollectConfig(model=str(random_models["llama"]))
     refuse(lambda: label(tmp_path, None, own, Told()), BadInput, "synthetic", "--model")
     refuse(lambda: label(tmp_path, "bleu", own, Told()), BadInput, "'bleu'")
-    made.write_labels(0, np.zeros(3, np.bool_), 4)
+    made.write_labels(0, np.zeros(3, np.int8), 4)
     refuse(lambda: head_label.choose(made, "exact"), BadInput, "by scorer number")
     head_label.choose(made, "number")
     (tmp_path / "labels-00000.safetensors").unlink()

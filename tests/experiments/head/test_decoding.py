@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.bs.engines.registry import load_engine
+from testbed.decision_head.episodes import CRITICAL, HARMLESS, UNPARSED
 from testbed.experiments.head.decoding import Episode, EpisodeSetup, chunk_of, decode_episode
+from testbed.experiments.inputs.scorers import Scorer
 from testbed.experiments.lockstep.answers import Answers, AnswerTask
 from testbed.experiments.lockstep.completions import Completer
 from testbed.experiments.lockstep.decoding import Lockstep
-from testbed.experiments.lockstep.scorers import Scorer
 from testbed.synthetic import next_token, noise
 from testbed.ue.llama.drafter import LlamaDrafter
 from tests.support.models import TOKENS
@@ -59,7 +60,10 @@ def test_every_mismatch_is_what_it_says(prompt: list[int], window: int, explore:
         assert episode.draft_id[i] == token.id != episode.target_id[i] == next_token(prefix, VOCAB, 0)
         assert np.array_equal(episode.drafter_hidden[i], token.hidden)
         assert np.array_equal(episode.target_hidden[i], noise(prefix, 0, "hidden", HIDDEN))
-    assert episode.critical == [] and episode.completions == 0
+        read = [*prefix, token.id]
+        assert np.array_equal(episode.drafter_after[i], source.predict(read, False).hidden)
+        assert np.array_equal(episode.target_after[i], noise(read, 0, "hidden", HIDDEN))
+    assert episode.labels == [] and episode.completions == 0
 
 
 def outcomes(episode: Episode) -> list[bool]:
@@ -107,12 +111,14 @@ def test_explore_keeps_as_many_as_it_is_told_and_repeats_itself() -> None:
 
 def test_oracle_keeps_what_is_harmless_and_its_labels_are_right() -> None:
     found = episodes(PROMPTS, "oracle")
-    labels = [c for episode in found for c in episode.critical]
+    labels = [label for episode in found for label in episode.labels]
     assert 0.2 < np.mean(labels) < 0.8 and len(labels) > 40
     for prompt, episode in zip(PROMPTS, found, strict=True):
-        assert [not critical for critical in episode.critical[:-1]] == outcomes(episode)
+        assert [label == HARMLESS for label in episode.labels[:-1]] == outcomes(episode)
         for i, ids in enumerate(episode.prefix):
-            assert episode.critical[i] == brute(prompt, ids.tolist(), episode.draft_id[i], episode.target_id[i])
+            assert (episode.labels[i] == CRITICAL) == brute(
+                prompt, ids.tolist(), episode.draft_id[i], episode.target_id[i]
+            )
 
 
 def brute(prompt: list[int], prefix: list[int], draft: int, target: int) -> bool:
@@ -131,7 +137,7 @@ def test_an_oracle_completes_once_a_mismatch_and_once_a_prompt() -> None:
         assert episode.completions == (len(episode) + 1 if len(episode) else 0)
 
 
-def test_answers_know_what_they_were_told_and_no_answer_agrees_with_none() -> None:
+def test_answers_know_what_they_were_told_and_no_answer_is_compared_with_none() -> None:
     prompt, prefix = [3, 4], [3, 4]
     target = next_token(prefix, VOCAB, 0)
     completed = {draft: greedy([*prefix, draft], MAX_TOKENS - 1) for draft in range(1, VOCAB) if draft != target}
@@ -139,12 +145,30 @@ def test_answers_know_what_they_were_told_and_no_answer_agrees_with_none() -> No
     for begun in ([], own[:1], own[:5], own, [*own, 7]):  # an end id closes it, whatever comes behind
         assert asked(Answers(task(), "s", 2), prefix, draft, target, begun) == brute(prompt, prefix, draft, target)
     nothing = Answers(task(lambda text: None), "s", 2)
-    assert not asked(nothing, prefix, draft, target, [])
-    one = Answers(task(lambda text: True if text.startswith(str(draft)) else None), "s", 2)
-    assert asked(one, prefix, draft, target, [])
+    assert asked(nothing, prefix, draft, target, []) is None
+    gained = Answers(task(lambda text: True if text.startswith(str(draft)) else None), "s", 2)
+    assert asked(gained, prefix, draft, target, []) is None
+    lost = Answers(task(lambda text: True if text.startswith(str(target)) else None), "s", 2)
+    assert asked(lost, prefix, draft, target, []) is True
 
 
-def asked(answers: Answers, prefix: list[int], draft: int, target: int, begun: list[int]) -> bool:
+def test_an_oracle_leaves_out_what_has_no_answer_and_rejects_it() -> None:
+    """Every other prompt has no answer."""
+
+    def even(text: str) -> int | None:
+        return tens(text) if len(text) % 2 else None
+
+    setup = EpisodeSetup(drafter(0.7), task(even), 8, "oracle", 0.0, 0)
+    found = [
+        episode for _, episode in Lockstep(engine(), 3).run(decode_episode(setup, i, p) for i, p in enumerate(PROMPTS))
+    ]
+    labels = [label for episode in found for label in episode.labels]
+    assert {HARMLESS, CRITICAL, UNPARSED} == set(labels)
+    for episode in found:
+        assert outcomes(episode) == [label == HARMLESS for label in episode.labels[:-1]]
+
+
+def asked(answers: Answers, prefix: list[int], draft: int, target: int, begun: list[int]) -> bool | None:
     ((_, critical),) = Lockstep(engine(), 1).run([answers.critical(prefix, draft, target, begun)])
     return critical
 
@@ -204,10 +228,12 @@ def test_states_of_real_engines_are_those_of_transformers(
     assert sum(map(len, found.values())) > 30
     for episode in found.values():
         for i, prefix in enumerate(episode.prefix):
-            for reference, token, state, tolerance in (
-                (references[kind], episode.target_id[i], episode.target_hidden[i], 1e-4),
-                (references[other], episode.draft_id[i], episode.drafter_hidden[i], 2e-2),
+            read = [*prefix.tolist(), episode.draft_id[i]]
+            for reference, token, state, after, tolerance in (
+                (references[kind], episode.target_id[i], episode.target_hidden[i], episode.target_after[i], 1e-4),
+                (references[other], episode.draft_id[i], episode.drafter_hidden[i], episode.drafter_after[i], 2e-2),
             ):
-                logits, hidden = reference.outputs(prefix.tolist())
-                assert token == logits[-1].argmax()
-                assert np.abs(hidden[-1] - state).max() < tolerance
+                logits, hidden = reference.outputs(read)
+                assert token == logits[-2].argmax()
+                assert np.abs(hidden[-2] - state).max() < tolerance
+                assert np.abs(hidden[-1] - after).max() < tolerance

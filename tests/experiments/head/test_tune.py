@@ -12,7 +12,7 @@ from testbed.channel.csi import FEATURES
 from testbed.decision_head.head import DecisionHead
 from testbed.errors import BadInput
 from testbed.experiments.head.config import Goal, TuneConfig
-from testbed.experiments.head.tune import Trial, choose, load_problems, tune
+from testbed.experiments.head.tune import GRID, Trial, choose, load_problems, tune
 from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import bundled
 from tests.support.heads import random_head
@@ -78,7 +78,7 @@ def test_a_head_gets_the_threshold_that_its_answers_deserve() -> None:
     finally:
         problems.models.close()
     assert head.info.thresholds == ((1.0, 1.0),)
-    assert [t.threshold for t in trials] == [level / 16 for level in range(1, 17)]
+    assert tuple(t.threshold for t in trials) == GRID and 1 / 256 in GRID and sorted(set(GRID)) == list(GRID)
     own = sum(problems.right) / 5
     assert all(t.lost == pytest.approx(100 * (own - t.accuracy)) for t in trials)
     assert trials[-1].rounds < trials[0].rounds  # θ = 1 keeps every draft

@@ -51,12 +51,14 @@ def test_passes_that_are_linear_in_new_tokens_are_found_exactly() -> None:
     assert found.values == pytest.approx((3e-4, 0, 0, 0.02), rel=1e-6, abs=1e-9)
 
 
-@pytest.mark.parametrize("name", ["wisv", "edge-sd"])
-def test_other_profiles_come_near_on_passes_that_were_not_fitted(name: str) -> None:
-    """Their cost models differ from eq. 19, so the fit is approximate, and never negative."""
+@pytest.mark.parametrize(("name", "tolerance"), [("wisv", 0.35), ("edge-sd", 0.15)])
+def test_other_profiles_come_near_on_passes_that_were_not_fitted(name: str, tolerance: float) -> None:
+    """Their cost models differ from eq. 19, so the fit is approximate, and never negative; `wisv` has a shortest
+    pass, which eq. 19 lacks.
+    """
     verify = load_profile(name).verify
     found = pass_coefficients(verify)
     assert min(found.values) >= 0 and max(found.values) > 0
     for requests, drafted, cached in ((2, 3, 128), (8, 6, 512), (12, 12, 400), (1, 10, 700)):
         truth_s = verify.pass_s([PassWork(drafted, drafted + 1, cached)] * requests)
-        assert found.batch_s([Seen(drafted + 1, cached)] * requests) == pytest.approx(truth_s, rel=0.15)
+        assert found.batch_s([Seen(drafted + 1, cached)] * requests) == pytest.approx(truth_s, rel=tolerance)

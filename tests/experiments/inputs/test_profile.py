@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from testbed.bundled_files import names
 from testbed.channel.csi import Csi
@@ -46,8 +48,30 @@ def test_wisv_table_1(window: int, kind: str, rate: float, latency_s: float, rou
     assert rounds * (link_s + compute_s) == pytest.approx(latency_s, rel=tolerance)
 
 
+@pytest.mark.parametrize(
+    ("window", "kind", "rate", "latency_s", "rounds"), [row for row in TABLE if row[1] == "greedy"]
+)
+def test_wisvs_flops_give_its_greedy_rows(window: int, kind: str, rate: float, latency_s: float, rounds: float) -> None:
+    profile = load_profile("wisv-flops")
+    compute_s = profile.draft.window_s(window, 200) + profile.verify.pass_s([PassWork(window, window + 1, 200)])
+    assert rounds * (0.05 + compute_s) == pytest.approx(latency_s, rel=0.01)
+
+
+WORK = st.builds(PassWork, drafted=st.integers(0, 64), new=st.integers(1, 65), cached=st.integers(0, 500))
+
+
+@given(st.lists(WORK, min_size=1, max_size=8), st.integers(0, 7), st.integers(1, 64))
+def test_wisvs_drafted_passes_are_no_cheaper_than_plain_tokens(batch: list[PassWork], one: int, window: int) -> None:
+    verify, one = load_profile("wisv").verify, one % len(batch)
+    plain = [*batch[:one], PassWork(0, 1, 100), *batch[one + 1 :]]
+    drafted = [*batch[:one], PassWork(window, window + 1, 100), *batch[one + 1 :]]
+    times_s = [verify.pass_s(passed) for passed in (plain[:one] + plain[one + 1 :], plain, drafted)]
+    assert times_s[0] <= times_s[1] + 1e-12 and times_s[1] <= times_s[2] + 1e-12
+    assert verify.pass_s([PassWork(0, 1, 100)]) == pytest.approx(0.023)
+
+
 def test_every_bundled_profile_says_where_it_comes_from_and_what_it_assumes() -> None:
-    assert names("profiles") == ["a100-qwen3-32b", "a100-qwen3-32b-appendix", "edge-sd", "wisv"]
+    assert names("profiles") == ["a100-qwen3-32b", "a100-qwen3-32b-appendix", "edge-sd", "wisv", "wisv-flops"]
     for name in names("profiles"):
         profile = load_profile(name)
         assert profile.name == name

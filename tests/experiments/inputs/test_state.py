@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from testbed.channel.csi import Csi
+from testbed.channel.spec import ChannelSpec
 from testbed.clock import WallClock
 from testbed.errors import BadInput
-from testbed.experiments.inputs.state import ASSUMED_MBPS, channel_state, check_csi
+from testbed.experiments.inputs.state import ASSUMED_MBPS, channel_state, check_csi, csi_text
 from testbed.ue.records import RoundRecord
 from tests.support.refusals import refuse
 from tests.support.stations import client, station
@@ -60,6 +61,42 @@ async def test_passive_starts_from_a_handshake_and_learns_from_rounds() -> None:
         assert learnt is not None
         assert learnt.rtt_ms == pytest.approx(20, rel=0.15)
         assert learnt.uplink_mbps == pytest.approx(8, rel=0.15)
+
+
+async def test_a_handshake_knows_the_rtt_alone_and_measures_again_before_every_request() -> None:
+    async with station() as (_, address), client(address) as connection:
+        state = await channel_state("handshake", connection, CLOCK)
+        first = state.now()
+        assert first is not None and 0 < first.rtt_ms < 50
+        assert (first.uplink_mbps, first.source) == (ASSUMED_MBPS, "handshake")
+        await state.begin()
+        again = state.now()
+        assert again is not None and again.time_s > first.time_s
+
+
+async def test_reports_are_of_the_link_that_follows_and_the_rtt_is_a_handshakes() -> None:
+    link = "uplink_mbps=20,downlink_mbps=20,rtt_ms=500,per_up=0.5,source=emulated"
+    csi = await state_of(f"report,levels=3001,noise_db=0,{link}")
+    assert csi is not None
+    assert csi.uplink_mbps == pytest.approx(10.0, rel=0.01)
+    assert (csi.per_up, csi.source) == (0.0, "report") and csi.rtt_ms < 50
+    csi = await state_of(f"report,trace=walk,origin_s={CLOCK.time() - 5.0}")
+    assert csi is not None and csi.source == "report"
+
+
+LINK = ChannelSpec(kind="virtual", uplink_mbps=20, downlink_mbps=40, rtt_ms=50, per=0.1)
+
+
+async def test_the_state_that_a_ue_is_told_of_an_emulated_link() -> None:
+    truth = await state_of(csi_text(LINK))
+    assert truth is not None
+    assert (truth.uplink_mbps, truth.downlink_mbps, truth.rtt_ms, truth.per_up) == (20.0, 40.0, 50.0, 0.1)
+    assert csi_text(ChannelSpec()) == "passive"
+    assert [csi_text(LINK, kind=kind) for kind in ("none", "passive", "handshake")] == ["none", "passive", "handshake"]
+    refuse(lambda: csi_text(ChannelSpec(), kind="report"), BadInput, "emulated")
+    refuse(lambda: csi_text(LINK, kind="perfect"), BadInput, "'perfect'", "oracle")
+    refuse(lambda: csi_text(LINK, kind="report,period_ms=0"), BadInput, "period-ms")
+    refuse(lambda: csi_text(LINK, kind="report,speed=2"), BadInput, "bad channel state")
 
 
 async def test_a_measured_file_is_where_learning_starts(tmp_path: Path) -> None:

@@ -68,12 +68,14 @@ def test_a_speculative_row_by_hand(table: dict[str, dict[str, Any]]) -> None:
             "window_rule": "fixed",
             "threshold": 0.5,
             "hidden_bits": 8,
+            "temperature": None,
             "uplink_mbps": 20.0,
             "downlink_mbps": 40.0,
             "rtt_ms": 50.0,
             "per": 0.01,
             "requests": 2,
             "accuracy": 0.5,  # 2 is right, 31 is not 30
+            "unparsed": 0.0,
             "accuracy_lost": 0.5,  # the target has both
             "accuracy_lost_low": 0.0,
             "accuracy_lost_high": 1.0,

@@ -30,6 +30,15 @@ def test_what_is_not_known_is_none() -> None:
     assert quality({0: "#### 1", 1: ""}, EXAMPLES, {0: "#### 1"})["accuracy_lost"] is None
 
 
+def test_outputs_without_an_answer_are_counted_and_the_scorer_is_the_runs() -> None:
+    texts = {0: "#### 1", 1: "cut off", 2: "nothing", 3: "#### 4"}
+    found = quality(texts, EXAMPLES)
+    assert (found["accuracy"], found["unparsed"]) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
+    words = [Example("a", "It is GREEN"), Example("b", "red"), Example("c", "50")]
+    mine = quality({0: "green", 1: "", 2: "50"}, words, None, lambda t: t.split()[-1].lower() if t.split() else None)
+    assert (mine["accuracy"], mine["unparsed"]) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
+
+
 def test_the_interval_is_that_of_a_bootstrap() -> None:
     values = np.random.default_rng(1).choice([-1.0, 0.0, 1.0], 400, p=[0.02, 0.93, 0.05])
     low, high = mean_interval(values)

@@ -61,7 +61,8 @@ def test_hidden_states_that_a_judge_sees_are_the_engines_own(requests: list[tupl
         assert same(found, own)
         assert found.hidden is not None and own.hidden is not None and found.hidden.shape == own.hidden.shape
         missed = np.flatnonzero(np.array(draft, np.int64) != own.argmax[:-1])
-        np.testing.assert_array_equal(found.hidden[missed], own.hidden[missed])
+        for rows in (missed, missed + 1):
+            np.testing.assert_array_equal(found.hidden[rows], own.hidden[rows])
     assert memo.passed <= len(requests)
 
 

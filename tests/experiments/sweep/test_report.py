@@ -40,7 +40,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_intervals_are_paired_with_the_first_row_of_a_window_and_link(sweep: Path) -> None:
     shown = load_shown([sweep])[0]
-    found = with_intervals(shown.parts, shown.config["dataset"])
+    found = with_intervals(shown.parts, shown.config)
     for part, intervals in zip(shown.parts, found, strict=True):
         requests = requests_of(SERIES.index(part.name), part.row["window"], part.row["uplink_mbps"])
         assert intervals["latency_s"].value == pytest.approx(np.mean([r["latency_s"] for r in requests]))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import BadInput
+from testbed.experiments.inputs.datasets import Example
 from testbed.models.scoring import final_number
 
 Scorer = Callable[[str], Hashable]
@@ -42,6 +43,19 @@ def scorer(name: str) -> Scorer:
     if not callable(found):
         raise BadInput(f"scorer {name}: {where} has no function {function}")
     return _checked(name, found)
+
+
+def expected(example: Example, score: Scorer) -> Hashable:
+    """The answer that an output must have to be right; None: the example has no reference answer.
+
+    A reference that is a bare number counts as one for scorer `number`.
+
+    Raises:
+        BadInput: a user's scorer failed.
+    """
+    if example.answer is None or score is final_number:
+        return example.result
+    return score(example.answer)
 
 
 def _module(where: str, name: str) -> Any:

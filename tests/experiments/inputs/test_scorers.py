@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import BadInput
-from testbed.experiments.lockstep.scorers import scorer
+from testbed.experiments.inputs.scorers import scorer
 from tests.support.refusals import refuse
 
 
