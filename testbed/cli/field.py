@@ -185,6 +185,32 @@ def collect(
     _all_answered(found["silent"])
 
 
+@app.command()
+def cancel(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="YAML: places with agents (ue: tcp://...).")],
+    place: Annotated[list[str] | None, typer.Option(help="Only this place; repeat for more.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Cancel the plan's waiting and running orders at its agents; what a run has finished is kept.
+
+    A cancelled order starts again if `field run` gives it again.
+
+    Examples:
+
+        testbed field cancel hall.yaml --place far
+    """
+    from testbed.bundled_files import find
+    from testbed.experiments.field.fleet import cancel as withdraw
+    from testbed.experiments.field.plan import load_plan
+
+    found = withdraw(load_plan(find("plans", plan)), place or [], note)
+    if as_json:
+        print_json(found)
+    else:
+        note(f"{found['cancelled']} orders are cancelled")
+    _all_answered(found["silent"])
+
+
 def _stands(row: dict[str, Any]) -> str:
     """State of an agent, in words."""
     put = f"{len(row['files'])} files are there" if row["files"] else "nothing to carry: the bundled pair is there"

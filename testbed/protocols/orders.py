@@ -29,6 +29,8 @@ MAX_ORDERS = 10_000
 """Most orders that an agent keeps."""
 MAX_RESULT_FILES = 16
 """Most files in the result of an order."""
+CANCELLED = "cancelled"
+"""Note of a cancelled order, which is a failed one to lab machines that do not know `Cancel`."""
 DATA = "data"
 """The array that holds a chunk: u1 [n]."""
 FRAME_BYTES = MAX_CHUNK_BYTES + 4096
@@ -112,6 +114,12 @@ class Drop(Message, frozen=True):
     id: Id
 
 
+class Cancel(Message, frozen=True):
+    """Cancels all unfinished orders whose ids begin with `prefix`; answered by `Cancelled`."""
+
+    prefix: Id
+
+
 # ---------------------------------------------------------------- agent → lab machine
 
 
@@ -150,11 +158,18 @@ class State(Message, frozen=True):
     id: str
     state: Literal["unknown", "waiting", "running", "done", "failed"]
     note: str = ""
-    """Why it failed."""
+    """Why it failed; `CANCELLED` if it was cancelled."""
     began_s: float = 0.0
     """Start and end on the agent's monotonic clock."""
     ended_s: float = 0.0
     files: tuple[File, ...] = ()
+
+
+class Cancelled(Message, frozen=True):
+    """Number of orders that were cancelled, now or before, and whose ids begin with `prefix`."""
+
+    prefix: str
+    count: int
 
 
 class Chunk(Message, frozen=True):
@@ -171,8 +186,8 @@ class Refused(Message, frozen=True):
     reason: str
 
 
-Orders = Union[Call, Put, Order, Ask, Get, Drop]  # noqa: UP007
-Reports = Union[Standing, Stored, State, Chunk, Refused]  # noqa: UP007
+Orders = Union[Call, Put, Order, Ask, Get, Drop, Cancel]  # noqa: UP007
+Reports = Union[Standing, Stored, State, Cancelled, Chunk, Refused]  # noqa: UP007
 
 _ORDERS: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Orders, strict=True)
 _REPORTS: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Reports, strict=True)
@@ -190,11 +205,18 @@ def decode_report(frames: Frames) -> Packet[Any]:
 
 def digest_of(path: Path) -> str:
     """Digest of a file's content."""
+    digest: str = hash_of(path).hexdigest()
+    return digest
+
+
+def hash_of(path: Path | None = None) -> hashlib.blake2b:
+    """Hash of a file's content, to be continued; None: of no content."""
     found = hashlib.blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            found.update(block)
-    return found.hexdigest()
+    if path is not None:
+        with path.open("rb") as file:
+            while block := file.read(2**20):
+                found.update(block)
+    return found
 
 
 def check_name(name: str) -> str:

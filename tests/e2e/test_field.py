@@ -227,6 +227,24 @@ def test_deploy_asks_agents_how_they_stand_and_passes_over_silent_ones(
         assert process.wait(60) == 0
 
 
+def test_an_order_is_cancelled_from_the_command_line(tmp_path: Path) -> None:
+    keys, workdir, plan = tmp_path / "keys", tmp_path / "agent", tmp_path / "plan.yaml"
+    run("keys", "new", str(keys))
+    run("keys", "new", str(keys), "--ue", "lab", "--out", str(tmp_path / "lab"))
+    with agent(keys, workdir) as (_, address):
+        place = f"{{name: desk, distance_m: 2, ue: '{address}', ue_keys: '{tmp_path / 'lab'}'}}"
+        plan.write_text(
+            f"{{name: hall, bs: 'tcp://127.0.0.1:9', places: [{place}], methods: [{{name: g, protocol: greedy}}]}}"
+        )
+        command = [sys.executable, "-m", "testbed", "field", "run", str(plan), "--yes", "--out", str(tmp_path / "run")]
+        lab = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        until(lambda: list((workdir / "orders").glob("hall-desk-*/result")))  # measuring a link to nowhere
+        assert "known: desk" in run("field", "cancel", str(plan), "--place", "far", code=2)
+        assert run("field", "cancel", str(plan), "--json") == {"cancelled": 1, "silent": []}
+        _, said = lab.communicate(timeout=60)
+    assert lab.returncode == 1 and said.splitlines()[-1].endswith("failed: cancelled")
+
+
 @pytest.mark.long
 def test_the_whole_rehearsal_takes_less_than_ten_minutes_and_virtual_time_agrees(tmp_path: Path) -> None:
     """What it comes to is held anywhere; what it takes, and how far virtual time is off, on a machine that is free."""

@@ -14,6 +14,8 @@ from testbed.protocols.messages import Draft, Ping
 from testbed.protocols.orders import (
     Ask,
     Call,
+    Cancel,
+    Cancelled,
     Drop,
     File,
     Get,
@@ -39,6 +41,7 @@ ORDERS = [
     Ask(id="x"),
     Get(id="x", name="rounds.parquet", offset=2**20),
     Drop(id="x"),
+    Cancel(prefix="hall-far-"),
 ]  # fmt: skip
 OUTSIDE = [
     "",
@@ -71,6 +74,8 @@ def test_a_full_report_fits_its_frame() -> None:
     assert decode_report(encode(State(id="x" * 200, state="done", note="n" * 500, files=files))).message.files == files
     standing = Standing(version=1, token=1, time_s=1.5, host="orin", testbed="0.1", free_bytes=2**40, waiting=3)
     assert decode_report(encode(standing)).message == standing
+    cancelled = Cancelled(prefix="x" * 200, count=10_000)
+    assert decode_report(encode(cancelled)).message == cancelled
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
@@ -80,6 +85,7 @@ def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
         Get(id="x", name=name, offset=0),
         Order(id="x", what=Running(RunConfig(), trace=name)),
         Order(id=name, what=Running(RunConfig())),
+        Cancel(prefix=name),
     ):
         with pytest.raises(ProtocolError):
             decode_order(encode(message))

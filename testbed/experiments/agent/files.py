@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -31,6 +31,7 @@ from testbed.protocols.orders import (
     check_name,
     decode_order,
     digest_of,
+    hash_of,
 )
 
 FILES, ORDERS, PARTS = "files", "orders", "parts"
@@ -39,11 +40,26 @@ SPARE_BYTES = 2**28
 """Disk space that uploads must leave free."""
 
 
+class _Part(NamedTuple):
+    """Hash of the first `size` bytes of an upload."""
+
+    hash: Any
+    size: int
+
+
 class Files:
-    """Uploaded files by name; a file becomes visible when it is complete and its digest matches."""
+    """Uploaded files by name; a file becomes visible when it is complete and its digest matches.
+
+    Every byte is hashed once while it arrives. Files that are older than this process are hashed when they are first
+    asked for, which takes as long as reading them: call `put` from a thread, one call at a time.
+    """
 
     def __init__(self, workdir: Path) -> None:
         self._root, self._parts = workdir / FILES, workdir / PARTS
+        self._hashes: dict[str, _Part] = {}
+        """Of unfinished uploads, by the digest of the whole."""
+        self._digests: dict[Path, tuple[tuple[int, int, int], str]] = {}
+        """Identity (inode, size, time of change) and digest of complete files."""
         for folder in (self._root, self._parts):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -67,7 +83,7 @@ class Files:
         if data.dtype != np.uint8 or data.ndim != 1 or len(data) > MAX_CHUNK_BYTES:
             raise BadInput(f"a chunk must be u1 [n] with n up to {MAX_CHUNK_BYTES}")
         path, part = self._root / message.name, self._parts / message.digest
-        if path.is_file() and path.stat().st_size == message.total and digest_of(path) == message.digest:
+        if path.is_file() and path.stat().st_size == message.total and self._digest(path) == message.digest:
             return Stored(name=message.name, size=message.total)
         there = part.stat().st_size if part.exists() else 0
         if there != message.offset or (not len(data) and message.total):
@@ -76,19 +92,42 @@ class Files:
             raise BadInput(f"{message.name} is longer than the announced {message.total} bytes")
         if free_bytes(self._root) < message.total - there + SPARE_BYTES:
             raise BadInput(f"not enough disk space for {message.name}: {message.total} bytes")
-        with part.open("ab") as file:
-            file.write(data.tobytes())
+        self._append(message, part, data.tobytes(), there)
         if there + len(data) == message.total:
             self._finish(message, part, path)
         return Stored(name=message.name, size=there + len(data))
 
+    def _append(self, message: Put, part: Path, data: bytes, there: int) -> None:
+        """Append to an upload of `there` bytes, and to its hash."""
+        known = self._hashes.pop(message.digest, None)
+        if known is None or known.size != there:  # begun by an earlier process, or a chunk was written in part
+            known = _Part(hash_of(part) if there else hash_of(), there)
+        with part.open("ab") as file:
+            file.write(data)
+        known.hash.update(data)
+        self._hashes[message.digest] = _Part(known.hash, there + len(data))
+
     def _finish(self, message: Put, part: Path, path: Path) -> None:
-        if digest_of(part) != message.digest:
+        if self._hashes.pop(message.digest).hash.hexdigest() != message.digest:
             part.unlink()
             raise BadInput(f"{message.name} was corrupted in transfer; upload it again")
         with contextlib.suppress(FileExistsError):
             path.parent.mkdir(parents=True, exist_ok=True)
         part.replace(path)
+        self._digests[path] = (_identity_of(path), message.digest)
+
+    def _digest(self, path: Path) -> str:
+        """Digest of a complete file, read again only after a change."""
+        identity = _identity_of(path)
+        known = self._digests.get(path)
+        if known is None or known[0] != identity:
+            known = self._digests[path] = (identity, digest_of(path))
+        return known[1]
+
+
+def _identity_of(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class StoredOrder:
@@ -175,6 +214,10 @@ class OrderStore:
         if kept is not None and kept.ended() is not None:
             del self._kept[name]
             shutil.rmtree(kept.folder, ignore_errors=True)
+
+    def named(self, prefix: str) -> list[StoredOrder]:
+        """Orders whose ids begin with `prefix`."""
+        return [kept for name, kept in self._kept.items() if name.startswith(prefix)]
 
     def waiting(self) -> list[StoredOrder]:
         """Unfinished orders, oldest first."""

@@ -12,7 +12,7 @@ import contextlib
 import platform
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,16 +25,19 @@ from testbed.errors import BadInput, ProtocolError, TestbedError
 from testbed.experiments.agent.files import Files, OrderStore, StoredOrder, chunk_of, free_bytes, result_files, state_of
 from testbed.experiments.agent.work import check_reach, resolve_files
 from testbed.experiments.runs.journal import NAME as JOURNAL
-from testbed.experiments.runs.processes import STOP_S, command, environment
+from testbed.experiments.runs.processes import command, environment, stop_group
 from testbed.files import held
-from testbed.protocols.codec import AnyArray, encode
+from testbed.protocols.codec import AnyArray, Packet, encode
 from testbed.protocols.messages import Message
 from testbed.protocols.orders import (
+    CANCELLED,
     DATA,
     FRAME_BYTES,
     VERSION,
     Ask,
     Call,
+    Cancel,
+    Cancelled,
     Chunk,
     Drop,
     Get,
@@ -47,7 +50,7 @@ from testbed.protocols.orders import (
     State,
     decode_order,
 )
-from testbed.tasks import together
+from testbed.tasks import cancel, together
 
 TRIES = 3
 """Number of process crashes after which an order fails."""
@@ -55,6 +58,8 @@ IDLE_S = 0.2
 """Polling interval for orders with a start time."""
 MOST_WAIT_S = 86_400.0
 """Longest wait for a start time. A later one is from before the last reboot (monotonic clock), so the order starts."""
+MOST_CHUNKS = 16
+"""Chunks of uploads that wait to be stored; further ones are dropped, and lab machines send them again."""
 Reply = tuple[Message, dict[str, AnyArray]]
 
 
@@ -85,7 +90,7 @@ async def _serve(agent: Agent, setup: AgentSetup, ready: Callable[[str], None]) 
     keys = load_server(Path(setup.keys)) if setup.keys else None
     link = ZmqServerLink(setup.listen, keys=keys, frame_bytes=FRAME_BYTES)
     try:
-        working = asyncio.ensure_future(together([agent.listen(link), agent.work()]))
+        working = asyncio.ensure_future(together([agent.listen(link), agent.store(link), agent.work()]))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, working.cancel)
@@ -103,24 +108,42 @@ class Agent:
         self._setup, self._say = setup, say
         self._files, self._orders = Files(setup.workdir), OrderStore(setup.workdir)
         self._running: str | None = None
+        self._child: asyncio.Task[tuple[int, str]] | None = None
+        """The running order's process."""
         self._wake = asyncio.Event()
+        self._chunks: asyncio.Queue[tuple[bytes, Packet[Any]]] = asyncio.Queue(MOST_CHUNKS)
 
     async def listen(self, link: ZmqServerLink) -> None:
-        """Answer messages, for ever."""
+        """Answer messages, for ever; chunks of uploads are left to `store`."""
         while True:
             peer, frames = await link.recv()
             try:
                 packet = decode_order(frames)
-                reply, arrays = self.answer(packet.message, packet.arrays)
-            except (ProtocolError, BadInput, OSError) as exc:
-                reply, arrays = Refused(reason=" ".join(str(exc).split())[:500]), {}
-            await link.send(peer, encode(reply, arrays))
+            except ProtocolError as exc:
+                await link.send(peer, encode(_refusal(exc)))
+                continue
+            if not isinstance(packet.message, Put):
+                await link.send(peer, encode(*self._reply(packet)))
+            elif not self._chunks.full():
+                self._chunks.put_nowait((peer, packet))
+
+    async def store(self, link: ZmqServerLink) -> None:
+        """Store chunks of uploads, for ever, in a thread: a file that is there already may have to be hashed."""
+        while True:
+            peer, packet = await self._chunks.get()
+            await link.send(peer, encode(*await asyncio.to_thread(self._reply, packet)))
+
+    def _reply(self, packet: Packet[Any]) -> Reply:
+        try:
+            return self.answer(packet.message, packet.arrays)
+        except (TestbedError, OSError) as exc:
+            return _refusal(exc), {}
 
     def answer(self, message: Orders, arrays: dict[str, AnyArray]) -> Reply:
         """The reply to one message.
 
         Raises:
-            BadInput: the message is refused.
+            TestbedError: the message is refused.
             OSError: a disk error.
         """
         if isinstance(message, Call):
@@ -133,6 +156,8 @@ class Agent:
             return self._files.put(message, arrays[DATA]), {}
         if isinstance(message, Order):
             return self._take(message), {}
+        if isinstance(message, Cancel):
+            return Cancelled(prefix=message.prefix, count=self._cancel(message.prefix)), {}
         kept = self._orders.get(message.id)
         if isinstance(message, Get):
             if kept is None:
@@ -164,6 +189,18 @@ class Agent:
         self._wake.set()
         return self._state(order.id)
 
+    def _cancel(self, prefix: str) -> int:
+        """End all unfinished orders whose ids begin with `prefix`; returns the number of those that are cancelled.
+
+        An order's end is on disk before its process is stopped, so that it does not begin again after a crash.
+        """
+        found = self._orders.named(prefix)
+        for kept in found:
+            if self._write_end(kept, "failed", CANCELLED, time.perf_counter()) and kept.order.id == self._running:
+                assert self._child is not None
+                self._child.cancel()
+        return sum((kept.ended() or {})["note"] == CANCELLED for kept in found)
+
     def _state(self, name: str) -> State:
         kept = self._orders.get(name)
         return State(id=name, state="unknown") if kept is None else state_of(kept, self._running == name)
@@ -188,18 +225,16 @@ class Agent:
         name = kept.order.id
         self._say(f"order {name}")
         self._running, began_s = name, time.perf_counter()
+        self._child = child = asyncio.create_task(self._run_child(name))
         try:
-            code, last_line = await self._child(name)
+            await asyncio.wait([child])
+            if not child.cancelled():  # otherwise the order was cancelled
+                await self._end(kept, *child.result(), began_s)
         finally:
-            self._running = None
-        if code == 0:
-            self._end(kept, "done", "", began_s)
-        elif code > 0:
-            self._end(kept, "failed", last_line or f"exit code {code}", began_s)
-        elif kept.count_crash() >= TRIES:
-            self._end(kept, "failed", f"its process was ended by signal {-code}, {TRIES} times in all", began_s)
+            await cancel(child)
+            self._running = self._child = None
 
-    async def _child(self, name: str) -> tuple[int, str]:
+    async def _run_child(self, name: str) -> tuple[int, str]:
         """Run the order's process; returns its exit code (negative: the signal) and its last line on stderr."""
         setup = self._setup
         arguments = ["ue", "agent", "--workdir", str(setup.workdir), "--carry-out", name]
@@ -207,7 +242,7 @@ class Agent:
         arguments += ["--insecure"] if setup.insecure else []
         process = await asyncio.create_subprocess_exec(
             *command(*arguments), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE, env=environment(), limit=2**20,
+            stderr=asyncio.subprocess.PIPE, env=environment(), limit=2**20, start_new_session=True,
         )  # fmt: skip
         last_line = ""
         try:
@@ -218,31 +253,36 @@ class Agent:
                     self._say(f"    {last_line}")
             return await process.wait(), last_line.removeprefix("testbed: ")[:500]
         finally:
-            await _stop(process)
+            await stop_group(process)
 
-    def _end(self, kept: StoredOrder, state: str, note: str, began_s: float) -> None:
-        files: list[Any] = []
-        if state == "done":
+    async def _end(self, kept: StoredOrder, code: int, last_line: str, began_s: float) -> None:
+        """Record the end of an order's process; a crashed one is tried again."""
+        if code < 0:
+            if kept.count_crash() >= TRIES:
+                note = f"its process was ended by signal {-code}, {TRIES} times in all"
+                self._write_end(kept, "failed", note, began_s)
+        elif code > 0:
+            self._write_end(kept, "failed", last_line or f"exit code {code}", began_s)
+        else:
             (kept.result / JOURNAL).unlink(missing_ok=True)
             try:
-                files = result_files(kept.result)
+                self._write_end(kept, "done", "", began_s, await asyncio.to_thread(result_files, kept.result))
             except TestbedError as exc:
-                state, note = "failed", str(exc)
+                self._write_end(kept, "failed", str(exc), began_s)
+
+    def _write_end(
+        self, kept: StoredOrder, state: str, note: str, began_s: float, files: Sequence[tuple[str, int, str]] = ()
+    ) -> bool:
+        """Record the end of an order; returns False if it had ended before, for example cancelled."""
+        if kept.ended() is not None:
+            return False
         self._say(f"order {kept.order.id}: {state} {note}".rstrip())
         kept.end({"state": state, "note": note, "began_s": began_s, "ended_s": time.perf_counter(), "files": files})
+        return True
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    """Terminate a process if it is still running."""
-    if process.returncode is not None:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-    try:
-        await within(STOP_S, process.wait())
-    except asyncio.TimeoutError:
-        process.kill()
-        await process.wait()
+def _refusal(exc: Exception) -> Refused:
+    return Refused(reason=" ".join(str(exc).split())[:500])
 
 
 def _due(kept: StoredOrder) -> bool:

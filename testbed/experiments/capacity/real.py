@@ -13,6 +13,7 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from testbed.experiments.lockstep.drafts import DraftsConfig, record
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import claimed, kept
 from testbed.experiments.runs.prepare import predictor_directory
-from testbed.experiments.runs.processes import base_station, proxy
+from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, proxy
 from testbed.options import replaced
 from testbed.ue.windows.base import MAX_WINDOW
 from testbed.ue.windows.fixed import FIXED
@@ -205,7 +206,7 @@ def one_load(config: RealConfig, system: str, ues: int, seed: int, drafts: Path)
     """One BS process and `ues` UE processes, until the load is over.
 
     Raises:
-        EngineError: a process died.
+        TestbedError: a process died.
     """
     with contextlib.ExitStack() as stack:
         address = stack.enter_context(base_station(_serving(config, system)))["bind"]
@@ -262,8 +263,10 @@ def _reports(orders: Sequence[UeOrder], directory: Path) -> list[Report]:
     try:
         for process in processes:
             process.start()
-        for process in processes:
-            process.join(max(0.0, orders[0].stop_s + STOPPING_S - time.monotonic()))
+        end_s = orders[0].stop_s + STOPPING_S
+        while (alive := [p.sentinel for p in processes if p.is_alive()]) and time.monotonic() < end_s:
+            wait(alive, WATCH_S)
+            check_serving()
     finally:
         for process in processes:
             if process.is_alive():

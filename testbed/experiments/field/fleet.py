@@ -1,8 +1,9 @@
-"""Deploys files to the agents of a plan and collects their results; an unreachable agent is skipped."""
+"""Deploys files to the agents of a plan, collects results and cancels orders; an unreachable agent is skipped."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from typing import Any
 
 from testbed.errors import BadInput, LinkError
@@ -70,6 +71,32 @@ def collect(log: FieldLog, say: Say) -> dict[str, Any]:
             silent[str(place.ue)] = str(exc)
             say(f"{place.name}: {exc}")
     return {"collected": brought, "silent": list(silent), **progress_of(log)}
+
+
+def cancel(plan: FieldPlan, names: Collection[str], say: Say) -> dict[str, Any]:
+    """Cancel the plan's unfinished orders at its agents; returns the number of `cancelled` orders, and `silent`.
+
+    Args:
+        names: places; empty: all places with an agent.
+
+    Raises:
+        BadInput: a place that the plan does not have, or without an agent.
+    """
+    found = with_agents(plan)
+    if unknown := sorted(set(names) - {place.name for place in found}):
+        known = ", ".join(place.name for place in found)
+        raise BadInput(f"{', '.join(unknown)}: no place with an agent has this name; known: {known}")
+    cancelled, silent = 0, dict[str, str]()
+    for place in found:
+        if (names and place.name not in names) or str(place.ue) in silent:
+            continue
+        try:
+            with contextlib.closing(agent_device(plan, place, say)) as device:
+                cancelled += device.cancel(place.name)
+        except LinkError as exc:
+            silent[str(place.ue)] = str(exc)
+            say(f"{place.name}: {exc}")
+    return {"cancelled": cancelled, "silent": list(silent)}
 
 
 def with_agents(plan: FieldPlan) -> list[Place]:

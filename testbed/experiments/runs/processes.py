@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import contextlib
 import json
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.channel.spec import ChannelSpec, channel_text
+from testbed.clock import within
 from testbed.config import Config, RunConfig, ServeConfig, save
 from testbed.errors import BadInput, TestbedError
 
@@ -25,8 +27,15 @@ PARENT = "TESTBED_PARENT"
 """Environment variable by which a child knows whose end, even by SIGKILL, is its own."""
 STOP_S = 10.0
 PROXY_READY_S = 30.0
+WATCH_S = 0.5
+"""Time between checks that the processes that serve a run still run."""
 INTERRUPTED = 130
 """Exit code of a `testbed` process that SIGINT ended."""
+
+
+_Complaints = collections.deque[str]
+_serving_now: list[tuple[str, subprocess.Popen[str], _Complaints]] = []
+"""Processes that serve a run of this process: name, process, last lines on stderr."""
 
 
 def command(*arguments: str) -> list[str]:
@@ -64,7 +73,8 @@ def _serving(name: str, arguments: Sequence[str], ready_s: float) -> Iterator[di
     """A process that says one line when it is ready and then serves until it is stopped."""
     process = subprocess.Popen(
         arguments,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+        env=environment(),
     )  # fmt: skip
     said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     complaints: collections.deque[str] = collections.deque(maxlen=50)
@@ -74,9 +84,14 @@ def _serving(name: str, arguments: Sequence[str], ready_s: float) -> Iterator[di
     ]
     for reader in readers:
         reader.start()
+    entry = (name, process, complaints)
     try:
-        yield _wait_ready(name, process, said, complaints, readers[1], ready_s)
+        ready = _wait_ready(name, process, said, complaints, readers[1], ready_s)
+        _serving_now.append(entry)
+        yield ready
     finally:
+        if entry in _serving_now:
+            _serving_now.remove(entry)
         stop(process)
         for reader in readers:
             reader.join(STOP_S)
@@ -114,10 +129,23 @@ def _wait_ready(
             return document
 
 
+def check_serving() -> None:
+    """Check that the base stations and proxies that this process has started still run.
+
+    Raises:
+        TestbedError: one has ended.
+    """
+    for name, process, complaints in _serving_now:
+        if (code := process.poll()) is not None:
+            reason = (complaints[-1] if complaints else "it said nothing").removeprefix("testbed: ")
+            raise TestbedError(f"the {name} ended during the run (exit code {code}): {reason}")
+
+
 def user_equipment(config: RunConfig, out: Path, prefix: Sequence[str] = ()) -> tuple[dict[str, Any], int]:
     """Run `testbed ue run … --json` to its end, its progress on our stderr; returns its document and pid.
 
-    The run has no time limit; it ends by itself when the BS stops answering.
+    The run has no time limit; it ends by itself when the BS stops answering, and is stopped when a base station or
+    proxy that this process has started ends.
 
     Args:
         out: run directory to write.
@@ -136,10 +164,17 @@ def _ended(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
     process = subprocess.Popen(
         arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=environment()
     )
+    output = None
     try:
-        output, _ = process.communicate()
+        while output is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                output, _ = process.communicate(timeout=WATCH_S)
+            if process.returncode is None:
+                check_serving()
     finally:
         stop(process)
+        if process.stdout:
+            process.stdout.close()
     if process.returncode == 2:
         raise BadInput("the user equipment refused its configuration")
     try:
@@ -168,6 +203,19 @@ def stop(process: subprocess.Popen[str]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(STOP_S)
+
+
+async def stop_group(process: asyncio.subprocess.Process) -> None:
+    """Terminate a process that leads a session of its own, with all processes that it has started, if it still runs."""
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(asyncio.TimeoutError):
+        await within(STOP_S, process.wait())
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
 
 
 def _drain(stream: Any, tell: Callable[[str], Any], ended: Callable[[None], Any] = lambda _: None) -> None:

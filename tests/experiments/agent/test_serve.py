@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +19,18 @@ import pytest
 
 from testbed.config import RunConfig
 from testbed.errors import BadInput
+from testbed.experiments.agent import files as agent_files
 from testbed.experiments.agent.files import FILES, Files, OrderStore, chunk_of, result_files, state_of
 from testbed.experiments.agent.serve import Agent, AgentSetup, run_agent
 from testbed.experiments.agent.work import ALLOWED, CHECKED, FILED, resolve_files
+from testbed.protocols.codec import encode
 from testbed.protocols.orders import (
+    CANCELLED,
     MAX_CHUNK_BYTES,
     Ask,
     Call,
+    Cancel,
+    Cancelled,
     Drop,
     Get,
     Order,
@@ -30,7 +39,10 @@ from testbed.protocols.orders import (
     Running,
     Standing,
     State,
+    Stored,
+    decode_report,
 )
+from testbed.tasks import cancel
 from tests.support.refusals import refuse
 
 
@@ -72,6 +84,41 @@ def test_what_did_not_arrive_as_it_was_sent_is_not_kept(tmp_path: Path) -> None:
     refuse(lambda: files.put(longer, np.zeros(MAX_CHUNK_BYTES + 1, np.uint8)), BadInput, "a chunk must be")
     huge = Put(name="c", offset=0, total=2**45, digest=mark)
     refuse(lambda: files.put(huge, np.zeros(3, np.uint8)), BadInput, "not enough disk space")
+
+
+def test_every_byte_is_hashed_once_while_it_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of the same size was hashed again for each of its chunks: 69 s for 200 MB."""
+    read: list[str] = []
+    hash_of = agent_files.hash_of
+    monkeypatch.setattr(agent_files, "hash_of", lambda *path: (read.extend(p.name for p in path), hash_of(*path))[1])
+    monkeypatch.setattr(agent_files, "digest_of", lambda path: (read.append(path.name), hash_of(path).hexdigest())[1])
+    first, second = bytes(range(256)) * 40, bytes(range(1, 256)) * 40 + bytes(40)
+    put(Files(tmp_path), "d.gguf", first, pieces=20)
+    assert read == []
+    files = Files(tmp_path)  # the agent was started again
+    assert put(files, "d.gguf", second, pieces=20)[-1] == len(first)
+    assert files.path("d.gguf").read_bytes() == second and read == ["d.gguf"]
+    assert put(files, "d.gguf", second, pieces=20) == [len(second)] * 20
+    put(files, "d.gguf", first, pieces=20)
+    assert files.path("d.gguf").read_bytes() == first and read == ["d.gguf"]
+
+
+def test_an_upload_goes_on_after_a_restart_and_after_a_chunk_that_was_written_in_part(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 40
+    message = Put(name="d.gguf", offset=0, total=len(data), digest=hashlib.blake2b(data, digest_size=16).hexdigest())
+
+    def send(files: Files, begin: int, end: int) -> int:
+        chunk = np.frombuffer(data[begin:end], np.uint8)
+        return files.put(msgspec.structs.replace(message, offset=begin), chunk).size
+
+    files = Files(tmp_path)
+    assert send(files, 0, 3000) == 3000
+    with (tmp_path / "parts" / message.digest).open("ab") as part:  # the disk was full half-way through the next one
+        part.write(data[3000:3100])
+    assert send(files, 3000, 4000) == 3100 and send(files, 3100, 5000) == 5000
+    again = Files(tmp_path)
+    assert send(again, 5000, len(data)) == len(data)
+    assert again.path("d.gguf").read_bytes() == data
 
 
 def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
@@ -173,6 +220,92 @@ def test_a_failed_order_is_tried_again_when_it_is_given_again(tmp_path: Path) ->
     assert second.answer(Ask(id="x"), {})[0].state == "failed"  # type: ignore[attr-defined]
     assert second.answer(one, {})[0].state == "waiting"  # type: ignore[attr-defined]
     assert kept.count_crash() == 1
+
+
+class Talk:
+    """A lab machine's end and an agent's in one: messages in, reports out."""
+
+    def __init__(self) -> None:
+        self.orders: asyncio.Queue[tuple[bytes, list[bytes]]] = asyncio.Queue()
+        self.reports: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def recv(self) -> tuple[bytes, list[bytes]]:
+        return await self.orders.get()
+
+    async def send(self, peer: bytes, frames: list[bytes]) -> None:
+        self.reports.put_nowait(decode_report(frames).message)
+
+    async def ask(self, message: Any, data: bytes | None = None) -> Any:
+        arrays = None if data is None else {"data": np.frombuffer(data, np.uint8)}
+        self.orders.put_nowait((b"lab", [bytes(frame) for frame in encode(message, arrays)]))
+        return await asyncio.wait_for(self.reports.get(), 30)
+
+
+async def test_messages_are_answered_while_a_file_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, hashing = agent(tmp_path), threading.Event()
+    put(Files(tmp_path), "d.gguf", b"before")
+    monkeypatch.setattr(agent_files, "digest_of", lambda path: (hashing.wait(30), "0" * 32)[1])
+    talk: Any = Talk()
+    serving = [asyncio.create_task(found.listen(talk)), asyncio.create_task(found.store(talk))]
+    with contextlib.suppress(asyncio.TimeoutError):
+        message = Put(name="d.gguf", offset=0, total=6, digest="1" * 32)
+        await asyncio.wait_for(talk.ask(message, b""), 0.2)
+    assert isinstance(await talk.ask(Call(version=1, token=5)), Standing)
+    hashing.set()
+    assert await asyncio.wait_for(talk.reports.get(), 30) == Stored(name="d.gguf", size=0)
+    await cancel(*serving)
+
+
+def processes(**wanted: int) -> list[int]:
+    """Running processes with this `parent` or `group`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent, group = path.read_text().rpartition(")")[2].split()[:3]
+            number = {"parent": int(parent), "group": int(group)}
+            found += [int(path.parent.name)] if state != "Z" and wanted.items() <= number.items() else []
+    return found
+
+
+async def until(there: Any, wait_s: float = 60.0) -> None:
+    end_s = time.monotonic() + wait_s
+    while not there():
+        assert time.monotonic() < end_s
+        await asyncio.sleep(0.05)
+
+
+async def test_a_cancelled_order_ends_with_its_process_and_its_processes(tmp_path: Path) -> None:
+    found, before = agent(tmp_path), processes(parent=os.getpid())
+    put(
+        Files(tmp_path),
+        "t.csv",
+        b"t_s,uplink_mbps,downlink_mbps,rtt_ms,per_up,per_down,snr_db\n0,5,5,20,0,0,\n9,5,5,20,0,0,\n",
+    )
+    config = RunConfig(bs="tcp://127.0.0.1:9", limit=1)
+    orders = [Order(id=f"hall-far-{i}", what=Running(config, trace="t.csv")) for i in range(2)]
+    orders += [Order(id="hall-near-0", what=Running(config), start_s=time.perf_counter() + 3600)]
+    for order in orders:
+        found.answer(order, {})
+    working = asyncio.create_task(found.work())
+
+    def running() -> list[int]:
+        new = [pid for pid in processes(parent=os.getpid()) if pid not in before]
+        return [pid for leader in new for pid in processes(group=leader)]
+
+    await until(lambda: len(running()) >= 2)  # the order's process, and its relay
+    alive = running()
+    assert found.answer(Ask(id="hall-far-0"), {})[0].state == "running"  # type: ignore[attr-defined]
+    answer = Cancelled(prefix="hall-far-", count=2)
+    assert found.answer(Cancel(prefix="hall-far-"), {})[0] == answer == found.answer(Cancel(prefix="hall-far-"), {})[0]
+    await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in alive))
+    for i in range(2):
+        state = found.answer(Ask(id=f"hall-far-{i}"), {})[0]
+        assert isinstance(state, State) and (state.state, state.note) == ("failed", CANCELLED)
+    assert found.answer(Ask(id="hall-near-0"), {})[0].state == "waiting"  # type: ignore[attr-defined]
+    await cancel(working)
+    again = agent(tmp_path)
+    assert again.answer(Ask(id="hall-far-0"), {})[0].state == "failed"  # type: ignore[attr-defined]
+    assert again.answer(orders[0], {})[0].state == "waiting"  # type: ignore[attr-defined]
 
 
 def test_an_agent_loads_nothing_that_a_ue_does_not_have() -> None:

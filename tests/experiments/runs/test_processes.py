@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from testbed.channel.spec import ChannelSpec
 from testbed.config import RunConfig, ServeConfig, load
 from testbed.errors import BadInput, TestbedError
 from testbed.experiments.runs import processes
@@ -150,6 +151,23 @@ def test_a_ue_that_refuses_or_fails(script: Script) -> None:
     script("print('half a docu')\nsys.exit(1)")
     with pytest.raises(TestbedError, match=r"failed \(exit code 1\)"):
         processes.user_equipment(RunConfig(), Path("out"))
+
+
+def test_a_run_ends_when_a_process_that_serves_it_does(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy that had ended was noticed only when the UE gave up, after its timeout."""
+    monkeypatch.setattr(processes, "WATCH_S", 0.05)
+    pid = script(
+        "serving = 'emulate' in sys.argv\n"
+        "if serving: print(json.dumps({'ready': True}), flush=True)\n"
+        "time.sleep(0.5 if serving else 600)\n"
+        "print('testbed: no route', file=sys.stderr)\nsys.exit(3)"
+    )
+    with (
+        pytest.raises(TestbedError, match=r"^the proxy ended during the run \(exit code 3\): no route$"),
+        processes.proxy(ChannelSpec(kind="proxy", rtt_ms=5.0), "tcp://127.0.0.1:1"),
+    ):
+        processes.user_equipment(RunConfig(), Path("out"))
+    assert not alive(pid)
 
 
 # ---------------------------------------------------------------- the real thing

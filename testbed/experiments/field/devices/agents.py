@@ -26,6 +26,8 @@ from testbed.protocols.orders import (
     VERSION,
     Ask,
     Call,
+    Cancel,
+    Cancelled,
     Chunk,
     Drop,
     File,
@@ -47,6 +49,8 @@ from testbed.protocols.orders import (
 TIMEOUT_S = 30.0
 """Timeout of an answer; every message may be sent again."""
 RESEND_S = 2.0
+HASH_BYTES_PER_S = 50e6
+"""Assumed pace at which an agent hashes a file that it has: that of an SD card."""
 POLL_S = 1.0
 """Interval of polling an order's state: a few hundred bytes on the same link as the run."""
 GREETINGS = 8
@@ -111,7 +115,8 @@ class AgentConnection:
     def _stored(self, name: str, offset: int, total: int, digest: str, data: bytes) -> int:
         message = Put(name=check_name(name), offset=offset, total=total, digest=digest)
         arrays: dict[str, AnyArray] = {DATA: np.frombuffer(data, np.uint8)}
-        return int(self._ask(message, Stored, lambda found: found.name == name, arrays).message.size)
+        timeout_s = self._timeout_s + total / HASH_BYTES_PER_S
+        return int(self._ask(message, Stored, lambda found: found.name == name, arrays, timeout_s).message.size)
 
     # ------------------------------------------------------------ orders
 
@@ -190,18 +195,30 @@ class AgentConnection:
         """Delete an order and its results on the agent."""
         self._ask(Drop(id=name), State, lambda state: state.id == name)
 
+    def cancel(self, prefix: str) -> int:
+        """Cancel all unfinished orders whose ids begin with `prefix`, the running one included; its process ends within
+        seconds. Returns how many orders with this prefix are cancelled.
+        """
+        return int(self._ask(Cancel(prefix=prefix), Cancelled, lambda found: found.prefix == prefix).message.count)
+
     # ------------------------------------------------------------ requests
 
     def _ask(
-        self, message: Message, kind: type[R], same: Callable[[R], bool], arrays: dict[str, AnyArray] | None = None
+        self,
+        message: Message,
+        kind: type[R],
+        same: Callable[[R], bool],
+        arrays: dict[str, AnyArray] | None = None,
+        timeout_s: float | None = None,
     ) -> Packet[Any]:
-        return self._loop.run_until_complete(self._asked(message, kind, same, arrays or {}))
+        asked = self._asked(message, kind, same, arrays or {}, timeout_s or self._timeout_s)
+        return self._loop.run_until_complete(asked)
 
     async def _asked(
-        self, message: Message, kind: type[R], same: Callable[[R], bool], arrays: dict[str, AnyArray]
+        self, message: Message, kind: type[R], same: Callable[[R], bool], arrays: dict[str, AnyArray], timeout_s: float
     ) -> Packet[Any]:
         """Send a message until its answer arrives; all messages are idempotent."""
-        end_s = time.monotonic() + self._timeout_s
+        end_s = time.monotonic() + timeout_s
         wait_s = RESEND_S
         while (left_s := end_s - time.monotonic()) > 0:
             with contextlib.suppress(LinkError):
@@ -209,7 +226,7 @@ class AgentConnection:
                 if (packet := await self._answer(kind, same, min(wait_s, left_s))) is not None:
                     return packet
             wait_s *= 2
-        raise LinkTimeout(f"the agent at {self.address} did not answer within {self._timeout_s:g} s; is it running?")
+        raise LinkTimeout(f"the agent at {self.address} did not answer within {timeout_s:g} s; is it running?")
 
     async def _answer(self, kind: type[R], same: Callable[[R], bool], wait_s: float) -> Packet[Any] | None:
         end_s = time.monotonic() + wait_s

@@ -73,6 +73,10 @@ class AgentDevice:
             self._bring(state, out)
         return state.state == "done"
 
+    def cancel(self, place: str) -> int:
+        """Cancel this field run's unfinished orders for a place; returns how many are cancelled."""
+        return self._agent.cancel(f"{self._name}-{place}-")
+
     def standing(self) -> dict[str, Any]:
         """The agent's state, and the offset of its clock from this machine's."""
         now, offset = self._agent.standing, self._agent.offset
