@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 LOG = logging.getLogger(__name__)
@@ -58,12 +58,18 @@ class Background:
     def __init__(self) -> None:
         self.failures: Counter[str] = Counter()
         self._failed_s: dict[str, float] = {}
-        self._tasks: list[asyncio.Task[NoReturn]] = []
+        self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[NoReturn]:
-        """Run `work` until the returned task is cancelled."""
+    def start(
+        self, name: str, work: Callable[[], Coroutine[Any, Any, None]], *, endless: bool = True
+    ) -> asyncio.Task[None]:
+        """Run `work` until the returned task is cancelled.
+
+        Args:
+            endless: False: work that ends by itself is counted, but not started again.
+        """
         self.failures[name] = 0
-        task = asyncio.create_task(self._keep(name, work))
+        task = asyncio.create_task(self._keep(name, work, endless))
         self._tasks.append(task)
         return task
 
@@ -78,11 +84,14 @@ class Background:
         for task in self._tasks:
             task.cancel()
 
-    async def _keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> NoReturn:
-        while True:
+    async def _keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]], endless: bool) -> None:
+        ended = False
+        while endless or not ended:
             try:
                 await work()
-                LOG.error("%s has ended; it is started again", name)
+                ended = True
+                if endless:
+                    LOG.error("%s has ended; it is started again", name)
             except Exception:
                 LOG.exception("%s failed; it is started again", name)
             self.failures[name] += 1

@@ -106,3 +106,20 @@ async def test_background_tasks_are_started_again_when_they_fail_or_end(monkeypa
     background.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert task.cancelled()
+
+
+async def test_work_that_may_end_is_counted_and_started_again_only_when_it_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("testbed.tasks.RESTART_S", 0.001)
+    begun = 0
+
+    async def work() -> None:
+        nonlocal begun
+        begun += 1
+        if begun < 3:
+            raise ValueError("broken")
+
+    background = Background()
+    await asyncio.wait_for(background.start("work", work, endless=False), 20)
+    assert begun == 3 and background.failures == {"work": 3} and background.failing == ["work"]

@@ -15,6 +15,7 @@ import msgspec
 
 from testbed.bs.bounds import check_bounds, listen, session_table
 from testbed.bs.engines.base import VerifyEngine
+from testbed.bs.engines.checks import check_model
 from testbed.bs.engines.paced import PacedEngine
 from testbed.bs.engines.registry import ENGINES, leave_a_core, load_engine
 from testbed.bs.engines.runner import EngineRunner, ThreadRunner
@@ -29,7 +30,7 @@ from testbed.bs.monitor.source import Source
 from testbed.bs.monitor.wire import MonitorServing
 from testbed.bs.observer import Observer
 from testbed.bs.pending import PIECE
-from testbed.bs.power import metered
+from testbed.bs.power import BsMeter, metered
 from testbed.bs.scheduling.admission import Admission
 from testbed.bs.scheduling.estimator_online import OnlineConfig, OnlineEstimator
 from testbed.bs.scheduling.registry import SCHEDULERS, SchedulerSetting, scheduler
@@ -100,7 +101,7 @@ def serve(
         if metrics is not None and isinstance(loaded.engine, PacedEngine):
             metrics.add("pace", loaded.engine.snapshot)
         stack.callback(lambda: thread.submit(loaded.engine.close).result())
-        asyncio.run(_run(config, ThreadRunner(loaded.engine, thread), loaded, ready, metrics, monitor))
+        asyncio.run(_run(config, ThreadRunner(loaded.engine, thread), loaded, ready, metrics, monitor, meter))
 
 
 def _load_all(config: ServeConfig, coefficients: Coefficients | None, pace: Coefficients | None) -> Loaded:
@@ -110,6 +111,7 @@ def _load_all(config: ServeConfig, coefficients: Coefficients | None, pace: Coef
         engine = PacedEngine(engine, pace)
     offer = replace(offer, max_window=config.max_window, weights=_weights(config), judge=_judged_by(config))
     try:
+        check_model(engine)
         return Loaded(engine, offer, judge, _estimator(config, engine, coefficients))
     except BaseException:
         engine.close()
@@ -244,6 +246,7 @@ async def _run(
     ready: Ready,
     metrics: MetricsFile | None,
     monitor: Monitor | None,
+    meter: BsMeter | None,
 ) -> None:
     link = listen(config, loaded.offer)
     try:
@@ -255,8 +258,10 @@ async def _run(
             return station.metrics() | {"task_failures": dict(link.background.failures)}
 
         if monitor and recent:
-            await monitor.attach(_source(config, loaded, count, recent, link.background))
+            await monitor.attach(_source(config, loaded, count, recent, link.background), link.background)
         serving = asyncio.create_task(station.serve())
+        if meter:
+            link.background.start("power", meter.watch)
         counting = None
         if metrics:
             counting = link.background.start("metrics", lambda: metrics.keep(count, WallClock()))

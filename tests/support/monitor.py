@@ -16,6 +16,7 @@ from testbed.bs.monitor.source import Counted, Source
 from testbed.bs.monitor.wire import MonitorServing
 from testbed.bs.observer import RecentActivity
 from testbed.bs.sessions import SessionTable
+from testbed.tasks import Background
 from tests.bs.monitor.test_recent import one, opened, told
 
 
@@ -46,6 +47,7 @@ class Served:
         self.looks: list[float] = []
         self.counts = 0
         self.failing: list[str] = []
+        self.background = Background()
         self.delay_s = 0.0
         """CPU time per read."""
 
@@ -77,7 +79,7 @@ async def serving(**said: Any) -> AsyncIterator[tuple[Served, Monitor, Monitored
     """A serving base station, and its live view."""
     served = Served()
     async with connected() as (monitor, station):
-        await monitor.attach(served.source(**said))
+        await monitor.attach(served.source(**said), served.background)
         await changed(station, LOADING, SERVING)
         yield served, monitor, station
 

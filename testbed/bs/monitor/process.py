@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib.util
 import logging
 import os
@@ -22,7 +23,7 @@ from testbed.clock import within
 from testbed.config import ServeConfig
 from testbed.errors import BadInput
 from testbed.interrupts import NUMBERS
-from testbed.tasks import cancel
+from testbed.tasks import Background, cancel
 from testbed.web.listening import key_in, listening, url_of
 
 LOG = logging.getLogger(__name__)
@@ -47,12 +48,13 @@ class Monitor:
         self._answering: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def attach(self, source: Source) -> None:
+    async def attach(self, source: Source, background: Background) -> None:
         """Announce that the base station serves; questions are answered on the running event loop."""
         reader, self._writer = await asyncio.open_connection(sock=self._link.dup())
         self._writer.transport.set_write_buffer_limits(0)  # to drain is to have all written
         self._writer.write(frame(source.serving))
-        self._answering = asyncio.create_task(answer_all(source, reader, self._writer))
+        answering = functools.partial(answer_all, source, reader, self._writer)
+        self._answering = background.start("live view", answering, endless=False)
 
     async def detach(self) -> None:
         """Announce that the base station serves no more; the live view stays up until `close`."""

@@ -21,7 +21,7 @@ from testbed.bs.monitor.client import MonitoredStation
 from testbed.bs.monitor.feed import Feed
 from testbed.bs.monitor.wire import MonitorSetup, receive
 from testbed.interrupts import as_worker
-from testbed.tasks import cancel
+from testbed.tasks import beside
 from testbed.web.server import SPARE, BoundedHttp
 
 NICE = 10
@@ -62,11 +62,9 @@ async def serve(link: socket.socket, listener: socket.socket) -> None:
         server.should_exit = True
         feed.close()  # streams, which the server would wait for
 
-    working = [asyncio.create_task(feed.run()), asyncio.create_task(follow())]
     try:
-        await server.serve(sockets=[listener])
+        await beside([feed.run(), follow()], server.serve(sockets=[listener]))
     finally:
-        await cancel(*working)
         writer.close()
 
 

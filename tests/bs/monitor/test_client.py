@@ -27,7 +27,8 @@ async def test_what_it_answers_is_what_it_was_asked_for() -> None:
 async def test_before_it_serves_nothing_is_asked_and_nobody_waits() -> None:
     async with connected() as (monitor, station):
         assert (station.state, await station.live(), await station.look(0, 0)) == (LOADING, None, None)
-        await monitor.attach(Served().source())
+        served = Served()
+        await monitor.attach(served.source(), served.background)
         await changed(station, LOADING, SERVING)
         assert await station.live() == []  # what was said a moment ago does not stand
 
@@ -85,8 +86,18 @@ async def test_a_question_that_fails_is_answered_by_nothing(
 
 
 async def test_a_live_view_that_has_ended_is_said_once_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    async with serving() as (_, monitor, station):
+    async with serving() as (served, monitor, station):
         station._writer.close()
         assert monitor._answering is not None
         await asyncio.wait_for(monitor._answering, 20)
+        assert served.background.failures == {"live view": 1}
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+async def test_answers_go_on_after_a_question_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task that answers ended unseen."""
+    monkeypatch.setattr("testbed.tasks.RESTART_S", 0.01)
+    async with serving() as (served, _, station):
+        station._writer.write((3).to_bytes(4, "little") + b"\xc1\xc1\xc1")
+        assert await station.live() == []
+        assert served.background.failures == {"live view": 1} and served.background.failing == ["live view"]

@@ -8,6 +8,8 @@ import socket
 from collections.abc import AsyncIterator
 
 import httpx
+import msgspec
+import pytest
 
 from testbed.bs.monitor.app import REQUESTS
 from testbed.bs.monitor.feed import MOST_VIEWERS
@@ -42,3 +44,12 @@ async def test_silent_connections_and_viewers_leave_health_and_the_page_alone() 
             assert (await client.get("/")).status_code == 200
         for writer in silent:
             writer.close()
+
+
+async def test_a_live_view_that_cannot_read_what_it_is_told_ends_with_an_error() -> None:
+    """It went on as if the base station were silent."""
+    ours, theirs = socket.socketpair()
+    with ours, socket.create_server(("127.0.0.1", 0)) as listener:
+        ours.sendall(frame(MonitorSetup("127.0.0.1", None)) + (3).to_bytes(4, "little") + b"\xc1\xc1\xc1")
+        with pytest.raises(msgspec.DecodeError):
+            await asyncio.wait_for(serve(theirs, listener), 20)
