@@ -1,16 +1,17 @@
-"""Atomic file writes, output folders, and exclusive locks on them."""
+"""Atomic file writes, JSON objects of models, output folders, and exclusive locks on them."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from testbed.errors import BadInput, TestbedError
+from testbed.errors import BadInput, ModelError, TestbedError
 
 T = TypeVar("T")
 MISTAKEN = {errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG}
@@ -38,6 +39,23 @@ def whole_file(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model.
+
+    Raises:
+        ModelError: the file is missing, unreadable, not JSON, or not an object.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ModelError(f"{path} cannot be read: {exc.strerror or exc}") from exc
+    except (ValueError, RecursionError) as exc:
+        raise ModelError(f"{path} is not JSON: {exc}") from exc
+    if not isinstance(document, dict):
+        raise ModelError(f"{path} holds no JSON object")
+    return document
 
 
 def make_folder(folder: Path) -> None:

@@ -255,6 +255,6 @@ def _figures(shown: Shown) -> dict[str, Callable[[], Any]]:
 def _polars() -> Any:
     try:
         import polars
-    except ImportError as exc:
+    except ModuleNotFoundError as exc:
         raise BadInput("tables need polars: install the extra `lab`") from exc
     return polars

@@ -17,12 +17,12 @@ import numpy as np
 from testbed.bs.closing import SessionCloser
 from testbed.bs.dispatch import Dispatcher
 from testbed.bs.engines.base import VerifyRequest, VerifyResult
+from testbed.bs.engines.checks import check_results
 from testbed.bs.engines.runner import EngineRunner
 from testbed.bs.intake import Intake
 from testbed.bs.isolation import apart
 from testbed.bs.judging.acceptance import Acceptance, Judged, attach_hidden
 from testbed.bs.judging.base import Judge
-from testbed.bs.judging.distributions import check_distributions
 from testbed.bs.metrics import Metrics
 from testbed.bs.observer import Observer
 from testbed.bs.queue import Queue, Taken
@@ -174,7 +174,7 @@ class BaseStation:
         """
         asyncio.get_running_loop().call_later(self._ledger.expected_s(batch) / 2, self._learn)
         results = await self._runner.verify([taken.pending.request for taken in batch])
-        check_distributions(results)
+        check_results(results)
         return results
 
     def _learn(self) -> None:

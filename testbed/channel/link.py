@@ -30,6 +30,9 @@ HIGH_WATER = 1000
 INBOX, OUTBOX = 16, 128
 """Messages from and to each UE that the BS queues. Further messages from a UE stay on its side; further ones to it are
 dropped."""
+SILENT_S = 10.0
+SLOWEST_BPS = 1e5
+"""Time without an answer, beyond that of sending at the slowest rate, after which a UE connects anew."""
 CURVE_BYTES = 33
 """Bytes that encryption adds to a frame."""
 HANDSHAKE_MS = 5000
@@ -107,6 +110,8 @@ class ZmqLink:
             (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES), (zmq.IPV6, "[" in address),
         ):  # fmt: skip
             self._socket.setsockopt(option, value)
+        self._unanswered_bytes, self._silent_since_s = 0, 0.0
+        """Bytes sent since the last message or connection, and the time of the first of them."""
         try:
             self._socket.connect(address)
         except zmq.ZMQError as exc:
@@ -115,16 +120,32 @@ class ZmqLink:
 
     async def send(self, frames: Frames) -> int:
         """Queue one message for sending."""
+        self._refresh()
         try:
             await self._socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=True)
         except zmq.Again as exc:
             raise LinkError(f"{self.address} takes no more messages: {self._hint}") from exc
-        return sum(map(len, frames))
+        size = sum(map(len, frames))
+        self._unanswered_bytes += size
+        return size
+
+    def _refresh(self) -> None:
+        """Connect anew after a silence in which everything sent must have arrived. The connection may be dead although
+        both ends keep it open, for example because another peer has taken this one's identity.
+        """
+        now_s = time.monotonic()
+        if not self._unanswered_bytes:
+            self._silent_since_s = now_s
+        elif now_s - self._silent_since_s > SILENT_S + 8 * self._unanswered_bytes / SLOWEST_BPS:
+            self._socket.disconnect(self.address)
+            self._socket.connect(self.address)
+            self._unanswered_bytes, self._silent_since_s = 0, now_s
 
     async def recv(self, timeout_s: float) -> Received:
         """Wait for one message."""
         try:
             frames = list(await within(timeout_s, self._socket.recv_multipart()))
+            self._unanswered_bytes = 0
             return Received(frames, sum(map(len, frames)))
         except asyncio.TimeoutError as exc:
             raise LinkTimeout(f"{self.address} did not answer within {timeout_s:g} s") from exc

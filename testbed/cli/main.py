@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ from testbed.cli.ue import run as ue
 from testbed.errors import BadInput, TestbedError
 
 INTERRUPTED = 130
+LEAST_FILES = 128
+"""Files that any command may need: modules, sockets, libraries' own."""
 PR_SET_PDEATHSIG = 1
 ClickError = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 """Base of what typer raises for a command line it cannot take; typer itself exports only a leaf of it."""
@@ -94,6 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _say(str(exc), 1)
     except BrokenPipeError:
         return 1
+    except MemoryError:
+        return _say("out of memory", 1)
+    except ImportError as exc:  # of an installed package; those that are missing are reported with their extra
+        return _say(f"{exc.name or 'a package'} cannot be loaded: {exc}", 1)
     except Exception as exc:
         if not isinstance(exc, ClickError):
             raise
@@ -129,6 +136,17 @@ def end_with_parent() -> None:
         sys.exit(128 + signal.SIGTERM)
 
 
+def check_files() -> None:
+    """Check that enough files may be opened.
+
+    Raises:
+        BadInput: fewer than `LEAST_FILES`.
+    """
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY and files < LEAST_FILES:
+        raise BadInput(f"this process may open {files} files only, and needs {LEAST_FILES}: ulimit -n {LEAST_FILES}")
+
+
 def run() -> None:
     """Entry point of the console script; SIGTERM unwinds, so that child processes and files are seen to.
 
@@ -140,6 +158,7 @@ def run() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
+        check_files()
         logs.configure()
     except BadInput as exc:
         sys.exit(_say(str(exc), 2))

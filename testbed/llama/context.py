@@ -77,12 +77,13 @@ def _library() -> Any:
     """The module llama_cpp.llama_cpp, with its log kept off the terminal.
 
     Raises:
-        ModelError: llama-cpp-python cannot be imported.
+        ModelError: llama-cpp-python is missing or cannot be loaded.
     """
     try:
         from llama_cpp import llama_cpp
-    except (ImportError, OSError, RuntimeError) as exc:
-        raise ModelError(f"llama.cpp cannot be used, install llama-cpp-python: {_one_line(exc)}") from exc
+    except (ImportError, OSError, RuntimeError, MemoryError) as exc:
+        fix = "install llama-cpp-python: " if isinstance(exc, ModuleNotFoundError) else ""
+        raise ModelError(f"llama.cpp cannot be loaded, {fix}{_one_line(exc) or 'out of memory'}") from exc
     llama_cpp.llama_log_set(_log_callback(), ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
     return llama_cpp
@@ -218,6 +219,7 @@ class LlamaContext:
     def _load(self, options: LlamaOptions) -> Any:
         params = self._lib.llama_model_default_params()
         params.n_gpu_layers = options.gpu_layers
+        params.check_tensors = True  # weights that are not numbers
         # Repacked weights, except on a CPU with AMX, where they crash: github.com/ggml-org/llama.cpp/issues/20824.
         params.use_extra_bufts = b"AMX_INT8 = 1" not in self._lib.llama_print_system_info()
         _errors.clear()

@@ -80,7 +80,7 @@ def bundled_target(gguf: bool = False) -> Path:
     if not path.exists():
         try:
             from testbed.models.export import export_gguf
-        except ImportError as exc:
+        except ModuleNotFoundError as exc:
             raise ModelError(f"the bundled target must be converted to GGUF once, which needs {exc.name}") from exc
         make_folder(path.parent)
         for name in BESIDE:

@@ -215,6 +215,6 @@ def _arrow() -> Any:
     try:
         import pyarrow as pa
         import pyarrow.parquet
-    except ImportError as exc:
+    except ModuleNotFoundError as exc:
         raise BadInput("power.parquet needs pyarrow: install the extra `ue` or `lab`") from exc
     return pa

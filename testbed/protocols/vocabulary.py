@@ -8,14 +8,50 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from testbed.errors import ModelError
+from testbed.files import json_object
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+FILE = "tokenizer.json"
 
 
 def tokenizer_directory(model: Path) -> Path:
     """Directory of a model's tokenizer: the model's own, or that of its GGUF file."""
     return model.parent if model.is_file() else model
+
+
+def tokenizer_file(model: Path) -> Path:
+    """Path of a model's tokenizer.
+
+    Raises:
+        ModelError: there is none.
+    """
+    path = tokenizer_directory(model) / FILE
+    if not path.is_file():
+        raise ModelError(f"no tokenizer in {path.parent}: {FILE} is missing")
+    return path
+
+
+def read_tokenizer(model: Path) -> Tokenizer:
+    """A model's tokenizer, with at least one token.
+
+    Raises:
+        ModelError: there is none, or it cannot be read.
+    """
+    from tokenizers import Tokenizer
+
+    path = tokenizer_file(model)
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as exc:  # the library raises bare Exception
+        raise ModelError(f"{path} cannot be read as a tokenizer: {exc}") from exc
+    if not tokenizer.get_vocab_size():
+        raise ModelError(f"{path} has no tokens")
+    return tokenizer
 
 
 def fingerprint(path: Path) -> str:
@@ -25,18 +61,16 @@ def fingerprint(path: Path) -> str:
     Raises:
         ModelError: no readable `tokenizer.json`.
     """
-    file = tokenizer_directory(path) / "tokenizer.json"
+    file = tokenizer_file(path)
+    document = json_object(file)
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
         model = document["model"]
         vocab = model["vocab"]
         tokens = vocab.items() if isinstance(vocab, dict) else ((t[0], i) for i, t in enumerate(vocab))
         added = ((t["content"], t["id"]) for t in document.get("added_tokens", ()))
         ids: list[Any] = sorted({*tokens, *added}, key=lambda pair: (pair[1], pair[0]))
         merges = [m if isinstance(m, str) else " ".join(m) for m in model.get("merges", ())]
-    except FileNotFoundError as exc:
-        raise ModelError(f"no tokenizer in {file.parent}: tokenizer.json is missing") from exc
-    except (OSError, ValueError, LookupError, TypeError) as exc:
+    except (ValueError, LookupError, TypeError, AttributeError) as exc:
         raise ModelError(f"{file} cannot be read as a tokenizer: {exc}") from exc
     return hashlib.sha256(json.dumps([ids, merges], ensure_ascii=False).encode()).hexdigest()[:16]
 

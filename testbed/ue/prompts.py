@@ -9,10 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenizers import Tokenizer
-
 from testbed.errors import BadInput, ModelError
-from testbed.protocols.vocabulary import fingerprint, tokenizer_directory
+from testbed.files import json_object
+from testbed.protocols.vocabulary import fingerprint, read_tokenizer, tokenizer_directory
 from testbed.ue.message_text import MessageText, encode
 
 PLAIN = "Question: {question}\nAnswer:"
@@ -43,13 +42,7 @@ class Prompter:
 
     def __init__(self, model: Path, style: str = "auto", shots: Sequence[tuple[str, str]] = ()) -> None:
         directory = tokenizer_directory(model)
-        path = directory / "tokenizer.json"
-        if not path.is_file():
-            raise ModelError(f"no tokenizer in {directory}: tokenizer.json is missing")
-        try:
-            self.tokenizer = Tokenizer.from_file(str(path))
-        except Exception as exc:  # the library raises bare Exception
-            raise ModelError(f"{path} cannot be read as a tokenizer: {exc}") from exc
+        self.tokenizer = read_tokenizer(directory)
         self.fingerprint = fingerprint(directory)
         self.shots = tuple(shots)
         self._settings = _settings(directory)
@@ -142,8 +135,6 @@ class Prompter:
         return self._render_turns([*examples, Turn("user", question)])
 
     def _render_turns(self, turns: Sequence[Turn]) -> str:
-        import jinja2
-
         try:
             return str(
                 self._chat_template.render(
@@ -154,7 +145,7 @@ class Prompter:
                     **_special_tokens(self._settings),
                 )
             )
-        except jinja2.TemplateError as exc:
+        except Exception as exc:  # a template may fail in any way that an expression can
             raise BadInput(f"the tokenizer's chat template fails: {exc}") from exc
 
     @cached_property
@@ -195,16 +186,17 @@ def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
 
 def _settings(directory: Path) -> dict[str, Any]:
     path = directory / "tokenizer_config.json"
-    try:
-        settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except ValueError as exc:
-        raise ModelError(f"{path} is not JSON: {exc}") from exc
-    if not isinstance(settings, dict):
-        raise ModelError(f"{path} holds no JSON object")
+    settings = json_object(path) if path.exists() else {}
     template = directory / "chat_template.jinja"
     if template.exists():
-        settings["chat_template"] = template.read_text(encoding="utf-8")
+        try:
+            settings["chat_template"] = template.read_text(encoding="utf-8")
+        except (OSError, ValueError) as exc:
+            raise ModelError(f"{template} cannot be read: {exc}") from exc
     chat = settings.get("chat_template")
     if isinstance(chat, list):  # several named templates: the default one
-        settings["chat_template"] = next((t["template"] for t in chat if t.get("name") == "default"), None)
+        named = {one.get("name"): one.get("template") for one in chat if isinstance(one, dict)}
+        chat = settings["chat_template"] = named.get("default")
+    if chat is not None and not isinstance(chat, str):
+        raise ModelError(f"{path}: chat_template is not text")
     return settings

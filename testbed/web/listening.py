@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hmac
 import ipaddress
-import logging
 import os
 import socket
 import stat
@@ -18,7 +17,6 @@ from typing import NamedTuple
 
 from testbed.errors import BadInput
 
-LOG = logging.getLogger(__name__)
 UNREAD_MS = 15_000
 """Time after which Linux closes a connection whose client acknowledges or reads nothing of what is sent."""
 PROBE_S, PROBES = 15, 3
@@ -74,10 +72,10 @@ def _detect_dead_peers(listener: socket.socket) -> None:
 
 
 def key_in(path: str | None) -> str | None:
-    """Read the access key from a file; None without a file. Warns if other users of the machine can read it.
+    """Read the access key from a file; None without a file.
 
     Raises:
-        BadInput: the file cannot be read or contains no key.
+        BadInput: the file cannot be read, contains no key, or can be read by other users of this machine.
     """
     if path is None:
         return None
@@ -90,7 +88,7 @@ def key_in(path: str | None) -> str | None:
     if not token or not token.isprintable() or not token.isascii():
         raise BadInput(f"{path} holds no key; write one line of ASCII into it")
     if stat.S_ISREG(mode) and mode & 0o077:
-        LOG.warning("%s: other users of this machine can read the key; chmod 600 %s", path, path)
+        raise BadInput(f"{path} has mode {mode & 0o777:04o}, and others could read the key: chmod 600 {path}")
     return token
 
 

@@ -6,6 +6,7 @@ import asyncio
 import resource
 from typing import Any
 
+import h11
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -13,11 +14,32 @@ from testbed.errors import BadInput
 
 HEAD_S = 20.0
 """Time limit for the head of a request, from the start of the connection or the end of the previous response."""
+MOST_HEAD_BYTES = 2**14
+"""Largest head of a request."""
+LINE_BYTES = 4
+"""Bytes of a header line beside name and value."""
 SPARE = 64
 """Number of connections beyond the limit of requests, so that health is answered in any case."""
 OTHER_FILES = 64
 """Number of files that a process opens beside connections."""
 LEAST_REQUESTS = 8
+
+
+class BoundedHead(h11.Connection):
+    """Server side of a connection that refuses large heads of requests. h11 itself bounds unfinished ones only."""
+
+    def next_event(self) -> Any:
+        """The next event.
+
+        Raises:
+            RemoteProtocolError: a head of more than `MOST_HEAD_BYTES`, or no HTTP.
+        """
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            fields = sum(len(name) + len(value) + LINE_BYTES for name, value in event.headers)
+            if len(event.method) + len(event.target) + fields > MOST_HEAD_BYTES:
+                raise h11.RemoteProtocolError("the head of the request is too large", error_status_hint=431)
+        return event
 
 
 class BoundedHttp(H11Protocol):
@@ -29,6 +51,7 @@ class BoundedHttp(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.conn = BoundedHead(h11.SERVER, MOST_HEAD_BYTES)
         self._most, self.limit_concurrency = self.limit_concurrency, None
         self._timer: asyncio.TimerHandle | None = None
 

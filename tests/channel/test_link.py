@@ -182,3 +182,43 @@ async def test_a_ue_that_comes_back_under_its_identity_gets_what_is_sent_to_it()
             peer, _ = await asyncio.wait_for(bs.recv(), WAIT_S)
             await bs.send(peer, [b"for the new one"])
             assert (await after.recv(WAIT_S)).frames == [b"for the new one"]
+
+
+async def test_a_ue_whose_identity_was_taken_connects_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection stayed open at both ends, and nothing that it sent arrived."""
+    monkeypatch.setattr("testbed.channel.link.SILENT_S", 0.3)
+    identity = new_identity()
+    with server(ANYWHERE) as bs, ue(bs.addresses[0], identity) as owner:
+        await owner.send([b"first"])
+        peer, frames = await asyncio.wait_for(bs.recv(), WAIT_S)
+        await bs.send(peer, [b"answer"])
+        assert (await owner.recv(WAIT_S)).frames == [b"answer"] and frames == [b"first"]
+        with ue(bs.addresses[0], identity) as thief:
+            await thief.send([b"mine"])
+            assert (await asyncio.wait_for(bs.recv(), WAIT_S))[1] == [b"mine"]
+            for _ in range(100):  # messages are sent again until they are answered
+                await owner.send([b"second"])
+                with contextlib.suppress(asyncio.TimeoutError):
+                    peer, frames = await asyncio.wait_for(bs.recv(), 0.1)
+                    break
+            assert frames == [b"second"] and peer == identity
+            await bs.send(peer, [b"again"])
+            assert (await owner.recv(WAIT_S)).frames == [b"again"]
+
+
+async def test_a_ue_that_is_answered_keeps_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("testbed.channel.link.SILENT_S", 0.05)
+    with server(ANYWHERE) as bs, ue(bs.addresses[0]) as link:
+        connected: list[str] = []
+        monkeypatch.setattr(link._socket, "connect", connected.append)
+        for _ in range(10):
+            await link.send([bytes(100)])
+            peer, _ = await asyncio.wait_for(bs.recv(), WAIT_S)
+            await bs.send(peer, [b"yes"])
+            await link.recv(WAIT_S)
+            await asyncio.sleep(0.06)
+        assert connected == []
+        await link.send([bytes(2**16)])  # takes 5 s at the slowest rate
+        await asyncio.sleep(0.1)
+        await link.send([b"again"])
+        assert connected == []

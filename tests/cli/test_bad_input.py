@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -144,3 +145,33 @@ def test_the_same_from_a_shell() -> None:
 def test_a_group_alone_shows_its_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command) == 2
     assert "Usage" in capsys.readouterr().out
+
+
+def test_too_few_files_are_one_line() -> None:
+    """Sockets ended in a traceback, or in libzmq's abort."""
+    limit = (16, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    command = [sys.executable, "-m", "testbed", "bs", "serve", "--engine", "synthetic", "--bind", "tcp://127.0.0.1:*"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "testbed: this process may open 16 files only, and needs 128: ulimit -n 128\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (MemoryError(), "testbed: out of memory\n"),
+        (ImportError("libx.so: cannot map segment", name="scipy"), "testbed: scipy cannot be loaded: libx.so: cannot"),
+    ],
+)
+def test_a_lack_of_memory_is_not_taken_for_a_missing_extra(
+    error: Exception, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("testbed.experiments.doctor.checks.examine", fail)
+    assert main(["doctor"]) == 1
+    assert capsys.readouterr().err.startswith(says)

@@ -203,6 +203,7 @@ def test_what_cannot_be_served_is_one_line(options: list[str], code: int, says: 
 def test_a_key_opens_it_to_others(bs: str, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("s3cret\n")
+    key.chmod(0o600)
     with serving(bs, "--host", "0.0.0.0", "--token-file", str(key)) as running:
         with pytest.raises(openai.AuthenticationError):
             running.client.models.list()

@@ -57,6 +57,7 @@ async def decode(
 
 async def test_metrics_are_what_the_ues_recorded_and_updates_come_for_the_token(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("s3cret\n")
+    (tmp_path / "token").chmod(0o600)
     with base_station(ServeConfig(**SERVE, monitor="0", monitor_token_file=str(tmp_path / "token"))) as ready:
         records = [await decode(ready["bind"], kind, 60) for kind in ("greedy", "sh")]
         async with httpx.AsyncClient(base_url=ready["monitor"]) as client:
@@ -78,6 +79,7 @@ async def test_metrics_are_what_the_ues_recorded_and_updates_come_for_the_token(
 @pytest.mark.slow
 async def test_a_browser_shows_rounds_as_they_come_and_what_becomes_of_the_base_station(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("s3cret\n")
+    (tmp_path / "token").chmod(0o600)
     config = ServeConfig(**SERVE, monitor_text=True, monitor_token_file=str(tmp_path / "token"), monitor="localhost:0")
     with contextlib.ExitStack() as first:
         ready = first.enter_context(base_station(config))

@@ -10,6 +10,7 @@ import pytest
 
 from testbed.errors import BadInput
 from testbed.web.listening import PROBE_S, UNREAD_MS, AccessRules, key_in, listening, url_of
+from tests.support.refusals import refuse
 
 
 def ipv6() -> bool:
@@ -56,22 +57,26 @@ def test_the_address_that_it_is_reached_at(host: str) -> None:
         assert url_of(listener) == f"http://{shown}:{listener.getsockname()[1]}"
 
 
-def test_a_key_is_the_line_of_its_file(tmp_path: Path) -> None:
-    key = tmp_path / "key"
-    key.write_text(" abc-1 \n")
-    assert (key_in(str(key)), key_in(None)) == ("abc-1", None)
-
-
-@pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o400, False), (0o640, True), (0o644, True)])
-def test_a_key_that_others_can_read_is_taken_with_a_warning(
-    mode: int, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    key = tmp_path / "key"
-    key.write_text("abc")
+def key_file(folder: Path, text: str, mode: int = 0o600) -> str:
+    key = folder / "key"
+    key.write_text(text)
     key.chmod(mode)
-    assert key_in(str(key)) == "abc"
-    assert ("chmod 600" in caplog.text) == warned
-    assert "abc" not in caplog.text
+    return str(key)
+
+
+def test_a_key_is_the_line_of_its_file(tmp_path: Path) -> None:
+    assert (key_in(key_file(tmp_path, " abc-1 \n")), key_in(None)) == ("abc-1", None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "taken"), [(0o600, True), (0o400, True), (0o640, False), (0o604, False), (0o644, False)]
+)
+def test_a_key_that_others_can_read_is_refused(mode: int, taken: bool, tmp_path: Path) -> None:
+    path = key_file(tmp_path, "abc", mode)
+    if taken:
+        assert key_in(path) == "abc"
+    else:
+        refuse(lambda: key_in(path), BadInput, f"mode {mode:04o}", f"chmod 600 {path}")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="options are inherited on Linux")

@@ -106,6 +106,23 @@ async def test_a_connection_with_a_request_in_progress_is_not_closed() -> None:
         assert (await asking.read()).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.parametrize("size", [20_000, 40_000])
+@pytest.mark.parametrize("before", [b"", GET])
+async def test_a_large_head_is_refused_also_if_it_arrives_at_once_or_behind_another_request(
+    size: int, before: bytes
+) -> None:
+    async with site(connections=20) as web:
+        asking = await web.connect()
+        asking.send(before + GET[:-2] + b"x: " + b"a" * size + b"\r\n\r\n")
+        answers = b""
+        while piece := await asking.read():
+            answers += piece
+        assert answers.count(b"HTTP/1.1 200") == bool(before) and answers.count(b"HTTP/1.1 400") == 1
+        assert (await (await web.connect()).ask(GET[:-2] + b"x: " + b"a" * 15_000 + b"\r\n\r\n")).startswith(
+            b"HTTP/1.1 200"
+        )
+
+
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nhost: loc", GET + b"GET /"])
 async def test_a_head_that_does_not_end_is_waited_for_no_longer_than_the_bound(
     sent: bytes, monkeypatch: pytest.MonkeyPatch

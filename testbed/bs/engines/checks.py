@@ -1,4 +1,4 @@
-"""Checks of a batch, shared by all engines."""
+"""Checks of a batch, shared by all engines, and of its results."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.bs.engines.base import VerifyRequest
-from testbed.errors import BadInput
+from testbed.bs.engines.base import VerifyEngine, VerifyRequest, VerifyResult
+from testbed.errors import BadInput, EngineError, ModelError
 
 
 def prompt_of(request: VerifyRequest) -> NDArray[np.int32]:
@@ -31,3 +31,31 @@ def check_batch(batch: Sequence[VerifyRequest], vocab_size: int, max_positions: 
         ids = prompt_of(request)
         if ids.min() < 0 or ids.max() >= vocab_size:
             raise BadInput(f"session {request.session}: token ids outside the vocabulary of {vocab_size}")
+
+
+def check_results(results: Sequence[VerifyResult]) -> None:
+    """Check that the target computed numbers.
+
+    Raises:
+        EngineError: a logit or log-probability is NaN, or two logits are infinite.
+    """
+    margins = np.concatenate([result.margin for result in results])
+    logprobs = (result.logprobs for result in results if result.logprobs is not None)
+    if not np.isfinite(margins).all() or any(np.isnan(found).any() for found in logprobs):
+        raise EngineError("the target's logits are not numbers")
+
+
+def check_model(engine: VerifyEngine) -> None:
+    """Compute one token, so that a target with damaged weights is refused before it serves.
+
+    Raises:
+        ModelError: its logits are not numbers.
+        EngineError: the pass failed.
+    """
+    first = np.zeros(1, np.int32)
+    results = engine.verify([VerifyRequest("check", first, first[:0])])
+    engine.release("check")
+    try:
+        check_results(results)
+    except EngineError as exc:
+        raise ModelError(f"{engine.model_name}: {exc}; its weights are damaged") from exc

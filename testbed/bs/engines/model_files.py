@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from testbed.bs.engines.target import find
+import msgspec
+
+from testbed.bs.engines.target import Size, fields_of, find
 from testbed.errors import BadInput, ModelError
+from testbed.files import json_object
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 """Architectures whose verification is tested against transformers."""
 DTYPES = ("float32", "bfloat16")
-_FIELDS = ("vocab_size", "hidden_size", "num_attention_heads", "max_position_embeddings")
+
+
+class _ModelConfig(msgspec.Struct):
+    """The fields of config.json that every supported architecture has."""
+
+    vocab_size: Size
+    hidden_size: Size
+    num_attention_heads: Size
+    max_position_embeddings: Size
+    head_dim: Size | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +61,9 @@ def check_files(model: str | Path, *, dtype: str, vocab_size: int | None, max_mo
         raise ModelError(
             f"{directory} is a file, and this engine takes a Hugging Face directory; GGUF is for engine llama"
         )
-    config = _config(directory)
-    if not any(directory.glob("*.safetensors")):
-        raise ModelError(f"no *.safetensors in {directory}: convert the weights with transformers' save_pretrained")
-    rows, made_for = int(config["vocab_size"]), int(config["max_position_embeddings"])
+    architecture, config = _config(directory)
+    _check_weights(directory)
+    rows, made_for = config.vocab_size, config.max_position_embeddings
     if not 2 <= (rows if vocab_size is None else vocab_size) <= rows:
         raise ModelError(f"the vocabulary has {vocab_size} tokens, but the head of {directory} {rows} rows")
     if not 2 <= (made_for if max_model_len is None else max_model_len) <= made_for:
@@ -62,26 +71,42 @@ def check_files(model: str | Path, *, dtype: str, vocab_size: int | None, max_mo
     return ModelFiles(
         name=str(model),
         directory=directory,
-        architecture=str(config["architectures"][0]),
-        hidden_size=int(config["hidden_size"]),
-        head_size=int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]),
+        architecture=architecture,
+        hidden_size=config.hidden_size,
+        head_size=config.head_dim or config.hidden_size // config.num_attention_heads,
         vocab_size=vocab_size or rows,
         max_positions=max_model_len or made_for,
     )
 
 
-def _config(directory: Path) -> dict[str, Any]:
-    """config.json, checked for the fields of every supported architecture."""
-    path = directory / "config.json"
+def _check_weights(directory: Path) -> None:
+    """Check that weight files are whole, by their headers."""
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise ModelError(f"no *.safetensors in {directory}: convert the weights with transformers' save_pretrained")
+    for path in files:
+        _check_file(path)
+
+
+def _check_file(path: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
     try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise ModelError(f"no config.json in {directory}: is it a Hugging Face model?") from exc
-    except ValueError as exc:
-        raise ModelError(f"{path} is not JSON: {exc}") from exc
-    architecture = (config.get("architectures") or ["none"])[0]
+        with safe_open(path, framework="numpy"):
+            pass
+    except (SafetensorError, OSError) as exc:
+        raise ModelError(f"{path}: not usable as safetensors ({exc})") from exc
+
+
+def _config(directory: Path) -> tuple[str, _ModelConfig]:
+    """Architecture and fields of config.json."""
+    path = directory / "config.json"
+    if not path.is_file():
+        raise ModelError(f"no config.json in {directory}: is it a Hugging Face model?")
+    config = json_object(path)
+    architecture = next(iter(config.get("architectures") or []), "none")
     if architecture not in ARCHITECTURES:
         raise ModelError(f"architecture {architecture} of {directory} is not supported: {', '.join(ARCHITECTURES)} are")
-    if missing := [field for field in _FIELDS if field not in config]:
+    if missing := [name for name in _ModelConfig.__struct_fields__[:4] if name not in config]:
         raise ModelError(f"{path} lacks {', '.join(missing)}")
-    return config
+    return architecture, fields_of(config, _ModelConfig, path)

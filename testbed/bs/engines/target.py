@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar, Union
+
+import msgspec
 
 from testbed.errors import ModelError
+from testbed.files import json_object
 from testbed.llama.gguf_rules import EMBEDDING, NO_TOKEN, check_gguf
-from testbed.protocols.vocabulary import fingerprint, tokenizer_directory
+from testbed.protocols.vocabulary import fingerprint, read_tokenizer, tokenizer_directory
 
 WANTED_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja")
 
@@ -66,12 +68,40 @@ def describe(model: str) -> Target:
     return Target(path, fingerprint(path) if has_tokenizer else "", ids, end_ids, max_positions)
 
 
+EndId = Annotated[int, msgspec.Meta(ge=0)]
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+F = TypeVar("F", bound=msgspec.Struct)
+
+
+class _Generation(msgspec.Struct):
+    eos_token_id: Union[EndId, list[EndId], None] = None  # noqa: UP007 (msgspec reads it at run time, on 3.10 too)
+
+
+class _TargetConfig(msgspec.Struct):
+    vocab_size: Size
+    max_position_embeddings: Size = 2048
+    eos_token_id: Union[EndId, list[EndId], None] = None  # noqa: UP007
+
+
+def fields_of(document: dict[str, Any], kind: type[F], path: Path) -> F:
+    """The fields of a model's file that `kind` names.
+
+    Raises:
+        ModelError: one is missing, of a wrong type or out of range.
+    """
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as exc:
+        raise ModelError(f"{path}: {exc}") from exc
+
+
 def _directory(directory: Path) -> tuple[tuple[int, ...], int, int]:
     """End tokens, rows of the head and positions of a Hugging Face model."""
-    config = _read(directory / "config.json")
-    text: dict[str, Any] = config.get("text_config", config)
-    ends = _generation(directory).get("eos_token_id", text.get("eos_token_id"))
-    return _end_ids(ends), int(text["vocab_size"]), int(text.get("max_position_embeddings", 2048))
+    path = directory / "config.json"
+    config = json_object(path)
+    text = fields_of(config.get("text_config", config), _TargetConfig, path)
+    ends = _generation(directory)
+    return _end_ids(text.eos_token_id if ends is None else ends), text.vocab_size, text.max_position_embeddings
 
 
 def _gguf(path: Path) -> tuple[tuple[int, ...], int, int]:
@@ -79,30 +109,24 @@ def _gguf(path: Path) -> tuple[tuple[int, ...], int, int]:
     generation_config.json beside it names any.
     """
     header = check_gguf(path)
-    ends = _generation(path.parent).get("eos_token_id", header.scalars.get("tokenizer.ggml.eos_token_id"))
+    ends = _generation(path.parent)
+    if ends is None:
+        own = header.scalars.get("tokenizer.ggml.eos_token_id", NO_TOKEN)
+        ends = own if isinstance(own, int) and own != NO_TOKEN else None
     positions = header.scalars[f"{header.scalars['general.architecture']}.context_length"]
     return _end_ids(ends), header.tensors[EMBEDDING].shape[1], int(positions)
 
 
-def _generation(directory: Path) -> dict[str, Any]:
+def _generation(directory: Path) -> int | list[int] | None:
+    """End tokens in generation_config.json; None: it names none."""
     path = directory / "generation_config.json"
-    return _read(path) if path.exists() else {}
+    return fields_of(json_object(path), _Generation, path).eos_token_id if path.exists() else None
 
 
-def _end_ids(ends: Any) -> tuple[int, ...]:
-    return tuple(ends) if isinstance(ends, list) else () if ends in (None, NO_TOKEN) else (int(ends),)
+def _end_ids(ends: int | list[int] | None) -> tuple[int, ...]:
+    return tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)
 
 
 def vocabulary(model: Path) -> int:
     """Vocabulary size of a model's tokenizer: its largest id plus one."""
-    from tokenizers import Tokenizer
-
-    return 1 + max(Tokenizer.from_file(str(tokenizer_directory(model) / "tokenizer.json")).get_vocab().values())
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
-        raise ModelError(f"{path} cannot be read: {exc}") from exc
-    return document
+    return 1 + max(read_tokenizer(model).get_vocab().values())

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from testbed.bs.engines.base import VerifyRequest, VerifyResult
 from testbed.bs.engines.checks import check_batch, prompt_of
 from testbed.bs.engines.model_files import check_files
-from testbed.errors import EngineError
+from testbed.errors import EngineError, ModelError
 
 
 @dataclass(slots=True)
@@ -60,16 +60,20 @@ class TransformersEngine:
         target = check_files(model, dtype=dtype, vocab_size=vocab_size, max_model_len=max_model_len)
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         try:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            made: Any = AutoModelForCausalLM.from_pretrained(
                 target.directory,
                 dtype=getattr(torch, dtype),
                 local_files_only=True,
                 use_safetensors=True,
                 trust_remote_code=False,
+                output_loading_info=True,
             )
+            loaded, found = made
             self._model: Any = loaded.to(self._device).eval()
         except Exception as exc:
             raise EngineError(f"transformers could not load {target.name}: {exc}") from exc
+        if missing := sorted(found["missing_keys"]):  # transformers would make them up
+            raise ModelError(f"the weights of {target.name} lack {', '.join(missing[:3])}")
         self._sessions: OrderedDict[str, _CachedSession] = OrderedDict()
         self._max_sessions = max_sessions
         self.model_name = target.name

@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-
-import numpy as np
+from collections.abc import Callable
 
 from testbed.bs.engines.base import VerifyResult
 from testbed.bs.sessions import Round, Session
-from testbed.errors import EngineError
 from testbed.protocols.sampling import Draws, Kept, Probs, Sampling, draw, one_hot, warp
-
-
-def check_distributions(results: Sequence[VerifyResult]) -> None:
-    """Check that log-probabilities are numbers.
-
-    Raises:
-        EngineError: a log-probability is NaN.
-    """
-    for result in results:
-        if result.logprobs is not None and np.isnan(result.logprobs).any():
-            raise EngineError("the target's probabilities are not numbers")
 
 
 def drawn(session: Session, round_: Round, vocab_size: int) -> Kept:

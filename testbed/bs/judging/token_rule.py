@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.bs.judging.base import Candidates
-from testbed.errors import ModelError
 from testbed.protocols.messages import Reading
 from testbed.protocols.quantise import FULL_BITS
-from testbed.protocols.vocabulary import tokenizer_directory
+from testbed.protocols.vocabulary import read_tokenizer
 
 
 class TokenRuleJudge:
@@ -46,14 +45,9 @@ def digit_free(model: Path) -> NDArray[np.bool_]:
         model: directory of `tokenizer.json`, or a GGUF file beside it.
 
     Raises:
-        ModelError: it has none.
+        ModelError: it has none, or one that cannot be read.
     """
-    from tokenizers import Tokenizer
-
-    path = tokenizer_directory(model) / "tokenizer.json"
-    if not path.is_file():
-        raise ModelError(f"judge digits reads the tokens' texts, but {path.parent} has no tokenizer.json")
-    vocabulary = Tokenizer.from_file(str(path)).get_vocab()
+    vocabulary = read_tokenizer(model).get_vocab()
     harmless = np.zeros(1 + max(vocabulary.values()), np.bool_)
     for text, token in vocabulary.items():  # byte-level alphabets map ASCII digits to themselves
         harmless[token] = not any("0" <= character <= "9" for character in text)

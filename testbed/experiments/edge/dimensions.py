@@ -33,7 +33,7 @@ def of_gguf(path: Path) -> Model:
     """
     try:
         from gguf import GGUFReader
-    except ImportError as exc:
+    except ModuleNotFoundError as exc:
         raise ModelError("reading a GGUF file's dimensions needs gguf: install the extra `lab`") from exc
     try:
         fields = GGUFReader(path).fields

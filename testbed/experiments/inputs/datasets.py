@@ -96,7 +96,7 @@ def _hub(spec: str, limit: int | None) -> list[Example]:
     name, config, split = [*spec.split(":"), "", ""][:3]
     try:
         import datasets
-    except ImportError as exc:
+    except ModuleNotFoundError as exc:
         raise BadInput("hf: data sets need the `datasets` library: pip install datasets") from exc
     try:
         rows: Iterable[Any] = datasets.load_dataset(name, config or None, split=split or "test")

@@ -86,7 +86,7 @@ def _read(run_dir: Path) -> tuple[dict[str, Reals], tuple[str, ...], int]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
-    except ImportError as exc:
+    except ModuleNotFoundError as exc:
         raise BadInput("parquet files need pyarrow: install the extra `lab`") from exc
     path = run_dir / "rounds.parquet"
     names = {name: "csi_time_s" if name == "t_s" else f"csi_{name}" for name in COLUMNS}

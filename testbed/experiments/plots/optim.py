@@ -32,7 +32,7 @@ def panels(count: int, width: float = 4.2) -> tuple[Any, list[Any]]:
     """
     try:
         from matplotlib.figure import Figure
-    except ImportError as exc:
+    except ModuleNotFoundError as exc:
         raise BadInput("plots need matplotlib: install the extra `lab`") from exc
     figure = Figure(figsize=(width * count, 3.6), layout="constrained")
     return figure, list(figure.subplots(1, count, squeeze=False)[0])

@@ -82,7 +82,7 @@ def canvas(columns: int = 1, rows: int = 1, *, width: float = 3.6, height: float
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure as Canvas
-    except ImportError as exc:
+    except ModuleNotFoundError as exc:
         raise BadInput(NO_PLOTS) from exc
     with mpl.rc_context(SETTINGS):
         figure = Canvas(figsize=(width * columns + 0.4, height * rows + 0.3), layout="constrained")
@@ -130,7 +130,7 @@ def _images(draw: Callable[[], Any], kinds: Sequence[str]) -> list[bytes]:
     """Draw a figure once and render it in every format, deterministically."""
     try:
         import matplotlib as mpl
-    except ImportError as exc:
+    except ModuleNotFoundError as exc:
         raise BadInput(NO_PLOTS) from exc
     images = []
     with mpl.rc_context(SETTINGS):

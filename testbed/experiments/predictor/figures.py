@@ -84,7 +84,7 @@ def correlation_table(traces: Traces) -> Table:
 def _figure(**options: Any) -> Any:
     try:
         from matplotlib.figure import Figure
-    except ImportError as exc:
+    except ModuleNotFoundError as exc:
         raise BadInput("plots need matplotlib: install the extra `lab`") from exc
     return Figure(**options)
 

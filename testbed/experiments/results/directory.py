@@ -250,7 +250,7 @@ def write_parquet(path: Path, table: Sequence[Mapping[str, Any]]) -> None:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
-    except ImportError as exc:
+    except ModuleNotFoundError as exc:
         raise BadInput("parquet files need pyarrow: install the extra `lab`") from exc
     with whole_file(path) as part:
         pq.write_table(pa.Table.from_pylist(list(table)), part)

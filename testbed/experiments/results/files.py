@@ -97,7 +97,7 @@ def _arrow() -> Any:
     try:
         import pyarrow as pa
         import pyarrow.parquet
-    except ImportError as exc:
+    except ModuleNotFoundError as exc:
         raise BadInput("parquet files need pyarrow: install the extra `lab`") from exc
     return pa
 

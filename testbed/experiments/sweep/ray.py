@@ -71,7 +71,7 @@ def _connected(workers: int | None) -> Any:
     try:
         import ray
         import ray.util
-    except ImportError as exc:
+    except ModuleNotFoundError as exc:
         raise BadInput("--executor ray needs Ray: install the extra `ray`") from exc
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     try:

@@ -281,7 +281,7 @@ def _check(points: Points, latency_s: Array, experts: tuple[int, int] | None, fo
         raise BadInput(f"every point is at {points.rps[0]:g} requests/s: C1 and C2 need two loads or more")
     try:
         import scipy  # noqa: F401
-    except ImportError as exc:
+    except ModuleNotFoundError as exc:
         raise BadInput("fitting needs scipy: install the extra `lab`") from exc
     columns = spread(features, seen_coverage(points, latency_s, experts))
     design = np.hstack([columns, points.rps[:, None] * columns])

@@ -93,5 +93,5 @@ class Nvml:
 def _library() -> Any:
     try:
         return importlib.import_module("pynvml")
-    except ImportError as exc:
+    except ModuleNotFoundError as exc:
         raise SensorError("NVML needs the package nvidia-ml-py: pip install nvidia-ml-py") from exc

@@ -35,5 +35,5 @@ def test_both_tokens_count_and_zero_is_strict() -> None:
 
 
 def test_a_target_without_texts(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
+    with pytest.raises(ModelError, match=r"tokenizer\.json is missing"):
         digit_free(tmp_path)
