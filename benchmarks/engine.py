@@ -1,11 +1,12 @@
 """Computed tokens and duration of verification passes, by sessions and draft window, at and off a block boundary.
 
-    python benchmarks/engine.py [--json] [--model DIR] [--sessions 1,4,16] [--windows 0,4,8] [--repeats 20]
+    python benchmarks/engine.py [--json] [--engine vllm|llama|transformers] [--model DIR|NAME] [--sessions 1,4,16]
+        [--windows 0,4,8] [--repeats 15] [--before CHECKOUT] [--compiled]
 
-`needed_tokens` is K+1 per session: the last committed token and the drafted ones. Mode `resident` is the default
-engine, in which sessions keep their blocks; `blockwise` uses the prefix cache instead, as in earlier versions.
-`generate` is `vllm.LLM.generate` with the same model, batch and settings, one token per step. Each mode runs in a
-separate process. Times are medians over the repeats, with the minimum.
+`needed_tokens` is K+1 per session: the last committed token and the drafted ones. `generate` is `vllm.LLM.generate`
+with the same model, batch and mode, per step of one token per sequence. `before` is the vLLM engine of another
+checkout, such as an earlier commit's. Every system is a process of its own; they take turns, pass by pass, and ratios
+are medians over pairs. Times are medians with 95 % bootstrap intervals.
 """
 
 from __future__ import annotations
@@ -13,38 +14,33 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.workers import Worker, answer, median
 
 BLOCK = 32
 PREFIX = 6 * BLOCK + 1
 """Length of a prefix whose last token starts a new block."""
 OFF = BLOCK // 2
-"""Extra tokens of an unaligned prefix."""
-MODES = ("resident", "blockwise", "generate")
-TOKENS = 64
-"""Tokens decoded per sequence in mode `generate`."""
+"""Extra tokens of a prefix that ends off a block boundary."""
+TOKENS = 32
+"""Tokens decoded per sequence by `generate`."""
+POSITIONS = 1024
 
 
 def main() -> int:
-    """Run each mode in a separate process and print the rows."""
-    options = parse(sys.argv[1:])
-    if options.mode:
-        print(json.dumps(measure(options)))
+    """Measure all systems in turn and print the rows."""
+    if sys.argv[1:] == ["--worker"]:
+        answer(load)
         return 0
-    document: dict[str, list[dict[str, Any]]] = {"rows": [], "generate": []}
-    for mode in MODES:
-        command = [sys.executable, __file__, *sys.argv[1:], "--mode", mode]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment())
-        for key, rows in json.loads(done.stdout.splitlines()[-1]).items():
-            document[key] += rows
+    options = parse(sys.argv[1:])
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) - 1)))  # as `bs serve`
+    document = run(options)
     if options.json:
         print(json.dumps(document))
     else:
@@ -56,11 +52,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--model", type=Path, help="directory of the target; default: the bundled one")
+    parser.add_argument("--engine", default="vllm", choices=("vllm", "llama", "transformers"))
+    parser.add_argument("--model", help="target by path or name; default: the bundled one")
     parser.add_argument("--sessions", type=numbers, default=[1, 4, 16])
     parser.add_argument("--windows", type=numbers, default=[0, 4, 8])
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--mode", choices=MODES, help=argparse.SUPPRESS)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--before", type=Path, help="checkout whose vLLM engine is measured beside this one")
+    parser.add_argument("--compiled", action="store_true", help="vLLM's compiled mode instead of eager")
     return parser.parse_args(arguments)
 
 
@@ -69,72 +67,156 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def environment() -> dict[str, str]:
-    """Environment with the same number of threads as `bs serve`, for all modes."""
-    threads = str(max(1, (os.cpu_count() or 1) - 1))
-    return {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
+# ---------------------------------------------------------------- the parent
 
 
-def measure(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    """Rows of one mode."""
-    from testbed.models.bundle import bundled
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """All rows."""
+    from testbed.experiments.inputs.pair import target_for
+    from testbed.experiments.results.directory import host
 
-    model = options.model or bundled().require("target")
-    if options.mode == "generate":
-        return {"generate": generate(model, options.sessions)}
-    return {"rows": passes(model, options)}
+    model = target_for(options.engine, options.model)
+    most = max(options.sessions)
+    wanted: dict[str, tuple[dict[str, Any], Path | None]] = {"engine": ({"engine": options.engine}, None)}
+    if options.engine == "vllm":
+        wanted["generate"] = ({"engine": "generate"}, None)
+    if options.before:
+        wanted["before"] = ({"engine": "before"}, options.before.resolve())
+    workers: dict[str, Worker] = {}
+    try:
+        for name, (what, path) in wanted.items():
+            what |= {"model": model, "sessions": most, "compiled": options.compiled}
+            workers[name] = Worker(__file__, what, *filter(None, [path]))
+        rows, generated = [], []
+        for sessions in options.sessions:
+            for window in options.windows:
+                rows += measured(workers, sessions, window, options.repeats)
+            if "generate" in workers:
+                generated.append(generation(workers, sessions, options.repeats))
+        loading = {name: worker.about for name, worker in workers.items()}
+    finally:
+        for worker in workers.values():
+            worker.close()
+    name = options.model or "bundled"
+    mode = "compiled" if options.compiled else "eager"
+    about = {"model": name, "engine": options.engine} | ({"mode": mode} if options.engine == "vllm" else {})
+    return {"host": host(), "load_s": loading, "rows": [about | row for row in rows], "generate": generated}
 
 
-def passes(model: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of the engine's passes, each over the same prefixes with new drafts."""
-    from testbed.bs.engines.vllm.engine import VllmEngine
-
-    engine = VllmEngine(model, resident=options.mode == "resident")
+def measured(workers: dict[str, Worker], sessions: int, window: int, repeats: int) -> list[dict[str, Any]]:
+    """Rows of one combination: every repeat asks each engine for one pass on and one off a boundary."""
+    engines = {name: worker for name, worker in workers.items() if name != "generate"}
+    passes: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
+    for repeat in range(-2, repeats):
+        order = list(engines) if repeat % 2 else list(engines)[::-1]
+        for name in order:
+            found = engines[name].ask(sessions=sessions, window=window, seed=repeat + 2)
+            if repeat >= 0:
+                passes[name].append(found)
+    needed = sessions * (window + 1)
     rows = []
-    for sessions in options.sessions:
-        for window in options.windows:
-            for aligned in (True, False):
-                length = PREFIX if aligned else PREFIX + OFF
-                found = rounds(engine, sessions, window, length, options.repeats)
-                rows.append({"model": model.name, "mode": options.mode, "aligned": aligned, **found})
-    engine.close()
+    for aligned in ("on", "off"):
+        times = {name: [one[aligned]["ms"] for one in found] for name, found in passes.items()}
+        value, low, high = median(times["engine"])
+        row: dict[str, Any] = {
+            "sessions": sessions, "window": window, "aligned": aligned == "on", "needed_tokens": needed,
+            "computed_tokens": float(np.mean([one[aligned]["computed"] for one in passes["engine"]])),
+            "pass_ms": value, "interval_ms": [low, high], "least_ms": min(times["engine"]), "repeats": repeats,
+        }  # fmt: skip
+        if aligned == "off":
+            row["off_over_on"] = ratio(times["engine"], [one["on"]["ms"] for one in passes["engine"]])
+        if "before" in times:
+            row["before_ms"] = median(times["before"])[0]
+            row["before_computed_tokens"] = float(np.mean([one[aligned]["computed"] for one in passes["before"]]))
+            row["speedup"] = ratio(times["before"], times["engine"])
+        rows.append(row)
     return rows
 
 
-def rounds(engine: Any, sessions: int, window: int, length: int, repeats: int) -> dict[str, Any]:
-    """Row of rounds of sessions with prefixes of `length` tokens, the last of which changes every time."""
-    from testbed.bs.engines.base import VerifyRequest
+def generation(workers: dict[str, Worker], sessions: int, repeats: int) -> dict[str, Any]:
+    """Row of vLLM's greedy generation, beside as many passes without drafts in the same minutes."""
+    steps, passes = [], []
+    for repeat in range(max(3, repeats // 3)):
+        steps.append(workers["generate"].ask(sequences=sessions))
+        found = [workers["engine"].ask(sessions=sessions, window=0, seed=100 + 8 * repeat + i) for i in range(8)]
+        passes.append(float(np.median([one["off"]["ms"] for one in found])))
+    value, low, high = median(steps)
+    return {"sequences": sessions, "step_ms": value, "interval_ms": [low, high], "pass_over_step": ratio(passes, steps)}
 
-    rng = np.random.default_rng(0)
 
-    def some(count: int) -> Any:
-        return rng.integers(0, engine.vocab_size, count, dtype=np.int32)
+def ratio(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    """Median ratio of pairs, and its 95 % interval."""
+    return list(median(np.asarray(above) / np.asarray(below)))
 
-    prefixes = {str(i): some(length) for i in range(sessions)}
-    engine.verify([VerifyRequest(name, prefix[:-1], some(0)) for name, prefix in prefixes.items()])
-    times, computed = [], []
-    for _ in range(repeats):
-        for prefix in prefixes.values():
-            prefix[-1] = some(1)[0]
-        batch = [VerifyRequest(name, prefix, some(window)) for name, prefix in prefixes.items()]
-        before, start_s = engine.stats.computed_tokens, time.perf_counter()
-        engine.verify(batch)
-        times.append(time.perf_counter() - start_s)
-        computed.append(engine.stats.computed_tokens - before)
-    for name in prefixes:
-        engine.release(name)
-    return {
-        "sessions": sessions,
-        "window": window,
-        "needed_tokens": sessions * (window + 1),
-        "computed_tokens": statistics.mean(computed),
-        "pass_ms": 1e3 * statistics.median(times),
-        "least_ms": 1e3 * min(times),
+
+# ---------------------------------------------------------------- the workers
+
+
+def load(engine: str, model: str, sessions: int, compiled: bool) -> tuple[float, Callable[..., Any]]:
+    """Load a system; returns the seconds that it took, and what it measures."""
+    start_s = time.perf_counter()
+    if engine == "generate":
+        made: Callable[..., Any] = generator(model, sessions, compiled)
+    else:
+        made = Passes(engine_of(engine, model, sessions, compiled))
+    return time.perf_counter() - start_s, made
+
+
+def engine_of(kind: str, model: str, sessions: int, compiled: bool) -> Any:
+    """The engine of this checkout, or vLLM's of an earlier one."""
+    if kind == "before":
+        try:
+            from testbed.bs.engines.vllm.engine import VllmEngine
+        except ImportError:
+            from testbed.bs.vllm_engine import VllmEngine
+        return VllmEngine(model)
+    from testbed.bs.engines.registry import load_engine
+
+    options = {
+        "vllm": {"compiled": compiled},
+        "llama": {"max_sessions": 2 * sessions, "max_model_len": POSITIONS},
+        "transformers": {},
     }
+    return load_engine(kind, model, **options[kind])
 
 
-def generate(model: Path, batches: Sequence[int]) -> list[dict[str, Any]]:
-    """Rows of vLLM's greedy generation: milliseconds per step, without prefill."""
+class Passes:
+    """Rounds of sessions over the same prefixes, the last token of which changes every time, with new drafts."""
+
+    def __init__(self, engine: Any) -> None:
+        try:
+            from testbed.bs.engines.base import VerifyRequest
+        except ImportError:
+            from testbed.bs.engine import VerifyRequest
+        self._engine, self._request = engine, VerifyRequest
+        self._prefixes: dict[str, Any] = {}
+
+    def __call__(self, sessions: int, window: int, seed: int) -> dict[str, dict[str, float]]:
+        """Milliseconds and computed tokens of a pass on and off a block boundary, in changing order."""
+        rng = np.random.default_rng(seed)
+        order = [("on", 0), ("off", OFF)]
+        return {name: self._pass(name, extra, sessions, window, rng) for name, extra in order[:: 1 - 2 * (seed % 2)]}
+
+    def _pass(self, name: str, extra: int, sessions: int, window: int, rng: np.random.Generator) -> dict[str, float]:
+        def some(count: int) -> Any:
+            return rng.integers(0, self._engine.vocab_size, count, dtype=np.int32)
+
+        names = [f"{name}-{number}" for number in range(sessions)]
+        for one in names:
+            if one not in self._prefixes:
+                self._prefixes[one] = some(PREFIX + extra)
+                self._engine.verify([self._request(one, self._prefixes[one][:-1], some(0))])
+            self._prefixes[one][-1] = some(1)[0]
+        batch = [self._request(one, self._prefixes[one].copy(), some(window)) for one in names]
+        start_s = time.perf_counter()
+        results = self._engine.verify(batch)
+        took_s = time.perf_counter() - start_s
+        computed = sum(PREFIX + extra + window - result.cached for result in results)
+        return {"ms": 1e3 * took_s, "computed": computed}
+
+
+def generator(model: str, sessions: int, compiled: bool) -> Callable[..., float]:
+    """vLLM's greedy generation: milliseconds per step, without prefill."""
     from testbed.bs.engines.vllm.engine import ENVIRONMENT
 
     for name, value in ENVIRONMENT.items():
@@ -142,39 +224,40 @@ def generate(model: Path, batches: Sequence[int]) -> list[dict[str, Any]]:
     from vllm import LLM, SamplingParams
 
     llm = LLM(
-        str(model), dtype="float32", enforce_eager=True, skip_tokenizer_init=True, block_size=BLOCK,
+        model, dtype="float32", enforce_eager=not compiled, skip_tokenizer_init=True, block_size=BLOCK,
         kv_cache_memory_bytes=2 << 30, disable_log_stats=True, seed=0,
     )  # fmt: skip
-    rng, rows = np.random.default_rng(0), []
     vocabulary = llm.llm_engine.model_config.get_vocab_size()
-    for sequences in batches:
-        prompts = [{"prompt_token_ids": rng.integers(0, vocabulary, PREFIX).tolist()} for _ in range(sequences)]
-        took = [
-            timed(llm, prompts, SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False))
-            for tokens in (TOKENS, 1, TOKENS, 1, TOKENS)
-        ]
-        step_ms = 1e3 * (min(took[::2]) - min(took[1::2])) / (TOKENS - 1)
-        rows.append({"model": model.name, "sequences": sequences, "step_ms": step_ms})
-    return rows
+    rng = np.random.default_rng(0)
+
+    def measure(sequences: int) -> float:
+        prompts: Any = [{"prompt_token_ids": rng.integers(0, vocabulary, PREFIX).tolist()} for _ in range(sequences)]
+        took_s = []
+        for tokens in (1, TOKENS + 1, 1):  # the first call fills the prefix cache
+            params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+            start_s = time.perf_counter()
+            llm.generate(prompts, params, use_tqdm=False)
+            took_s.append(time.perf_counter() - start_s)
+        return 1e3 * (took_s[1] - took_s[2]) / TOKENS
+
+    return measure
 
 
-def timed(llm: Any, prompts: Any, params: Any) -> float:
-    """Seconds of a call to `generate`."""
-    start_s = time.perf_counter()
-    llm.generate(prompts, params, use_tqdm=False)
-    return time.perf_counter() - start_s
-
-
-def show(document: dict[str, list[dict[str, Any]]]) -> None:
+def show(document: dict[str, Any]) -> None:
     """Print the rows as a table."""
-    print(f"{'mode':10} {'sessions':>8} {'K':>3} {'aligned':>8} {'needed':>7} {'computed':>9} {'ms':>8} {'least':>8}")
+    print(f"{'sessions':>8} {'K':>3} {'boundary':>8} {'needed':>7} {'computed':>9} {'ms':>8} {'least':>8}  ratios")
     for row in document["rows"]:
+        ratios = [f"{name} {row[name][0]:.2f}" for name in ("off_over_on", "speedup") if name in row]
         print(
-            f"{row['mode']:10} {row['sessions']:8} {row['window']:3} {row['aligned']!s:>8} {row['needed_tokens']:7} "
-            f"{row['computed_tokens']:9.1f} {row['pass_ms']:8.2f} {row['least_ms']:8.2f}"
+            f"{row['sessions']:8} {row['window']:3} {'on' if row['aligned'] else 'off':>8} {row['needed_tokens']:7} "
+            f"{row['computed_tokens']:9.1f} {row['pass_ms']:8.2f} {row['least_ms']:8.2f}  {', '.join(ratios)}"
         )
     for row in document["generate"]:
-        print(f"generate   {row['sequences']:8} sequences: {row['step_ms']:.2f} ms per step")
+        low, high = row["pass_over_step"][1:]
+        print(
+            f"generate {row['sequences']:3} sequences: {row['step_ms']:.2f} ms per step; pass over step "
+            f"{row['pass_over_step'][0]:.2f} ({low:.2f} to {high:.2f})"
+        )
 
 
 if __name__ == "__main__":

@@ -140,6 +140,7 @@ class DemoConfig(DecodingConfig, frozen=True):
     model: fields.Target = None
     drafter: fields.DrafterFile = None
     dtype: fields.Dtype = "float32"
+    compiled: fields.Compiled = False
     prompts: Annotated[int, option("Prompts to decode.", least=1, panel="Workload")] = 20
     channel: Annotated[
         str,
@@ -235,6 +236,7 @@ class ServeConfig(Config, frozen=True):
     prefix_cache: Annotated[
         bool, option("Read committed prefixes from vLLM's cache; otherwise recompute them every round.")
     ] = True
+    compiled: fields.Compiled = False
     scheduler: Annotated[str, option("Order of verification.", kinds="schedulers", panel="Scheduling")] = "fcfs"
     max_batch: Annotated[int, option("Requests of one engine pass, at most.", least=1)] = 256
     max_batch_tokens: Annotated[int, option("New tokens of one engine pass, at most.", least=1, unit="tokens")] = 8192

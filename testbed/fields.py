@@ -24,10 +24,20 @@ Failover = Annotated[
 Timeout = Annotated[float, option("Longest wait for an answer.", above=0, unit="s", flags=("--timeout",))]
 DrafterFile = Annotated[
     str | None,
-    option("Drafter, by file or name. Default: the bundled one.", metavar="FILE", kinds="drafters", panel="Models"),
+    option(
+        "Drafter: GGUF file, or name such as smollm2. Default: the bundled one.",
+        metavar="FILE",
+        kinds="drafters",
+        panel="Models",
+    ),
 ]
 Tokenizer = Annotated[
-    str | None, option("Directory of tokenizer.json. Default: the bundled one, unless prompts are ids.", metavar="DIR")
+    str | None,
+    option(
+        "Directory of tokenizer.json, or name of a fetched model. Default: the drafter's if it has a name, else the "
+        "bundled one, unless prompts are ids.",
+        metavar="DIR",
+    ),
 ]
 KvType = Annotated[Literal["f16", "f32"], option("Type of the drafter's KV cache.", panel="Models")]
 DrafterThreads = Annotated[int | None, option("CPU threads of the drafter. Default: llama.cpp's choice.", least=1)]
@@ -44,9 +54,19 @@ Csi = Annotated[
 Engine = Annotated[str, option("Inference engine.", kinds="engines", panel="Models")]
 Target = Annotated[
     str | None,
-    option("Target: directory, Hugging Face id, or GGUF file (llama). Default: the bundled one.", panel="Models"),
+    option(
+        "Target: directory, Hugging Face id, GGUF file (llama), or name of a fetched model such as smollm2. Default: "
+        "the bundled one.",
+        panel="Models",
+    ),
 ]
 Dtype = Annotated[str, option("Type of the target's weights: float32 or bfloat16.", panel="Models")]
+Compiled = Annotated[
+    bool,
+    option(
+        "Compile the target on a CPU (vLLM): shorter passes, longer loading, mainly the first time.", panel="Models"
+    ),
+]
 Dataset = Annotated[str, option("Prompts: bundled:test, FILE.jsonl, or hf:NAME.", panel="Workload")]
 Window = Annotated[int, option("Draft window K, drafted tokens per round.", least=1, most=256, panel="Protocol")]
 Threshold = Annotated[

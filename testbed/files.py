@@ -20,6 +20,11 @@ LOCK = ".lock"
 """Name of the lock file in a locked folder."""
 
 
+def cache_folder() -> Path:
+    """The testbed's folder in the user's cache, which may not exist yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "testbed"
+
+
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`, which replaces `path` on success: readers never see a partial file.

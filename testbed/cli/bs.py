@@ -70,14 +70,14 @@ def serve(config: ServeConfig, as_json: ReadyJson = False) -> None:
 
 
 def _complete(config: ServeConfig) -> ServeConfig:
-    """The configuration with the bundled target, judge and head where none are named."""
+    """The configuration with paths for names, and the bundled target, judge and head where none are given."""
     from testbed.bs.engines.registry import ENGINES
     from testbed.bs.judging.registry import JUDGES, judge_kind
     from testbed.experiments.inputs.pair import target_for
     from testbed.models.bundle import head_directory
 
-    if config.model is None and ENGINES.choose(config.engine).needs_model:
-        config = msgspec.structs.replace(config, model=target_for(config.engine, None))
+    if ENGINES.choose(config.engine).needs_model:
+        config = msgspec.structs.replace(config, model=target_for(config.engine, config.model))
     kind = judge_kind(config.judge, config.head, config.quality_budget)
     head = str(head_directory(config.head)) if JUDGES[kind].needs_head else None
     return msgspec.structs.replace(config, judge=kind, head=head)

@@ -13,7 +13,7 @@ from testbed.cli.screens import CommandGroup
 from testbed.errors import TestbedError
 from testbed.models.random_model import RandomModel
 
-app = CommandGroup(no_args_is_help=True, help="The bundled pair, and GGUF files of your own models.")
+app = CommandGroup(no_args_is_help=True, help="The bundled pair, public models, and GGUF files of your own models.")
 
 
 @app.command()
@@ -39,6 +39,29 @@ def path(as_json: AsJson = False) -> None:
 
 
 @app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="Model to fetch, such as smollm2.")],
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a public model into the user's cache, once, and compare llama.cpp with transformers on it.
+
+    Afterwards, --model NAME and --drafter NAME take it wherever they take paths.
+
+    Example:
+
+        testbed models fetch smollm2
+    """
+    from testbed.models.real.fetch import fetch as fetched
+
+    model = fetched(name, note)
+    if as_json:
+        print_json(model)
+        return
+    for key, value in model.items():
+        print(f"{key}: {', '.join(f'{k} {v:.4g}' for k, v in value.items()) if isinstance(value, dict) else value}")
+
+
+@app.command()
 def export(
     model: Annotated[Path, typer.Option(help="Hugging Face directory: Llama, Qwen2 or Qwen3.")],
     out: Annotated[Path, typer.Option(help="GGUF file to write.")],
@@ -53,7 +76,7 @@ def export(
     """
     from dataclasses import asdict
 
-    from testbed.experiments.runs.parity import export_and_prove
+    from testbed.models.real.parity import export_and_prove
 
     parity = export_and_prove(model, out, dtype)
     if as_json:

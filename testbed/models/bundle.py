@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from testbed.errors import ModelError
-from testbed.files import make_folder, whole_file
+from testbed.files import cache_folder, make_folder, whole_file
 from testbed.fingerprints import model_fingerprint
+from testbed.protocols.vocabulary import BESIDE_GGUF
 
 DATA = Path(__file__).parent / "data"
 BUNDLED = "bundled"
-BESIDE = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
-"""Files of the bundled target that its GGUF file needs beside it."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,8 @@ def head_directory(name: str | None = None) -> Path:
 def bundled_target(gguf: bool = False) -> Path:
     """The bundled target: its directory, or a float32 GGUF file with the tokenizer beside it.
 
-    The file is written to the user's cache on first use.
+    The file is written to the user's cache on first use, once llama.cpp has been found to compute with it what
+    transformers computes.
 
     Raises:
         ModelError: the target is missing, or packages for the conversion are.
@@ -75,18 +74,18 @@ def bundled_target(gguf: bool = False) -> Path:
     target = bundled().require("target")
     if not gguf:
         return target
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "testbed"
-    path = cache / f"target-{model_fingerprint(target)}" / "target.gguf"
+    path = cache_folder() / f"bundled-target-{model_fingerprint(target)}" / "target.gguf"
     if not path.exists():
         try:
-            from testbed.models.export import export_gguf
+            from testbed.models.real.parity import export_and_prove
         except ModuleNotFoundError as exc:
             raise ModelError(f"the bundled target must be converted to GGUF once, which needs {exc.name}") from exc
         make_folder(path.parent)
-        for name in BESIDE:
-            with whole_file(path.with_name(name)) as part:
-                shutil.copyfile(target / name, part)
-        export_gguf(target, path)
+        for name in BESIDE_GGUF:
+            if (target / name).exists():
+                with whole_file(path.with_name(name)) as part:
+                    shutil.copyfile(target / name, part)
+        export_and_prove(target, path)
     return path
 
 

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from testbed.errors import ModelError
 from testbed.files import whole_file
+from testbed.fingerprints import model_fingerprint
+from testbed.llama.origin import DIFFERENCE, NOT_COMPARED, SOURCE
 from testbed.models.checkpoint import Checkpoint
 
 ARCHITECTURES = {
@@ -71,6 +73,8 @@ def export_gguf(model_dir: Path, out: Path, dtype: DTypeName = "f32") -> None:
     with whole_file(out) as part, contextlib.closing(writer):
         _describe(writer, checkpoint, rows=next(e.shape[0] for e in entries if e.name == "token_embd.weight"))
         writer.add_file_type(DTYPES[dtype][1])
+        writer.add_string(SOURCE, model_fingerprint(model_dir))
+        writer.add_float32(DIFFERENCE, NOT_COMPARED)
         for entry in entries:
             writer.add_tensor_info(entry.name, entry.shape, np.dtype(np.float32), entry.nbytes, raw_dtype=entry.kind)
         writer.write_header_to_file(part)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 FILE = "tokenizer.json"
 
+BESIDE_GGUF = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+"""Files of a model directory that its GGUF file needs beside it, where there are any: tokenizer and end tokens."""
+
 
 def tokenizer_directory(model: Path) -> Path:
     """Directory of a model's tokenizer: the model's own, or that of its GGUF file."""

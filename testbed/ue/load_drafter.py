@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from testbed.errors import BadInput
+from testbed.model_names import RELEASES, named
 from testbed.registry import Registry
 from testbed.synthetic import VOCAB
 from testbed.ue.drafters.base import Drafter
@@ -52,8 +53,8 @@ class DrafterKind(NamedTuple):
 
 
 def is_file(name: str) -> bool:
-    """Whether a drafter is given by its file rather than by name."""
-    return name.endswith(".gguf") or Path(name).is_file()
+    """Whether a drafter is a GGUF file, given by path or by the name of a fetched model."""
+    return name.endswith(".gguf") or name in RELEASES or Path(name).is_file()
 
 
 def drafter_kind(name: str) -> DrafterKind:
@@ -80,17 +81,22 @@ def drafter_and_tokenizer(
 ) -> tuple[str, Path | None]:
     """Drafter and tokenizer directory as given, else those of the bundled pair.
 
-    A GGUF file without a tokenizer has none; a drafter given by name drafts for the bundled one.
+    A fetched model has its own tokenizer, any other GGUF file none; a drafter without a model drafts for the bundled
+    tokenizer.
 
     Raises:
         BadInput: no drafter, or an unknown name.
+        ModelError: a model that has not been fetched.
     """
     name = drafter or (str(bundled[0]) if bundled[0] else None)
     if name is None:
         raise BadInput("which drafter? give --drafter FILE.gguf")
     drafter_kind(name)
+    if tokenizer is None and drafter in RELEASES:
+        tokenizer = drafter
     by_file = drafter is not None and is_file(drafter)
-    return name, Path(tokenizer) if tokenizer else None if by_file else bundled[1]
+    directory = Path(named(tokenizer, "tokenizer")) if tokenizer else None if by_file else bundled[1]
+    return named(name, "drafter"), directory
 
 
 def _llama(name: str, options: DrafterOptions) -> Drafter:

@@ -17,9 +17,9 @@ from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from testbed.errors import ModelError, TestbedError
-from testbed.experiments.runs.parity import TOLERANCES, export_and_prove, prove_parity
 from testbed.models import export
 from testbed.models.export import DTypeName, export_gguf, rope_factors
+from testbed.models.real.parity import TOLERANCES, export_and_prove, prove_parity
 from testbed.ue.llama.drafter import LlamaDrafter
 from tests.support.models import KINDS, TOKENS, edit_config, make_model
 from tests.support.reference import Reference

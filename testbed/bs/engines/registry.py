@@ -52,6 +52,7 @@ ENGINES = Registry(
             "tensor_parallel": "tensor_parallel_size",
             "memory_share": "gpu_memory_utilization",
             "prefix_cache": "prefix_cache",
+            "compiled": "compiled",
         },
     ),
     EngineEntry(

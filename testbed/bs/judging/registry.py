@@ -15,7 +15,8 @@ from testbed.bs.judging.head import BudgetJudge, HeadJudge, TableJudge
 from testbed.bs.judging.token_rule import TokenRuleJudge, digit_free
 from testbed.decision_head.head import DecisionHead, check_fits, load_head
 from testbed.errors import BadInput
-from testbed.fingerprints import SYNTHETIC, model_fingerprint
+from testbed.fingerprints import SYNTHETIC
+from testbed.llama.origin import states_fingerprint
 from testbed.registry import Registry
 
 
@@ -155,6 +156,6 @@ def _fitting(directory: Path, target: Path | None, hidden_size: int | None) -> D
         BadInput: it cannot be read, or belongs to another target.
     """
     head = load_head(directory)
-    fingerprint = SYNTHETIC if target is None else model_fingerprint(target)
+    fingerprint = SYNTHETIC if target is None else states_fingerprint(target)
     check_fits(head.info, target_fingerprint=fingerprint, target_hidden=hidden_size)
     return head

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -12,7 +11,9 @@ from testbed.cli.output import print_json
 
 
 def memory(
-    drafter: Annotated[Path | None, typer.Option(help="GGUF file; default: the bundled drafter.")] = None,
+    drafter: Annotated[
+        str | None, typer.Option(help="GGUF file, by path or name; default: the bundled drafter.", metavar="FILE")
+    ] = None,
     context: Annotated[
         int | None, typer.Option(help="Positions of a sequence: prompt and output. Default: the model's, 2048 at most.")
     ] = None,
@@ -34,12 +35,12 @@ def memory(
 
         testbed ue memory --drafter llama-1b-q8.gguf --no-measure --json
     """
+    from testbed.experiments.inputs.pair import drafter_for
     from testbed.experiments.runs.ue_memory import measure
     from testbed.llama.context import LlamaOptions
     from testbed.llama.memory import expected
-    from testbed.models.bundle import bundled
 
-    path = drafter or bundled().require("drafter")
+    path = drafter_for(drafter)
     options = LlamaOptions(context=context, sequences=sequences, gpu_layers=gpu_layers, kv_type=kv_type)
     parts = expected(path, options)
     found = measure(path, options) if measured else None

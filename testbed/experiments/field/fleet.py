@@ -13,6 +13,7 @@ from testbed.experiments.field.devices.remote import AgentDevice
 from testbed.experiments.field.log import CELL, FieldLog
 from testbed.experiments.field.plan import FieldPlan, Place
 from testbed.experiments.field.run import cell_config, progress_of
+from testbed.model_names import named
 
 
 def agent_device(plan: FieldPlan, place: Place, say: Say) -> AgentDevice:
@@ -34,7 +35,11 @@ def deploy(plan: FieldPlan, say: Say) -> list[dict[str, Any]]:
     Raises:
         BadInput: no place has an agent, a file is missing, or an agent has no disk space for it.
     """
-    wanted = [plan.drafter, plan.tokenizer, *(method.predictor for method in plan.methods)]
+    wanted = [
+        plan.drafter and named(plan.drafter, "drafter"),
+        plan.tokenizer and named(plan.tokenizer, "tokenizer"),
+        *(method.predictor for method in plan.methods),
+    ]
     rows: dict[str, dict[str, Any]] = {}
     for place in with_agents(plan):
         row = rows.setdefault(str(place.ue), {"ue": place.ue, "places": [], "error": None})

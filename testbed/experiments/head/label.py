@@ -19,12 +19,13 @@ from testbed.experiments.head.collect import Progress, load_target
 from testbed.experiments.head.config import EpisodeCollectConfig
 from testbed.experiments.head.decoding import label_of
 from testbed.experiments.head.summary import summary
+from testbed.experiments.inputs.pair import target_for
 from testbed.experiments.inputs.scorers import scorer
 from testbed.experiments.lockstep.answers import Answers, AnswerTask
 from testbed.experiments.lockstep.completions import Completer
 from testbed.experiments.lockstep.decoding import NOTHING, Decoding, Lockstep
 from testbed.fingerprints import model_fingerprint
-from testbed.models.bundle import BUNDLED, bundled
+from testbed.models.bundle import BUNDLED
 from testbed.ue.prompts import Prompter
 
 
@@ -112,7 +113,7 @@ def _episode(found: Mismatches, rows: NDArray[np.intp], task: AnswerTask) -> Dec
 def _target(store: EpisodeStore, config: EpisodeCollectConfig) -> Target:
     """The target of the collection; any other is refused, since its completions would not be comparable."""
     name = store.meta.target
-    target = describe(config.model or (str(bundled().require("target")) if name == BUNDLED else name))
+    target = describe(target_for("vllm", config.model or (None if name == BUNDLED else name)))
     fingerprint = model_fingerprint(target.path)
     if fingerprint != store.meta.target_fingerprint:
         raise BadInput(

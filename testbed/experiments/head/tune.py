@@ -27,7 +27,7 @@ from testbed.experiments.inputs.scorers import expected, scorer
 from testbed.experiments.runs.execute import Watch
 from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.experiments.runs.virtual import Models, load_models, run_virtual
-from testbed.fingerprints import model_fingerprint
+from testbed.llama.origin import states_fingerprint
 from testbed.ue.run import Outcome
 
 OWN = "greedy"
@@ -103,7 +103,7 @@ def tune(
         BadInput: the head belongs to another pair.
     """
     target = describe(target_for(config.engine, config.model))
-    check_fits(head.info, target_fingerprint=model_fingerprint(target.path))
+    check_fits(head.info, target_fingerprint=states_fingerprint(target.path))
     trials = []
     for goal in config.goals:
         for threshold in GRID:

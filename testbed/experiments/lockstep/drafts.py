@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -11,10 +10,9 @@ from testbed.bs.engines.base import VerifyEngine, VerifyRequest
 from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset
-from testbed.experiments.inputs.pair import target_for
+from testbed.experiments.inputs.pair import drafter_for, target_for
 from testbed.experiments.lockstep.decoding import Decoding, Lockstep, draft_window
 from testbed.fingerprints import model_fingerprint
-from testbed.models.bundle import bundled
 from testbed.ue.drafters.base import Drafter, DraftToken
 from testbed.ue.drafters.recorded import DraftRecording, Recorded, Statistics
 
@@ -64,7 +62,7 @@ def record(config: DraftsConfig, progress: Progress) -> DraftRecording:
     from testbed.ue.prompts import Prompter
 
     target = describe(target_for(config.engine, config.model))
-    path = Path(config.drafter) if config.drafter else bundled().require("drafter")
+    path = drafter_for(config.drafter)
     examples = load_dataset(config.dataset, config.prompts)
     if len(examples) < config.prompts:
         raise BadInput(f"{config.dataset} has {len(examples)} prompts, not {config.prompts}")

@@ -14,11 +14,10 @@ from testbed.bs.engines.base import VerifyEngine, VerifyRequest
 from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset
-from testbed.experiments.inputs.pair import target_for
+from testbed.experiments.inputs.pair import drafter_for, target_for
 from testbed.experiments.lockstep.decoding import Decoding, Lockstep, draft_window
 from testbed.experiments.predictor.traces import TraceMeta, Traces, TraceStore
 from testbed.fingerprints import model_fingerprint
-from testbed.models.bundle import bundled
 from testbed.ue.drafters.base import Drafter, DraftToken
 from testbed.ue.windows.predictor import FEATURES, features
 
@@ -57,7 +56,7 @@ def collect(config: TraceCollectConfig, out: Path, progress: Progress) -> TraceS
     from testbed.bs.engines.target import find
 
     target = find(target_for(config.engine, config.model))
-    drafter = Path(config.drafter) if config.drafter else bundled().require("drafter")
+    drafter = drafter_for(config.drafter)
     questions = [e.question for e in load_dataset(config.dataset, config.first + config.prompts)][config.first :]
     if len(questions) < config.prompts:
         raise BadInput(f"{config.dataset} has {len(questions)} prompts from {config.first} on, not {config.prompts}")

@@ -194,6 +194,7 @@ def serve_config(config: DemoConfig) -> ServeConfig:
         engine=config.engine,
         model=str(_model(config)) if ENGINES.choose(config.engine).needs_model else None,
         dtype=config.dtype,
+        compiled=config.compiled,
         judge=kind,
         head=str(head_directory(head)) if head else None,
         quality_budget=config.quality_budget,

@@ -54,6 +54,8 @@ class VllmEngine:
         resident: whether a session's keys and values stay in their blocks between rounds, so that a round computes the
             last committed token and the drafted ones alone; see `resident.py`. Without, or where this vLLM lacks what
             it needs, rounds read the prefix cache, which serves whole blocks.
+        compiled: on a CPU, whether the model is compiled (`torch.compile`): shorter passes, longer loading. Compiled
+            code is kept in vLLM's cache (VLLM_CACHE_ROOT). On a GPU vLLM compiles in any case.
         extra: further fields of vLLM's `EngineArgs`.
 
     Raises:
@@ -77,6 +79,7 @@ class VllmEngine:
         gpu_memory_utilization: float = 0.9,
         prefix_cache: bool = True,
         resident: bool = True,
+        compiled: bool = False,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         if self._open is not None and self._open() is not None:
@@ -87,6 +90,7 @@ class VllmEngine:
             "max_num_batched_tokens": max_batch_tokens,
             "tensor_parallel_size": tensor_parallel_size,
             "gpu_memory_utilization": gpu_memory_utilization,
+            "enforce_eager": False if compiled else None,
         }
         self._runner: VllmRunner | None = _load(target, dtype, options, extra or {}, prefix_cache, resident)
         VllmEngine._open = weakref.ref(self)

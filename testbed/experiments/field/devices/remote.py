@@ -16,6 +16,7 @@ from testbed.errors import BadInput
 from testbed.experiments.field.devices.agents import AgentConnection, probe_order, run_order
 from testbed.experiments.field.devices.base import FILED, LINK, Probe, Reach, Say
 from testbed.experiments.results import directory as results
+from testbed.model_names import Part, named
 from testbed.protocols.orders import Order, Probing, Running, State, digest_of
 
 MOST_FILES = 32
@@ -97,7 +98,7 @@ class AgentDevice:
     # ------------------------------------------------------------ orders
 
     def _order(self, config: RunConfig, out: Path) -> Order:
-        there = {name: self.put(value) for name in FILED if (value := getattr(config, name)) and not _bundled(value)}
+        there = {name: self.put(value) for name, value in _filed(config).items()}
         config = msgspec.structs.replace(config, csi="link", keys=None, insecure=False, **there)
         trace = self.put(str(find("traces", self._trace))) if self._trace else None
         return run_order(f"{self._name}-{out.parent.name}-{out.name}", Running(config, self._link, trace))
@@ -126,6 +127,13 @@ class AgentDevice:
 def _plain(name: str) -> str:
     """Replace characters that an agent does not accept in file names."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip("._-")[:90] or "file"
+
+
+def _filed(config: RunConfig) -> dict[str, str]:
+    """Paths of the files that a run reads, by option; the agent has bundled ones itself."""
+    found = {name: value for name in FILED if (value := getattr(config, name)) and not _bundled(value)}
+    parts: tuple[Part, ...] = ("drafter", "tokenizer")
+    return found | {part: named(found[part], part) for part in parts if part in found}
 
 
 def _bundled(value: str) -> bool:

@@ -1,0 +1,182 @@
+"""Tokens/s of the testbed over loopback beside other libraries, with the same models and prompts, greedily, in one run.
+
+    python benchmarks/libraries.py [--json] [--model NAME] [--prompts 10] [--tokens 64] [--only NAME,NAME]
+        [--llama-server PROGRAM] [--threads N] [--bs-threads N] [--ue-threads N]
+
+Every system is a process of its own; they take turns, prompt by prompt, in an order that is drawn anew for each.
+`--model smollm2` takes the fetched model, whose own GGUF file drafts for it (in transformers and vLLM: the same
+directory); the default is the bundled pair. vLLM and transformers compute in float32, llama.cpp with the GGUF file. A
+system that is missing or fails to load is left out with a line. Ratios are medians over the prompts with 95 %
+bootstrap intervals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+from typing import Any
+
+from support.decoders import load, pair_of, programs
+from support.workers import Worker, answer, median
+
+RATIOS = (
+    ("testbed vllm greedy", "transformers assisted", 1.5),
+    ("testbed vllm greedy", "vllm draft model", 1.0),
+    ("testbed vllm target-only", "vllm eager", 0.9),
+    ("testbed vllm compiled target-only", "vllm compiled", 0.9),
+    ("testbed llama target-only", "llama-server", 0.8),
+    ("testbed llama greedy", "llama-server draft model", 0.8),
+)
+"""Pairs of systems, and the goal of the ratio of their tokens/s."""
+
+
+def main() -> int:
+    """Measure all systems in turn and print the rows."""
+    if sys.argv[1:] == ["--worker"]:
+        answer(load)
+        return 0
+    options = parse()
+    if options.threads:
+        os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    document = run(options)
+    if options.json:
+        print(json.dumps(document))
+    else:
+        show(document)
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--model", help="name of a fetched model; default: the bundled pair")
+    parser.add_argument("--prompts", type=int, default=10)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--only", help="names of systems, separated by commas")
+    parser.add_argument("--llama-server", help="llama.cpp's server; default: llama-server on the PATH")
+    parser.add_argument("--threads", type=int, help="CPU threads of every system; default: each library's own choice")
+    parser.add_argument("--bs-threads", type=int, help="CPU threads of the base station; default: that of bs serve")
+    parser.add_argument("--ue-threads", type=int, help="CPU threads of the UE; default: that of ue run")
+    return parser.parse_args()
+
+
+def systems(options: argparse.Namespace) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Kind and options of each system, by name."""
+    found: dict[str, tuple[str, dict[str, Any]]] = {
+        "transformers": ("transformers", {"assisted": False}),
+        "transformers assisted": ("transformers", {"assisted": True}),
+        "vllm eager": ("vllm", {"compiled": False, "drafted": False}),
+        "vllm compiled": ("vllm", {"compiled": True, "drafted": False}),
+        "vllm draft model": ("vllm", {"compiled": True, "drafted": True}),
+        "llama.cpp": ("llama", {}),
+    }
+    for program in programs(options.llama_server):
+        own = {"program": program, "threads": options.threads}
+        found["llama-server"] = ("server", {**own, "drafted": False})
+        found["llama-server draft model"] = ("server", {**own, "drafted": True})
+    threads = {"bs_threads": options.bs_threads, "ue_threads": options.ue_threads}
+    for method in ("target-only", "greedy"):
+        for engine, compiled in (("vllm", False), ("vllm", True), ("llama", False)):
+            name = f"testbed {engine}{' compiled' if compiled else ''} {method}"
+            found[name] = ("testbed", {"engine": engine, "method": method, "compiled": compiled, **threads})
+    wanted = options.only.split(",") if options.only else list(found)
+    if unknown := set(wanted) - set(found):
+        raise SystemExit(f"unknown systems {', '.join(unknown)}; known: {', '.join(found)}")
+    return {name: found[name] for name in wanted}
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Load all systems, and let each decode every prompt."""
+    from testbed.bs.engines.target import describe
+    from testbed.experiments.inputs.datasets import load_dataset
+    from testbed.experiments.results.directory import host
+    from testbed.models.bundle import bundled
+    from testbed.ue.prompts import Prompter
+
+    pair = pair_of(options.model)
+    ends = list(describe(pair.target).end_ids)
+    prompter = Prompter(bundled().require("tokenizer") if options.model is None else describe(pair.target).path)
+    prompts = [prompter.ids(e.question) for e in load_dataset("bundled:test", options.prompts + 1)]
+    workers: dict[str, Worker] = {}
+    try:
+        for name, (kind, what) in systems(options).items():
+            try:
+                workers[name] = Worker(__file__, {"system": kind, "pair": list(pair), "options": what})
+            except RuntimeError as exc:  # noqa: PERF203
+                print(f"{name} is left out: {exc}", file=sys.stderr)
+        loading = {name: worker.about for name, worker in workers.items()}
+        found = decode_all(workers, prompts, options.tokens, ends)
+    finally:
+        for worker in workers.values():
+            worker.close()
+    return {
+        "host": host(), "model": options.model or "bundled", "prompts": options.prompts, "tokens": options.tokens,
+        "rows": rows_of(found, loading), "ratios": ratios_of(found),
+    }  # fmt: skip
+
+
+def decode_all(
+    workers: dict[str, Worker], prompts: list[list[int]], tokens: int, ends: list[int]
+) -> dict[str, list[dict[str, Any]]]:
+    """Outputs and seconds by system, in the order of prompts; the last prompt warms up."""
+    rng = random.Random(0)
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in workers}
+    for ids in [prompts[-1], *prompts[:-1]]:
+        for name in rng.sample(list(workers), len(workers)):
+            found[name].append(workers[name].ask(ids=ids, tokens=tokens, ends=ends))
+    return {name: outputs[1:] for name, outputs in found.items()}
+
+
+def rows_of(found: dict[str, list[dict[str, Any]]], loading: dict[str, float]) -> list[dict[str, Any]]:
+    """A row per system; `same` is the share of its outputs that equal those of the first system."""
+    reference = next(iter(found.values()))
+    rows = []
+    for name, outputs in found.items():
+        _, low, high = median([speed(one) for one in outputs])
+        same = [one["ids"] == other["ids"] for one, other in zip(outputs, reference, strict=True)]
+        total_s = sum(one["s"] for one in outputs)
+        rows.append({
+            "system": name, "tokens_per_s": sum(len(one["ids"]) for one in outputs) / total_s,
+            "interval": [low, high], "same": sum(same) / len(same), "load_s": loading[name],
+        })  # fmt: skip
+    return rows
+
+
+def ratios_of(found: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Ratios of tokens/s, prompt by prompt, with their goals."""
+    rows = []
+    for above, below, goal in RATIOS:
+        if above in found and below in found:
+            pairs = zip(found[above], found[below], strict=True)
+            value, low, high = median([speed(one) / speed(other) for one, other in pairs])
+            rows.append({"above": above, "below": below, "ratio": value, "interval": [low, high], "goal": goal})
+    return rows
+
+
+def speed(one: dict[str, Any]) -> float:
+    """Tokens/s of an output."""
+    return float(len(one["ids"]) / one["s"])
+
+
+def show(document: dict[str, Any]) -> None:
+    """Print the rows as tables."""
+    about = document["host"]
+    print(f"{document['model']}: {about['cpu']}, {about['cores']} cores; {document['prompts']} prompts")
+    print(f"{'system':34} {'tokens/s':>9} {'per prompt, 95 %':>19} {'same output':>12} {'loaded in s':>12}")
+    for row in document["rows"]:
+        low, high = row["interval"]
+        print(
+            f"{row['system']:34} {row['tokens_per_s']:9.1f} {f'{low:.1f} to {high:.1f}':>19} {row['same']:12.0%} "
+            f"{row['load_s']:12.1f}"
+        )
+    for row in document["ratios"]:
+        low, high = row["interval"]
+        print(f"{row['above']} / {row['below']}: {row['ratio']:.2f} ({low:.2f} to {high:.2f}), goal {row['goal']:g}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

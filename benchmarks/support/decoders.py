@@ -1,0 +1,224 @@
+"""Systems that decode a prompt greedily: the testbed over loopback, and other libraries with the same models."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+WINDOW = 8
+POSITIONS = 1024
+
+Decode = Callable[..., dict[str, Any]]
+"""Takes prompt ids, output tokens and end ids; returns the output's ids and the seconds that it took."""
+
+
+class Pair(NamedTuple):
+    """Paths of target and drafter in both formats."""
+
+    target: str
+    target_gguf: str
+    drafter: str
+    drafter_gguf: str
+
+
+def pair_of(model: str | None) -> Pair:
+    """The bundled pair; or a fetched model whose own GGUF file drafts for it."""
+    from testbed.experiments.inputs.pair import drafter_for, target_for
+    from testbed.models.bundle import bundled
+
+    target = target_for("vllm", model)
+    drafter = target if model else str(bundled().require("drafter_hf"))
+    return Pair(target, target_for("llama", model), drafter, str(drafter_for(model)))
+
+
+def load(system: str, pair: list[str], options: dict[str, Any]) -> tuple[float, Decode]:
+    """Load a system; returns the seconds that it took, and what it decodes with."""
+    start_s = time.perf_counter()
+    made = SYSTEMS[system](Pair(*pair), **options)
+    return time.perf_counter() - start_s, made
+
+
+def transformers(pair: Pair, assisted: bool) -> Decode:
+    """transformers' `generate`, alone or with an assistant model that drafts 8 tokens."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    paths = (pair.target, pair.drafter) if assisted else (pair.target,)
+    target, *rest = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for path in paths)
+    for drafter in rest:
+        drafter.generation_config.num_assistant_tokens = WINDOW
+        drafter.generation_config.num_assistant_tokens_schedule = "constant"
+
+    def decode(ids: list[int], tokens: int, ends: list[int]) -> dict[str, Any]:
+        prompt, start_s = torch.tensor([ids]), time.perf_counter()
+        with torch.inference_mode():
+            output = target.generate(
+                prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=tokens,
+                eos_token_id=ends, pad_token_id=ends[0], **({"assistant_model": rest[0]} if rest else {}),
+            )  # fmt: skip
+        return {"s": time.perf_counter() - start_s, "ids": output[0, len(ids) :].tolist()}
+
+    return decode
+
+
+def vllm(pair: Pair, compiled: bool, drafted: bool) -> Decode:
+    """`vllm.LLM.generate`, alone or with vLLM's own draft model."""
+    from testbed.bs.engines.vllm.engine import ENVIRONMENT
+
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    from vllm import LLM, SamplingParams
+
+    extra: dict[str, Any] = {}
+    if drafted:
+        extra["speculative_config"] = {
+            "method": "draft_model", "model": pair.drafter, "num_speculative_tokens": WINDOW,
+        }  # fmt: skip
+    llm = LLM(
+        pair.target, dtype="float32", enforce_eager=not compiled, skip_tokenizer_init=True, block_size=32,
+        kv_cache_memory_bytes=1 << 30, max_model_len=POSITIONS, disable_log_stats=True, seed=0, **extra,
+    )  # fmt: skip
+
+    def decode(ids: list[int], tokens: int, ends: list[int]) -> dict[str, Any]:
+        llm.reset_prefix_cache()
+        params = SamplingParams(temperature=0, max_tokens=tokens, stop_token_ids=ends, detokenize=False)
+        start_s = time.perf_counter()
+        (output,) = llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)
+        return {"s": time.perf_counter() - start_s, "ids": list(output.outputs[0].token_ids)}
+
+    return decode
+
+
+def llama(pair: Pair) -> Decode:
+    """llama-cpp-python in this process, without a server."""
+    from llama_cpp import Llama
+
+    model = Llama(pair.target_gguf, n_ctx=POSITIONS, verbose=False)
+
+    def decode(ids: list[int], tokens: int, ends: list[int]) -> dict[str, Any]:
+        start_s, found = time.perf_counter(), list[int]()
+        for token in model.generate(ids, temp=0, reset=True):
+            found.append(token)
+            if len(found) == tokens or token in ends:
+                break
+        return {"s": time.perf_counter() - start_s, "ids": found}
+
+    return decode
+
+
+def server(pair: Pair, program: str, drafted: bool, threads: int | None) -> Decode:
+    """llama.cpp's own server over loopback, alone or with its draft model."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [program, "-m", pair.target_gguf, "--port", str(port), "-c", str(POSITIONS), "-np", "1", "--no-webui"]
+    if drafted:
+        command += ["-md", pair.drafter_gguf, "--draft-max", str(WINDOW), "--draft-min", "0"]
+    if threads:
+        command += ["-t", str(threads)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+    _ends_with_us(process)
+
+    def ask(method: str, path: str, body: str | None = None) -> Any:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        with contextlib.closing(connection):
+            connection.request(method, path, body, {"Content-Type": "application/json"})
+            reply = connection.getresponse()
+            content = reply.read()
+            if reply.status != 200:
+                raise RuntimeError(f"llama-server answers {reply.status}: {content[:200].decode(errors='replace')}")
+            return json.loads(content)
+
+    for _ in range(300):
+        if process.poll() is not None:
+            raise RuntimeError(f"llama-server ended with code {process.returncode}")
+        with contextlib.suppress(OSError, RuntimeError):
+            ask("GET", "/health")
+            break
+        time.sleep(0.2)
+
+    def decode(ids: list[int], tokens: int, ends: list[int]) -> dict[str, Any]:
+        body = {"prompt": ids, "n_predict": tokens, "temperature": 0, "cache_prompt": False, "return_tokens": True}
+        start_s = time.perf_counter()
+        found = ask("POST", "/completion", json.dumps(body))
+        return {"s": time.perf_counter() - start_s, "ids": found["tokens"]}
+
+    return decode
+
+
+def _ends_with_us(process: subprocess.Popen[Any]) -> None:
+    import atexit
+
+    atexit.register(process.kill)
+
+
+def testbed(
+    pair: Pair, engine: str, method: str, compiled: bool, bs_threads: int | None, ue_threads: int | None
+) -> Decode:
+    """A base-station process, and a UE in this one, over loopback."""
+    import atexit
+
+    from testbed.channel.link import ZmqLink, new_identity
+    from testbed.clock import WallClock
+    from testbed.config import ServeConfig
+    from testbed.experiments.runs.processes import base_station
+    from testbed.protocols import protocol
+    from testbed.ue.client import Client
+    from testbed.ue.llama.drafter import LlamaDrafter
+    from testbed.ue.session import DecodingSession
+    from testbed.ue.target_only import decode_remotely
+    from testbed.ue.windows.fixed import FixedWindow
+
+    model = pair.target_gguf if engine == "llama" else pair.target
+    serve = ServeConfig(
+        engine=engine, model=model, bind="tcp://127.0.0.1:*", compiled=compiled and engine == "vllm", threads=bs_threads
+    )
+    held = contextlib.ExitStack()
+    ready = held.enter_context(base_station(serve))
+    atexit.register(held.close)
+    loop = asyncio.new_event_loop()
+    client = Client(ZmqLink(ready["bind"], new_identity()), WallClock(), 1)
+    drafter = LlamaDrafter(Path(pair.drafter_gguf), context=POSITIONS, sequences=1, threads=ue_threads)
+    from testbed.bs.engines.target import describe
+
+    target = describe(model)
+    loop.run_until_complete(client.connect(target.tokenizer, target.vocab_size))
+
+    async def one(ids: list[int], tokens: int, ends: list[int]) -> list[int]:
+        if method == "target-only":
+            return (await decode_remotely(client, ids, tokens, ends)).token_ids
+        session = DecodingSession(client, drafter, protocol(method), FixedWindow(WINDOW))
+        return (await session.decode(ids, tokens, ends)).token_ids
+
+    def decode(ids: list[int], tokens: int, ends: list[int]) -> dict[str, Any]:
+        start_s = time.perf_counter()
+        found = loop.run_until_complete(one(ids, tokens, ends))
+        return {"s": time.perf_counter() - start_s, "ids": found}
+
+    return decode
+
+
+SYSTEMS: dict[str, Callable[..., Decode]] = {
+    "transformers": transformers,
+    "vllm": vllm,
+    "llama": llama,
+    "server": server,
+    "testbed": testbed,
+}
+
+
+def programs(given: str | None) -> Iterator[str]:
+    """llama.cpp's server, if it can be had."""
+    found = shutil.which(given or "llama-server")
+    if found:
+        yield found
