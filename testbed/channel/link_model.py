@@ -1,8 +1,9 @@
 """Fluid model of one direction of a link: given when bytes enter, it returns when the last of them arrives.
 
 The proxy and the virtual link both use this model, so that emulated and virtual runs see the same link. A link serves
-bytes in order at its rate (a token bucket without burst), retransmits lost packets, and then delays:
-departure = when the last byte is served, arrival = departure + delay (+ jitter). Order is kept.
+bytes in order at its rate (a token bucket without burst), retransmits lost packets, and then delays each packet:
+arrival = end of its first transmission + recovery of its losses + delay ± jitter. Order is kept, and a message arrives
+with its last packet.
 """
 
 from __future__ import annotations
@@ -15,11 +16,48 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from testbed.errors import BadInput
 
 PACKET_BYTES = 1500
-"""Size of a packet, the unit of loss and retransmission."""
+"""Size of a packet, the unit of loss, retransmission and jitter; also stands for a transport block."""
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Time until a lost packet is sent again: by HARQ, or by RLC once HARQ has used all its attempts.
+
+    It adds to the air time of the repetitions and does not hold the link: packets behind are sent meanwhile.
+
+    Raises:
+        BadInput: negative times, an RLC delay shorter than a HARQ round trip, or no attempt.
+    """
+
+    harq_rtt_s: float = 0.0
+    """From the end of a transmission to its repetition; 0: repetitions only cost air time (WISV eqs. 6, 10)."""
+    attempts: int = 4
+    """Transmissions of a packet before HARQ gives up."""
+    rlc_s: float = 0.0
+    """The same after the last attempt, by RLC."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.harq_rtt_s <= self.rlc_s < math.inf:
+            raise BadInput(
+                f"an RLC retransmission takes at least as long as a HARQ round trip, not {self.rlc_s * 1e3:g} ms and "
+                f"{self.harq_rtt_s * 1e3:g} ms"
+            )
+        if self.attempts < 1:
+            raise BadInput(f"HARQ needs at least 1 attempt, not {self.attempts}")
+
+    def delay_s(self, losses: NDArray[np.int64]) -> NDArray[np.float64]:
+        """[n] delays of packets that were lost [n] times."""
+        by_rlc = losses // self.attempts
+        delays: NDArray[np.float64] = by_rlc * self.rlc_s + (losses - by_rlc) * self.harq_rtt_s
+        return delays
+
+
+AIR_TIME_ONLY = Recovery()
 
 
 @dataclass(frozen=True)
@@ -106,18 +144,32 @@ class Direction:
     """Implements `OneWay`: one direction of one link, with the bytes in flight.
 
     Packet errors cost link-layer retransmissions: the number of transmissions of a packet is geometric with the PER at
-    the time when it starts, so that B bits take B / (R·(1 − p)) on average (WISV eqs. 6, 10).
+    the time when it starts, so that B bits take B / (R·(1 − p)) of air time on average (WISV eqs. 6, 10).
 
     Args:
-        jitter_s: standard deviation of an additional half-normal delay; order is kept.
+        jitter_s: half-width of the uniform jitter of each packet's delay, as in netem; order is kept.
         seed: seed of errors and jitter.
         origin_s: when the schedule begins, on the caller's clock.
+        recovery: delay of lost packets beyond their air time.
+
+    Raises:
+        BadInput: a jitter that is negative, or longer than the shortest delay.
     """
 
-    def __init__(self, schedule: Schedule, jitter_s: float = 0.0, seed: Sequence[int] = (0,), origin_s: float = 0.0):
-        if not 0 <= jitter_s < math.inf:
-            raise BadInput(f"jitter must be finite and not negative, not {jitter_s}")
-        self.schedule, self.jitter_s, self.origin_s = schedule, jitter_s, origin_s
+    def __init__(
+        self,
+        schedule: Schedule,
+        jitter_s: float = 0.0,
+        seed: Sequence[int] = (0,),
+        origin_s: float = 0.0,
+        recovery: Recovery = AIR_TIME_ONLY,
+    ):
+        if not 0 <= jitter_s <= min(schedule.delay_s) + 1e-12:
+            raise BadInput(
+                f"a jitter of ±{jitter_s * 1e3:g} ms needs a one-way delay of at least that, not "
+                f"{min(schedule.delay_s) * 1e3:g} ms"
+            )
+        self.schedule, self.jitter_s, self.origin_s, self.recovery = schedule, jitter_s, origin_s, recovery
         self.free = schedule.free and not jitter_s
         self._rng = np.random.default_rng(list(seed))
         self._served_s = self._arrived_s = -math.inf
@@ -126,21 +178,25 @@ class Direction:
         """Arrival time of the last of `size_bytes` that enter at `now_s`, which must not decrease between calls."""
         start_s = max(now_s - self.origin_s, self._served_s)
         index, _ = self.schedule.piece(start_s)
-        self._served_s = self.schedule.served_s(start_s, self._sent_bits(size_bytes, self.schedule.per[index]))
+        packets, bits, per = math.ceil(size_bytes / PACKET_BYTES), 8 * size_bytes, self.schedule.per[index]
+        losses = self._rng.geometric(1 - per, packets) - 1 if per and packets else None
+        if losses is not None:
+            bits *= 1 + int(losses.sum()) / packets
+        self._served_s = self.schedule.served_s(start_s, bits)
         index, _ = self.schedule.piece(self._served_s)
-        delay_s = self.schedule.delay_s[index]
-        if self.jitter_s:
-            delay_s += abs(self._rng.normal(0.0, self.jitter_s))
-        self._arrived_s = max(self._arrived_s, self._served_s + delay_s)
+        late_s = self._late_s(losses, packets, self._served_s - start_s) + self.schedule.delay_s[index]
+        self._arrived_s = max(self._arrived_s, self._served_s + late_s)
         return self._arrived_s + self.origin_s
 
-    def _sent_bits(self, size_bytes: float, per: float) -> float:
-        bits = 8 * size_bytes
-        if not per or not bits:
-            return bits
-        packets = math.ceil(size_bytes / PACKET_BYTES)
-        repeats = self._rng.negative_binomial(packets, 1 - per)
-        return bits * (packets + repeats) / packets
+    def _late_s(self, losses: NDArray[np.int64] | None, packets: int, served_s: float) -> float:
+        """How long after the last transmission the last packet arrives, beyond the delay; negative by jitter only."""
+        if not packets or (losses is None and not self.jitter_s):
+            return 0.0
+        late = np.zeros(packets) if losses is None else self.recovery.delay_s(losses)
+        if self.jitter_s:
+            late = late + self._rng.uniform(-self.jitter_s, self.jitter_s, packets)
+        late = late - served_s * np.arange(packets - 1, -1, -1) / packets  # earlier packets were sent earlier
+        return float(late.max())
 
 
 class RoundDelay:

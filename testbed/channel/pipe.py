@@ -208,5 +208,7 @@ def _limit_bytes(direction: Direction) -> float:
     fastest = max(rate for rate in schedule.rate_mbps)
     if math.isinf(fastest):
         return FREE_HOLD_BYTES
-    flight_s = max(schedule.delay_s) + 3 * direction.jitter_s
+    flight_s = max(schedule.delay_s) + direction.jitter_s
+    if any(schedule.per):
+        flight_s += direction.recovery.rlc_s
     return SLACK_BYTES + fastest * 1e6 / 8 * (flight_s + SLACK_S)

@@ -10,7 +10,7 @@ import msgspec
 
 from testbed.bundled_files import find
 from testbed.channel.csi import Csi
-from testbed.channel.link_model import Direction, Schedule, constant
+from testbed.channel.link_model import Direction, Recovery, Schedule, constant
 from testbed.channel.radio.shares import uplinks_mbps
 from testbed.channel.tc.session import TcConfig
 from testbed.channel.trace import Trace, read_trace
@@ -36,11 +36,19 @@ class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     rtt_ms: float = 0.0
     """Round-trip delay; one half in each direction."""
     jitter_ms: float = 0.0
-    """Standard deviation of an additional half-normal delay in each direction."""
+    """Half-width of the jitter: the delay of each packet is uniform in `rtt_ms`/2 ± `jitter_ms`, as in netem, so that
+    the mean RTT stays `rtt_ms`."""
     per: float = 0.0
     """Packet error rate of both directions, unless `per_up` or `per_down` is given."""
     per_up: float | None = None
     per_down: float | None = None
+    harq_rtt_ms: float = 8.0
+    """Time from the loss of a packet to its repetition by HARQ; 0: packet errors only cost air time (WISV eqs. 6, 10).
+    The default is LTE's."""
+    harq_attempts: int = 4
+    """Transmissions of a packet before HARQ gives up."""
+    rlc_ms: float = 40.0
+    """Time to the repetition after the last attempt, by RLC; about LTE's reordering timer, our choice."""
     outage_every_s: float = 0.0
     """Period of the outages; each is at the end of a period. 0: no outages."""
     outage_s: float = 0.0
@@ -75,13 +83,30 @@ class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise BadInput("a profile needs virtual time: kind=virtual, or kind=trace with via=virtual")
         if self.shares is not None and self.kind not in ("proxy", "virtual"):
             raise BadInput("shares need kind=proxy or kind=virtual")
-        if self.kind in ("none", "trace") and (given := self._given()):
+        if given := self._given():
             raise BadInput(f"kind={self.kind} takes no {', '.join(given)}")
+        if self.jitter_ms > self.rtt_ms / 2:
+            raise BadInput(
+                f"jitter_ms={self.jitter_ms:g} needs an rtt_ms of at least {2 * self.jitter_ms:g}: the delay of each "
+                "direction is uniform in rtt_ms/2 ± jitter_ms"
+            )
+        self.recovery()
 
     def _given(self) -> list[str]:
-        """Link parameters that differ from their defaults."""
-        link = ("uplink_mbps", "downlink_mbps", "rtt_ms", "per", "per_up", "per_down", "outage_every_s")
-        return [n for n in link if getattr(self, n) not in (None, 0.0)]
+        """Parameters that differ from their defaults and that the kind does not take."""
+        link = ("uplink_mbps", "downlink_mbps", "rtt_ms", "jitter_ms", "per", "per_up", "per_down", "outage_every_s")
+        repeat = ("harq_rtt_ms", "harq_attempts", "rlc_ms")
+        refused = {"none": link + repeat, "trace": link, "tc": repeat}.get(self.kind, ())
+        plain = {field.name: field.default for field in msgspec.structs.fields(self)}
+        return [n for n in refused if getattr(self, n) != plain[n]]
+
+    def recovery(self) -> Recovery:
+        """Delay of lost packets beyond their air time.
+
+        Raises:
+            BadInput: values out of range.
+        """
+        return Recovery(self.harq_rtt_ms / 1e3, self.harq_attempts, self.rlc_ms / 1e3 if self.harq_rtt_ms else 0.0)
 
     @property
     def is_virtual(self) -> bool:
@@ -140,8 +165,8 @@ class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         up, down = schedules(self.of_ue(index), stack_s)
         jitter_s = self.jitter_ms / 1e3
         return (
-            Direction(up, jitter_s, (self.seed, index, 0), origin_s),
-            Direction(down, jitter_s, (self.seed, index, 1), origin_s),
+            Direction(up, jitter_s, (self.seed, index, 0), origin_s, self.recovery()),
+            Direction(down, jitter_s, (self.seed, index, 1), origin_s, self.recovery()),
         )
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.channel.link_model import PACKET_BYTES, Direction, Schedule, constant, round_delay
+from testbed.channel.link_model import PACKET_BYTES, Direction, Recovery, Schedule, constant, round_delay
 from testbed.errors import BadInput
 
 
@@ -89,6 +89,52 @@ def test_packet_errors_cost_what_geometric_retransmission_costs_on_average(per: 
     assert each_s.mean() == pytest.approx(packets * 1e-3 / (1 - per), rel=5 * math.sqrt(per / packets / sends))
     # variance of a geometric number of transmissions: p / (1 - p)²
     assert each_s.var() == pytest.approx(packets * 1e-6 * per / (1 - per) ** 2, rel=0.15)
+
+
+def test_a_short_message_waits_for_harq_and_then_for_rlc() -> None:
+    """Delays of one packet: after n losses n HARQ round trips, and RLC's delay in place of every fourth."""
+    per, recovery = 0.5, Recovery(harq_rtt_s=0.008, attempts=4, rlc_s=0.04)
+    late_s = np.zeros(20_000)
+    for i in range(late_s.size):
+        direction = Direction(constant(per=per), seed=(7, i), recovery=recovery)
+        late_s[i] = direction.admit(0.0, 200)
+    expected_s = {0.0: 1 / 2, 0.008: 1 / 4, 0.016: 1 / 8, 0.024: 1 / 16, 0.064: 1 / 32, 0.072: 1 / 64}
+    for delay_s, chance in expected_s.items():
+        found = np.isclose(late_s, delay_s).mean()
+        assert found == pytest.approx(chance, abs=5 * math.sqrt(chance * (1 - chance) / late_s.size))
+
+
+def test_a_long_message_recovers_while_its_rest_is_sent() -> None:
+    """1,000 packets of 1 ms: almost all losses are repaired before the last packet, which costs 10 ms at p = 1/2."""
+    recovery = Recovery(harq_rtt_s=0.01, attempts=100, rlc_s=0.01)
+    plain, repaired = (
+        Direction(constant(rate_mbps=12.0, per=0.5), seed=(1,), recovery=one).admit(0.0, 1000 * PACKET_BYTES)
+        for one in (Recovery(), recovery)
+    )
+    assert 0 <= repaired - plain < 0.2 < 2 * 0.9 < plain
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"harq_rtt_s": 0.05, "rlc_s": 0.04}, "at least as long as a HARQ round trip"),
+        ({"harq_rtt_s": -1.0}, "HARQ round trip"),
+        ({"attempts": 0}, "at least 1 attempt"),
+    ],
+)
+def test_recoveries_that_cannot_be(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        Recovery(**values)
+
+
+def test_jitter_is_uniform_around_the_delay() -> None:
+    direction = Direction(constant(delay_s=0.02), jitter_s=0.01, seed=(5,))
+    took_s = np.array([direction.admit(float(i), 100) - i for i in range(20_000)])
+    assert 0.01 <= took_s.min() < 0.0101 and 0.0299 < took_s.max() <= 0.03
+    assert took_s.mean() == pytest.approx(0.02, abs=5 * 0.01 / math.sqrt(3 * took_s.size))
+    assert took_s.std() == pytest.approx(0.01 / math.sqrt(3), rel=0.02)
+    with pytest.raises(BadInput, match="±30 ms needs a one-way delay of at least that, not 20 ms"):
+        Direction(constant(delay_s=0.02), jitter_s=0.03)
 
 
 def test_seeds_repeat_and_differ() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +30,7 @@ def test_the_documented_forms() -> None:
         kind=st.sampled_from(["proxy", "virtual", "tc"]),
         uplink_mbps=st.none() | st.floats(0.001, 1e5),
         downlink_mbps=st.none() | st.floats(0.001, 1e5),
-        rtt_ms=st.floats(0, 1e4),
+        rtt_ms=st.floats(200, 1e4),
         jitter_ms=st.floats(0, 100),
         per=st.floats(0, 0.99),
         per_up=st.none() | st.floats(0, 0.99),
@@ -53,6 +54,12 @@ def test_text_reads_back_as_it_was(spec: ChannelSpec) -> None:
         ("kind=proxy,per=1", "[0, 1)"),
         ("kind=proxy,per_down=nan", "[0, 1)"),
         ("kind=none,rtt_ms=5", "kind=none takes no rtt_ms"),
+        ("kind=none,jitter_ms=5", "kind=none takes no jitter_ms"),
+        ("kind=trace,file=walk,jitter_ms=5", "kind=trace takes no jitter_ms"),
+        ("kind=virtual,rtt_ms=8,jitter_ms=5", "jitter_ms=5 needs an rtt_ms of at least 10"),
+        ("kind=tc,harq_rtt_ms=4", "kind=tc takes no harq_rtt_ms"),
+        ("kind=proxy,harq_rtt_ms=50", "at least as long as a HARQ round trip, not 40 ms and 50 ms"),
+        ("kind=proxy,harq_attempts=0", "at least 1 attempt"),
         ("kind=trace", "needs file="),
         ("kind=proxy,file=walk", "needs file="),
         ("kind=trace,file=walk,uplink_mbps=5", "kind=trace takes no uplink_mbps"),
@@ -98,6 +105,20 @@ def test_each_ue_has_errors_of_its_own_that_repeat() -> None:
 
     assert ends(0, 0) == ends(0, 0)
     assert len({tuple(ends(i, way)) for i in (0, 1) for way in (0, 1)}) == 4
+
+
+def test_packet_errors_delay_short_messages() -> None:
+    """An id alone is too short for its rate to matter: p of the messages wait for a HARQ round trip."""
+    late, plain = (parse_channel(f"kind=virtual,uplink_mbps=20,rtt_ms=20,per=0.1{more}").path(0)[0]
+                   for more in ("", ",harq_rtt_ms=0"))  # fmt: skip
+    took = np.array([[way.admit(float(i), 40) - i for i in range(4000)] for way in (late, plain)])
+    assert (took[0] > 0.0175).mean() == pytest.approx(0.1, abs=0.025)
+    assert took[1].max() < 0.0101
+
+
+def test_jitter_means_the_same_to_tc() -> None:
+    config = tc_config(parse_channel("kind=tc,uplink_mbps=20,rtt_ms=50,jitter_ms=5"), namespaces=1)
+    assert (config.rtt_ms, config.jitter_ms) == (50.0, 5.0)  # netem: uniform in 25 ± 5 ms, each way
 
 
 def test_tc_takes_what_it_can_do() -> None:

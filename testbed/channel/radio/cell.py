@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -24,9 +25,10 @@ from testbed.errors import BadInput
 RADIUS_M = 400.0
 """Cell radius (edge-SD, Section IV)."""
 MOST_SAMPLES = 50_000
-USES = ("fading", "shadowing", "loss", "blockage", "rtt", "crowd")
+USES = ("fading", "shadowing", "loss", "blockage", "rtt", "crowd", "downlink fading")
 """Random quantities. Each has its own generator, so that changing one does not affect the others."""
 DECIMALS = {"t_s": 9, "uplink_mbps": 3, "downlink_mbps": 3, "rtt_ms": 3, "per_up": 6, "per_down": 6, "snr_db": 2}
+Duplexing = Literal["fdd", "tdd"]
 _Draw = Callable[[str], np.random.Generator]
 
 
@@ -94,7 +96,12 @@ class Cell:
     """
 
     bandwidth_hz: float = 20e6
-    """Bandwidth of the uplink, and of the downlink."""
+    """Bandwidth of the uplink and of the downlink: one each under FDD, one for both under TDD."""
+    duplex: Duplexing = "fdd"
+    """fdd: two bands, whose small-scale fading is independent; tdd: one band that the directions share in time, with
+    the same fading in both."""
+    uplink_time: float = 0.25
+    """TDD only: share of the time for the uplink; the downlink has the rest. Guard times are neglected."""
     noise_w: float = 2.5e-14
     """σ² = −106 dBm; not scaled by the share."""
     uplink_w: float = 0.2
@@ -104,7 +111,7 @@ class Cell:
     """Below this SNR the rate is 0; about the limit of LTE's lowest modulation and coding scheme."""
     rtt_ms: float = 20.0
     jitter_ms: float = 0.0
-    """Mean of an exponential delay added to each sample's RTT."""
+    """Half-width of the uniform jitter of each direction's delay; one draw per sample."""
     queue_ms: float = 0.0
     """RTT added by each other active UE."""
     path_loss: PathLoss = field(default_factory=PathLoss)
@@ -122,6 +129,13 @@ class Cell:
         for name in ("rtt_ms", "jitter_ms", "queue_ms"):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"{name} must be finite and not negative, not {value:g}")
+        text = (
+            f"a jitter of ±{self.jitter_ms:g} ms in each direction needs an RTT of at least {2 * self.jitter_ms:g} ms"
+        )
+        require(self.jitter_ms <= self.rtt_ms / 2, text)
+        known = get_args(Duplexing)
+        require(self.duplex in known, f"unknown duplex {self.duplex!r}; known: {', '.join(known)}")
+        require(0 < self.uplink_time < 1, f"the uplink's share of the time must lie in (0, 1), not {self.uplink_time}")
         require(not math.isnan(self.outage_snr_db), "the SNR of an outage must be a number")
 
     def traces(
@@ -160,18 +174,24 @@ class Cell:
         moved_m = np.abs(np.diff(distance_m, prepend=distance_m[0]))
         gain = self.path_loss.gains(distance_m) * self.shadowing.gains(draw("shadowing"), moved_m)
         gain *= self.blockage.gains(draw("blockage"), n, step_s)
-        rho = self.small_scale.powers(draw("fading"), n, step_s, ue.speed_mps)
-        snr = gain[:, None] * rho * self.uplink_w / self.noise_w
+        separate = self.duplex == "fdd"
+        rho = [self.small_scale.powers(draw("fading"), n, step_s, ue.speed_mps)] * 2
+        if separate:
+            rho[1] = self.small_scale.powers(draw("downlink fading"), n, step_s, ue.speed_mps)
+        up, down = (
+            gain[:, None] * r * w / self.noise_w for r, w in zip(rho, (self.uplink_w, self.downlink_w), strict=True)
+        )
+        time = (1.0, 1.0) if separate else (self.uplink_time, 1 - self.uplink_time)
         per = self.loss.rates(draw("loss"), n, step_s)
-        jitter_ms = draw("rtt").exponential(self.jitter_ms, n)
+        jitter_ms = draw("rtt").uniform(-self.jitter_ms, self.jitter_ms, (2, n)).sum(axis=0)
         return Trace(
             t_s=t_s,
-            uplink_mbps=self._rates(snr, share),
-            downlink_mbps=self._rates(snr * (self.downlink_w / self.uplink_w), share),
+            uplink_mbps=self._rates(up, share * time[0]),
+            downlink_mbps=self._rates(down, share * time[1]),
             rtt_ms=self.rtt_ms + self.queue_ms * others + jitter_ms,
             per_up=per,
             per_down=per,
-            snr_db=10 * np.log10(snr.mean(axis=1)),
+            snr_db=10 * np.log10(up.mean(axis=1)),
         )
 
     def _rates(self, snr: Array, share: Array) -> Array:

@@ -1,8 +1,8 @@
 """Fading models of a radio channel: path loss, shadowing, small-scale fading, blockage, and bursts of packet loss.
 
 The model is that of the edge-SD paper, Section IV: g = g0·ρ·d^−2 with ρ ~ Exp(1) (Rayleigh), and the rate of its
-eq. 15, r = w·B·log2(1 + p·g/σ²). The correlation over time is our addition: the paper draws each gain once. Functions
-that draw random numbers take the generator as an argument.
+eq. 15, r = w·B·log2(1 + p·g/σ²). The correlation over time, Clarke's, is our addition: the paper draws each gain once.
+Functions that draw random numbers take the generator as an argument.
 """
 
 from __future__ import annotations
@@ -21,8 +21,14 @@ Kind = Literal["none", "rayleigh", "rician"]
 LIGHT_MPS = 299_792_458.0
 STILL_COHERENCE_S = 1.0
 """Coherence time of a UE at rest, whose surroundings move; an assumption of ours."""
-DRAWS_PER_COHERENCE = 2
+COHERENCE_DOPPLER = 9 / (16 * math.pi)
+"""Coherence time times maximum Doppler frequency (Rappaport); there J0² = 0.50."""
+DRAWS_PER_COHERENCE = 4
 MOST_DRAWS_PER_STEP = 64
+STEPS_S = (1e-3, 0.1)
+"""Shortest and longest default step of a trace: a transport block's time, and the step of slow fading."""
+LEAST_BINS, MOST_BINS = 16, 2**20
+"""Frequencies that sample a Doppler spectrum."""
 
 
 def require(good: bool, text: str) -> None:
@@ -41,13 +47,33 @@ def shannon_mbps(bandwidth_hz: float, share: Array | float, snr: Array | float) 
 
 def coherence_time_s(speed_mps: float, carrier_hz: float) -> float:
     """Coherence time of a moving UE's channel: 9/(16π·f_D), f_D = v·f_c/c (Rappaport, Wireless Communications)."""
-    return 9 * LIGHT_MPS / (16 * math.pi * speed_mps * carrier_hz)
+    return COHERENCE_DOPPLER * LIGHT_MPS / (speed_mps * carrier_hz)
+
+
+def clarke(rng: np.random.Generator, n: int, doppler: float) -> NDArray[np.complex128]:
+    """[n] complex Gaussian process of variance 1 with the autocorrelation J0(2π·`doppler`·lag) of Clarke's model
+    ("A statistical theory of mobile-radio reception", 1968).
+
+    White noise is shaped by Jakes's Doppler spectrum 1/(π·f_D·sqrt(1 − (f/f_D)²)), integrated over each frequency bin;
+    frequencies beyond the sampling rate fold.
+
+    Args:
+        doppler: maximum Doppler frequency f_D times the sampling interval, positive.
+    """
+    wanted = max(2 * n, min(MOST_BINS, math.ceil(LEAST_BINS / doppler)))
+    bins = 1 << (wanted - 1).bit_length()
+    most = math.ceil(doppler * bins)
+    edges = (np.arange(-most, most + 2) - 0.5) / (doppler * bins)
+    power = np.zeros(bins)
+    np.add.at(power, np.arange(-most, most + 1) % bins, np.diff(np.arcsin(np.clip(edges, -1, 1))) / math.pi)
+    white = rng.standard_normal((2, bins))
+    return np.asarray(np.fft.ifft(np.sqrt(power / 2) * (white[0] + 1j * white[1]), norm="forward")[:n], np.complex128)
 
 
 def gauss_markov(white: NDArray[np.inexact], correlation: Array | float) -> NDArray[np.inexact]:
     """[n] Gauss–Markov process x[0] = w[0], x[i] = a[i]·x[i−1] + sqrt(1 − a[i]²)·w[i], of the variance of w [n].
 
-    `correlation` is a, one number or [n], within [0, 1]. Real or complex, as `white` is.
+    `correlation` is a, one number or [n], within [0, 1].
     """
     keep = np.broadcast_to(np.asarray(correlation, np.float64), white.shape)
     fresh = (np.sqrt(1 - keep**2) * white).tolist()
@@ -93,9 +119,8 @@ class PathLoss:
 
 @dataclass(frozen=True)
 class SmallScale:
-    """Multipath fading: ρ = |h|² with mean 1, h a Gauss–Markov process around the line-of-sight component.
-
-    The diffuse part's correlation falls by one half in each coherence time.
+    """Multipath fading: ρ = |h|² with mean 1, h a process of Clarke's model (`clarke`) around a constant line-of-sight
+    component. The coherence time is that after which the power's correlation, J0², has fallen to one half.
 
     Raises:
         BadInput: unknown kind, a K-factor that is not finite, a time or a carrier that is not positive.
@@ -105,7 +130,7 @@ class SmallScale:
     k_db: float = 6.0
     """Rician K-factor: power of the line-of-sight path over that of all others."""
     coherence_s: float | None = None
-    """Coherence time; None: from speed and carrier frequency, `STILL_COHERENCE_S` at rest."""
+    """None: from speed and carrier frequency, `STILL_COHERENCE_S` at rest."""
     carrier_hz: float = 3.5e9
 
     def __post_init__(self) -> None:
@@ -116,18 +141,29 @@ class SmallScale:
         require(given is None or 0 < given < math.inf, f"coherence time must be positive, not {given} s")
         require(0 < self.carrier_hz < math.inf, f"carrier must be positive, not {self.carrier_hz:g} Hz")
 
+    def coherence_at(self, speed_mps: float) -> float:
+        """Coherence time [s] of a UE that moves at a speed."""
+        if self.coherence_s is not None:
+            return self.coherence_s
+        return coherence_time_s(speed_mps, self.carrier_hz) if speed_mps else STILL_COHERENCE_S
+
+    def default_step_s(self, speed_mps: float, seconds: float, most: int) -> float:
+        """Step of a trace of at most `most` samples in which a short message meets the fades: a quarter of the
+        coherence time, within `STEPS_S`, in whole tenths of a millisecond.
+        """
+        least_s, most_s = STEPS_S
+        step_s = min(most_s, max(least_s, self.coherence_at(speed_mps) / DRAWS_PER_COHERENCE))
+        return math.ceil(max(step_s, seconds / most) * 1e4 - 1e-9) / 1e4
+
     def powers(self, rng: np.random.Generator, n: int, step_s: float, speed_mps: float = 0.0) -> Array:
         """[n, m] ρ during n steps with m draws each, m depending on the coherence time, at most
         `MOST_DRAWS_PER_STEP`.
         """
         if self.kind == "none":
             return np.ones((n, 1))
-        coherence_s = self.coherence_s
-        if coherence_s is None:
-            coherence_s = coherence_time_s(speed_mps, self.carrier_hz) if speed_mps else STILL_COHERENCE_S
-        m = max(1, min(MOST_DRAWS_PER_STEP, math.ceil(DRAWS_PER_COHERENCE * step_s / coherence_s)))
-        parts = rng.standard_normal((2, n * m)) / math.sqrt(2)
-        diffuse = gauss_markov(parts[0] + 1j * parts[1], 0.5 ** (step_s / m / coherence_s))
+        coherence_s = self.coherence_at(speed_mps)
+        m = max(1, min(MOST_DRAWS_PER_STEP, math.ceil(DRAWS_PER_COHERENCE * step_s / coherence_s - 1e-9)))
+        diffuse = clarke(rng, n * m, COHERENCE_DOPPLER * step_s / (m * coherence_s))
         k = 10 ** (self.k_db / 10) if self.kind == "rician" else 0.0
         amplitude = np.abs(math.sqrt(k / (k + 1)) + diffuse / math.sqrt(k + 1))
         return np.asarray(amplitude**2, np.float64).reshape(n, m)

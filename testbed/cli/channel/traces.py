@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 import typer
 
 from testbed.channel.formats.convert import FORMATS, write_mahimahi
 from testbed.channel.formats.convert import convert as read_foreign
 from testbed.channel.formats.repair import Options
-from testbed.channel.radio.cell import RADIUS_M, Cell, Crowd, Mobility, rounded, scaled
+from testbed.channel.radio.cell import MOST_SAMPLES, RADIUS_M, Cell, Crowd, Mobility, rounded, scaled
 from testbed.channel.radio.fading import Blockage, GilbertElliott, PathLoss, Shadowing, SmallScale
 from testbed.channel.radio.shares import read_shares
 from testbed.channel.trace import Trace, write_trace
@@ -82,7 +83,14 @@ class FadingOptions(Config, frozen=True):
 
     distance: Annotated[str, option("Metres from the BS, one value per UE: 2,20.", panel="UEs")]
     seconds: Annotated[float, option("Duration.", unit="s", panel="Trace")] = 120.0
-    step_s: Annotated[float, option("Sampling interval.", unit="s", flags=("--step",))] = 0.1
+    step_s: Annotated[
+        float | None,
+        option(
+            "Sampling interval. Default: a quarter of the coherence time, between 1 ms and 0.1 s.",
+            unit="s",
+            flags=("--step",),
+        ),
+    ] = None
     seed: Annotated[int, option("Seed; the same seed gives the same bytes.")] = 0
     speed_mps: Annotated[float, option("Speed; 0 at rest.", unit="m/s", flags=("--speed",), panel="UEs")] = 0.0
     until_m: Annotated[float, option("Distance at which a moving UE turns back.", unit="m", flags=("--until",))] = (
@@ -109,6 +117,10 @@ class FadingOptions(Config, frozen=True):
     bandwidth_hz: Annotated[float, option("Bandwidth that the UEs share.", unit="Hz", panel="Radio")] = (
         CELL.bandwidth_hz
     )
+    duplex: Annotated[
+        str, option("fdd: separate bands with independent fading; tdd: one band shared in time, same fading.")
+    ] = CELL.duplex
+    uplink_time: Annotated[float, option("Share of the time for the uplink, under tdd.")] = CELL.uplink_time
     share: Annotated[str | None, option("Share of each UE: 0.7,0.3, or JSON of `optim bandwidth`. Default: equal.")] = (
         None
     )
@@ -135,7 +147,9 @@ class FadingOptions(Config, frozen=True):
         CELL.crowd.stay_s
     )
     rtt_ms: Annotated[float, option("Round-trip time.", unit="ms", panel="Delay")] = CELL.rtt_ms
-    jitter_ms: Annotated[float, option("Mean of an exponential part added to it.", unit="ms")] = CELL.jitter_ms
+    jitter_ms: Annotated[float, option("Half-width of the uniform jitter of each direction's delay.", unit="ms")] = (
+        CELL.jitter_ms
+    )
     queue_ms: Annotated[float, option("Time added to it by each other UE.", unit="ms")] = CELL.queue_ms
     mean_uplink_mbps: Annotated[
         str | None, option("Scale the rates to these measured means: 498,172.", unit="Mbit/s", panel="Trace")
@@ -149,8 +163,11 @@ class FadingOptions(Config, frozen=True):
             BadInput: a value out of range.
         """
         kind: Any = self.kind
+        duplex: Any = self.duplex
         return Cell(
             bandwidth_hz=self.bandwidth_hz,
+            duplex=duplex,
+            uplink_time=self.uplink_time,
             noise_w=self.noise_w,
             uplink_w=self.uplink_w,
             downlink_w=self.downlink_w,
@@ -185,15 +202,31 @@ def fading(
         testbed channel fading --distance 2,20 --fading rician --mean-uplink-mbps 498,172 --seed 1 --out wifi
     """
     cell = config.cell
+    config = _with_step(config, cell)
     ues = [Mobility(metres, config.speed_mps, config.until_m) for metres in _numbers(config.distance, "--distance")]
     given = config.mean_uplink_mbps
     means = None if given is None else _numbers(given, "--mean-uplink-mbps", len(ues))
     shares = None if config.share is None else _shares(config.share, len(ues))
     files = _places(out, len(ues))
     _refuse_to_overwrite(files, force)
+    assert config.step_s is not None
     traces = cell.traces(ues, config.seconds, config.step_s, config.seed, shares)
     command = _command(config, out)
     _report({"command": command, "traces": _write(files, traces, ues, means, command)}, as_json)
+
+
+def _with_step(config: FadingOptions, cell: Cell) -> FadingOptions:
+    """The configuration with its default step filled in; notes a given step that averages the fading."""
+    fading, step_s = cell.small_scale, config.step_s
+    if step_s is None:
+        step_s = fading.default_step_s(config.speed_mps, config.seconds, MOST_SAMPLES)
+    coherence_s = fading.coherence_at(config.speed_mps)
+    if fading.kind != "none" and step_s > coherence_s:
+        times = step_s / coherence_s
+        note(
+            f"a step of {step_s:g} s averages the fading over {times:.1f} coherence times: short messages meet no fade"
+        )
+    return msgspec.structs.replace(config, step_s=step_s)
 
 
 def _write(

@@ -34,13 +34,16 @@ def validate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check that emulated links have the rates, RTTs and losses asked for, and that proxy, tc and virtual time agree.
+    """Check that emulated links have the configured rates, RTTs, losses and jitter, and that proxy, tc and virtual
+    time agree.
 
     Exits with status 1 if a point disagrees.
 
     Examples:
 
         testbed channel validate --via tc --rates 20,100 --rtts 0
+
+        testbed channel validate --rates 20 --rtts 50 --jitters 5,20
 
         testbed channel validate --rates 20 --rtts 50 --workload 10
     """
@@ -63,13 +66,18 @@ def validate(
 
 def _print_links(rows: Sequence[Mapping[str, Any]]) -> None:
     table = Table(title="asked and measured", title_justify="left")
-    for name in ("via", "Mbit/s", "RTT ms", "PER", "up", "error", "down", "error", "echo ms", "error ms", "agrees"):
+    for name in (
+        "via", "Mbit/s", "RTT ms", "PER", "up", "error", "down", "error", "echo ms", "error ms", "jitter ms",
+        "measured ms", "agrees",
+    ):  # fmt: skip
         table.add_column(name, justify="right")
     for row in rows:
+        found = row["measured_jitter_ms"]
         table.add_row(
             row["via"], f"{row['rate_mbps']:g}", f"{row['rtt_ms']:g}", f"{row['per']:g}", f"{row['uplink_mbps']:.2f}",
             f"{row['uplink_error']:+.1%}", f"{row['downlink_mbps']:.2f}", f"{row['downlink_error']:+.1%}",
-            f"{row['echo_ms']:.2f}", f"{row['rtt_error_ms']:+.2f}", "yes" if row["agrees"] else "NO",
+            f"{row['echo_ms']:.2f}", f"{row['rtt_error_ms']:+.2f}", f"{row['jitter_ms']:g}",
+            "–" if found is None else f"{found:.2f}", "yes" if row["agrees"] else "NO",
         )  # fmt: skip
     console().print(table)
 

@@ -46,13 +46,13 @@ class LinkModel(Config, frozen=True):
     """SNR advantage of the downlink over the uplink."""
     rtt_ms: float = 8.0
     jitter_ms: float = 1.0
-    """Mean of the exponential jitter added to the RTT, drawn for each step."""
+    """Half-width of the uniform jitter of each direction, drawn for each step."""
     fading: Literal["none", "rayleigh", "rician"] = "rician"
     k_db: float = 6.0
     coherence_s: float = 1.0
     shadowing_db: float = 0.0
     seconds: float = 300.0
-    step_s: float = 0.5
+    step_s: float = 0.1
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -1,8 +1,9 @@
 """Fits a device profile to the rounds of a field run, for predictions in virtual time.
 
 Training and prediction data are disjoint. Drafting and verification times of a method are fitted to its other repeats
-at the same place, which have other prompts but the same thermal and load conditions. Software overhead on the link is
-fitted to other places, so that an error in a place's link model shows up and is not absorbed as overhead.
+at the same place, which have other prompts but the same thermal and load conditions; without other repeats, to the
+other places. Software overhead on the link is fitted to other places, so that an error in a place's link model shows up
+and is not absorbed as overhead; without other places, to the other repeats. A run with neither has no prediction.
 """
 
 from __future__ import annotations

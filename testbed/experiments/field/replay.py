@@ -148,10 +148,13 @@ class VirtualPair:
     def _profile(self, cell: FieldCell, way: str, hidden_bits: int) -> Profile:
         here = self._rounds_of(lambda one: one.method == cell.method and one.place == cell.place and one != cell)
         elsewhere = self._rounds_of(lambda one: one.method == cell.method and one.place != cell.place)
-        computed = here or self._rounds[cell]
+        if not (here or elsewhere):
+            raise BadInput(
+                f"a prediction of {cell.method} at {cell.place} needs rounds of another repeat or place; add one"
+            )
         truth = way == VIRTUAL and self._emulated
         expected = by_traces(self._traces) if truth else by_rounds
-        return field_profile(computed, elsewhere or computed, expected, self._padded, hidden_bits)
+        return field_profile(here or elsewhere, elsewhere or here, expected, self._padded, hidden_bits)
 
     def _known(self, cell: FieldCell) -> Rows:
         """Rounds of a cell, with the starting time of its emulated link."""

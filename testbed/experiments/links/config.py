@@ -28,19 +28,32 @@ class ValidateConfig(Config, frozen=True):
         tuple[float, ...], option("Round-trip times, separated by commas.", unit="ms", flags=("--rtts",))
     ] = (0.0, 10.0, 50.0, 100.0)
     losses: Annotated[tuple[float, ...], option("Packet error rates, separated by commas.")] = (0.0,)
+    jitters_ms: Annotated[
+        tuple[float, ...],
+        option(
+            "Half-widths of the uniform jitter of each direction, separated by commas.", unit="ms", flags=("--jitters",)
+        ),
+    ] = (0.0,)
     seconds: Annotated[int, option("Duration of each iperf3 transfer.", unit="s")] = 3
 
     def __post_init__(self) -> None:
         if self.via not in ("proxy", "tc"):
             raise BadInput(f"unknown emulation {self.via!r}; known: proxy, tc")
-        if not (self.rates_mbps and self.rtts_ms and self.losses) or self.seconds < 1:
-            raise BadInput("give at least one rate, RTT and loss, and transfers of at least 1 s")
-        for rate, rtt_ms, per in itertools.product(self.rates_mbps, self.rtts_ms, self.losses):
-            self.link(rate, rtt_ms, per)
+        if not all(self.grid_axes) or self.seconds < 1:
+            raise BadInput("give at least one rate, RTT, loss and jitter, and transfers of at least 1 s")
+        for point in itertools.product(*self.grid_axes):
+            self.link(*point)
 
-    def link(self, rate_mbps: float, rtt_ms: float, per: float) -> ChannelSpec:
+    @property
+    def grid_axes(self) -> tuple[tuple[float, ...], ...]:
+        """Rates, RTTs, losses and jitters."""
+        return self.rates_mbps, self.rtts_ms, self.losses, self.jitters_ms
+
+    def link(self, rate_mbps: float, rtt_ms: float, per: float, jitter_ms: float) -> ChannelSpec:
         """Channel of one grid point, symmetric in both directions."""
         from testbed.channel.spec import ChannelSpec
 
         kind: Any = self.via
-        return ChannelSpec(kind=kind, uplink_mbps=rate_mbps, downlink_mbps=rate_mbps, rtt_ms=rtt_ms, per=per)
+        return ChannelSpec(
+            kind=kind, uplink_mbps=rate_mbps, downlink_mbps=rate_mbps, rtt_ms=rtt_ms, per=per, jitter_ms=jitter_ms
+        )

@@ -24,12 +24,15 @@ from testbed.errors import BadInput, LinkError, TestbedError
 from testbed.experiments.links.config import ValidateConfig
 from testbed.experiments.runs.processes import proxy
 
-ECHOES = 20
+ECHOES, JITTER_ECHOES = 20, 400
+"""Echoes per link, without and with jitter."""
 ECHO_BYTES = 1
 """Small enough that the rate does not affect the RTT."""
 RATE_TOLERANCE = 0.05
 RTT_TOLERANCE, RTT_TOLERANCE_MS = 0.05, 1.0
 """Relative and absolute tolerance of an RTT; the larger one applies."""
+JITTER_TOLERANCE, JITTER_TOLERANCE_MS = 0.15, 0.5
+"""The same of the jitter, estimated from the echoes."""
 TC_PAYLOAD = 1448 / 1514
 """TCP payload per Ethernet frame: tc's rate includes headers, the relay's does not."""
 START_S = 10.0
@@ -63,7 +66,8 @@ def validate(config: ValidateConfig, progress: Callable[[int, int], None]) -> li
     """Measure every grid point; returns one row each, with errors and whether they are within tolerance.
 
     The expected throughput at rate R is R·(1 − PER), since lost packets are retransmitted, and through tc the TCP
-    payload's fraction of it. Rates must agree within `RATE_TOLERANCE`, RTTs within 5 % or 1 ms.
+    payload's fraction of it. Rates must agree within `RATE_TOLERANCE`, RTTs within 5 % or 1 ms (with jitter, also
+    within four standard errors), jitter within 15 % or 0.5 ms.
 
     Raises:
         BadInput: iperf3 is not installed, or the link cannot be emulated on this machine.
@@ -71,36 +75,45 @@ def validate(config: ValidateConfig, progress: Callable[[int, int], None]) -> li
     """
     if shutil.which("iperf3") is None:
         raise BadInput(NO_IPERF3)
-    grid = list(itertools.product(config.rates_mbps, config.rtts_ms, config.losses))
+    grid = [config.link(*point) for point in itertools.product(*config.grid_axes)]
     rows = []
-    for done, (rate, rtt_ms, per) in enumerate(grid):
+    for done, link in enumerate(grid):
         try:
-            measured = _measure(config.link(rate, rtt_ms, per), config.seconds)
+            measured = _measure(link, config.seconds)
         except LinkError as exc:
-            raise LinkError(f"{rate:g} Mbit/s, {rtt_ms:g} ms, PER {per:g}: {exc}") from exc
-        rows.append(_row(config.via, rate, rtt_ms, per, measured))
+            raise LinkError(f"{link.uplink_mbps:g} Mbit/s, {link.rtt_ms:g} ms, PER {link.per:g}: {exc}") from exc
+        rows.append(_row(link, *measured))
         progress(done + 1, len(grid))
     return rows
 
 
-def _measure(link: ChannelSpec, seconds: int) -> tuple[float, float, float]:
-    """Uplink and downlink in Mbit/s, and the RTT in milliseconds."""
+def _measure(link: ChannelSpec, seconds: int) -> tuple[float, float, list[float]]:
+    """Uplink and downlink in Mbit/s, and echo times in milliseconds."""
     with _emulated(link) as servers:
         up = run_iperf3(*servers.iperf3, seconds, reverse=False, prefix=servers.prefix).rate_mbps.value
         down = run_iperf3(*servers.iperf3, seconds, reverse=True, prefix=servers.prefix).rate_mbps.value
-        return up, down, statistics.median(_echo_s(servers.echo, servers.prefix)) * 1e3
+        echoes = JITTER_ECHOES if link.jitter_ms else ECHOES
+        return up, down, [1e3 * one for one in _echo_s(servers.echo, servers.prefix, echoes)]
 
 
-def _row(via: str, rate: float, rtt_ms: float, per: float, measured: tuple[float, float, float]) -> dict[str, Any]:
-    up, down, echo_ms = measured
-    expected = rate * (1 - per) * (TC_PAYLOAD if via == "tc" else 1)
+def _row(link: ChannelSpec, up: float, down: float, echoes_ms: Sequence[float]) -> dict[str, Any]:
+    rate, rtt_ms, jitter_ms = link.uplink_mbps or math.inf, link.rtt_ms, link.jitter_ms
+    expected = rate * (1 - link.per) * (TC_PAYLOAD if link.kind == "tc" else 1)
     errors = (up / expected - 1, down / expected - 1)
+    echo_ms, spread_ms = statistics.median(echoes_ms), statistics.stdev(echoes_ms)
     rtt_error_ms = echo_ms - rtt_ms
-    within = max(RTT_TOLERANCE_MS, RTT_TOLERANCE * rtt_ms)
+    within_ms = max(RTT_TOLERANCE_MS, RTT_TOLERANCE * rtt_ms)
+    # two uniform delays of half-width j have the variance 2·j²/3
+    found_ms = spread_ms * math.sqrt(1.5) if jitter_ms else None
+    agrees = max(map(abs, errors)) <= RATE_TOLERANCE
+    if found_ms is not None:
+        within_ms = max(within_ms, 4 * 1.25 * spread_ms / math.sqrt(len(echoes_ms)))
+        agrees &= abs(found_ms - jitter_ms) <= max(JITTER_TOLERANCE_MS, JITTER_TOLERANCE * jitter_ms)
     return {
-        "via": via, "rate_mbps": rate, "rtt_ms": rtt_ms, "per": per, "expected_mbps": expected, "uplink_mbps": up,
-        "downlink_mbps": down, "echo_ms": echo_ms, "uplink_error": errors[0], "downlink_error": errors[1],
-        "rtt_error_ms": rtt_error_ms, "agrees": max(map(abs, errors)) <= RATE_TOLERANCE and abs(rtt_error_ms) <= within,
+        "via": link.kind, "rate_mbps": rate, "rtt_ms": rtt_ms, "per": link.per, "jitter_ms": jitter_ms,
+        "expected_mbps": expected, "uplink_mbps": up, "downlink_mbps": down, "echo_ms": echo_ms,
+        "measured_jitter_ms": found_ms, "uplink_error": errors[0], "downlink_error": errors[1],
+        "rtt_error_ms": rtt_error_ms, "agrees": agrees and abs(rtt_error_ms) <= within_ms,
     }  # fmt: skip
 
 
@@ -112,7 +125,7 @@ def _emulated(link: ChannelSpec) -> Iterator[ServerAddresses]:
     """Start the servers behind an emulated link."""
     with contextlib.ExitStack() as held:
         if link.kind == "tc":
-            wire = Duplex.of(link.uplink_mbps, link.downlink_mbps, link.rtt_ms, link.per, link.per)
+            wire = Duplex.of(link.uplink_mbps, link.downlink_mbps, link.rtt_ms, link.per, link.per, link.jitter_ms)
             spaces = held.enter_context(Namespaces([wire]))
             host = spaces.host_address(0)
             ports = held.enter_context(_servers(host))
@@ -179,14 +192,14 @@ def _serve_echo(server: socket.socket) -> None:
                 connection.sendall(data)
 
 
-def _echo_s(address: tuple[str, int], prefix: Sequence[str]) -> list[float]:
+def _echo_s(address: tuple[str, int], prefix: Sequence[str], count: int) -> list[float]:
     """Round-trip times of echoes from the UE's side, in seconds."""
-    command = [*prefix, sys.executable, "-c", ECHO_CLIENT, address[0], str(address[1]), str(ECHOES), str(ECHO_BYTES)]
+    command = [*prefix, sys.executable, "-c", ECHO_CLIENT, address[0], str(address[1]), str(count), str(ECHO_BYTES)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     except subprocess.TimeoutExpired as exc:
         raise TestbedError("the echo through the link timed out") from exc
     times = [float(line) for line in done.stdout.split()]
-    if len(times) != ECHOES or not all(map(math.isfinite, times)):
+    if len(times) != count or not all(map(math.isfinite, times)):
         raise TestbedError(f"the echo through the link failed: {' '.join(done.stderr.split())[-200:]}")
     return times

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import j0
+from scipy.stats import kstest
 
 from testbed.channel.radio.cell import Cell, Crowd, Mobility, rounded, scaled
 from testbed.channel.radio.fading import (
@@ -16,6 +18,7 @@ from testbed.channel.radio.fading import (
     PathLoss,
     Shadowing,
     SmallScale,
+    clarke,
     coherence_time_s,
     shannon_mbps,
 )
@@ -84,20 +87,55 @@ def test_no_fading() -> None:
     assert SmallScale("none").powers(rng(), 5, 0.1).tolist() == [[1.0]] * 5
 
 
+@pytest.mark.parametrize("doppler", [0.004, 0.05, 0.31, 0.8])
+def test_clarke_correlates_as_the_bessel_function(doppler: float) -> None:
+    n = 400_000
+    lags = np.unique(np.linspace(0, 4 / doppler, 40).astype(int))
+    gains = [clarke(rng(seed), n, doppler) for seed in range(3)]
+    found = np.mean([[np.vdot(h[: n - lag], h[lag:]) / (n - lag) for lag in lags] for h in gains], axis=0)
+    # independent samples in n: about n·f_D/2 of them
+    assert np.abs(found - j0(2 * math.pi * doppler * lags)).max() < 5 / math.sqrt(3 * n * min(doppler, 0.5))
+    assert kstest(np.abs(gains[0][:: max(1, math.ceil(20 / doppler))]) ** 2, "expon").pvalue > 1e-3
+
+
+def test_a_short_process_is_constant_and_of_variance_one() -> None:
+    gains = np.array([clarke(rng(seed), 4, 1e-3) for seed in range(1000)])
+    assert np.abs(np.diff(gains, axis=1)).max() < 0.03
+    assert (np.abs(gains[:, 0]) ** 2).mean() == pytest.approx(1, abs=5 / math.sqrt(1000))
+
+
 @pytest.mark.parametrize("coherence_s", [0.5, 2.0])
-def test_power_correlates_by_a_quarter_at_the_coherence_time(coherence_s: float) -> None:
-    # half in the complex gain is a quarter in the power of Rayleigh fading, a sixteenth at twice the time
-    rho = SmallScale("rayleigh", coherence_s=coherence_s).powers(rng(4), 100_000, 0.1)[:, 0]
-    lag = round(coherence_s / 0.1)
-    for turns, expected in ((1, 1 / 4), (2, 1 / 16), (8, 0.0)):
-        found = np.corrcoef(rho[: -turns * lag], rho[turns * lag :])[0, 1]
-        assert found == pytest.approx(expected, abs=0.04)
+def test_power_correlates_by_one_half_at_the_coherence_time(coherence_s: float) -> None:
+    rho = SmallScale("rayleigh", coherence_s=coherence_s).powers(rng(4), 200_000, 0.1)[:, 0]
+    for turns in (1, 2, 4):
+        lag = round(turns * coherence_s / 0.1)
+        expected = j0(2 * math.pi * 9 / (16 * math.pi) * turns) ** 2
+        assert np.corrcoef(rho[:-lag], rho[lag:])[0, 1] == pytest.approx(expected, abs=0.05)
+    assert j0(9 / 8) ** 2 == pytest.approx(0.5, abs=0.01)
+
+
+def test_default_steps_resolve_the_fades_of_a_walk() -> None:
+    walk = SmallScale("rayleigh")  # 1.4 m/s at 3.5 GHz: 16.3 Hz, coherence time 10.96 ms
+    assert walk.default_step_s(1.4, 60.0, 50_000) == pytest.approx(0.0028)
+    assert walk.default_step_s(1.4, 600.0, 50_000) == pytest.approx(0.012)  # as many samples as allowed
+    assert (walk.default_step_s(30.0, 10.0, 50_000), walk.default_step_s(0.0, 10.0, 50_000)) == (0.001, 0.1)
+    cell, ue = Cell(small_scale=walk), Mobility(100.0, 1.4)
+    fine, coarse = (cell.traces([ue], 20.0, step_s, 0)[0].uplink_mbps for step_s in (0.0028, 0.2))
+    assert fine.std() > 2.5 * coarse.std()  # what a round of some milliseconds meets, and what an average hides
+
+
+def test_fdd_fades_apart_and_tdd_together() -> None:
+    fdd, tdd = Cell(downlink_w=0.2), Cell(downlink_w=0.2, duplex="tdd", uplink_time=0.2)
+    (apart,), (together,) = (cell.traces([Mobility(100.0)], 2000.0, 1.0, 0) for cell in (fdd, tdd))
+    assert abs(np.corrcoef(apart.uplink_mbps, apart.downlink_mbps)[0, 1]) < 0.15
+    assert (4 * together.uplink_mbps).tolist() == pytest.approx(together.downlink_mbps.tolist())
+    assert (5 * together.uplink_mbps).tolist() == pytest.approx(apart.uplink_mbps.tolist())
 
 
 def test_steps_longer_than_the_coherence_time_are_averages() -> None:
     fast = SmallScale("rayleigh", coherence_s=0.05).powers(rng(1), 2000, 1.0)
-    assert fast.shape == (2000, 40)
-    assert fast.mean(axis=1).var() < 0.1 * fast.var()
+    assert fast.shape == (2000, 64)
+    assert fast.mean(axis=1).var() < 0.2 * fast.var()
     assert SmallScale("rayleigh").powers(rng(1), 10, 1.0, speed_mps=30.0).shape == (10, 64)
 
 
@@ -249,6 +287,9 @@ NAN = math.nan
         (Cell, {"bandwidth_hz": 0.0}, "bandwidth_hz must be positive"),
         (Cell, {"noise_w": NAN}, "noise_w must be positive"),
         (Cell, {"jitter_ms": -1.0}, "jitter_ms must be finite and not negative"),
+        (Cell, {"jitter_ms": 11.0}, "needs an RTT of at least 22 ms"),
+        (Cell, {"duplex": "half"}, "unknown duplex 'half'; known: fdd, tdd"),
+        (Cell, {"uplink_time": 1.0}, "share of the time"),
         (Cell, {"outage_snr_db": NAN}, "SNR of an outage"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import numpy as np
 import pytest
 
 from testbed.errors import BadInput
@@ -25,19 +26,37 @@ def test_the_relay_does_what_it_is_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("via", "measured", "agrees"),
+    ("via", "up", "down", "echo_ms", "agrees"),
     [
-        ("proxy", (19.1, 20.9, 50.0), True),
-        ("proxy", (18.9, 20.0, 50.0), False),
-        ("proxy", (20.0, 21.1, 50.0), False),
-        ("proxy", (20.0, 20.0, 52.4), True),
-        ("proxy", (20.0, 20.0, 52.6), False),
-        ("tc", (19.1, 19.1, 50.0), True),
-        ("tc", (20.5, 19.1, 50.0), False),
+        ("proxy", 19.1, 20.9, 50.0, True),
+        ("proxy", 18.9, 20.0, 50.0, False),
+        ("proxy", 20.0, 21.1, 50.0, False),
+        ("proxy", 20.0, 20.0, 52.4, True),
+        ("proxy", 20.0, 20.0, 52.6, False),
+        ("tc", 19.1, 19.1, 50.0, True),
+        ("tc", 20.5, 19.1, 50.0, False),
     ],
 )
-def test_what_counts_as_agreement(via: str, measured: tuple[float, float, float], agrees: bool) -> None:
-    assert validate._row(via, 20.0, 50.0, 0.0, measured)["agrees"] is agrees
+def test_what_counts_as_agreement(via: str, up: float, down: float, echo_ms: float, agrees: bool) -> None:
+    link = ValidateConfig(via=via).link(20.0, 50.0, 0.0, 0.0)
+    row = validate._row(link, up, down, [echo_ms] * 20)
+    assert (row["agrees"], row["measured_jitter_ms"]) == (agrees, None)
+
+
+@pytest.mark.parametrize(("actual_ms", "agrees"), [(10.0, True), (8.0, False), (12.5, False)])
+def test_jitter_is_estimated_from_echoes(actual_ms: float, agrees: bool) -> None:
+    random = np.random.default_rng(2)
+    echoes_ms = 50.0 + random.uniform(-actual_ms, actual_ms, (2, validate.JITTER_ECHOES)).sum(axis=0)
+    row = validate._row(ValidateConfig().link(20.0, 50.0, 0.0, 10.0), 20.0, 20.0, echoes_ms.tolist())
+    assert row["measured_jitter_ms"] == pytest.approx(actual_ms, rel=0.12)
+    assert row["agrees"] is agrees
+
+
+@pytest.mark.skipif(shutil.which("iperf3") is None, reason="iperf3 is not installed")
+def test_the_relay_has_the_jitter_that_is_configured() -> None:
+    config = ValidateConfig(rates_mbps=(50.0,), rtts_ms=(10.0,), jitters_ms=(4.0,), seconds=1)
+    (row,) = validate.validate(config, lambda *_: None)
+    assert row["measured_jitter_ms"] == pytest.approx(4.0, rel=0.2)
 
 
 @pytest.mark.parametrize(
