@@ -43,12 +43,12 @@ def test_what_counts_as_agreement(via: str, up: float, down: float, echo_ms: flo
     assert (row["agrees"], row["measured_jitter_ms"]) == (agrees, None)
 
 
-@pytest.mark.parametrize(("actual_ms", "agrees"), [(10.0, True), (8.0, False), (12.5, False)])
+@pytest.mark.parametrize(("actual_ms", "agrees"), [(10.0, True), (7.0, False), (14.0, False)])
 def test_jitter_is_estimated_from_echoes(actual_ms: float, agrees: bool) -> None:
     random = np.random.default_rng(2)
     echoes_ms = 50.0 + random.uniform(-actual_ms, actual_ms, (2, validate.JITTER_ECHOES)).sum(axis=0)
     row = validate._row(ValidateConfig().link(20.0, 50.0, 0.0, 10.0), 20.0, 20.0, echoes_ms.tolist())
-    assert row["measured_jitter_ms"] == pytest.approx(actual_ms, rel=0.12)
+    assert row["measured_jitter_ms"] == pytest.approx(actual_ms, rel=0.15)
     assert row["agrees"] is agrees
 
 
@@ -56,7 +56,7 @@ def test_jitter_is_estimated_from_echoes(actual_ms: float, agrees: bool) -> None
 def test_the_relay_has_the_jitter_that_is_configured() -> None:
     config = ValidateConfig(rates_mbps=(50.0,), rtts_ms=(10.0,), jitters_ms=(4.0,), seconds=1)
     (row,) = validate.validate(config, lambda *_: None)
-    assert row["measured_jitter_ms"] == pytest.approx(4.0, rel=0.2)
+    assert row["measured_jitter_ms"] == pytest.approx(4.0, rel=0.3)
 
 
 @pytest.mark.parametrize(
