@@ -187,7 +187,7 @@ class EndpointConfig(Config, frozen=True):
     max_tokens: Annotated[int, option("Output tokens of a request that gives no limit.", least=1)] = 256
     temperature: Annotated[float, option("Temperature of a request that gives none.", least=0)] = 1.0
     context: Annotated[
-        int | None, option("Positions per request. Default: the drafter's, at most 2048.", least=1, unit="tokens")
+        int | None, option("Positions per request. Default: the drafter's, at most 8192.", least=1, unit="tokens")
     ] = None
     prompt_format: Annotated[
         str, option("Format of conversations: auto, plain, chat, or a template with {question}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from testbed.channel.access import require_keys
 from testbed.channel.keys import load_server
 from testbed.channel.link import MAX_MESSAGE_BYTES, ZmqServerLink, check_address
 from testbed.config import ServeConfig
+from testbed.errors import BadInput
 
 LARGEST_HIDDEN = 16384
 """Hidden size up to which the largest window fits a frame; drafters with larger ones must draft shorter windows."""
@@ -28,6 +30,29 @@ def check_bounds(config: ServeConfig) -> list[str]:
     addresses = [check_address(address) for address in config.bind.split(",")]
     require_keys(addresses, load_server(Path(config.keys)) if config.keys else None, config.insecure)
     return addresses
+
+
+def check_free(addresses: list[str]) -> None:
+    """Refuse TCP ports that are in use, before a model is loaded for them.
+
+    Raises:
+        BadInput: one is.
+    """
+    for address in addresses:
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        if not address.startswith("tcp://") or not port.isdigit() or port == "0":
+            continue
+        name = {"*": "0.0.0.0", "": "0.0.0.0"}.get(host, host.strip("[]"))
+        try:
+            family, kind, protocol, _, place = socket.getaddrinfo(name, int(port), type=socket.SOCK_STREAM)[0]
+        except OSError:  # the name of an interface, or an unknown host: reported when listening begins
+            continue
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(place)
+            except OSError as exc:
+                raise BadInput(f"cannot listen on {address}: {exc.strerror or exc}; choose another --bind") from exc
 
 
 def listen(config: ServeConfig, offer: Offer) -> ZmqServerLink:

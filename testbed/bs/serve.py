@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from testbed.bs.bounds import check_bounds, listen, session_table
+from testbed.bs.bounds import check_bounds, check_free, listen, session_table
 from testbed.bs.engines.base import VerifyEngine
 from testbed.bs.engines.checks import check_model
 from testbed.bs.engines.paced import PacedEngine
@@ -38,6 +38,7 @@ from testbed.bs.scheduling.self_profile import self_profile
 from testbed.bs.scheduling.window_hints import Windows, window_config
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
+from testbed.bs.status import StatusLine
 from testbed.channel.link import ZmqServerLink
 from testbed.clock import WallClock
 from testbed.config import ServeConfig
@@ -71,11 +72,16 @@ class Loaded(NamedTuple):
 
 
 def serve(
-    config: ServeConfig, ready: Ready, coefficients: Coefficients | None = None, pace: Coefficients | None = None
+    config: ServeConfig,
+    ready: Ready,
+    coefficients: Coefficients | None = None,
+    pace: Coefficients | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Args:
+        say: takes a line on the state every ten seconds, see `status.StatusLine`.
         coefficients: initial pass times for scheduler and window controller; None: a few passes are measured first.
         pace: least duration of passes; None: the engine's own.
 
@@ -84,7 +90,7 @@ def serve(
         EngineError: the engine does not start.
     """
     scheduler(config.scheduler, _setting(config, ANY))
-    check_bounds(config)
+    check_free(check_bounds(config))
     if config.window_controller is not None:
         window_config(config.window_controller)
     check_monitor(config)
@@ -101,7 +107,7 @@ def serve(
         if metrics is not None and isinstance(loaded.engine, PacedEngine):
             metrics.add("pace", loaded.engine.snapshot)
         stack.callback(lambda: thread.submit(loaded.engine.close).result())
-        asyncio.run(_run(config, ThreadRunner(loaded.engine, thread), loaded, ready, metrics, monitor, meter))
+        asyncio.run(_run(config, ThreadRunner(loaded.engine, thread), loaded, ready, metrics, monitor, meter, say))
 
 
 def _load_all(config: ServeConfig, coefficients: Coefficients | None, pace: Coefficients | None) -> Loaded:
@@ -247,12 +253,14 @@ async def _run(
     metrics: MetricsFile | None,
     monitor: Monitor | None,
     meter: BsMeter | None,
+    say: Callable[[str], None],
 ) -> None:
     link = listen(config, loaded.offer)
     try:
         sessions = session_table(config, loaded.engine.kv_tokens, link.owner)
         recent = Recent(sessions, text=config.monitor_text) if monitor else None
-        station = _station(config, link, runner, loaded, sessions, recent)
+        status = StatusLine(sessions, recent)
+        station = _station(config, link, runner, loaded, sessions, status)
 
         def count() -> dict[str, Any]:
             return station.metrics() | {"task_failures": dict(link.background.failures)}
@@ -265,6 +273,7 @@ async def _run(
         counting = None
         if metrics:
             counting = link.background.start("metrics", lambda: metrics.keep(count, WallClock()))
+        telling = link.background.start("status", lambda: status.keep(WallClock(), say))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, serving.cancel)
@@ -274,8 +283,7 @@ async def _run(
                 await serving
             except BadInput as exc:  # not of the command line: a supervisor shall restart the base station
                 raise TestbedError(f"the base station failed: {exc}") from exc
-        if counting is not None:
-            await cancel(counting)
+        await cancel(telling, *filter(None, [counting]))
     finally:
         if monitor:
             await monitor.detach()

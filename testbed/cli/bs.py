@@ -66,7 +66,7 @@ def serve(config: ServeConfig, as_json: ReadyJson = False) -> None:
         if view:
             note(f"live view: {view}")
 
-    run(config, ready, known, paced)
+    run(config, ready, known, paced, (lambda _: None) if as_json else note)
 
 
 def _complete(config: ServeConfig) -> ServeConfig:

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from testbed.cli.options import AsJson, Given, offering
-from testbed.cli.output import note, print_json, print_rows
+from testbed.cli.output import note, print_json
+from testbed.cli.tables import print_rows
 from testbed.config import load, resolved
 from testbed.errors import BadInput
 from testbed.experiments.capacity.systems import CapacityConfig

@@ -5,7 +5,8 @@ from __future__ import annotations
 from rich.table import Table
 
 from testbed.cli.options import AsJson
-from testbed.cli.output import console, print_json
+from testbed.cli.output import print_json
+from testbed.cli.tables import print_table
 
 
 def doctor(as_json: AsJson = False) -> None:
@@ -29,4 +30,4 @@ def doctor(as_json: AsJson = False) -> None:
         table.add_column(header)
     for finding in findings:
         table.add_row("✓" if finding.ok else "✗", finding.name, finding.found, "" if finding.ok else finding.fix)
-    console().print(table)
+    print_table(table)

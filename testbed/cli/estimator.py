@@ -14,6 +14,7 @@ from testbed import fields
 from testbed.cli.options import AsJson, configured
 from testbed.cli.output import claim_stdout, console, note, print_json
 from testbed.cli.screens import CommandGroup
+from testbed.cli.tables import TableCommand, print_table
 from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.options import option
@@ -32,7 +33,7 @@ SCORES = {
 }  # fmt: skip
 
 
-@app.command("fit")
+@app.command("fit", cls=TableCommand)
 def fit(
     csv: FitCsv,
     seed: Annotated[int, typer.Option(help="Seed of the resamples.")] = 0,
@@ -61,7 +62,7 @@ def fit(
         _show_fit(document)
 
 
-@app.command("eval")
+@app.command("eval", cls=TableCommand)
 def evaluate(
     csv: FitCsv,
     coefficients: Annotated[Path, typer.Option(metavar="FILE", help="JSON, as fit --json writes it.")],
@@ -177,7 +178,7 @@ def profile(
         print(f"unseen, with a term for {row['term']}: R² {r2}, MAPE {row['mape']:.2%}")
 
 
-@app.command("interference")
+@app.command("interference", cls=TableCommand)
 @configured(InterferenceOptions)
 def interference(
     config: InterferenceOptions,
@@ -212,7 +213,7 @@ def interference(
     for row in rows:
         times = (row.alone_a_s, row.alone_b_s, row.together_s)
         table.add_row(str(row.new_tokens), *(f"{1e3 * each:.2f}" for each in times), f"{row.inherited:.2f}×")
-    console().print(table)
+    print_table(table)
 
 
 def _measure(config: ProfileOptions, planned: Any, keep: Callable[[Any], None]) -> Any:
@@ -264,7 +265,7 @@ def _show_fit(document: Mapping[str, Any]) -> None:
     for name, unit in UNITS.items():
         low, high = document["intervals"][name]
         table.add_row(name, f"{document[name]:.4g}", f"{low:.4g} … {high:.4g}", unit)
-    console().print(table)
+    print_table(table)
     if document["cv_r2"] is not None:
         print(f"5-fold cross-validation: R² {document['cv_r2']:.4f} ± {document['cv_r2_std']:.4f}")
     _show_scores({"these passes": document})
@@ -277,4 +278,4 @@ def _show_scores(rows: Mapping[str, Mapping[str, Any]]) -> None:
         table.add_column(header, justify="right", no_wrap=True)
     for name, row in rows.items():
         table.add_row(name, *("–" if row[key] is None else form.format(row[key]) for key, (_, form) in SCORES.items()))
-    console().print(table)
+    print_table(table)

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from testbed.cli.options import AsJson
-from testbed.cli.output import note, print_json, print_rows
+from testbed.cli.output import note, print_json
 from testbed.cli.screens import CommandGroup
+from testbed.cli.tables import TableCommand, print_rows
 from testbed.errors import BadInput, LinkError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def group() -> None:
     """A guided run at several distances, in the field or rehearsed at the desk."""
 
 
-@app.command()
+@app.command(cls=TableCommand)
 def run(
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="YAML: places, methods, prompts; or rehearsal.")],
     out: Annotated[Path | None, typer.Option(help="Directory; default: runs/NAME. The same one again goes on.")] = None,
@@ -63,7 +64,8 @@ def run(
     """Visit every place of a plan, measure its link, run every method, and report.
 
     Stopped in any way (Ctrl-C, a flat battery), the same command goes on where it was. Questions are asked on the
-    terminal: whether the UE is there, what to note, and what to do where a link is not what it was.
+    terminal: whether the UE is there, what to note, and what to do where a link is not what it was; --emulated asks
+    them too, for rehearsal, unless --yes is given or there is no terminal.
 
     Examples:
 
@@ -86,7 +88,7 @@ def run(
         return
     if not (emulated or yes or sys.stdin.isatty()):
         raise BadInput("somebody must say where the UE is: run it on a terminal, or give --yes or --emulated")
-    _visit(found, where, emulated, emulated or yes, replay, as_json)
+    _visit(found, where, emulated, yes or not sys.stdin.isatty(), replay, as_json)
 
 
 def _visit(plan: FieldPlan, where: Path, emulated: bool, unattended: bool, replay: bool, as_json: bool) -> None:
@@ -110,7 +112,7 @@ def _visit(plan: FieldPlan, where: Path, emulated: bool, unattended: bool, repla
         _report(log, emulated, replay, as_json)
 
 
-@app.command()
+@app.command(cls=TableCommand)
 def report(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a field run, finished or not.")],
     replay: Annotated[bool, typer.Option(help="Run all of it again in virtual time.")] = True,
@@ -280,7 +282,7 @@ def _setup(log: FieldLog, emulated: bool, yes: bool) -> Iterator[FieldSetup]:
 
     with contextlib.ExitStack() as held:
         stage: Stage = held.enter_context(emulation(log, note)) if emulated else Field(log.plan)
-        operator: Operator = Unattended(trusting=emulated) if emulated or yes else Terminal()
+        operator: Operator = Unattended(trusting=emulated) if yes else Terminal()
         yield FieldSetup(stage, operator, _devices(log), note)
 
 

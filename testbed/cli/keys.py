@@ -11,8 +11,9 @@ from rich.text import Text
 
 from testbed.channel import keys
 from testbed.cli.options import AsJson
-from testbed.cli.output import console, note, print_json
+from testbed.cli.output import note, print_json
 from testbed.cli.screens import CommandGroup
+from testbed.cli.tables import TableCommand, print_table
 from testbed.errors import BadInput
 
 app = CommandGroup(no_args_is_help=True, help="Keys of the UEs that a base station accepts.")
@@ -63,7 +64,7 @@ def new(
         note(f"{told} {document['directory']}")
 
 
-@app.command("list")
+@app.command("list", cls=TableCommand)
 def list_(directory: Directory, as_json: AsJson = False) -> None:
     """List accepted and revoked UEs.
 
@@ -81,7 +82,7 @@ def list_(directory: Directory, as_json: AsJson = False) -> None:
         table.add_column(header, no_wrap=True)
     for entry in found:
         table.add_row(Text(entry.name), Text(entry.public_key), "revoked" if entry.revoked else "yes")
-    console().print(table)
+    print_table(table)
 
 
 @app.command()

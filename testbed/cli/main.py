@@ -20,8 +20,9 @@ from testbed.cli.channel import group as channel
 from testbed.cli.head import group as head
 from testbed.cli.latency import group as latency
 from testbed.cli.optim import group as optim
-from testbed.cli.runs import demo, report, rerun, sweep
+from testbed.cli.runs import bench, chat, demo, report, rerun, sweep
 from testbed.cli.screens import LINKS, RESULTS, START, STUDIES, TRAIN, CommandGroup
+from testbed.cli.tables import TableCommand
 from testbed.cli.ue import agent, memory, serve
 from testbed.cli.ue import run as ue
 from testbed.errors import BadInput, TestbedError
@@ -44,24 +45,26 @@ ue.app.command("memory")(memory.memory)
 ue.app.command("agent")(agent.agent)
 ue.app.command("serve")(serve.serve)
 
-app.command("demo", rich_help_panel=START)(demo.demo)
-app.command("doctor", rich_help_panel=START)(doctor.doctor)
+app.command("demo", cls=TableCommand, rich_help_panel=START)(demo.demo)
+app.command("chat", rich_help_panel=START)(chat.chat)
+app.command("doctor", cls=TableCommand, rich_help_panel=START)(doctor.doctor)
 app.add_typer(bs.app, name="bs", rich_help_panel=START)
 app.add_typer(ue.app, name="ue", rich_help_panel=START)
 app.add_typer(keys.app, name="keys", rich_help_panel=LINKS)
 app.add_typer(channel.app, name="channel", rich_help_panel=LINKS)
 app.add_typer(field.app, name="field", rich_help_panel=LINKS)
 app.add_typer(power.app, name="power", rich_help_panel=LINKS)
-app.command("sweep", rich_help_panel=STUDIES)(sweep.sweep)
-app.command("capacity", rich_help_panel=STUDIES)(capacity.capacity)
+app.command("sweep", cls=TableCommand, rich_help_panel=STUDIES)(sweep.sweep)
+app.command("bench", cls=TableCommand, rich_help_panel=STUDIES)(bench.bench)
+app.command("capacity", cls=TableCommand, rich_help_panel=STUDIES)(capacity.capacity)
 app.add_typer(latency.app, name="latency", rich_help_panel=STUDIES)
 app.add_typer(optim.app, name="optim", rich_help_panel=STUDIES)
 app.add_typer(estimator.app, name="estimator", rich_help_panel=STUDIES)
 app.add_typer(head.app, name="head", rich_help_panel=TRAIN)
 app.add_typer(predictor.app, name="predictor", rich_help_panel=TRAIN)
 app.add_typer(models.app, name="models", rich_help_panel=TRAIN)
-app.command("report", rich_help_panel=RESULTS)(report.report)
-app.command("rerun", rich_help_panel=RESULTS)(rerun.rerun)
+app.command("report", cls=TableCommand, rich_help_panel=RESULTS)(report.report)
+app.command("rerun", cls=TableCommand, rich_help_panel=RESULTS)(rerun.rerun)
 
 
 def _version(value: bool) -> None:

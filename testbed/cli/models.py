@@ -65,20 +65,32 @@ def fetch(
 def export(
     model: Annotated[Path, typer.Option(help="Hugging Face directory: Llama, Qwen2 or Qwen3.")],
     out: Annotated[Path, typer.Option(help="GGUF file to write.")],
-    dtype: Annotated[Literal["f32", "f16", "q8_0"], typer.Option(help="Type of the weights.")] = "f16",
+    dtype: Annotated[Literal["f32", "f16", "q8_0", "q4_0"], typer.Option(help="Type of the weights.")] = "f16",
+    min_agreement: Annotated[
+        float | None,
+        typer.Option(
+            help="Keep the file if this share of greedy tokens is the same on text; 0 for any. Default: 0.9 for q8_0, "
+            "0.75 for q4_0."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Turn a Hugging Face directory into GGUF for llama.cpp and prove that both compute the same.
+    """Turn a Hugging Face directory into GGUF for llama.cpp and compare what both compute.
 
-    Example:
+    Files in f32 and f16 are kept if logits and hidden states are those of the directory; quantised ones also if greedy
+    tokens agree on text often enough for a drafter.
+
+    Examples:
 
         testbed models export --model ./Qwen2.5-0.5B-Instruct --out drafter.gguf --dtype q8_0
+
+        testbed models export --model ./Qwen2.5-0.5B-Instruct --out drafter.gguf --dtype q4_0 --min-agreement 0.6
     """
     from dataclasses import asdict
 
     from testbed.models.real.parity import export_and_prove
 
-    parity = export_and_prove(model, out, dtype)
+    parity = export_and_prove(model, out, dtype, min_agreement)
     if as_json:
         print_json({"file": str(out), "dtype": dtype, "ok": parity.ok, **asdict(parity)})
     else:

@@ -145,6 +145,16 @@ def with_names(text: str) -> str:
     return text
 
 
+def _completion(kind: str) -> Callable[[str], list[str]]:
+    """Completion of a name of this kind, or of the last of several separated by commas."""
+
+    def complete(incomplete: str) -> list[str]:
+        head, comma, last = incomplete.rpartition(",")
+        return [f"{head}{comma}{name}" for name in with_names(f"{{{kind}}}").split(", ") if name.startswith(last)]
+
+    return complete
+
+
 def _is_given(context: typer.Context, name: str) -> bool:
     """Whether the command line names an option, rather than leaving it at its default."""
     source = context.get_parameter_source(name)
@@ -157,6 +167,7 @@ def _parameter(one: Option) -> inspect.Parameter:
     flags = one.flags or ((f"{one.flag}/--no-{one.flag[2:]}",) if one.kind is bool else (one.flag,))
     info = typer.Option(
         *flags, help=about(one), metavar=one.metavar, rich_help_panel=one.panel, hidden=one.hidden,
+        autocompletion=_completion(one.kinds) if one.kinds else None,
     )  # fmt: skip
     return inspect.Parameter(
         one.name,

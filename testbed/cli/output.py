@@ -9,30 +9,30 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.table import Table
-
-from testbed.intervals import printable
 
 COLUMNS: dict[str, tuple[str, str]] = {
     "method": ("method", "{}"),
     "requests": ("n", "{:d}"),
-    "accuracy": ("accuracy", "{:.3f}"),
-    "aal": ("AAL", "{:.2f}"),
-    "rounds": ("rounds", "{:.1f}"),
-    "acceptance_cond": ("α", "{:.3f}"),
     "latency_s": ("latency s", "{:.4f}"),
-    "latency_p95_s": ("p95 s", "{:.4f}"),
     "throughput_tps": ("tok/s", "{:.1f}"),
-    "tokens": ("tokens", "{:.1f}"),
+    "aal": ("AAL", "{:.2f}"),
+    "acceptance_cond": ("α", "{:.3f}"),
+    "accuracy": ("accuracy", "{:.3f}"),
+    "lossless": ("lossless", "{}"),
     "uplink_bytes": ("up B", "{:.0f}"),
     "downlink_bytes": ("down B", "{:.0f}"),
+    "uplink_payload_bytes": ("up payload B", "{:.0f}"),
+    "downlink_payload_bytes": ("down payload B", "{:.0f}"),
+    "rounds": ("rounds", "{:.1f}"),
+    "tokens": ("tokens", "{:.1f}"),
+    "latency_p95_s": ("p95 s", "{:.4f}"),
     "draft_s": ("draft s", "{:.4f}"),
     "link_s": ("link s", "{:.4f}"),
     "queue_s": ("queue s", "{:.4f}"),
     "verify_s": ("verify s", "{:.4f}"),
     "overhead_s": ("overhead s", "{:.4f}"),
-    "lossless": ("lossless", "{}"),
 }
+"""Of a run's rows, what matters most first."""
 
 ENERGY_COLUMNS: dict[str, tuple[str, str]] = {
     "method": ("method", "{}"),
@@ -67,12 +67,9 @@ GRID_COLUMNS: dict[str, tuple[str, str]] = {
     "downlink_mbps": ("down Mbit/s", "{:.4g}"),
     "rtt_ms": ("RTT ms", "{:.4g}"),
     "per": ("PER", "{:.3g}"),
-    **{key: COLUMNS[key] for key in ("requests", "accuracy", "aal", "rounds", "latency_s", "latency_p95_s")},
-    **{key: COLUMNS[key] for key in ("throughput_tps", "draft_s", "link_s", "verify_s", "lossless")},
+    **{key: spec for key, spec in COLUMNS.items() if key not in ("method", "queue_s", "overhead_s")},
 }
 """Columns of a sweep's rows; those that differ from point to point come first."""
-NAMES = ("method", "series")
-"""Columns that name a row, left-aligned and in every part of a table."""
 OF_A_SERIES = ("method", "judge", "head", "payload")
 """Fields that name a series."""
 
@@ -97,41 +94,6 @@ def print_json(document: Mapping[str, Any], stream: TextIO | None = None) -> Non
     json.dump(document, stream, allow_nan=False)
     stream.write("\n")
     stream.flush()
-
-
-def print_rows(
-    rows: Sequence[Mapping[str, Any]], title: str | None = None, columns: Mapping[str, tuple[str, str]] = COLUMNS
-) -> None:
-    """The table of a run, one method a row, without empty columns; in several parts where the terminal is narrow."""
-    shown = [key for key in columns if any(row.get(key) is not None for row in rows)]
-    names = [key for key in shown if key in NAMES] or shown[:1]
-    rest, out = [key for key in shown if key not in names], console()
-    while True:
-        tables = (_table(rows, columns, [*names, *rest[:count]], title) for count in range(len(rest), 0, -1))
-        table = next((one for one in tables if _width(one, out) <= out.width), None)
-        if table is None:
-            table = _table(rows, columns, [*names, *rest[:1]], title)
-        out.print(table)
-        rest, title = rest[max(1, len(table.columns) - len(names)) :], None
-        if not rest:
-            return
-
-
-def _width(table: Table, out: Console) -> int:
-    """Columns of a terminal that a table takes where nothing is shortened."""
-    return table.__rich_measure__(out, out.options.update(max_width=1000)).maximum
-
-
-def _table(
-    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, str]], keys: Sequence[str], title: str | None
-) -> Table:
-    table = Table(title=title, title_justify="left")
-    for key in keys:
-        table.add_column(columns[key][0], justify="left" if key in NAMES else "right", no_wrap=True)
-    for row in rows:
-        cells = ((columns[key][1], printable(row, key)) for key in keys)
-        table.add_row(*("–" if value is None else form.format(value) for form, value in cells))
-    return table
 
 
 def grid_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:

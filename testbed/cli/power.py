@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from testbed.cli.options import AsJson
-from testbed.cli.output import ENERGY_COLUMNS, note, note_power, print_json, print_rows
+from testbed.cli.output import ENERGY_COLUMNS, note, note_power, print_json
 from testbed.cli.screens import CommandGroup
+from testbed.cli.tables import TableCommand, print_rows
 
 app = CommandGroup(no_args_is_help=True, help="Power and temperature: read sensors, and compute the energy of a run.")
 
@@ -52,7 +53,7 @@ def read(
     note_power(found)
 
 
-@app.command()
+@app.command(cls=TableCommand)
 def account(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Directory that `ue run` wrote.")],
     samples: Annotated[
@@ -80,6 +81,6 @@ def account(
     if as_json:
         print_json(found)
         return
-    print_rows(found["rows"], columns=ENERGY_COLUMNS)
+    print_rows(found["rows"], None, ENERGY_COLUMNS)
     note(f"wrote rounds.parquet, power.parquet and summary.json of {run_dir}")
     note_power(found["power"])

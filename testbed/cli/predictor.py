@@ -15,6 +15,7 @@ from testbed import fields
 from testbed.cli.options import AsJson, configured
 from testbed.cli.output import claim_stdout, console, note, print_json
 from testbed.cli.screens import CommandGroup
+from testbed.cli.tables import TableCommand, print_table
 from testbed.config import Config, resolved
 from testbed.experiments.predictor.collect import TraceCollectConfig, collect
 from testbed.experiments.predictor.train import TrainConfig
@@ -82,7 +83,7 @@ def collect_command(
     print(f"{out}: {found}; {document['left_out']} left out")
 
 
-@app.command("train")
+@app.command("train", cls=TableCommand)
 @configured(TrainConfig)
 def train_command(
     config: TrainConfig,
@@ -116,7 +117,7 @@ def train_command(
     print(f"{out}: {best.model}, threshold {best.threshold:.4f}")
 
 
-@app.command("eval")
+@app.command("eval", cls=TableCommand)
 @configured(EvalTraces)
 def eval_command(
     config: EvalTraces,
@@ -194,7 +195,7 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, 
         table.add_column(header, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(row["model"], *(form.format(row[key]) for key, (_, form) in columns.items()))
-    console().print(table)
+    print_table(table)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ MAX_BATCH = 512
 MAX_OUTPUTS = 2
 """Largest number of tokens of a drafter's pass with logits (all have them, or none): what a round leaves to compute."""
 MAX_SEQUENCES = 256
-MAX_DEFAULT_CONTEXT = 2048
+MAX_DEFAULT_CONTEXT = 8192
 MAX_DEFAULT_THREADS = 8
 ERROR_LEVEL = 4
 """Error level of ggml's log; the comments in llama-cpp-python number the levels differently."""

@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 from collections import deque
 from typing import Any
 
 from testbed.channel.link import Link
-from testbed.clock import Clock
+from testbed.clock import Clock, WallClock
 from testbed.errors import LinkError, LinkTimeout, ModelError, ProtocolError
 from testbed.protocols.codec import AnyArray, Packet, decode_downlink, encode
 from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pong, Welcome
 from testbed.protocols.ranges import check_ranges
 from testbed.tasks import cancel
 
+LOG = logging.getLogger(__name__)
 RESEND_S = 2.0
 """Time until an unanswered message is sent again, doubled each time."""
 HANDSHAKES = 3
 """RTT handshakes before a request, where its RTT is needed; the shortest counts."""
 
+SILENT_S = 5.0
+"""Silence in real time after which a warning is logged."""
 
 MOST_WAITING = 4096
 """Capacity of a mailbox in messages; further messages are dropped, as if lost on the link."""
@@ -85,6 +89,8 @@ class Client:
         self._pings = itertools.count()
         self._reader: asyncio.Task[None] | None = None
         self.welcome: Welcome | None = None
+        self._silent_since_s: float | None = None
+        self._warned = False
 
     async def connect(self, tokenizer: str, vocab_size: int) -> Welcome:
         """Exchange Hello and Welcome with the BS.
@@ -141,9 +147,15 @@ class Client:
             error = self._reader.exception() if self._reader and not self._reader.cancelled() else None
             raise LinkError("the connection is closed") from error
         try:
-            return await self._mail[session].get(timeout_s)
+            packet = await self._mail[session].get(timeout_s)
         except asyncio.TimeoutError as exc:
+            self._note_silence(timeout_s)
             raise LinkTimeout(f"the BS did not answer within {timeout_s:g} s") from exc
+        self._silent_since_s = None
+        if self._warned:
+            LOG.warning("the BS answers again")
+            self._warned = False
+        return packet
 
     async def ask(self, session: int, message: Message) -> Packet[Any]:
         """Send a message and return the answer; resends it until the timeout."""
@@ -154,6 +166,16 @@ class Client:
         raise LinkTimeout(
             f"the BS did not answer within {self.timeout_s:g} s; is it running, and is the address right?"
         )
+
+    def _note_silence(self, waited_s: float) -> None:
+        """Warn once where a person waits in vain; in virtual time nobody does."""
+        now_s = self.clock.time()
+        if self._silent_since_s is None:
+            self._silent_since_s = now_s - waited_s
+        silence_s = now_s - self._silent_since_s
+        if silence_s >= SILENT_S and not self._warned and isinstance(self.clock, WallClock):
+            self._warned = True
+            LOG.warning("the BS has not answered for %.0f s; giving up after %g s", silence_s, self.timeout_s)
 
     def waits(self) -> list[float]:
         """Waiting times before each resend; their sum is the timeout."""

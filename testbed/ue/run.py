@@ -152,6 +152,14 @@ class JobRunner:
 
         return await session.decode(prompt, max_tokens, end_ids, ended)
 
+    async def probe(self) -> None:
+        """One handshake with the BS over the link.
+
+        Raises:
+            LinkError: no answer.
+        """
+        await self._setting.clients.link.rtt_s(1)
+
     async def session(self, method: str, sampling: Sampling, seed: int) -> DecodingSession:
         """A session over the link, by a protocol or `auto`; pass its rounds to `observe`."""
         await self._setting.state.begin()

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from testbed.cli import output
-from testbed.cli.output import COLUMNS, GRID_COLUMNS, grid_columns, print_rows
+from testbed.cli.output import COLUMNS, GRID_COLUMNS, grid_columns
+from testbed.cli.tables import print_rows
 
 
 def row(**values: Any) -> dict[str, Any]:
@@ -36,18 +35,3 @@ def test_the_name_of_a_series_stands_for_what_it_sets(capsys: pytest.CaptureFixt
     print_rows(rows, "title", shown)
     said = capsys.readouterr().out
     assert all(word in said for word in ("title", "series", "one", "two", "0.2500")) and "strict" not in said
-
-
-@pytest.mark.parametrize("width", [40, 80, 200])
-def test_a_table_is_whole_on_any_terminal(
-    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """On a narrow one it comes in parts, each of which names the rows."""
-    monkeypatch.setattr(output, "console", lambda: Console(width=width, highlight=False))
-    rows = [{"method": name, **{key: 1 for key in COLUMNS if key != "method"}} for name in ("greedy", "fh")]
-    print_rows(rows, "two methods")
-    shown = capsys.readouterr().out
-    assert "…" not in shown and max(map(len, shown.splitlines())) <= width
-    assert all(header in shown for header, _ in COLUMNS.values())
-    parts = shown.count("greedy")
-    assert parts == shown.count("fh ") == shown.count("method ") and (parts == 1) == (width == 200)

@@ -128,6 +128,36 @@ def station() -> Iterator[dict[str, Any]]:
         yield ready
 
 
+def test_a_finished_demo_is_not_written_over(demo: tuple[dict[str, Any], Path]) -> None:
+    before = (demo[1] / "summary.json").read_bytes()
+    done = run("demo", "--prompts", "1", "--out", str(demo[1]))
+    assert done.returncode == 2 and "finished run" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert (demo[1] / "summary.json").read_bytes() == before
+
+
+def test_a_killed_demo_goes_on_with_what_is_unfinished(tmp_path: Path) -> None:
+    out, methods = tmp_path / "run", "target-only,greedy"
+    asked = ["demo", "--engine", "transformers", "--prompts", "6", "--methods", methods, "--out", str(out), "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "testbed", *asked], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while not (out / "journal").exists() or (out / "journal").stat().st_size < 3000:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    refused = run(*asked)
+    assert refused.returncode == 2 and "--resume" in refused.stderr
+    other = run(*asked, "--judge", "digits", "--resume")
+    assert other.returncode == 2 and "another demo" in other.stderr
+    done = run(*asked, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert {row["method"]: row["requests"] for row in json.loads(done.stdout)["rows"]} == dict.fromkeys(
+        methods.split(","), 6
+    )
+    assert not (out / "journal").exists() and (out / "report.html").exists()
+
+
 def test_ue_run_answers_as_documented(station: dict[str, Any], tmp_path: Path) -> None:
     question = load_dataset("bundled:test", 1)[0].question
     done = run(

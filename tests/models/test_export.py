@@ -16,9 +16,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from testbed.errors import ModelError, TestbedError
+from testbed.errors import BadInput, ModelError, TestbedError
 from testbed.models import export
+from testbed.models.bundle import bundled
 from testbed.models.export import DTypeName, export_gguf, rope_factors
+from testbed.models.real import parity as parity_of
 from testbed.models.real.parity import TOLERANCES, export_and_prove, prove_parity
 from testbed.ue.llama.drafter import LlamaDrafter
 from tests.support.models import KINDS, TOKENS, edit_config, make_model
@@ -172,6 +174,29 @@ def test_the_proof_sees_other_logits_behind_the_same_hidden_states(random_ggufs:
 
 def test_the_proof_refuses_another_shape(random_models: dict[str, Path], random_ggufs: dict[str, Path]) -> None:
     refuse(lambda: prove_parity(random_models["qwen2-padded"], random_ggufs["qwen2"]), "shape")
+
+
+def test_a_quantised_file_is_judged_by_its_tokens_on_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its logits may be further off than the tolerance, if greedy tokens agree as often as a drafter's have to."""
+    monkeypatch.setitem(parity_of.TOLERANCES, "q8_0", 0.0)
+    model = bundled().require("target")
+    parity = export_and_prove(model, tmp_path / "drafter.gguf", "q8_0")
+    assert parity.on_text and parity.ok and parity.argmax_agreement >= 0.9 and parity.logits_diff > 0
+    assert "positions of text" in str(parity)
+    with pytest.raises(BadInput, match="min-agreement is a share"):
+        export_and_prove(model, tmp_path / "b.gguf", "q8_0", 1.5)
+
+
+def test_a_drafter_that_agrees_less_often_is_kept_on_request(
+    random_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(parity_of.TOLERANCES, "q4_0", 0.0)
+    out, model = tmp_path / "drafter.gguf", random_models["llama"]
+    refuse(lambda: export_and_prove(model, out, "q4_0", 1.0), "not kept", "--min-agreement")
+    parity = export_and_prove(model, out, "q4_0", 0.0)
+    assert parity.ok and 0.2 < parity.argmax_agreement < 1 and not parity.on_text
+    kinds = {tensor.tensor_type for tensor in gguf.GGUFReader(out).tensors}
+    assert gguf.GGMLQuantizationType.Q4_0 in kinds
 
 
 @pytest.mark.parametrize("dtype", ["f32", "q8_0"])

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from testbed.channel.link import Received
 from testbed.clock import WallClock, within
+from testbed.errors import LinkTimeout
 from testbed.protocols.codec import Packet, decode_uplink, encode
 from testbed.protocols.messages import VERSION, Ping, Pong, Welcome
+from testbed.ue import client as client_module
 from testbed.ue.client import MOST_WAITING, Client, Mailbox
 
 
@@ -93,3 +97,30 @@ async def test_what_nobody_reads_is_not_kept_without_end() -> None:
     assert [(await mailbox.get(1.0)).message.token for _ in range(MOST_WAITING)] == list(range(MOST_WAITING))
     mailbox.put(Packet(Pong(token=-1), {}, 0))
     assert (await mailbox.get(1.0)).message.token == -1
+
+
+class Nobody:
+    """A link to a BS that is not there."""
+
+    async def send(self, frames: Any) -> int:
+        return 0
+
+    async def recv(self, timeout_s: float) -> Any:
+        await asyncio.sleep(timeout_s)
+        raise LinkTimeout("nobody")
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+async def test_silence_is_reported_once_and_long_before_it_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client_module, "SILENT_S", 0.15)
+    monkeypatch.setattr(client_module, "RESEND_S", 0.1)
+    client = Client(Nobody(), WallClock(), first_session=0, timeout_s=0.7)
+    with pytest.raises(LinkTimeout, match="is it running"):
+        await client.connect("", 1)
+    await client.close()
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("the BS has not answered for 0 s; giving up after 0.7 s")

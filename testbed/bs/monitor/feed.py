@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,6 +17,7 @@ import msgspec
 from testbed import __version__
 from testbed.bs.monitor import record_ring
 from testbed.bs.monitor.client import SERVING, MonitoredStation
+from testbed.bs.monitor.history import History, HistoryPoint
 from testbed.bs.monitor.recent import RING
 from testbed.bs.monitor.wire import MonitorServing
 from testbed.bs.observer import PassNote, RecentActivity, RoundNote, SessionRow
@@ -38,7 +39,12 @@ BEHIND = 50
 MOST_VIEWERS = 16
 MOST_TEXTS = 1024
 """Sessions whose text is decoded at once; beyond, the least recently used one starts anew."""
-COLUMNS = {"rows": SessionRow._fields, "rounds": RoundNote._fields, "passes": PassNote._fields}
+COLUMNS = {
+    "rows": SessionRow._fields,
+    "rounds": RoundNote._fields,
+    "passes": PassNote._fields,
+    "history": HistoryPoint._fields,
+}
 """Names of the fields in each list, sent with the first update."""
 
 
@@ -75,8 +81,9 @@ class Viewer:
 class Feed:
     """Makes updates while there are viewers."""
 
-    def __init__(self, station: MonitoredStation) -> None:
+    def __init__(self, station: MonitoredStation, history: History | None = None) -> None:
         self.viewers: set[Viewer] = set()
+        self._history, self._told = history or History(), 0
         self._station = station
         self._someone = asyncio.Event()
         self._serving: MonitorServing | None = None
@@ -135,10 +142,19 @@ class Feed:
         rounds, passes = [self._texts.spell(note) for note in record_ring.rounds(look)], record_ring.passes(look)
         self._rounds += rounds
         self._passes += passes
+        fresh, self._told = self._history.since(self._told), self._history.count
         self._send(
-            lambda: _activity(look, rounds, passes),
-            lambda: {**self._about(), "columns": COLUMNS, **_activity(look, self._rounds, self._passes)},
+            lambda: _activity(look, rounds, passes) | self._past(fresh),
+            lambda: {
+                **self._about(),
+                "columns": COLUMNS,
+                **_activity(look, self._rounds, self._passes),
+                **self._past(self._history.points),
+            },
         )
+
+    def _past(self, points: Iterable[HistoryPoint]) -> dict[str, Any]:
+        return {"history_now_s": asyncio.get_running_loop().time(), "history": list(points)}
 
     async def _meet(self, serving: MonitorServing | None) -> None:
         """Start anew if the base station's state has changed."""

@@ -19,6 +19,7 @@ from testbed import logs
 from testbed.bs.monitor.app import REQUESTS, make_app
 from testbed.bs.monitor.client import MonitoredStation
 from testbed.bs.monitor.feed import Feed
+from testbed.bs.monitor.history import History
 from testbed.bs.monitor.wire import MonitorSetup, receive
 from testbed.interrupts import as_worker
 from testbed.tasks import beside
@@ -48,7 +49,8 @@ async def serve(link: socket.socket, listener: socket.socket) -> None:
     except EOFError:
         return
     station = MonitoredStation(reader, writer)
-    feed = Feed(station)
+    history = History()
+    feed = Feed(station, history)
     settings = uvicorn.Config(
         make_app(station, feed, setup.token, setup.host),
         http=BoundedHttp,
@@ -63,7 +65,7 @@ async def serve(link: socket.socket, listener: socket.socket) -> None:
         feed.close()  # streams, which the server would wait for
 
     try:
-        await beside([feed.run(), follow()], server.serve(sockets=[listener]))
+        await beside([feed.run(), follow(), history.run(station)], server.serve(sockets=[listener]))
     finally:
         writer.close()
 

@@ -12,6 +12,7 @@ from testbed.cli.channel import measure, record, traces, validate
 from testbed.cli.options import AsJson, ReadyJson, configured
 from testbed.cli.output import note, print_json
 from testbed.cli.screens import CommandGroup
+from testbed.cli.tables import TableCommand
 from testbed.config import Config
 from testbed.options import option
 from testbed.protocols import PROTOCOLS
@@ -188,8 +189,8 @@ def replay(
     _relay(spec, config.listen, config.to, config.seconds, as_json)
 
 
-app.command("measure")(measure.measure)
+app.command("measure", cls=TableCommand)(measure.measure)
 app.command("record")(record.record)
-app.command("validate")(validate.validate)
+app.command("validate", cls=TableCommand)(validate.validate)
 app.command("convert")(traces.convert)
 app.command("fading")(traces.fading)

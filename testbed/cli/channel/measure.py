@@ -11,7 +11,8 @@ import typer
 from rich.table import Table
 
 from testbed.cli.options import AsJson
-from testbed.cli.output import console, note, print_json
+from testbed.cli.output import note, print_json
+from testbed.cli.tables import print_table
 from testbed.config import RunConfig
 from testbed.errors import BadInput
 
@@ -67,7 +68,7 @@ def _show(document: Mapping[str, Any]) -> None:
         figure = document[key]
         if figure is not None:
             table.add_row(name, f"{figure['value']:.3f} {unit}", _interval(figure), str(figure["n"]), _detail(figure))
-    console().print(table)
+    print_table(table)
     if document["wifi"]:
         print(_wifi(document["wifi"]))
     for line in document["notes"]:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from testbed.cli.options import AsJson, configured
 from testbed.cli.output import console, note, print_json
+from testbed.cli.tables import print_table
 from testbed.errors import TestbedError
 from testbed.experiments.links.config import ValidateConfig
 
@@ -79,7 +80,7 @@ def _print_links(rows: Sequence[Mapping[str, Any]]) -> None:
             f"{row['echo_ms']:.2f}", f"{row['rtt_error_ms']:+.2f}", f"{row['jitter_ms']:g}",
             "–" if found is None else f"{found:.2f}", "yes" if row["agrees"] else "NO",
         )  # fmt: skip
-    console().print(table)
+    print_table(table)
 
 
 def _print_ways(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -90,4 +91,4 @@ def _print_ways(rows: Sequence[Mapping[str, Any]]) -> None:
         latency = "–" if row["latency_s"] is None else f"{row['latency_s']:.4f}"
         difference = "–" if row["difference"] is None else f"{row['difference']:+.1%}"
         table.add_row(row["method"], row["link"], latency, difference, row["note"])
-    console().print(table)
+    print_table(table)

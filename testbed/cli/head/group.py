@@ -14,6 +14,7 @@ from testbed.cli.head import tune as head_tune
 from testbed.cli.options import AsJson, configured
 from testbed.cli.output import claim_stdout, console, note, print_json
 from testbed.cli.screens import CommandGroup
+from testbed.cli.tables import TableCommand
 from testbed.experiments.head.config import EpisodeCollectConfig
 
 app = CommandGroup(no_args_is_help=True, help="The decision head: collect, label, relabel, train, evaluate.")
@@ -113,7 +114,7 @@ def show(document: Mapping[str, Any]) -> None:
     note(f"{document['passes']} passes, {document['requests']} requests, {document['seconds']} s; {document['out']}")
 
 
-app.command("relabel")(head_train.relabel)
-app.command("train")(head_train.train)
-app.command("eval")(head_train.evaluate)
-app.command("tune")(head_tune.tune)
+app.command("relabel", cls=TableCommand)(head_train.relabel)
+app.command("train", cls=TableCommand)(head_train.train)
+app.command("eval", cls=TableCommand)(head_train.evaluate)
+app.command("tune", cls=TableCommand)(head_tune.tune)

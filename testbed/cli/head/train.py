@@ -12,6 +12,7 @@ import typer
 
 from testbed.cli.options import AsJson, configured
 from testbed.cli.output import console, note, print_json
+from testbed.cli.tables import print_table
 from testbed.decision_head.settings import Relabelling, Training
 from testbed.errors import BadInput
 
@@ -175,7 +176,7 @@ def _table(rows: Sequence[Mapping[str, Any]], title: str) -> None:
         table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*(_cell(row.get(name)) for name in names))
-    console().print(table)
+    print_table(table)
 
 
 def _cell(value: Any) -> str:

@@ -13,8 +13,9 @@ import typer
 from testbed.cli.latency import limits, ramp
 from testbed.cli.latency import measure as openloop
 from testbed.cli.options import AsJson, configured, numbers
-from testbed.cli.output import note, print_json, print_rows
+from testbed.cli.output import note, print_json
 from testbed.cli.screens import CommandGroup
+from testbed.cli.tables import TableCommand, print_rows
 from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.optim.serving.model import Costs, CycleCosts, compare
@@ -30,10 +31,10 @@ CONFIDENCE = "95 % interval"
 NUMBER = "{:.6g}"
 
 
-app.command("measure")(openloop.measure)
-app.command("ramp")(ramp.ramp)
-app.command("limits")(limits.limits)
-app.command("sizes")(limits.sizes)
+app.command("measure", cls=TableCommand)(openloop.measure)
+app.command("ramp", cls=TableCommand)(ramp.ramp)
+app.command("limits", cls=TableCommand)(limits.limits)
+app.command("sizes", cls=TableCommand)(limits.sizes)
 
 
 @app.callback()
@@ -59,7 +60,7 @@ class FitOptions(Config, frozen=True):
     seed: Annotated[int, option("Seed of the refits.")] = 0
 
 
-@app.command()
+@app.command(cls=TableCommand)
 @configured(FitOptions)
 def fit(
     config: FitOptions,
@@ -173,7 +174,7 @@ def _print_lengths(
         print_rows(rows, "R² at lengths left out", {**cells, **{name: (f"R² of {name}", "{:.3f}") for name in wanted}})
 
 
-@app.command()
+@app.command(cls=TableCommand)
 def speedup(
     dense: Annotated[str, typer.Option(help="C1,C2 in seconds without speculation.")],
     sd: Annotated[str, typer.Option(help="C1,C2 in seconds with speculation.")],
@@ -211,7 +212,7 @@ def speedup(
         print_rows(document["rows"], None, {"rps": ("requests/s", "{:g}"), "speedup": ("speedup", "{:.4f}")})
 
 
-@app.command()
+@app.command(cls=TableCommand)
 def predict(
     rps: Annotated[str, typer.Option(help="Loads in requests a second: 1,2,4.")],
     coefficients: Annotated[str | None, typer.Option(help="C1,C2, or the six: c1_p,c1_v,c1_d,c2_p,c2_v,c2_d.")] = None,

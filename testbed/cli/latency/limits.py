@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from testbed.cli.options import AsJson, numbers
-from testbed.cli.output import note, print_json, print_rows
+from testbed.cli.output import note, print_json
+from testbed.cli.tables import print_rows
 from testbed.errors import BadInput
 
 NUMBER = "{:.6g}"

@@ -9,7 +9,8 @@ import msgspec
 import typer
 
 from testbed.cli.options import AsJson, configured, numbers
-from testbed.cli.output import note, print_json, print_rows
+from testbed.cli.output import note, print_json
+from testbed.cli.tables import print_rows
 from testbed.config import resolved
 from testbed.errors import BadInput
 from testbed.experiments.latency.load_config import LoadConfig

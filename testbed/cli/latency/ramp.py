@@ -9,7 +9,8 @@ import msgspec
 import typer
 
 from testbed.cli.options import AsJson, configured
-from testbed.cli.output import note, print_json, print_rows
+from testbed.cli.output import note, print_json
+from testbed.cli.tables import print_rows
 from testbed.config import resolved
 from testbed.errors import TestbedError
 from testbed.experiments.latency.ramp_config import RampConfig

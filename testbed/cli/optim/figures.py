@@ -11,6 +11,7 @@ from rich.table import Table
 
 from testbed.cli.options import AsJson
 from testbed.cli.output import console, note, print_json
+from testbed.cli.tables import print_table
 
 
 def figures(
@@ -61,7 +62,7 @@ def _show(document: Mapping[str, Any]) -> None:
         for row in document["points"]:
             interval = f"{row['low_s']:.2f} … {row['high_s']:.2f}"
             table.add_row(row["panel"], f"{row['x']:g}", row["line"], f"{row['mean_s']:.2f}", interval)
-        console().print(table)
+        print_table(table)
     for row in document["quoted"]:
         said = "inside" if row["inside"] else "not inside"
         print(

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from testbed.cli.options import AsJson, Given, offering
 from testbed.cli.output import claim_stdout, console, note, print_json
+from testbed.cli.tables import print_table
 from testbed.errors import BadInput
 from testbed.experiments.edge.config import QUICK, FitConfig
 from testbed.files import make_folder
@@ -112,7 +113,7 @@ def _show(document: Mapping[str, Any]) -> None:
                 f"  {phase} alone", f"{alone['c1']:.3g}", "", f"{1e3 * alone['c2']:.3g}", "", f"{alone['r2']:.4f}",
                 f"{alone['mape']:.1%}", str(alone["steps"]),
             )  # fmt: skip
-    console().print(table)
+    print_table(table)
     for node in ("draft", "verify"):
         terms = ", ".join(f"{name} {r2:.4f}" for name, r2 in document[node]["terms"].items())
         print(f"{node}: R² with one term more: {terms}")

@@ -15,6 +15,7 @@ from testbed.cli.optim import window
 from testbed.cli.options import AsJson
 from testbed.cli.output import print_json
 from testbed.cli.screens import CommandGroup
+from testbed.cli.tables import TableCommand
 
 HELP = "Bandwidth, batches and window of a cell that serves many users by speculative decoding."
 app = CommandGroup(no_args_is_help=True, help=HELP)
@@ -112,7 +113,7 @@ def _show_plan(found: Mapping[str, Any]) -> None:
         print(f"  and {len(found['batches']) - LISTED} more (--json has them all)")
 
 
-app.command("fit")(optim_fit.fit)
-app.command("figures")(optim_figures.figures)
-app.command("run")(optim_run.run)
-app.command("window")(window.window)
+app.command("fit", cls=TableCommand)(optim_fit.fit)
+app.command("figures", cls=TableCommand)(optim_figures.figures)
+app.command("run", cls=TableCommand)(optim_run.run)
+app.command("window", cls=TableCommand)(window.window)

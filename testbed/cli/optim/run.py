@@ -10,7 +10,8 @@ import typer
 from rich.table import Table
 
 from testbed.cli.options import AsJson, configured
-from testbed.cli.output import console, note, print_json
+from testbed.cli.output import note, print_json
+from testbed.cli.tables import print_table
 from testbed.experiments.edge.config import PipelineConfig
 
 
@@ -81,7 +82,7 @@ def _show(document: Mapping[str, Any]) -> None:
             mode, f"{row['inference_s']:.3f}", f"{row['least_s']:.3f} … {row['largest_s']:.3f}",
             *("–" if cell is None else f"{cell:.3f}" for cell in cells), str(row["tokens"]), str(row["lossless"]),
         )  # fmt: skip
-    console().print(table)
+    print_table(table)
     for key, what in (("model", "time"), ("model_cpu", "CPU time")):
         for node, scores in document[key].items():
             print(

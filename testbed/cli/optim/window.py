@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from testbed.cli.options import AsJson, configured
-from testbed.cli.output import print_json, print_rows
+from testbed.cli.output import print_json
+from testbed.cli.tables import print_rows
 from testbed.config import Config
 from testbed.optim.draft_window.cost import LinkCosts, RoundCosts, committed, cut_short, prices
 from testbed.options import option

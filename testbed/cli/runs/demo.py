@@ -9,8 +9,10 @@ from typing import Annotated
 import typer
 
 from testbed.cli.options import OUTPUT, AsJson, configured
-from testbed.cli.output import note, print_json, print_rows
+from testbed.cli.output import COLUMNS, note, print_json
+from testbed.cli.tables import print_rows
 from testbed.config import DemoConfig
+from testbed.errors import BadInput
 
 
 @configured(DemoConfig)
@@ -19,6 +21,9 @@ def demo(
     out: Annotated[
         Path | None, typer.Option(help="Run directory. Default: runs/demo-TIME.", rich_help_panel=OUTPUT)
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume the unfinished demo in --out.", rich_help_panel=OUTPUT)
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Start a BS (vLLM) and a UE (llama.cpp) on loopback and decode bundled problems by every method.
@@ -35,14 +40,18 @@ def demo(
 
         testbed demo --methods target-only,greedy,fh,sh --threshold 0.75 --head runs/head
     """
+    from testbed.experiments.results.traffic import by_meaning
     from testbed.experiments.runs.demo import run_demo
 
+    if resume and out is None:
+        raise BadInput("--resume needs --out DIR, the directory of the demo to resume")
     directory = out or Path("runs") / f"demo-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    summary = run_demo(config, directory, note)
+    summary = run_demo(config, directory, note, resume)
     if as_json:
         print_json(summary)
         return
     pids = summary["host"]["pids"]
     where = f"BS pid {pids['bs']}, UE pid {pids['ue']}" if "bs" in pids else "virtual time"
-    print_rows(summary["rows"], f"{config.prompts} prompts, window {config.window}; {where}")
+    rows = list(map(by_meaning, summary["rows"]))
+    print_rows(rows, f"{config.prompts} prompts, window {config.window}; {where}", COLUMNS)
     note(f"wrote {directory}; open {directory}/report.html")

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from testbed.cli.options import AsJson
-from testbed.cli.output import grid_columns, note, print_json, print_rows
+from testbed.cli.output import grid_columns, note, print_json
+from testbed.cli.tables import print_rows
 
 
 def report(
@@ -30,6 +31,7 @@ def report(
         testbed report runs/near runs/far --out compared --formats pdf
     """
     from testbed.experiments.report.page import write_shown
+    from testbed.experiments.results.traffic import by_meaning
     from testbed.experiments.sweep.report import load_all
 
     shown = load_all(runs)
@@ -40,5 +42,6 @@ def report(
         return
     for one in shown:
         if one.speculates:
-            print_rows(one.rows, str(one.path), grid_columns(one.rows))
+            rows = list(map(by_meaning, one.rows))
+            print_rows(rows, str(one.path), grid_columns(rows))
     note(f"wrote {page}")

@@ -10,7 +10,8 @@ import typer
 from rich.table import Table
 
 from testbed.cli.options import AsJson
-from testbed.cli.output import console, note, print_json
+from testbed.cli.output import note, print_json
+from testbed.cli.tables import print_table
 
 MOST_ROWS = 60
 """Rows of the printed table; the JSON document has all."""
@@ -55,7 +56,7 @@ def _print(document: dict[str, Any]) -> None:
     for entry in differences[:MOST_ROWS]:
         change = "" if entry["change"] is None else f"{entry['change']:+.2%}"
         table.add_row(entry["row"], entry["column"], _cell(entry["before"]), _cell(entry["after"]), change)
-    console().print(table)
+    print_table(table)
     if len(differences) > MOST_ROWS:
         print(f"and {len(differences) - MOST_ROWS} more; --json has them all")
 

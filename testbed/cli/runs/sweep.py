@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,24 +13,41 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from testbed.cli.options import AsJson
-from testbed.cli.output import grid_columns, note, print_json, print_rows
+from testbed.cli.output import grid_columns, note, print_json
+from testbed.cli.tables import print_rows
 from testbed.errors import BadInput
 
 if TYPE_CHECKING:
     from testbed.experiments.sweep.grid import Executor
     from testbed.experiments.sweep.points import SweepConfig
 
+LINE_S = 10.0
+"""Time between two lines where there is no terminal."""
 WORKERS = "Concurrent virtual points. Default: 1; with ray, the cluster's cores."
 
 
+def _sweep_names(incomplete: str) -> list[str]:
+    """Names of the bundled sweeps, for completion."""
+    from testbed.experiments.sweep.files import sweep_files
+
+    return [one.name for one in sweep_files() if one.name.startswith(incomplete)]
+
+
 def sweep(
-    file: Annotated[Path | None, typer.Argument(help="YAML: run (as for `demo`), grid; or a name of --list.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="YAML: run (as for `demo`), grid; or a name of --list.", autocompletion=_sweep_names),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Directory. Default: runs/NAME. Give it again to resume.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the bundled sweeps.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Check the file and list its points; run nothing.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, with what is done; run nothing.")] = False,
     executor: Annotated[str, typer.Option(help="local: processes of this machine. ray: a Ray cluster.")] = "local",
     workers: Annotated[int | None, typer.Option(help=WORKERS)] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Replace a setting: prompts=5, grid.window=[4,8]; repeat."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run every combination of a grid; an interrupted sweep is resumed.
@@ -50,27 +68,30 @@ def sweep(
         testbed sweep rates.yaml
 
         testbed sweep rates.yaml --out runs/rates-2 --workers 4 --json
+
+        testbed sweep wisv-table1 --set prompts=5 --set grid.window=[4,8] --out runs/small
     """
     from testbed.experiments.sweep.grid import Executor
 
     if list_:
         _print_list(as_json)
         return
-    config, how = _config(file), Executor(executor, workers)
+    config, how = _config(file, set_ or ()), Executor(executor, workers)
     act = _print_points if check else _print_plan if dry_run else _run
     act(config, out or Path("runs") / config.name, how, as_json)
 
 
-def _config(file: Path | None) -> SweepConfig:
+def _config(file: Path | None, given: Sequence[str]) -> SweepConfig:
     from testbed.experiments.sweep.files import find_sweep
-    from testbed.experiments.sweep.points import load_sweep
+    from testbed.experiments.sweep.points import load_sweep, with_settings
 
     if file is None:
         raise BadInput("which sweep? give a YAML file, or a name of testbed sweep --list")
-    return load_sweep(find_sweep(file))
+    return with_settings(load_sweep(find_sweep(file)), given)
 
 
 def _run(config: SweepConfig, directory: Path, how: Executor, as_json: bool) -> None:
+    from testbed.experiments.results.traffic import by_meaning
     from testbed.experiments.sweep.grid import run_sweep
 
     with _Bar(config.name) as bar:
@@ -78,7 +99,8 @@ def _run(config: SweepConfig, directory: Path, how: Executor, as_json: bool) -> 
     if as_json:
         print_json(document)
         return
-    print_rows(document["rows"], f"{config.name}: {len(document['rows'])} rows", grid_columns(document["rows"]))
+    rows = list(map(by_meaning, document["rows"]))
+    print_rows(rows, f"{config.name}: {len(rows)} rows", grid_columns(rows))
     note(f"wrote {directory}; testbed report {directory} makes tables and plots of it")
 
 
@@ -128,7 +150,7 @@ def _print_plan(config: SweepConfig, directory: Path, how: Executor, as_json: bo
 
 
 class _Bar:
-    """Points done and the time left, on a terminal; silence elsewhere."""
+    """Points done and the time left: a bar on a terminal, a line every `LINE_S` elsewhere."""
 
     def __init__(self, name: str) -> None:
         columns = (
@@ -140,6 +162,7 @@ class _Bar:
         self._bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
         self._task = self._bar.add_task(name, total=None, left="")
         self._began = self._first = 0.0
+        self._said = time.monotonic()
 
     def __enter__(self) -> _Bar:
         self._bar.start()
@@ -155,6 +178,9 @@ class _Bar:
             self._began, self._first = now, done
         left = time_left(done - self._first, total - done, now - self._began)
         self._bar.update(self._task, description=text or None, completed=done, total=total, left=left)
+        if self._bar.disable and now - self._said >= LINE_S:
+            self._said = now
+            note(f"{done} of {total} points" + (f", {left}" if left else ""))
 
 
 def time_left(ran: float, left: float, elapsed_s: float) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from testbed.cli.options import OUTPUT, AsJson, configured
-from testbed.cli.output import ENERGY_COLUMNS, note, note_power, print_json, print_rows
+from testbed.cli.output import COLUMNS, ENERGY_COLUMNS, note, note_power, print_json
 from testbed.cli.screens import CommandGroup
+from testbed.cli.tables import TableCommand, print_rows
 from testbed.config import RunConfig
-from testbed.errors import BadInput, GateError
+from testbed.errors import BadInput, GateError, LinkError
 
 if TYPE_CHECKING:
     from testbed.experiments.runs.uerun import UeResult
@@ -24,7 +27,7 @@ def group() -> None:
     """The user equipment: drafts with a small model."""
 
 
-@app.command()
+@app.command(cls=TableCommand)
 @configured(RunConfig)
 def run(
     config: RunConfig,
@@ -57,7 +60,8 @@ def run(
     """
     from testbed.experiments.runs.uerun import run_ue
 
-    result = run_ue(config, _given(prompt, prompt_ids), out, resume)
+    with _explained(out):
+        result = run_ue(config, _given(prompt, prompt_ids), out, resume)
     if as_json:
         print_json(result.document())
     else:
@@ -68,14 +72,30 @@ def run(
         raise GateError(result.losses[0])
 
 
+@contextlib.contextmanager
+def _explained(out: Path | None) -> Iterator[None]:
+    """Say what is kept of a run that is interrupted or loses its BS, and how to go on."""
+    from testbed.experiments.runs.journal import kept
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(kept(out))
+        raise
+    except LinkError as exc:
+        raise type(exc)(f"{exc}; {kept(out)}") from exc
+
+
 def _show(result: UeResult, with_text: bool) -> None:
     """A run for people: outputs of a single prompt, and the tables."""
     if with_text:
+        several = len({output["method"] for output in result.outputs}) > 1
         for output in result.outputs:
-            print(output["text"] or ",".join(map(str, output["token_ids"])))
-    print_rows(result.rows)
+            label = f"{output['method']}: " if several else ""
+            print(label + (output["text"] or ",".join(map(str, output["token_ids"]))))
+    print_rows(result.rows, None, COLUMNS)
     if result.power is not None:
-        print_rows(result.rows, columns=ENERGY_COLUMNS)
+        print_rows(result.rows, None, ENERGY_COLUMNS)
         note_power(result.power)
 
 

@@ -36,9 +36,7 @@ def figures(shown: Shown) -> list[Figure]:
 
 
 def notes(shown: Shown) -> str:
-    """HTML notes on a field run: completeness, agreement with virtual time, throttling, and every visit with its link
-    and the operator's notes. Empty for other kinds of runs.
-    """
+    """HTML notes on a field run: completeness, agreement with virtual time, throttling; empty for other kinds."""
     document = shown.document
     if document.get("kind") != "field":
         return ""
@@ -51,11 +49,14 @@ def notes(shown: Shown) -> str:
     marked = "".join(f"<p class='note'>{html.escape(text)}</p>" for text in warnings)
     off = [f"{WAYS[way]}: within {worst:.1%}" for way, worst in (document.get("agreement") or {}).items()]
     agreement = f"<p>Mean latencies in virtual time relative to measured ones: {'; '.join(off)}.</p>" if off else ""
-    return f"{marked}{agreement}{_visits(document.get('visits') or ())}"
+    return f"{marked}{agreement}"
 
 
-def _visits(events: Sequence[Row]) -> str:
-    """HTML table of visits and notes, in order of time."""
+def visits(shown: Shown) -> str:
+    """HTML table of a field run's visits, with links and the operator's notes, in order of time; else empty."""
+    if shown.document.get("kind") != "field":
+        return ""
+    events: Sequence[Row] = shown.document.get("visits") or ()
     heads = ("time", "place", "uplink Mbit/s", "downlink Mbit/s", "RTT ms", "RSSI dBm", "clock ms", "notes")
     lines = []
     for event in events:

@@ -18,7 +18,9 @@ from testbed.experiments.plots.style import (
 )  # fmt: skip
 from testbed.experiments.report.data import Row, RowSource, Shown
 from testbed.experiments.report.intervals import LINK, Intervals
-from testbed.experiments.report.tables import SETTINGS, cell, link_text
+from testbed.experiments.report.rows_table import GRID as SETTINGS_OF_A_ROW
+from testbed.experiments.report.rows_table import SHORT
+from testbed.experiments.report.tables import link_text, text_of
 from testbed.protocols import TARGET_ONLY
 
 MOST_BARS = 24
@@ -29,15 +31,8 @@ CURVES = {
     "latency_s": "mean latency per request [s]",
     "accuracy": "accuracy",
 }
-GRID = (
-    "series", *SETTINGS, "judge", "head", "payload", "window", "threshold", "hidden_bits", "uplink_mbps",
-    "downlink_mbps", "rtt_ms", "per",
-)  # fmt: skip
+GRID = ("series", *SETTINGS_OF_A_ROW)
 """Settings in which rows of one method may differ."""
-SHORT = {
-    "window_rule": "rule", "window": "K", "threshold": "θ", "hidden_bits": "b_h", "uplink_mbps": "up",
-    "downlink_mbps": "down", "rtt_ms": "RTT", "per": "PER",
-}  # fmt: skip
 CLIPPED, NEAR = 3.0, 1.7
 """A bar higher than `CLIPPED` times the median and `NEAR` times the highest other bar is clipped and labelled with its
 height."""
@@ -47,7 +42,9 @@ def row_names(rows: Sequence[Row]) -> list[str]:
     """A name for each row: its method, and the settings in which rows differ."""
     methods = {row["method"] for row in rows}
     differing = [key for key in GRID if len({(row["method"], str(row.get(key))) for row in rows}) > len(methods)]
-    return [", ".join([row["method"], *(f"{SHORT.get(k, k)} {cell(row.get(k))}" for k in differing)]) for row in rows]
+    return [
+        ", ".join([row["method"], *(f"{SHORT.get(k, k)} {text_of(row.get(k))}" for k in differing)]) for row in rows
+    ]
 
 
 def figures(shown: Shown, intervals: Sequence[Intervals]) -> list[Figure]:
@@ -92,9 +89,9 @@ def _link(row: Row) -> dict[str, Any]:
 
 
 def _panels(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Distinct links of the rows, slowest first."""
+    """Distinct links of the rows, fastest first, as in the table by window and link."""
     found = {str(_link(row)): _link(row) for row in rows}
-    return sorted(found.values(), key=lambda link: (link["uplink_mbps"] or 1e9, link["rtt_ms"] or 0))
+    return sorted(found.values(), key=lambda link: (-(link["uplink_mbps"] or 0), link["rtt_ms"] or 0))
 
 
 # ---------------------------------------------------------------- latency

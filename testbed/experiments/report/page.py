@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 import html
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from testbed.experiments.plots.style import check_formats, write_figure
 from testbed.experiments.report import capacity as report_capacity
@@ -17,24 +16,32 @@ from testbed.experiments.report import power as report_power
 from testbed.experiments.report import tables as report_tables
 from testbed.experiments.report.compare import compared_html
 from testbed.experiments.report.data import Shown, load_shown
+from testbed.experiments.report.facts import facts_html
 from testbed.experiments.report.figures import row_names
 from testbed.experiments.report.intervals import Intervals, with_intervals
+from testbed.experiments.report.rows_table import rows_html, study_html
 from testbed.experiments.results.directory import write_text
+from testbed.experiments.results.traffic import by_meaning
 
 __all__ = ["row_names", "write_report"]
 
 MOST_ROWS = 24
 """Number of rows beyond which the table is collapsed."""
 STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:76rem;padding:0 1rem;color:#222}
+body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:88rem;padding:0 1rem;color:#222}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}div.wide{overflow-x:auto;margin:1rem 0}
-td,th{padding:.2rem .55rem;border-bottom:1px solid #ddd;text-align:right;vertical-align:top;white-space:nowrap}
-td:first-child,th:first-child{text-align:left}th{font-weight:600}small{color:#666}
+td,th{padding:.2rem .45rem;border-bottom:1px solid #ddd;text-align:right;vertical-align:top;white-space:nowrap}
+th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:#fff;max-width:16rem}
+td:first-child{white-space:normal}
+th{font-weight:600;vertical-align:bottom}td small{font-size:73%}small{color:#666}details{margin:.5rem 0}
+summary{cursor:pointer}
 .pivot th{white-space:normal}.pivot td,.pivot tbody th{border:0}.pivot tbody{border-bottom:1px solid #999}
 .pivot [colspan]{text-align:center}.pivot th+td,.pivot tr:nth-child(2) th:nth-child(2){text-align:left}
 figure{margin:1.5rem 0}figcaption{color:#444;max-width:46rem}img{max-width:100%;height:auto}
 code{background:#f3f3f3;padding:0 .2em}p.note{border-left:4px solid #e69f00;padding-left:.8rem}
-dl{display:grid;grid-template-columns:max-content 1fr;gap:0 1rem}dd{margin:0;overflow-wrap:anywhere}
+dl{display:grid;grid-template-columns:max-content 1fr;gap:0 1rem}dd{margin:0;overflow-wrap:break-word;min-width:0}
+@media (max-width:600px){th:first-child,td:first-child{max-width:8.5rem}th{white-space:normal}dl{display:block}
+dd{margin-left:1rem}}
 @media print{body{max-width:none}figure{break-inside:avoid}}
 """
 
@@ -88,7 +95,7 @@ def _id(shown: Shown) -> str:
 
 def _section(shown: Shown, intervals: Sequence[Intervals], out: Path, formats: Sequence[str]) -> str:
     name = html.escape(shown.path.resolve().name)
-    blocks = [f"<h2 id='{_id(shown)}'>{name}</h2>", _facts(shown.document)]
+    blocks = [f"<h2 id='{_id(shown)}'>{name}</h2>", facts_html(shown.document)]
     if shown.missing:
         blocks.append(f"<p class='note'>Not finished: {shown.missing} points of this sweep are missing.</p>")
     figures = [*report_capacity.figures(shown), *report_field.figures(shown)]
@@ -97,7 +104,7 @@ def _section(shown: Shown, intervals: Sequence[Intervals], out: Path, formats: S
         figures += [*report_figures.figures(shown, intervals), *report_power.figures(shown)]
         blocks += [*_tables(shown, intervals, out / "tables"), report_power.notes(shown)]
     else:
-        blocks.append(_plain(shown))
+        blocks += [study_html(shown.rows), report_field.visits(shown)]
     for figure in figures:
         image = write_figure(figure, out / "plots", shown.label, formats)
         blocks.append(
@@ -116,7 +123,7 @@ def _tables(shown: Shown, intervals: Sequence[Intervals], folder: Path) -> list[
         write_text(folder / f"{shown.label}-table1.csv", report_tables.pivot_csv(table))
         blocks += ["<h3>By window and link</h3>", report_tables.pivot_html(table)]
     write_text(folder / f"{shown.label}-rows.csv", report_tables.rows_csv(shown.rows, intervals))
-    rows = report_tables.rows_html(shown.rows, intervals)
+    rows = rows_html(list(map(by_meaning, shown.rows)), intervals)
     if any(intervals):
         rows += (
             "<p><small>In small type: 95 % bootstrap intervals over the prompts. <i>Speed-up</i> and <i>accuracy "
@@ -125,34 +132,3 @@ def _tables(shown: Shown, intervals: Sequence[Intervals], folder: Path) -> list[
     if table is not None or len(shown.rows) > MOST_ROWS:
         return [*blocks, f"<details><summary>All {len(shown.rows)} rows</summary>{rows}</details>"]
     return [*blocks, rows]
-
-
-def _plain(shown: Shown) -> str:
-    """Plain HTML table of the rows of another kind of study."""
-    names = [
-        name
-        for name in dict.fromkeys(name for row in shown.rows for name in row)
-        if not any(isinstance(row.get(name), dict | list) for row in shown.rows)
-    ]
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{report_tables.cell(row.get(name))}</td>" for name in names) + "</tr>"
-        for row in shown.rows
-    )
-    return f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-
-
-def _facts(document: Mapping[str, Any]) -> str:
-    host, config = document.get("host", {}), document.get("config", {})
-    flat = {**config, **config["run"]} if isinstance(config.get("run"), dict) else config
-    facts = {
-        "made": document.get("created", "unknown"),
-        "testbed": f"{document.get('testbed', 'unknown')}, commit {document.get('commit') or 'unknown'}",
-        "seed": document.get("seed", "unknown"),
-        "machine": f"{host.get('cpu', '')}, {host.get('cores', '?')} cores, {host.get('system', '')}",
-        "processes": ", ".join(f"{k} {v}" for k, v in host.get("pids", {}).items()) or "–",
-        "config": ", ".join(
-            f"{k}={v}" for k, v in flat.items() if v is not None and k not in ("run", "series", "grid")
-        ),
-    }
-    return "<dl>" + "".join(f"<dt>{k}</dt><dd>{html.escape(str(v))}</dd>" for k, v in facts.items()) + "</dl>"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from testbed.experiments.plots.style import Figure, canvas, legend, styles_of
 from testbed.experiments.report.data import RowSource, Shown
@@ -89,23 +90,31 @@ def _holds(part: RowSource, names: Sequence[str]) -> bool:
 
 
 def _acceptance(parts: Sequence[RowSource]) -> Any:
+    from matplotlib.ticker import MaxNLocator
+
     figure, axes = canvas(width=6.5)
-    for part, look in zip(parts, styles_of([part.name for part in parts]).values(), strict=True):
-        assert part.rounds is not None
-        drafted, accepted = part.rounds["drafted"], part.rounds["accepted"]
-        positions = np.arange(1, int(drafted.max()) + 1)
-        reached = np.array([(drafted >= at).sum() for at in positions])
-        shares = [(accepted[drafted >= at] >= at).mean() for at in positions]
-        every = max(1, len(positions) // 10)
+    curves: dict[tuple[float, ...], list[str]] = {}
+    for part in parts:
+        curves.setdefault(_shares(part), []).append(part.name)
+    for (shares, names), look in zip(curves.items(), styles_of([*curves]).values(), strict=True):
+        same = " (the same curve)" if len(names) > 1 else ""
         axes[0, 0].plot(
-            positions[reached > 0], shares, **look.line, label=part.name,
-            markevery=every,
+            range(1, len(shares) + 1), shares, **look.line, label=", ".join(names) + same,
+            markevery=max(1, len(shares) // 10),
         )  # fmt: skip
+    axes[0, 0].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0, 0].set_xlabel("position in the draft window")
     axes[0, 0].set_ylabel("fraction of rounds accepting it")
     axes[0, 0].set_ylim(0, 1)
     legend(figure, axes)
     return figure
+
+
+def _shares(part: RowSource) -> tuple[float, ...]:
+    """Fraction of rounds that accepted each position, among those that drafted it."""
+    assert part.rounds is not None
+    drafted, accepted = part.rounds["drafted"], part.rounds["accepted"]
+    return tuple(float((accepted[drafted >= at] >= at).mean()) for at in range(1, int(drafted.max()) + 1))
 
 
 def _committed(parts: Sequence[RowSource]) -> Any:
@@ -121,23 +130,30 @@ def _committed(parts: Sequence[RowSource]) -> Any:
         one.set_title(f"{part.name}: mean {committed.mean():.2f}", loc="left", fontsize=9)
     for one in axes[:, 0]:
         one.set_ylabel("fraction of rounds")
-    for one in axes[-1, :]:
-        one.set_xlabel("tokens committed")
-    for one in list(axes.flat)[len(parts) :]:
-        one.set_visible(False)
+    for at, one in enumerate(axes.flat):
+        one.set_visible(at < len(parts))
+        if len(parts) - columns <= at < len(parts):  # the lowest of its column
+            one.set_xlabel("tokens committed")
+            one.tick_params(labelbottom=True)
     return figure
 
 
 def _moves(part: RowSource) -> bool:
-    """Whether the link or the protocol changed during a run."""
+    """Whether the known rates of the link or the protocol changed during a run."""
     rounds = part.rounds
     if rounds is None or not _holds(part, LINK_COLUMNS):
         return False
     known = np.isfinite(rounds["csi_time_s"])
     if known.sum() < 2:
         return False
-    rates = rounds["csi_uplink_mbps"][known]
-    return bool(np.ptp(rates) > 0) or len(set(rounds["protocol"][known])) > 1
+    rates = _rates(rounds, "up")[known]
+    return bool(np.isfinite(rates).all() and np.ptp(rates) > 0) or len(set(rounds["protocol"][known])) > 1
+
+
+def _rates(rounds: Mapping[str, NDArray[Any]], way: str) -> NDArray[np.float64]:
+    """Rates of a link [n], nan where they are estimates from the rounds, which small messages do not reveal."""
+    rates: NDArray[np.float64] = rounds[f"csi_{way}link_mbps"].astype(np.float64)
+    return np.where(rounds["csi_source"] == "passive", np.nan, rates) if "csi_source" in rounds else rates
 
 
 def _link(parts: Sequence[RowSource]) -> Any:
@@ -145,24 +161,33 @@ def _link(parts: Sequence[RowSource]) -> Any:
     for column, part in enumerate(parts):
         assert part.rounds is not None
         rounds = {name: values[np.isfinite(part.rounds["csi_time_s"])] for name, values in part.rounds.items()}
-        order = np.argsort(rounds["csi_time_s"], kind="stable")
-        times_s = rounds["csi_time_s"][order] - rounds["csi_time_s"][order[0]]
-        top, middle, low = axes[:, column]
-        gaps = np.flatnonzero(np.diff(times_s) > GAP * max(1e-9, float(np.median(np.diff(times_s))))) + 1
-        for name, colour, dash in (("up", "#0072b2", "-"), ("down", "#e69f00", "--")):
-            rates = np.insert(rounds[f"csi_{name}link_mbps"][order].astype(float), gaps, np.nan)
-            top.plot(np.insert(times_s, gaps, np.nan), rates, color=colour, linestyle=dash, label=f"{name}link")
-        rtts_ms = np.insert(rounds["csi_rtt_ms"][order].astype(float), gaps, np.nan)
-        middle.plot(np.insert(times_s, gaps, np.nan), rtts_ms, color="#009e73", label="RTT")
-        names = sorted(set(rounds["protocol"]))
-        for at, (name, marker) in enumerate(zip(names, itertools.cycle("osd^v"), strict=False)):
-            mine = rounds["protocol"][order] == name
-            low.plot(times_s[mine], np.full(mine.sum(), at), marker, color=f"C{at}", markersize=3)
-        low.set_yticks(range(len(names)), names)
-        low.set_ylim(-0.6, len(names) - 0.4)
-        top.set_title(part.name, loc="left", fontsize=9)
-        low.set_xlabel("time [s]")
+        _link_of(axes[:, column], rounds)
+        axes[0, column].set_title(part.name, loc="left", fontsize=9)
+        axes[-1, column].set_xlabel("time [s]")
     for one, text in zip(axes[:, 0], ("rate [Mbit/s]", "RTT [ms]", "protocol"), strict=True):
         one.set_ylabel(text)
     legend(figure, axes)
     return figure
+
+
+def _link_of(axes: Sequence[Any], rounds: Mapping[str, NDArray[Any]]) -> None:
+    """Rates, RTT and protocol of one run, from top to bottom."""
+    top, middle, low = axes
+    order = np.argsort(rounds["csi_time_s"], kind="stable")
+    times_s = rounds["csi_time_s"][order] - rounds["csi_time_s"][order[0]]
+    gaps = np.flatnonzero(np.diff(times_s) > GAP * max(1e-9, float(np.median(np.diff(times_s))))) + 1
+    shown_s = np.insert(times_s, gaps, np.nan)
+    for name, colour, dash in (("up", "#0072b2", "-"), ("down", "#e69f00", "--")):
+        rates = np.insert(_rates(rounds, name)[order], gaps, np.nan)
+        if np.isfinite(rates).any():
+            top.plot(shown_s, rates, color=colour, linestyle=dash, label=f"{name}link")
+    if not top.lines:
+        top.text(0.5, 0.5, "rates unknown", ha="center", va="center", transform=top.transAxes, color="#666666")
+    rtts_ms = np.insert(rounds["csi_rtt_ms"][order].astype(float), gaps, np.nan)
+    middle.plot(shown_s, rtts_ms, color="#009e73", label="RTT")
+    names = sorted(set(rounds["protocol"]))
+    for at, (name, marker) in enumerate(zip(names, itertools.cycle("osd^v"), strict=False)):
+        mine = rounds["protocol"][order] == name
+        low.plot(times_s[mine], np.full(mine.sum(), at), marker, color=f"C{at}", markersize=3)
+    low.set_yticks(range(len(names)), names)
+    low.set_ylim(-0.6, len(names) - 0.4)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from testbed.experiments.report.data import Row
 from testbed.experiments.report.intervals import LINK, Intervals
-from testbed.intervals import printable
 
 SETTINGS = ("window_rule", "drafter", "engine", "dtype", "temperature")
 """Settings of a run that a row names only where the rows differ in them."""
@@ -18,6 +17,7 @@ TABLE = (
     "method", "series", *SETTINGS, "judge", "head", "payload", "window", "threshold", "level", "hidden_bits",
     "uplink_mbps", "downlink_mbps", "rtt_ms", "per", "requests", "accuracy", "aal", "rounds", "acceptance",
     "acceptance_cond", "latency_s", "latency_p95_s", "throughput_tps", "tokens", "uplink_bytes", "downlink_bytes",
+    "uplink_payload_bytes", "downlink_payload_bytes",
     "energy_j", "energy_per_token_j", "draft_j", "link_j", "wait_j", "other_j", "above_idle_j", "power_gap_s",
     "throttled_rounds", "lossless", "ties",
 )  # fmt: skip
@@ -26,7 +26,9 @@ HEADERS = {
     "uplink_mbps": "up Mbit/s", "downlink_mbps": "down Mbit/s",
     "rtt_ms": "RTT ms", "per": "PER", "requests": "n", "aal": "AAL", "acceptance": "accepted", "acceptance_cond": "α",
     "latency_s": "latency s", "latency_p95_s": "p95 s", "throughput_tps": "tokens/s", "uplink_bytes": "up B",
-    "downlink_bytes": "down B", "energy_j": "energy J", "energy_per_token_j": "J/token", "draft_j": "draft J",
+    "downlink_bytes": "down B", "uplink_payload_bytes": "up payload B",
+    "downlink_payload_bytes": "down payload B", "speedup": "speed-up", "accuracy_lost": "accuracy lost",
+    "energy_j": "energy J", "energy_per_token_j": "J/token", "draft_j": "draft J",
     "link_j": "link J", "wait_j": "BS J", "other_j": "other J", "above_idle_j": "above idle J",
     "power_gap_s": "power unknown s", "throttled_rounds": "throttled rounds",
 }  # fmt: skip
@@ -154,38 +156,18 @@ def _shown(row: Row | None, key: str, form: str, nothing: str) -> str:
 # ---------------------------------------------------------------- all rows
 
 
-def rows_html(rows: Sequence[Row], intervals: Sequence[Intervals]) -> str:
-    """HTML table of all rows without empty columns, with intervals below the values."""
-    shown = [
-        name for name in TABLE
-        if any(row.get(name) is not None for row in rows)
-        and (name not in SETTINGS or len({row.get(name) for row in rows}) > 1)
-    ]  # fmt: skip
-    more = [name for name in ("speedup", "accuracy_lost") if any(name in one for one in intervals)]
-    titles = [HEADERS.get(name, name) for name in shown] + [
-        {"speedup": "speed-up"}.get(n, "accuracy lost") for n in more
-    ]
-    head = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
-    body = "".join(
-        "<tr>" + "".join(_td(printable(row, name), one.get(name)) for name in shown)
-        + "".join(_td(one[name].value if name in one else None, one.get(name)) for name in more) + "</tr>"
-        for row, one in zip(rows, intervals, strict=True)
-    )  # fmt: skip
-    return f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-
-
-def _td(value: Any, interval: Any) -> str:
-    bounds = f"<br><small>{interval.low:.4g} … {interval.high:.4g}</small>" if interval is not None else ""
-    return f"<td>{cell(value)}{bounds}</td>"
-
-
 def cell(value: Any) -> str:
-    """A value as a table cell."""
+    """A value as HTML of a table's cell."""
+    return html.escape(text_of(value))
+
+
+def text_of(value: Any) -> str:
+    """A value as text."""
     if value is None:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:.4g}" if isinstance(value, float) else html.escape(str(value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def rows_csv(rows: Sequence[Row], intervals: Sequence[Intervals]) -> str:

@@ -28,6 +28,7 @@ from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.run import Outcome
 
 SCHEMA = 1
+SUMMARY = "summary.json"
 PARTS = ("draft_s", "link_s", "queue_s", "verify_s", "judge_s", "overhead_s")
 
 
@@ -180,7 +181,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_summary(directory: Path, document: Mapping[str, Any]) -> None:
     """Write `summary.json`."""
-    write_text(directory / "summary.json", json.dumps(document, indent=2) + "\n")
+    write_text(directory / SUMMARY, json.dumps(document, indent=2) + "\n")
 
 
 def read_summary(directory: Path) -> dict[str, Any]:
@@ -189,7 +190,7 @@ def read_summary(directory: Path) -> dict[str, Any]:
     Raises:
         BadInput: not a run directory, or an unknown schema.
     """
-    path = directory / "summary.json"
+    path = directory / SUMMARY
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:

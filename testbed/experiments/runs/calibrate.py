@@ -53,8 +53,8 @@ def calibrate(
         base_station(serve) as ready,
         proxy(link, ready["bind"]) as relay,
     ):
-        for window in dict.fromkeys(windows):
-            say(f"measuring this machine: window {window}")
+        for done, window in enumerate(kinds := list(dict.fromkeys(windows))):
+            say(f"measuring this machine: window {window} ({done + 1} of {len(kinds)})")
             out = Path(scratch) / str(window)
             decoded = RunConfig(
                 bs=relay["listen"], local_bs=ready["bind"], methods=("greedy", "colocated", "target-only"),

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from testbed.bs.engines.registry import ENGINES
-from testbed.bs.engines.target import find
+from testbed.bs.engines.target import describe, find
 from testbed.bs.judging.base import Judge
 from testbed.bs.judging.registry import JUDGES, judge_kind, make_judge
 from testbed.channel.spec import ChannelSpec, parse_channel, tc_config
@@ -29,36 +29,52 @@ from testbed.experiments.inputs.profile import load_profile
 from testbed.experiments.inputs.state import csi_text
 from testbed.experiments.report.page import write_report
 from testbed.experiments.results import directory as results
+from testbed.experiments.results.claims import CONFIG, claimed
 from testbed.experiments.runs.calibrate import calibrate
 from testbed.experiments.runs.execute import Watch
 from testbed.experiments.runs.journal import NAME as JOURNAL
+from testbed.experiments.runs.journal import check_new
 from testbed.experiments.runs.prepare import check_window_rule, prepare
 from testbed.experiments.runs.processes import base_station, proxy, user_equipment
-from testbed.experiments.runs.uerun import LiveProgress, result_of, write_run
-from testbed.experiments.runs.virtual import load_models, run_virtual
-from testbed.models.bundle import BUNDLED, head_directory
+from testbed.experiments.runs.progress import LiveProgress
+from testbed.experiments.runs.uerun import result_of, write_run
+from testbed.experiments.runs.virtual import counted_bytes, load_models, run_virtual
+from testbed.models.bundle import BUNDLED, bundled, head_directory
 from testbed.protocols.adaptive import RULES
 from testbed.protocols.methods import run_method
 from testbed.protocols.quantise import check_bits
+from testbed.protocols.vocabulary import fingerprint
 from testbed.ue.load_drafter import GGUF, drafter_kind
 from testbed.ue.run import sampling_for
 from testbed.ue.windows.registry import WINDOW_RULES
 
 Say = Callable[[str], None]
+PROFILE = "profile.yaml"
+"""Profile of a virtual demo: the given one, or what was measured."""
 
 
-def run_demo(config: DemoConfig, out: Path, say: Say) -> dict[str, Any]:
+def run_demo(config: DemoConfig, out: Path, say: Say, resume: bool = False) -> dict[str, Any]:
     """Run the demo and write its run directory; returns the document of `summary.json`.
+
+    Args:
+        resume: go on with the unfinished demo in `out`. In virtual time it begins anew, with the profile measured then.
 
     Raises:
         BadInput: anything in the configuration that cannot be used; nothing was started then.
         GateError: an output of a strict method differs from the target's own.
     """
     channel = check_demo(config)
-    run = _virtual if channel.is_virtual else _real
-    rows, pids = run(config, channel, out, say)
-    rows = [labelled(row, config) for row in rows]
-    save(config, out / "config.yaml")
+    if not (resume and (out / JOURNAL).exists()):
+        check_new(out)
+    with claimed(config, out, "demo", None if resume else lambda _: None):
+        run = _virtual if channel.is_virtual else _real
+        rows, pids = run(config, channel, out, say, resume)
+        save(config, out / CONFIG)
+        return _concluded(config, out, [labelled(row, config) for row in rows], pids)
+
+
+def _concluded(config: DemoConfig, out: Path, rows: list[dict[str, Any]], pids: dict[str, int]) -> dict[str, Any]:
+    """Write summary and report, and check that strict methods are lossless."""
     summary = results.summary(resolved(config), config.seed, {**results.host(), "pids": pids}, rows)
     results.write_summary(out, summary)
     write_report([out], out)
@@ -83,6 +99,7 @@ def check_demo(config: DemoConfig) -> ChannelSpec:
     check_bits(config.hidden_bits)
     sampling_for(config.methods, config.temperature, config.top_k, config.top_p)
     check_judge(config)
+    _check_pair(config)
     channel = parse_channel(config.channel)
     if channel.file is not None:
         channel.trace()
@@ -95,6 +112,18 @@ def check_demo(config: DemoConfig) -> ChannelSpec:
         raise BadInput("a virtual demo needs a real target: --engine vllm, transformers or llama")
     load_dataset(config.dataset, config.prompts)
     return channel
+
+
+def _check_pair(config: DemoConfig) -> None:
+    """Refuse the bundled drafter for a target with another tokenizer, before anything is started."""
+    if config.model is None or config.drafter is not None or not ENGINES.choose(config.engine).needs_model:
+        return
+    own = fingerprint(bundled().require("tokenizer"))
+    if describe(str(_model(config))).tokenizer != own:
+        raise BadInput(
+            f"the bundled drafter has another tokenizer than {config.model}: give --drafter FILE.gguf, a small model "
+            "of the same family (testbed models export writes one)"
+        )
 
 
 # ---------------------------------------------------------------- the judge
@@ -155,12 +184,13 @@ def labelled(row: dict[str, Any], config: DemoConfig) -> dict[str, Any]:
 # ---------------------------------------------------------------- processes
 
 
-def _real(config: DemoConfig, channel: ChannelSpec, out: Path, say: Say) -> tuple[list[dict[str, Any]], dict[str, int]]:
+def _real(
+    config: DemoConfig, channel: ChannelSpec, out: Path, say: Say, resume: bool
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """BS and UE as processes; the link between them is loopback, the proxy's, or tc's."""
     with tempfile.TemporaryDirectory(prefix="testbed-") as scratch, contextlib.ExitStack() as held:
         local = f"ipc://{scratch}/bs.sock"
         host, prefix = held.enter_context(_place(channel))
-        (out / JOURNAL).unlink(missing_ok=True)  # of a demo that was killed: this one begins anew
         say(f"starting the base station ({config.engine})")
         alone = channel.kind == "tc"  # the link is between two namespaces of this machine: no keys needed
         serve = msgspec.structs.replace(serve_config(config), bind=f"tcp://{host}:*,{local}", insecure=alone)
@@ -172,7 +202,8 @@ def _real(config: DemoConfig, channel: ChannelSpec, out: Path, say: Say) -> tupl
             relay = held.enter_context(proxy(channel, bind))
             bind, origin_s, pids["proxy"] = relay["listen"], relay["origin_s"], relay["pid"]
         link = {"bs": bind, "local_bs": local, "insecure": alone, "csi": csi_text(channel, origin_s, config.csi)}
-        document, pids["ue"] = user_equipment(msgspec.structs.replace(run_config(config), **link), out, prefix)
+        ue = msgspec.structs.replace(run_config(config), **link)
+        document, pids["ue"] = user_equipment(ue, out, prefix, resume and (out / JOURNAL).exists())
     return document["rows"], pids
 
 
@@ -228,17 +259,22 @@ def _tolerance(config: DemoConfig) -> float:
 
 
 def _virtual(
-    config: DemoConfig, channel: ChannelSpec, out: Path, say: Say
+    config: DemoConfig, channel: ChannelSpec, out: Path, say: Say, resume: bool
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Both ends in this process and virtual time; compute times from a profile, or measured first."""
     run = run_config(config)
     work = prepare(run)
-    if channel.profile is not None:
-        profile = load_profile(channel.profile)
+    measured = out / PROFILE
+    if channel.profile is not None or (resume and measured.exists()):
+        profile = load_profile(channel.profile or str(measured))
     else:
         windows = (max(1, config.window // 2), config.window, min(2 * config.window, 64))
         rtt_ms = float(np.mean(trace.rtt_ms)) if (trace := channel.trace()) else channel.rtt_ms
+        say(
+            "no profile given: measuring this machine first, some minutes; ,profile=NAME in --channel takes a known one"
+        )
         profile = calibrate(serve_config(config), run, windows, rtt_ms, say)
+        save(profile, measured)
     say(f"virtual run with profile {profile.name} ({profile.about})")
     models = load_models(_model(config), config.engine, config.dtype, run, work, judging(config)[1] is not None)
     try:
@@ -247,8 +283,7 @@ def _virtual(
             outcomes = run_virtual(run, work, watch, channel, profile, models, judge=judge_of(config), csi=config.csi)
     finally:
         models.close()
-    result = result_of(run, work, outcomes)
-    out.mkdir(parents=True, exist_ok=True)
-    save(profile, out / "profile.yaml")
+    result = result_of(run, work, outcomes, counted=counted_bytes(profile))
+    save(profile, measured)
     write_run(out, run, work, result)
     return result.rows, {"demo": os.getpid()}

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,6 +20,7 @@ import msgspec
 from testbed.channel.link import new_identity
 from testbed.config import RunConfig, resolved
 from testbed.errors import BadInput, TestbedError
+from testbed.experiments.results.directory import SUMMARY
 from testbed.experiments.runs.prepare import Workload
 from testbed.ue.run import Outcome
 
@@ -55,15 +57,14 @@ class Journal:
         """Start a run.
 
         Raises:
-            BadInput: `out` has an unfinished run, or is not writable.
+            BadInput: `out` has a run, finished or not, or is not writable.
             TestbedError: the disk is full.
         """
         path = out / NAME
+        check_new(out)
         try:
             out.mkdir(parents=True, exist_ok=True)
             journal = cls(path.open("xb"), new_identity(), [])
-        except FileExistsError as exc:
-            raise BadInput(f"{out} holds an unfinished run: give --resume to resume it, or remove {path}") from exc
         except OSError as exc:
             raise BadInput(f"cannot write {path}: {exc.strerror or exc}") from exc
         try:
@@ -85,7 +86,8 @@ class Journal:
         try:
             file = path.open("r+b")
         except FileNotFoundError as exc:
-            raise BadInput(f"{out} holds no unfinished run to resume") from exc
+            ended = "a finished run: nothing is left" if (out / SUMMARY).exists() else "no unfinished run"
+            raise BadInput(f"{out} holds {ended} to resume") from exc
         except OSError as exc:
             raise BadInput(f"cannot read {path}: {exc.strerror or exc}") from exc
         try:
@@ -127,6 +129,30 @@ class Journal:
             raise TestbedError(f"cannot write {self._file.name}: {exc.strerror or exc}") from exc
 
 
+def check_new(out: Path) -> None:
+    """Refuse to write a run into a directory that has one already.
+
+    Raises:
+        BadInput: it has a finished or an unfinished run.
+    """
+    if (path := out / NAME).exists():
+        raise BadInput(f"{out} holds an unfinished run: give --resume to resume it, or remove {path}")
+    if (out / SUMMARY).exists():
+        raise BadInput(f"{out} holds a finished run; choose another --out, or remove the directory")
+
+
+def kept(out: Path | None) -> str:
+    """What is left of a run that ended early, and how to go on."""
+    if out is None:
+        return "nothing is kept; with --out DIR, --resume goes on"
+    try:
+        with (out / NAME).open("rb") as file:
+            done = len(_read(file, out / NAME)[1])
+    except (OSError, BadInput):
+        return f"nothing is kept in {out}"
+    return f"{done} finished requests are kept in {out}; the same command with --resume goes on"
+
+
 def _lock(file: BinaryIO, out: Path) -> None:
     """Lock a journal until it is closed, or its process ends.
 
@@ -140,7 +166,9 @@ def _lock(file: BinaryIO, out: Path) -> None:
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
-    return {key: value for key, value in resolved(config).items() if key not in ELSEWHERE}
+    """What a resumed run has to agree in; a replayed trace begins anew."""
+    found = {key: value for key, value in resolved(config).items() if key not in ELSEWHERE}
+    return found | {"csi": re.sub(r",origin_s=[^,]*", "", config.csi)}
 
 
 def _digest(work: Workload) -> str:

@@ -1,6 +1,6 @@
-"""Memoised models: runs over the same tokens share results, whatever their link, window or protocol.
+"""Memoised target: runs over the same tokens share results, whatever their link, window or protocol.
 
-Both models are greedy and so pure functions of the prefix.
+The target is greedy and so a function of the prefix; the drafter is in `memo_drafter.py`.
 """
 
 from __future__ import annotations
@@ -14,20 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.bs.engines.base import VerifyEngine, VerifyRequest, VerifyResult
-from testbed.errors import ModelError
-from testbed.ue.drafters.base import Choose, Drafter, DraftSequence, DraftToken
 
 Key = bytes
 """Digest of a prefix."""
 
 
-def _hasher(ids: NDArray[np.int32]) -> hashlib.blake2b:
+def hasher_of(ids: NDArray[np.int32]) -> hashlib.blake2b:
     return hashlib.blake2b(np.ascontiguousarray(ids, np.int32).tobytes(), digest_size=16)
 
 
 def _keys(prefix: NDArray[np.int32], draft: NDArray[np.int32]) -> list[Key]:
     """Digests of prefix + draft[:i], i = 0..K."""
-    hasher = _hasher(prefix)
+    hasher = hasher_of(prefix)
     keys = [hasher.digest()]
     for token in draft:
         hasher.update(np.int32(token).tobytes())
@@ -130,88 +128,3 @@ class MemoEngine:
         self._gaps.clear()
         self._states.clear()
         self._engine.close()
-
-
-class MemoDrafter:
-    """Implements `Drafter`: opens a sequence of the drafter only for tokens that are not in memory."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
-        self.vocab_size, self.hidden_size, self.context = drafter.vocab_size, drafter.hidden_size, drafter.context
-        self.fingerprint = drafter.fingerprint
-        self.tokens: dict[Key, DraftToken] = {}
-        self.asked = self.drafted = 0
-        """Number of tokens, and of those that the drafter computed."""
-
-    def open(
-        self, prompt: Sequence[int], *, distributions: bool = False, choose: Choose | None = None
-    ) -> DraftSequence:
-        """See `Drafter.open`; distributions are not stored, so that a sequence with them is the drafter's own."""
-        if distributions or choose is not None:
-            return self.drafter.open(prompt, distributions=distributions, choose=choose)
-        if not 0 < len(prompt) < self.context:
-            return self.drafter.open(prompt)  # raises the error
-        return _MemoSequence(self, prompt)
-
-    def close(self) -> None:
-        """Free the model and the memory."""
-        self.tokens.clear()
-        self.drafter.close()
-
-
-class _MemoSequence:
-    """Implements `DraftSequence`."""
-
-    def __init__(self, memo: MemoDrafter, prompt: Sequence[int]) -> None:
-        self._memo = memo
-        self._ids = [int(i) for i in prompt]
-        self._committed = len(self._ids)
-        self._hasher = _hasher(np.array(self._ids, np.int32))
-        self._live: DraftSequence | None = None
-        """A sequence of the drafter with the same tokens as this one."""
-
-    @property
-    def length(self) -> int:
-        """Number of committed tokens, the prompt included."""
-        return self._committed
-
-    def draft_one(self) -> DraftToken:
-        """See `DraftSequence.draft_one`."""
-        if len(self._ids) >= self._memo.context:
-            raise ModelError(f"the drafter's context of {self._memo.context} tokens is full")
-        key = self._hasher.digest()
-        token = self._memo.tokens.get(key)
-        self._memo.asked += 1
-        if token is None:
-            if self._live is None:
-                self._live = self._memo.drafter.open(self._ids)
-            token = self._live.draft_one()
-            self._memo.tokens[key] = token
-            self._memo.drafted += 1
-        elif self._live is not None:  # its tokens would differ
-            self._drop()
-        self._ids.append(token.id)
-        self._hasher.update(np.int32(token.id).tobytes())
-        return token
-
-    def commit(self, accepted: int, token: int) -> None:
-        """See `DraftSequence.commit`."""
-        drafted = len(self._ids) - self._committed
-        if not 0 <= accepted <= drafted:
-            raise ValueError(f"{accepted} tokens accepted of {drafted} drafted")
-        if not 0 <= token < self._memo.vocab_size:
-            raise ValueError(f"token {token} is outside the vocabulary of {self._memo.vocab_size}")
-        self._drop()
-        del self._ids[self._committed + accepted :]
-        self._ids.append(token)
-        self._committed = len(self._ids)
-        self._hasher = _hasher(np.array(self._ids, np.int32))
-
-    def close(self) -> None:
-        """Free the drafter's sequence."""
-        self._drop()
-
-    def _drop(self) -> None:
-        if self._live is not None:
-            self._live.close()
-            self._live = None

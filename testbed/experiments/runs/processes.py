@@ -141,7 +141,9 @@ def check_serving() -> None:
             raise TestbedError(f"the {name} ended during the run (exit code {code}): {reason}")
 
 
-def user_equipment(config: RunConfig, out: Path, prefix: Sequence[str] = ()) -> tuple[dict[str, Any], int]:
+def user_equipment(
+    config: RunConfig, out: Path, prefix: Sequence[str] = (), resume: bool = False
+) -> tuple[dict[str, Any], int]:
     """Run `testbed ue run … --json` to its end, its progress on our stderr; returns its document and pid.
 
     The run has no time limit; it ends by itself when the BS stops answering, and is stopped when a base station or
@@ -150,13 +152,15 @@ def user_equipment(config: RunConfig, out: Path, prefix: Sequence[str] = ()) -> 
     Args:
         out: run directory to write.
         prefix: words before the command line that start a process in a UE's namespace.
+        resume: go on with the unfinished run in `out`.
 
     Raises:
         BadInput: it refused its configuration (the reason is on stderr).
         TestbedError: it failed.
     """
     with _file(config) as file:
-        return _ended([*prefix, *command("ue", "run", "--json", *file, "--out", str(out))])
+        resumed = ["--resume"] if resume else []
+        return _ended([*prefix, *command("ue", "run", "--json", *file, "--out", str(out), *resumed)])
 
 
 def _ended(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:

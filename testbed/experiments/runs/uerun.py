@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from testbed.config import RunConfig, resolved, save
 from testbed.errors import BadInput
@@ -19,13 +15,14 @@ from testbed.experiments.inputs.scorers import scorer
 from testbed.experiments.power.recorder import finish, settled, source_of, watching
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.files import write_requests, write_rounds
+from testbed.experiments.results.traffic import SOCKET
 from testbed.experiments.runs.execute import Begun, Watch, execute
 from testbed.experiments.runs.journal import Journal
 from testbed.experiments.runs.prepare import Workload, prepare
+from testbed.experiments.runs.progress import LiveProgress
 from testbed.power.reading import PowerSource
 from testbed.protocols.methods import run_method
-from testbed.ue.records import RoundRecord
-from testbed.ue.run import Job, Outcome, sampling_for
+from testbed.ue.run import Outcome, sampling_for
 
 GIVEN = "prompt.json"
 """The one prompt that was given on the command line, as a list of one text or of ids."""
@@ -109,12 +106,17 @@ def _journalled(config: RunConfig, work: Workload, journal: Journal) -> list[Out
 
 
 def result_of(
-    config: RunConfig, work: Workload, outcomes: list[Outcome], power: dict[str, Any] | None = None
+    config: RunConfig,
+    work: Workload,
+    outcomes: list[Outcome],
+    power: dict[str, Any] | None = None,
+    counted: str = SOCKET,
 ) -> UeResult:
     """Rows, outputs and losses of outcomes.
 
     Args:
         power: what is known of their energy's samples.
+        counted: which bytes they counted, see `results.traffic`.
     """
 
     def text(outcome: Outcome) -> str:
@@ -129,6 +131,7 @@ def result_of(
         temperature=sampling_for(config.methods, config.temperature, config.top_k, config.top_p).temperature,
         score=scorer(config.scorer),
     )  # fmt: skip
+    rows = [row | {"bytes_counted": counted} for row in rows]
     outputs = [
         {
             "method": o.method,
@@ -174,37 +177,3 @@ def write_run(out: Path, config: RunConfig, work: Workload, result: UeResult) ->
     write_requests(out, result.outcomes, result.texts)
     document = results.summary(resolved(config), config.seed, results.host(), result.rows)
     results.write_summary(out, document | ({} if result.power is None else {"power": result.power}))
-
-
-class LiveProgress:
-    """A bar on a terminal (requests, tokens, AAL, round-trip time), silence elsewhere."""
-
-    def __init__(self, total: int) -> None:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
-            TimeElapsedColumn(),
-        )
-        self._bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
-        self._task = self._bar.add_task("decoding", total=total, state="")
-        self._tokens = self._rounds = 0
-
-    def __enter__(self) -> LiveProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def round(self, job: Job, record: RoundRecord) -> None:
-        """One round ended."""
-        self._tokens += record.committed
-        self._rounds += 1
-        state = f"{job.method}: {self._tokens} tokens, AAL {self._tokens / self._rounds:.2f}"
-        self._bar.update(self._task, state=f"{state}, RTT {record.link_s * 1e3:.1f} ms")
-
-    def done(self, outcome: Outcome) -> None:
-        """One request ended."""
-        self._bar.advance(self._task)

@@ -21,8 +21,10 @@ from testbed.experiments.deployment.virtual import VirtualDeployment, VirtualSta
 from testbed.experiments.inputs.payloads import OWN, sizers
 from testbed.experiments.inputs.profile import Profile
 from testbed.experiments.inputs.state import ORACLE, csi_text
+from testbed.experiments.results.traffic import PAYLOAD, SOCKET
 from testbed.experiments.runs.execute import Watch, decode_all, drafter_of, setting_of
-from testbed.experiments.runs.memo import MemoDrafter, MemoEngine
+from testbed.experiments.runs.memo import MemoEngine
+from testbed.experiments.runs.memo_drafter import MemoDrafter, depends_on_passes
 from testbed.experiments.runs.prepare import Workload
 from testbed.protocols.quantise import quantised
 from testbed.ue.drafters.base import Drafter
@@ -68,7 +70,9 @@ def load_models(
         end_ids=target.end_ids,
         max_positions=loaded.max_positions,
     )
-    return Models(MemoEngine(loaded, hidden), MemoDrafter(drafter_of(config, work)), offer)
+    return Models(
+        MemoEngine(loaded, hidden), MemoDrafter(drafter_of(config, work), depends_on_passes(work.drafter)), offer
+    )
 
 
 def run_virtual(
@@ -108,6 +112,11 @@ def run_virtual(
     setting = setting_of(config, clients, models.drafter, pace)
     setting = replace(setting, sizes=profile.sizes, overheads=profile.overheads)
     return run_virtually(deployment.run(decode_all(config, work, watch, setting, deployment.clock)))
+
+
+def counted_bytes(profile: Profile) -> str:
+    """Which bytes a virtual run with this profile counts."""
+    return SOCKET if profile.sizes is None else PAYLOAD
 
 
 def _clients(

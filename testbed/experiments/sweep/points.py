@@ -98,6 +98,35 @@ def load_sweep(path: Path) -> SweepConfig:
     return load(SweepConfig, path)
 
 
+def with_settings(config: SweepConfig, given: Sequence[str]) -> SweepConfig:
+    """A sweep with other settings, each as FIELD=VALUE with the value as in YAML: a field of `run`, `grid.KEY`,
+    `zip.KEY`, or a field of the sweep.
+
+    Raises:
+        BadInput: an unknown field, or a value that cannot be used.
+    """
+    document = resolved(config)
+    for text in given:
+        name, equals, value = text.partition("=")
+        part, dot, key = name.partition(".")
+        if not equals:
+            raise BadInput(f"--set takes FIELD=VALUE, not {text!r}")
+        try:
+            found = msgspec.yaml.decode(value.encode())
+        except msgspec.DecodeError as exc:
+            raise BadInput(f"--set {name}: {value!r} is no value ({exc})") from exc
+        if dot and part in ("grid", "zip"):
+            document[part][key] = found if isinstance(found, list) else [found]
+        elif name in RUN_KEYS:
+            document["run"][name] = found
+        elif name in SweepConfig.__struct_fields__:
+            document[name] = found
+        else:
+            known = ", ".join((*RUN_KEYS, "repeats", "grid.KEY", "zip.KEY"))
+            raise BadInput(f"--set: unknown field {name!r}; known: {known}")
+    return replaced(config, document)
+
+
 def points(config: SweepConfig) -> list[SweepPoint]:
     """All points of a sweep in order of the grid's keys and values, each validated.
 

@@ -18,7 +18,7 @@ from testbed.experiments.runs.demo import judge_of, judging, run_config, run_dem
 from testbed.experiments.runs.execute import Watch
 from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.experiments.runs.uerun import result_of, write_run
-from testbed.experiments.runs.virtual import Models, load_models, run_virtual
+from testbed.experiments.runs.virtual import Models, counted_bytes, load_models, run_virtual
 from testbed.experiments.runs.workers import pool_of
 from testbed.experiments.sweep.points import SweepPoint
 
@@ -90,7 +90,7 @@ class PointRunner:
         )
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "point.yaml").write_bytes(msgspec.yaml.encode(point))
-        write_run(directory, run, work, result_of(run, work, outcomes))
+        write_run(directory, run, work, result_of(run, work, outcomes, counted=counted_bytes(profile)))
 
 
 def load_pair(todo: Sequence[SweepPoint]) -> Models:

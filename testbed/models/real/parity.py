@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +11,22 @@ from typing import Any, Literal
 import gguf
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
-from testbed.errors import ModelError
+from testbed.errors import BadInput, ModelError
 from testbed.llama.context import LlamaContext, LlamaOptions
 from testbed.llama.origin import DIFFERENCE
 from testbed.models.export import DTypeName, export_gguf
+from testbed.models.problems import generate
 
 POSITIONS = 128
-Weights = Literal["f32", "f16", "q8_0", "q4_1"]
-TOLERANCES: dict[Weights, float] = {"f32": 1e-3, "f16": 2e-2, "q8_0": 2e-1, "q4_1": 2e-1}
+Weights = Literal["f32", "f16", "q8_0", "q4_0", "q4_1"]
+TOLERANCES: dict[Weights, float] = {"f32": 1e-3, "f16": 2e-2, "q8_0": 2e-1, "q4_0": 2e-1, "q4_1": 2e-1}
 """Largest difference of a logit or a hidden value, as a share of the largest magnitude, by dtype of the file."""
+AGREEMENTS = {"q8_0": 0.9, "q4_0": 0.75}
+"""Least share of positions of a text with the same greedy token, by quantised dtype: what a drafter is used for."""
+QUESTIONS = 8
+"""Bundled problems that make up the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +44,26 @@ class Parity:
     argmax_agreement: float
     """Share of the positions with the same greedy token."""
     tolerance: float
+    on_text: bool = False
+    """Whether the ids are those of a text; otherwise they are random."""
+    least_agreement: float | None = None
+    """Share of equal greedy tokens that suffices, whatever the tolerance; None: only the tolerance counts."""
 
     @property
     def ok(self) -> bool:
-        """Are logits and hidden states within the tolerance?"""
-        return (
+        """Whether logits and hidden states are within the tolerance or, where that suffices, greedy tokens agree."""
+        return (self.least_agreement is not None and self.argmax_agreement >= self.least_agreement) or (
             self.logits_diff <= self.tolerance * self.logits_scale
             and self.hidden_diff <= self.tolerance * self.hidden_scale
         )
 
     def __str__(self) -> str:
+        what = "text" if self.on_text else "random ids"
+        enough = "" if self.least_agreement is None else f", or {self.least_agreement:.0%} of the positions"
         return (
             f"logits within {self.logits_diff:.2g} of {self.logits_scale:.3g}, hidden states within "
             f"{self.hidden_diff:.2g} of {self.hidden_scale:.3g}, same argmax at {self.argmax_agreement:.1%} of "
-            f"{self.positions} positions (tolerance {self.tolerance:g} of the scale)"
+            f"{self.positions} positions of {what} (tolerance {self.tolerance:g} of the scale{enough})"
         )
 
 
@@ -59,6 +72,7 @@ def prove_parity(
     file: Path,
     dtype: Weights = "f32",
     ids: Sequence[int] | None = None,
+    least_agreement: float | None = None,
 ) -> Parity:
     """Compare a GGUF file under llama.cpp with its directory under transformers in float32.
 
@@ -68,12 +82,13 @@ def prove_parity(
     Args:
         ids: those of a text; None: 128 random ones. On random ids a trained model's largest values are outliers, which
             the rounded activations of quantised weights miss by far.
+        least_agreement: see `Parity`.
 
     Raises:
         ModelError: one of the models cannot be loaded.
     """
     options = LlamaOptions(sequences=1, kv_type="f32", flash_attention=False)
-    llama = LlamaContext(file, options)
+    llama, on_text = LlamaContext(file, options), ids is not None
     try:
         if ids is None:
             ids = np.random.default_rng(0).integers(0, llama.rows, min(POSITIONS, llama.context)).tolist()
@@ -91,7 +106,19 @@ def prove_parity(
         hidden_scale=_largest(expected_hidden),
         argmax_agreement=float((logits.argmax(1) == expected_logits.argmax(1)).mean()),
         tolerance=TOLERANCES[dtype],
+        on_text=on_text,
+        least_agreement=least_agreement,
     )
+
+
+def text_ids(model_dir: Path, count: int = POSITIONS) -> list[int] | None:
+    """The first ids of bundled problems and their answers; None: the directory has no tokenizer."""
+    path = model_dir / "tokenizer.json"
+    if not path.is_file():
+        return None
+    text = "\n\n".join(f"{one.question}\n{one.answer}" for one in itertools.islice(generate("test", 0), QUESTIONS))
+    ids: list[int] = Tokenizer.from_file(str(path)).encode(text).ids
+    return ids[:count]
 
 
 def _largest(values: NDArray[np.float32]) -> float:
@@ -133,18 +160,28 @@ def _record(file: Path, difference: float) -> None:
     reader.data.flush()
 
 
-def export_and_prove(model_dir: Path, out: Path, dtype: DTypeName = "f32") -> Parity:
+def export_and_prove(
+    model_dir: Path, out: Path, dtype: DTypeName = "f32", least_agreement: float | None = None
+) -> Parity:
     """Export a model directory and compare the file under llama.cpp with transformers; keep it only where they agree.
+
+    Args:
+        least_agreement: share of equal greedy tokens that suffices; None: the dtype's, see `AGREEMENTS`.
 
     Raises:
         ModelError: as `export_gguf` and `prove_parity`, or the two differ by more than the dtype's tolerance.
+        BadInput: `least_agreement` is not a share.
     """
+    if least_agreement is not None and not 0 <= least_agreement <= 1:
+        raise BadInput(f"min-agreement is a share in [0, 1], not {least_agreement:g}")
+    enough = AGREEMENTS.get(dtype) if least_agreement is None else least_agreement
     unproved = out.with_name(f"{out.name}.unproved")
     try:
         export_gguf(model_dir, unproved, dtype)
-        parity = prove_parity(model_dir, unproved, dtype)
+        parity = prove_parity(model_dir, unproved, dtype, text_ids(model_dir), enough)
         if not parity.ok:
-            raise ModelError(f"{model_dir}: its GGUF file computes something else, and is not kept: {parity}")
+            hint = "" if dtype not in AGREEMENTS else "; --min-agreement SHARE keeps a drafter that agrees less often"
+            raise ModelError(f"{model_dir}: its GGUF file computes something else, and is not kept: {parity}{hint}")
         _record(unproved, parity.hidden_diff / parity.hidden_scale)
         unproved.replace(out)
     finally:

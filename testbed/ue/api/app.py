@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import reprlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from testbed.errors import BadInput, LinkError, ModelError, TestbedError
-from testbed.tasks import beside
+from testbed.tasks import beside, together
 from testbed.ue.api.backend import Backend, Closing, DecodingJob, Ended, OutputRequest, QueueFull, Text
 from testbed.ue.api.bodies import BoundedBodies
 from testbed.ue.api.replies import ChatReply, Reply
@@ -87,7 +87,7 @@ def make_app(service: Service) -> FastAPI:
     routes = _routes(service)
     app.include_router(routes, prefix="/v1")
     app.include_router(routes)
-    app.add_api_route(HEALTH, _health)
+    app.add_api_route(HEALTH, _health_of(service))
     return app
 
 
@@ -132,31 +132,33 @@ def _routes(service: Service) -> APIRouter:
 
 
 async def _answer(service: Service, request: fastapi.Request, body: ApiRequest, kind: type[Reply]) -> Response:
-    """Decode and answer; the job is cancelled if the client disconnects, and its slot is freed in any case."""
-    job: DecodingJob | None = None
+    """Decode and answer; jobs are cancelled if the client disconnects, and their slots are freed in any case."""
+    jobs: list[DecodingJob] = []
     streamed = False
     try:
-        order = await beside([_client_stays(request)], _order(service, body))
-        job, reply = service.backend.job(order), kind(service.name, len(order.prompt))
-        first = await beside([_client_stays(request)], _begin(job))
-        if body.stream:
-            streamed = True
-            return _JobStream(job, _events(job, first, reply, body.wants_usage()))
-        return JSONResponse(await beside([_client_stays(request)], _whole(job, first, reply)))
+        orders = await beside([_client_stays(request)], _orders(service, body))
+        jobs = [service.backend.job(order) for order in orders]
+        reply = kind(service.name, sum(len(order.prompt) for order in orders))
+        if not body.stream:
+            ended = await beside([_client_stays(request)], together(_whole(job) for job in jobs))
+            return JSONResponse(reply.whole(*zip(*ended, strict=True)))
+        first = await beside([_client_stays(request)], _begin(jobs[0]))
+        streamed = True
+        return _JobStream(jobs, _events(jobs, first, reply, body.wants_usage()))
     except _Gone:
         return Response(status_code=GONE)
     except TestbedError as exc:
         raise _api_error(exc) from exc
     finally:
-        if job is not None and not streamed:
+        for job in jobs if not streamed else ():
             job.cancel()
 
 
-async def _order(service: Service, body: ApiRequest) -> OutputRequest:
-    """The request as an order; long prompts are tokenized beside the event loop."""
+async def _orders(service: Service, body: ApiRequest) -> list[OutputRequest]:
+    """The request as orders; long prompts are tokenized beside the event loop."""
     body.check(service.name)
     async with service.tokenizing:
-        return await asyncio.to_thread(body.order, service.prompter, service.limits)
+        return await asyncio.to_thread(body.orders, service.prompter, service.limits)
 
 
 async def _begin(job: DecodingJob) -> Text | Ended:
@@ -164,28 +166,33 @@ async def _begin(job: DecodingJob) -> Text | Ended:
     return await job.next()
 
 
-async def _whole(job: DecodingJob, event: Text | Ended, reply: Reply) -> dict[str, Any]:
-    texts = []
+async def _whole(job: DecodingJob) -> tuple[str, Ended]:
+    """Text and end of one output."""
+    texts, event = [], await _begin(job)
     while isinstance(event, Text):
         texts.append(event.text)
         event = await job.next()
-    return reply.whole("".join(texts), event)
+    return "".join(texts), event
 
 
-async def _events(job: DecodingJob, event: Text | Ended, reply: Reply, usage: bool) -> AsyncIterator[bytes]:
-    """Server-sent events of a stream; an error is sent as the last event."""
+async def _events(jobs: Sequence[DecodingJob], event: Text | Ended, reply: Reply, usage: bool) -> AsyncIterator[bytes]:
+    """Server-sent events of a stream, one prompt after another; an error is sent as the last event."""
     for chunk in reply.opening():
         yield _event(chunk)
+    ends = []
     try:
-        while isinstance(event, Text):
-            yield _event(reply.chunk(event.text))
-            event = await job.next()
+        for i, job in enumerate(jobs):
+            event = await _begin(job) if i else event
+            while isinstance(event, Text):
+                yield _event(reply.chunk(event.text, i))
+                event = await job.next()
+            ends.append(event)
+            yield _event(reply.last(event, i))
     except TestbedError as exc:
         yield _event(_api_error(exc).body)
         return
-    yield _event(reply.last(event))
     if usage:
-        yield _event(reply.usage(event))
+        yield _event(reply.usage(ends))
     yield b"data: [DONE]\n\n"
 
 
@@ -194,17 +201,18 @@ def _event(document: dict[str, Any]) -> bytes:
 
 
 class _JobStream(StreamingResponse):
-    """A stream that frees its job's slot at its end, also if the client disconnects."""
+    """A stream that frees its jobs' slots at its end, also if the client disconnects."""
 
-    def __init__(self, job: DecodingJob, events: AsyncIterator[bytes]) -> None:
+    def __init__(self, jobs: Sequence[DecodingJob], events: AsyncIterator[bytes]) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
-        self._job = job
+        self._jobs = jobs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._job.cancel()
+            for job in self._jobs:
+                job.cancel()
 
 
 class _Gone(Exception):
@@ -275,5 +283,12 @@ async def _failed(request: fastapi.Request, _: Exception) -> JSONResponse:
     return await _refused(request, ApiError(500, "the endpoint failed; its log says more", kind="server_error"))
 
 
-async def _health() -> JSONResponse:
-    return JSONResponse({"status": "ok"})
+def _health_of(service: Service) -> Callable[[], Awaitable[JSONResponse]]:
+    """The route of `HEALTH`: 200 while the BS answers, else 503."""
+
+    async def health() -> JSONResponse:
+        if await service.backend.reachable():
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "unavailable", "reason": "the BS does not answer"}, 503)
+
+    return health

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from tokenizers import Tokenizer
 
-from testbed.errors import TestbedError
+from testbed.errors import LinkError, TestbedError
 from testbed.protocols.sampling import Sampling
 from testbed.ue.api.stop_strings import Transcript
 from testbed.ue.records import RoundRecord
 from testbed.ue.run import JobRunner
 
 T = TypeVar("T")
+PROBE_S = 2.0
+"""Time that the BS has to answer a handshake of `/health`."""
 
 
 class QueueFull(TestbedError):
@@ -119,6 +123,7 @@ class Backend:
         self.device, self.pair = device, pair
         self._places, self._queue, self.waiting = asyncio.Semaphore(sequences), queue, 0
         self._choosing = asyncio.Lock()
+        self._probing, self._probed_s, self._reachable = asyncio.Lock(), -math.inf, True
         self._jobs: set[DecodingJob] = set()
         self._closing = False
 
@@ -162,6 +167,24 @@ class Backend:
         for job in jobs:
             job.cancel()
         await asyncio.gather(*(job.over.wait() for job in jobs))
+
+    async def reachable(self) -> bool:
+        """Whether the BS answers a handshake within `PROBE_S`; asked at most once per `PROBE_S`."""
+        async with self._probing:
+            if time.monotonic() - self._probed_s >= PROBE_S:
+                future = asyncio.run_coroutine_threadsafe(self._probe(), self.device.loop)
+                self._reachable = await asyncio.wrap_future(future)
+                self._probed_s = time.monotonic()
+            return self._reachable
+
+    async def _probe(self) -> bool:
+        """One handshake with the BS; called in the drafting thread."""
+        async with self._choosing:
+            try:
+                await asyncio.wait_for(self.pair.runner.probe(), PROBE_S)
+            except (asyncio.TimeoutError, LinkError):
+                return False
+            return True
 
     async def decode(self, order: OutputRequest, tell: Callable[[Text], None]) -> Ended:
         """Decode a request; called in the drafting thread."""

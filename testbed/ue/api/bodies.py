@@ -37,7 +37,7 @@ class BoundedBodies:
             error = too_large
         else:
             if body is not None:
-                await self._app(scope, _replayed(body, receive), send)
+                await self._app(_as_json(scope), _replayed(body, receive), send)
             return
         await JSONResponse(error.body, error.status, {"connection": "close"})(scope, receive, send)
 
@@ -67,6 +67,14 @@ class BoundedBodies:
     def _too_large(self) -> ApiError:
         bound = f"a body has at most {self._most_bytes} bytes, and {MOST_BRACKETS} opening brackets and braces"
         return ApiError(413, bound, code="request_too_large")
+
+
+def _as_json(scope: Scope) -> Scope:
+    """A request whose body is JSON, whatever type it declares: the API takes nothing else, and `curl -d` declares a
+    form.
+    """
+    headers = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+    return {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from testbed.ue.api.backend import Ended
 
 
 class Reply:
-    """Response to a completion request; `ChatReply` is that to a chat. Texts are those since the last chunk."""
+    """Response to a completion request; `ChatReply` is that to a chat. Texts are those since the last chunk, and
+    `index` is the number of the prompt that they belong to.
+    """
 
     prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
 
@@ -18,29 +21,32 @@ class Reply:
         self._model, self._prompt_tokens = model, prompt_tokens
         self._id, self._created = f"{self.prefix}-{secrets.token_hex(12)}", int(time.time())
 
-    def whole(self, text: str, ended: Ended) -> dict[str, Any]:
-        """The complete response."""
-        choice = {"index": 0, **self._text(text), "logprobs": None, "finish_reason": ended.reason}
-        return {**self._head(self.whole_object, [choice]), "usage": self._usage(ended), "speculation": _cost(ended)}
+    def whole(self, texts: Sequence[str], ends: Sequence[Ended]) -> dict[str, Any]:
+        """The complete response, with one choice for each prompt."""
+        choices = [
+            {"index": i, **self._text(text), "logprobs": None, "finish_reason": ended.reason}
+            for i, (text, ended) in enumerate(zip(texts, ends, strict=True))
+        ]
+        return {**self._head(self.whole_object, choices), "usage": self._usage(ends), "speculation": _cost(ends)}
 
     def opening(self) -> list[dict[str, Any]]:
         """Chunks before the first text."""
         return []
 
-    def chunk(self, text: str) -> dict[str, Any]:
+    def chunk(self, text: str, index: int = 0) -> dict[str, Any]:
         """A chunk with text."""
-        return self._chunk(self._delta(text), None)
+        return self._chunk(self._delta(text), None, index)
 
-    def last(self, ended: Ended) -> dict[str, Any]:
+    def last(self, ended: Ended, index: int = 0) -> dict[str, Any]:
         """The chunk with the finish reason."""
-        return {**self._chunk(self._delta(""), ended.reason), "speculation": _cost(ended)}
+        return {**self._chunk(self._delta(""), ended.reason, index), "speculation": _cost([ended])}
 
-    def usage(self, ended: Ended) -> dict[str, Any]:
+    def usage(self, ends: Sequence[Ended]) -> dict[str, Any]:
         """The final chunk with the usage, if requested."""
-        return {**self._head(self.chunk_object, []), "usage": self._usage(ended)}
+        return {**self._head(self.chunk_object, []), "usage": self._usage(ends)}
 
-    def _chunk(self, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
-        return self._head(self.chunk_object, [{"index": 0, **delta, "logprobs": None, "finish_reason": reason}])
+    def _chunk(self, delta: dict[str, Any], reason: str | None, index: int = 0) -> dict[str, Any]:
+        return self._head(self.chunk_object, [{"index": index, **delta, "logprobs": None, "finish_reason": reason}])
 
     def _head(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model, "choices": choices}
@@ -51,11 +57,12 @@ class Reply:
     def _delta(self, text: str) -> dict[str, Any]:
         return {"text": text}
 
-    def _usage(self, ended: Ended) -> dict[str, int]:
+    def _usage(self, ends: Sequence[Ended]) -> dict[str, int]:
+        tokens = sum(ended.tokens for ended in ends)
         return {
             "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": ended.tokens,
-            "total_tokens": self._prompt_tokens + ended.tokens,
+            "completion_tokens": tokens,
+            "total_tokens": self._prompt_tokens + tokens,
         }
 
 
@@ -75,6 +82,7 @@ class ChatReply(Reply):
         return {"delta": {"content": text} if text else {}}
 
 
-def _cost(ended: Ended) -> dict[str, Any]:
-    """Extension of OpenAI's usage: protocol, rounds and tokens of the output."""
-    return {name: getattr(ended, name) for name in ("protocol", "rounds", "drafted", "accepted")}
+def _cost(ends: Sequence[Ended]) -> dict[str, Any]:
+    """Extension of OpenAI's usage: protocol, rounds and tokens of all outputs."""
+    sums = {name: sum(getattr(ended, name) for ended in ends) for name in ("rounds", "drafted", "accepted")}
+    return {"protocol": ends[0].protocol, **sums}

@@ -44,6 +44,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 """Fields that are not supported, and the values (besides null) that are accepted because they have no effect."""
 MOST_MESSAGES = 4096
 """Largest number of messages of a conversation."""
+MOST_PROMPTS = 64
+"""Largest number of prompts in one request."""
 MOST_STOPS, MOST_STOP_CHARACTERS = 4, 256
 """Largest number of stop strings, as in OpenAI's API, and of characters of each."""
 RANGE = RANGES[Open]
@@ -141,8 +143,8 @@ class ApiRequest(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    def ids(self, prompter: Prompter, context: int) -> list[int]:
-        """The prompt's ids, at most `context` if it is given as ids."""
+    def ids(self, prompter: Prompter, context: int) -> list[list[int]]:
+        """Ids of each prompt, at most `context` if it is given as ids."""
         raise NotImplementedError
 
     def length(self) -> int | None:
@@ -182,14 +184,14 @@ class ApiRequest(BaseModel):
         """Stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
-    def order(self, prompter: Prompter, limits: RequestLimits) -> OutputRequest:
-        """Convert to an order for the backend.
+    def orders(self, prompter: Prompter, limits: RequestLimits) -> list[OutputRequest]:
+        """Convert to orders for the backend, one for each prompt.
 
         Raises:
             ApiError: a prompt without room for output, or a value out of range.
         """
         try:
-            ids = self.ids(prompter, limits.context)
+            prompts = self.ids(prompter, limits.context)
             sampling = Sampling(
                 limits.temperature if self.temperature is None else self.temperature,
                 0 if self.top_k in (None, -1) else self.top_k,
@@ -197,6 +199,9 @@ class ApiRequest(BaseModel):
             )
         except BadInput as exc:
             raise ApiError(400, str(exc)) from exc
+        return [self._order(i, ids, sampling, limits) for i, ids in enumerate(prompts)]
+
+    def _order(self, number: int, ids: list[int], sampling: Sampling, limits: RequestLimits) -> OutputRequest:
         if not ids:
             raise ApiError(400, "the prompt is empty")
         room = limits.context - len(ids) - 1
@@ -204,7 +209,7 @@ class ApiRequest(BaseModel):
         if wanted > room:
             size = f"a prompt of {len(ids)} tokens and {wanted} output tokens"
             raise _too_long(size, limits.context, "max_tokens" if room > 0 else self.prompt_field)
-        seed = secrets.randbits(63) if self.seed is None else request_seed(self.seed, "endpoint", 0)
+        seed = secrets.randbits(63) if self.seed is None else request_seed(self.seed, "endpoint", number)
         return OutputRequest(ids, wanted, sampling, seed, self.stops(), bool(self.ignore_eos))
 
 
@@ -214,13 +219,19 @@ class CompletionRequest(ApiRequest):
     prompt_field = "prompt"
     prompt: str | Items[int] | Items[str] | Items[Items[int]]
 
-    def ids(self, prompter: Prompter, context: int) -> list[int]:
-        """The prompt's ids: as given, or those of its text with the special tokens that the tokenizer adds."""
+    def ids(self, prompter: Prompter, context: int) -> list[list[int]]:
+        """Ids of each prompt: as given, or those of its text with the special tokens that the tokenizer adds."""
         prompt = self.prompt
-        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-            if len(prompt) > 1:
-                raise ApiError(400, f"{len(prompt)} prompts in one request; send one each", param="prompt")
-            prompt = prompt[0]
+        if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
+            return [self._ids_of(prompt, prompter, context)]
+        if len(prompt) > MOST_PROMPTS:
+            raise ApiError(
+                400, f"{len(prompt)} prompts in one request: at most {MOST_PROMPTS} are taken", param="prompt"
+            )
+        return [self._ids_of(one, prompter, context) for one in prompt]
+
+    @staticmethod
+    def _ids_of(prompt: Any, prompter: Prompter, context: int) -> list[int]:
         if isinstance(prompt, str):
             _check_length(len(prompt), prompter, context, "prompt")
             return prompter.raw(prompt)
@@ -239,11 +250,11 @@ class ChatRequest(ApiRequest):
     messages: Annotated[Items[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
     max_completion_tokens: int | None = Field(None, ge=1)
 
-    def ids(self, prompter: Prompter, context: int) -> list[int]:
-        """The prompt's ids, by the chat template or a plain format."""
+    def ids(self, prompter: Prompter, context: int) -> list[list[int]]:
+        """The conversation's ids, by the chat template or a plain format."""
         turns = [message.turn() for message in self.messages]
         _check_length(sum(len(turn.content) for turn in turns), prompter, context, "messages")
-        return prompter.conversation(turns)
+        return [prompter.conversation(turns)]
 
     def length(self) -> int | None:
         """The requested number of tokens: `max_completion_tokens`, or `max_tokens` from older clients."""
@@ -270,7 +281,10 @@ def _check_length(characters: int, prompter: Prompter, context: int, param: str)
 
 
 def _too_long(size: str, context: int, param: str) -> ApiError:
-    message = f"{size} exceed the context of {context} tokens; shorten it or lower max_tokens"
+    message = (
+        f"{size} exceed the context of {context} tokens; shorten it, lower max_tokens, or start the endpoint with a "
+        "larger --context"
+    )
     return ApiError(400, message, param=param, code="context_length_exceeded")
 
 

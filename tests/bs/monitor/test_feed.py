@@ -54,7 +54,7 @@ async def test_a_viewer_is_shown_the_whole_first_and_then_the_news() -> None:
     assert whole["about"]["state"] == SERVING and whole["about"]["model"] == "m"
     assert [len(update["rounds"]) for update in (whole, news, late, nothing)] == [1, 1, 2, 0]
     assert [dict(zip(names, entry, strict=True))["number"] for entry in late["rounds"]] == [1, 2]
-    assert set(news) == {"now_s", "sessions", "rows", "rounds", "passes"}
+    assert set(news) == {"now_s", "sessions", "rows", "rounds", "passes", "history", "history_now_s"}
     row = dict(zip(whole["columns"]["rows"], news["rows"][0], strict=True))
     assert row["rounds"] == 2 and row["csi"][:3] == [20.0, 50.0, 30.0]
     first_round = dict(zip(names, late["rounds"][0], strict=True))

@@ -10,7 +10,8 @@ import pytest
 from testbed.experiments.plots import capacity as capacity_plots
 from testbed.experiments.report import capacity, figures, rounds
 from testbed.experiments.report.data import RowSource, Shown, load_shown
-from testbed.experiments.report.tables import pivot, pivot_html, rows_html
+from testbed.experiments.report.rows_table import rows_html
+from testbed.experiments.report.tables import pivot, pivot_html
 from testbed.experiments.results import directory as results
 from tests.support.reports import Page, make_sweep
 

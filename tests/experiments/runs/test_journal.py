@@ -16,7 +16,7 @@ from testbed.channel.csi import Csi
 from testbed.config import RunConfig
 from testbed.errors import BadInput, TestbedError
 from testbed.experiments.inputs.datasets import Example
-from testbed.experiments.runs.journal import NAME, Journal
+from testbed.experiments.runs.journal import NAME, Journal, kept
 from testbed.experiments.runs.prepare import Prompt, Workload
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.run import Outcome
@@ -111,6 +111,30 @@ def test_an_unfinished_run_is_not_written_over(tmp_path: Path) -> None:
     before = (tmp_path / NAME).read_bytes()
     refuse(lambda: Journal.begin(tmp_path, CONFIG, work()), BadInput, "unfinished run", "--resume")
     assert (tmp_path / NAME).read_bytes() == before
+
+
+def test_a_finished_run_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("{}")
+    refuse(lambda: Journal.begin(tmp_path, CONFIG, work()), BadInput, "finished run", "another --out")
+    refuse(lambda: Journal.resume(tmp_path, CONFIG, work()), BadInput, "finished run: nothing is left to resume")
+    assert (tmp_path / "summary.json").read_text() == "{}" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_is_kept_is_said_with_the_way_to_go_on(tmp_path: Path) -> None:
+    journal = Journal.begin(tmp_path, CONFIG, work())
+    journal.add(outcome(0))
+    journal.add(outcome(1))
+    journal.close()
+    assert kept(tmp_path) == f"2 finished requests are kept in {tmp_path}; the same command with --resume goes on"
+    assert "--out DIR" in kept(None) and kept(tmp_path / "none") == f"nothing is kept in {tmp_path / 'none'}"
+
+
+def test_a_resumed_run_replays_its_trace_from_the_beginning(tmp_path: Path) -> None:
+    before, after = (msgspec.structs.replace(CONFIG, csi=f"trace=a.csv,origin_s={at}") for at in (1.5, 9.25))
+    Journal.begin(tmp_path, before, work()).close()
+    Journal.resume(tmp_path, after, work()).close()
+    other = msgspec.structs.replace(CONFIG, csi="trace=b.csv,origin_s=1.5")
+    refuse(lambda: Journal.resume(tmp_path, other, work()), BadInput, "csi")
 
 
 def test_there_must_be_something_to_go_on_with(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,8 +13,13 @@ from hypothesis import strategies as st
 from testbed.bs.engines.base import VerifyRequest, VerifyResult
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.errors import BadInput
-from testbed.experiments.runs.memo import MemoDrafter, MemoEngine
+from testbed.experiments.runs.memo import MemoEngine
+from testbed.experiments.runs.memo_drafter import MemoDrafter, depends_on_passes
+from testbed.models.bundle import bundled
+from testbed.models.export import export_gguf
+from testbed.ue.drafters.base import Drafter
 from testbed.ue.drafters.synthetic import SyntheticDrafter
+from testbed.ue.llama.drafter import LlamaDrafter
 
 VOCAB = 16
 ids = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4)
@@ -129,3 +137,41 @@ def test_a_sequence_whose_tokens_are_chosen_is_the_drafters_own() -> None:
         assert [sequence.draft_one().id for _ in range(2)] == [token, token]
         sequence.close()
     assert memo.asked == 0 and not memo.tokens
+
+
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled drafter at 4 bits."""
+    path = tmp_path_factory.mktemp("drafter") / "q4.gguf"
+    export_gguf(bundled().require("drafter_hf"), path, "q4_0")
+    return path
+
+
+def drafts(drafter: Drafter, prompt: list[int], choices: list[tuple[int, int, int]]) -> list[tuple[int, bytes]]:
+    """Ids and hidden states of windows, each with some drafts accepted and a token after them."""
+    sequence, found = drafter.open(prompt), []
+    for window, accepted, token in choices:
+        tokens = [sequence.draft_one() for _ in range(window)]
+        found += [(one.id, one.hidden.tobytes()) for one in tokens]
+        sequence.commit(min(accepted, window), token)
+    sequence.close()
+    return found
+
+
+def test_a_quantised_drafter_drafts_in_memory_what_it_drafts_in_a_real_run(quantised: Path) -> None:
+    """Its numbers depend on the passes in which the ids before were computed, so that the prefix is not enough."""
+    assert depends_on_passes(str(quantised)) and not depends_on_passes("synthetic")
+    assert not depends_on_passes(str(bundled().require("drafter")))
+    prompt, rng = list(range(20, 43)), random.Random(7)
+    runs = [
+        [(window, rng.choice([1, window, window, window]), rng.randrange(300)) for _ in range(30)] for window in (5, 4)
+    ]
+    drafter = LlamaDrafter(quantised, threads=1)
+    own = [drafts(drafter, prompt, choices) for choices in runs]
+    memo, old = MemoDrafter(drafter, by_passes=True), MemoDrafter(drafter)
+    for _ in range(2):
+        assert [drafts(memo, prompt, choices) for choices in runs] == own
+    asked, drafted = memo.asked, memo.drafted
+    assert asked == 2 * sum(map(len, own)) and drafted <= asked / 2
+    assert [drafts(old, prompt, choices) for choices in runs] != own  # without the passes it is another drafter
+    memo.close()

@@ -14,6 +14,7 @@ from openai.types import Completion
 
 from testbed.config import EndpointConfig
 from testbed.synthetic import next_token
+from testbed.ue.api import backend
 from testbed.ue.target_only import decode_remotely
 from tests.support.endpoints import MODEL, WORDS, Site, endpoint, until
 from tests.support.stations import client as connection
@@ -175,7 +176,9 @@ REFUSED: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({"prompt": ""}, 400, None, "the prompt is empty"),
     ({"prompt": []}, 400, None, "the prompt is empty"),
     ({"prompt": [5, 64]}, 400, "prompt", "0..63"),
-    ({"prompt": ["w1", "w2"]}, 400, "prompt", "one each"),
+    ({"prompt": ["w1"] * 65}, 400, "prompt", "at most 64"),
+    ({"prompt": ["w1", ""]}, 400, None, "the prompt is empty"),
+    ({"max_tokens": 10_000}, 400, "max_tokens", "--context"),
     ({"temperature": -1}, 400, None, "temperature"),
     ({"top_p": 0}, 400, None, "top-p"),
     ({"stop": ["a", ""]}, 400, "stop", "empty"),
@@ -262,6 +265,40 @@ async def test_a_key_is_asked_for_where_there_is_one(tmp_path: Path) -> None:
             assert caught.value.code == "invalid_api_key"
         assert (await asyncio.to_thread(ask, site, "GET", "/v1/models"))[0] == 401
         assert await asyncio.to_thread(ask, site, "GET", "/health") == (200, {"status": "ok"})
+
+
+async def test_a_list_of_prompts_is_answered_in_order_whole_and_streamed(tmp_path: Path) -> None:
+    async with endpoint(tmp_path, EndpointConfig(window=3, sequences=2)) as site:
+        prompts = [[5, 7, 1], [9, 2], [4, 4, 4, 4]]
+        wanted = [text(await own(site, prompt, 6)) for prompt in prompts]
+        whole = await complete(site, prompts, max_tokens=6, temperature=0)
+        assert [choice.text for choice in whole.choices] == wanted and [c.index for c in whole.choices] == [0, 1, 2]
+        assert whole.usage is not None and (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (9, 18)
+        said = ["", "", ""]
+        async for chunk in await complete(site, prompts, max_tokens=6, temperature=0, stream=True):  # type: ignore[attr-defined]
+            for choice in chunk.choices:
+                said[choice.index] += choice.text
+        assert said == wanted
+        await until(lambda: site.at_rest)
+
+
+async def test_json_needs_no_content_type(tmp_path: Path) -> None:
+    """`curl -d` declares a form, and some clients nothing."""
+    async with endpoint(tmp_path, PATIENT) as site:
+        body = json.dumps({"prompt": [5, 7, 1], "max_tokens": 3, "temperature": 0}).encode()
+        for headers in ({}, {"content-type": "application/x-www-form-urlencoded"}):
+            status, document = await asyncio.to_thread(ask, site, "POST", "/v1/completions", body, **headers)
+            assert status == 200 and document["choices"][0]["text"] == text(await own(site, [5, 7, 1], 3)), document
+
+
+async def test_health_is_that_of_the_bs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "PROBE_S", 0.3)
+    async with endpoint(tmp_path, EndpointConfig(window=1, timeout_s=1.0)) as site:
+        assert await asyncio.to_thread(ask, site, "GET", "/health") == (200, {"status": "ok"})
+        await site.stop_bs()
+        await asyncio.sleep(0.35)
+        status, document = await asyncio.to_thread(ask, site, "GET", "/health")
+        assert status == 503 and document["reason"] == "the BS does not answer"
 
 
 # ---------------------------------------------------------------- who leaves, who waits

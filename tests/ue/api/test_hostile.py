@@ -84,7 +84,8 @@ def test_ids_are_compared_with_the_vocabulary_once(tmp_path: Path) -> None:
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     request, prompter = CompletionRequest(prompt=[7] * 2000), Prompter(tmp_path)
     begun_s = time.perf_counter()
-    assert request.order(prompter, RequestLimits(16, 0.0, 4096)).prompt == [7] * 2000
+    (order,) = request.orders(prompter, RequestLimits(16, 0.0, 4096))
+    assert order.prompt == [7] * 2000
     assert time.perf_counter() - begun_s < 2
 
 

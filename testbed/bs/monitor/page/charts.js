@@ -51,17 +51,17 @@ function frame(canvas, top, below) {
   return { c, x: (part) => left + part * (width - left), y: (value) => bottom - (Math.min(value, top) / top) * (bottom - 8) };
 }
 
-/** Values over the last seconds; each series is {color, size: [wide, high], points: [[s, value], …]}. */
-function overTime(canvas, now_s, series) {
+/** Values over the last `span_s`; each series is {color, size: [wide, high], points: [[s, value], …]}. */
+function overTime(canvas, now_s, series, span_s = CHART_S, name = `−${CHART_S} s`) {
   const values = series.flatMap((one) => one.points.map((point) => point[1])).sort((a, b) => a - b);
   const top = round125(Math.max(1e-3, values[Math.floor(0.995 * (values.length - 1))] || 1));
-  const { c, x, y } = frame(canvas, top, [`−${CHART_S} s`, "now"]);
+  const { c, x, y } = frame(canvas, top, [name, "now"]);
   for (const one of series) {
     const [wide, high] = one.size;
     c.fillStyle = color(one.color);
     c.beginPath();
     for (const [at_s, value] of one.points) {
-      c.rect(x(1 - (now_s - at_s) / CHART_S) - wide / 2, y(value) - high / 2, wide, high);
+      if (now_s - at_s <= span_s) c.rect(x(1 - (now_s - at_s) / span_s) - wide / 2, y(value) - high / 2, wide, high);
     }
     c.fill();
   }

@@ -8,7 +8,8 @@ const STILL_MS = 1000; // between drawings where motion is to be reduced
 
 const $ = (id) => document.getElementById(id);
 const still = matchMedia("(prefers-reduced-motion: reduce)");
-const known = { about: {}, columns: null, now_s: 0, since_s: Infinity, sessions: 0, ues: new Map(), rounds: [], passes: [] };
+const MOST_HISTORY = 2160; // points, one every ten seconds
+const known = { about: {}, columns: null, now_s: 0, since_s: Infinity, sessions: 0, ues: new Map(), rounds: [], passes: [], history: [], historyNow_s: 0 };
 const shown = { paused: false, chosen: null, drawn_ms: 0, due: false };
 
 // ---------------------------------------------------------------- what is known
@@ -16,7 +17,7 @@ const shown = { paused: false, chosen: null, drawn_ms: 0, due: false };
 function take(update) {
   if (update.about) meet(update.about);
   if (update.columns) {
-    Object.assign(known, { columns: update.columns, since_s: Infinity, rounds: [], passes: [] });
+    Object.assign(known, { columns: update.columns, since_s: Infinity, rounds: [], passes: [], history: [] });
     known.ues.clear();
   }
   if (update.rows && known.columns) {
@@ -25,6 +26,9 @@ function take(update) {
     named(known.columns.rounds, update.rounds).forEach(takeRound);
     named(known.columns.passes, update.passes).forEach((pass) => known.passes.push(pass));
     takeRows(named(known.columns.rows, update.rows));
+    known.historyNow_s = update.history_now_s;
+    known.history.push(...named(known.columns.history, update.history));
+    known.history.splice(0, Math.max(0, known.history.length - MOST_HISTORY));
     forget();
   }
   plan();
@@ -126,6 +130,8 @@ function draw() {
   const ues = ordered([...known.ues.values()], $("order").value, known.now_s);
   tiles();
   charts();
+  history();
+  legend(ues);
   $("empty").hidden = ues.length > 0 || !known.columns;
   drawTable(ues);
   const lanes = ues.map((ue) => ({ label: label(ue), rounds: ue.rounds, chosen: ue.key === shown.chosen }));
@@ -156,10 +162,32 @@ function charts() {
   histogram($("chart-batch"), passes.map((pass) => pass.requests));
   const told = passes.filter((pass) => pass.expected_s !== null);
   $("no-estimate").hidden = !passes.length || told.length > 0;
+  $("key-estimated").hidden = !told.length;
   overTime($("chart-time"), now_s, [
     { color: "verify", size: [3, 3], points: passes.map((pass) => [pass.start_s, 1e3 * pass.seconds]) },
     { color: "draft", size: [5, 1.5], points: told.map((pass) => [pass.start_s, 1e3 * pass.expected_s]) },
   ]);
+}
+
+/** Minutes and hours: a point for every ten seconds. */
+function history() {
+  const span = $("history-span");
+  const [span_s, name] = [Number(span.value), `−${span.selectedOptions[0].textContent}`];
+  const draw = (id, field, color, scale = 1) => {
+    const points = known.history.filter((one) => one[field] !== null).map((one) => [one.at_s, scale * one[field]]);
+    overTime($(id), known.historyNow_s, [{ color, size: [3, 3], points }], span_s, name);
+  };
+  draw("history-sessions", "sessions", "verify");
+  draw("history-tokens", "tokens_per_s", "draft");
+  draw("history-pass", "pass_s", "verify", 1e3);
+}
+
+/** Keys of the parts that some round in view has. */
+function legend(ues) {
+  for (const part of ["hidden", "judge", "queue", "draft", "link"]) {
+    const field = `${part}_s`;
+    $(`key-${part}`).hidden = !ues.some((ue) => ue.rounds.some((round) => round[field] > 0));
+  }
 }
 
 function drawTable(ues) {
@@ -215,7 +243,7 @@ function start() {
     choose(shown.chosen);
     ue?.line?.querySelector("button").focus();
   });
-  for (const id of ["order", "span"]) $(id).addEventListener("change", draw);
+  for (const id of ["order", "span", "history-span"]) $(id).addEventListener("change", draw);
   for (const event of ["resize", "hashchange"]) addEventListener(event, () => (takeTokenFromAddress(), plan()));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   document.addEventListener("visibilitychange", plan);

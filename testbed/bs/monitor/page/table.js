@@ -14,7 +14,8 @@ function speed(row, now_s) {
 
 function channel(csi) {
   if (!csi) return "not known";
-  const [up, down, rtt_ms, per_up, per_down] = csi;
+  const [up, down, rtt_ms, per_up, per_down, , , , source] = csi;
+  if (source === "passive") return `RTT ${few(rtt_ms)} ms · rates unknown`; // small messages do not reveal them
   const per = per_up || per_down ? ` · PER ${few(100 * per_up)}/${few(100 * per_down)} %` : "";
   return `↑${few(up)} ↓${few(down)} Mbit/s · ${few(rtt_ms)} ms${per}`;
 }

@@ -1,0 +1,99 @@
+"""`testbed bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from testbed.cli.options import OUTPUT, AsJson, configured
+from testbed.cli.output import note, print_json
+from testbed.cli.tables import TEXT, chosen_format, print_rows
+from testbed.experiments.latency.bench_config import BenchConfig
+
+COLUMNS = {
+    "method": ("method", "{}"),
+    "rate_rps": ("req/s", "{:g}"),
+    "mean_ttft_ms": ("TTFT ms", "{:.1f}"),
+    "p99_ttft_ms": ("p99", "{:.1f}"),
+    "mean_tpot_ms": ("TPOT ms", "{:.2f}"),
+    "p99_tpot_ms": ("p99 TPOT", "{:.2f}"),
+    "mean_itl_ms": ("ITL ms", "{:.2f}"),
+    "p99_itl_ms": ("p99 ITL", "{:.2f}"),
+    "goodput_rps": ("goodput/s", "{:.2f}"),
+    "request_throughput_rps": ("done/s", "{:.2f}"),
+    "output_throughput_tps": ("tok/s", "{:.1f}"),
+    "mean_e2el_ms": ("latency ms", "{:.1f}"),
+    "requests": ("n", "{:d}"),
+}
+WIDTH = 50
+"""Characters of a line, as `vllm bench serve` prints them."""
+SECTIONS = {
+    "ttft": ("Time to First Token", "TTFT"),
+    "tpot": ("Time per Output Token (excl. 1st token)", "TPOT"),
+    "itl": ("Inter-token Latency", "ITL"),
+    "e2el": ("End-to-end Latency", "E2EL"),
+}
+
+
+@configured(BenchConfig)
+def bench(
+    config: BenchConfig,
+    out: Annotated[
+        Path | None, typer.Option(help="Write summary.json, bench.csv and plots here.", rich_help_panel=OUTPUT)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure latency and goodput over the request rate, for the device-edge pair and for the target alone.
+
+    Times run from a request's arrival, and tokens of one round arrive together: inter-token latency is the time between
+    rounds, as `vllm bench serve` takes it between chunks of a stream.
+
+    Examples:
+
+        testbed bench
+
+        testbed bench --bs tcp://127.0.0.1:5555 --rates 1,2,4 --requests 100 --goodput ttft:500,tpot:50 --out runs/bench
+    """
+    from testbed.experiments.latency.bench import run_bench
+
+    document = run_bench(config, out, note)
+    if as_json:
+        print_json(document)
+        return
+    if chosen_format() == TEXT:
+        for row in document["rows"]:
+            print("\n".join(report_lines(row)))
+    print_rows(document["rows"], "Over the request rate", COLUMNS)
+    if out:
+        note(f"wrote {out}; plots are in {out}/plots")
+
+
+def report_lines(row: Mapping[str, Any]) -> Sequence[str]:
+    """One load as `vllm bench serve` prints it."""
+    rate = "inf" if row["rate_rps"] is None else f"{row['rate_rps']:g}"
+    facts: list[tuple[str, str | None]] = [
+        ("Method:", row["method"]),
+        ("Request rate configured (RPS):", rate),
+        ("Successful requests:", f"{row['requests']}"),
+        ("Benchmark duration (s):", f"{row['duration_s']:.2f}"),
+        ("Total input tokens:", f"{row['input_tokens']}"),
+        ("Total generated tokens:", f"{row['output_tokens']}"),
+        ("Request throughput (req/s):", f"{row['request_throughput_rps']:.2f}"),
+        ("Request goodput (req/s):", None if row["goodput_rps"] is None else f"{row['goodput_rps']:.2f}"),
+        ("Output token throughput (tok/s):", f"{row['output_throughput_tps']:.2f}"),
+        ("Total Token throughput (tok/s):", f"{row['total_throughput_tps']:.2f}"),
+    ]
+    lines = [" Serving Benchmark Result ".center(WIDTH, "="), *(_line(*fact) for fact in facts if fact[1] is not None)]
+    for name, (title, short) in SECTIONS.items():
+        if row[f"mean_{name}_ms"] is not None:
+            lines.append(title.center(WIDTH, "-"))
+            kinds = {"Mean": "mean", "Median": "median", "P99": "p99"}
+            lines += [_line(f"{word} {short} (ms):", f"{row[f'{key}_{name}_ms']:.2f}") for word, key in kinds.items()]
+    return [*lines, "=" * WIDTH]
+
+
+def _line(text: str, value: str | None) -> str:
+    return f"{text:<40}{value:>10}"
