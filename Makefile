@@ -38,7 +38,7 @@ test: check  ## run the checks and all tests; PYTEST_ARGS='-m "not slow"' select
 docs: $(STAMP)  ## build the documentation site into build/site; broken links are errors
 	$(SITE)
 
-long: $(STAMP)  ## run tests that take minutes each: killed sweeps, worker processes, Ray
+long: $(STAMP)  ## run tests that take minutes each: killed sweeps, worker processes, Ray, the commands of README and docs
 	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 faults: $(STAMP)  ## run the fault matrix on real processes (15 minutes or more): table, and JSON in runs/faults

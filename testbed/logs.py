@@ -13,6 +13,8 @@ from testbed.errors import BadInput
 
 VARIABLE = "TESTBED_LOG"
 KINDS = ("text", "json")
+NOISE = ("torch._library.triton",)
+"""Loggers of libraries whose warnings concern nobody here."""
 
 
 def configure(environment: Mapping[str, str] = os.environ) -> None:
@@ -24,6 +26,8 @@ def configure(environment: Mapping[str, str] = os.environ) -> None:
     kind = environment.get(VARIABLE, KINDS[0])
     if kind not in KINDS:
         raise BadInput(f"{VARIABLE} is {' or '.join(KINDS)}, not {kind!r}")
+    for name in NOISE:
+        logging.getLogger(name).setLevel(logging.ERROR)
     logger = logging.getLogger("testbed")
     logger.handlers[:] = [_Stderr(_Json() if kind == "json" else _Text())]
 

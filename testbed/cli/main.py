@@ -158,6 +158,7 @@ def run() -> None:
     end_with_parent()
     if not sys.stderr.isatty():  # bars are for people, those of libraries too
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # notes on NUMA at every start
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
