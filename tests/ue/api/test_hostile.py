@@ -21,8 +21,9 @@ from tests.support.endpoints import MODEL, Site, endpoint
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 CONFIG = EndpointConfig(window=4)
-STALL_S = 1.0
-"""The machine may be busy; without bounds each of these took several seconds."""
+WORK_S = 1.0
+"""CPU time that the process may take between two turns of the event loop; without bounds each of these took several
+seconds. Time on the clock would measure the machine's other load as well."""
 
 
 def ask(site: Site, path: str, body: bytes | None, **headers: str) -> tuple[int, Any]:
@@ -37,12 +38,15 @@ def ask(site: Site, path: str, body: bytes | None, **headers: str) -> tuple[int,
 
 
 async def stall(site: Site, path: str, body: bytes) -> tuple[float, int, Any]:
-    """Longest pause of the event loop, in seconds, while a request is answered; and the answer."""
+    """Most CPU time between two turns of the event loop while a request is answered, in seconds; and the answer.
+
+    That of all threads counts, since one of them may hold the interpreter's lock.
+    """
     asking = asyncio.create_task(asyncio.to_thread(ask, site, path, body))
-    longest, last_s = 0.0, time.perf_counter()
+    longest, last_s = 0.0, time.process_time()
     while not asking.done():
         await asyncio.sleep(0.002)
-        now_s = time.perf_counter()
+        now_s = time.process_time()
         longest, last_s = max(longest, now_s - last_s), now_s
     return longest, *asking.result()
 
@@ -72,7 +76,7 @@ async def test_large_requests_do_not_stall_the_event_loop(tmp_path: Path) -> Non
         for path, body, status, words in LARGE:
             longest_s, got, document = await stall(site, path, body)
             message = document["error"]["message"]
-            assert (got, longest_s < STALL_S) == (status, True), (body[:60], got, longest_s, message[:200])
+            assert (got, longest_s < WORK_S) == (status, True), (body[:60], got, longest_s, message[:200])
             assert words.replace("aaa...aaa", "...") in message and len(message) < 500
             if words == "exceed the context":
                 assert document["error"]["code"] == "context_length_exceeded"
@@ -83,10 +87,10 @@ def test_ids_are_compared_with_the_vocabulary_once(tmp_path: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     request, prompter = CompletionRequest(prompt=[7] * 2000), Prompter(tmp_path)
-    begun_s = time.perf_counter()
+    begun_s = time.thread_time()
     (order,) = request.orders(prompter, RequestLimits(16, 0.0, 4096))
     assert order.prompt == [7] * 2000
-    assert time.perf_counter() - begun_s < 2
+    assert time.thread_time() - begun_s < 2
 
 
 async def test_a_prompt_is_tokenized_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
