@@ -197,7 +197,7 @@ class Intake:
             raise ProtocolError(f"the window passes the context of {self.offer.max_positions}")
 
     def _check_ids(self, ids: AnyArray) -> None:
-        if ids.min() < 0 or ids.max() >= self.offer.vocab_size:
+        if ((ids < 0) | (ids >= self.offer.vocab_size)).any():
             raise ProtocolError(f"token ids must lie in 0..{self.offer.vocab_size - 1}")
 
 

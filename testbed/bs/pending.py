@@ -32,7 +32,9 @@ class Pending:
     """Lead of the session's output over its guarantee when the round began, tokens / speed − time; below 0: it was
     behind."""
     acceptance: float | None = None
-    """Acceptance rate α of this session; None: not measured yet."""
+    """Acceptance rate α of this session, accepted / (accepted + first rejections); None: not measured yet."""
+    accepted_share: float | None = None
+    """Accepted / drafted tokens of this session; None: not measured yet."""
 
     @property
     def cached_tokens(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -67,6 +67,13 @@ class Queue:
                 self.drop(session)
             batch.append(Taken(session, item, whole))
         return batch
+
+    def see(self, cached: Callable[[str], int | None]) -> None:
+        """Update what is cached of every waiting request's prefix, where the engine knows; evictions are seen by it."""
+        for name, (session, item) in self._waiting.items():
+            known = cached(name)
+            if known is not None and known != item.computed:
+                self._waiting[name] = (session, replace(item, computed=known))
 
     def learn(self, session: Session) -> None:
         """Update how much of a waiting request's prefix has been computed."""

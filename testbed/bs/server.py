@@ -113,6 +113,7 @@ class BaseStation:
         """
         batch = [repeated] if repeated else await self._schedule()  # 4 queue
         if not batch:
+            self._wake.clear()  # until another request arrives
             return
         start_s = self._clock.time()
         try:
@@ -152,6 +153,7 @@ class BaseStation:
 
     async def _schedule(self) -> list[Taken]:
         now_s = self._clock.time()
+        self._queue.see(self._runner.cached)
         planned, failed = apart(self._queue.pending(), lambda waiting: self._ledger.plan(waiting, now_s))
         await self._closer.fail_all((self._queue.session(item), exc) for item, exc in failed)
         return self._queue.take(planned)

@@ -99,6 +99,8 @@ class Session:
     """Drafted tokens that were accepted."""
     rejected: int = 0
     """First rejections: at most one per window."""
+    drafted: int = 0
+    """Drafted tokens."""
     hidden_bits: int = 16
     """Bits per element of its hidden states on the uplink."""
     states: Reading = "predicting"

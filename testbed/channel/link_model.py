@@ -200,27 +200,35 @@ class Direction:
 
 
 class RoundDelay:
-    """Implements `OneWay`: half of a round's delay, at any rate; see `round_delay`.
+    """Implements `OneWay`: bytes at a rate, then half of a round's delay; see `round_delay`.
 
     Args:
         mean_s: delay of a round there and back until the first message.
         draw: the same, for each message.
+        rate_mbps: rate; infinity: bytes take no time.
     """
 
-    def __init__(self, mean_s: float, draw: Callable[[], float]) -> None:
+    def __init__(self, mean_s: float, draw: Callable[[], float], rate_mbps: float = math.inf) -> None:
         self._draw, self.round_s, self._arrived_s = draw, mean_s, -math.inf
+        self._rate_mbps, self._served_s = rate_mbps, -math.inf
 
     def admit(self, now_s: float, size_bytes: float) -> float:
         """See `OneWay.admit`."""
         self.round_s = self._draw()
-        self._arrived_s = max(self._arrived_s, now_s + self.round_s / 2)
+        self._served_s = max(self._served_s, now_s) + 8e-6 * size_bytes / self._rate_mbps
+        self._arrived_s = max(self._arrived_s, self._served_s + self.round_s / 2)
         return self._arrived_s
 
 
-def round_delay(mean_s: float, spread: float, seed: int) -> tuple[RoundDelay, RoundDelay]:
+def round_delay(
+    mean_s: float, spread: float, seed: int, rates_mbps: tuple[float, float] = (math.inf, math.inf)
+) -> tuple[RoundDelay, RoundDelay]:
     """A link whose rounds have random delays, uniform in `mean_s`·(1 ± `spread`): drawn on the way up, and half of it
     each way.
+
+    Args:
+        rates_mbps: up and down; the time of the bytes comes on top of the delay.
     """
     dice = random.Random(seed)
-    up = RoundDelay(mean_s, lambda: mean_s * dice.uniform(1 - spread, 1 + spread))
-    return up, RoundDelay(mean_s, lambda: up.round_s)
+    up = RoundDelay(mean_s, lambda: mean_s * dice.uniform(1 - spread, 1 + spread), rates_mbps[0])
+    return up, RoundDelay(mean_s, lambda: up.round_s, rates_mbps[1])

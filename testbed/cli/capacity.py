@@ -27,6 +27,15 @@ COLUMNS = {
     "class_tps": ("class tok/s", "{:g}"),
     "ues": ("UEs", "{:d}"),
     "capacity": ("capacity", "{:d}"),
+    "capacity_low": ("from", "{:.1f}"),
+    "capacity_high": ("to", "{:.1f}"),
+    "difference": ("minus fcfs-cache", "{:+.1f}"),
+    "difference_low": ("from ", "{:+.1f}"),
+    "difference_high": ("to ", "{:+.1f}"),
+    "verdict": ("verdict", "{}"),
+    "all": ("all keep ε", "{:d}"),
+    "all_difference": ("minus fcfs-cache ", "{:+.1f}"),
+    "all_verdict": ("verdict ", "{}"),
     "paper": ("paper", "{:d}"),
     "ratio": ("ratio", "{:.3f}"),
     "violation": ("violated", "{:.3f}"),
@@ -34,7 +43,8 @@ COLUMNS = {
     "acceptance": ("accepted", "{:.3f}"),
     "batch_size": ("batch", "{:.1f}"),
     "busy_share": ("busy", "{:.2f}"),
-    "evicted_tokens": ("evicted", "{:d}"),
+    "evicted_tokens": ("evicted", "{:.0f}"),
+    "memory_bound": ("memory binds", "{:.3f}"),
 }
 
 VIOLATED = "violated at"
@@ -62,6 +72,12 @@ def capacity(
     given: Given,
     set_: Set = None,
     sensitivity: Annotated[bool, typer.Option("--sensitivity", help="Vary every assumption by itself.")] = False,
+    switches: Annotated[
+        bool, typer.Option("--switches", help="Algorithm 1 as printed, with each repair alone, and without each.")
+    ] = False,
+    estimates: Annotated[
+        bool, typer.Option("--estimates", help="Vary bias and noise of the pass times that schedulers plan by.")
+    ] = False,
     sweep: Annotated[str | None, typer.Option(help="Violations over the number of UEs: FROM:TO:STEP.")] = None,
     tables: Tables = False,
     real: Real = False,
@@ -83,12 +99,18 @@ def capacity(
 
         testbed capacity --systems wisp,centralized --classes 8 --sensitivity --json
 
+        testbed capacity --systems wisp --classes 8 --switches --set repeats=5
+
         testbed capacity --real --mix 10:1,20:1 --ues 8 --set max_batch=2 --out runs/real
     """
     if "mix" in given.values:
         given.values["mix"] = _mix(given.values["mix"])
+    flags = {"sensitivity": sensitivity, "switches": switches, "estimates": estimates}
+    varied = [name for name, on in flags.items() if on]
+    if len(varied) > 1:
+        raise BadInput(f"--{varied[0]} and --{varied[1]} exclude each other")
     if real:
-        if out is None or sensitivity or tables or jobs:
+        if out is None or varied or tables or jobs:
             raise BadInput("--real runs one load after another: give --out, and no --sensitivity or --tables")
         document = _real(given, _range(sweep), set_ or [], out)
         _show(document, "processes of this machine", as_json, out)
@@ -96,12 +118,12 @@ def capacity(
     if (jobs is not None and jobs < 1) or (tables and out is None):
         raise BadInput("--jobs must be at least 1, and --tables needs --out DIR")
     config = combined(CapacityConfig(), given.file, given.values, set_ or [])
-    document = _study(config, sensitivity, _range(sweep), tables, jobs or os.cpu_count() or 1, out)
+    document = _study(config, varied[0] if varied else None, _range(sweep), tables, jobs or os.cpu_count() or 1, out)
     _show(document, _title(document), as_json, out)
 
 
 def _study(
-    config: CapacityConfig, sensitivity: bool, loads: tuple[int, ...], tables: bool, jobs: int, out: Path | None
+    config: CapacityConfig, vary: str | None, loads: tuple[int, ...], tables: bool, jobs: int, out: Path | None
 ) -> dict[str, Any]:
     """Runs in virtual time."""
     from testbed.experiments.capacity.report import Study, study
@@ -113,7 +135,7 @@ def _study(
         def told(done: int, total: int, text: str) -> None:
             bar.update(task, completed=done, total=total, description=text or "capacity")
 
-        return study(Study(config, sensitivity, loads, tables, jobs), out, told)
+        return study(Study(config, vary, loads, tables, jobs), out, told)
 
 
 def _real(given: Given, loads: tuple[int, ...], more: list[str], out: Path) -> dict[str, Any]:

@@ -66,6 +66,10 @@ class Coefficients:
         shares = [self.share_s(*work) for work in batch]
         return self.c + sum(shares) if shares else 0.0
 
+    def scaled(self, factor: float) -> Coefficients:
+        """All coefficients times a factor."""
+        return Coefficients(*(factor * value for value in self.values))
+
     def as_dict(self) -> dict[str, float]:
         """Coefficients by name, as written to files."""
         return dict(zip(NAMES, self.values, strict=True))

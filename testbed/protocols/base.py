@@ -25,7 +25,7 @@ class Drafted(NamedTuple):
     """A drafted window as the UE holds it."""
 
     ids: NDArray[np.int32]
-    """[K]"""
+    """[K], K ≥ 0"""
     hidden: NDArray[np.float16]
     """[K, hidden_size] hidden states that predicted the ids."""
     q: Counts | None = None
@@ -34,13 +34,15 @@ class Drafted(NamedTuple):
     """The last committed token, where the UE drew it and the BS does not know it yet."""
     hidden_bits: int = FULL_BITS
     """Bits per element of uploaded hidden states: see `protocols.quantise`."""
+    left_out: int = 0
+    """Number of tokens that were drafted after these and are not sent."""
 
 
 class Window(NamedTuple):
     """A drafted window as the BS received it."""
 
     ids: NDArray[np.int32]
-    """[K]"""
+    """[K], K ≥ 0"""
     hidden: NDArray[np.float16] | NDArray[np.float32] | None
     """[K, hidden_size] hidden states as received, where the protocol uploads all of them."""
     q: Counts | None = None
@@ -98,7 +100,7 @@ class RoundProtocol:
             ProtocolError: arrays missing, of a wrong dtype or shape, or not finite.
         """
         expect_names(arrays, "ids")
-        return Window(read_ids(arrays), None)
+        return Window(read_ids(arrays, least=0), None)
 
     def asks_for(self, candidates: Sequence[int]) -> Sequence[int]:
         """Positions whose hidden states the BS must request before it can judge."""
@@ -141,11 +143,11 @@ def expect_names(arrays: dict[str, AnyArray], *names: str) -> None:
         raise ProtocolError(f"expected the arrays {', '.join(names)}; got {', '.join(sorted(arrays)) or 'none'}")
 
 
-def read_ids(arrays: dict[str, AnyArray]) -> NDArray[np.int32]:
-    """The id array, i4 [n], n ≥ 1."""
+def read_ids(arrays: dict[str, AnyArray], least: int = 1) -> NDArray[np.int32]:
+    """The id array, i4 [n], n ≥ `least`: a window may be empty, a prefix may not."""
     ids = arrays["ids"]
-    if ids.dtype != np.int32 or ids.ndim != 1 or not len(ids):
-        raise ProtocolError(f"ids must be i4 [n], n ≥ 1, not {ids.dtype} {list(ids.shape)}")
+    if ids.dtype != np.int32 or ids.ndim != 1 or len(ids) < least:
+        raise ProtocolError(f"ids must be i4 [n], n ≥ {least}, not {ids.dtype} {list(ids.shape)}")
     return ids
 
 

@@ -35,7 +35,7 @@ class FullHidden(RoundProtocol):
     def window(self, arrays: dict[str, AnyArray], hidden_size: int, hidden_bits: int = FULL_BITS) -> Window:
         """Ids and the hidden states of all of them."""
         expect_names(arrays, "ids", *hidden_names(hidden_bits))
-        ids = read_ids(arrays)
+        ids = read_ids(arrays, least=0)
         return Window(ids, read_hidden(arrays, len(ids), hidden_size, hidden_bits))
 
     # ------------------------------------------------------------ payload

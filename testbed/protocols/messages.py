@@ -87,7 +87,9 @@ class Open(Message, frozen=True):
 
 
 class Draft(Message, frozen=True):
-    """One drafted window; frames: `ids` i4 [K] and what the protocol adds."""
+    """One drafted window, possibly empty (K = 0: the verdict brings the target's next token); frames: `ids` i4 [K] and
+    what the protocol adds.
+    """
 
     session: int
     round: int

@@ -47,7 +47,7 @@ class RejectionSampling(RoundProtocol):
         """
         q = _of(drafted)
         if q.nbytes > MAX_ARRAY_BYTES:
-            most = MAX_ARRAY_BYTES // q[0].nbytes
+            most = MAX_ARRAY_BYTES // q[:1].nbytes
             raise BadInput(f"distributions of {len(q)} tokens over {q.shape[1]} ids: use --window {most} or less")
         return {"ids": drafted.ids, "q": q}
 
@@ -56,10 +56,10 @@ class RejectionSampling(RoundProtocol):
     def window(self, arrays: dict[str, AnyArray], hidden_size: int, hidden_bits: int = FULL_BITS) -> Window:
         """Ids, and distributions that each add up to 1 and could have drawn their token."""
         expect_names(arrays, "ids", "q")
-        ids, q = read_ids(arrays), arrays["q"]
+        ids, q = read_ids(arrays, least=0), arrays["q"]
         if q.dtype != np.uint16 or q.ndim != 2 or len(q) != len(ids):
             raise ProtocolError(f"q must be u2 [{len(ids)}, V], not {q.dtype} {list(q.shape)}")
-        if ids.min() < 0 or ids.max() >= q.shape[1]:
+        if ((ids < 0) | (ids >= q.shape[1])).any():
             raise ProtocolError(f"token ids must lie in 0..{q.shape[1] - 1}")
         if (q.sum(axis=1, dtype=np.int64) != ONE).any():
             raise ProtocolError(f"every row of q must add up to {ONE}")
@@ -122,7 +122,7 @@ class SplitSampling(RoundProtocol):
                 raise ProtocolError(f"token must be i4 [1], not {owed.dtype} {list(owed.shape)}")
             token = int(owed[0])
         expect_names(arrays, "ids", "q")
-        ids, q = read_ids(arrays), arrays["q"]
+        ids, q = read_ids(arrays, least=0), arrays["q"]
         if q.dtype != np.uint16 or q.shape != ids.shape:
             raise ProtocolError(f"q must be u2 [{len(ids)}], not {q.dtype} {list(q.shape)}")
         if not q.all():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from testbed.errors import ProtocolError
+from testbed.protocols.base import Drafted
 from testbed.protocols.codec import AnyArray, Packet, unpack_positions
 from testbed.protocols.messages import Draft, NeedHidden, Verdict
 from testbed.ue.records import RoundRecord
@@ -47,7 +48,7 @@ def record_of(
     kind: str,
     draft: Draft,
     exchange: Exchange,
-    drafted: int,
+    drafted: Drafted,
     committed: int,
     span_s: tuple[float, float],
     drafting_s: float,
@@ -57,18 +58,19 @@ def record_of(
     Args:
         kind: kind of the protocol.
         draft: the draft that was sent, or its substitute if the BS decoded alone.
-        drafted: number of tokens in the window.
+        drafted: the window, empty if the BS decoded alone.
         committed: number of tokens added to the output.
         span_s: begin and end of the round.
         drafting_s: time spent on the drafted tokens.
     """
-    verdict, (begin_s, end_s) = exchange.verdict, span_s
+    verdict, (begin_s, end_s), count = exchange.verdict, span_s, len(drafted.ids)
+    paid = count + drafted.left_out
     parts_s = (exchange.link_s, verdict.queue_s, verdict.verify_s, verdict.judge_s)
     return RoundRecord(
-        round=draft.round, protocol=kind, base_len=draft.base_len, csi=draft.csi, drafted=drafted, committed=committed,
+        round=draft.round, protocol=kind, base_len=draft.base_len, csi=draft.csi, drafted=count, committed=committed,
         accepted=verdict.accepted, kept=verdict.kept, candidates=verdict.candidates, queried=verdict.queried,
         batch_size=verdict.batch_size, gap=verdict.gap, hint=verdict.window,
-        draft_s=draft.draft_s, wasted_s=drafting_s * (1 - verdict.accepted / drafted) if drafted else 0.0,
+        draft_s=draft.draft_s, wasted_s=drafting_s * (1 - verdict.accepted / paid) if paid else 0.0,
         link_s=exchange.link_s, queue_s=verdict.queue_s, verify_s=verdict.verify_s, judge_s=verdict.judge_s,
         overhead_s=max(0.0, end_s - begin_s - draft.draft_s - sum(parts_s)),
         uplink_bytes=exchange.uplink_bytes, downlink_bytes=exchange.downlink_bytes,

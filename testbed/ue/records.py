@@ -38,8 +38,8 @@ class RoundRecord(msgspec.Struct, frozen=True):
     choice: str = ""
     """Why `auto` chose this protocol."""
     wasted_s: float = 0.0
-    """Time spent drafting tokens that were not accepted: their number times the mean drafting time per token of the
-    round, without prefill (WISP eqs. 7, 8)."""
+    """Time spent drafting tokens that were not accepted, those left out of the window included: their number times the
+    mean drafting time per token of the round, without prefill (WISP eqs. 7, 8)."""
     hint: int = NO_HINT
     """Window for the next round that the verdict hinted; 0: the BS decodes alone, `NO_HINT`: no hint."""
     begin_s: float | None = None

@@ -150,8 +150,8 @@ class DecodingSession:
         )  # fmt: skip
         exchange = await self._exchange(draft, arrays, drafted)  # 3 send, and wait for the verdict
         committed, reason = self._commit(drafted, exchange, room)  # 8 commit
-        span_s, count = (begun_s, self._clock.time()), len(drafted.ids)
-        record = record_of(self._protocol.kind, draft, exchange, count, committed, span_s, drafted_s - start_s)
+        span_s = (begun_s, self._clock.time())
+        record = record_of(self._protocol.kind, draft, exchange, drafted, committed, span_s, drafted_s - start_s)
         self._network_s = record.link_s
         return replace(record, choice=self._choice), reason
 
@@ -160,7 +160,7 @@ class DecodingSession:
         draft = Draft(session=self._number, round=number, base_len=len(self._committed))
         exchange = await self._listen(number)
         committed, reason = self._commit(NOTHING, exchange, room)
-        record = record_of(self._protocol.kind, draft, exchange, 0, committed, (begun_s, self._clock.time()), 0.0)
+        record = record_of(self._protocol.kind, draft, exchange, NOTHING, committed, (begun_s, self._clock.time()), 0.0)
         return replace(record, choice=self._choice), reason
 
     async def _exchange(self, draft: Draft, arrays: dict[str, AnyArray], drafted: Drafted) -> Exchange:
@@ -264,7 +264,7 @@ class DecodingSession:
         if ends:
             added = added[: ends[0] + 1]
         self._committed = np.concatenate([self._committed, added])
-        if not ends and len(added) < room and len(drafted.ids):
+        if not ends and len(added) < room and drafted is not NOTHING:
             self._windows.commit(verdict.accepted, token)
         self._risk = verdict.risk
         if self._hints and verdict.window != NO_HINT:

@@ -59,14 +59,18 @@ class WindowDrafter:
         return self._drafter.open(self._prompt, choose=self._sampler)
 
     async def draft(self, number: int, room: int, ends: Set[int]) -> Drafted:
-        """The window of a round: ended by the policy, an end id, or the room left for the output."""
+        """The window of a round: ended by the policy, an end id, or the room left for the output.
+
+        Tokens that the policy leaves out cost their drafting time; `Drafted.left_out` counts them.
+        """
         if self._sampler:
             self._sampler.begin(number)
         tokens = self._tokens(room, ends)
+        count = self._policy.to_send(tokens)
         ids, hidden = np.array([t.id for t in tokens], np.int32), np.stack([t.hidden for t in tokens])
-        q = self._sampler.window() if self._sampler else None
-        await self._pace.drafted(len(ids), self._known)
-        return Drafted(ids, hidden, q, self.replaced, self._hidden_bits)
+        q = self._sampler.window()[:count] if self._sampler else None
+        await self._pace.drafted(len(tokens), self._known)
+        return Drafted(ids[:count], hidden[:count], q, self.replaced, self._hidden_bits, len(tokens) - count)
 
     def _tokens(self, room: int, ends: Set[int]) -> list[DraftToken]:
         assert self._sequence is not None

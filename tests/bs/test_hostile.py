@@ -199,6 +199,9 @@ class Straight(EngineRunner):
     async def verify(self, batch: Any) -> Any:
         return self._engine.verify(batch)
 
+    def cached(self, session: str) -> None:
+        return None
+
     async def judged(self, positions: int) -> None:
         return
 

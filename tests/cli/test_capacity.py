@@ -11,8 +11,8 @@ import pytest
 from testbed.cli.main import main
 
 QUICK = [
-    *("--set", "prompt=[20, 60]", "--set", "response=[10, 30]", "--set", "kv_tokens=2000", "--set", "max_batch=2"),
-    *("--set", "warmup_s=3", "--set", "judged=8", "--horizon-s", "5", "--jobs", "1"),
+    *("--set", "prompt=[10, 30]", "--set", "response=[8, 16]", "--set", "kv_tokens=2000", "--set", "max_batch=1"),
+    *("--set", "warmup_s=1.5", "--set", "judged=60", "--horizon-s", "3", "--jobs", "1"),
 ]
 
 
@@ -24,11 +24,11 @@ def call(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, object]:
 
 
 def test_capacities_come_as_the_contract_has_them(capsys: pytest.CaptureFixture[str]) -> None:
-    document = call(capsys, "--systems", "fcfs-cache,sled", "--classes", "6,12")
+    document = call(capsys, "--systems", "fcfs-cache,sled", "--classes", "5,10")
     rows = document["rows"]
     assert isinstance(rows, list)
     assert [(row["system"], row["class_tps"]) for row in rows] == [
-        ("fcfs-cache", 6), ("fcfs-cache", 12), ("sled", 6), ("sled", 12)
+        ("fcfs-cache", 5), ("fcfs-cache", 10), ("sled", 5), ("sled", 10)
     ]  # fmt: skip
     for row in rows:
         assert isinstance(row["capacity"], int)
@@ -55,7 +55,7 @@ def test_a_directory_holds_tables_and_plots_and_is_taken_up_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "study"
-    argv = ("--systems", "sled", "--classes", "12", "--out", str(out))
+    argv = ("--systems", "sled", "--classes", "10", "--out", str(out))
     first = call(capsys, *argv)
     names = {path.name for path in out.iterdir()}
     assert {"config.yaml", "summary.json", "points", "table2.csv", "table2.png", "table3.csv"} <= names
@@ -83,7 +83,7 @@ def test_sensitivity_compares_with_nothing_varied(
 
     monkeypatch.setattr(capacity_report, "SENSITIVITY", ({"max_batch": 1},))
     out = ("--out", str(tmp_path / "s"))
-    rows = call(capsys, "--systems", "sled,centralized", "--classes", "12", "--sensitivity", *out)["rows"]
+    rows = call(capsys, "--systems", "sled,centralized", "--classes", "10", "--sensitivity", *out)["rows"]
     assert isinstance(rows, list)
     assert [(row["system"], row["varied"]) for row in rows] == [
         ("sled", "nothing"), ("centralized", "nothing"), ("sled", "max_batch=1"), ("centralized", "max_batch=1")

@@ -16,6 +16,9 @@ class EngineRunner(Protocol):
     async def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
         """Results of one pass, in order."""
 
+    def cached(self, session: str) -> int | None:
+        """Leading tokens of a session in the prefix cache; None: the engine reports hits only after a pass."""
+
     async def judged(self, positions: int) -> None:
         """Account for the time of judging this many positions by hidden states."""
 
@@ -35,6 +38,10 @@ class ThreadRunner:
         """Results of one pass, in order."""
         self._known.update(request.session for request in batch)
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.verify, batch)
+
+    def cached(self, session: str) -> int | None:
+        """See `EngineRunner.cached`: engines report hits after a pass."""
+        return None
 
     async def judged(self, positions: int) -> None:
         """Nothing: judging took its time."""

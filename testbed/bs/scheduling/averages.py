@@ -104,10 +104,14 @@ class Averages:
         self._ues: OrderedDict[bytes, UeRounds] = OrderedDict()
         self._unit = 1.0
         """Weight of the latest round in `_ues`; it grows, so that the earlier ones count less."""
-        self._accepted = self._tried = 0.0
+        self._accepted = self._tried = self._drafted = 0.0
 
-    def add(self, ue: bytes, shape: tuple[float, float, float, float, float], accepted: int, rejected: int) -> None:
-        """Add a round: the fields of its `RoundShape`, its accepted tokens, and its first rejections (0 or 1)."""
+    def add(
+        self, ue: bytes, shape: tuple[float, float, float, float, float], accepted: int, rejected: int, drafted: int = 0
+    ) -> None:
+        """Add a round: the fields of its `RoundShape`, its accepted tokens, its first rejections (0 or 1), and its
+        drafted tokens. An empty window leaves the acceptance rates as they are.
+        """
         keep = self._keep
         shape = (*shape[:3], min(shape[3], MOST_TIME_S), min(shape[4], MOST_TIME_S))
         self._weight = keep * self._weight + 1
@@ -115,6 +119,7 @@ class Averages:
         self._guess *= keep
         self._accepted = keep * self._accepted + accepted
         self._tried = keep * self._tried + accepted + rejected
+        self._drafted = keep * self._drafted + drafted
         self._unit /= keep
         before = self._ues.pop(ue, UeRounds(0.0, np.zeros(len(shape))))
         self._ues[ue] = UeRounds(before.weight + self._unit, before.sums + self._unit * np.array(shape))
@@ -152,7 +157,13 @@ class Averages:
         """α of a session with these accepted tokens and first rejections, shrunk towards that of all sessions; None: no
         session has any yet.
         """
-        if self._tried == 0:
+        return self._rate(accepted, accepted + rejected, self._tried)
+
+    def accepted_share(self, accepted: int, drafted: int) -> float | None:
+        """Accepted / drafted tokens of a session, shrunk likewise; None: no session has drafted any yet."""
+        return self._rate(accepted, drafted, self._drafted)
+
+    def _rate(self, accepted: int, of: int, of_all: float) -> float | None:
+        if of_all == 0:
             return None
-        prior = self._accepted / self._tried
-        return (accepted + OWN_TOKENS * prior) / (accepted + rejected + OWN_TOKENS)
+        return (accepted + OWN_TOKENS * self._accepted / of_all) / (of + OWN_TOKENS)

@@ -20,7 +20,9 @@ class Scheduler(ABC):
 
     @abstractmethod
     def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
-        """The next batch, never empty while something is pending; in place of a request it may take a `piece` of it."""
+        """The next batch; in place of a request it may take a `piece` of it. After an empty batch, the next plan
+        follows when another request arrives.
+        """
 
     def learn(self, coefficients: Coefficients | None, budget_s: float | None) -> Scheduler:
         """The scheduler of the next pass.

@@ -106,6 +106,7 @@ class PassLedger:
             round_.network_s,
             ahead_s,
             self._averages.acceptance(session.accepted, session.rejected),
+            self._averages.accepted_share(session.accepted, session.drafted),
         )
 
     # ------------------------------------------------------------ passes
@@ -170,9 +171,10 @@ class PassLedger:
         session.computed = self._kept(session.length + accepted)
         session.accepted += accepted
         session.rejected += rejected
+        session.drafted += drafted
         committed = accepted + (kept.token is not None)
         shape = (round_.new, round_.cached, committed, round_.draft_s, round_.network_s)
-        self._averages.add(self._sessions.owner(session.key[0]), shape, accepted, rejected)
+        self._averages.add(self._sessions.owner(session.key[0]), shape, accepted, rejected, drafted)
 
     def late(self, round_: Round, now_s: float) -> bool:
         """Whether a round with a guaranteed speed ends after its deadline; waiting for hidden states does not count."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from testbed.bs.scheduling.base import Fcfs, Scheduler
-from testbed.bs.scheduling.slo import Slo
+from testbed.bs.scheduling.slo import REPAIRED, Rules, Slo
 from testbed.config import ServeConfig
 from testbed.errors import BadInput
 from testbed.optim.pass_time import Coefficients
@@ -35,6 +35,12 @@ class SchedulerSetting:
     """Whether passes stay small enough to meet deadlines."""
     cuts: bool = False
     """Whether prompts may be cut into pieces as deadlines require."""
+    rules: Rules = REPAIRED
+    """Corrections of Algorithm 1."""
+    guard_s: float | None = None
+    """δ of Algorithm 1; None: from the waiting requests."""
+    committed: str = "geometric"
+    """Estimate of a round's tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +60,19 @@ class SchedulerEntry:
 
 
 def _slo(setting: SchedulerSetting) -> Scheduler:
-    assert setting.coefficients is not None
+    times, most = setting.coefficients, setting.chunk_tokens
+    assert times is not None
     return Slo(
-        coefficients=setting.coefficients,
+        coefficients=times,
         max_requests=setting.max_requests,
         max_tokens=setting.max_tokens,
         kv_tokens=setting.kv_tokens,
         protect=setting.protect,
         cuts=setting.cuts,
+        hold_s=None if most is None else times.alone_s(most, 0),
+        rules=setting.rules,
+        guard_s=setting.guard_s,
+        committed=setting.committed,
     )
 
 

@@ -1,6 +1,6 @@
-"""SLO-aware batches for token-speed guarantees: WISP's Algorithm 1, corrected (Sections 3.1, 4.2 and 4.3).
+"""SLO-aware batches for token-speed guarantees: WISP's Algorithm 1 (Sections 3.1 to 4.3), as printed or corrected.
 
-A class is named by its speed in tokens per second. Corrections:
+A class is named by its speed in tokens per second. `Rules` has a switch for each correction:
 
 - A request that can no longer meet its deadline keeps its place among the critical ones, but its deadline bounds no
   batch: it neither blocks the others (as printed) nor starves behind them (if put last).
@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from testbed.bs.pending import PIECE, Pending
 from testbed.bs.scheduling.base import Scheduler
@@ -36,7 +36,8 @@ def linear(acceptance: float, drafted: int) -> float:
     return acceptance * drafted + 1
 
 
-COMMITTED: dict[str, Callable[[float, int], float]] = {"geometric": geometric, "linear": linear}
+LINEAR = "linear"
+COMMITTED: dict[str, Callable[[float, int], float]] = {"geometric": geometric, LINEAR: linear}
 """Expected tokens of a round, from α and the number drafted; each with its own definition of α."""
 GUARD_PASSES = 3
 """A request may have to wait for the running pass, and shares its own pass with others, which takes longer than T̂({i}).
@@ -54,6 +55,24 @@ def budget_s(
     """
     slack_s = spend * ahead_s if ahead_s > 0 else ahead_s
     return max(0.0, committed / speed_tps - max(0.0, draft_s) - max(0.0, network_s) + slack_s)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Corrections of Algorithm 1; the defaults are all of them."""
+
+    late: Literal["edf", "last", "stop"] = "edf"
+    """A request that can no longer meet its deadline: is served in order of deadlines, after all others, or is
+    infeasible as printed, so that it is never served."""
+    own_token: bool = True
+    """Whether the verifier's own token counts towards the guarantee."""
+    filling: bool = True
+    """Whether the batch grows on after a request that does not fit; otherwise that one ends it (lines 20–22, 30)."""
+
+
+REPAIRED = Rules()
+PRINTED = Rules(late="stop", own_token=False, filling=False)
+"""Algorithm 1 as printed: a late request is never served, and neither is any behind it."""
 
 
 class TimedRequest(NamedTuple):
@@ -90,9 +109,9 @@ class Queues(NamedTuple):
 class Slo(Scheduler):
     """Critical requests by earliest deadline, then the rest by utility, as many as fit.
 
-    The first request is always taken, alone if necessary. Each further one must fit the bounds, and must not make a
-    request of the batch miss a deadline that it could meet, by T̂. Waiting moves no deadline, and no deadline lies
-    before the arrival: fewer and fewer requests come before a waiting one, so that none starves.
+    With the default rules, the first request is always taken, alone if necessary. Each further one must fit the bounds,
+    and must not make a request of the batch miss a deadline that it could meet, by T̂. Waiting moves no deadline, and no
+    deadline lies before the arrival: fewer and fewer requests come before a waiting one, so that none starves.
 
     Raises:
         BadInput: a value out of range.
@@ -100,6 +119,7 @@ class Slo(Scheduler):
 
     learns: ClassVar[bool] = True
     coefficients: Coefficients
+    rules: Rules = REPAIRED
     max_requests: int = 256
     max_tokens: int = 8192
     """New tokens of one pass; a single larger request is still taken, alone."""
@@ -143,9 +163,14 @@ class Slo(Scheduler):
             raise BadInput(f"a pass may last 0 s or more, not {self.hold_s:g}")
 
     def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
-        """The next batch, never empty while requests are pending, and independent of their order."""
+        """The next batch, independent of the order of the requests. While requests are pending, it is empty only under
+        the rule `late="stop"`, if none of them is feasible.
+        """
         queues = self.queues(pending, now_s)
-        return self._fill((*queues.urgent, *queues.utility), now_s)
+        line = [*queues.urgent, *queues.utility]
+        if self.rules.late == "last":
+            line.sort(key=lambda entry: entry.late)
+        return self._fill(line, now_s)
 
     def queues(self, pending: Sequence[Pending], now_s: float) -> Queues:
         """Both queues at this moment, for `plan` and for metrics."""
@@ -179,8 +204,9 @@ class Slo(Scheduler):
 
     def expected(self, item: Pending) -> float:
         """Expected tokens of a request's round."""
-        acceptance = self.acceptance if item.acceptance is None else item.acceptance
-        return COMMITTED[self.committed](acceptance, len(item.request.draft))
+        known = item.accepted_share if self.committed == LINEAR else item.acceptance
+        tokens = COMMITTED[self.committed](self.acceptance if known is None else known, len(item.request.draft))
+        return tokens if self.rules.own_token else tokens - 1
 
     def deadline_s(self, item: Pending, tokens: float) -> float:
         """d: deadline of a request with this many expected tokens (eq. 12)."""
@@ -221,8 +247,10 @@ class Slo(Scheduler):
         room = math.inf if self.kv_tokens is None else self.kv_tokens
         tokens = kv = 0
         took_s, due_s = self.coefficients.c, math.inf
+        blocks = self.rules.late == "stop"
         for entry in line:
-            tightest_s = due_s if entry.late or not self.protect else min(due_s, entry.deadline_s)
+            exempt = not self.protect or (entry.late and not blocks)
+            tightest_s = due_s if exempt else min(due_s, entry.deadline_s)
             fits = tokens + entry.new <= self.max_tokens and kv + entry.kv <= room
             fits = fits and now_s + (took_s + entry.share_s) <= tightest_s
             if self.hold_s is not None and entry.new - len(entry.pending.request.draft) > PIECE:
@@ -233,7 +261,9 @@ class Slo(Scheduler):
                     if cut is None:
                         continue
                     entry, tightest_s = cut, due_s
-            elif batch and not fits:
+            elif (batch or blocks) and not fits:
+                if not self.rules.filling:
+                    break
                 continue
             batch.append(entry.pending)
             tokens, kv, took_s, due_s = tokens + entry.new, kv + entry.kv, took_s + entry.share_s, tightest_s

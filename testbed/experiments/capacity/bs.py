@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import random
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -19,6 +21,7 @@ from testbed.bs.scheduling.base import Scheduler
 from testbed.clock import Clock
 from testbed.experiments.capacity.ue import LANGUAGE, MOST_POSITIONS, VOCAB
 from testbed.experiments.inputs.profile import PassWork, VerifyCost
+from testbed.optim.pass_time import Coefficients
 
 OFFER = Offer("synthetic", "", VOCAB, 1, (), MOST_POSITIONS)
 """Work of a base station under synthetic traffic."""
@@ -96,6 +99,10 @@ class TrafficRunner:
                 self._cache.hold(request.session, len(request.prefix) + stays)
         return results
 
+    def cached(self, session: str) -> int | None:
+        """See `EngineRunner.cached`: less than was computed where the cache has evicted some."""
+        return 0 if self._cache is None else self._cache.cached(session)
+
     async def judged(self, positions: int) -> None:
         """Judging takes no time."""
 
@@ -105,18 +112,54 @@ class TrafficRunner:
             self._cache.drop(session)
 
 
-class EachRound(Scheduler):
-    """Another scheduler that is shown every round by itself, whatever the response gained or lost
-    before it (WISP, eq. 6).
+class Observed(Scheduler):
+    """Another scheduler, with what it is shown and told changed, and its memory limit watched.
+
+    Args:
+        each_round: show every round by itself, whatever the response gained or lost before it (WISP, eq. 6).
+        bias, noise: relative error of the pass times that it plans by: the factor of each plan is
+            (1 + bias)·exp(noise·z), z standard normal.
+        coefficients: pass times without error; None: the scheduler plans by none.
+        kv_tokens: memory limit of a pass; None: none.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        coefficients: Coefficients | None,
+        each_round: bool,
+        bias: float,
+        noise: float,
+        seed: int,
+        kv_tokens: int | None,
+    ) -> None:
+        self._scheduler, self._coefficients, self._each_round = scheduler, coefficients, each_round
+        self._bias, self._noise, self._random = bias, noise, random.Random(seed)
+        self._kv_tokens = kv_tokens
+        self.plans = self.bound = 0
+        """Plans, and those in which a waiting request was left out that the memory limit excludes."""
 
     def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
         """The other's batch."""
-        alone = [item if item.ahead_s == 0.0 else replace(item, ahead_s=0.0) for item in pending]
-        return self._scheduler.plan(alone, now_s)
+        shown = [replace(item, ahead_s=0.0) if self._each_round and item.ahead_s else item for item in pending]
+        batch = self._believing().plan(shown, now_s)
+        self.plans += 1
+        if self._kv_tokens is not None:
+            left = self._kv_tokens - sum(item.cached_tokens + item.new_tokens for item in batch)
+            taken = {item.request.session for item in batch}
+            waiting = (item for item in shown if item.request.session not in taken)
+            self.bound += any(item.cached_tokens + item.new_tokens > left for item in waiting)
+        return batch
+
+    def due_s(self, item: Pending) -> float | None:
+        """As the other."""
+        return self._scheduler.due_s(item)
+
+    def _believing(self) -> Scheduler:
+        if self._coefficients is None or not (self._bias or self._noise):
+            return self._scheduler
+        factor = (1 + self._bias) * math.exp(self._noise * self._random.gauss(0, 1))
+        return self._scheduler.learn(self._coefficients.scaled(factor), None)
 
 
 class Reservation:

@@ -6,16 +6,17 @@ UEs and base station are those of every run (`deployment/virtual.py`); pass time
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from testbed.bs.scheduling.base import Scheduler
-from testbed.bs.scheduling.registry import SchedulerSetting, scheduler
+from testbed.bs.scheduling.registry import SCHEDULERS, SchedulerSetting, scheduler
+from testbed.bs.scheduling.slo import Rules
 from testbed.bs.sessions import SessionTable
 from testbed.channel.link_model import round_delay
-from testbed.experiments.capacity.bs import OFFER, EachRound, PrefixCache, Reservation, TrafficRunner
+from testbed.experiments.capacity.bs import OFFER, Observed, PrefixCache, Reservation, TrafficRunner
 from testbed.experiments.capacity.systems import (
     CARRY,
     FILLED,
@@ -27,11 +28,13 @@ from testbed.experiments.capacity.systems import (
     hardware,
 )
 from testbed.experiments.capacity.tally import ALL, CapacityRun, Tally
-from testbed.experiments.capacity.ue import LANGUAGE, VOCAB, Chance, TrafficDrafter, TrafficPace, policy
+from testbed.experiments.capacity.ue import LANGUAGE, VOCAB, Chance, TrafficDrafter, policy
 from testbed.experiments.deployment.load import LoadUe
 from testbed.experiments.deployment.profiled import hinting
 from testbed.experiments.deployment.virtual import VirtualDeployment
+from testbed.intervals import independent_seed
 from testbed.optim.pass_time import Coefficients
+from testbed.ue.pace import ConstantPace
 from testbed.ue.records import RoundRecord
 from testbed.virtual_time import run_virtually
 
@@ -59,19 +62,21 @@ def run_capacity(
 
 
 class _Traffic:
-    """The parts of a run."""
+    """The parts of a run. The seed and the number of UEs give its random numbers, the same for all systems."""
 
     def __init__(self, config: CapacityConfig, system: System, classes: Sequence[float], seed: int) -> None:
         self._config, self._system, self._classes, self._seed = config, system, classes, seed
+        self._dice = independent_seed(seed, len(classes))
         self._deployment = VirtualDeployment()
         self._memory = Reservation(config.kv_tokens)
         profile = hardware(config)
         self._cache = _cache(config, system)
         self._runner = TrafficRunner(profile.verify, self._cache, self._deployment.clock, config.linger)
+        self._scheduler = _scheduler(config, system, profile.interactions.coefficients, self._dice)
         self._bs = self._deployment.base_station(
             self._runner,
             OFFER,
-            scheduler=_scheduler(config, system, profile.interactions.coefficients),
+            scheduler=self._scheduler,
             sessions=SessionTable(total=2 * MOST_UES),
             windows=hinting(profile, max_requests=config.max_batch) if system.window == HINTED else None,
         )
@@ -83,6 +88,7 @@ class _Traffic:
         tally = Tally(config, clock, sorted(set(self._classes)), until)
         ues = (self._ue(number, speed, tally) for number, speed in enumerate(self._classes))
         await self._deployment.run(tally.done.wait(), *ues)
+        tally.finish()
         return CapacityRun(
             system=self._system.name,
             ues=len(self._classes),
@@ -93,9 +99,11 @@ class _Traffic:
             drafted=tally.drafted,
             accepted=tally.accepted,
             rounds=tally.rounds,
+            empty=tally.empty,
             batch_size=tally.batches / max(1, tally.rounds),
             busy_share=self._bs.metrics()["busy_s"] / clock.time(),
             evicted_tokens=self._cache.evicted if self._cache else 0,
+            memory_bound=self._scheduler.bound / max(1, self._scheduler.plans),
             virtual_s=clock.time(),
             cpu_s=time.process_time() - started_s,
             events=tally.events if events else None,
@@ -104,37 +112,38 @@ class _Traffic:
 
     async def _ue(self, number: int, speed_tps: float, tally: Tally) -> None:
         config, clock = self._config, self._deployment.clock
-        work, dice = random.Random(f"work {self._seed} {number}"), f"{self._seed} {number}"
-        chance = Chance(config, random.Random(f"chance {dice}").getrandbits(64))
-        link_seed = random.Random(f"link {dice}").getrandbits(64)
-        client = self._bs.connect(round_delay(config.network_ms / 1e3, config.network_spread, link_seed))
-        rule = policy(config, self._system.window, chance)
-        pace = TrafficPace(clock, 1 / config.draft_tps, rule)
+        work, chance_seed, link_seed = (
+            independent_seed(self._dice, part, number) for part in ("work", "chance", "link")
+        )
+        dice, chance = random.Random(work), Chance(config, chance_seed)
+        rates_mbps = config.uplink_mbps or math.inf, config.downlink_mbps or math.inf
+        client = self._bs.connect(round_delay(config.network_ms / 1e3, config.network_spread, link_seed, rates_mbps))
+        rule, pace = policy(config, self._system.window), ConstantPace(clock, 1 / config.draft_tps)
         ue = LoadUe(client, TrafficDrafter(chance), rule, pace, speed_tps=speed_tps)
-        await clock.sleep(work.uniform(0, config.warmup_s / 3))
+        await clock.sleep(dice.uniform(0, config.warmup_s / 3))
         await client.connect("", VOCAB)
-        prompt, length = self._drawn(work, lasting=True)
-        done = int(work.random() * length)
+        prompt, length = self._drawn(dice, lasting=True)
+        done = int(dice.random() * length)
         try:
             while True:
                 await self._respond(ue, tally, prompt, length, done)
                 await clock.sleep(config.think_s)
-                prompt, length = self._drawn(work)
+                prompt, length = self._drawn(dice)
                 done = 0
         finally:
             await client.close()
 
-    def _drawn(self, work: random.Random, lasting: bool = False) -> tuple[int, int]:
+    def _drawn(self, dice: random.Random, lasting: bool = False) -> tuple[int, int]:
         """Tokens of a prompt and its response; with `lasting`, of a response in progress at a random moment."""
         low, high = self._config.response
-        length = work.randint(low, high)
-        while lasting and work.random() * high >= length:
-            length = work.randint(low, high)
-        return work.randint(*self._config.prompt), length
+        length = dice.randint(low, high)
+        while lasting and dice.random() * high >= length:
+            length = dice.randint(low, high)
+        return dice.randint(*self._config.prompt), length
 
     async def _respond(self, ue: LoadUe, tally: Tally, prompt: int, length: int, done: int) -> None:
         speed_tps = ue.speed_tps or 0.0
-        ended = tally.begun(speed_tps, length) if not done else None
+        ended = tally.begun(speed_tps, length - done, whole=not done)
         ids: Any = LANGUAGE[: prompt + done]
 
         def progress(record: RoundRecord) -> None:
@@ -145,8 +154,7 @@ class _Traffic:
         whole = prompt + length if self._system.memory == "reserved" else 0
         async with self._memory.reserved(whole):
             await ue.decode(ids, length - done, progress)
-        if ended:
-            ended()
+        ended()
 
 
 def _cache(config: CapacityConfig, system: System) -> PrefixCache | None:
@@ -157,14 +165,21 @@ def _cache(config: CapacityConfig, system: System) -> PrefixCache | None:
     return PrefixCache(config.kv_tokens, config.evict == "tail")
 
 
-def _scheduler(config: CapacityConfig, system: System, coefficients: Coefficients) -> Scheduler:
+def _scheduler(config: CapacityConfig, system: System, coefficients: Coefficients, seed: int) -> Observed:
+    kv_tokens = config.kv_tokens if system.memory == "cache" else None
     setting = SchedulerSetting(
         config.max_batch,
         10**9,
         coefficients,
-        kv_tokens=config.kv_tokens if system.memory == "cache" else None,
+        kv_tokens=kv_tokens,
+        chunk_tokens=config.chunk_tokens if system.memory == "cache" else None,
         protect=system.order != FILLED,
-        cuts=system.order not in (ROUND, FILLED),
+        rules=Rules(config.late, config.own_token, config.filling),
+        guard_s=None if config.guard_ms is None else config.guard_ms / 1e3,
+        committed=config.committed,
     )
-    plan = scheduler(CARRY if system.order in (ROUND, FILLED) else system.order, setting)
-    return EachRound(plan) if system.order in (ROUND, FILLED) else plan
+    each_round = system.order in (ROUND, FILLED)
+    chosen = SCHEDULERS.choose(CARRY if each_round else system.order)
+    known = coefficients if chosen.needs_coefficients else None
+    errors = config.estimate_bias, config.estimate_noise
+    return Observed(scheduler(chosen.kind, setting), known, each_round, *errors, seed, kv_tokens)

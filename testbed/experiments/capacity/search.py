@@ -15,7 +15,7 @@ from testbed.config import resolved
 from testbed.errors import BadInput
 from testbed.experiments.capacity.run import run_capacity
 from testbed.experiments.capacity.systems import MOST_UES, CapacityConfig, System, hardware, speeds, spread, system_of
-from testbed.experiments.capacity.tally import ALL, ANY, CLEAR, CapacityRun, keeps
+from testbed.experiments.capacity.tally import ALL, ANY, CLEAR, CapacityRun
 from testbed.experiments.inputs.profile import PassWork
 from testbed.experiments.results.claims import kept
 from testbed.experiments.runs.workers import pool_of
@@ -132,7 +132,7 @@ def _at_once(
 
 def describe(run: CapacityRun) -> str:
     """Short description of a run."""
-    shares = ", ".join(f"{speed}: {count.share:.1%}" for speed, count in run.classes.items())
+    shares = ", ".join(f"{speed}: {count.share or 0:.1%}" for speed, count in run.classes.items())
     return f"{run.system}, {run.ues} UEs, violated {shares}"
 
 
@@ -142,10 +142,14 @@ def describe(run: CapacityRun) -> str:
 class CapacityResult(NamedTuple):
     """A capacity."""
 
-    ues: int
     by_seed: tuple[int, ...]
-    at: CapacityRun | None
-    """The complete run at the capacity; None if the capacity is 0."""
+    runs: tuple[CapacityRun, ...]
+    """The complete run of each seed at its capacity; none of a seed whose capacity is 0."""
+
+    @property
+    def ues(self) -> int:
+        """Median over the seeds, rounded down."""
+        return int(statistics.median(self.by_seed))
 
 
 def largest(
@@ -181,8 +185,9 @@ def largest(
 def capacity_of(
     config: CapacityConfig, system: str, speed_tps: float
 ) -> Generator[CapacityPoint, CapacityRun, CapacityResult]:
-    """Capacity of a class alone on the BS: median of the searches of all seeds, rounded down."""
+    """Capacity of a class alone on the BS, by seed."""
     found: list[int] = []
+    runs: list[CapacityRun] = []
     guess = guessed(config, system_of(system), speed_tps)
     for repeat in range(config.repeats):
         seed = config.seed + repeat
@@ -192,16 +197,17 @@ def capacity_of(
             return run.holds(config.epsilon)
 
         found.append((yield from largest(holds, max(1, guess))))
+        if found[-1]:
+            runs.append((yield CapacityPoint(config, system, (speed_tps,) * found[-1], seed)))
         guess = int(statistics.median(found))
-    ues = int(statistics.median(found))
-    at = (yield CapacityPoint(config, system, (speed_tps,) * ues, config.seed)) if ues else None
-    return CapacityResult(ues, tuple(found), at)
+    return CapacityResult(tuple(found), tuple(runs))
 
 
 def knees_of(config: CapacityConfig, system: str) -> Generator[CapacityPoint, CapacityRun, dict[float, CapacityResult]]:
-    """Knee of each class in the mix: the largest total N at which that class keeps ε."""
+    """Knee of each class in the mix: the largest total N at which that class keeps ε, by seed."""
     known: dict[tuple[int, int], CapacityRun] = {}
     knees: dict[float, list[int]] = {speed: [] for speed in speeds(config)}
+    runs: dict[float, list[CapacityRun]] = {speed: [] for speed in knees}
     mean = sum(spread(config, 100)) / 100
     guess = guessed(config, system_of(system), mean)
     for repeat in range(config.repeats):
@@ -213,15 +219,15 @@ def knees_of(config: CapacityConfig, system: str) -> Generator[CapacityPoint, Ca
                 if (ues, seed) not in known:
                     known[ues, seed] = yield CapacityPoint(config, system, tuple(spread(config, ues)), seed, ANY)
                 count = known[ues, seed].classes.get(f"{speed:g}")
-                return count is None or keeps(count, config.epsilon) is not False
+                return count is not None and count.verdict(config.epsilon) == "kept"
 
-            knees[speed].append((yield from largest(holds, max(1, guess))))
-    found = {}
-    for speed, by_seed in knees.items():
-        ues = int(statistics.median(by_seed))
-        at = (yield CapacityPoint(config, system, tuple(spread(config, ues)), config.seed)) if ues else None
-        found[speed] = CapacityResult(ues, tuple(by_seed), at)
-    return found
+            ues = yield from largest(holds, max(1, guess))
+            knees[speed].append(ues)
+            guess = ues or guess
+            if ues:
+                seed = config.seed + repeat
+                runs[speed].append((yield CapacityPoint(config, system, tuple(spread(config, ues)), seed)))
+    return {speed: CapacityResult(tuple(by_seed), tuple(runs[speed])) for speed, by_seed in knees.items()}
 
 
 def single(point: CapacityPoint) -> Generator[CapacityPoint, CapacityRun, CapacityRun]:

@@ -1,7 +1,7 @@
 """Capacity of a BS in UEs: the assumptions, and the systems compared (WISP, Section 5.2).
 
 The paper does not give most conditions of the experiment. Everything that affects a capacity is a field of
-`CapacityConfig`; assumptions are marked there, and `SENSITIVITY` varies each of them alone.
+`CapacityConfig`; assumptions are marked there.
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from testbed.bs.scheduling.registry import SCHEDULERS
 from testbed.config import Config
 from testbed.errors import BadInput
+from testbed.experiments.capacity.paper import TABLE_2
 from testbed.experiments.inputs.profile import InteractionVerify, Profile, load_profile
+from testbed.intervals import LEAST_JUDGED
 from testbed.options import option
 from testbed.ue.windows.base import MAX_WINDOW
 
-FIXED, LEFT_OUT, GAIN, HINTED, NONE = "fixed", "predicted", "gain", "hinted", "none"
-"""Draft windows: K tokens; up to the first predicted rejection, which is left out; by expected gain; hinted by the BS,
-0 included; none: the target decodes alone."""
+FIXED, LEFT_OUT, GAIN, HINTED, NONE = "fixed", "before-rejection", "gain", "hinted", "none"
+"""Draft windows: K tokens; those before the first predicted rejection, possibly none; by expected gain; hinted by the
+BS, 0 included; none: the target decodes alone."""
 FCFS, ROUND, FILLED, CARRY = "fcfs", "slo-round", "slo-filled", "slo"
 """Schedulers: first come, first served; SLO-aware with a budget per round (WISP, eq. 6); the same, with passes always
 filled; SLO-aware with a response's slack carried over between rounds."""
@@ -72,20 +74,6 @@ def system_of(name: str) -> System:
         raise BadInput(f"unknown system {name!r}; known: {', '.join(SYSTEMS)}, and SCHEDULER{CACHE}")
     return System(name, f"fixed windows, {SCHEDULERS[kind].about}, prefix cache", kind, FIXED, "cache")
 
-
-TABLE_2 = {
-    "Qwen3-32B": {
-        "sled": {2.0: 83, 4.0: 42, 6.0: 27, 8.0: 21},
-        "centralized": {2.0: 97, 4.0: 80, 6.0: 54, 8.0: 41},
-        "wisp": {2.0: 164, 4.0: 142, 6.0: 103, 8.0: 86},
-    },
-    "Qwen3-14B": {
-        "sled": {2.0: 119, 4.0: 88, 6.0: 71, 8.0: 52},
-        "centralized": {2.0: 198, 4.0: 165, 6.0: 109, 8.0: 86},
-        "wisp": {2.0: 245, 4.0: 223, 6.0: 194, 8.0: 154},
-    },
-}
-"""Table 2 as printed in WISP."""
 
 MOST_UES = 4000
 MOST_TOKENS = 60_000
@@ -144,9 +132,13 @@ class CapacityConfig(Config, frozen=True, kw_only=True):
     ] = 60.0
     """Counted from the end of the warm-up. Each response is followed until it ends or its deadline (tokens / speed
     after its beginning) has passed, while the others continue."""
-    judged: Annotated[int, option("Least number of judged responses; the horizon is extended until then.", least=1)] = (
-        100
-    )
+    judged: Annotated[
+        int,
+        option("Least number of judged responses; the horizon is extended until then.", least=1),
+    ] = 300
+    judged_class: Annotated[
+        int, option("Least number of judged responses of each class; a class with fewer is undecided.", least=0)
+    ] = LEAST_JUDGED
 
     network_ms: Annotated[
         float,
@@ -158,13 +150,18 @@ class CapacityConfig(Config, frozen=True, kw_only=True):
     draft_tps: Annotated[
         float, option("Drafting speed (Section 3.2; assumption in Table 2).", above=0, unit="tokens/s")
     ] = 50.0
-    window: Annotated[int, option("K, and the largest predicted window. Assumption.", least=1, most=MAX_WINDOW)] = 5
+    window: Annotated[
+        int, option("K, and the largest window of all other rules. Assumption.", least=1, most=MAX_WINDOW)
+    ] = 5
     shortest: Annotated[
         Literal[0, 1], option("Smallest predicted window: 0 by eq. 25 and the errata (2.41 tokens per round).")
     ] = 0
-    gain_window: Annotated[
-        int, option("Largest window by expected gain or hints, which are not the paper's.", least=1, most=MAX_WINDOW)
-    ] = 8
+    uplink_mbps: Annotated[
+        float | None, option("Uplink rate of each UE; the time of the bytes comes on top. None: no limit.", above=0)
+    ] = None
+    downlink_mbps: Annotated[
+        float | None, option("Downlink rate of each UE; the time of the bytes comes on top. None: no limit.", above=0)
+    ] = None
     acceptance: Annotated[float, option("Acceptance rate α of each drafted token. Assumption.", least=0, most=1)] = (
         0.758
     )
@@ -186,6 +183,37 @@ class CapacityConfig(Config, frozen=True, kw_only=True):
     kv_tokens: Annotated[
         int, option("Tokens whose keys and values the verifier's memory holds. Assumption.", least=1, unit="tokens")
     ] = 52_000
+    chunk_tokens: Annotated[
+        int | None,
+        option(
+            "Cut uncached prompts: new tokens that a prompt may add to a pass, in all systems with a cache.", least=64
+        ),
+    ] = None
+    late: Annotated[
+        Literal["edf", "last", "stop"],
+        option(
+            "Algorithm 1, a request that cannot meet its deadline: served by deadline, after all others, or, as "
+            "printed, never.",
+            panel="Scheduler",
+        ),
+    ] = "edf"
+    own_token: Annotated[bool, option("Algorithm 1: the verifier's own token counts (eq. 5: not).")] = True
+    filling: Annotated[
+        bool, option("Algorithm 1: go on after a request that does not fit (as printed: the batch ends).")
+    ] = True
+    guard_ms: Annotated[
+        float | None, option("Algorithm 1: δ. None: three passes of the waiting requests.", least=0, unit="ms")
+    ] = None
+    committed: Annotated[
+        Literal["geometric", "linear"],
+        option("Expected tokens of a round: i.i.d. acceptance up to the first rejection, or α·K (eq. 5)."),
+    ] = "geometric"
+    estimate_bias: Annotated[
+        float, option("Relative bias of the pass times that schedulers plan by.", least=-0.99, most=10)
+    ] = 0.0
+    estimate_noise: Annotated[
+        float, option("Standard deviation of their logarithm, drawn for each plan.", least=0, most=3)
+    ] = 0.0
     evict: Annotated[
         Literal["session", "tail"],
         option(
@@ -262,19 +290,3 @@ def hardware(config: CapacityConfig) -> Profile:
         c_s=scale * verify.c_s,
     )
     return msgspec.structs.replace(profile, verify=scaled)
-
-
-SENSITIVITY: tuple[dict[str, Any], ...] = (
-    {"epsilon": 0.01}, {"epsilon": 0.1},
-    {"prompt": (50, 150)}, {"prompt": (150, 450)},
-    {"response": (20, 280)}, {"response": (200, 400)},
-    {"think_s": 5.0}, {"horizon_s": 120.0},
-    {"network_ms": 20.0}, {"network_ms": 100.0}, {"network_spread": 0.0},
-    {"draft_tps": 25.0}, {"draft_tps": 100.0},
-    {"shortest": 1}, {"window": 3}, {"window": 8},
-    {"acceptance": 0.6}, {"acceptance": 0.85},
-    {"tpr": 0.94, "fpr": 0.86}, {"after": 0.425},
-    {"max_batch": 8}, {"max_batch": 32}, {"max_batch": 256},
-    {"kv_tokens": 26_000}, {"kv_tokens": 104_000}, {"evict": "tail"}, {"linger": True},
-)  # fmt: skip
-"""Variations of `--sensitivity`, applied one at a time."""

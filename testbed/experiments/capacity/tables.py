@@ -6,6 +6,7 @@ Tables 2 and 3 and Fig. 7 come from the study's own rows; Tables 1, 5 and 6 and 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -14,9 +15,9 @@ from typing import Any, cast
 
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.experiments.capacity.search import CapacityPoint, Told, all_points, run_jobs
-from testbed.experiments.capacity.systems import CapacityConfig, speeds, spread
-from testbed.experiments.capacity.tally import CapacityRun
-from testbed.experiments.capacity.ue import LANGUAGE, BeforeRejection, Chance, TrafficSequence
+from testbed.experiments.capacity.systems import LEFT_OUT, CapacityConfig, speeds, spread
+from testbed.experiments.capacity.tally import CapacityRun, RoundEvent
+from testbed.experiments.capacity.ue import LANGUAGE, Chance, TrafficSequence, policy
 from testbed.experiments.inputs.coefficients import coefficients
 from testbed.experiments.plots import capacity as plots
 from testbed.experiments.plots.style import save_figure
@@ -75,32 +76,32 @@ def table_5(config: CapacityConfig) -> list[Row]:
 
 def _windows(config: CapacityConfig) -> tuple[int, int, int]:
     """Tokens sent, drafted and accepted in many predicted windows."""
-    chance = Chance(config, config.seed)
-    rule = BeforeRejection(chance, config.window, config.shortest)
-    sent = paid = accepted = 0
+    chance, rule = Chance(config, config.seed), policy(config, LEFT_OUT)
+    assert rule is not None
+    sent = drafted = accepted = 0
     for _ in range(WINDOWS):
         sequence = TrafficSequence(chance, 0)
-        rule.paid = 0
         tokens = [sequence.draft_one()]
-        while rule.keep_drafting(tokens):
+        while len(tokens) < rule.max_window and rule.keep_drafting(tokens):
             tokens.append(sequence.draft_one())
-        right = [token.id == LANGUAGE[place] for place, token in enumerate(tokens)]
+        right = [token.id == LANGUAGE[place] for place, token in enumerate(tokens[: rule.to_send(tokens)])]
         accepted += right.index(False) if False in right else len(right)
-        empty = chance.blank and not tokens[0].top1
-        sent, paid = sent + (0 if empty else len(tokens)), paid + (1 if empty else rule.paid)
-    return sent, sent + paid, accepted
+        sent, drafted = sent + len(right), drafted + len(tokens)
+    return sent, drafted, accepted
 
 
-def attributed(events: Sequence[tuple[float, float, bool]]) -> list[Row]:
+def attributed(events: Sequence[RoundEvent]) -> list[Row]:
     """Each verified round with the cause of its violation (eq. 21): `compute` if its pass took more than `SPIKE` times
-    the mean of the last `RECENT` passes, else `queue`; empty if the round was in time.
+    the mean of the `RECENT` passes before it, else `queue`; empty if the round was in time.
     """
     recent: deque[float] = deque(maxlen=RECENT)
+    mean_s = last_s = math.nan
     rows = []
     for queue_s, verify_s, violated in events:
-        if not recent or verify_s != recent[-1]:  # rounds of one pass took the same
+        if verify_s != last_s:  # rounds of one pass took the same
+            mean_s, last_s = statistics.fmean(recent) if recent else verify_s, verify_s
             recent.append(verify_s)
-        spike = verify_s / statistics.fmean(recent) > SPIKE
+        spike = verify_s / mean_s > SPIKE
         cause = ("compute" if spike else "queue") if violated else ""
         rows.append({"queue_s": queue_s, "verify_s": verify_s, "cause": cause})
     return rows

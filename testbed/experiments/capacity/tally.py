@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from testbed.experiments.capacity.systems import CapacityConfig
+from testbed.intervals import ClassVerdict, class_verdict
 from testbed.ue.records import RoundRecord
 from testbed.virtual_time import VirtualClock
 
@@ -18,6 +21,8 @@ LONGEST = 9
 """Maximum number of horizons by which a run is extended if too few responses begin."""
 SLACK_S = 1e-9
 """Tolerance for rounding errors of summed times."""
+RoundEvent = tuple[float, float, bool]
+"""A round: queue and verification time, and whether it missed its class's speed (eq. 4)."""
 
 
 class ClassCount(msgspec.Struct):
@@ -26,6 +31,8 @@ class ClassCount(msgspec.Struct):
     judged: int = 0
     violated: int = 0
     kept: int = 0
+    starved: int = 0
+    """Violated responses that began before the end of the warm-up and never ended."""
 
     @property
     def open(self) -> int:
@@ -33,10 +40,15 @@ class ClassCount(msgspec.Struct):
         return self.judged - self.violated - self.kept
 
     @property
-    def share(self) -> float:
-        """Share of the decided responses that are violated."""
+    def share(self) -> float | None:
+        """Share of the decided responses that are violated; None: none is decided."""
         decided = self.violated + self.kept
-        return self.violated / decided if decided else 0.0
+        return self.violated / decided if decided else None
+
+    def verdict(self, epsilon: float) -> ClassVerdict:
+        """See `class_verdict`; undecided also while open responses matter."""
+        clear = keeps(self, epsilon)
+        return "undecided" if clear is None else class_verdict(self.violated, self.judged, epsilon)
 
 
 class CapacityRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,57 +67,73 @@ class CapacityRun(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens, within the horizon."""
     accepted: int
     rounds: int
+    empty: int
+    """Rounds with an empty window."""
     batch_size: float
     """Mean over rounds."""
     busy_share: float
     """Share of the run during which the BS was verifying."""
     evicted_tokens: int
+    memory_bound: float
+    """Share of the plans in which the memory limit excluded a waiting request."""
     virtual_s: float
     cpu_s: float
-    events: list[tuple[float, float, bool]] | None = None
-    """Each round in the horizon: queue and verification time, and whether it missed its class's speed (eq. 4)."""
+    events: list[RoundEvent] | None = None
+    """Each round in the horizon."""
     passes: list[tuple[list[tuple[int, int]], float]] | None = None
     """Each pass: new and cached tokens of its requests, and its seconds."""
 
     def holds(self, epsilon: float) -> bool:
-        """Whether every class keeps ε."""
-        return all(keeps(count, epsilon) is not False for count in self.classes.values())
+        """Whether every class keeps ε, by enough judged responses."""
+        return all(count.verdict(epsilon) == "kept" for count in self.classes.values())
 
 
 def keeps(count: ClassCount, epsilon: float) -> bool | None:
-    """Whether at most ε of a class's judged responses are violated; None: undecided."""
+    """Whether at most ε of a class's judged responses are violated; None: undecided, and always if none is judged."""
     if count.violated > epsilon * count.judged:
         return False
-    return True if count.violated + count.open <= epsilon * count.judged else None
+    return True if count.judged and count.violated + count.open <= epsilon * count.judged else None
 
 
 class Tally:
-    """Counts responses as they begin, end and miss their deadlines; `done` is set once the run may end."""
+    """Counts responses as they begin, end and miss their deadlines; `done` is set once the run may end.
+
+    A response is judged if it begins within the horizon. One that began before and has not ended when the run ends is
+    judged, too, as violated, if its deadline has passed: a class that is never served begins no others.
+    """
 
     def __init__(self, config: CapacityConfig, clock: VirtualClock, classes: Sequence[float], until: str) -> None:
-        self._clock, self._epsilon, self._until = clock, config.epsilon, until
+        self._clock, self._config, self._until = clock, config, until
         self.from_s, self.to_s = config.warmup_s, config.warmup_s + config.horizon_s
         self.classes = {speed: ClassCount() for speed in classes}
         self.done = asyncio.Event()
-        self.tokens = self.drafted = self.accepted = self.rounds = self.batches = 0
-        self.events: list[tuple[float, float, bool]] = []
-        self._least, self._begun, self.closed = config.judged, 0, False
+        self.tokens = self.drafted = self.accepted = self.rounds = self.batches = self.empty = 0
+        self.events: list[RoundEvent] = []
+        self.closed = False
+        self._early: dict[int, tuple[ClassCount, float]] = {}
+        """Class and deadline of each response in progress that began before the horizon, by number."""
+        self._numbers = itertools.count()
         self._longest_s = LONGEST * config.horizon_s
         asyncio.get_running_loop().call_at(self.to_s, self._look)
+        asyncio.get_running_loop().call_at(self.to_s + self._longest_s, self._look)
 
-    def begun(self, speed_tps: float, tokens: int) -> Callable[[], None] | None:
-        """Record the start of a response; returns a function to call at its end, None if the response is not judged."""
-        now_s = self._clock.time()
-        if now_s < self.from_s or self.closed:
-            return None
+    def begun(self, speed_tps: float, tokens: int, whole: bool = True) -> Callable[[], None]:
+        """Record the start of a response, or with `whole` unset of the rest of one; returns a function to call at its
+        end.
+        """
+        now_s, count = self._clock.time(), self.classes[speed_tps]
+        due_s = now_s + tokens / speed_tps + SLACK_S
+        if now_s < self.from_s or not whole:
+            return self._begun_early(count, due_s)
+        if self.closed:
+            return lambda: None
         if self._enough():
             self._look()
-            return None
-        self._begun += 1
-        count = self.classes[speed_tps]
+            return lambda: None
         count.judged += 1
-        due_s = now_s + tokens / speed_tps + SLACK_S
+        return self._judged(count, due_s)
 
+    def _judged(self, count: ClassCount, due_s: float) -> Callable[[], None]:
         late = False
 
         def overdue() -> None:
@@ -124,6 +152,24 @@ class Tally:
 
         return ended
 
+    def _begun_early(self, count: ClassCount, due_s: float) -> Callable[[], None]:
+        number = next(self._numbers)
+        self._early[number] = count, due_s
+
+        def ended() -> None:
+            self._early.pop(number, None)
+            if self.closed:
+                self._look()
+
+        return ended
+
+    def finish(self) -> None:
+        """Count the responses that began before the horizon, have not ended, and are overdue."""
+        now_s = self._clock.time()
+        for count, due_s in self._early.values():
+            if due_s <= now_s:
+                count.judged, count.violated, count.starved = count.judged + 1, count.violated + 1, count.starved + 1
+
     def round(self, record: RoundRecord, speed_tps: float) -> None:
         """Record a finished round."""
         if not self.from_s <= self._clock.time() < self.to_s:
@@ -132,23 +178,34 @@ class Tally:
         self.drafted += record.drafted
         self.accepted += record.accepted
         self.rounds += 1
+        self.empty += record.drafted == 0
         self.batches += record.batch_size
         took_s = record.draft_s + record.link_s + record.queue_s + record.verify_s
         self.events.append((record.queue_s, record.verify_s, record.committed < speed_tps * took_s))
 
     def _enough(self) -> bool:
-        """Whether enough responses have begun."""
-        past_s = self._clock.time() - self.to_s
-        return past_s >= 0 and (self._begun >= self._least or past_s >= self._longest_s)
+        """Whether enough responses have begun, in all and of each class."""
+        past_s, counts = self._clock.time() - self.to_s, self.classes.values()
+        begun = sum(count.judged for count in counts)
+        known = begun >= self._config.judged and all(c.judged >= self._config.judged_class for c in counts)
+        return past_s >= 0 and (known or past_s >= self._longest_s)
 
     def _look(self) -> None:
         self.closed = self.closed or self._enough()
         if not self.closed:
             return
-        clear = [keeps(count, self._epsilon) for count in self.classes.values()]
+        early = Counter(id(count) for count, _ in self._early.values())
+        clear = [self._clear(count, early[id(count)]) for count in self.classes.values()]
         if (
             not any(count.open for count in self.classes.values())
             or (self._until != ALL and None not in clear)
             or (self._until == CLEAR and False in clear)
         ):
             self.done.set()
+
+    def _clear(self, count: ClassCount, early: int) -> bool | None:
+        """What `keeps` will say, whether or not the `early` responses of the class end."""
+        epsilon = self._config.epsilon
+        worst = ClassCount(judged=count.judged + early, violated=count.violated + early, kept=count.kept)
+        found = keeps(count, epsilon)
+        return found if found is False or not early else (keeps(worst, epsilon) or None)

@@ -14,11 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.clock import Clock
-from testbed.experiments.capacity.systems import FIXED, LEFT_OUT, NONE, CapacityConfig
+from testbed.experiments.capacity.systems import LEFT_OUT, NONE, CapacityConfig
 from testbed.ue.drafters.base import Choose, DraftToken
-from testbed.ue.records import RoundRecord
-from testbed.ue.windows.base import WindowPolicy, check_window
+from testbed.ue.windows.base import WindowPolicy
+from testbed.ue.windows.predicted import PredictedWindow
 from testbed.ue.windows.predictor import PredictorInfo, RejectionPredictor
 from testbed.ue.windows.registry import window_policy
 
@@ -50,31 +49,17 @@ class Chance:
         self._tpr, self._fpr, self._after = config.tpr, config.fpr, config.after
         self._random = random.Random(seed)
         self._rejected = False
-        self._next: tuple[bool, bool] | None = None
-        self._first = True
-        self.blank = False
-        """Whether a window is empty if the predictor doubts its first token. The wire format has no empty windows, so
-        that the token is sent, but it is never accepted."""
 
     def begin(self) -> None:
         """Start a window."""
-        self._rejected, self._next, self._first = False, None, True
-
-    def peek(self) -> tuple[bool, bool]:
-        """Whether the next token is the target's, and whether the predictor predicts acceptance."""
-        if self._next is None:
-            right = self._random.random() < self._alpha
-            chance = self._after if self._rejected else self._tpr if right else self._fpr
-            self._next = right, self._random.random() < chance
-            self._rejected = self._rejected or not right
-        return self._next
+        self._rejected = False
 
     def draw(self) -> tuple[bool, bool]:
-        """Like `peek`, and advance to the next token."""
-        right, liked = self.peek()
-        blank = self.blank and self._first and not liked
-        self._next, self._first = None, False
-        return right and not blank, liked
+        """Whether the next token is the target's, and whether the predictor predicts acceptance."""
+        right = self._random.random() < self._alpha
+        chance = self._after if self._rejected else self._tpr if right else self._fpr
+        self._rejected = self._rejected or not right
+        return right, self._random.random() < chance
 
 
 class TrafficDrafter:
@@ -122,58 +107,9 @@ class TrafficSequence:
         """Nothing to free."""
 
 
-class BeforeRejection:
-    """Implements `WindowPolicy`: draft up to the first predicted rejection, and leave that token out (WISP, eq. 25).
-
-    The prediction needs the logits of the token that is left out, so that it has been drafted; `paid` counts it.
-
-    Args:
-        shortest: minimum window length: 0, as in eq. 25, or 1.
-
-    Raises:
-        BadInput: K_max is not a valid window.
-    """
-
-    def __init__(self, chance: Chance, max_window: int, shortest: int = 0) -> None:
-        check_window(max_window)
-        chance.blank = shortest == 0
-        self._chance, self.max_window = chance, max_window
-        self.paid = 0
-
-    def keep_drafting(self, drafted: Sequence[DraftToken]) -> bool:
-        """Whether the next token is predicted to be accepted."""
-        if len(drafted) >= self.max_window or not drafted[0].top1:
-            return False
-        self.paid = int(not self._chance.peek()[1])
-        return not self.paid
-
-    def observe(self, record: RoundRecord) -> None:
-        """Not adaptive."""
-
-    def fresh(self) -> BeforeRejection:
-        """Itself."""
-        return self
-
-
-class TrafficPace:
-    """Implements `Pace`: a constant time for every drafted token, those left out included."""
-
-    def __init__(self, clock: Clock, token_s: float, policy: WindowPolicy | None) -> None:
-        self._clock, self._token_s, self._policy = clock, token_s, policy
-
-    async def opened(self, prompt_len: int) -> None:
-        """Prefill takes no time."""
-
-    async def drafted(self, count: int, base_len: int) -> None:
-        """Sleep for the drafting time of a window."""
-        if isinstance(self._policy, BeforeRejection):
-            count, self._policy.paid = count + self._policy.paid, 0
-        await self._clock.sleep(count * self._token_s)
-
-
 def predictor(config: CapacityConfig) -> RejectionPredictor:
     """A rejection predictor for `Chance`: the probability that a token is accepted if all before it are, by Bayes' rule
-    from α, `tpr` and `fpr`.
+    from α, `tpr` and `fpr`; its threshold tells doubted tokens from the others.
     """
 
     def log_odds(accepted: float, rejected: float) -> float:
@@ -187,17 +123,18 @@ def predictor(config: CapacityConfig) -> RejectionPredictor:
         drafter_fingerprint=SYNTHETIC,
         target_fingerprint=SYNTHETIC,
         recall=config.tpr,
-        threshold=0.5,
+        threshold=1 / (1 + math.exp(-(doubted + liked) / 2)),
         platt=(1.0, 0.0),
     )
     weights = np.array([[liked - doubted], [0.0], [0.0], [0.0], [0.0]])
     return RejectionPredictor(info, {"w0": weights, "b0": np.array([doubted])})
 
 
-def policy(config: CapacityConfig, window: str, chance: Chance) -> WindowPolicy | None:
-    """One UE's window rule; None: the target decodes alone."""
+def policy(config: CapacityConfig, window: str) -> WindowPolicy | None:
+    """A UE's window rule; None: the target decodes alone."""
     if window == NONE:
         return None
+    known = predictor(config)
     if window == LEFT_OUT:
-        return BeforeRejection(chance, config.window, config.shortest)
-    return window_policy(window, config.window if window == FIXED else config.gain_window, predictor(config))
+        return PredictedWindow(known, known.info.threshold, config.window, before=True, least=config.shortest)
+    return window_policy(window, config.window, known)

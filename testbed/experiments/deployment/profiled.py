@@ -76,6 +76,10 @@ class ProfileRunner:
         self._seen[request.session] = prefix + drafted
         return PassWork(drafted, drafted + prefix - cached, cached)
 
+    def cached(self, session: str) -> int | None:
+        """See `EngineRunner.cached`: nothing is evicted."""
+        return None
+
     async def judged(self, positions: int) -> None:
         """The head's time (WISV eq. 17)."""
         if self._profile.head is not None:

@@ -61,9 +61,11 @@ def _violations_of(shown: Shown) -> list[dict[str, Any]]:
         for row in shown.rows
         if isinstance(row.get("violations"), dict) and "ues" in row and "system" in row
         for speed, share in row["violations"].items()
+        if share is not None
     ] or [
         {**row, **{key: float(row[key]) for key in ("ues", "class_tps", "violation")}}
         for row in _table(shown.path / VIOLATIONS_FILE)
+        if row["violation"]
     ]
     return found if len({row["ues"] for row in found}) > 1 else []
 

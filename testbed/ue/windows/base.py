@@ -23,6 +23,9 @@ class WindowPolicy(Protocol):
     def keep_drafting(self, drafted: Sequence[DraftToken]) -> bool:
         """Whether to draft another token after `drafted` (at least one)."""
 
+    def to_send(self, drafted: Sequence[DraftToken]) -> int:
+        """Length of the window after drafting ended: all of `drafted`, or only its first tokens, possibly none."""
+
     def observe(self, record: RoundRecord) -> None:
         """A round ended."""
 

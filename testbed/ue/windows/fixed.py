@@ -28,6 +28,10 @@ class FixedWindow:
         """Up to K tokens."""
         return len(drafted) < self.max_window
 
+    def to_send(self, drafted: Sequence[DraftToken]) -> int:
+        """All of them."""
+        return len(drafted)
+
     def observe(self, record: RoundRecord) -> None:
         """Nothing is learnt."""
 

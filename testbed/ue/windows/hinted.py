@@ -39,6 +39,10 @@ class Hinted:
         """Up to the hint, or until the rule stops."""
         return len(drafted) < self.max_window and self._rule.keep_drafting(drafted)
 
+    def to_send(self, drafted: Sequence[DraftToken]) -> int:
+        """As the rule sends."""
+        return self._rule.to_send(drafted)
+
     def observe(self, record: RoundRecord) -> None:
         """Let the rule learn from rounds with drafted tokens."""
         if record.drafted:

@@ -16,21 +16,30 @@ from testbed.ue.windows.predictor import RejectionPredictor
 class PredictedWindow:
     """Drafts until the first predicted rejection, at most K_max tokens (WISP, Section 4.1).
 
-    The token predicted rejected is sent as the window's last. WISP's eq. 25 leaves it out; but its drafting is already
-    paid for (the prediction needs its logits), another position costs the verifier next to nothing, and where the
-    predictor is wrong, the token and the bonus after it are gained. So a window has one token at least.
+    WISP's eq. 25 leaves the token predicted rejected out, so that a window may be empty (`before`). Otherwise it is
+    sent as the window's last: its drafting is already paid for (the prediction needs its logits), another position
+    costs the verifier next to nothing, and where the predictor is wrong, the token and the bonus after it are gained.
+
+    Both keep the output's distribution under rejection sampling: predictions depend on the distribution that a token is
+    drawn from, not on the token.
 
     Raises:
-        BadInput: K_max outside 1..MAX_WINDOW, or a threshold outside [0, 1].
+        BadInput: K_max outside 1..MAX_WINDOW, a threshold outside [0, 1], or `least` other than 0 or 1.
     """
 
     predictor: RejectionPredictor
     threshold: float
     """Least acceptance probability of a token that is predicted accepted."""
     max_window: int
+    before: bool = False
+    """Whether the token predicted rejected is left out."""
+    least: int = 0
+    """Tokens sent at least, with `before`: 0, as in eq. 25, or 1."""
 
     def __post_init__(self) -> None:
         check_window(self.max_window)
+        if self.least not in (0, 1):
+            raise BadInput(f"a predicted window has at least 0 or 1 tokens, not {self.least}")
         if not 0 <= self.threshold <= 1:
             raise BadInput(f"the predictor's threshold must lie in [0, 1], not {self.threshold:g}")
 
@@ -38,6 +47,16 @@ class PredictedWindow:
         """While the newest token is predicted accepted."""
         if len(drafted) >= self.max_window:
             return False
+        return self._accepts(drafted)
+
+    def to_send(self, drafted: Sequence[DraftToken]) -> int:
+        """All of them, or those before the token predicted rejected (eq. 25)."""
+        if not self.before or self._accepts(drafted):
+            return len(drafted)
+        return max(self.least, len(drafted) - 1)
+
+    def _accepts(self, drafted: Sequence[DraftToken]) -> bool:
+        """Whether the newest token is predicted accepted."""
         return self.predictor.accept_probability(drafted[-1], len(drafted)) >= self.threshold
 
     def observe(self, record: RoundRecord) -> None:
@@ -53,4 +72,12 @@ def _predicted(max_window: int, predictor: RejectionPredictor | None) -> WindowP
     return PredictedWindow(predictor, predictor.info.threshold, max_window)
 
 
+def _before(max_window: int, predictor: RejectionPredictor | None) -> WindowPolicy:
+    assert predictor is not None
+    return PredictedWindow(predictor, predictor.info.threshold, max_window, before=True)
+
+
 PREDICTED = WindowRule("predicted", "up to the first predicted rejection", _predicted, predictor=True)
+BEFORE = WindowRule(
+    "before-rejection", "the tokens before the first predicted rejection, possibly none", _before, predictor=True
+)

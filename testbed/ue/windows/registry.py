@@ -11,7 +11,7 @@ from testbed.ue.windows.base import WindowPolicy, WindowRule
 from testbed.ue.windows.fixed import FIXED
 from testbed.ue.windows.gain import GAIN
 from testbed.ue.windows.hinted import hinted
-from testbed.ue.windows.predicted import PREDICTED
+from testbed.ue.windows.predicted import BEFORE, PREDICTED
 from testbed.ue.windows.predictor import RejectionPredictor
 
 HINTED = hinted(FIXED, "hinted")
@@ -20,6 +20,7 @@ WINDOW_RULES: Registry[WindowRule] = Registry(
     "testbed.window_rules",
     FIXED,
     PREDICTED,
+    BEFORE,
     GAIN,
     HINTED,
     hinted(PREDICTED, "hinted-predicted"),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from testbed.bs.engines.base import VerifyRequest
 from testbed.bs.pending import Pending
-from testbed.bs.scheduling.slo import COMMITTED, Slo, TimedRequest, budget_s, geometric, linear
+from testbed.bs.scheduling.slo import COMMITTED, PRINTED, Rules, Slo, TimedRequest, budget_s, geometric, linear
 from testbed.errors import BadInput
 from testbed.experiments.inputs.profile import InteractionVerify, PassWork
 from testbed.optim.pass_time import Coefficients
@@ -256,6 +256,49 @@ def test_a_late_request_does_not_stop_the_others_as_it_does_in_the_paper() -> No
     queue = [waiting("late", NOW_S - 5, speed_tps=8.0), waiting("fresh", speed_tps=2.0)]
     assert Printed(A100, CAP, 0.66, 0.0).plan(queue, NOW_S) == []
     assert names(Slo(coefficients=A100).plan(queue, NOW_S)) == ["late", "fresh"]
+
+
+@given(
+    queue=QUEUES, size=st.integers(1, 16), guard_s=st.sampled_from([0.0, 0.02, 0.3]), alpha=st.sampled_from([0.5, 0.66])
+)
+def test_the_rules_as_printed_give_the_printed_algorithms_batch(
+    queue: list[Pending], size: int, guard_s: float, alpha: float
+) -> None:
+    """Against another implementation, line by line; ties by deadline, arrival and name."""
+    plan = Slo(
+        coefficients=A100, rules=PRINTED, committed="linear", guard_s=guard_s, acceptance=alpha, max_requests=size,
+        max_tokens=10**6,
+    )  # fmt: skip
+    queue = [replace(item, ahead_s=0.0, speed_tps=item.speed_tps or 3.0) for item in queue]
+    known = entries(plan, queue)
+    queue.sort(key=lambda item: (known[item.request.session].deadline_s, item.arrived_s, item.request.session))
+    assert names(plan.plan(queue, NOW_S)) == names(Printed(A100, size, alpha, guard_s).plan(queue, NOW_S))
+
+
+@pytest.mark.parametrize(
+    ("rules", "batch"),
+    [
+        (Rules(), ["late", "tight", "small"]), (Rules(late="last"), ["tight", "small", "late"]),
+        (Rules(late="stop"), ["tight", "small"]), (Rules(late="stop", filling=False), []),
+        (Rules(filling=False), ["late", "tight"]), (Rules(late="last", filling=False), ["tight"]),
+    ],
+)  # fmt: skip
+def test_each_repair_is_a_switch(rules: Rules, batch: list[str]) -> None:
+    """`prompt` is critical, due after `tight`, and fits no pass with it; `small` is not critical."""
+    late = waiting("late", NOW_S - 5, speed_tps=8.0)
+    tight = waiting("tight", NOW_S - 0.22, speed_tps=8.0, acceptance=1.0, draft_s=0.15, network_s=0.1)
+    prompt = waiting("prompt", NOW_S - 1.24, prefix=2000, computed=0, speed_tps=2.0)
+    small = waiting("small", NOW_S, draft=1, speed_tps=2.0)
+    found = names(Slo(coefficients=A100, guard_s=0.03, rules=rules).plan([prompt, small, tight, late], NOW_S))
+    assert found == batch
+
+
+def test_the_verifiers_own_token_is_a_switch() -> None:
+    item = waiting(draft=4, speed_tps=4.0, acceptance=0.9, accepted_share=0.5)
+    for committed, tokens in (("linear", 3.0), ("geometric", geometric(0.9, 4))):
+        assert Slo(coefficients=A100, committed=committed).expected(item) == pytest.approx(tokens)
+        without = Slo(coefficients=A100, committed=committed, rules=Rules(own_token=False))
+        assert without.expected(item) == pytest.approx(tokens - 1)
 
 
 def test_what_endangers_a_deadline_waits_and_what_does_not_joins() -> None:

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
 import pytest
 
+from testbed.bs.pending import Pending
+from testbed.bs.scheduling.base import Scheduler
+from testbed.bs.scheduling.registry import SCHEDULERS, SchedulerEntry
+from testbed.bs.scheduling.slo import Slo
+from testbed.experiments.capacity.bs import Observed, PrefixCache, TrafficRunner
 from testbed.experiments.capacity.run import run_capacity
-from testbed.experiments.capacity.systems import SYSTEMS, CapacityConfig, spread
+from testbed.experiments.capacity.systems import SYSTEMS, CapacityConfig, hardware, spread, system_of
 from testbed.experiments.capacity.tally import ANY, CLEAR, CapacityRun, ClassCount, keeps
 from testbed.options import replaced
+from testbed.virtual_time import VirtualClock
 
 SMALL = CapacityConfig(
-    horizon_s=10.0, warmup_s=3.0, judged=8, prompt=(20, 60), response=(10, 40), kv_tokens=2000, max_batch=4
+    horizon_s=10.0,
+    warmup_s=3.0,
+    judged=8,
+    judged_class=0,
+    prompt=(20, 60),
+    response=(10, 40),
+    kv_tokens=2000,
+    max_batch=4,
 )
 
 
@@ -88,3 +106,109 @@ def test_events_and_passes_are_kept_where_asked() -> None:
     assert found.passes
     busy_s = sum(seconds for _, seconds in found.passes)
     assert busy_s == pytest.approx(found.busy_share * found.virtual_s, rel=0.02)
+
+
+# ---------------------------------------------------------------- rules
+
+
+class NeverTwo(Scheduler):
+    """First come, first served, except that class 2 is served only if nothing else waits."""
+
+    def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
+        return sorted(pending, key=lambda item: (item.speed_tps == 2.0, item.arrived_s))[:2]
+
+
+def test_a_class_that_is_starved_is_violated_and_never_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its responses all begin before the horizon and never end; the fast class is always waiting."""
+    monkeypatch.setitem(
+        SCHEDULERS._entries, "never-two", SchedulerEntry(kind="never-two", about="", make=lambda _: NeverTwo())
+    )
+    config = replaced(SMALL, {"draft_tps": 1e4, "network_ms": 0.0, "mix": {2: 1, 8: 9}, "judged_class": 60})
+    for until in ("all", ANY, CLEAR):
+        found = run_capacity(config, system_of("never-two-cache"), spread(config, 30), 0, until=until)
+        starved = found.classes["2"]
+        assert starved.verdict(config.epsilon) != "kept" and not found.holds(config.epsilon)
+    assert found.classes["8"].kept > 60 and starved.starved == starved.violated == 3 and starved.share == 1
+
+
+def test_a_class_that_judged_nobody_is_undecided() -> None:
+    assert keeps(ClassCount(), 0.05) is None and ClassCount().verdict(0.05) == "undecided"
+    assert ClassCount(judged=59, kept=59).verdict(0.05) == "undecided"
+    assert ClassCount(judged=60, kept=60).verdict(0.05) == "kept"
+    assert ClassCount(judged=60, kept=56, violated=4).verdict(0.05) == "violated"
+
+
+def test_the_horizon_grows_until_each_class_is_judged_often_enough() -> None:
+    config = replaced(SMALL, {"mix": {4: 7, 12: 1}, "judged_class": 60, "judged": 10})
+    found = run_capacity(config, SYSTEMS["fcfs-cache"], spread(config, 16), 0)
+    assert all(count.judged >= 60 for count in found.classes.values())
+
+
+def test_loads_draw_their_own_arrivals_and_systems_share_them() -> None:
+    """By the first pass: its requests, new and cached tokens, and its time."""
+    first = {}
+    for system, ues in itertools.product(("fcfs-cache", "sled"), (3, 4)):
+        found = run_capacity(SMALL, SYSTEMS[system], (4.0,) * ues, 0, events=True)
+        assert found.passes
+        first[system, ues] = found.passes[0]
+    assert first["fcfs-cache", 3] == first["sled", 3] != first["fcfs-cache", 4] == first["sled", 4]
+
+
+class Probe(Observed):
+    """Records what a scheduler expects of each round."""
+
+    seen: ClassVar[list[tuple[int, float, float | None]]] = []
+
+    def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
+        batch = super().plan(pending, now_s)
+        slo = self._scheduler
+        assert isinstance(slo, Slo)
+        self.seen.extend((len(item.request.draft), slo.expected(item), item.acceptance) for item in batch)
+        return batch
+
+
+def test_of_an_empty_window_one_token_is_expected_and_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And α is that of the tokens that were sent: by Bayes' rule from α, TPR and FPR."""
+    monkeypatch.setattr("testbed.experiments.capacity.run.Observed", Probe)
+    Probe.seen.clear()
+    config = replaced(SMALL, {"horizon_s": 60.0, "judged": 200})
+    found = run("wisp", 6, config=config)
+    empty = [expected for drafted, expected, _ in Probe.seen if not drafted]
+    assert set(empty) == {1.0}
+    doubted = 1 - 0.758 * 0.8 - 0.242 * 0.425
+    assert found.empty / found.rounds == pytest.approx(doubted, abs=0.02)
+    sent = 0.758 * 0.8 / (0.758 * 0.8 + 0.242 * 0.425)
+    late = [alpha for _, _, alpha in Probe.seen[-500:] if alpha is not None]
+    assert np.mean(late) == pytest.approx(sent, abs=0.03)
+    twos = [expected for drafted, expected, _ in Probe.seen[-2000:] if drafted == 2]
+    assert np.mean(twos) == pytest.approx(1 + sent + sent**2, abs=0.05)
+
+
+def test_evictions_are_seen_before_the_pass() -> None:
+    """A scheduler that limits new tokens takes fewer requests, once their prefixes are gone."""
+    cache = PrefixCache(100, tail=False)
+    runner = TrafficRunner(hardware(SMALL).verify, cache, VirtualClock(), linger=False)
+    cache.hold("a", 80)
+    assert (runner.cached("a"), runner.cached("b")) == (80, 0)
+    cache.hold("b", 60)
+    assert (runner.cached("a"), runner.cached("b")) == (0, 60)
+
+
+def test_a_small_memory_binds_and_a_large_one_does_not() -> None:
+    config = replaced(SMALL, {"prompt": (100, 400), "kv_tokens": 900, "max_batch": 8})
+    assert run("wisp", 12, config=config).memory_bound > 0.1
+    assert run("wisp", 12, config=replaced(config, {"kv_tokens": 50_000})).memory_bound == 0
+
+
+def test_schedulers_plan_by_wrong_pass_times() -> None:
+    """With twice the pass times, fewer requests fit before a deadline; first come, first served plans by none."""
+    right, wrong = SMALL, replaced(SMALL, {"estimate_bias": 3.0})
+    for system, same in (("wisp-fixed", False), ("fcfs-cache", True)):
+        batches = [run(system, 14, 12.0, config).batch_size for config in (right, wrong)]
+        assert (batches[0] == batches[1]) == same
+
+
+def test_bytes_take_time_on_a_slow_link() -> None:
+    config = replaced(SMALL, {"horizon_s": 60.0})
+    fast, slow = (run("fcfs-cache", 1, 1.0, replaced(config, {"uplink_mbps": rate})) for rate in (None, 0.005))
+    assert slow.goodput_tps < 0.8 * fast.goodput_tps

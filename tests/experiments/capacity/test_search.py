@@ -26,7 +26,14 @@ from testbed.experiments.capacity.tally import CapacityRun
 from testbed.options import replaced
 
 SMALL = CapacityConfig(
-    horizon_s=5.0, warmup_s=3.0, judged=8, prompt=(20, 60), response=(10, 30), kv_tokens=2000, max_batch=2
+    horizon_s=3.0,
+    warmup_s=1.5,
+    judged=60,
+    judged_class=60,
+    prompt=(10, 30),
+    response=(8, 16),
+    kv_tokens=2000,
+    max_batch=1,
 )
 
 
@@ -60,25 +67,24 @@ def test_a_capacity_is_where_a_scan_finds_it_and_is_found_again_from_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    jobs = [capacity_of(SMALL, "sled", 12.0)]
+    jobs = [capacity_of(SMALL, "sled", 10.0)]
     found = run_jobs(jobs, 1, tmp_path, lambda done, total, text: told.append(text))[0]
     assert isinstance(found, CapacityResult)
-    assert found.at is not None
-    assert found.at.complete
+    assert [run.complete for run in found.runs] == [True]
 
     def kept(ues: int) -> bool:
-        return run_point(CapacityPoint(SMALL, "sled", (12.0,) * ues, 0)).holds(SMALL.epsilon)
+        return run_point(CapacityPoint(SMALL, "sled", (10.0,) * ues, 0)).holds(SMALL.epsilon)
 
     assert kept(found.ues)
     assert not kept(found.ues + 1)
     assert any("sled" in text for text in told)
     monkeypatch.setattr(capacity_search, "run_capacity", None)
-    assert run_jobs([capacity_of(SMALL, "sled", 12.0)], 1, tmp_path, lambda *_: None) == [found]
+    assert run_jobs([capacity_of(SMALL, "sled", 10.0)], 1, tmp_path, lambda *_: None) == [found]
 
 
 def test_workers_find_what_one_process_finds() -> None:
     def jobs() -> list[Generator[CapacityPoint, CapacityRun, object]]:
-        return [capacity_of(SMALL, system, 20.0) for system in ("sled", "centralized")]
+        return [capacity_of(SMALL, system, 10.0) for system in ("sled", "centralized")]
 
     alone, both = (run_jobs(jobs(), workers, None, lambda *_: None) for workers in (1, 2))
     assert [f.ues for f in alone if isinstance(f, CapacityResult)] == [
@@ -87,15 +93,15 @@ def test_workers_find_what_one_process_finds() -> None:
 
 
 def test_knees_are_those_of_each_class_in_one_load() -> None:
-    config = replaced(SMALL, {"mix": {5: 1, 15: 1}})
+    config = replaced(SMALL, {"mix": {5: 1, 10: 1}})
     knees = run_jobs([knees_of(config, "fcfs-cache")], 1, None, lambda *_: None)[0]
     assert isinstance(knees, dict)
-    assert knees[15.0].ues < knees[5.0].ues
-    assert set(knees[15.0].at.classes) == {"5", "15"}
+    assert knees[10.0].ues < knees[5.0].ues
+    assert set(knees[10.0].runs[0].classes) == {"5", "10"}
 
 
 def test_repeats_give_the_median() -> None:
-    found = run_jobs([capacity_of(replaced(SMALL, {"repeats": 3}), "sled", 12.0)], 1, None, lambda *_: None)[0]
+    found = run_jobs([capacity_of(replaced(SMALL, {"repeats": 3}), "sled", 10.0)], 1, None, lambda *_: None)[0]
     assert isinstance(found, CapacityResult)
     assert len(found.by_seed) == 3
     assert found.ues == sorted(found.by_seed)[1]

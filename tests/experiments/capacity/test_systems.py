@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from testbed.cli.capacity import combined
 from testbed.config import resolved
 from testbed.errors import BadInput
+from testbed.experiments.capacity.paper import ESTIMATES, SENSITIVITY, SWITCHES, TABLE_2
 from testbed.experiments.capacity.real import RealConfig
 from testbed.experiments.capacity.systems import (
-    SENSITIVITY,
     SYSTEMS,
-    TABLE_2,
     CapacityConfig,
     hardware,
     speeds,
@@ -93,7 +92,7 @@ def test_a_mix_keeps_its_shares_at_every_size(shares: dict[int, int], ues: int) 
 
 def test_what_sensitivity_varies_can_be_and_differs() -> None:
     base = resolved(CapacityConfig())
-    for values in SENSITIVITY:
+    for values in (*SENSITIVITY, *SWITCHES, *ESTIMATES):
         assert resolved(replaced(CapacityConfig(), values)) != base
 
 

@@ -21,7 +21,7 @@ def test_rules_by_name() -> None:
     assert window_policy("fixed", 5) == FixedWindow(5)
     assert window_policy("predicted", 5, predictor) == PredictedWindow(predictor, 0.3, 5)
     assert isinstance(window_policy("gain", 5, predictor), ExpectedGain)
-    with pytest.raises(BadInput, match="known: fixed, predicted, gain"):
+    with pytest.raises(BadInput, match="known: fixed, predicted, before-rejection, gain"):
         window_policy("best", 5)
     with pytest.raises(BadInput, match="needs a predictor"):
         window_policy("gain", 5)
