@@ -63,6 +63,8 @@ UPLINK: dict[type[Message], dict[str, Any]] = {
         "window": NUMBER,
         "alone": st.booleans(),
         "round": NUMBER,
+        "states": st.sampled_from(["predicting", "after"]),
+        "risk": REAL,
     },
     Draft: {**ROUND, "base_len": NUMBER, "csi": st.none() | CSI, "draft_s": REAL, "network_s": REAL},
     Hidden: ROUND,
@@ -79,7 +81,7 @@ DOWNLINK: dict[type[Message], dict[str, Any]] = {
     Verdict: {
         **ROUND, "accepted": NUMBER, "token": NUMBER, "candidates": NUMBER, "queried": NUMBER, "gap": REAL,
         "batch_size": NUMBER, "queue_s": REAL, "verify_s": REAL, "judge_s": REAL, "bs_s": REAL,
-        "window": NUMBER, "kept": NUMBER,
+        "window": NUMBER, "kept": NUMBER, "risk": REAL,
     },
     Resync: {"session": NUMBER, "reason": TEXT},
     Busy: {
