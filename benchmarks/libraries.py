@@ -16,12 +16,15 @@ import argparse
 import json
 import os
 import random
+import shutil
 import sys
 from typing import Any
 
-from support.decoders import load, pair_of, programs
+from support.decoders import load, pair_of
 from support.workers import Worker, answer, median
 
+METHODS = ("target-only", "greedy")
+"""Methods of the testbed."""
 RATIOS = (
     ("testbed vllm greedy", "transformers assisted", 1.5),
     ("testbed vllm greedy", "vllm draft model", 1.0),
@@ -74,15 +77,18 @@ def systems(options: argparse.Namespace) -> dict[str, tuple[str, dict[str, Any]]
         "vllm draft model": ("vllm", {"compiled": True, "drafted": True}),
         "llama.cpp": ("llama", {}),
     }
-    for program in programs(options.llama_server):
+    program = shutil.which(options.llama_server or "llama-server")
+    if program:
         own = {"program": program, "threads": options.threads}
         found["llama-server"] = ("server", {**own, "drafted": False})
         found["llama-server draft model"] = ("server", {**own, "drafted": True})
+    else:
+        print("llama-server is left out: not on the PATH; give --llama-server", file=sys.stderr)
     threads = {"bs_threads": options.bs_threads, "ue_threads": options.ue_threads}
-    for method in ("target-only", "greedy"):
-        for engine, compiled in (("vllm", False), ("vllm", True), ("llama", False)):
-            name = f"testbed {engine}{' compiled' if compiled else ''} {method}"
-            found[name] = ("testbed", {"engine": engine, "method": method, "compiled": compiled, **threads})
+    for engine, compiled in (("vllm", False), ("vllm", True), ("llama", False)):
+        found[f"testbed {engine}{' compiled' if compiled else ''}"] = (
+            "testbed", {"engine": engine, "compiled": compiled, **threads},
+        )  # fmt: skip
     wanted = options.only.split(",") if options.only else list(found)
     if unknown := set(wanted) - set(found):
         raise SystemExit(f"unknown systems {', '.join(unknown)}; known: {', '.join(found)}")
@@ -124,10 +130,17 @@ def decode_all(
 ) -> dict[str, list[dict[str, Any]]]:
     """Outputs and seconds by system, in the order of prompts; the last prompt warms up."""
     rng = random.Random(0)
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in workers}
+    ways: dict[str, tuple[Worker, dict[str, Any]]] = {}
+    for name, worker in workers.items():
+        if name.startswith("testbed"):
+            ways |= {f"{name} {method}": (worker, {"method": method}) for method in METHODS}
+        else:
+            ways[name] = (worker, {})
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
     for ids in [prompts[-1], *prompts[:-1]]:
-        for name in rng.sample(list(workers), len(workers)):
-            found[name].append(workers[name].ask(ids=ids, tokens=tokens, ends=ends))
+        for name in rng.sample(list(ways), len(ways)):
+            worker, how = ways[name]
+            found[name].append(worker.ask(ids=ids, tokens=tokens, ends=ends, **how))
     return {name: outputs[1:] for name, outputs in found.items()}
 
 
@@ -141,7 +154,8 @@ def rows_of(found: dict[str, list[dict[str, Any]]], loading: dict[str, float]) -
         total_s = sum(one["s"] for one in outputs)
         rows.append({
             "system": name, "tokens_per_s": sum(len(one["ids"]) for one in outputs) / total_s,
-            "interval": [low, high], "same": sum(same) / len(same), "load_s": loading[name],
+            "interval": [low, high], "same": sum(same) / len(same),
+            "load_s": loading.get(name) or loading[name.rpartition(" ")[0]],
         })  # fmt: skip
     return rows
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import http.client
 import json
 import os
-import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,7 +127,7 @@ def server(pair: Pair, program: str, drafted: bool, threads: int | None) -> Deco
     if threads:
         command += ["-t", str(threads)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
-    _ends_with_us(process)
+    atexit.register(process.kill)
 
     def ask(method: str, path: str, body: str | None = None) -> Any:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
@@ -156,18 +156,22 @@ def server(pair: Pair, program: str, drafted: bool, threads: int | None) -> Deco
     return decode
 
 
-def _ends_with_us(process: subprocess.Popen[Any]) -> None:
-    import atexit
-
-    atexit.register(process.kill)
-
-
-def testbed(
-    pair: Pair, engine: str, method: str, compiled: bool, bs_threads: int | None, ue_threads: int | None
+def loopback(
+    pair: Pair,
+    engine: str,
+    compiled: bool = False,
+    bs_threads: int | None = None,
+    ue_threads: int | None = None,
+    waiting: str | None = None,
 ) -> Decode:
-    """A base-station process, and a UE in this one, over loopback."""
-    import atexit
+    """A base-station process, and a UE in this one, over loopback.
 
+    Args:
+        waiting: OMP_WAIT_POLICY of both; None: OpenMP's default.
+    """
+    if waiting:
+        os.environ["OMP_WAIT_POLICY"] = waiting
+    from testbed.bs.engines.target import describe
     from testbed.channel.link import ZmqLink, new_identity
     from testbed.clock import WallClock
     from testbed.config import ServeConfig
@@ -181,28 +185,30 @@ def testbed(
 
     model = pair.target_gguf if engine == "llama" else pair.target
     serve = ServeConfig(
-        engine=engine, model=model, bind="tcp://127.0.0.1:*", compiled=compiled and engine == "vllm", threads=bs_threads
-    )
+        engine=engine, model=model, bind="tcp://127.0.0.1:*", compiled=compiled, threads=bs_threads,
+        max_model_len=POSITIONS,
+    )  # fmt: skip
     held = contextlib.ExitStack()
-    ready = held.enter_context(base_station(serve))
     atexit.register(held.close)
+    ready = held.enter_context(base_station(serve))
     loop = asyncio.new_event_loop()
     client = Client(ZmqLink(ready["bind"], new_identity()), WallClock(), 1)
-    drafter = LlamaDrafter(Path(pair.drafter_gguf), context=POSITIONS, sequences=1, threads=ue_threads)
-    from testbed.bs.engines.target import describe
-
     target = describe(model)
+    drafter = LlamaDrafter(
+        Path(pair.drafter_gguf), target.vocab_size, context=POSITIONS, sequences=1, threads=ue_threads
+    )
     loop.run_until_complete(client.connect(target.tokenizer, target.vocab_size))
+    held.callback(lambda: loop.run_until_complete(client.close()))
 
-    async def one(ids: list[int], tokens: int, ends: list[int]) -> list[int]:
+    async def one(ids: list[int], tokens: int, ends: list[int], method: str) -> list[int]:
         if method == "target-only":
             return (await decode_remotely(client, ids, tokens, ends)).token_ids
         session = DecodingSession(client, drafter, protocol(method), FixedWindow(WINDOW))
         return (await session.decode(ids, tokens, ends)).token_ids
 
-    def decode(ids: list[int], tokens: int, ends: list[int]) -> dict[str, Any]:
+    def decode(ids: list[int], tokens: int, ends: list[int], method: str = "greedy") -> dict[str, Any]:
         start_s = time.perf_counter()
-        found = loop.run_until_complete(one(ids, tokens, ends))
+        found = loop.run_until_complete(one(ids, tokens, ends, method))
         return {"s": time.perf_counter() - start_s, "ids": found}
 
     return decode
@@ -213,12 +219,5 @@ SYSTEMS: dict[str, Callable[..., Decode]] = {
     "vllm": vllm,
     "llama": llama,
     "server": server,
-    "testbed": testbed,
+    "testbed": loopback,
 }
-
-
-def programs(given: str | None) -> Iterator[str]:
-    """llama.cpp's server, if it can be had."""
-    found = shutil.which(given or "llama-server")
-    if found:
-        yield found
