@@ -116,10 +116,10 @@ class RunConfig(DecodingConfig, frozen=True):
         ),
     ] = None
     power_period_s: Annotated[
-        float | None, option("Time between two samples. Default: suits the sensor.", above=0, unit="s")
+        float | None, option("Time between two samples. Default: suits the sensor.", least=0.002, most=60, unit="s")
     ] = None
     power_idle_s: Annotated[
-        float, option("Measure the idle device for this long before the run.", least=0, unit="s")
+        float, option("Measure the idle device for this long before the run.", least=0, most=3600, unit="s")
     ] = 3.0
 
 

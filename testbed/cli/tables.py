@@ -71,7 +71,7 @@ def _options() -> list[Any]:
     """The options of tables, as typer makes them of this signature; each sets its part of the style."""
 
     def command(
-        form: Annotated[
+        table_format: Annotated[
             str, typer.Option("--format", help=f"Format of tables: {', '.join(FORMATS)}.", callback=_set_form)
         ] = TEXT,
         columns: Annotated[
@@ -87,7 +87,7 @@ def _options() -> list[Any]:
     app = typer.Typer(add_completion=False)
     command.__annotations__ = inspect.get_annotations(command, eval_str=True, locals=locals())
     app.command()(command)
-    options: list[Any] = [one for one in get_command(app).params if one.name in ("form", "columns", "wide")]
+    options: list[Any] = [one for one in get_command(app).params if one.name in ("table_format", "columns", "wide")]
     for one in options:
         one.expose_value, one.rich_help_panel = False, OUTPUT
     return options

@@ -148,7 +148,7 @@ def test_a_killed_demo_goes_on_with_what_is_unfinished(tmp_path: Path) -> None:
     process.wait()
     refused = run(*asked)
     assert refused.returncode == 2 and "--resume" in refused.stderr
-    other = run(*asked, "--judge", "digits", "--resume")
+    other = run(*asked, "--window", "4", "--resume")
     assert other.returncode == 2 and "another demo" in other.stderr
     done = run(*asked, "--resume")
     assert done.returncode == 0, done.stderr

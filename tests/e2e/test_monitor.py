@@ -110,10 +110,10 @@ async def test_a_browser_shows_rounds_as_they_come_and_what_becomes_of_the_base_
 
 async def gives_token(shown: Page) -> None:
     """A wrong token, then the right one."""
-    await shown.get_by_label("Token").fill("wrong")
+    await shown.get_by_label("Token of this base station").fill("wrong")
     await shown.keyboard.press("Enter")
     await expect(shown.get_by_role("alert")).to_contain_text("not the right one", timeout=WAIT_MS)
-    await shown.get_by_label("Token").fill("s3cret")
+    await shown.get_by_label("Token of this base station").fill("s3cret")
     await shown.keyboard.press("Enter")
     await expect(shown.locator("#status")).to_have_text("serving", timeout=WAIT_MS)
 

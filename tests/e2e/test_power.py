@@ -106,7 +106,7 @@ def test_report_and_account_of_the_run(
     ("arguments", "words"),
     [
         (["ue", "run", "--power", "solar"], ["unknown power source 'solar'", "jetson"]),
-        (["ue", "run", "--power", "pi", "--power-period-s", "0"], ["power sampling period", "0.002..60 s"]),
+        (["ue", "run", "--power", "pi", "--power-period-s", "0"], ["power-period-s", "[0.002, 60]"]),
         (["bs", "serve", "--engine", "synthetic", "--power", "auto"], ["--metrics FILE"]),
         (["power", "account", "nowhere"], ["not a run directory"]),
         (["power", "read", "--source", "jetson,solar"], ["unknown power source 'solar'"]),

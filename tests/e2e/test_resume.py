@@ -100,7 +100,7 @@ def test_a_killed_ue_goes_on_with_what_is_unfinished(
     assert not (out / NAME).exists() and (out / "summary.json").exists()
     time.sleep(0.5)
     assert json.loads(metrics.read_text().splitlines()[-1])["sessions"] == 0  # those of the killed runs, too
-    assert "no unfinished run" in ue("--bs", first["bind"], "--out", str(out), "--resume", code=2)
+    assert "nothing is left to resume" in ue("--bs", first["bind"], "--out", str(out), "--resume", code=2)
 
 
 def test_a_killed_bs_is_replaced_by_another(whole: dict[tuple[str, str], list[int]], tmp_path: Path) -> None:

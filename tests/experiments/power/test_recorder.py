@@ -111,9 +111,9 @@ def test_no_samples_at_all_are_an_error(tmp_path: Path) -> None:
     ("more", "word"),
     [
         ({"power": "solar"}, "unknown power source"),
-        ({"power": "auto", "power_period_s": 0.0}, "sampling period"),
-        ({"power": "auto", "power_idle_s": -1.0}, "idle measurement"),
-        ({"power": "auto", "power_idle_s": float("nan")}, "idle measurement"),
+        ({"power": "auto", "power_period_s": 0.0}, "power-period-s must lie in [0.002, 60]"),
+        ({"power": "auto", "power_idle_s": -1.0}, "power-idle-s must lie in"),
+        ({"power": "auto", "power_idle_s": float("nan")}, "power-idle-s must lie in"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(more: dict[str, Any], word: str) -> None:

@@ -134,7 +134,7 @@ def test_the_same_arguments_give_the_same_outcomes_and_another_seed_other_errors
 
 
 def test_packet_errors_stretch_the_link_as_expected_values_say() -> None:
-    link = ChannelSpec(kind="virtual", uplink_mbps=2, downlink_mbps=1, rtt_ms=30, per=0.3)
+    link = ChannelSpec(kind="virtual", uplink_mbps=2, downlink_mbps=1, rtt_ms=30, per=0.3, harq_rtt_ms=0)
     sizes = Sizes(1000, id_bits(32000), 16, 32000)
     rounds = [
         r for o in decode(link, LARGE, synthetic_models(), methods=("fh",), max_tokens=400) for r in o.record.rounds

@@ -151,7 +151,7 @@ def test_the_sweeps_of_the_paper_differ_in_what_the_paper_varies() -> None:
         assert name == "wisv-hardware" or all(p.channel.profile == "wisv" and p.config.prompts == 250 for p in found)
         assert name == "wisv-hardware" or any(p.config.judge == "digits" for p in found)
         assert name == "wisv-hardware" or any(p.config.head == "bundled:blind" for p in found)
-    assert {p.config.threshold * 16 for p in files["wisv-fig3"]} == set(range(17))
+    assert {p.config.threshold * 16 for p in files["wisv-fig3"]} >= set(range(17))
     assert {p.channel.file for p in files["wisv-hardware"]} == {"static-2m", "static-20m"}
     assert all(p.channel.is_proxied for p in files["wisv-hardware"])
 
