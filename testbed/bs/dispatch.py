@@ -101,8 +101,10 @@ class Dispatcher:
                 self._closer.forget(lost)
         before = self._sessions.get(key)
         reply, session = self._intake.open(peer, message, packet.arrays, self._rounds.admit)
-        if session is not None and before is not None:
-            self._closer.forget(before)
+        if session is not None:
+            session.free_s = self._clock.time()
+            if before is not None:
+                self._closer.forget(before)
         if session is not None and session.alone:
             self._rounds.begin(session, Round(message.round, self._intake.no_window, None, self._clock.time()))
         return reply

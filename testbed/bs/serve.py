@@ -197,7 +197,7 @@ def _station(
     return BaseStation(
         link, runner, Intake(offer, sessions), scheduler(config.scheduler, setting), judge, WallClock(),
         estimator=estimator, admission=admission, block_size=engine.block_size, margin=MARGIN,
-        windows=_windows(config, loaded), observer=observer,
+        windows=_windows(config, loaded, link.owner), observer=observer,
     )  # fmt: skip
 
 
@@ -205,13 +205,13 @@ def _setting(config: ServeConfig, coefficients: Coefficients | None) -> Schedule
     return SchedulerSetting(config.max_batch, config.max_batch_tokens, coefficients, chunk_tokens=config.chunk_tokens)
 
 
-def _windows(config: ServeConfig, loaded: Loaded) -> Windows | None:
+def _windows(config: ServeConfig, loaded: Loaded, owner: Callable[[bytes], bytes]) -> Windows | None:
     """The draft-window hints, if the configuration asks for them."""
     estimator = loaded.estimator
     if config.window_controller is None or estimator is None:
         return None
     chosen = window_config(config.window_controller)
-    return Windows(chosen, lambda: estimator.coefficients, config.max_batch, loaded.offer.vocab_size)
+    return Windows(chosen, lambda: estimator.coefficients, config.max_batch, loaded.offer.vocab_size, owner)
 
 
 def _source(

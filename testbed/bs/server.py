@@ -76,10 +76,9 @@ class BaseStation:
         self._acceptance = Acceptance(judge, intake.offer.vocab_size)
         self._ledger = PassLedger(intake.sessions, scheduler, estimator, admission, block_size, margin)
         self._windows, self._metrics, self._observer = windows, Metrics(), observer or Observer()
-        self._queue = Queue()
+        self._queue, self._wake = Queue(), asyncio.Event()
         self._closer = SessionCloser(link, intake.sessions, self._queue, runner, windows, self._observer, self._metrics)
         self._dispatcher = Dispatcher(link, intake, judge, clock, self, self._closer)
-        self._wake = asyncio.Event()
 
     @property
     def passes(self) -> int:
@@ -93,8 +92,7 @@ class BaseStation:
 
     def metrics(self) -> dict[str, Any]:
         """Counters since the start, and gauges."""
-        hints = self._windows.snapshot() if self._windows else {}
-        return self._metrics.snapshot() | self._ledger.snapshot() | hints
+        return self._metrics.snapshot() | self._ledger.snapshot() | (self._windows.snapshot() if self._windows else {})
 
     async def serve(self) -> None:
         """Serve until cancelled; raises what a task raises."""
@@ -274,9 +272,10 @@ class BaseStation:
         return answer
 
     def _commit(self, session: Session, round_: Round, kept: Kept) -> None:
+        session.free_s = self._clock.time()
         self._ledger.settled(session, round_, kept)
         if session.speed_tps is not None:
-            self._metrics.add_promised(session.speed_tps, self._ledger.late(round_, self._clock.time()))
+            self._metrics.add_promised(session.speed_tps, self._ledger.late(round_, session.free_s))
         session.append(round_.window.ids[: kept.accepted])
         if kept.token is not None:
             session.append(np.array([kept.token], np.int32))

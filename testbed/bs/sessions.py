@@ -95,12 +95,13 @@ class Session:
     """Start of its first round, on the server's clock: the guarantee counts from here."""
     got: int = 0
     """Tokens committed since then."""
+    free_s: float | None = None
+    lag_s: float = 0.0
+    """When it was opened or last answered, on the server's clock, and its lag by the UE's own slowness."""
     accepted: int = 0
-    """Drafted tokens that were accepted."""
     rejected: int = 0
-    """First rejections: at most one per window."""
     drafted: int = 0
-    """Drafted tokens."""
+    """Drafted tokens that were accepted, first rejections (at most one per window), and drafted tokens."""
     hidden_bits: int = 16
     """Bits per element of its hidden states on the uplink."""
     states: Reading = "predicting"
@@ -173,15 +174,13 @@ class SessionTable:
         ue_share: float = 1.0,
         owner: Callable[[bytes], bytes] = lambda peer: peer,
     ) -> None:
-        self.per_peer, self.total = per_peer, total
-        self.idle_s = idle_s
+        self.per_peer, self.total, self.idle_s = per_peer, total, idle_s
         self.room = Room(pending, tokens, windows_bytes, ue_share, owner)
         self.owner = owner
         self._owned: Counter[bytes] = Counter()
         self._lost: OrderedDict[Key, str] = OrderedDict()
         """Sessions that were closed without their UEs, and why."""
-        self._now_s = 0.0
-        """Time of the last message, on the server's clock."""
+        self._now_s = 0.0  # of the last message, on the server's clock
         self._sessions: dict[Key, Session] = {}
         self._promised: Counter[float] = Counter()
         self._opened = 0
@@ -272,8 +271,7 @@ class SessionTable:
         if self.idle_s is None:
             return []
         late_s = now_s - self.idle_s
-        found = [session for session in self._sessions.values() if session.idle and session.heard_s < late_s]
-        for session in found:
+        for session in (found := [session for session in self if session.idle and session.heard_s < late_s]):
             self._lose(session, f"idle for more than {self.idle_s:g} s")
         return found
 
@@ -285,7 +283,7 @@ class SessionTable:
         return found
 
     def _apart(self, key: Key) -> list[Session]:
-        return [session for session in self._sessions.values() if session.key != key]
+        return [session for session in self if session.key != key]
 
     def _lose(self, session: Session, why: str) -> None:
         self.close(session.key)
@@ -297,9 +295,6 @@ class SessionTable:
         """The reason why a session is unknown; empty: it is not remembered."""
         return self._lost.get(key, "")
 
-    def promised(self, apart: Key | None = None) -> dict[float, int]:
-        """Number of sessions by guaranteed speed, one session left out."""
-        but = None if apart is None else self._sessions.get(apart)
-        left_out = None if but is None else but.speed_tps
-        counts = {speed: count - (speed == left_out) for speed, count in self._promised.items()}
-        return {speed: count for speed, count in counts.items() if count > 0}
+    def promised(self) -> dict[float, int]:
+        """Number of sessions by guaranteed speed."""
+        return dict(self._promised)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from testbed.config import ServeConfig
 from testbed.errors import AdmissionError
 from testbed.experiments.runs.processes import base_station
 from testbed.protocols import protocol
+from testbed.protocols.messages import Draft, Open, Opened, Verdict
+from testbed.synthetic import next_token
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.session import DecodingSession
 from testbed.ue.windows.fixed import FixedWindow
@@ -40,3 +45,56 @@ async def test_promises_between_processes(tmp_path: Path, coefficients: str) -> 
     assert last["promised_rounds"] == {"2": len(record.rounds)} and last["missed_deadlines"] == {"2": 0}
     assert last["refused_sessions"] == {"1e+09": 1}
     assert last["estimate_mape"] is not None and set(last["coefficients"]) == {"a", "b_compute", "b_read", "c"}
+
+
+async def lie(address: str, claims: dict[str, float], prompt: int, window: int) -> None:
+    """Rounds whose times are made up and whose drafts are rejected, for ever; a guarantee is asked for, too."""
+    async with client(address) as ue:
+        for speed_tps in itertools.cycle((2.0, None)):
+            number, length = ue.new_session(), prompt
+            message = Open(session=number, protocol="greedy", threshold=0.0, hidden_size=4, speed_tps=speed_tps)
+            await ue.send(message, {"ids": np.ones(prompt, np.int32)})
+            if not isinstance((await ue.receive(number, 20)).message, Opened):
+                continue
+            for round_ in range(100):
+                ids = np.full(window, round_ % VOCAB, np.int32)
+                await ue.send(Draft(session=number, round=round_, base_len=length, **claims), {"ids": ids})
+                answer = (await ue.receive(number, 20)).message
+                assert isinstance(answer, Verdict)
+                length += answer.accepted + 1
+
+
+@pytest.mark.parametrize(
+    ("claims", "prompt", "window"),
+    [
+        ({"draft_s": 86_400.0, "network_s": 86_400.0}, 3, 8),
+        ({"draft_s": 30.0}, 3, 1),
+        ({}, 1500, 8),
+    ],
+)
+@pytest.mark.parametrize("head_start_s", [0.0, 2.0])
+async def test_a_lying_ue_changes_nothing_for_an_honest_one(
+    claims: dict[str, float], prompt: int, window: int, head_start_s: float
+) -> None:
+    """An honest UE gets the speed and the tokens that it gets alone, before and after it has rounds of its own."""
+    config = ServeConfig(engine="synthetic", bind="tcp://127.0.0.1:*", scheduler="slo", coefficients="a100-qwen3-32b")
+    drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.8)
+
+    async def decode(address: str, speed_tps: float | None) -> list[int]:
+        async with client(address) as ue:
+            session = DecodingSession(ue, drafter, protocol("greedy"), FixedWindow(5), speed_tps=speed_tps)
+            return (await session.decode([1, 2, 3], 60, ())).token_ids
+
+    with base_station(config) as ready:
+        lying = asyncio.create_task(lie(ready["bind"], claims, prompt, window))
+        await asyncio.sleep(head_start_s)
+        found = [await decode(ready["bind"], 8.0) for _ in range(3)]
+        assert not lying.done()
+        lying.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await lying
+    ids = [1, 2, 3]
+    for token in found[0]:
+        assert token == next_token(ids, VOCAB, 0)
+        ids.append(token)
+    assert found == [found[0]] * 3

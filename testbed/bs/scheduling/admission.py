@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,6 +33,15 @@ class RoundShape:
         rest = (self.new, self.cached, self.draft_s, self.network_s)
         if not all(0 <= value < math.inf for value in rest):
             raise BadInput("a round's tokens and times must be 0 or more")
+
+
+class Guarantees(NamedTuple):
+    """Guaranteed sessions that are alike."""
+
+    speed_tps: float
+    sessions: int
+    shape: RoundShape
+    """Their mean round."""
 
 
 class AdmissionDecision(NamedTuple):
@@ -79,50 +88,57 @@ class Admission:
         if not 0 < self.limit <= 1:
             raise BadInput(f"limit must lie in (0, 1], not {self.limit:g}")
 
-    def admissible(self, speed_tps: float, load: Mapping[float, int], shape: RoundShape) -> AdmissionDecision:
+    def admissible(
+        self, speed_tps: float, load: Sequence[Guarantees], shape: RoundShape, typical: RoundShape | None = None
+    ) -> AdmissionDecision:
         """Whether a UE of this class can join.
 
         Args:
             speed_tps: the requested speed; any positive one.
-            load: number of UEs with a guarantee, by speed.
-            shape: the mean round of all UEs.
+            load: the guarantees that were given.
+            shape: the mean round expected of the UE.
+            typical: that of other UEs, which need enough time per round, too; None: the same. Their own would let one
+                UE refuse all others by the times that it reports.
 
         Raises:
             BadInput: a speed that is not positive, or a negative number of UEs.
         """
         if not 0 < speed_tps < math.inf:
             raise BadInput(f"a class is a positive speed in tokens a second, not {speed_tps:g}")
-        if any(not 0 < speed < math.inf or count < 0 for speed, count in load.items()):
+        if any(not 0 < given.speed_tps < math.inf or given.sessions < 0 for given in load):
             raise BadInput("the load is a number of UEs, 0 or more, by positive speed")
-        asked = self._holds(speed_tps, load, shape)
+        others = max((given.speed_tps for given in load if given.sessions), default=0.0)
+        need_s = self._slack_s(others, typical or shape) if others else math.inf
+        asked = self._holds(speed_tps, load, shape, need_s)
         slower = sorted((speed for speed in self.classes if speed < speed_tps), reverse=True)
-        best = next((speed for speed in slower if self._holds(speed, load, shape)), None)
-        return AdmissionDecision(asked, speed_tps if asked else best, self.utilisation(_joined(load, speed_tps), shape))
+        best = next((speed for speed in slower if self._holds(speed, load, shape, need_s)), None)
+        used = self.utilisation([*load, Guarantees(speed_tps, 1, shape)])
+        return AdmissionDecision(asked, speed_tps if asked else best, used)
 
-    def utilisation(self, load: Mapping[float, int], shape: RoundShape) -> float:
+    def utilisation(self, load: Sequence[Guarantees]) -> float:
         """Share of the verifier's time that these guarantees take."""
-        round_s = self._share_s(shape) + self.coefficients.c / self.max_requests
-        return _rounds_a_second(load, shape) * round_s
+        fixed_s = self.coefficients.c / self.max_requests
+        return math.fsum(_rounds_a_second(given) * (self._share_s(given.shape) + fixed_s) for given in load)
 
-    def _holds(self, speed_tps: float, load: Mapping[float, int], shape: RoundShape) -> bool:
-        joined = _joined(load, speed_tps)
-        kept = sum(joined.values()) * (shape.cached + shape.new)
-        if self.utilisation(joined, shape) > self.limit or kept > (self.kv_tokens or math.inf):
+    def _holds(self, speed_tps: float, load: Sequence[Guarantees], shape: RoundShape, need_s: float) -> bool:
+        """Whether a UE can join where the others need passes of at most `need_s` / 2."""
+        joined = [*load, Guarantees(speed_tps, 1, shape)]
+        kept = math.fsum(given.sessions * (given.shape.cached + given.shape.new) for given in joined)
+        if self.utilisation(joined) > self.limit or kept > (self.kv_tokens or math.inf):
             return False
+        spare = 1 - math.fsum(_rounds_a_second(given) * self._share_s(given.shape) for given in joined)
         share_s = self._share_s(shape)
-        spare = 1 - _rounds_a_second(joined, shape) * share_s
         pass_s = max(self.coefficients.c / spare, self.coefficients.c + share_s) if spare > 0 else math.inf
-        fastest = max(speed for speed, count in joined.items() if count)
-        return shape.committed / fastest - shape.draft_s - shape.network_s >= 2 * pass_s
+        return min(need_s, self._slack_s(speed_tps, shape)) >= 2 * pass_s
+
+    def _slack_s(self, speed_tps: float, shape: RoundShape) -> float:
+        """Time for queueing and verification in a round at this speed (eq. 6)."""
+        return shape.committed / speed_tps - shape.draft_s - shape.network_s
 
     def _share_s(self, shape: RoundShape) -> float:
         times = self.coefficients
         return (times.a + times.b_compute * (shape.cached + shape.new)) * shape.new + times.b_read * shape.cached
 
 
-def _joined(load: Mapping[float, int], speed_tps: float) -> dict[float, int]:
-    return {**load, speed_tps: load.get(speed_tps, 0) + 1}
-
-
-def _rounds_a_second(load: Mapping[float, int], shape: RoundShape) -> float:
-    return sum(speed * count for speed, count in load.items()) / shape.committed
+def _rounds_a_second(given: Guarantees) -> float:
+    return given.speed_tps * given.sessions / given.shape.committed

@@ -1,9 +1,11 @@
-"""Running averages of rounds and of the overhead between passes, with initial guesses."""
+"""Running means: of rounds and of the overhead between passes, with initial guesses, of one UE and over UEs."""
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from dataclasses import dataclass, field
+from statistics import median_low
 from typing import NamedTuple
 
 import numpy as np
@@ -11,31 +13,32 @@ from numpy.typing import NDArray
 
 from testbed.bs.scheduling.admission import RoundShape
 
-MEMORY = 1000
-"""Rounds after which one counts 1/e of a new one."""
+Reals = NDArray[np.float64]
+MEMORY = 300
+"""Rounds of a UE after which one counts 1/e of a new one."""
 GUESS = RoundShape(new=6, cached=300, committed=3, draft_s=0.1, network_s=0.05)
 """The mean round before anything is measured: windows of five tokens, three committed."""
 GUESS_ROUNDS = 20
-"""Weight of the guess, in measured rounds."""
+"""Weight of a typical round in what is expected of one UE, in measured rounds."""
 OVERHEAD_MEMORY = 100
 """Passes after which one counts 1/e of a new one in the overhead."""
 LEAST_SPREAD = 0.25
 """Variance of batch sizes below which passes do not tell the overhead per request."""
 MOST_TIME_S = 60.0
 """Time that a round counts at most, as drafting and on the link."""
-MOST_TIMES = 5.0
-MOST_ROUNDS = 4.0
-"""Bounds of one UE's share: see `Averages`."""
-REPORTED = [name in ("draft_s", "network_s") for name in vars(GUESS)]
-"""Values of a round that the UE measured itself."""
 MOST_UES = 1024
-FORGOTTEN = 0.05
-"""UEs whose means are kept, and the weight below which a UE is forgotten; the least recently heard one goes first."""
-MOST_UNIT = 1e100
+"""UEs whose means are kept; the least recently heard one goes first."""
 LEAST_COMMITTED = 1e-3
 """Tokens that a mean round commits at least; under `split` the UE draws some of them."""
+LEAST_SHARE = 0.5
+"""Share of the tokens of a typical round that a UE counts at least as committing."""
 OWN_TOKENS = 10
-"""Weight of all sessions' acceptance rate in that of one session, in tokens of its own."""
+"""Weight of a UE's acceptance rate in that of its session, and of a typical rate in that of a UE, in tokens."""
+LEAST_UES = 3
+"""UEs whose median acceptance rate says something about others."""
+KEEP = math.exp(-1 / MEMORY)
+_GUESSED = np.array(list(vars(GUESS).values()))
+_COMMITTED = list(vars(GUESS)).index("committed")
 
 
 class PassOverhead(NamedTuple):
@@ -79,32 +82,40 @@ class OverheadEstimator:
         return PassOverhead(mean_s - request_s * mean, request_s)
 
 
-class UeRounds(NamedTuple):
-    """The rounds of one UE: their weight, and the sums of their values [5], both in units of the latest round."""
+@dataclass(slots=True)
+class UeRounds:
+    """The rounds of one UE, with exponential forgetting."""
 
-    weight: float
-    sums: NDArray[np.float64]
+    weight: float = 0.0
+    sums: Reals = field(default_factory=lambda: np.zeros(len(_GUESSED)))
+    """[5] sums of the fields of their `RoundShape`."""
+    accepted: float = 0.0
+    of: Reals = field(default_factory=lambda: np.zeros(2))
+    """[2] tokens that the accepted ones are a share of: with first rejections, and all that were drafted."""
+
+    def add(self, shape: Reals, accepted: int, rejected: int, drafted: int) -> None:
+        """Add a round."""
+        self.weight = KEEP * self.weight + 1
+        self.sums = KEEP * self.sums + shape
+        self.accepted = KEEP * self.accepted + accepted
+        self.of = KEEP * self.of + (accepted + rejected, drafted)
 
 
 class Averages:
-    """Exponentially weighted means of all sessions' rounds, and their acceptance rate.
+    """Means of rounds and acceptance rates, of each UE and of a typical one.
 
-    UEs report the times in their rounds, and choose how many rounds they have. No UE can therefore move the means by
-    more than its share: a UE's mean times count up to `MOST_TIMES` times the median over the UEs (the lower one, with
-    the guess as one of them) or the guess, whichever is larger, and its rounds up to `MOST_ROUNDS` times the mean of
-    the others' and the guess. Within these bounds the means are those of all rounds.
+    UEs report the times in their rounds, and choose prefixes, drafts and how many rounds they have. What is expected of
+    one UE therefore comes from its own rounds, and from medians over the UEs, so that none alone changes what is
+    expected of others.
     """
 
     def __init__(self) -> None:
-        self._keep = math.exp(-1 / MEMORY)
-        self._weight = float(GUESS_ROUNDS)
-        self._sums = [GUESS_ROUNDS * value for value in vars(GUESS).values()]
-        self._guess = self._weight
-        """Remaining weight of the guess."""
         self._ues: OrderedDict[bytes, UeRounds] = OrderedDict()
-        self._unit = 1.0
-        """Weight of the latest round in `_ues`; it grows, so that the earlier ones count less."""
-        self._accepted = self._tried = self._drafted = 0.0
+        self._typical: Reals = _GUESSED
+        self._rates: list[float | None] = [None, None]
+        """Typical acceptance rates: of the tokens in `UeRounds.of`."""
+        self._due = 1
+        """Rounds until the medians are computed again."""
 
     def add(
         self, ue: bytes, shape: tuple[float, float, float, float, float], accepted: int, rejected: int, drafted: int = 0
@@ -112,58 +123,113 @@ class Averages:
         """Add a round: the fields of its `RoundShape`, its accepted tokens, its first rejections (0 or 1), and its
         drafted tokens. An empty window leaves the acceptance rates as they are.
         """
-        keep = self._keep
-        shape = (*shape[:3], min(shape[3], MOST_TIME_S), min(shape[4], MOST_TIME_S))
-        self._weight = keep * self._weight + 1
-        self._sums = [keep * total + value for total, value in zip(self._sums, shape, strict=True)]
-        self._guess *= keep
-        self._accepted = keep * self._accepted + accepted
-        self._tried = keep * self._tried + accepted + rejected
-        self._drafted = keep * self._drafted + drafted
-        self._unit /= keep
-        before = self._ues.pop(ue, UeRounds(0.0, np.zeros(len(shape))))
-        self._ues[ue] = UeRounds(before.weight + self._unit, before.sums + self._unit * np.array(shape))
-        if len(self._ues) > MOST_UES or self._ues[next(iter(self._ues))].weight < FORGOTTEN * self._unit:
+        rounds = self._ues.setdefault(ue, UeRounds())
+        self._ues.move_to_end(ue)
+        times_s = (min(time_s, MOST_TIME_S) for time_s in shape[3:])
+        rounds.add(np.array([*shape[:3], *times_s]), accepted, rejected, drafted)
+        if len(self._ues) > MOST_UES:
             self._ues.popitem(last=False)
-        if self._unit > MOST_UNIT:
-            self._ues = OrderedDict((ue, UeRounds(w / self._unit, s / self._unit)) for ue, (w, s) in self._ues.items())
-            self._unit = 1.0
+        self._due -= 1
+        if self._due <= 0:
+            self._compute_medians()
+            self._due = 1 + len(self._ues) // 8
 
-    def shape(self) -> RoundShape:
-        """The mean round."""
-        more_weight, more_sums = self._excess()
-        weight = self._weight - more_weight
-        means = [max(0.0, total - more) / weight for total, more in zip(self._sums, more_sums, strict=True)]
-        new, cached, committed, draft_s, network_s = means
+    def _compute_medians(self) -> None:
+        """Typical round: medians of the UEs' means and the guess, which counts twice for an odd number of UEs. Typical
+        acceptance rates: the upper medians of the UEs' rates.
+        """
+        means = [rounds.sums / rounds.weight for rounds in self._ues.values()]
+        values = [*means, *[_GUESSED] * (1 + len(means) % 2)]
+        self._typical = np.sort(np.array(values), axis=0)[len(values) // 2]
+        for of in range(len(self._rates)):
+            rates = sorted(rounds.accepted / rounds.of[of] for rounds in self._ues.values() if rounds.of[of])
+            self._rates[of] = rates[len(rates) // 2] if len(rates) >= LEAST_UES else None
+
+    def expected(self, ue: bytes | None = None) -> RoundShape:
+        """The round expected of one UE: the mean of its own, shrunk towards a typical one; None: a typical one."""
+        found, rounds = self._typical, None if ue is None else self._ues.get(ue)
+        if rounds is not None:
+            found = (rounds.sums + GUESS_ROUNDS * self._typical) / (rounds.weight + GUESS_ROUNDS)
+            found[_COMMITTED] = max(found[_COMMITTED], LEAST_SHARE * self._typical[_COMMITTED])
+        new, cached, committed, draft_s, network_s = found.tolist()
         committed = max(committed, LEAST_COMMITTED)
         return RoundShape(new=new, cached=cached, committed=committed, draft_s=draft_s, network_s=network_s)
 
-    def _excess(self) -> tuple[float, list[float]]:
-        """Weight and sums [5] by which single UEs exceed their shares."""
-        if not self._ues:
-            return 0.0, [0.0] * len(self._sums)
-        weights = np.array([ue.weight for ue in self._ues.values()])
-        sums = np.array([ue.sums for ue in self._ues.values()])
-        means, weights = sums / weights[:, None], weights / self._unit
-        shares = MOST_ROUNDS * (self._guess + weights.sum() - weights) / len(weights)
-        counted = np.minimum(weights, shares) if len(weights) > 1 else weights
-        guess = np.array(list(vars(GUESS).values()))
-        median = np.sort(np.vstack([means, guess]), axis=0)[len(means) // 2]
-        limits = np.where(REPORTED, MOST_TIMES * np.maximum(median, guess), math.inf)
-        more = (weights - counted) @ means + counted @ np.maximum(means - limits, 0.0)
-        return float((weights - counted).sum()), more.tolist()
-
-    def acceptance(self, accepted: int, rejected: int) -> float | None:
-        """α of a session with these accepted tokens and first rejections, shrunk towards that of all sessions; None: no
-        session has any yet.
+    def acceptance(self, ue: bytes, accepted: int, rejected: int) -> float | None:
+        """α of a session with these accepted tokens and first rejections, shrunk towards that of its UE, and this
+        towards a typical one; None: none of them is known.
         """
-        return self._rate(accepted, accepted + rejected, self._tried)
+        return self._rate(ue, accepted, accepted + rejected, 0)
 
-    def accepted_share(self, accepted: int, drafted: int) -> float | None:
-        """Accepted / drafted tokens of a session, shrunk likewise; None: no session has drafted any yet."""
-        return self._rate(accepted, drafted, self._drafted)
+    def accepted_share(self, ue: bytes, accepted: int, drafted: int) -> float | None:
+        """Accepted / drafted tokens of a session, shrunk likewise; None: neither is known."""
+        return self._rate(ue, accepted, drafted, 1)
 
-    def _rate(self, accepted: int, of: int, of_all: float) -> float | None:
-        if of_all == 0:
-            return None
-        return (accepted + OWN_TOKENS * self._accepted / of_all) / (of + OWN_TOKENS)
+    def _rate(self, ue: bytes, accepted: int, of: int, column: int) -> float | None:
+        rounds, prior = self._ues.get(ue), self._rates[column]
+        if rounds is not None and rounds.of[column]:
+            weight = 0 if prior is None else OWN_TOKENS
+            prior = (rounds.accepted + weight * (prior or 0.0)) / float(rounds.of[column] + weight)
+        return None if prior is None else (accepted + OWN_TOKENS * prior) / (of + OWN_TOKENS)
+
+
+class Mean:
+    """A running mean: arithmetic until the memory is full, then exponential."""
+
+    def __init__(self, memory: float, start: float = 0.0) -> None:
+        self._memory, self._count = memory, 0.0
+        self.value = start
+
+    def add(self, value: float, weight: float = 1.0) -> None:
+        """Add a value; a weight of n equals adding it n times."""
+        self._count = min(self._count + weight, max(self._memory, weight))
+        self.value += (value - self.value) * weight / self._count
+
+
+class TypicalMean:
+    """Median over the UEs of their running means, so that no UE alone moves it.
+
+    Args:
+        start: value before any; one of those that the median is taken of, or two for an odd number of UEs.
+    """
+
+    def __init__(self, start: float | None = None) -> None:
+        self._start = start
+        self._ues: OrderedDict[bytes, Mean] = OrderedDict()
+        self._due = 0
+        self.value = start or 0.0
+
+    @property
+    def ues(self) -> int:
+        """Number of UEs with values."""
+        return len(self._ues)
+
+    def add(self, ue: bytes, value: float, weight: float = 1.0) -> None:
+        """Add a value of a UE's; a weight of n equals adding it n times."""
+        self._ues.setdefault(ue, Mean(float(MEMORY))).add(value, weight)
+        self._ues.move_to_end(ue)
+        if len(self._ues) > MOST_UES:
+            self._ues.popitem(last=False)
+        self._due -= 1
+        if self._due <= 0:
+            given = [] if self._start is None else [self._start] * (1 + len(self._ues) % 2)
+            self.value = median_low([*given, *(mean.value for mean in self._ues.values())])
+            self._due = 1 + len(self._ues) // 8
+
+
+class Rate:
+    """Events per second with exponential forgetting, without bias at the start."""
+
+    def __init__(self, memory_s: float) -> None:
+        self._memory_s, self._sum = memory_s, 0.0
+        self._begun_s: float | None = None
+        self._last_s = 0.0
+
+    def add(self, count: float, now_s: float) -> float:
+        """Add events at this time; returns the rate."""
+        if self._begun_s is None:
+            self._begun_s = self._last_s = now_s
+        self._sum = self._sum * math.exp((self._last_s - now_s) / self._memory_s) + count
+        self._last_s = now_s
+        past = -math.expm1((self._begun_s - now_s) / self._memory_s)
+        return self._sum / self._memory_s / max(past, 0.1)

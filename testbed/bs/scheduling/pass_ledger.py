@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -11,11 +12,11 @@ from testbed.bs.engines.base import VerifyRequest, VerifyResult
 from testbed.bs.observer import FinishedPass
 from testbed.bs.pending import Pending
 from testbed.bs.queue import Taken
-from testbed.bs.scheduling.admission import Admission
+from testbed.bs.scheduling.admission import Admission, Guarantees
 from testbed.bs.scheduling.averages import Averages, OverheadEstimator, PassOverhead
 from testbed.bs.scheduling.base import Scheduler
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
-from testbed.bs.scheduling.slo import Slo
+from testbed.bs.scheduling.slo import Slo, geometric
 from testbed.bs.sessions import Key, Round, Session, SessionTable
 from testbed.optim.pass_time import Coefficients, RequestWork
 from testbed.protocols.messages import Busy, Open
@@ -24,6 +25,10 @@ from testbed.protocols.sampling import Kept
 LOG = logging.getLogger(__name__)
 RETRY_S = 5.0
 """After which a UE that was refused a speed may ask again."""
+PREPARED_S = 2.0
+"""Drafting time before `Open` that counts: a UE computes its prompt while it opens the session."""
+MOST_LAG_S = 2.0
+"""Time by which a UE's own slowness may put its output behind the guarantee; the scheduler makes up for no more."""
 DEADLINES = Slo(coefficients=Coefficients(0.0, 0.0, 0.0, 1.0))
 """Deadlines under schedulers that have none of their own; they do not depend on how long passes take."""
 
@@ -79,34 +84,45 @@ class PassLedger:
         admission = self._admission
         known = admission.coefficients if self._estimator is None else self._estimator.coefficients
         admission = replace(admission, coefficients=replace(known, c=known.c + self._overhead.mean_s))
-        load = self._sessions.promised(apart=key)
-        answer = admission.admissible(speed_tps, load, self._averages.shape())
+        load, expected = self._load(apart=key), self._averages.expected
+        answer = admission.admissible(speed_tps, load, expected(self._sessions.owner(key[0])), expected())
         if answer.admitted:
             return None
         best = answer.best_tps or 0.0
         can = f"{best:g} can" if best else "no slower class can either"
-        reason = f"{speed_tps:g} tokens/s cannot be promised beside {sum(load.values())} other sessions; {can}"
+        reason = f"{speed_tps:g} tokens/s cannot be promised beside {sum(n for _, n, _ in load)} other sessions; {can}"
         return Busy(session=message.session, reason=reason, retry_s=RETRY_S, speed_tps=best)
+
+    def _load(self, apart: Key) -> list[Guarantees]:
+        """Guaranteed sessions by UE and speed, one session left out."""
+        known = (session for session in self._sessions if session.speed_tps is not None and session.key != apart)
+        counts = Counter((self._sessions.owner(session.key[0]), session.speed_tps or 0.0) for session in known)
+        return [Guarantees(speed, count, self._averages.expected(ue)) for (ue, speed), count in counts.items()]
 
     def pending(self, session: Session, round_: Round, request: VerifyRequest) -> Pending:
         """A round's request as the scheduler sees it."""
-        drafted_s = round_.arrived_s - round_.draft_s
+        owner = self._sessions.owner(session.key[0])
+        acceptance = self._averages.acceptance(owner, session.accepted, session.rejected)
+        draft_s, network_s = _own_times(session, round_)
+        drafted_s = round_.arrived_s - draft_s
         if session.begun_s is None:
             session.begun_s = drafted_s
         speed_tps, ahead_s = session.speed_tps, 0.0
         if speed_tps is not None:
             speed_tps *= 1 + self._margin
             ahead_s = session.got / speed_tps - (drafted_s - session.begun_s)
+            alpha = DEADLINES.acceptance if acceptance is None else acceptance
+            _excuse(session, round_, geometric(alpha, len(round_.window.ids)) / speed_tps)
         return Pending(
             request,
             round_.arrived_s,
             session.computed,
             speed_tps,
-            round_.draft_s,
-            round_.network_s,
+            draft_s,
+            network_s,
             ahead_s,
-            self._averages.acceptance(session.accepted, session.rejected),
-            self._averages.accepted_share(session.accepted, session.drafted),
+            acceptance,
+            self._averages.accepted_share(owner, session.accepted, session.drafted),
         )
 
     # ------------------------------------------------------------ passes
@@ -205,12 +221,35 @@ class PassLedger:
         return tokens // self._block_size * self._block_size
 
     def _budget_s(self) -> float | None:
-        """Time for queueing and verification in a mean round of the fastest guaranteed speed; None: there is none."""
-        shape, fastest = self._averages.shape(), max(self._sessions.promised(), default=None)
-        return None if fastest is None else shape.committed / fastest - shape.draft_s - shape.network_s
+        """Time for queueing and verification in a typical round of the fastest guaranteed speed, or in a round of the
+        UE that has all guarantees; None: there is none.
+        """
+        if (fastest := max(self._sessions.promised(), default=None)) is None:
+            return None
+        ues = {self._sessions.owner(session.key[0]) for session in self._sessions if session.speed_tps is not None}
+        shape = self._averages.expected(ues.pop() if len(ues) == 1 else None)
+        return shape.committed / fastest - shape.draft_s - shape.network_s
 
     def _warn_of_drift(self, estimator: OnlineEstimator) -> None:
         if estimator.drifted and not self._drifted:
             way = "longer" if estimator.bias > 0 else "shorter"
             LOG.warning("passes take %s than the estimator's first coefficients say; it follows the passes", way)
         self._drifted = estimator.drifted
+
+
+def _own_times(session: Session, round_: Round) -> tuple[float, float]:
+    """Drafting and link time of a round as its UE reports them, up to the time in which it can have had them."""
+    if session.free_s is None:
+        return round_.draft_s, round_.network_s
+    own_s = max(0.0, round_.arrived_s - session.free_s)
+    draft_s = min(round_.draft_s, own_s + (0.0 if session.got else PREPARED_S))
+    return draft_s, min(round_.network_s, max(0.0, own_s - draft_s))
+
+
+def _excuse(session: Session, round_: Round, allowed_s: float) -> None:
+    """Leave out of a guarantee what its UE took beyond `allowed_s` per round and `MOST_LAG_S` in all."""
+    if session.free_s is None or session.begun_s is None:
+        return
+    lag_s = max(0.0, session.lag_s + round_.arrived_s - session.free_s - allowed_s)
+    session.lag_s = min(lag_s, MOST_LAG_S)
+    session.begun_s += lag_s - session.lag_s

