@@ -70,14 +70,16 @@ GRID_COLUMNS: dict[str, tuple[str, str]] = {
     **{key: spec for key, spec in COLUMNS.items() if key not in ("method", "queue_s", "overhead_s")},
 }
 """Columns of a sweep's rows; those that differ from point to point come first."""
+UNDIVIDED = 1000
+"""Width of a table that is not shown on a terminal."""
 OF_A_SERIES = ("method", "judge", "head", "payload")
 """Fields that name a series."""
 
 
 def console(stderr: bool = False) -> Console:
-    """A rich console; wide where it is not a terminal, so that tables keep their columns in files."""
+    """A rich console; wide where it is not a terminal, so that tables in files are not divided."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, width=None if stream.isatty() else 200, highlight=False)
+    return Console(stderr=stderr, width=None if stream.isatty() else UNDIVIDED, highlight=False)
 
 
 def claim_stdout() -> TextIO:
@@ -97,14 +99,29 @@ def print_json(document: Mapping[str, Any], stream: TextIO | None = None) -> Non
 
 
 def grid_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
-    """Columns of a sweep's rows, without what all have alike; of one run's rows, the usual ones."""
+    """Columns of a sweep's rows, without what all have alike and what their series or method sets; of one run's rows,
+    the usual ones.
+    """
     if len({row.get("method") for row in rows}) == len(rows):
         return COLUMNS
     differing = {key for key in GRID_COLUMNS if len({str(row.get(key)) for row in rows}) > 1}
-    stood_for = OF_A_SERIES if "series" in differing else ()
-    return {
+    name = "series" if "series" in differing else "method"
+    names = {row.get(name) for row in rows}
+    stood_for = {
+        key
+        for key in GRID_COLUMNS
+        if key not in COLUMNS
+        and key != name
+        and len({(row.get(name), str(row.get(key))) for row in rows}) == len(names)
+    }
+    stood_for |= set(OF_A_SERIES) if name == "series" else set()
+    shown = {
         key: spec for key, spec in GRID_COLUMNS.items() if (key in COLUMNS or key in differing) and key not in stood_for
     }
+    if "downlink_mbps" in shown and all(row.get("uplink_mbps") == row.get("downlink_mbps") for row in rows):
+        del shown["downlink_mbps"]
+        shown["uplink_mbps"] = ("Mbit/s", shown["uplink_mbps"][1])
+    return shown
 
 
 def note(text: str) -> None:

@@ -19,7 +19,7 @@ from rich.text import Text
 from typer.main import get_command
 
 from testbed.cli.options import OUTPUT
-from testbed.cli.output import console
+from testbed.cli.output import console, note
 from testbed.cli.screens import PanelCommand
 from testbed.errors import BadInput
 from testbed.intervals import printable
@@ -140,8 +140,8 @@ def print_table(table: Table) -> None:
     title = None if table.title is None else _plain(table.title)
     if wanted := STYLE.get().columns:
         places = [headers.index(name) for name in wanted if name in headers]
-        if wanted != (ALL,) and not places:
-            raise BadInput(f"no column {', '.join(wanted)}; known: {', '.join(headers)}")
+        if wanted != (ALL,):
+            _check_known([name for name in wanted if name not in headers], places, headers)
         if places:
             headers, left = [headers[i] for i in places], [left[i] for i in places]
             lines = [[line[i] for i in places] for line in lines]
@@ -153,18 +153,25 @@ def print_table(table: Table) -> None:
 
 def _chosen(rows: Sequence[Mapping[str, Any]], columns: Columns, wanted: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Columns to print: those with values or, if chosen by key or header, those."""
-    known = {key: spec for key, spec in columns.items() if any(row.get(key) is not None for row in rows)}
     if not wanted:
-        return known
+        return {key: spec for key, spec in columns.items() if any(printable(row, key) is not None for row in rows)}
+    known = {key: spec for key, spec in columns.items() if any(row.get(key) is not None for row in rows)}
     held = dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, dict | list))
     every = known | {key: (key, "{}") for key in held if key not in columns}
     if tuple(wanted) == (ALL,):
         return every
     by_header = {spec[0]: key for key, spec in every.items()}
     found = [name if name in every else by_header[name] for name in wanted if name in every or name in by_header]
-    if not found:
-        raise BadInput(f"no column {', '.join(wanted)}; known: {', '.join(every)}")
+    _check_known([name for name in wanted if name not in every and name not in by_header], found, list(every))
     return {key: every[key] for key in found}
+
+
+def _check_known(unknown: Sequence[str], found: Sequence[object], known: Sequence[str]) -> None:
+    """Note unknown columns, which another table of the same command may have; refuse them if no other was chosen."""
+    if unknown and not found:
+        raise BadInput(f"no column {', '.join(unknown)}; known: {', '.join(known)}")
+    if unknown:
+        note(f"this table has no column {', '.join(unknown)}; known: {', '.join(known)}")
 
 
 def _cell(value: Any, form: str) -> str:

@@ -35,3 +35,17 @@ def test_the_name_of_a_series_stands_for_what_it_sets(capsys: pytest.CaptureFixt
     print_rows(rows, "title", shown)
     said = capsys.readouterr().out
     assert all(word in said for word in ("title", "series", "one", "two", "0.2500")) and "strict" not in said
+
+
+def test_what_the_method_sets_and_equal_rates_take_no_columns_of_their_own() -> None:
+    rows = [
+        row(method=method, threshold=threshold, uplink_mbps=rate, downlink_mbps=rate, window=window)
+        for method, threshold in (("greedy", None), ("fh", 0.0))
+        for rate in (5.0, 500.0)
+        for window in (4, 8)
+    ]
+    shown = grid_columns(rows)
+    assert {"method", "window", "uplink_mbps"} <= set(shown) and not {"threshold", "downlink_mbps"} & set(shown)
+    assert shown["uplink_mbps"][0] == "Mbit/s"
+    rows[0]["downlink_mbps"] = 20.0
+    assert {"uplink_mbps", "downlink_mbps"} <= set(grid_columns(rows))

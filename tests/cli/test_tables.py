@@ -88,7 +88,7 @@ def test_every_part_of_a_divided_table_tells_its_rows_apart(
 ) -> None:
     monkeypatch.setattr(tables, "console", lambda: Console(width=60, highlight=False))
     rows = [
-        {"method": "fh", "window": k, "uplink_mbps": rate, **{key: 1 for key in COLUMNS if key != "method"}}
+        {"method": "fh", "window": k, "uplink_mbps": rate, **{key: 500 for key in COLUMNS if key != "method"}}
         for k in (8, 16)
         for rate in (5.0, 500.0)
     ]
@@ -105,7 +105,7 @@ def test_a_table_is_whole_on_any_terminal(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tables, "console", lambda: Console(width=width, highlight=False))
-    rows = [{"method": name, **{key: 1 for key in COLUMNS if key != "method"}} for name in ("greedy", "fh")]
+    rows = [{"method": name, **{key: 500 for key in COLUMNS if key != "method"}} for name in ("greedy", "fh")]
     print_rows(rows, "two methods", COLUMNS)
     shown = capsys.readouterr().out
     assert "…" not in shown and max(map(len, shown.splitlines())) <= width
@@ -117,7 +117,7 @@ def test_a_table_is_whole_on_any_terminal(
 def test_a_wide_table_is_not_divided(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(tables, "console", lambda: Console(width=40, highlight=False))
     STYLE.set(TableStyle(wide=True))
-    print_rows([{"method": "fh", **{key: 1 for key in COLUMNS if key != "method"}}], None, COLUMNS)
+    print_rows([{"method": "fh", **{key: 500 for key in COLUMNS if key != "method"}}], None, COLUMNS)
     shown = capsys.readouterr().out
     assert shown.count("method") == 1 and all(header in shown for header, _ in COLUMNS.values())
 
@@ -176,3 +176,18 @@ def test_the_command_line_sets_the_style_and_forgets_it(
     assert "┃" in capsys.readouterr().out
     assert main(["report", run, "--out", out, "--format", "xls"]) == 2
     assert ", ".join(FORMATS) in capsys.readouterr().err
+
+
+def test_columns_that_one_table_lacks_are_noted_and_empty_ones_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"method": "fh", "requests": 4, "latency_s": 0.25, "latency_p95_s": 0.5}]
+    assert "p95 s" not in shown_as("md", rows, capsys)  # of four requests, no percentile is shown
+    STYLE.set(TableStyle(form="md", columns=("latency_s", "foo")))
+    print_rows(rows, "title", COLUMNS)
+    found = capsys.readouterr()
+    assert found.out.startswith("| latency s |\n") and "this table has no column foo; known: method" in found.err
+
+
+def test_a_table_that_is_not_shown_on_a_terminal_is_not_divided(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"method": "x" * 300, **{key: 500 for key in COLUMNS if key != "method"}} for _ in range(2)]
+    print_rows(rows, None, COLUMNS)
+    assert capsys.readouterr().out.count("method") == 1

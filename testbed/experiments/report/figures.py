@@ -19,8 +19,8 @@ from testbed.experiments.plots.style import (
 from testbed.experiments.report.data import Row, RowSource, Shown
 from testbed.experiments.report.intervals import LINK, Intervals
 from testbed.experiments.report.rows_table import GRID as SETTINGS_OF_A_ROW
-from testbed.experiments.report.rows_table import SHORT
-from testbed.experiments.report.tables import link_text, text_of
+from testbed.experiments.report.rows_table import setting_texts
+from testbed.experiments.report.tables import link_text
 from testbed.protocols import TARGET_ONLY
 
 MOST_BARS = 24
@@ -42,9 +42,7 @@ def row_names(rows: Sequence[Row]) -> list[str]:
     """A name for each row: its method, and the settings in which rows differ."""
     methods = {row["method"] for row in rows}
     differing = [key for key in GRID if len({(row["method"], str(row.get(key))) for row in rows}) > len(methods)]
-    return [
-        ", ".join([row["method"], *(f"{SHORT.get(k, k)} {text_of(row.get(k))}" for k in differing)]) for row in rows
-    ]
+    return [", ".join([row["method"], *setting_texts(row, differing)]) for row in rows]
 
 
 def figures(shown: Shown, intervals: Sequence[Intervals]) -> list[Figure]:
@@ -102,6 +100,8 @@ def _latency(rows: Sequence[Row]) -> Any:
     one, names, left = axes[0, 0], row_names(rows), np.zeros(len(rows))
     for part, colour, hatch in zip(PARTS, PART_COLOURS, HATCHES, strict=False):
         values = np.array([row.get(part) or 0.0 for row in rows])
+        if not values.any():
+            continue
         one.barh(
             range(len(rows)),
             values,
@@ -152,7 +152,7 @@ def _bar(axes: Any, at: float, width: float, row: Row, top: float) -> None:
     bottom = 0.0
     for part, colour, hatch in zip(PARTS, PART_COLOURS, HATCHES, strict=False):
         value = row.get(part) or 0.0
-        label = part.removesuffix("_s")
+        label = part.removesuffix("_s") if value else "_none"
         axes.bar(at, value, width, bottom, color=colour, hatch=hatch, edgecolor="white", linewidth=0.4, label=label)
         bottom += value
     if bottom > top:

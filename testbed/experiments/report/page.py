@@ -35,7 +35,8 @@ th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:
 td:first-child{white-space:normal}
 th{font-weight:600;vertical-align:bottom}td small{font-size:73%}small{color:#666}details{margin:.5rem 0}
 summary{cursor:pointer}
-.pivot th{white-space:normal}.pivot td,.pivot tbody th{border:0}.pivot tbody{border-bottom:1px solid #999}
+.pivot th{white-space:normal}.pivot td,.pivot tbody th{border:0;vertical-align:top}
+.pivot tbody{border-bottom:1px solid #999}
 .pivot [colspan]{text-align:center}.pivot th+td,.pivot tr:nth-child(2) th:nth-child(2){text-align:left}
 figure{margin:1.5rem 0}figcaption{color:#444;max-width:46rem}img{max-width:100%;height:auto}
 code{background:#f3f3f3;padding:0 .2em}p.note{border-left:4px solid #e69f00;padding-left:.8rem}

@@ -118,6 +118,8 @@ def _shares(part: RowSource) -> tuple[float, ...]:
 
 
 def _committed(parts: Sequence[RowSource]) -> Any:
+    from matplotlib.ticker import MaxNLocator
+
     columns = min(3, len(parts))
     figure, axes = canvas(columns, -(-len(parts) // columns), width=2.9, height=1.9, sharex=True, sharey=True)
     most = max(int(part.rounds["committed"].max()) for part in parts if part.rounds)
@@ -134,7 +136,8 @@ def _committed(parts: Sequence[RowSource]) -> Any:
         one.set_visible(at < len(parts))
         if len(parts) - columns <= at < len(parts):  # the lowest of its column
             one.set_xlabel("tokens committed")
-            one.tick_params(labelbottom=True)
+        one.tick_params(labelbottom=True)
+        one.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
 

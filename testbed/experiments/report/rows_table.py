@@ -26,6 +26,7 @@ SHORT = {
     "window_rule": "rule", "window": "K", "threshold": "θ", "hidden_bits": "b_h", "uplink_mbps": "up",
     "downlink_mbps": "down", "rtt_ms": "RTT", "per": "PER",
 }  # fmt: skip
+UNITS = {"uplink_mbps": " Mbit/s", "downlink_mbps": " Mbit/s", "rtt_ms": " ms"}
 TERMS = {
     "aal": ("AAL", "average accepted length: tokens committed per round, correction or bonus token included"),
     "acceptance_cond": ("α", "probability that a drafted token is accepted, given that those before it were"),
@@ -70,10 +71,21 @@ def row_titles(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         name = str(row.get("series") or row["method"])
         more = [row["method"]] if name != row["method"] else []
-        more += [f"{SHORT.get(key, key)} {text_of(row[key])}" for key in differing if row.get(key) is not None]
+        more += setting_texts(row, [key for key in differing if row.get(key) is not None])
         small = f"<br><small>{html.escape(', '.join(more), quote=False)}</small>" if more else ""
         titles.append(html.escape(name) + small)
     return titles
+
+
+def setting_texts(row: Row, names: Sequence[str]) -> list[str]:
+    """Settings of a row in short; a rate equal in both directions is given once."""
+    rates = ("uplink_mbps", "downlink_mbps")
+    same = set(rates) <= set(names) and row.get(rates[0]) == row.get(rates[1]) is not None
+    texts = {name: f"{SHORT.get(name, name)} {text_of(row.get(name))}{UNITS.get(name, '')}" for name in names}
+    if same:
+        texts[rates[0]] = f"{text_of(row[rates[0]])} Mbit/s"
+        del texts[rates[1]]
+    return list(texts.values())
 
 
 def table_html(

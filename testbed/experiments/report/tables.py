@@ -167,7 +167,9 @@ def text_of(value: Any) -> str:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+    return str(value)
 
 
 def rows_csv(rows: Sequence[Row], intervals: Sequence[Intervals]) -> str:

@@ -10,8 +10,9 @@ import pytest
 from testbed.experiments.plots import capacity as capacity_plots
 from testbed.experiments.report import capacity, figures, rounds
 from testbed.experiments.report.data import RowSource, Shown, load_shown
+from testbed.experiments.report.facts import facts_html
 from testbed.experiments.report.rows_table import rows_html
-from testbed.experiments.report.tables import pivot, pivot_html
+from testbed.experiments.report.tables import pivot, pivot_html, text_of
 from testbed.experiments.results import directory as results
 from tests.support.reports import Page, make_sweep
 
@@ -84,6 +85,23 @@ def test_a_setting_is_named_where_rows_differ_in_it() -> None:
     assert figures.row_names(rows) == ["greedy, rule fixed", "greedy, rule gain"]
     table = rows_html(rows, [{}, {}])
     assert "<th>window rule</th>" in table and "<td>gain</td>" in table and "engine" not in table
+
+
+def test_rates_are_named_once_with_their_unit_and_series_by_name() -> None:
+    rows = [{"method": "fh", "window": 8, "uplink_mbps": rate, "downlink_mbps": down}
+            for rate, down in ((5.0, 5.0), (20.0, 20.0))]  # fmt: skip
+    assert figures.row_names(rows) == ["fh, 5 Mbit/s", "fh, 20 Mbit/s"]
+    rows[0]["downlink_mbps"] = 7.0
+    assert figures.row_names(rows)[0] == "fh, up 5 Mbit/s, down 7 Mbit/s"
+    page = facts_html({"config": {"run": {}, "series": [{"name": "WISV", "protocol": "fh"}]}})
+    assert "WISV (protocol: fh)" in page
+    assert (text_of(38912.75), text_of(0.123456), text_of(1e12)) == ("38913", "0.1235", "1e+12")
+
+
+def test_bars_name_only_parts_that_took_time() -> None:
+    rows = [{"method": name, "draft_s": 0.1, "link_s": 0.2, "judge_s": 0.0, "queue_s": None} for name in ("fh", "sh")]
+    (drawn,) = figures._latency(rows).legends
+    assert [text.get_text() for text in drawn.get_texts()] == ["draft", "link"]
 
 
 def test_table_one_has_a_group_of_rows_for_each_window(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_what_is_no_run_directory_is_refused_before_anything_is_written(tmp_path
 
 def test_rows_of_a_sweep_are_told_apart_by_what_differs() -> None:
     rows = [{"method": "fh", "window": k, "uplink_mbps": r, "rtt_ms": 50.0} for k in (8, 16) for r in (20.0, 500.0)]
-    assert row_names(rows) == ["fh, K 8, up 20", "fh, K 8, up 500", "fh, K 16, up 20", "fh, K 16, up 500"]
+    assert row_names(rows) == [f"fh, K {k}, up {r} Mbit/s" for k in (8, 16) for r in (20, 500)]
     assert row_names([{"method": "fh", "window": 8}, {"method": "sh", "window": 8}]) == ["fh", "sh"]
     grid = [("greedy", None, 16), ("greedy", None, 32), ("fh", 8, 16), ("fh", 8, 32)]
     rows = [{"method": m, "hidden_bits": b, "window": k} for m, b, k in grid]
