@@ -70,7 +70,8 @@ def maximal(serving: ServedPair, inputs: IntArray, window: int | None = None) ->
 def heuristic(serving: ServedPair, inputs: IntArray, window: int | None = None) -> Batching:
     """Heuristic batching: the size grows from 2 until the latency rises or memory is full."""
     largest = _largest(serving, inputs)
-    return _best_window(serving, inputs, window, lambda seconds: grow(len(inputs), largest, seconds))
+    build = partial(of_size, len(inputs))
+    return _best_window(serving, inputs, window, lambda seconds: grow(build, largest, seconds))
 
 
 def autoregressive(serving: ServedPair, inputs: IntArray, window: int | None = None) -> Batching:
@@ -88,7 +89,7 @@ def autoregressive(serving: ServedPair, inputs: IntArray, window: int | None = N
         sizes, longest = _shapes(runs, inputs)
         return float(autoregressive_s(serving, sizes, longest).sum())
 
-    runs = grow(len(inputs), len(inputs), seconds)
+    runs = grow(partial(of_size, len(inputs)), len(inputs), seconds)
     return Batching(0, tuple(map(tuple, runs)), seconds(runs))
 
 
@@ -140,9 +141,24 @@ def of_size(tasks: int, size: int) -> Runs:
     return [list(range(k, min(k + size, tasks))) for k in range(0, tasks, size)]
 
 
-def grow(tasks: int, largest: int, seconds: Callable[[Runs], float]) -> Runs:
-    """Batches of equal size, increased by one from 2 until the latency rises."""
-    return until_slower((of_size(tasks, size) for size in range(min(2, largest), largest + 1)), seconds)
+def fitting(serving: ServedPair, inputs: IntArray, size: int) -> Runs:
+    """Batches of up to `size` tasks in order of arrival, each ended early where one more would not fit into memory
+    (eq. 24b).
+    """
+    runs: Runs = []
+    most = most_tasks(serving, inputs)
+    for k in range(len(inputs)):
+        batch = [*runs[-1], k] if runs else [k]
+        if runs and len(batch) <= min(size, int(most[batch].min())):
+            runs[-1] = batch
+        else:
+            runs.append([k])
+    return runs
+
+
+def grow(build: Callable[[int], Runs], largest: int, seconds: Callable[[Runs], float]) -> Runs:
+    """Batches of a size that is increased by one from 2 until the latency rises."""
+    return until_slower((build(size) for size in range(min(2, largest), largest + 1)), seconds)
 
 
 def until_slower(candidates: Iterator[Runs], seconds: Callable[[Runs], float]) -> Runs:

@@ -140,6 +140,23 @@ def most_tasks(serving: ServedPair, inputs: IntArray) -> IntArray:
     return most.astype(np.int64)
 
 
+def check_memory(serving: ServedPair, sizes: IntArray, inputs: IntArray) -> None:
+    """Check that batches [M] with these longest inputs [M] fit into the draft node's memory (eq. 24b).
+
+    Raises:
+        BadInput: one does not.
+    """
+    held = parameter_bytes(serving.draft_model) + np.asarray(
+        cache_bytes(serving.draft_model, sizes, inputs, serving.max_output_tokens), np.float64
+    )
+    if np.any(held > serving.memory_bytes):
+        m = int(np.argmax(held))
+        raise BadInput(
+            f"a batch of {int(sizes[m])} tasks of up to {int(inputs[m])} input tokens needs {held[m]:.4g} bytes, "
+            f"memory_bytes is {serving.memory_bytes:.4g} (eq. 24b)"
+        )
+
+
 # ---------------------------------------------------------------- FLOPs
 
 
@@ -210,14 +227,18 @@ def inference_s(
     *,
     pipeline: bool = True,
 ) -> float:
-    """T_inf: seconds for all steps of all batches (eq. 22).
+    """T_inf: seconds for all steps of all batches (eq. 22), which must fit into memory (eq. 24b).
 
     Args:
         sizes: [M] tasks of each batch, in pipeline order.
         inputs: [M] longest input of each batch.
         outputs: [M] longest output of each batch, after which it ends; None: O_max for all.
         pipeline: whether a batch is drafted while another is verified.
+
+    Raises:
+        BadInput: a batch that does not fit into memory, of whatever planner or baseline.
     """
+    check_memory(serving, sizes, inputs)
     longest = np.full(len(sizes), serving.max_output_tokens) if outputs is None else outputs
     steps = [steps_needed(int(tokens), serving.alpha, window) for tokens in longest]
     step: IntArray = np.arange(1, max(steps) + 1)

@@ -6,13 +6,14 @@ as in Algorithm 1; the interpretations differ in the actual output lengths and i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from testbed.errors import BadInput
-from testbed.optim.baselines import FIXED_WINDOW, STATIC_SIZE, Runs, batch_by, grow, of_size, until_slower
+from testbed.optim.baselines import FIXED_WINDOW, STATIC_SIZE, Runs, batch_by, fitting, grow, of_size, until_slower
 from testbed.optim.inference_cost import IntArray, ServedPair, cache_bytes, inference_s, most_tasks, parameter_bytes
 from testbed.optim.planner import plan_batches
 from testbed.optim.solvers import SOLVERS
@@ -28,7 +29,8 @@ class Interpretation(Config, frozen=True):
     outputs: Literal["longest", "drawn"] = "longest"
     """Output tokens of a task: O_max, or drawn from [1, O_max]; a batch ends with its longest task (Section II-B)."""
     max_size: Literal["worst", "mean"] = "worst"
-    """Size of max batching: as many tasks as fit if all are as long as the longest, or as the mean."""
+    """Largest size of max and heuristic batching: as many tasks as fit if all are as long as the longest, or as the
+    mean. Every batch must fit with its own longest task (eq. 24b), and ends early where it would not."""
     heuristic: Literal["size", "count"] = "size"
     """Quantity that heuristic batching increases from two: the batch size, or the number of batches."""
     baseline_window: Literal["best", "fixed", "same"] = "best"
@@ -94,13 +96,18 @@ def _sized(name: str, serving: ServedPair, users: TaskLengths, interpretation: I
         users = TaskLengths(users.inputs[order], None if users.outputs is None else users.outputs[order])
     tasks, fits = len(users.inputs), int(most_tasks(serving, users.inputs).min())
     largest = min(tasks, fits if interpretation.max_size == "worst" else _mean_size(serving, users))
+    build = partial(fitting, serving, users.inputs)
     found = []
     for window in windows:
         timed = partial(_seconds, serving, window, users=users)
         if name == "heuristic":
-            runs = grow(tasks, largest, timed) if interpretation.heuristic == "size" else _fewer(tasks, largest, timed)
+            runs = (
+                grow(build, largest, timed)
+                if interpretation.heuristic == "size"
+                else _fewer(build, tasks, largest, timed)
+            )
         else:
-            runs = of_size(tasks, min(STATIC_SIZE, fits, tasks) if name == "static" else largest)
+            runs = build(min(STATIC_SIZE, fits, tasks) if name == "static" else largest)
         found.append(Timed(timed(runs), window))
     return min(found)
 
@@ -125,7 +132,7 @@ def _mean_size(serving: ServedPair, users: TaskLengths) -> int:
     return max(1, int((serving.memory_bytes - parameter_bytes(serving.draft_model)) // float(np.asarray(each))))
 
 
-def _fewer(tasks: int, largest: int, timed: partial[float]) -> Runs:
+def _fewer(build: Callable[[int], Runs], tasks: int, largest: int, timed: Callable[[Runs], float]) -> Runs:
     """Batches whose number increases by one, from two or the fewest that fit, until the latency rises."""
     fewest = max(min(2, tasks), -(-tasks // largest))
-    return until_slower((of_size(tasks, -(-tasks // count)) for count in range(fewest, tasks + 1)), timed)
+    return until_slower((build(-(-tasks // count)) for count in range(fewest, tasks + 1)), timed)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from testbed.errors import BadInput
-from testbed.optim.baselines import batch_by, of_size
+from testbed.optim.baselines import batch_by, fitting, of_size
 from testbed.optim.figures import BATCHINGS, POINTS, draw, reduction
-from testbed.optim.inference_cost import ServedPair
+from testbed.optim.inference_cost import ServedPair, inference_s
 from testbed.optim.interpretations import Interpretation, TaskLengths, inference_by
 from testbed.optim.planner import plan_batches
 from tests.optim.problems import paper_serving
@@ -93,11 +94,40 @@ def test_max_batching_by_mean_lengths() -> None:
     worst, mean = (Interpretation(outputs="drawn", max_size=size) for size in ("worst", "mean"))
     size = int(2.5 * 560 / (INPUTS.mean() + OUTPUTS.mean()))
     assert size == 6
-    for interpretation, runs in ((worst, [[0, 1], [2, 3], [4, 5], [6, 7], [8]]), (mean, [[*range(6)], [6, 7, 8]])):
+    for interpretation, runs in (
+        (worst, [[0, 1], [2, 3], [4, 5], [6, 7], [8]]),
+        (mean, [[0, 1, 2], [3, 4], [5, 6], [7, 8]]),
+    ):
         found = inference_by("max", serving, users, interpretation)
         assert found.inference_s == pytest.approx(
             min(stepped(serving, window, runs, OUTPUTS) for window in range(1, 11))
         )
+
+
+def test_batches_of_every_baseline_fit_into_memory() -> None:
+    """Eq. 24b by scalars, for the batches that each reading forms from mixed lengths."""
+    draft = paper_serving().draft_model
+    weights = 2 * draft.layers * (4 * draft.hidden**2 + 2 * draft.hidden * draft.ffn)
+    token = 4 * draft.layers * draft.hidden
+    rng = np.random.default_rng(3)
+    for _ in range(50):
+        inputs = rng.integers(1, 500, 12)
+        serving = paper_serving(output_tokens=60, memory_bytes=weights + rng.uniform(1, 8) * token * (500 + 60))
+        for size in (1, 3, 8, 12):
+            runs = fitting(serving, inputs, size)
+            assert [k for run in runs for k in run] == list(range(12))
+            assert all(weights + len(run) * token * (max(inputs[run]) + 60) <= serving.memory_bytes for run in runs)
+            assert all(len(run) <= size for run in runs)
+            for before, after in pairwise(runs):  # none ends early that need not
+                more = [*before, after[0]]
+                held = weights + len(more) * token * (max(inputs[more]) + 60)
+                assert len(before) == size or held > serving.memory_bytes
+
+
+def test_a_batch_beyond_memory_is_refused_wherever_it_comes_from() -> None:
+    serving = paper_serving(output_tokens=60, memory_bytes=7e9)
+    with pytest.raises(BadInput, match=r"a batch of 99 tasks of up to 500 input tokens needs .* \(eq. 24b\)"):
+        inference_s(serving, 4, np.array([1, 99]), np.array([40, 500]))
 
 
 def test_the_number_of_batches_grows_until_the_latency_rises() -> None:

@@ -77,10 +77,10 @@ class PipelineConfig(Config, frozen=True):
     ] = None
     policies: Annotated[
         tuple[str, ...],
-        option(f"Bandwidth shares, the first for the prompts: {', '.join(POLICIES)}."),
+        option(f"Bandwidth shares of the uploads: {', '.join(POLICIES)}."),
     ] = ("optimal", "uniform")
     modes: Annotated[tuple[str, ...], option(f"Modes: {', '.join(MODES)}.", panel="Runs")] = MODES
-    repeats: Annotated[int, option("Runs of each mode, in random order; the median is used.", least=1)] = 3
+    repeats: Annotated[int, option("Runs of each mode and policy, in random order; the median is used.", least=1)] = 3
     threads: Annotated[int, option("CPU threads of either node.", least=1)] = 1
     engine: fields.Engine = "vllm"
     model: fields.Target = None

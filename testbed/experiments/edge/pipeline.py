@@ -49,6 +49,8 @@ class PipelineRun:
 
     mode: str
     seconds: float
+    ended_s: float
+    """On the host's monotonic clock."""
     outputs: dict[int, list[int]]
     steps: list[StepRecord]
 
@@ -123,7 +125,8 @@ class Pipeline:
                     self._after_draft(node.take())
                 else:
                     self._after_verify(node.take())
-        return PipelineRun(self._mode, time.monotonic() - start_s, self._outputs, self._steps)
+        ended_s = time.monotonic()
+        return PipelineRun(self._mode, ended_s - start_s, ended_s, self._outputs, self._steps)
 
     def _begin(self) -> bool:
         """Give idle nodes their next orders; returns whether a node is busy."""

@@ -42,9 +42,27 @@ class PipelineLoad(NamedTuple):
     prompts: dict[int, list[int]]
 
 
+class CarriedOut(NamedTuple):
+    """One run, from the start of its uploads to its last output."""
+
+    run: PipelineRun
+    policy: str
+    shares: dict[str, Any]
+    """Document of `testbed.optim.tasks.allocation`."""
+    uploaded: Uploaded
+
+    def times(self) -> dict[str, Any]:
+        """T_com, and T as measured: from the common start of the uploads to the last output (eqs. 16, 23)."""
+        return {
+            "policy": self.policy,
+            "communication_s": self.uploaded.last_s - self.uploaded.begin_s,
+            "total_s": self.run.ended_s - self.uploaded.begin_s,
+        }
+
+
 def run(config: PipelineConfig, cost: Cost, out: Path, told: Told) -> dict[str, Any]:
-    """Plan, upload, run every mode, compare outputs with the target's own, and write results; if interrupted, those of
-    the finished runs.
+    """Plan, run every mode with every policy's uploads, compare outputs with the target's own, and write results; if
+    interrupted, those of the finished runs.
 
     Raises:
         BadInput: an invalid configuration, or `out` is not empty.
@@ -61,19 +79,16 @@ def run(config: PipelineConfig, cost: Cost, out: Path, told: Told) -> dict[str, 
     (out / "plan.json").write_text(json.dumps(plan) + "\n", encoding="utf-8")
     (out / "cell.json").write_text(json.dumps(resolved(cell.problem)) + "\n", encoding="utf-8")
     told("starting drafter and verifier")
-    with started(orders) as (draft_node, verify_node):
-        told("uploading")
-        uploads = {policy: upload_all(cell, policy) for policy in config.policies}
-        received = uploads[config.policies[0]][0].prompts
-        runs: list[PipelineRun] = []
+    with started(orders) as nodes:
+        runs: list[CarriedOut] = []
         try:
-            for one in _runs(config, target, plan, received, (draft_node, verify_node), told):
+            for one in _runs(config, target, plan, cell, nodes, told):
                 runs.append(one)  # noqa: PERF402 - finished runs count even if the next one is interrupted
         except BaseException:
             if runs:
-                _tables(cell, uploads, runs, out)
+                _tables(cell, runs, out)
             raise
-    return _write(config, cell, plan, uploads, runs, out)
+    return _write(config, cell, plan, runs, out)
 
 
 def quick_cost(config: PipelineConfig) -> Cost:
@@ -109,19 +124,6 @@ def make_cell(config: PipelineConfig, target: Target, cost: Cost) -> PipelineLoa
     return PipelineLoad(problem, prompts)
 
 
-def upload_all(cell: PipelineLoad, policy: str) -> tuple[Uploaded, dict[str, Any]]:
-    """Upload all prompts through the relay with a policy's shares.
-
-    Raises:
-        GateError: a prompt arrived damaged.
-    """
-    shares = allocation(cell.problem, policy)
-    found = upload(cell.prompts, cell.problem.bits.tolist(), shares)
-    if found.prompts != cell.prompts:
-        raise GateError("a prompt arrived damaged")
-    return found, shares
-
-
 def _orders(config: PipelineConfig, target: Target, drafter: Path, cell: PipelineLoad, plan: dict[str, Any]) -> Orders:
     context = max(map(len, cell.prompts.values())) + config.max_tokens + plan["window"] + 1
     if context > target.max_positions:
@@ -136,54 +138,60 @@ def _runs(
     config: PipelineConfig,
     target: Target,
     plan: dict[str, Any],
-    prompts: dict[int, list[int]],
+    cell: PipelineLoad,
     nodes: tuple[NodeProcess, NodeProcess],
     told: Told,
-) -> Iterator[PipelineRun]:
-    """Run every mode `repeats` times in random order, after a warm-up; target-only at least once."""
+) -> Iterator[CarriedOut]:
+    """Run every mode with every policy's uploads `repeats` times in random order, after a warm-up; target-only at least
+    once. Inference begins when the last prompt has arrived (eq. 16).
 
-    def one(mode: str) -> PipelineRun:
+    Raises:
+        GateError: a prompt arrived damaged.
+    """
+
+    def one(mode: str, prompts: dict[int, list[int]]) -> PipelineRun:
         batches = [list(prompts)] if mode == OWN else plan["batches"]
         return Pipeline(
             *nodes, prompts, batches, mode=mode, window=0 if mode == OWN else plan["window"],
             max_tokens=config.max_tokens, end_ids=target.end_ids,
         ).run()  # fmt: skip
 
-    order = [mode for mode in config.modes for _ in range(config.repeats)]
-    if OWN not in order:
-        order.append(OWN)
+    order = [(mode, policy) for mode in config.modes for policy in config.policies for _ in range(config.repeats)]
+    if OWN not in config.modes:
+        order.append((OWN, config.policies[0]))
     told("warming up")
-    one(config.modes[0])
+    one(config.modes[0], cell.prompts)
+    bits = cell.problem.bits.tolist()
     for done, index in enumerate(np.random.default_rng([config.seed, 29]).permutation(len(order)).tolist()):
-        told(f"run {done + 1} of {len(order)}: {order[index]}")
-        yield one(order[index])
+        mode, policy = order[index]
+        told(f"run {done + 1} of {len(order)}: {mode}, {policy} shares")
+        shares, runs = allocation(cell.problem, policy), list[PipelineRun]()
+        found = upload(cell.prompts, bits, shares, lambda prompts: runs.append(one(mode, prompts)))  # noqa: B023
+        if found.prompts != cell.prompts:
+            raise GateError("a prompt arrived damaged")
+        yield CarriedOut(runs[0], policy, shares, found)
 
 
 def _write(
-    config: PipelineConfig,
-    cell: PipelineLoad,
-    plan: dict[str, Any],
-    uploads: dict[str, tuple[Uploaded, dict[str, Any]]],
-    runs: Sequence[PipelineRun],
-    out: Path,
+    config: PipelineConfig, cell: PipelineLoad, plan: dict[str, Any], runs: Sequence[CarriedOut], out: Path
 ) -> dict[str, Any]:
     """Write tables and `summary.json`; returns the document."""
-    steps, rows = _tables(cell, uploads, runs, out)
+    steps, rows = _tables(cell, runs, out)
     if broken := [row["mode"] for row in rows if not row["lossless"]]:
         raise GateError(f"outputs of {', '.join(sorted(set(broken)))} differ from the target's own; see {out}")
-    modes = {mode: _median(rows, mode) for mode in dict.fromkeys(row["mode"] for row in rows)}
-    communication = {policy: max(found.arrivals_s) for policy, (found, _) in uploads.items()}
     document = {
         "plan": plan,
         "uploads": {
-            policy: {"communication_s": communication[policy], "model_s": shares["communication_s"]}
-            for policy, (_, shares) in uploads.items()
+            one.policy: {
+                "communication_s": _median(rows, policy=one.policy)["communication_s"],
+                "model_s": one.shares["communication_s"],
+            }
+            for one in runs
         },
-        "modes": modes,
+        "modes": {mode: _median(rows, mode=mode) for mode in dict.fromkeys(row["mode"] for row in rows)},
         "latency_s": {
-            f"{policy}, {mode}": seconds + row["inference_s"]
-            for policy, seconds in communication.items()
-            for mode, row in modes.items()
+            f"{policy}, {mode}": _median(rows, mode=mode, policy=policy)["total_s"]
+            for policy, mode in dict.fromkeys((row["policy"], row["mode"]) for row in rows)
         },
         "model": model_scores(steps),
         "model_cpu": model_scores(steps, "cpu_"),
@@ -193,31 +201,32 @@ def _write(
 
 
 def _tables(
-    cell: PipelineLoad, uploads: dict[str, tuple[Uploaded, dict[str, Any]]], runs: Sequence[PipelineRun], out: Path
+    cell: PipelineLoad, runs: Sequence[CarriedOut], out: Path
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Write `steps.csv`, `runs.csv` and `uploads.csv`; returns the rows of the first two."""
-    own, serving = next((run.outputs for run in runs if run.mode == OWN), None), cell.problem.serving
-    steps = [row for number, one in enumerate(runs) for row in step_rows(one, number, serving)]
-    rows = [run_row(one, number, serving, own) for number, one in enumerate(runs)]
-    for name, table in (("steps", steps), ("runs", rows), ("uploads", _upload_rows(cell, uploads))):
+    own, serving = next((one.run.outputs for one in runs if one.run.mode == OWN), None), cell.problem.serving
+    steps = [row for number, one in enumerate(runs) for row in step_rows(one.run, number, serving)]
+    rows = [run_row(one.run, number, serving, own) | one.times() for number, one in enumerate(runs)]
+    uploads = [row for number, one in enumerate(runs) for row in _upload_rows(cell, one, number)]
+    for name, table in (("steps", steps), ("runs", rows), ("uploads", uploads)):
         write_csv(out / f"{name}.csv", table)
     return steps, rows
 
 
-def _upload_rows(cell: PipelineLoad, uploads: dict[str, tuple[Uploaded, dict[str, Any]]]) -> list[dict[str, Any]]:
+def _upload_rows(cell: PipelineLoad, one: CarriedOut, number: int) -> list[dict[str, Any]]:
+    shares, found = one.shares, one.uploaded
     return [
-        {"policy": policy, "task": k, "tokens": len(cell.prompts[k]), "bits": float(cell.problem.bits[k]),
-         "share": shares["bandwidth"][k], "rate_mbps": shares["rates_mbps"][k], "arrival_s": found.arrivals_s[k],
-         "model_s": float(cell.problem.bits[k]) / (1e6 * shares["rates_mbps"][k])}
-        for policy, (found, shares) in uploads.items()
+        {"policy": one.policy, "repeat": number, "task": k, "tokens": len(cell.prompts[k]),
+         "bits": float(cell.problem.bits[k]), "share": shares["bandwidth"][k], "rate_mbps": shares["rates_mbps"][k],
+         "arrival_s": found.arrivals_s[k], "model_s": float(cell.problem.bits[k]) / (1e6 * shares["rates_mbps"][k])}
         for k in range(len(cell.prompts))
     ]  # fmt: skip
 
 
-def _median(rows: Sequence[dict[str, Any]], mode: str) -> dict[str, Any]:
-    """Medians over a mode's runs, and the range of times."""
-    mine = [row for row in rows if row["mode"] == mode]
-    keys = [key for key, value in mine[0].items() if isinstance(value, float)]
+def _median(rows: Sequence[dict[str, Any]], **where: str) -> dict[str, Any]:
+    """Medians over the runs of a mode or policy, and the range of inference times."""
+    mine = [row for row in rows if all(row[key] == value for key, value in where.items())]
+    keys = [key for key in mine[0] if all(isinstance(row[key], float) for row in mine)]
     times = [row["inference_s"] for row in mine]
     return {
         "runs": len(mine), "tokens": mine[0]["tokens"], "steps": mine[0]["steps"],

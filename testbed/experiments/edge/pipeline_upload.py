@@ -11,7 +11,7 @@ import json
 import struct
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,15 +36,26 @@ class Uploaded(NamedTuple):
     """[K] seconds after the common start."""
     last_s: float
     """Arrival of the last one, on the host's monotonic clock."""
+    begin_s: float
+    """Common start, on the same clock."""
 
 
-def upload(prompts: Mapping[int, Sequence[int]], bits: Sequence[float], shares: Mapping[str, Any]) -> Uploaded:
+Then = Callable[[dict[int, list[int]]], None]
+
+
+def upload(
+    prompts: Mapping[int, Sequence[int]],
+    bits: Sequence[float],
+    shares: Mapping[str, Any],
+    then: Then = lambda received: None,
+) -> Uploaded:
     """Upload all prompts concurrently through one relay.
 
     Args:
         prompts: ids of tasks 0 to K − 1.
         bits: [K] size of each upload.
         shares: document of `testbed.optim.tasks.allocation`.
+        then: called with the received prompts as soon as the last one has arrived (eq. 16), in a thread.
 
     Raises:
         BadInput: an upload is too small for its ids.
@@ -55,7 +66,7 @@ def upload(prompts: Mapping[int, Sequence[int]], bits: Sequence[float], shares: 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "shares.json"
         path.write_text(json.dumps(shares), encoding="utf-8")
-        return asyncio.run(_upload(payloads, ChannelSpec(kind="proxy", shares=str(path)), limit_s))
+        return asyncio.run(_upload(payloads, ChannelSpec(kind="proxy", shares=str(path)), limit_s, then))
 
 
 def payload(task: int, ids: Sequence[int], size_bytes: int) -> bytes:
@@ -97,7 +108,7 @@ class _Arrivals:
             writer.close()
 
 
-async def _upload(payloads: Sequence[bytes], spec: ChannelSpec, limit_s: float) -> Uploaded:
+async def _upload(payloads: Sequence[bytes], spec: ChannelSpec, limit_s: float, then: Then) -> Uploaded:
     arrivals = _Arrivals([len(data) for data in payloads])
     server = await asyncio.start_server(arrivals.take, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -114,13 +125,14 @@ async def _upload(payloads: Sequence[bytes], spec: ChannelSpec, limit_s: float) 
                 raise LinkTimeout(
                     f"{missing} of {len(payloads)} uploads did not arrive within {limit_s:.0f} s"
                 ) from exc
+            await asyncio.to_thread(then, arrivals.prompts)
             for writer in writers:
                 writer.close()
     finally:
         server.close()
         await server.wait_closed()
     times_s = [arrivals.times_s[task] for task in range(len(payloads))]
-    return Uploaded(arrivals.prompts, [each - start_s for each in times_s], max(times_s))
+    return Uploaded(arrivals.prompts, [each - start_s for each in times_s], max(times_s), start_s)
 
 
 async def _connect(address: str) -> asyncio.StreamWriter:
