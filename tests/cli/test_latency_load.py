@@ -135,7 +135,7 @@ def test_lengths_are_measured_one_after_the_other_and_put_together(
                       latency_s=1.0, latency_p95_s=2.0, latency_p99_s=3.0, batch_size=1.5, saturated=rps > 5)
             for rps in (1.0, 9.0)
         ]  # fmt: skip
-        return [Series(4, 0.8, 0.5, 10.0, points)]
+        return [Series(4, 0.8, 0.5, 10.0, points, points)]
 
     monkeypatch.setattr(load_lengths, "measure", measured)
     base, told = LoadConfig(windows=(4,), seed=3), list[str]()

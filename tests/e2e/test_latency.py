@@ -10,10 +10,10 @@ import pytest
 
 from testbed.experiments.latency.load import Series, measure
 from testbed.experiments.latency.load_config import LoadConfig
-from testbed.experiments.latency.ramp_config import HINTS, RampConfig
-from testbed.experiments.latency.ramp_measure import measure as climb
+from testbed.experiments.latency.ramp.config import HINTS, RampConfig
+from testbed.experiments.latency.ramp.measure import measure as climb
 
-TINY = LoadConfig(engine="transformers", windows=(2,), rates=1, requests=9, at_once=4, max_tokens=16)
+TINY = LoadConfig(engine="transformers", windows=(2,), rates=1, requests=9, at_once=4, max_tokens=16, repeats=1)
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -27,7 +27,7 @@ def at_one_load(found: list[Series], out: Path) -> None:
     (point,) = series.points
     assert 0 < series.synchronous_rps < series.ceiling_rps and point.rps > 0
     assert point.requests == 6 and 1 <= point.decode <= TINY.max_tokens
-    assert 0 < point.latency_s <= point.latency_p99_s
+    assert point.latency_s > 0 and point.latency_p95_s is None  # too few requests
     (row,) = rows_of(out / "all.csv")
     assert float(row["rps"]) == pytest.approx(point.rps) and int(row["k"]) == 2
     assert len(rows_of(out / "points.csv")) == 1 - point.saturated

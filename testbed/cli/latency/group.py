@@ -34,6 +34,7 @@ NUMBER = "{:.6g}"
 app.command("measure", cls=TableCommand)(openloop.measure)
 app.command("ramp", cls=TableCommand)(ramp.ramp)
 app.command("limits", cls=TableCommand)(limits.limits)
+app.command("ratios", cls=TableCommand)(limits.ratios)
 app.command("sizes", cls=TableCommand)(limits.sizes)
 
 
@@ -56,8 +57,7 @@ class FitOptions(Config, frozen=True):
     experts: Annotated[str | None, option("Mixture of experts: m,M, with m of M active.")] = None
     by_length: Annotated[bool, option("Fit each prefill and decode length separately, and lines over them.")] = False
     leave_out: Annotated[str, option("Numbers of pairs of lengths to leave out in turn; needs --by-length.")] = ""
-    bootstrap: Annotated[int, option("Refits for the intervals; 0 for none.", least=0)] = 200
-    seed: Annotated[int, option("Seed of the refits.")] = 0
+    seed: Annotated[int, option("Seed of the choice of folds, if there are too many for all.")] = 0
 
 
 @app.command(cls=TableCommand)
@@ -72,7 +72,8 @@ def fit(
     """Fit L = C1/(1 − RPS·C2) to measured mean latencies, below saturation.
 
     With the columns alpha, k, prefill and decode, C1 and C2 become sums of prefill, verification and drafting: six
-    coefficients for all rows. With --experts they grow with the share of experts in use.
+    coefficients for all rows. With --experts they grow with the share of experts in use. Intervals need the column
+    repeat, with two repeats or more.
 
     Examples:
 
@@ -86,7 +87,7 @@ def fit(
 
         testbed latency fit --csv moe.csv --experts 8,128 --json
     """
-    from testbed.experiments.results.latency import read_points
+    from testbed.experiments.results.latency import read_points, repeats_of
 
     points, latency_s = read_points(csv, config.column, None if config.windows is None else list(config.windows))
     if config.by_length:
@@ -97,17 +98,19 @@ def fit(
         return
     if config.leave_out:
         raise BadInput("--leave-out needs --by-length")
-    _fit_all(config, points, latency_s, out, plots, as_json)
+    repeats = repeats_of(csv, None if config.windows is None else list(config.windows))
+    _fit_all(config, points, latency_s, repeats, out, plots, as_json)
 
 
 def _fit_all(
-    config: FitOptions, points: Points, latency_s: Any, out: Path | None, plots: Path | None, as_json: bool
-) -> None:
+    config: FitOptions, points: Points, latency_s: Any, repeats: Any, out: Path | None, plots: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """One fit of all rows."""
     from testbed.optim.serving.fit import fit as fit_points
 
     pair = None if config.experts is None else _pair_of_experts(config.experts)
-    found = fit_points(points, latency_s, pair, form=config.form, draws=config.bootstrap, seed=config.seed)
+    found = fit_points(points, latency_s, pair, form=config.form, repeats=repeats)
     document = found.document()
     if out is not None:
         _write(out, document)
@@ -222,7 +225,7 @@ def predict(
     decode: Annotated[float | None, typer.Option(help="Tokens of a response.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict mean latency at loads below saturation; with a fit file and its refits, also intervals.
+    """Predict mean latency at loads below saturation; with the fit of several repeats, also intervals.
 
     Examples:
 

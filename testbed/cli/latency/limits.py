@@ -1,9 +1,11 @@
-"""`testbed latency limits` and `sizes`: how far the model holds, and what its coefficients grow with."""
+"""`testbed latency limits`, `ratios` and `sizes`: how far the model holds, where speculation wins, and what the
+coefficients grow with.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,11 +14,15 @@ from testbed.cli.output import note, print_json
 from testbed.cli.tables import print_rows
 from testbed.errors import BadInput
 
+if TYPE_CHECKING:
+    from testbed.intervals import Interval
+    from testbed.optim.serving.ratios import SpeculationRatios
+
 NUMBER = "{:.6g}"
 
 
 def limits(
-    csv: Annotated[Path, typer.Option(help="all.csv of `testbed latency measure`.")],
+    csv: Annotated[Path, typer.Option(help="pooled.csv of `testbed latency measure`; all.csv for the mean alone.")],
     windows: Annotated[str | None, typer.Option(help="Take rows of these k alone: 1,2,4.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -27,9 +33,9 @@ def limits(
 
     Examples:
 
-        testbed latency limits --csv runs/load/all.csv
+        testbed latency limits --csv runs/load/pooled.csv
 
-        testbed latency limits --csv runs/load/all.csv --windows 0
+        testbed latency limits --csv runs/load/pooled.csv --windows 0
     """
     from testbed.experiments.latency.limits import limits as found_limits
 
@@ -46,6 +52,51 @@ def limits(
              "piled_up": ("piled up", "{:d}"), "latency_s": ("mean: |error|", "{:.3f}"),
              "latency_p95_s": ("p95", "{:.3f}"), "latency_p99_s": ("p99", "{:.3f}")}  # fmt: skip
     print_rows(found.errors, "Median relative errors", shown)
+
+
+def ratios(
+    csv: Annotated[Path, typer.Option(help="points.csv of `testbed latency measure`, with window 0 among others.")],
+    as_json: AsJson = False,
+) -> None:
+    """Compare speculation with plain decoding at every window and acceptance rate: C1,R, C2,R and break-even load.
+
+    The break-even load is given by the fits of both series (predicted), by six coefficients fitted to all other series
+    (forecast), and where the measured curves cross (measured). Intervals are over repeats.
+
+    Example:
+
+        testbed latency ratios --csv runs/alpha-k-virtual/points.csv
+    """
+    from testbed.experiments.results.latency import read_series
+    from testbed.optim.serving.ratios import ratios as compared
+
+    rows = [_ratio_row(each) for each in compared(read_series(csv))]
+    if as_json:
+        print_json({"rows": rows})
+        return
+    print_rows([_shown(row) for row in rows], None, {name: (name, "{}") for name in _shown(rows[0])})
+
+
+def _ratio_row(found: SpeculationRatios) -> dict[str, Any]:
+    row = found._asdict()
+    for name in ("c1_ratio", "c2_ratio", "predicted_rps", "measured_rps"):
+        value: Interval | None = row[name]
+        row[name] = None if value is None else {"value": value.value, "low": value.ends[0], "high": value.ends[1]}
+    return row
+
+
+def _shown(row: dict[str, Any]) -> dict[str, str | None]:
+    def text(value: dict[str, Any] | float | None) -> str | None:
+        if value is None or isinstance(value, float):
+            return None if value is None else f"{value:.3g}"
+        ends = "" if value["low"] is None else f" ({value['low']:.3g} … {value['high']:.3g})"
+        return f"{value['value']:.3g}{ends}"
+
+    return {
+        "K": str(row["k"]), "α": text(row["imposed"]), "C1,R": text(row["c1_ratio"]), "C2,R": text(row["c2_ratio"]),
+        "wins": row["wins"], "predicted": text(row["predicted_rps"]), "forecast": text(row["forecast_rps"]),
+        "measured": text(row["measured_rps"]), "loads": f"{row['measured_from']:.3g} … {row['measured_to']:.3g}",
+    }  # fmt: skip
 
 
 def sizes(
@@ -69,7 +120,7 @@ def sizes(
     from testbed.experiments.results.latency import read_points
     from testbed.optim.serving.fit import fit
 
-    fits = {size: fit(*read_points(path), draws=0) for size, path in _sizes(csv).items()}
+    fits = {size: fit(*read_points(path)) for size, path in _sizes(csv).items()}
     lines = by_size(fits)
     if plot is not None:
         note(f"wrote {plot_sizes(fits, plot)}")

@@ -16,7 +16,7 @@ from testbed.errors import BadInput
 from testbed.experiments.latency.load_config import LoadConfig
 
 
-@configured(LoadConfig, leave=["prefill"])
+@configured(LoadConfig, leave=["prefill", "kind"])
 def measure(
     config: LoadConfig,
     out: Annotated[Path, typer.Option(help="Directory of the measurement; give it again to resume.")],
@@ -28,13 +28,20 @@ def measure(
         str | None,
         typer.Option(help="Output lengths in tokens, each in turn; needs --prefills.", rich_help_panel="Workload"),
     ] = None,
+    virtual: Annotated[
+        bool, typer.Option("--virtual", help="In virtual time, with a profile's pass and drafting times.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure mean and tail latency over load: Poisson arrivals at a BS that this command starts.
 
-    Writes points.csv, which `testbed latency fit --csv` takes (loads at which requests pile up left out), and all.csv.
+    Writes points.csv, a row for each load and repeat, which `testbed latency fit` and `ratios` take (loads at which
+    requests pile up left out), all.csv (with these), and pooled.csv, a row for each load over all repeats. Percentiles
+    need 200 (p95) and 1,000 requests (p99).
 
     Examples:
+
+        testbed latency measure --virtual --config sweeps/latency/alpha-k-virtual.yaml --out runs/alpha-k-virtual
 
         testbed latency measure --model random --windows 0,4 --prefills 64,128,256 --decodes 32,64 --out runs/lengths
     """
@@ -44,6 +51,10 @@ def measure(
 
     if (prefills is None) is not (decodes is None):
         raise BadInput("give --prefills and --decodes, or neither")
+    if virtual:
+        if prefills is not None:
+            raise BadInput("--prefills is for a real BS; in virtual time give --prompt and --response")
+        config = msgspec.structs.replace(config, kind="virtual")
     if prefills is None or decodes is None:
         found = run(config, out, note)
     else:

@@ -13,7 +13,7 @@ from testbed.cli.output import note, print_json
 from testbed.cli.tables import print_rows
 from testbed.config import resolved
 from testbed.errors import TestbedError
-from testbed.experiments.latency.ramp_config import RampConfig
+from testbed.experiments.latency.ramp.config import RampConfig
 
 
 @configured(RampConfig, leave=["kind"])
@@ -22,15 +22,19 @@ def ramp(
     out: Annotated[Path, typer.Option(help="Directory of the ramp; give it again to resume.")],
     real: Annotated[bool, typer.Option("--real", help="A BS process on this machine, in real time.")] = False,
     check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Exit with status 1 if hinted windows miss the required latency.")
+        bool,
+        typer.Option(
+            "--check/--no-check",
+            help="Exit with status 1 unless the intervals show that hinted windows meet the required latency.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Raise the load step by step, with each fixed window and with windows hinted by the BS.
 
     Writes points.csv (a row for each load and window), loads.csv (hinted against the best fixed window of each load),
-    ramp.csv (hinted against each fixed one over the whole ramp) and ramp.png. Requests, arrivals and accepted tokens
-    are the same for all windows of a seed.
+    ramp.csv (hinted against each fixed one over the whole ramp), switches.csv (changes of hinted windows) and ramp.png.
+    Requests, arrivals and accepted tokens are the same for all windows of a seed; intervals are over seeds.
 
     Examples:
 
@@ -38,10 +42,12 @@ def ramp(
 
         testbed latency ramp --draft-ms 2 --network-ms 10 --out runs/ramp-near
 
+        testbed latency ramp --mixed 0.8 --link congested --out runs/ramp-mixed
+
         testbed latency ramp --real --windows 0,2,4,8 --steps 4 --out runs/ramp-real
     """
-    from testbed.experiments.latency.ramp_measure import measure
-    from testbed.experiments.latency.ramp_rows import table, write
+    from testbed.experiments.latency.ramp.measure import measure
+    from testbed.experiments.latency.ramp.rows import table, write
 
     chosen = msgspec.structs.replace(config, kind="real") if real else config
     found = table(chosen, measure(chosen, out, note))
@@ -53,7 +59,7 @@ def ramp(
     else:
         _print(document)
     if check and not found.holds:
-        raise TestbedError("hinted windows fall short: see the rows above")
+        raise TestbedError("hinted windows fall short, or the intervals do not decide it: see the rows above")
 
 
 def _print(document: dict[str, Any]) -> None:
@@ -69,3 +75,6 @@ def _print(document: dict[str, Any]) -> None:
     over = {"window": ("K", "{:d}"), "latency_s": ("mean s", "{:.4f}"), "hinted_s": ("hinted s", "{:.4f}"), **ratio,
             "better": ("hinted better", "{}")}  # fmt: skip
     print_rows(document["ramp"], "Over the whole ramp", over)
+    switches = {"seed": ("seed", "{:d}"), "switches": ("switches", "{:d}"), "rounds": ("rounds", "{:d}"),
+                "per_1000_rounds": ("per 1,000 rounds", "{:.2f}")}  # fmt: skip
+    print_rows(document["switches"], "Changes of hinted windows", switches)

@@ -28,10 +28,12 @@ class ProfilePace:
 
     Args:
         ahead: tokens drafted in every window beyond those that are sent.
+        factor: multiplies all times.
     """
 
-    def __init__(self, profile: Profile, clock: Clock, ahead: int = 0) -> None:
+    def __init__(self, profile: Profile, clock: Clock, ahead: int = 0, factor: float = 1.0) -> None:
         self._profile, self._clock, self._ahead, self._ended_s = profile, clock, ahead, -math.inf
+        self._factor = factor
 
     def _draft(self) -> DraftCost:
         hot = self._profile.hot
@@ -39,12 +41,12 @@ class ProfilePace:
 
     async def opened(self, prompt_len: int) -> None:
         """Prefilling the prompt."""
-        await self._clock.sleep(self._draft().prefill_s(prompt_len))
+        await self._clock.sleep(self._factor * self._draft().prefill_s(prompt_len))
         self._ended_s = self._clock.time()
 
     async def drafted(self, count: int, base_len: int) -> None:
         """Drafting a window."""
-        await self._clock.sleep(self._draft().window_s(count + self._ahead, base_len))
+        await self._clock.sleep(self._factor * self._draft().window_s(count + self._ahead, base_len))
         self._ended_s = self._clock.time()
 
 

@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import BadInput
-from testbed.experiments.results.latency import column_of, read_points
+from testbed.experiments.results.latency import column_of, has_values, read_points
 from testbed.optim.serving.fit import ServingFit, fit
 from testbed.optim.serving.model import Array
 from testbed.optim.serving.points import Points
 
 STATISTICS = ("latency_s", "latency_p95_s", "latency_p99_s")
+"""Columns; percentiles are left out if a load has too few requests for them."""
 EDGES = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, np.inf)
 """Bin edges of x = RPS·C2, with C2 of the mean's fit."""
 HOLDS = 0.1
@@ -36,7 +37,8 @@ class ModelLimits(NamedTuple):
 
 
 def limits(path: Path, experts: tuple[int, int] | None = None, windows: Sequence[int] | None = None) -> ModelLimits:
-    """Fit mean, p95 and p99 below saturation, and compare the fits with all loads of a file of `latency measure`.
+    """Fit mean, p95 and p99 below saturation, and compare the fits with all loads of a table of `latency measure`:
+    `pooled.csv`, or `all.csv` for the mean alone.
 
     Args:
         windows: draft windows to include; None: all.
@@ -48,10 +50,10 @@ def limits(path: Path, experts: tuple[int, int] | None = None, windows: Sequence
     piled = column_of(path, "saturated") > 0
     if windows is not None:
         piled = piled[np.isin(column_of(path, "k"), windows)]
-    measured = {name: read_points(path, name, windows)[1] for name in STATISTICS}
+    measured = {name: read_points(path, name, windows)[1] for name in STATISTICS if has_values(path, name)}
     if piled.all():
         raise BadInput(f"{path.name} has no load below saturation")
-    fits = {name: fit(points.take(~piled), seen[~piled], experts, draws=0) for name, seen in measured.items()}
+    fits = {name: fit(points.take(~piled), seen[~piled], experts) for name, seen in measured.items()}
     x = fits[STATISTICS[0]].unbounded(points)[1]
     away = {name: _away(fits[name], points, seen) for name, seen in measured.items()}
     errors = []
@@ -61,7 +63,7 @@ def limits(path: Path, experts: tuple[int, int] | None = None, windows: Sequence
             medians = {name: _median(values[rows]) for name, values in away.items()}
             errors.append({"from_x": low, "to_x": high if np.isfinite(high) else None, "loads": int(rows.sum()),
                            "piled_up": int(piled[rows].sum()), **medians})  # fmt: skip
-    return ModelLimits(fits, errors, {name: _holds_to(errors, name) for name in STATISTICS})
+    return ModelLimits(fits, errors, {name: _holds_to(errors, name) for name in fits})
 
 
 def _away(found: ServingFit, points: Points, measured: Array) -> Array:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from testbed import fields
-from testbed.config import Config
 from testbed.errors import BadInput
+from testbed.experiments.latency.virtual_config import VirtualLoadConfig
 from testbed.options import option
 
 
-class LoadConfig(Config, frozen=True, kw_only=True):
+class LoadConfig(VirtualLoadConfig, frozen=True, kw_only=True):
     """Configuration of `testbed latency measure`.
 
     Raises:
         BadInput: values out of their range.
     """
 
+    kind: Literal["real", "virtual"] = "real"
     windows: Annotated[
         tuple[int, ...],
         option("Draft windows K, separated by commas; 0 for the target alone.", least=0, most=256, panel="Series"),
@@ -25,12 +26,22 @@ class LoadConfig(Config, frozen=True, kw_only=True):
         tuple[float, ...],
         option("Acceptance rates of replayed drafts; none for the real drafter.", least=0, most=1, none="none"),
     ] = (0.8,)
-    draft_ms: Annotated[float, option("Drafting time of a replayed token.", least=0, unit="ms")] = 0.0
+    draft_ms: Annotated[
+        float | None,
+        option(
+            "Drafting time of a replayed token. Default: the profile's with --virtual, else 2; 0: free drafting.",
+            least=0,
+            unit="ms",
+        ),
+    ] = None
     rates: Annotated[int, option("Loads between one request at a time and the ceiling.", least=1, panel="Load")] = 9
     requests: Annotated[int, option("Requests per load and repeat.", least=5)] = 60
     repeats: Annotated[
-        int, option("Repeats of all series, each in its own order, pooled: evens out changes of the machine.", least=1)
-    ] = 1
+        int,
+        option(
+            "Repeats of all series, each in its own order and with arrivals of its own; intervals need two.", least=1
+        ),
+    ] = 3
     at_once: Annotated[int, option("Concurrent requests while the ceiling is measured.", least=2)] = 32
     seed: Annotated[int, option("Seed of arrivals and of replayed drafts.")] = 0
     dataset: fields.Dataset = "bundled:test"
@@ -49,6 +60,8 @@ class LoadConfig(Config, frozen=True, kw_only=True):
         super().__post_init__()
         if not self.windows:
             raise BadInput("give one window or more, each 0 or more")
+        if self.kind == "virtual" and not self.alphas:
+            raise BadInput("virtual time has no real drafter: give --alphas")
 
     @property
     def series(self) -> list[tuple[int, float | None]]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from testbed.errors import BadInput
 from testbed.experiments.deployment.load import Fleet, LoadRequest, open_loop, poisson_arrivals
+from testbed.intervals import percentile
 from testbed.ue.records import RequestRecord
 
 GROWTH = 1.5
@@ -58,10 +59,15 @@ class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Mean tokens of an output."""
     requests: int
     latency_s: float
-    latency_p95_s: float
-    latency_p99_s: float
+    latency_p95_s: float | None
+    """None, like `latency_p99_s`: too few requests."""
+    latency_p99_s: float | None
     batch_size: float
     saturated: bool
+    imposed: float | None = None
+    """Acceptance rate imposed on replayed drafts; None: real drafts, or none."""
+    repeat: int | None = None
+    """None: all repeats together."""
 
 
 async def synchronous_rps(fleet: Fleet, requests: Sequence[LoadRequest]) -> float:
@@ -88,9 +94,9 @@ def loads(low_rps: float, high_rps: float, count: int) -> list[float]:
     return [low_rps + (high_rps - low_rps) * i / (count + 1) for i in range(1, count + 1)]
 
 
-async def offer(fleet: Fleet, requests: Sequence[LoadRequest], rps: float, seed: Sequence[int]) -> list[Served]:
+async def offer(fleet: Fleet, requests: Sequence[LoadRequest], rps: float, seed: int) -> list[Served]:
     """Send all requests at the times of a Poisson process of rate `rps`; results in order of arrival."""
-    times = poisson_arrivals([rps], [len(requests)], np.random.default_rng([*seed, len(requests)]))
+    times = poisson_arrivals([rps], [len(requests)], np.random.default_rng(seed))
     requests = [request._replace(at_s=at_s) for request, at_s in zip(requests, times, strict=True)]
     served = await open_loop(fleet, requests)
     return [_served(record, asked.at_s, took_s) for asked, (record, took_s) in zip(requests, served, strict=True)]
@@ -110,8 +116,10 @@ def _served(record: RequestRecord, arrived_s: float, latency_s: float) -> Served
     )
 
 
-def point(repeats: Sequence[Sequence[Served]], k: int) -> LoadPoint:
-    """Results of a load, over all its repeats together.
+def point(
+    repeats: Sequence[Sequence[Served]], k: int, imposed: float | None = None, repeat: int | None = None
+) -> LoadPoint:
+    """Results of a load, over the given repeats together.
 
     Raises:
         BadInput: too few requests.
@@ -128,10 +136,12 @@ def point(repeats: Sequence[Sequence[Served]], k: int) -> LoadPoint:
         decode=statistics.fmean(s.tokens for s in served),
         requests=len(served),
         latency_s=float(latencies.mean()),
-        latency_p95_s=float(np.quantile(latencies, 0.95)),
-        latency_p99_s=float(np.quantile(latencies, 0.99)),
+        latency_p95_s=percentile("latency_p95_s", latencies),
+        latency_p99_s=percentile("latency_p99_s", latencies),
         batch_size=statistics.fmean(s.batch_size for s in served),
         saturated=2 * sum(map(piled_up, repeats)) >= len(repeats),
+        imposed=imposed,
+        repeat=repeat,
     )
 
 

@@ -28,6 +28,8 @@ from testbed.ue.windows.fixed import FixedWindow
 CLIENTS = 16
 """Connections of the measuring process, which share its requests."""
 TIMEOUT_S = 600.0
+DRAFT_MS = 2.0
+"""Default drafting time of a replayed token, about that of a small drafter on this machine."""
 
 T = TypeVar("T")
 Told = Callable[[str], None]
@@ -80,10 +82,16 @@ async def with_station(
                 await client.close()
 
 
+def counted_in(metrics: Path) -> dict[str, Any]:
+    """The last counters of a BS."""
+    *_, last = metrics.read_text(encoding="utf-8").splitlines()
+    found: dict[str, Any] = json.loads(last)
+    return found
+
+
 def late_share(metrics: Path) -> float | None:
     """Time by which passes exceeded the pace, as a share of their time; None without a pace."""
-    *_, last = metrics.read_text(encoding="utf-8").splitlines()
-    counted = json.loads(last)
+    counted = counted_in(metrics)
     return counted["pace"]["late_s"] / counted["busy_s"] if "pace" in counted and counted["busy_s"] else None
 
 
@@ -91,7 +99,8 @@ def fleet_of(config: LoadConfig, clients: Sequence[Client], drafter: Drafter, k:
     """Connections that take requests in turn, with windows of K; 0: the target decodes alone."""
     welcome, clock = clients[0].welcome, clients[0].clock
     assert welcome is not None
-    pace = ConstantPace(clock, config.draft_ms / 1e3) if replayed else REAL_TIME
+    draft_ms = DRAFT_MS if config.draft_ms is None else config.draft_ms
+    pace = ConstantPace(clock, draft_ms / 1e3) if replayed else REAL_TIME
     policy = FixedWindow(k) if k else None
     return Fleet([LoadUe(client, drafter, policy, pace, welcome.end_ids) for client in clients], clock)
 

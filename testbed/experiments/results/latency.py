@@ -13,6 +13,7 @@ import numpy as np
 from testbed.errors import BadInput
 from testbed.optim.serving.model import Array
 from testbed.optim.serving.points import NEEDED, SETTING, Points
+from testbed.optim.serving.ratios import LoadSeries
 
 RULES: dict[str, tuple[Callable[[float], bool], str]] = {
     "rps": (lambda v: v >= 0, "0 or more, in requests a second"),
@@ -21,6 +22,7 @@ RULES: dict[str, tuple[Callable[[float], bool], str]] = {
     "prefill": (lambda v: v >= 0, "0 or more, in tokens"),
     "decode": (lambda v: v > 0, "positive, in tokens"),
     "saturated": (lambda v: v in (0, 1), "0 or 1"),
+    "repeat": (lambda v: v >= 0 and v == int(v), "a whole number, 0 or more"),
 }
 POSITIVE: tuple[Callable[[float], bool], str] = (lambda v: v > 0, "positive, in seconds")
 
@@ -64,17 +66,73 @@ def read_points(path: Path, column: str = "latency_s", windows: Sequence[int] | 
     return points.take(rows), latency_s[rows]
 
 
+def repeats_of(path: Path, windows: Sequence[int] | None = None) -> Array | None:
+    """[n] number of the repeat of each row of `read_points`; None without a column `repeat`.
+
+    Raises:
+        BadInput: as `read_points`.
+    """
+    if "repeat" not in _header(path):
+        return None
+    found = column_of(path, "repeat")
+    return found if windows is None else found[np.isin(column_of(path, "k"), windows)]
+
+
+def read_series(path: Path) -> list[LoadSeries]:
+    """Series by window and imposed acceptance rate, of a table of `latency measure`.
+
+    Raises:
+        BadInput: as `read_points`, or a file that lacks alpha, k, decode or repeat.
+    """
+    points, latency_s = read_points(path)
+    repeat = repeats_of(path)
+    if repeat is None or points.k is None or points.alpha is None or points.decode is None:
+        raise BadInput(f"{path.name} needs the columns alpha, k, decode and repeat; give points.csv of latency measure")
+    imposed = _imposed(path, points.k.size)
+    found = []
+    for k, rate in sorted({(int(k), rate) for k, rate in zip(points.k.tolist(), imposed, strict=True)}, key=str):
+        rows = (points.k == k) & np.array([each == rate for each in imposed])
+        found.append(LoadSeries(k, rate, points.take(rows), latency_s[rows], repeat[rows]))
+    return found
+
+
+def _imposed(path: Path, count: int) -> list[float | None]:
+    """[n] imposed acceptance rates; None where the column is missing or empty."""
+    lines, header = _lines(path), _header(path)
+    if "imposed" not in header:
+        return [None] * count
+    place = header.index("imposed")
+    return [float(row[place]) if row[place].strip() else None for _, row in lines[1:]]
+
+
+def has_values(path: Path, name: str) -> bool:
+    """Whether a table has this column with a value in every row.
+
+    Raises:
+        BadInput: the file cannot be read.
+    """
+    header = _header(path)
+    if header.count(name) != 1:
+        return False
+    place = header.index(name)
+    return all(len(row) > place and row[place].strip() for _, row in _lines(path)[1:])
+
+
 def column_of(path: Path, name: str) -> Array:
     """Non-negative numbers of one column, [n].
 
     Raises:
         BadInput: as `read_points`.
     """
-    lines = _lines(path)
-    header = [cell.strip().lower() for cell in lines[0][1]] if lines else []
+    lines, header = _lines(path), _header(path)
     if header.count(name) != 1:
         raise BadInput(f"{path.name} needs exactly one column {name}; give all.csv of `testbed latency measure`")
     return np.array([_cell(path, header, line, row, name) for line, row in lines[1:]])
+
+
+def _header(path: Path) -> list[str]:
+    lines = _lines(path)
+    return [cell.strip().lower() for cell in lines[0][1]] if lines else []
 
 
 def _lines(path: Path) -> list[tuple[int, list[str]]]:

@@ -106,7 +106,7 @@ class Lengths:
         return np.array([[length(name, *pair) for name in names("speculation", None)] for pair in self.pairs])
 
 
-def by_lengths(points: Points, latency_s: Array, *, draws: int = 0, seed: int = 0) -> Lengths:
+def by_lengths(points: Points, latency_s: Array) -> Lengths:
     """Fit each pair of prompt and response length separately.
 
     Raises:
@@ -121,7 +121,7 @@ def by_lengths(points: Points, latency_s: Array, *, draws: int = 0, seed: int = 
         chosen = np.all(keys == np.array(pair), axis=1)
         rows.append((points.take(chosen), latency_s[chosen]))
         try:
-            fits.append(fit(*rows[-1], draws=draws, seed=seed))
+            fits.append(fit(*rows[-1]))
         except BadInput as exc:
             raise BadInput(f"prefill {pair[0]:g}, decode {pair[1]:g}: {exc}") from exc
     return Lengths(pairs, fits, rows)

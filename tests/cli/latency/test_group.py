@@ -57,10 +57,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write_dense(path: Path, noise: float = 0.0) -> None:
+def write_dense(path: Path, noise: float = 0.0, repeats: int = 1) -> None:
     random = np.random.default_rng(0)
-    rows = [f"{x},{1.2 / (1 - 0.07 * x) * np.exp(noise * random.standard_normal())}" for x in LOADS]
-    path.write_text("\n".join(["rps,latency_s", *rows]) + "\n")
+    rows = [
+        f"{x},{1.2 / (1 - 0.07 * x) * np.exp(noise * random.standard_normal())},{repeat}"
+        for repeat in range(repeats)
+        for x in LOADS
+    ]
+    path.write_text("\n".join(["rps,latency_s,repeat", *rows]) + "\n")
 
 
 def write_speculation(path: Path, lengths: tuple[int, ...] = (512,), noise: float = 0.0) -> None:
@@ -83,21 +87,22 @@ def write_speculation(path: Path, lengths: tuple[int, ...] = (512,), noise: floa
 
 
 def test_fit_answers_c1_c2_and_r2(here: Path) -> None:
-    write_dense(here / "dense.csv", 0.02)
+    write_dense(here / "dense.csv", 0.02, repeats=3)
     found = answer("fit --csv dense.csv")
     assert found["c1"] == pytest.approx(1.2, rel=0.05) and found["c2"] == pytest.approx(0.07, rel=0.05)
     assert 0.99 < found["r2"] < 1
     assert found["intervals"]["c1"][0] < found["c1"] < found["intervals"]["c1"][1]
-    assert (found["form"], found["points"], len(found["draws"])) == ("load", 9, 200)
-    assert answer("fit --csv dense.csv --bootstrap 0")["intervals"] is None
+    assert (found["form"], found["points"], len(found["repeats"])) == ("load", 27, 3)
+    write_dense(here / "single.csv", 0.02)
+    assert answer("fit --csv single.csv")["intervals"] is None
 
 
 def test_fit_takes_the_six_where_their_columns_are(here: Path) -> None:
     write_speculation(here / "sd.csv")
-    found = answer("fit --csv sd.csv --bootstrap 0")
+    found = answer("fit --csv sd.csv")
     assert [found[name] for name in SIX] == pytest.approx(TRUTH, rel=1e-4)
     assert found["r2"] > 0.9999
-    pooled = answer("fit --csv sd.csv --form load --bootstrap 0")
+    pooled = answer("fit --csv sd.csv --form load")
     assert pooled["r2"] < 0.9 and "c1_p" not in pooled
 
 
@@ -108,10 +113,10 @@ def test_fit_of_some_windows(here: Path) -> None:
     for row in rows:
         row[5] = str((2 if row[1] == "0" else 1) * float(row[5]))
     (here / "dense.csv").write_text("\n".join(map(",".join, [header, *rows])))
-    found = answer("fit --csv dense.csv --windows 2,6 --bootstrap 0")
+    found = answer("fit --csv dense.csv --windows 2,6")
     assert [found[name] for name in SIX] == pytest.approx(TRUTH, rel=1e-4) and found["points"] == 24
-    assert answer("fit --csv dense.csv --bootstrap 0")["r2"] < 0.98
-    dense = answer("fit --csv dense.csv --windows 0 --bootstrap 0")
+    assert answer("fit --csv dense.csv")["r2"] < 0.98
+    dense = answer("fit --csv dense.csv --windows 0")
     assert dense["form"] == "load" and dense["points"] == 12
     assert dense["c1"] == pytest.approx(2 * (0.30 + 256 * 0.020), rel=1e-4)
     assert dense["c2"] == pytest.approx(0.010 + 256 * 0.0004, rel=1e-4)
@@ -127,7 +132,7 @@ def test_fit_takes_the_moe_form(here: Path) -> None:
             seconds = (0.5 + 0.4 * phi) / (1 - rps * (0.02 + 0.03 * phi))
         lines.append(f"{rps},{seconds}")
     (here / "moe.csv").write_text("\n".join(lines))
-    found = answer("fit --csv moe.csv --experts 8,128 --bootstrap 0")
+    found = answer("fit --csv moe.csv --experts 8,128")
     names = ("c1_u", "c1_s", "c2_u", "c2_s")
     assert [found[name] for name in names] == pytest.approx((0.5, 0.4, 0.02, 0.03), rel=1e-3)
     (here / "fit.json").write_text(json.dumps(found))
@@ -139,7 +144,7 @@ def test_fit_of_another_column(here: Path) -> None:
     (here / "tail.csv").write_text(
         "rps,latency_s,latency_p95_s\n" + "".join(f"{x},1,{2 / (1 - x / 20)}\n" for x in LOADS)
     )
-    found = answer("fit --csv tail.csv --column latency_p95_s --bootstrap 0")
+    found = answer("fit --csv tail.csv --column latency_p95_s")
     assert (found["c1"], found["c2"]) == pytest.approx((2, 0.05))
 
 
@@ -162,7 +167,7 @@ def test_a_byte_order_mark_crlf_and_empty_lines_change_nothing(here: Path) -> No
 
 
 def test_fit_writes_a_file_that_predict_reads_and_plots(here: Path) -> None:
-    write_dense(here / "dense.csv", 0.02)
+    write_dense(here / "dense.csv", 0.02, repeats=3)
     result = call(latency.app, "fit --csv dense.csv --out fit.json --plots plots")
     assert result.exit_code == 0 and "R²" in result.stdout and "c2" in result.stdout
     assert sorted(path.name for path in (here / "plots").iterdir()) == ["collapse.png", "latency.png"]
@@ -176,10 +181,10 @@ def test_fit_writes_a_file_that_predict_reads_and_plots(here: Path) -> None:
 
 def test_plots_of_the_other_forms(here: Path) -> None:
     write_speculation(here / "sd.csv", noise=0.01)
-    assert call(latency.app, "fit --csv sd.csv --bootstrap 0 --plots sd").exit_code == 0
+    assert call(latency.app, "fit --csv sd.csv --plots sd").exit_code == 0
     assert sorted(path.name for path in (here / "sd").iterdir()) == ["collapse.png", "latency.png"]
     write_dense(here / "dense.csv", 0.02)
-    assert call(latency.app, "fit --csv dense.csv --bootstrap 0 --experts 2,8 --plots moe").exit_code == 0
+    assert call(latency.app, "fit --csv dense.csv --experts 2,8 --plots moe").exit_code == 0
     assert [path.name for path in (here / "moe").iterdir()] == ["latency.png"]
 
 
@@ -281,7 +286,7 @@ def test_files_that_cannot_be_fitted_are_refused_with_the_line(text: str, said: 
         ("fit --csv good.csv --experts 8", "m,M"),
         ("fit --csv good.csv --experts 9,8", "m,M"),
         ("fit --csv good.csv --experts a,b", "whole numbers"),
-        ("fit --csv good.csv --bootstrap -1", "at least 0"),
+        ("ratios --csv good.csv", "alpha, k, decode and repeat"),
         ("fit --csv good.csv --leave-out 1", "--by-length"),
         ("fit --csv good.csv --windows 3", "no row with k of 3"),
         ("fit --csv good.csv --windows x", "whole numbers"),

@@ -6,12 +6,13 @@ import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from testbed.errors import BadInput
 from testbed.experiments.deployment.load import LoadRequest, throughput_rps
-from testbed.experiments.latency.load import write_points
+from testbed.experiments.latency.load import Repeat, Series, measure, write_tables
 from testbed.experiments.latency.load_config import LoadConfig
 from testbed.experiments.latency.openloop import (
     Served,
@@ -23,7 +24,8 @@ from testbed.experiments.latency.openloop import (
     steady,
     synchronous_rps,
 )  # fmt: skip
-from testbed.experiments.results.latency import read_points
+from testbed.experiments.results.latency import read_points, read_series, repeats_of
+from testbed.optim.serving.ratios import ratios
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.virtual_time import VirtualClock, run_virtually
 
@@ -54,7 +56,7 @@ def requests(count: int) -> list[LoadRequest]:
 
 def offered(rps: float, count: int = 4000, seed: int = 0) -> list[Served]:
     async def run() -> list[Served]:
-        return await offer(OneServer(), requests(count), rps, [seed])  # type: ignore[arg-type]
+        return await offer(OneServer(), requests(count), rps, seed)  # type: ignore[arg-type]
 
     return run_virtually(run())
 
@@ -161,11 +163,50 @@ def test_repeats_are_pooled() -> None:
 
 
 def test_points_are_read_back_by_the_fit(tmp_path: Path) -> None:
-    found = [point([offered(rps, 60)], 8) for rps in (1.0, 4.0)]
-    write_points(tmp_path / "points.csv", found)
+    single = [
+        msgspec.structs.replace(point([offered(rps, 60, seed)], 8, 0.9, seed), saturated=rps > 3)
+        for rps in (1.0, 2.0, 4.0)
+        for seed in (0, 1)
+    ]
+    pooled = [point([offered(rps, 60, seed) for seed in (0, 1)], 8, 0.9) for rps in (1.0, 2.0, 4.0)]
+    write_tables(tmp_path, [Series(8, 0.9, 0.5, 5.0, pooled, single)])
     points, latency_s = read_points(tmp_path / "points.csv")
-    assert latency_s.tolist() == [p.latency_s for p in found]
-    assert points.form == "speculation" and points.rps.tolist() == [p.rps for p in found]
+    assert latency_s.tolist() == [p.latency_s for p in single[:4]]
+    assert points.form == "speculation" and points.rps.tolist() == [p.rps for p in single[:4]]
+    assert np.array(repeats_of(tmp_path / "points.csv")).tolist() == [0, 1, 0, 1]
+    assert read_points(tmp_path / "pooled.csv")[1].tolist() == [p.latency_s for p in pooled]
+    assert len(read_points(tmp_path / "all.csv")[1]) == 6
+    (series,) = read_series(tmp_path / "points.csv")
+    assert (series.k, series.imposed, series.repeat.tolist()) == (8, 0.9, [0, 1, 0, 1])
+
+
+def test_percentiles_need_enough_requests() -> None:
+    few, some, many = (point([offered(2.0, count)], 8) for count in (200, 400, 1600))
+    assert few.latency_p95_s is None and some.latency_p95_s is not None and some.latency_p99_s is None
+    assert many.latency_p99_s is not None and many.latency_p99_s > (many.latency_p95_s or 0)
+
+
+SMALL = LoadConfig(
+    kind="virtual", windows=(0, 4), alphas=(0.8,), rates=3, requests=40, repeats=2, at_once=8, response=(16, 24),
+    draft_ms=4.0, network_ms=10.0,
+)  # fmt: skip
+
+
+def test_every_load_series_and_repeat_has_arrivals_of_its_own(tmp_path: Path) -> None:
+    told: list[str] = []
+    found = measure(SMALL, tmp_path / "a", told.append)
+    assert measure(SMALL, tmp_path / "a", told.append) == found
+    assert measure(SMALL, tmp_path / "b", told.append) == found  # virtual time repeats
+    gaps = set()
+    for path in sorted((tmp_path / "a").glob("series-*.json")):
+        repeat = msgspec.json.decode(path.read_bytes(), type=Repeat)
+        for rps, served in zip(repeat.range.loads, repeat.served, strict=True):
+            times = np.sort([one.arrived_s for one in served])
+            gaps.add(tuple(np.round(np.diff(times)[:3] * rps, 6)))
+    assert len(gaps) == 2 * 2 * 3  # scaled to the same rate, no two are one path
+    assert [len(series.points) for series in found] == [3, 3] and [len(series.single) for series in found] == [6, 6]
+    rows = ratios(read_series(tmp_path / "a" / "all.csv"))
+    assert [(row.k, row.imposed) for row in rows] == [(4, 0.8)] and rows[0].c1_ratio.low < rows[0].c1_ratio.value
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def measured() -> tuple[Points, np.ndarray]:
 
 def test_points_share_a_curve_by_what_was_set_not_by_what_was_measured() -> None:
     points, seconds = measured()
-    groups = _groups(fit(points, seconds, draws=0), points)
+    groups = _groups(fit(points, seconds), points)
     assert [label.split(",")[0] for label, _ in groups] == ["K 0", "K 2", "K 2", "K 6", "K 6"]
     assert [int(rows.sum()) for _, rows in groups] == [4] * 5
     alphas = [float(label.split("α ")[1]) for label, _ in groups]
@@ -38,5 +38,5 @@ def test_points_share_a_curve_by_what_was_set_not_by_what_was_measured() -> None
 
 def test_every_point_collapses_by_its_own_acceptance() -> None:
     points, seconds = measured()
-    x, y = collapse(points.rps, seconds, *_costs_of(fit(points, seconds, draws=0), points))
+    x, y = collapse(points.rps, seconds, *_costs_of(fit(points, seconds), points))
     assert y == pytest.approx(collapsed(x), rel=1e-4)

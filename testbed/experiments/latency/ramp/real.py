@@ -10,7 +10,7 @@ from typing import Any
 from testbed.config import RunConfig
 from testbed.experiments.deployment.load import Fleet, LoadRequest, LoadUe, throughput_rps
 from testbed.experiments.latency.load_config import LoadConfig
-from testbed.experiments.latency.ramp import (
+from testbed.experiments.latency.ramp.climb import (
     Answered,
     RampRun,
     Told,
@@ -20,8 +20,8 @@ from testbed.experiments.latency.ramp import (
     even_loads,
     policy_of,
 )  # fmt: skip
-from testbed.experiments.latency.ramp_config import HINTS, RampConfig
-from testbed.experiments.latency.station import late_share, outputs_of, with_station, workload_of
+from testbed.experiments.latency.ramp.config import HINTS, RampConfig
+from testbed.experiments.latency.station import counted_in, late_share, outputs_of, with_station, workload_of
 from testbed.experiments.runs.prepare import Workload
 from testbed.ue.client import Client
 from testbed.ue.drafters.controlled import ReplayDrafter
@@ -61,7 +61,8 @@ class RealRamp:
         ]
         metrics = self._out / f"run-{policy}-seed{seed}.metrics"
         answered = asyncio.run(self._climb(policy, work, requests, metrics))
-        return RampRun(policy, seed, list(loads), answered, late=late_share(metrics))
+        switches = counted_in(metrics).get("window_switches")
+        return RampRun(policy, seed, list(loads), answered, switches, late_share(metrics))
 
     def _work(self, count: int) -> Workload:
         dataset, tokens = self._config.dataset, self._config.max_tokens

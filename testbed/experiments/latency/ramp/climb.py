@@ -2,7 +2,7 @@
 
 Requests arrive as a Poisson process whose rate rises from step to step without a pause, so that requests left over from
 one load burden the next. Fixed windows, 0 included, are compared with windows that the BS hints. In virtual time
-(`ramp_virtual.py`) or in real time (`ramp_real.py`); `ramp_rows.py` compares.
+(`virtual.py`) or in real time (`real.py`); `rows.py` compares.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from testbed.experiments.deployment.load import Fleet, LoadRequest, open_loop, poisson_arrivals
-from testbed.experiments.latency.ramp_config import HINTS, RampConfig
+from testbed.experiments.latency.ramp.config import HINTS, RampConfig
 from testbed.ue.records import RequestRecord
 from testbed.ue.windows.base import WindowPolicy
 from testbed.ue.windows.fixed import FixedWindow

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from testbed.experiments.latency.ramp import RampRun, Told
-from testbed.experiments.latency.ramp_config import RampConfig
-from testbed.experiments.latency.ramp_real import RealRamp
-from testbed.experiments.latency.ramp_virtual import VirtualRamp
+from testbed.experiments.latency.ramp.climb import RampRun, Told
+from testbed.experiments.latency.ramp.config import RampConfig
+from testbed.experiments.latency.ramp.real import RealRamp
+from testbed.experiments.latency.ramp.virtual import VirtualRamp
 from testbed.experiments.results.claims import claimed, kept
 
 

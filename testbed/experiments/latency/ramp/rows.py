@@ -11,25 +11,16 @@ from numpy.typing import NDArray
 
 from testbed.errors import BadInput
 from testbed.experiments.latency.openloop import GROWTH
-from testbed.experiments.latency.ramp import RampRun
-from testbed.experiments.latency.ramp_config import HINTS, RampConfig
+from testbed.experiments.latency.ramp.climb import RampRun
+from testbed.experiments.latency.ramp.config import HINTS, RampConfig
 from testbed.experiments.results.csv_file import write_csv
+from testbed.intervals import Bootstrap, Interval, compared, percentile
 
 Array = NDArray[np.float64]
-BLOCK = 25
-"""Consecutive requests per block of the bootstrap; their latencies are correlated."""
-DRAWS = 2000
-LEVEL = 0.95
 WITHIN = 0.02
 """Maximum slowdown of hinted windows over the best fixed one."""
-
-
-class Ratio(NamedTuple):
-    """A ratio of mean latencies with its bootstrap interval at `LEVEL`."""
-
-    value: float
-    low: float
-    high: float
+VERDICTS = {"ahead": False, "behind": True, "undecided": None}
+"""Whether a ratio of latencies is below a limit, by its comparison with it."""
 
 
 class Table(NamedTuple):
@@ -41,14 +32,18 @@ class Table(NamedTuple):
     """One row for each load: the best fixed window, and hinted windows compared with it."""
     ramp: list[dict[str, Any]]
     """One row for each fixed window: hinted windows compared with it over all loads."""
+    switches: list[dict[str, Any]]
+    """One row for each seed: changes of hinted windows, of all UEs together."""
     holds: bool
-    """Whether hinted windows are within `WITHIN` of the best fixed one at every load, and beat each over all loads."""
+    """Whether hinted windows are within `WITHIN` of the best fixed one at every load, and beat each over all loads,
+    both by the whole interval."""
 
 
 def table(config: RampConfig, runs: Sequence[RampRun]) -> Table:
     """Compare policies. `points` and `loads` discard the first `settle` of each step; `ramp` includes all requests.
 
-    The best fixed window is chosen by the same latencies that it is compared by, which favours it.
+    The best fixed window is chosen by the same latencies that it is compared by, which favours it. Intervals of ratios
+    are paired and over seeds. `within` and `better` are None where the interval contains the limit.
 
     Raises:
         BadInput: a run is missing.
@@ -65,7 +60,7 @@ def table(config: RampConfig, runs: Sequence[RampRun]) -> Table:
         loads.append({
             "rps": runs[0].loads[step], "best_window": int(best), "best_s": float(fixed[best]),
             "hinted_s": float(np.concatenate(settled[HINTS, step]).mean()), "ratio": ratio.value,
-            "low": ratio.low, "high": ratio.high, "within": ratio.value <= 1 + WITHIN,
+            "low": ratio.ends[0], "high": ratio.ends[1], "within": VERDICTS[compared(ratio, 1 + WITHIN)],
         })  # fmt: skip
     whole = {p: [np.array([a.latency_s for a in run.answered]) for run in mine[p]] for p in config.policies}
     ramp = []
@@ -74,10 +69,16 @@ def table(config: RampConfig, runs: Sequence[RampRun]) -> Table:
         mean_s = float(np.concatenate(whole[policy]).mean())
         ramp.append({
             "window": int(policy), "latency_s": mean_s, "hinted_s": float(np.concatenate(whole[HINTS]).mean()),
-            "ratio": ratio.value, "low": ratio.low, "high": ratio.high, "better": ratio.value < 1,
+            "ratio": ratio.value, "low": ratio.ends[0], "high": ratio.ends[1], "better": VERDICTS[compared(ratio, 1.0)],
         })  # fmt: skip
     holds = all(row["within"] for row in loads) and all(row["better"] for row in ramp)
-    return Table(points, loads, ramp, holds)
+    return Table(points, loads, ramp, [_switches(run) for run in mine[HINTS]], holds)
+
+
+def _switches(run: RampRun) -> dict[str, Any]:
+    rounds = sum(answer.rounds for answer in run.answered)
+    each = None if run.switches is None else 1000 * run.switches / max(1, rounds)
+    return {"seed": run.seed, "switches": run.switches, "rounds": rounds, "per_1000_rounds": each}
 
 
 def _by_seed(config: RampConfig, runs: Sequence[RampRun], policy: str) -> list[RampRun]:
@@ -106,8 +107,8 @@ def _point(
         "policy": policy,
         "requests": int(together.size),
         "latency_s": float(together.mean()),
-        "latency_p95_s": float(np.quantile(together, 0.95)),
-        "latency_p99_s": float(np.quantile(together, 0.99)),
+        "latency_p95_s": percentile("latency_p95_s", together),
+        "latency_p99_s": percentile("latency_p99_s", together),
         "window": drafted / max(1, sum(a.rounds for a in mine)),
         "alpha": sum(a.accepted for a in mine) / tried if tried else None,
         "piled_up": any(_grows(seed) for seed in latencies),
@@ -124,29 +125,21 @@ def _grows(latencies: Array) -> bool:
     return bool(last.mean() > GROWTH * first.mean() and last.mean() - first.mean() > 2 * error_s)
 
 
-def _ratio(ours: list[Array], theirs: list[Array], seed: int = 0) -> Ratio:
-    """Ratio of means over the same requests, with a block bootstrap that draws the same requests for both."""
-    blocks = [
-        (a[i : i + BLOCK].sum(), b[i : i + BLOCK].sum())
-        for a, b in zip(ours, theirs, strict=True)
-        for i in range(0, len(a), BLOCK)
-    ]
-    sums = np.array(blocks)
-    drawn = np.random.default_rng(seed).integers(0, len(sums), (DRAWS, len(sums)))
-    totals = sums[drawn].sum(axis=1)
-    low, high = np.quantile(totals[:, 0] / totals[:, 1], ((1 - LEVEL) / 2, (1 + LEVEL) / 2)).tolist()
-    whole = sums.sum(axis=0)
-    return Ratio(float(whole[0] / whole[1]), low, high)
+def _ratio(ours: list[Array], theirs: list[Array]) -> Interval:
+    """Ratio of means over the same requests, whose seeds are resampled as a whole."""
+    seeds = np.repeat(np.arange(len(ours)), [len(each) for each in ours])
+    columns = {"ours": np.concatenate(ours), "theirs": np.concatenate(theirs)}
+    return Bootstrap(columns, groups=seeds).ratio("ours", "theirs")
 
 
 def write(found: Table, out: Path) -> list[Path]:
-    """Write `points.csv`, `loads.csv`, `ramp.csv` and `ramp.png`.
+    """Write `points.csv`, `loads.csv`, `ramp.csv`, `switches.csv` and `ramp.png`.
 
     Raises:
         BadInput: no plotting library, or `out` is not writable.
     """
     paths = []
-    for name in ("points", "loads", "ramp"):
+    for name in ("points", "loads", "ramp", "switches"):
         paths.append(out / f"{name}.csv")
         write_csv(paths[-1], getattr(found, name), newline="\r\n")
     return [*paths, _plot(found, out / "ramp.png")]

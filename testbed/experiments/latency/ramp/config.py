@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from testbed.config import Config
 from testbed.errors import BadInput
+from testbed.experiments.latency.virtual_config import VirtualLoadConfig
 from testbed.options import option
 
 HINTS = "hinted"
 """Name of the policy that follows the BS's hints; the others are named by their window."""
 
 
-class RampConfig(Config, frozen=True, kw_only=True):
+class RampConfig(VirtualLoadConfig, frozen=True, kw_only=True):
     """Configuration of `testbed latency ramp`.
 
     Raises:
@@ -39,27 +39,30 @@ class RampConfig(Config, frozen=True, kw_only=True):
     steps: Annotated[int, option("Number of such loads.", least=1)] = 6
     reach: Annotated[
         float, option("The last of them, as a share of the highest throughput of a fixed window.", least=0.05, most=2)
-    ] = 0.85
+    ] = 1.1
     requests: Annotated[int, option("Requests per step, at least.", least=8)] = 300
     step_s: Annotated[float, option("Duration of a step, at least.", least=0, below=1e6, unit="s")] = 30.0
     settle: Annotated[
         float, option("Share of a step's requests discarded while estimates and queues settle.", least=0, most=0.9)
     ] = 0.25
-    seeds: Annotated[tuple[int, ...], option("Seeds of arrivals, prompts and acceptance.", least=0)] = (0, 1, 2)
-    ues: Annotated[int, option("UEs, which take requests in turn, each with its own controller.", least=1)] = 16
+    seeds: Annotated[
+        tuple[int, ...],
+        option("Seeds of arrivals, prompts and acceptance; intervals need two or more.", least=0),
+    ] = (0, 1, 2, 3, 4)
     alpha: Annotated[float, option("Acceptance rate imposed on drafts.", least=0, most=1)] = 0.758
     draft_ms: Annotated[
         float | None,
         option("Drafting time per token. Default: the profile's; 0 with --real.", least=0, below=1e5, unit="ms"),
     ] = None
     max_batch: Annotated[int, option("Requests of one pass, at most.", least=1)] = 256
-    profile: Annotated[str, option("Profile of the pass times.", panel="Virtual time")] = "a100-qwen3-32b-appendix"
-    network_ms: Annotated[float, option("Link time of a round, both ways.", least=0, most=1e5, unit="ms")] = 40.0
-    network_spread: Annotated[
-        float, option("Relative spread of that time, uniform; at 0, UEs stay in lockstep.", least=0, most=1)
-    ] = 0.5
-    prompt: Annotated[tuple[int, int], option("Range of prompt lengths, uniform.", unit="tokens")] = (50, 250)
-    response: Annotated[tuple[int, int], option("Range of response lengths, uniform.", unit="tokens")] = (32, 64)
+    learn_from: Annotated[
+        float,
+        option(
+            "Virtual: factor on the true pass-time coefficients from which the controller starts to learn them.",
+            least=0.05,
+            most=20,
+        ),
+    ] = 2.0
     engine: Annotated[str, option("Inference engine.", kinds="engines", panel="With --real")] = "vllm"
     model: Annotated[str | None, option("Target. Default: the bundled one.", panel="With --real")] = None
     dtype: Annotated[str, option("float32 or bfloat16.")] = "float32"
@@ -81,10 +84,6 @@ class RampConfig(Config, frozen=True, kw_only=True):
             raise BadInput("loads are positive requests a second, each higher than the one before")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise BadInput("give one seed or more, each 0 or more and once")
-        for name in ("prompt", "response"):
-            low, high = getattr(self, name)
-            if not 1 <= low <= high:
-                raise BadInput(f"{name} bounds must be 1 or more and in order, not {low} to {high}")
 
     @property
     def policies(self) -> list[str]:

@@ -1,0 +1,46 @@
+"""Options of base stations and UEs in virtual time that loads and ramps share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from testbed.config import Config
+from testbed.errors import BadInput
+from testbed.options import option
+
+
+class VirtualLoadConfig(Config, frozen=True, kw_only=True):
+    """UEs, links and pass times of a load in virtual time.
+
+    Raises:
+        BadInput: values out of their range.
+    """
+
+    ues: Annotated[int, option("UEs, which take requests in turn.", least=1, panel="UEs and links")] = 16
+    profile: Annotated[str, option("Profile of the pass times.", panel="Virtual time")] = "a100-qwen3-32b-appendix"
+    mixed: Annotated[
+        float,
+        option(
+            "Relative range of drafting and link times among UEs: each UE has factors of its own, from 1 − this to "
+            "1 + this, evenly spaced.",
+            least=0,
+            below=1,
+        ),
+    ] = 0.0
+    network_ms: Annotated[float, option("Link time of a round, both ways.", least=0, most=1e5, unit="ms")] = 40.0
+    network_spread: Annotated[
+        float, option("Relative spread of that time, uniform; at 0, UEs stay in lockstep.", least=0, most=1)
+    ] = 0.5
+    link: Annotated[
+        str | None,
+        option("Trace that every UE's link follows, each from a time of its own, in place of --network-ms."),
+    ] = None
+    prompt: Annotated[tuple[int, int], option("Range of prompt lengths, uniform.", unit="tokens")] = (50, 250)
+    response: Annotated[tuple[int, int], option("Range of response lengths, uniform.", unit="tokens")] = (32, 64)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("prompt", "response"):
+            low, high = getattr(self, name)
+            if not 1 <= low <= high:
+                raise BadInput(f"{name} bounds must be 1 or more and in order, not {low} to {high}")
