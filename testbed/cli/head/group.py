@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from testbed.cli.head import compare as head_compare
 from testbed.cli.head import train as head_train
 from testbed.cli.head import tune as head_tune
 from testbed.cli.options import AsJson, configured
@@ -69,8 +70,8 @@ def label(
 ) -> None:
     """Label every mismatch by whether keeping the draft token changes the final answer (as AutoJudge does).
 
-    The target completes the output after the draft token and after its own. Two outputs without an answer agree. Run
-    it again to resume.
+    The target completes the output after the draft token and after its own. Where its own has no answer there is no
+    label. Run it again to resume.
 
     Examples:
 
@@ -105,7 +106,8 @@ def show(document: Mapping[str, Any]) -> None:
     """Summary of a directory of episodes."""
     print(
         f"{document['mismatches']} mismatches of {document['prompts']} prompts in {document['chunks']} chunks, "
-        f"{document['labelled']} labelled with {document['completions']} completions"
+        f"{document['labelled']} labelled with {document['completions']} completions, "
+        f"{document['unparsed']} without an answer"
     )
     shares = {"all": "critical", "with a digit": "critical_digits", "without": "critical_words"}
     known = [f"{name} {document[key]:.1%}" for name, key in shares.items() if document[key] is not None]
@@ -118,3 +120,4 @@ app.command("relabel", cls=TableCommand)(head_train.relabel)
 app.command("train", cls=TableCommand)(head_train.train)
 app.command("eval", cls=TableCommand)(head_train.evaluate)
 app.command("tune", cls=TableCommand)(head_tune.tune)
+app.command("compare", cls=TableCommand)(head_compare.compare)

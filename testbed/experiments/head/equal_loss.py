@@ -1,0 +1,122 @@
+"""Heads compared at equal loss, with paired intervals.
+
+Over θ, a head trades a loss (points of accuracy) for a gain (AAL). At a loss ℓ, its gain is read off its curve: losses
+are made non-decreasing in θ (isotonic regression) and the gain is interpolated between the two values of θ around ℓ.
+Intervals resample problems, all heads over the same ones. With several training seeds, the variance over seeds is added
+to that over problems, and the interval is Student's t of the seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.intervals import Interval, compared, span, student_t
+
+Reals = NDArray[np.float64]
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Tradeoff:
+    """Sums of one head on one channel, by θ and problem.
+
+    Attributes:
+        thresholds: [T] θ, increasing.
+        lost: [T, n] what is lost, such as the target's right answers less the head's.
+        lost_of: [n] what the loss is a share of.
+        won: [T, n] what is won, such as tokens.
+        won_per: [T, n] what the gain is a ratio to, such as rounds.
+    """
+
+    thresholds: Reals
+    lost: Reals
+    lost_of: Reals
+    won: Reals
+    won_per: Reals
+
+    def losses(self, weights: Reals) -> Reals:
+        """[b, T] loss in per cent under weights [b, n] of the problems."""
+        return np.asarray(100.0 * (weights @ self.lost.T) / (weights @ self.lost_of)[:, None], np.float64)
+
+    def gains(self, weights: Reals) -> Reals:
+        """[b, T] gain under weights [b, n]."""
+        return np.asarray((weights @ self.won.T) / (weights @ self.won_per.T), np.float64)
+
+    def at_loss(self, points: float, weights: Reals) -> Reals:
+        """[b] gain at a loss of `points`."""
+        rising, gains = non_decreasing(self.losses(weights)), self.gains(weights)
+        after = np.minimum((rising <= points).sum(axis=1), rising.shape[1] - 1)  # the first θ that loses more
+        rows, before = np.arange(len(rising)), np.maximum(after - 1, 0)
+        step = np.maximum(rising[rows, after] - rising[rows, before], 1e-12)
+        part = np.clip((points - rising[rows, before]) / step, 0.0, 1.0)
+        return np.asarray(gains[rows, before] + part * (gains[rows, after] - gains[rows, before]), np.float64)
+
+    @property
+    def whole(self) -> Reals:
+        """Weights [1, n] of the problems as they are."""
+        return np.ones((1, len(self.lost_of)))
+
+    def threshold_at(self, points: float) -> int:
+        """Index of the largest θ that loses at most `points`, by losses made non-decreasing."""
+        lost = non_decreasing(self.losses(self.whole))[0]
+        return max(0, int((lost <= points + 1e-9).sum()) - 1)
+
+
+def non_decreasing(values: Reals) -> Reals:
+    """Isotonic regression of each row [b, T]: the largest over starts of the smallest mean up to an end."""
+    count = values.shape[1]
+    sums = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
+    found = np.full(values.shape, -np.inf)
+    for start in range(count):
+        lengths = np.arange(1, count - start + 1)
+        means = (sums[:, start + 1 :] - sums[:, start : start + 1]) / lengths
+        least = np.minimum.accumulate(means[:, ::-1], axis=1)[:, ::-1]  # [b, end]: smallest mean to this end or later
+        found[:, start:] = np.maximum(found[:, start:], least)
+    return found
+
+
+def at_equal_loss(heads: Mapping[str, Sequence[Tradeoff]], points: float, seed: int = 0) -> list[dict[str, Any]]:
+    """One row per head: `value`, its gain at a loss of `points`, mean over its seeds; and, except for the first head,
+    `difference` to the first with a verdict. Both have intervals (`_low`, `_high`).
+
+    Args:
+        heads: one trade-off per training seed, all over the same problems; seeds of two heads are paired in order.
+    """
+    first = next(iter(heads.values()))
+    count = len(first[0].lost_of)
+    weights = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), RESAMPLES).astype(np.float64)
+    whole = {name: [float(one.at_loss(points, one.whole)[0]) for one in runs] for name, runs in heads.items()}
+    drawn = {name: [one.at_loss(points, weights) for one in runs] for name, runs in heads.items()}
+    base = next(iter(heads))
+    rows = []
+    for name, runs in heads.items():
+        row: dict[str, Any] = {"head": name, "seeds": len(runs), "problems": count, "points": points}
+        row |= _columns("value", _over_seeds(whole[name], drawn[name]))
+        if name != base:
+            pairs = min(len(runs), len(first))
+            differences = [whole[name][i] - whole[base][i] for i in range(pairs)]
+            gain = _over_seeds(differences, [drawn[name][i] - drawn[base][i] for i in range(pairs)])
+            row |= _columns("difference", gain) | {"verdict": compared(gain)}
+        rows.append(row)
+    return rows
+
+
+def _over_seeds(values: Sequence[float], drawn: Sequence[Reals]) -> Interval:
+    """Mean over seeds, with an interval over problems and seeds."""
+    mean, resampled = float(np.mean(values)), np.mean(drawn, axis=0)
+    if len(values) == 1:
+        low, high = span(resampled).tolist()
+        return Interval(mean, low, high)
+    variance = float(resampled.var()) + float(np.var(values, ddof=1)) / len(values)
+    half = student_t(len(values) - 1) * math.sqrt(variance)
+    return Interval(mean, mean - half, mean + half)
+
+
+def _columns(name: str, found: Interval) -> dict[str, float]:
+    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}

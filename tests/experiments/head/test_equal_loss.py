@@ -1,0 +1,71 @@
+"""Comparison at equal loss: curves known in closed form, heads with a known difference, coverage of intervals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.isotonic import isotonic_regression
+
+from testbed.experiments.head.equal_loss import Tradeoff, at_equal_loss, non_decreasing
+
+GRID = np.linspace(0, 1, 11)
+
+
+def head(seed: int, ability: float, problems: int = 400, run: int = 0) -> Tradeoff:
+    """Problems whose answers break at a θ of their own, shifted by `ability`; rounds fall with θ alike."""
+    shared, own = np.random.default_rng((1, seed)), np.random.default_rng((2, seed, run))
+    breaks = shared.random(problems) * 4 + 0.05 * own.standard_normal(problems) + ability
+    lost = (breaks[None, :] < GRID[:, None]).astype(float)
+    tokens = shared.integers(50, 150, problems).astype(float)
+    rounds = tokens[None, :] / (5 + 10 * GRID[:, None])
+    return Tradeoff(GRID, lost, np.ones(problems), np.tile(tokens, (len(GRID), 1)), rounds)
+
+
+def test_the_gain_at_a_loss_is_read_off_the_curve() -> None:
+    """25 % of the answers are lost at θ = 1, evenly: a loss of 10 points is at θ = 0.4, an AAL of 9."""
+    found = head(0, 0.0, problems=40_000)
+    assert found.at_loss(10.0, found.whole)[0] == pytest.approx(9.0, abs=0.15)
+    assert found.at_loss(0.0, found.whole)[0] == pytest.approx(5.0, abs=0.6)
+    assert found.at_loss(99.0, found.whole)[0] == pytest.approx(15.0)
+    assert GRID[found.threshold_at(10.3)] == pytest.approx(0.4)
+
+
+@given(st.lists(st.lists(st.floats(-5, 5), min_size=6, max_size=6), min_size=1, max_size=4))
+def test_losses_are_made_non_decreasing_as_sklearn_does(rows: list[list[float]]) -> None:
+    for row, found in zip(rows, non_decreasing(np.array(rows)), strict=True):
+        np.testing.assert_allclose(found, isotonic_regression(row), atol=1e-9)
+
+
+@given(st.lists(st.floats(-3, 5), min_size=5, max_size=5), st.floats(0, 5))
+def test_an_unlucky_point_does_not_end_the_search_and_no_theta_beyond_the_loss_is_taken(
+    losses: list[float], points: float
+) -> None:
+    lost = np.array([[0.0, *losses]]).T / 100
+    curve = Tradeoff(np.arange(6.0), lost, np.ones(1), np.arange(6.0)[:, None], np.ones((6, 1)))
+    best = curve.threshold_at(points)
+    tail_means = [np.mean(lost[best + 1 : end + 1]) for end in range(best + 1, 6)]
+    assert all(mean * 100 > points - 1e-6 for mean in tail_means)  # pooled with what follows, it would lose more
+    assert best == 0 or min(np.mean(lost[start : best + 1]) for start in range(1, best + 1)) * 100 <= points + 1e-6
+
+
+def test_a_better_head_is_ahead_and_the_same_head_is_undecided() -> None:
+    heads = {"base": [head(4, 0.0)], "better": [head(4, 0.2)], "same": [head(4, 0.0, run=1)]}
+    rows = {row["head"]: row for row in at_equal_loss(heads, 5.0)}
+    assert rows["better"]["verdict"] == "ahead" and rows["same"]["verdict"] == "undecided"
+    assert "verdict" not in rows["base"]
+    better = rows["better"]
+    assert better["difference"] == pytest.approx(better["value"] - rows["base"]["value"])
+    assert better["difference_high"] - better["difference_low"] < better["value_high"] - better["value_low"]  # paired
+
+
+@pytest.mark.parametrize("seeds", [1, 4])
+def test_intervals_cover_the_truth(seeds: int) -> None:
+    """The truth: no difference. Of 60 draws of the problems, 95 % of the intervals hold 0, within three deviations."""
+    covered = 0
+    for draw in range(60):
+        heads = {n: [head(draw, 0.0, 100, 10 * k + i) for i in range(seeds)] for k, n in enumerate(("a", "b"))}
+        row = at_equal_loss(heads, 5.0)[1]
+        covered += row["difference_low"] <= 0 <= row["difference_high"]
+    assert covered >= 0.95 * 60 - 3 * (60 * 0.95 * 0.05) ** 0.5
