@@ -8,6 +8,8 @@ with its last packet.
 
 from __future__ import annotations
 
+import abc
+import asyncio
 import bisect
 import math
 import random
@@ -136,11 +138,24 @@ def constant(rate_mbps: float = math.inf, delay_s: float = 0.0, per: float = 0.0
 class OneWay(Protocol):
     """One direction of a link; a pair of them, up and down, is a UE's link."""
 
+    def carry(self, size_bytes: float, deliver: Callable[[], None]) -> None:
+        """Send a message now; `deliver` is called on the running event loop when it arrives, never out of order."""
+
+
+class Private(abc.ABC):
+    """Implements `OneWay` for a link of one UE alone, where the time of arrival is known when a message is sent."""
+
+    @abc.abstractmethod
     def admit(self, now_s: float, size_bytes: float) -> float:
         """Take a message in at `now_s` (never earlier than before) and return when it arrives, never out of order."""
 
+    def carry(self, size_bytes: float, deliver: Callable[[], None]) -> None:
+        """See `OneWay.carry`."""
+        loop = asyncio.get_running_loop()
+        loop.call_at(self.admit(loop.time(), size_bytes), deliver)
 
-class Direction:
+
+class Direction(Private):
     """Implements `OneWay`: one direction of one link, with the bytes in flight.
 
     Packet errors cost link-layer retransmissions: the number of transmissions of a packet is geometric with the PER at
@@ -199,7 +214,7 @@ class Direction:
         return float(late.max())
 
 
-class RoundDelay:
+class RoundDelay(Private):
     """Implements `OneWay`: bytes at a rate, then half of a round's delay; see `round_delay`.
 
     Args:
@@ -213,7 +228,7 @@ class RoundDelay:
         self._rate_mbps, self._served_s = rate_mbps, -math.inf
 
     def admit(self, now_s: float, size_bytes: float) -> float:
-        """See `OneWay.admit`."""
+        """See `Private.admit`."""
         self.round_s = self._draw()
         self._served_s = max(self._served_s, now_s) + 8e-6 * size_bytes / self._rate_mbps
         self._arrived_s = max(self._arrived_s, self._served_s + self.round_s / 2)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Callable
 
 from testbed.channel.link import Frames, Received
@@ -26,23 +25,16 @@ def frame_bytes(frames: Frames) -> int:
 
 
 class _Pipe:
-    """Delivers messages at their arrival times, in the order in which they were sent."""
+    """Delivers messages when they arrive, in the order in which they were sent."""
 
     def __init__(self, direction: OneWay, sizer: Sizer, deliver: Callable[[list[bytes], int], None]) -> None:
         self._direction, self._sizer, self._deliver = direction, sizer, deliver
-        self._waiting: deque[tuple[float, list[bytes], int]] = deque()
 
     def send(self, frames: Frames) -> int:
-        loop = asyncio.get_running_loop()
         size_bytes = self._sizer(frames)
-        arrival_s = self._direction.admit(loop.time(), size_bytes)
-        self._waiting.append((arrival_s, [bytes(f) for f in frames], size_bytes))
-        loop.call_at(arrival_s, self._arrive)
+        message = [bytes(f) for f in frames]
+        self._direction.carry(size_bytes, lambda: self._deliver(message, size_bytes))
         return size_bytes
-
-    def _arrive(self) -> None:
-        _, frames, size_bytes = self._waiting.popleft()
-        self._deliver(frames, size_bytes)
 
 
 class VirtualServerLink:

@@ -1,0 +1,86 @@
+"""Air interfaces: how many bits a slot carries for each UE, and how often a transport block is lost."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from testbed.channel.trace import Trace
+from testbed.errors import BadInput
+
+
+class AirState(NamedTuple):
+    """State of one direction of one UE during a slot."""
+
+    bits_per_s_per_hz: float
+    """Spectral efficiency; 0 in an outage."""
+    bler: float
+    """Probability in [0, 1) that a transport block is lost."""
+
+
+class Air(Protocol):
+    """Source of the states of a cell's UEs."""
+
+    def state(self, ue: int, up: bool, t_s: float) -> AirState:
+        """State of a UE at `t_s` seconds after the start, which does not decrease from call to call."""
+
+
+class ConstantAir:
+    """Implements `Air`: the same efficiency at all times.
+
+    Args:
+        bits_per_s_per_hz: [n] spectral efficiency of each UE, positive.
+        bler: block error rate in [0, 1).
+
+    Raises:
+        BadInput: a value out of range.
+    """
+
+    def __init__(self, bits_per_s_per_hz: Sequence[float], bler: float = 0.0) -> None:
+        if not all(0 < value <= 100 for value in bits_per_s_per_hz):
+            raise BadInput("spectral efficiencies lie in (0, 100] bit/s/Hz")
+        if not 0 <= bler < 1:
+            raise BadInput(f"the block error rate must lie in [0, 1), not {bler:g}")
+        self._states = [AirState(value, bler) for value in bits_per_s_per_hz]
+
+    def state(self, ue: int, up: bool, t_s: float) -> AirState:
+        """See `Air.state`."""
+        return self._states[ue]
+
+
+class TraceAir:
+    """Implements `Air`: the rates and packet error rates of link traces, which repeat at their ends.
+
+    A trace holds what its UE gets alone; its efficiency is the rate over the bandwidth.
+
+    Args:
+        traces: [n], one for each UE.
+        bandwidth_hz: bandwidth on which the traces were recorded.
+        bler: block error rate that applies in addition, in [0, 1).
+    """
+
+    def __init__(self, traces: Sequence[Trace], bandwidth_hz: float, bler: float = 0.0) -> None:
+        self._tables = [_Table(trace, bandwidth_hz, bler) for trace in traces]
+
+    def state(self, ue: int, up: bool, t_s: float) -> AirState:
+        """See `Air.state`."""
+        return self._tables[ue].state(up, t_s)
+
+
+class _Table:
+    def __init__(self, trace: Trace, bandwidth_hz: float, bler: float) -> None:
+        self._t_s: list[float] = trace.t_s.tolist()
+        self._lap_s = trace.duration_s
+        ways = ((trace.uplink_mbps, trace.per_up), (trace.downlink_mbps, trace.per_down))
+        self._up, self._down = (
+            [
+                AirState(rate * 1e6 / bandwidth_hz, 1 - (1 - per) * (1 - bler))
+                for rate, per in zip(rates.tolist(), pers.tolist(), strict=True)
+            ]
+            for rates, pers in ways
+        )
+
+    def state(self, up: bool, t_s: float) -> AirState:
+        at = bisect.bisect_right(self._t_s, t_s % self._lap_s) - 1
+        return (self._up if up else self._down)[at]

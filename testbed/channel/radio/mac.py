@@ -1,0 +1,187 @@
+"""MAC of a radio cell: many UEs share the slots of one uplink and one downlink.
+
+The cell is driven by events: it has a timer only while data wait, so that an idle cell costs nothing. In each slot the
+scheduler divides the bandwidth among the UEs with data; each UE's part of the slot is one transport block. A lost block
+is sent again by HARQ after its round trip, before new data; after `attempts` losses RLC sends its bits again as new
+ones. RLC delivers in order: a message arrives at the end of the slot in which its last missing bit was carried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from testbed.channel.radio.air import Air
+from testbed.channel.radio.ports import Block, RadioPort
+from testbed.channel.radio.sharing import RADIO_SCHEDULERS, Demand
+from testbed.errors import BadInput
+
+PATTERNS = {"fdd": "", "tdd": "DDDSU"}
+"""Slots of the duplex modes: D downlink, U uplink, S special (guard and control); under FDD each slot carries both."""
+
+
+@dataclass(frozen=True)
+class MacConfig:
+    """Parameters of a cell's MAC.
+
+    Raises:
+        BadInput: a value out of range.
+    """
+
+    bandwidth_hz: float = 20e6
+    """Bandwidth of each direction under FDD, of both under TDD."""
+    slot_s: float = 1e-3
+    duplex: str = "fdd"
+    scheduler: str = "round-robin"
+    grant_s: float = 0.0
+    """Time from a UE's scheduling request to its grant; a UE whose buffer has data needs no further one."""
+    harq_s: float = 8e-3
+    """Time from a lost block to its retransmission."""
+    attempts: int = 4
+    """Transmissions of a block by HARQ."""
+    rlc_s: float = 20e-3
+    """Time from the last loss of a block by HARQ to the retransmission of its bits by RLC."""
+    wired_s: float = 0.0
+    """One-way delay between cell and edge server."""
+
+    def __post_init__(self) -> None:
+        for name in ("bandwidth_hz", "slot_s"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise BadInput(f"{name} must be positive and finite, not {value:g}")
+        for name in ("grant_s", "harq_s", "rlc_s", "wired_s"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise BadInput(f"{name} must be finite and not negative, not {value:g}")
+        if self.attempts < 1:
+            raise BadInput(f"a block is sent at least once, not {self.attempts} times")
+        if self.duplex not in PATTERNS:
+            raise BadInput(f"unknown duplex mode {self.duplex!r}; known: {', '.join(PATTERNS)}")
+        RADIO_SCHEDULERS.choose(self.scheduler)
+
+    def carries(self, up: bool, slot: int) -> bool:
+        """Whether a slot carries data of a direction."""
+        pattern = PATTERNS[self.duplex]
+        return not pattern or pattern[slot % len(pattern)] == ("U" if up else "D")
+
+
+@dataclass
+class MacCounters:
+    """Work of one direction since the start."""
+
+    slots: int = 0
+    """Slots in which data waited."""
+    used: float = 0.0
+    """Sum of the shares of the bandwidth that were used."""
+    carried_bits: float = 0.0
+    """Bits of transport blocks, lost ones included."""
+    blocks: int = 0
+    lost: int = 0
+
+    def count(self, share: float, bits: float, lost: bool) -> None:
+        """Count one transport block."""
+        self.used += share
+        self.carried_bits += bits
+        self.blocks += 1
+        self.lost += lost
+
+
+class RadioCell:
+    """A cell whose ports share the radio, on the running event loop's clock.
+
+    Args:
+        air: state of each UE's channel.
+        seed: seed of the block errors.
+    """
+
+    def __init__(self, config: MacConfig, air: Air, seed: int = 0) -> None:
+        self.config, self._air = config, air
+        self._share = RADIO_SCHEDULERS.choose(config.scheduler).share
+        self._waiting: dict[bool, dict[RadioPort, None]] = {True: {}, False: {}}
+        self._dice = random.Random(f"blocks {seed}")
+        self._start_s: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._slot, self._next_slot = -1, 0
+        """The slot that began last, and the one that the timer waits for."""
+        self._in_air: list[tuple[RadioPort, list[Block], bool]] = []
+        self.counters = {True: MacCounters(), False: MacCounters()}
+        """By direction; True: uplink."""
+
+    def port(self, ue: int, up: bool, weight: float = 1.0) -> RadioPort:
+        """Add one direction of a UE.
+
+        Raises:
+            BadInput: a weight that is not positive and finite.
+        """
+        if not 0 < weight < math.inf:
+            raise BadInput(f"a weight must be positive and finite, not {weight:g}")
+        return RadioPort(self, ue, up, weight)
+
+    def granted(self, up: bool) -> int:
+        """First slot that data which arrive now can use."""
+        loop_s = asyncio.get_running_loop().time()
+        if self._start_s is None:
+            self._start_s = loop_s
+        wait_s = loop_s - self._start_s + (self.config.grant_s if up else 0.0)
+        return max(self._slot + 1, math.ceil(wait_s / self.config.slot_s - 1e-6))
+
+    def wake(self, port: RadioPort) -> None:
+        """Serve a port that has data again."""
+        self._waiting[port.up][port] = None
+        self._arm(max(self._slot + 1, port.first_slot()))
+
+    def deliver(self, callback: Callable[[], None]) -> None:
+        """Call back after the wired part of the way."""
+        if self.config.wired_s:
+            asyncio.get_running_loop().call_later(self.config.wired_s, callback)
+        else:
+            callback()
+
+    def _arm(self, slot: int) -> None:
+        if self._timer is not None:
+            if self._next_slot <= slot:
+                return
+            self._timer.cancel()
+        self._next_slot = slot
+        start_s = self._start_s or 0.0
+        self._timer = asyncio.get_running_loop().call_at(start_s + slot * self.config.slot_s, self._boundary)
+
+    def _boundary(self) -> None:
+        """End the slot in the air, and begin the next."""
+        self._slot, self._timer = self._next_slot, None
+        in_air, self._in_air = self._in_air, []
+        for port, parts, lost in in_air:
+            port.end_slot(parts, lost)
+        for up, ports in self._waiting.items():
+            if ports and self.config.carries(up, self._slot):
+                self._serve(up, list(ports))
+        firsts = [port.first_slot() for ports in self._waiting.values() for port in ports]
+        if self._in_air:
+            firsts.append(self._slot + 1)
+        if firsts:
+            self._arm(max(self._slot + 1, min(firsts)))
+
+    def _serve(self, up: bool, ports: Sequence[RadioPort]) -> None:
+        slot, hertz_s = self._slot, self.config.bandwidth_hz * self.config.slot_s
+        found: list[tuple[RadioPort, Demand, float]] = []
+        for port in ports:
+            state = self._air.state(port.ue, up, slot * self.config.slot_s)
+            demand = port.demand(slot, state.bits_per_s_per_hz * hertz_s)
+            if demand is not None:
+                found.append((port, demand, state.bler))
+        if not found:
+            return
+        shares = self._share([demand for _, demand, _ in found])
+        counters = self.counters[up]
+        counters.slots += 1
+        for (port, demand, bler), share in zip(found, shares, strict=True):
+            if share > 0:
+                bits = min(demand.need_bits, share * demand.slot_bits)
+                lost = bler > 0 and self._dice.random() < bler
+                self._in_air.append((port, port.take(slot, bits), lost))
+                if not port.waiting:
+                    del self._waiting[up][port]
+                counters.count(share, bits, lost)

@@ -1,0 +1,140 @@
+"""Ports of a radio cell: the data of one direction of one UE, with HARQ, RLC and its average throughput."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from testbed.channel.radio.sharing import Demand
+
+if TYPE_CHECKING:
+    from testbed.channel.radio.mac import RadioCell
+
+TINY_BITS = 1e-3
+"""Bits below which a remainder is rounding."""
+PF_MEMORY = 0.98
+"""Weight of the past in the average throughput, per slot: the default of Sionna's proportional-fair scheduler."""
+LEAST_AVERAGE_BITS = 1e-9
+
+
+@dataclass
+class Block:
+    """Bits [`start`, `end`) of a port's stream, to be sent again."""
+
+    start: float
+    end: float
+    attempt: int
+    ready: int
+    """First slot in which it can be sent."""
+
+    @property
+    def bits(self) -> float:
+        """Its length."""
+        return self.end - self.start
+
+
+class RadioPort:
+    """One direction of one UE in a cell.
+
+    Attributes:
+        weight: share of the bandwidth relative to others, for scheduler `weights`; may change at any time.
+        sent_bytes: bytes of all messages so far.
+    """
+
+    def __init__(self, cell: RadioCell, ue: int, up: bool, weight: float) -> None:
+        self._cell, self.ue, self.up, self.weight = cell, ue, up, weight
+        self.sent_bytes = 0
+        self._messages: deque[tuple[float, float, Callable[[], None]]] = deque()
+        self._end = self._next = 0.0
+        """Length of the stream so far, and its first bit that was never sent."""
+        self._again: list[Block] = []
+        self._in_air: list[Block] = []
+        """Blocks in the air."""
+        self._granted = 0
+        self._average, self._averaged = 1.0, -1
+
+    def carry(self, size_bytes: float, deliver: Callable[[], None], due_s: float = math.inf) -> None:
+        """Send a message; `deliver` is called when it has arrived at the other end, in order.
+
+        Args:
+            due_s: time on the loop's clock by which it should arrive, for scheduler `edf`.
+        """
+        if not self.waiting:
+            self._granted = self._cell.granted(self.up)
+        self.sent_bytes += int(size_bytes)
+        self._end += 8 * size_bytes
+        self._messages.append((self._end, due_s, deliver))
+        self._cell.wake(self)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether bits wait to be sent for the first time or again."""
+        return self._end - self._next > TINY_BITS or bool(self._again)
+
+    def first_slot(self) -> int:
+        """First slot in which it can send, if anything waits."""
+        slots = [block.ready for block in self._again]
+        if self._end - self._next > TINY_BITS:
+            slots.append(self._granted)
+        return min(slots)
+
+    def demand(self, slot: int, slot_bits: float) -> Demand | None:
+        """Its demand in a slot; None: nothing to send."""
+        need = sum(block.bits for block in self._again if block.ready <= slot)
+        if slot >= self._granted:
+            need += self._end - self._next
+        if need <= TINY_BITS or slot_bits <= 0:
+            return None
+        due_s = self._messages[0][1] if self._messages else math.inf
+        return Demand(need, slot_bits, self._average_bits(slot), self.weight, due_s)
+
+    def take(self, slot: int, bits: float) -> list[Block]:
+        """Take the parts of its stream that a transport block of `bits` carries: retransmissions first."""
+        self._average = self._average_bits(slot) * PF_MEMORY + (1 - PF_MEMORY) * bits
+        self._averaged = slot + 1
+        parts = []
+        for block in [block for block in self._again if block.ready <= slot]:
+            if bits <= TINY_BITS:
+                break
+            part = Block(block.start, min(block.end, block.start + bits), block.attempt, slot)
+            bits -= part.bits
+            parts.append(part)
+            if block.end - part.end > TINY_BITS:
+                block.start = part.end
+            else:
+                self._again.remove(block)
+        fresh = min(bits, self._end - self._next)
+        if fresh > TINY_BITS and slot >= self._granted:
+            parts.append(Block(self._next, self._next + fresh, 0, slot))
+            self._next += fresh
+        self._in_air += parts
+        return parts
+
+    def end_slot(self, parts: list[Block], lost: bool) -> None:
+        """End of the slot in which `parts` were sent: deliver what is complete, or send it again later."""
+        for part in parts:
+            self._in_air.remove(part)
+            if lost:
+                self._again.append(self._repeated(part))
+        if not lost:
+            self._deliver()
+        elif parts:
+            self._cell.wake(self)
+
+    def _repeated(self, part: Block) -> Block:
+        config = self._cell.config
+        by_rlc = part.attempt + 1 >= config.attempts
+        wait = math.ceil((config.rlc_s if by_rlc else config.harq_s) / config.slot_s - 1e-9)
+        return Block(part.start, part.end, 0 if by_rlc else part.attempt + 1, part.ready + max(1, wait))
+
+    def _deliver(self) -> None:
+        held = min([self._next, *(block.start for block in self._in_air), *(block.start for block in self._again)])
+        while self._messages and self._messages[0][0] <= held + TINY_BITS:
+            self._cell.deliver(self._messages.popleft()[2])
+
+    def _average_bits(self, slot: int) -> float:
+        """Discounted average at the beginning of a slot: slots without a grant count as 0."""
+        return max(LEAST_AVERAGE_BITS, self._average * PF_MEMORY ** (slot - self._averaged))
