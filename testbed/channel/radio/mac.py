@@ -15,57 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from testbed.channel.radio.air import Air
+from testbed.channel.radio.config import RadioConfig
 from testbed.channel.radio.ports import Block, RadioPort
 from testbed.channel.radio.sharing import RADIO_SCHEDULERS, Demand
 from testbed.errors import BadInput
-
-PATTERNS = {"fdd": "", "tdd": "DDDSU"}
-"""Slots of the duplex modes: D downlink, U uplink, S special (guard and control); under FDD each slot carries both."""
-
-
-@dataclass(frozen=True)
-class MacConfig:
-    """Parameters of a cell's MAC.
-
-    Raises:
-        BadInput: a value out of range.
-    """
-
-    bandwidth_hz: float = 20e6
-    """Bandwidth of each direction under FDD, of both under TDD."""
-    slot_s: float = 1e-3
-    duplex: str = "fdd"
-    scheduler: str = "round-robin"
-    grant_s: float = 0.0
-    """Time from a UE's scheduling request to its grant; a UE whose buffer has data needs no further one."""
-    harq_s: float = 8e-3
-    """Time from a lost block to its retransmission."""
-    attempts: int = 4
-    """Transmissions of a block by HARQ."""
-    rlc_s: float = 20e-3
-    """Time from the last loss of a block by HARQ to the retransmission of its bits by RLC."""
-    wired_s: float = 0.0
-    """One-way delay between cell and edge server."""
-
-    def __post_init__(self) -> None:
-        for name in ("bandwidth_hz", "slot_s"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise BadInput(f"{name} must be positive and finite, not {value:g}")
-        for name in ("grant_s", "harq_s", "rlc_s", "wired_s"):
-            value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise BadInput(f"{name} must be finite and not negative, not {value:g}")
-        if self.attempts < 1:
-            raise BadInput(f"a block is sent at least once, not {self.attempts} times")
-        if self.duplex not in PATTERNS:
-            raise BadInput(f"unknown duplex mode {self.duplex!r}; known: {', '.join(PATTERNS)}")
-        RADIO_SCHEDULERS.choose(self.scheduler)
-
-    def carries(self, up: bool, slot: int) -> bool:
-        """Whether a slot carries data of a direction."""
-        pattern = PATTERNS[self.duplex]
-        return not pattern or pattern[slot % len(pattern)] == ("U" if up else "D")
 
 
 @dataclass
@@ -97,7 +50,7 @@ class RadioCell:
         seed: seed of the block errors.
     """
 
-    def __init__(self, config: MacConfig, air: Air, seed: int = 0) -> None:
+    def __init__(self, config: RadioConfig, air: Air, seed: int = 0) -> None:
         self.config, self._air = config, air
         self._share = RADIO_SCHEDULERS.choose(config.scheduler).share
         self._waiting: dict[bool, dict[RadioPort, None]] = {True: {}, False: {}}
@@ -125,7 +78,7 @@ class RadioCell:
         loop_s = asyncio.get_running_loop().time()
         if self._start_s is None:
             self._start_s = loop_s
-        wait_s = loop_s - self._start_s + (self.config.grant_s if up else 0.0)
+        wait_s = loop_s - self._start_s + (self.config.grant_ms / 1e3 if up else 0.0)
         return max(self._slot + 1, math.ceil(wait_s / self.config.slot_s - 1e-6))
 
     def wake(self, port: RadioPort) -> None:
@@ -135,8 +88,8 @@ class RadioCell:
 
     def deliver(self, callback: Callable[[], None]) -> None:
         """Call back after the wired part of the way."""
-        if self.config.wired_s:
-            asyncio.get_running_loop().call_later(self.config.wired_s, callback)
+        if self.config.wired_ms:
+            asyncio.get_running_loop().call_later(self.config.wired_ms / 1e3, callback)
         else:
             callback()
 

@@ -6,18 +6,31 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from testbed.channel.radio.config import RadioConfig
 from testbed.channel.radio.sharing import Demand
-
-if TYPE_CHECKING:
-    from testbed.channel.radio.mac import RadioCell
 
 TINY_BITS = 1e-3
 """Bits below which a remainder is rounding."""
 PF_MEMORY = 0.98
 """Weight of the past in the average throughput, per slot: the default of Sionna's proportional-fair scheduler."""
 LEAST_AVERAGE_BITS = 1e-9
+
+
+class Medium(Protocol):
+    """What a port needs of its cell."""
+
+    config: RadioConfig
+
+    def granted(self, up: bool) -> int:
+        """First slot that data which arrive now can use."""
+
+    def wake(self, port: RadioPort) -> None:
+        """Serve a port that has data again."""
+
+    def deliver(self, callback: Callable[[], None]) -> None:
+        """Call back after the wired part of the way."""
 
 
 @dataclass
@@ -44,7 +57,7 @@ class RadioPort:
         sent_bytes: bytes of all messages so far.
     """
 
-    def __init__(self, cell: RadioCell, ue: int, up: bool, weight: float) -> None:
+    def __init__(self, cell: Medium, ue: int, up: bool, weight: float) -> None:
         self._cell, self.ue, self.up, self.weight = cell, ue, up, weight
         self.sent_bytes = 0
         self._messages: deque[tuple[float, float, Callable[[], None]]] = deque()
@@ -125,10 +138,10 @@ class RadioPort:
             self._cell.wake(self)
 
     def _repeated(self, part: Block) -> Block:
-        config = self._cell.config
-        by_rlc = part.attempt + 1 >= config.attempts
-        wait = math.ceil((config.rlc_s if by_rlc else config.harq_s) / config.slot_s - 1e-9)
-        return Block(part.start, part.end, 0 if by_rlc else part.attempt + 1, part.ready + max(1, wait))
+        harq = self._cell.config.harq
+        by_rlc = part.attempt + 1 >= harq.attempts
+        wait = self._cell.config.slots(harq.rlc_ms if by_rlc else harq.rtt_ms)
+        return Block(part.start, part.end, 0 if by_rlc else part.attempt + 1, part.ready + wait)
 
     def _deliver(self) -> None:
         held = min([self._next, *(block.start for block in self._in_air), *(block.start for block in self._again)])

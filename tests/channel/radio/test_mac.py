@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.channel.radio.air import AirState, ConstantAir
-from testbed.channel.radio.mac import MacConfig, RadioCell
+from testbed.channel.radio.air import AirState
+from testbed.channel.radio.config import ConstantSource, Harq, RadioConfig
+from testbed.channel.radio.mac import RadioCell
 from testbed.channel.radio.ports import RadioPort
 from testbed.channel.radio.sharing import RADIO_SCHEDULERS
+from testbed.errors import BadInput
 from testbed.virtual_time import run_virtually
 from tests.support.refusals import refuse
 
@@ -45,10 +47,9 @@ class Sender:
         return event
 
 
-def cell(ues: int = 1, bler: float = 0.0, seed: int = 0, **config: Any) -> RadioCell:
-    return RadioCell(
-        MacConfig(bandwidth_hz=HERTZ, slot_s=SLOT_S, **config), ConstantAir([EFFICIENCY] * ues, bler), seed
-    )
+def cell(ues: int = 1, seed: int = 0, harq: Harq = Harq(), **config: Any) -> RadioCell:  # noqa: B008
+    radio = RadioConfig(bandwidth_hz=HERTZ, harq=harq, **config)
+    return RadioCell(radio, radio.air([0] * ues), seed)
 
 
 async def backlogged(radio: RadioCell, sizes: Sequence[float], weights: Sequence[float]) -> list[float]:
@@ -63,7 +64,7 @@ async def backlogged(radio: RadioCell, sizes: Sequence[float], weights: Sequence
 @given(st.integers(1, 10**6), st.floats(0, 0.01), st.sampled_from([0.0, 0.004]), st.sampled_from(["fdd", "tdd"]))
 def test_a_message_alone_takes_its_bits_over_the_rate(size: int, at_s: float, grant_s: float, duplex: str) -> None:
     async def run() -> float:
-        radio = cell(grant_s=grant_s, duplex=duplex)
+        radio = cell(grant_ms=1e3 * grant_s, duplex=duplex)
         sender = Sender(radio.port(0, True))
         await sender.send(1).wait()  # the cell's slots begin with its first message
         await asyncio.sleep(at_s)
@@ -106,7 +107,7 @@ def test_bits_are_conserved_and_messages_arrive_in_order(
     sends: list[tuple[int, int, float]], kind: str, bler: float, duplex: str, seed: int
 ) -> None:
     async def run() -> None:
-        radio = cell(4, bler, seed, scheduler=kind, duplex=duplex, grant_s=0.002)
+        radio = cell(4, seed, Harq(bler=bler), scheduler=kind, duplex=duplex, grant_ms=2.0)
         senders = [Sender(radio.port(ue, True)) for ue in range(4)]
         events = []
         for ue, size, wait_s in sends:
@@ -133,7 +134,7 @@ def test_lost_blocks_cost_harq_round_trips() -> None:
     """Messages of one block: the number of transmissions is geometric, and each loss costs HARQ's round trip."""
 
     async def run() -> list[float]:
-        radio = cell(1, bler=0.3, harq_s=0.008, attempts=100)
+        radio = cell(1, harq=Harq(bler=0.3, rtt_ms=8.0, attempts=64))
         sender = Sender(radio.port(0, True))
         for _ in range(3000):
             await sender.send(100).wait()
@@ -149,7 +150,7 @@ def test_lost_blocks_cost_harq_round_trips() -> None:
 
 def test_rlc_sends_again_what_harq_gave_up() -> None:
     async def run() -> float:
-        radio = cell(1, bler=0.5, seed=3, harq_s=0.004, attempts=1, rlc_s=0.05)
+        radio = cell(1, 3, Harq(bler=0.5, attempts=1, rlc_ms=50.0))
         sender = Sender(radio.port(0, True))
         for _ in range(50):
             await sender.send(100).wait()
@@ -208,7 +209,7 @@ def test_proportional_fair_serves_the_ues_that_its_recursion_names() -> None:
     taken: list[int] = []
 
     async def run() -> None:
-        radio = RadioCell(MacConfig(bandwidth_hz=HERTZ, slot_s=SLOT_S, scheduler="proportional-fair"), Varying(table))
+        radio = RadioCell(RadioConfig(bandwidth_hz=HERTZ, scheduler="proportional-fair"), Varying(table))
         for ue in range(3):
             port = radio.port(ue, True)
             take = port.take
@@ -226,8 +227,9 @@ def test_proportional_fair_serves_the_ues_that_its_recursion_names() -> None:
 
 
 def test_bad_parameters() -> None:
-    refuse(lambda: MacConfig(bandwidth_hz=0), Exception, "bandwidth_hz must be positive")
-    refuse(lambda: MacConfig(scheduler="lottery"), Exception, "known: round-robin, proportional-fair")
-    refuse(lambda: MacConfig(duplex="half"), Exception, "known: fdd, tdd")
-    refuse(lambda: ConstantAir([0.0]), Exception, "(0, 100] bit/s/Hz")
-    refuse(lambda: cell().port(0, True, weight=0.0), Exception, "a weight must be positive")
+    refuse(lambda: RadioConfig(bandwidth_hz=0), BadInput, "bandwidth-hz must lie in [1000, 1e+11]")
+    refuse(lambda: RadioConfig(scheduler="lottery"), BadInput, "known: round-robin, proportional-fair")
+    refuse(lambda: RadioConfig(source=ConstantSource(bits_per_s_per_hz=0.0)).air([0]), BadInput, "(0, 100] bit/s/Hz")
+    two = RadioConfig(source=ConstantSource(bits_per_s_per_hz=(1.0, 2.0)))
+    refuse(lambda: two.air([0, 0, 1, 2]), BadInput, "2 efficiencies do not fit 3 groups")
+    refuse(lambda: cell().port(0, True, weight=0.0), BadInput, "a weight must be positive")
