@@ -164,13 +164,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def load(kind: type[C], path: Path) -> C:
-    """Read a configuration from YAML.
+    """Read a configuration from YAML. Numbers may be written as text, since YAML 1.1 takes 2.0e7 for one.
 
     Raises:
         ConfigError: unreadable, unknown keys, or values of a wrong type or out of bounds.
     """
     try:
-        return msgspec.yaml.decode(path.read_bytes(), type=kind)
+        return msgspec.yaml.decode(path.read_bytes(), type=kind, strict=False)
     except (OSError, msgspec.DecodeError, BadInput) as exc:
         raise ConfigError(f"{path}: {exc}{_nearest(str(exc), kind)}") from exc
 

@@ -15,7 +15,7 @@ import typer
 from typer.main import get_command
 
 from testbed import __version__, logs
-from testbed.cli import bs, capacity, doctor, estimator, field, keys, models, power, predictor
+from testbed.cli import bs, capacity, cell, doctor, estimator, field, keys, models, power, predictor
 from testbed.cli.channel import group as channel
 from testbed.cli.head import group as head
 from testbed.cli.latency import group as latency
@@ -57,6 +57,7 @@ app.add_typer(power.app, name="power", rich_help_panel=LINKS)
 app.command("sweep", cls=TableCommand, rich_help_panel=STUDIES)(sweep.sweep)
 app.command("bench", cls=TableCommand, rich_help_panel=STUDIES)(bench.bench)
 app.command("capacity", cls=TableCommand, rich_help_panel=STUDIES)(capacity.capacity)
+app.add_typer(cell.app, name="cell", rich_help_panel=STUDIES)
 app.add_typer(latency.app, name="latency", rich_help_panel=STUDIES)
 app.add_typer(optim.app, name="optim", rich_help_panel=STUDIES)
 app.add_typer(estimator.app, name="estimator", rich_help_panel=STUDIES)

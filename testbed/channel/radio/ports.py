@@ -80,7 +80,10 @@ class RadioPort:
         self.sent_bytes += int(size_bytes)
         self._end += 8 * size_bytes
         self._messages.append((self._end, due_s, deliver))
-        self._cell.wake(self)
+        if self.waiting:
+            self._cell.wake(self)
+        elif not self._in_air:  # an empty message
+            self._deliver()
 
     @property
     def waiting(self) -> bool:

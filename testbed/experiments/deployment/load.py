@@ -36,6 +36,7 @@ class LoadUe:
     speed_tps: float | None = None
     """Token speed that it asks for; None: none."""
     accept_slower: bool = False
+    protocol: str = "greedy"
 
     async def decode(self, prompt: Sequence[int], tokens: int, progress: Progress | None = None) -> RequestRecord:
         """Decode at most `tokens` after a prompt; `progress` is called after every round."""
@@ -45,7 +46,7 @@ class LoadUe:
                 speed_tps=self.speed_tps, accept_slower=self.accept_slower,
             )  # fmt: skip
         session = DecodingSession(
-            self.client, self.drafter, protocol("greedy"), self.policy, pace=self.pace,
+            self.client, self.drafter, protocol(self.protocol), self.policy, pace=self.pace,
             speed_tps=self.speed_tps, accept_slower=self.accept_slower,
         )  # fmt: skip
         return await session.decode(prompt, tokens, self.end_ids, progress)

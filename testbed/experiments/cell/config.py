@@ -1,0 +1,109 @@
+"""Configuration of a cell: its radio, groups of UEs, and the base station behind it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from testbed.bs.scheduling.registry import SCHEDULERS
+from testbed.channel.radio.config import RadioConfig
+from testbed.errors import BadInput
+from testbed.options import Config, option
+from testbed.protocols import protocol
+
+MOST_UES = 5000
+
+
+class UeGroup(Config, frozen=True):
+    """UEs that are alike.
+
+    With `traffic: tokens` they decode responses, one after the other, by synthetic tokens that agree with the target's
+    with probability `alpha`; messages have the sizes of the profile's models. With `traffic: bytes` they send messages
+    without content, to check the radio.
+
+    Raises:
+        BadInput: a value out of range, or settings that do not go together.
+    """
+
+    name: str
+    count: Annotated[int, option("UEs of the group.", least=1, most=MOST_UES)] = 1
+    weight: Annotated[float, option("Share of the radio relative to other UEs.", above=0, most=1e6)] = 1.0
+    traffic: Literal["tokens", "bytes"] = "tokens"
+    message_bytes: Annotated[int, option("Size of a message.", least=1, most=2**30, unit="bytes")] = 1500
+    every_s: Annotated[float, option("Time between two messages.", least=1e-4, most=1e4, unit="s")] = 0.1
+    profile: Annotated[str, option("Drafting times and sizes of the models: a profile's name or file.")] = "wisv"
+    protocol: Annotated[str, option("Protocol.", kinds="protocols")] = "greedy"
+    window: Annotated[int, option("Draft window K.", least=1, most=256)] = 8
+    alpha: Annotated[float, option("Probability that a drafted token is the target's.", least=0, most=1)] = 0.8
+    class_tps: Annotated[
+        float | None, option("Guaranteed token speed. Default: none.", above=0, most=1e4, unit="tokens/s")
+    ] = None
+    prompt: Annotated[tuple[int, int], option("Prompt length, uniform, ends included.", unit="tokens")] = (50, 250)
+    response: Annotated[tuple[int, int], option("Response length, uniform, ends included.", unit="tokens")] = (20, 200)
+    think_s: Annotated[float, option("Pause between a response and the next prompt.", least=0, most=1e5, unit="s")] = (
+        0.0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.name:
+            raise BadInput("a group of UEs needs a name")
+        for what in ("prompt", "response"):
+            low, high = getattr(self, what)
+            if not 1 <= low <= high <= 2**14:
+                raise BadInput(
+                    f"group {self.name}: {what} needs lengths [least, most] in 1..{2**14}, not [{low}, {high}]"
+                )
+        if self.traffic == "tokens" and protocol(self.protocol).sampled:
+            raise BadInput(
+                f"group {self.name}: {self.protocol} samples, but synthetic tokens have no distributions; "
+                "take greedy, fh or sh"
+            )
+
+
+class CellBs(Config, frozen=True):
+    """The base station behind the cell."""
+
+    profile: Annotated[str, option("Pass times: a profile's name or file.")] = "a100-qwen3-32b-appendix"
+    scheduler: Annotated[str, option("Order of verification.", kinds="schedulers")] = "fcfs"
+    max_batch: Annotated[int, option("Requests of one pass, at most.", least=1, most=4096)] = 256
+    kv_tokens: Annotated[int, option("Tokens in the KV cache.", least=1024, most=10**9, unit="tokens")] = 1_000_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        SCHEDULERS.choose(self.scheduler)
+
+
+class CellControl(Config, frozen=True):
+    """Quantities that are decided while serving; `fixed`: they stay as configured."""
+
+    windows: Literal["fixed"] = "fixed"
+    weights: Literal["fixed"] = "fixed"
+    protocol: Literal["fixed"] = "fixed"
+
+
+class CellConfig(Config, frozen=True):
+    """Configuration of `testbed cell run`.
+
+    Raises:
+        BadInput: a value out of range, no UEs, or too many of them.
+    """
+
+    seconds: Annotated[float, option("Duration, warm-up included.", above=0, most=1e5, unit="s", panel="Run")] = 20.0
+    warmup_s: Annotated[float, option("Time before anything is counted.", least=0, most=1e5, unit="s")] = 2.0
+    seed: Annotated[int, option("Seed of the random numbers.", least=0)] = 0
+    radio: RadioConfig = RadioConfig()
+    ues: tuple[UeGroup, ...] = ()
+    bs: CellBs = CellBs()
+    control: CellControl = CellControl()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.warmup_s >= self.seconds:
+            raise BadInput(f"a warm-up of {self.warmup_s:g} s leaves nothing of {self.seconds:g} s")
+        names = [group.name for group in self.ues]
+        if not names:
+            raise BadInput("a cell needs groups of UEs: give `ues`")
+        if len(set(names)) < len(names):
+            raise BadInput(f"groups of UEs need different names, not {', '.join(names)}")
+        if sum(group.count for group in self.ues) > MOST_UES:
+            raise BadInput(f"a cell has at most {MOST_UES} UEs")

@@ -1,0 +1,99 @@
+"""Results of a cell: a row for each group of UEs, and one for the cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from testbed.experiments.cell.config import CellConfig, UeGroup
+from testbed.experiments.cell.run import CellRun
+from testbed.experiments.cell.tally import UeTally
+
+SCHEMA = 1
+
+
+def document(config: CellConfig, run: CellRun) -> dict[str, Any]:
+    """The answer of `testbed cell run --json`, see `docs/reference/files.md`."""
+    seconds = config.seconds - config.warmup_s
+    return {
+        "schema": SCHEMA,
+        "seed": config.seed,
+        "rows": [group_row(group, tallies, seconds) for group, tallies in run.groups],
+        "cell": cell_row(run, seconds),
+    }
+
+
+def group_row(group: UeGroup, tallies: Sequence[UeTally], seconds: float) -> dict[str, Any]:
+    """Row of a group: sums of bytes and tokens over its UEs, means of times over messages and responses."""
+    delays_s = [delay for tally in tallies for delay in tally.delays_s]
+    latencies_s = [latency for tally in tallies for latency in tally.latencies_s]
+    judged = sum(tally.judged for tally in tallies)
+    decodes = group.traffic == "tokens"
+    uplink = sum(tally.bytes[True] for tally in tallies)
+    return {
+        "group": group.name,
+        "ues": group.count,
+        "uplink_bytes": round(uplink),
+        "downlink_bytes": round(sum(tally.bytes[False] for tally in tallies)),
+        "uplink_mbps": 8 * uplink / seconds / group.count / 1e6,
+        "messages": len(delays_s),
+        "undelivered": sum(tally.sent for tally in tallies) - len(delays_s),
+        "message_delay_s": summary(delays_s),
+        "goodput_tps": sum(tally.tokens for tally in tallies) / seconds if decodes else None,
+        "responses": len(latencies_s) if decodes else None,
+        "judged": judged if group.class_tps and decodes else None,
+        "violations": sum(tally.violated for tally in tallies) / judged if judged else None,
+        "latency_s": float(np.mean(latencies_s)) if latencies_s else None,
+        "latency_p95_s": float(np.quantile(latencies_s, 0.95)) if latencies_s else None,
+        "joules_per_token": None,
+        **{f"{part}_share": shares for part, shares in (_shares(tallies) if decodes else {}).items()},
+    }
+
+
+def cell_row(run: CellRun, seconds: float) -> dict[str, Any]:
+    """Row of the cell."""
+    decoding = [tally for group, tallies in run.groups if group.traffic == "tokens" for tally in tallies]
+    everyone = [tally for _, tallies in run.groups for tally in tallies]
+    rates = [float(tally.tokens) for tally in decoding] or [tally.bytes[True] for tally in everyone]
+    return {
+        "ues": len(everyone),
+        "uplink_utilisation": run.uplink,
+        "downlink_utilisation": run.downlink,
+        "busy_share": run.busy,
+        "jain": jain(rates),
+        "goodput_tps": sum(tally.tokens for tally in decoding) / seconds,
+        "passes": run.passes,
+        "bound_by": bound_by(run, decoding, seconds),
+    }
+
+
+def bound_by(run: CellRun, decoding: Sequence[UeTally], seconds: float) -> str:
+    """The resource with the largest utilisation: the busier direction of the radio, the drafters (mean over UEs), or
+    the verifier.
+    """
+    drafting = float(np.mean([tally.busy_s["drafting"] for tally in decoding])) / seconds if decoding else 0.0
+    found = {"radio": max(run.uplink, run.downlink), "drafting": drafting, "verification": run.busy}
+    return max(found, key=lambda part: found[part])
+
+
+def jain(rates: Sequence[float]) -> float | None:
+    """Jain's fairness index (Σx)² / (n Σx²) in (0, 1]; None if all rates are 0."""
+    squares = sum(rate * rate for rate in rates)
+    return sum(rates) ** 2 / (len(rates) * squares) if squares else None
+
+
+def summary(values: Sequence[float]) -> dict[str, float | None]:
+    """Mean, median and 95th percentile; None without values."""
+    if not values:
+        return {"mean": None, "p50": None, "p95": None}
+    p50, p95 = np.quantile(values, [0.5, 0.95])
+    return {"mean": float(np.mean(values)), "p50": float(p50), "p95": float(p95)}
+
+
+def _shares(tallies: Sequence[UeTally]) -> dict[str, float | None]:
+    """Shares of the rounds' time by what the UEs waited for."""
+    parts = {part: sum(tally.busy_s[part] for tally in tallies) for part in ("drafting", "radio", "verification")}
+    whole = sum(parts.values())
+    return {part: seconds / whole if whole else None for part, seconds in parts.items()}

@@ -1,0 +1,88 @@
+"""Counters of the UEs of a cell between the end of the warm-up and the end of the run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from testbed.channel.link_model import OneWay
+from testbed.clock import Clock
+from testbed.ue.records import RoundRecord
+
+
+class UeTally:
+    """What one UE did between `from_s` and `to_s` on the clock."""
+
+    def __init__(self, clock: Clock, from_s: float, to_s: float) -> None:
+        self._clock, self._from_s, self._to_s = clock, from_s, to_s
+        self.bytes = {True: 0.0, False: 0.0}
+        """Bytes delivered, by direction; True: uplink."""
+        self.delays_s: list[float] = []
+        """Delays of uplink messages sent within the time, from sending to arrival."""
+        self.sent = 0
+        """Uplink messages sent within the time."""
+        self.tokens = 0
+        """Committed tokens."""
+        self.busy_s = {"drafting": 0.0, "radio": 0.0, "verification": 0.0}
+        """Time of its rounds by what it waited for."""
+        self.latencies_s: list[float] = []
+        """Latencies of responses that began within the time and ended before the run."""
+        self.judged = self.violated = 0
+        """Responses that began within the time and were due before its end, and those of them that were late."""
+
+    @property
+    def counting(self) -> bool:
+        """Whether the time has begun and not ended."""
+        return self._from_s <= self._clock.time() < self._to_s
+
+    def round(self, record: RoundRecord) -> None:
+        """Count a round that ends now."""
+        if self.counting:
+            self.tokens += record.committed
+            self.busy_s["drafting"] += record.draft_s
+            self.busy_s["radio"] += record.link_s
+            self.busy_s["verification"] += record.queue_s + record.verify_s + record.judge_s
+
+    def response(self, tokens: int, speed_tps: float | None) -> Callable[[], None]:
+        """Count a response of `tokens` that begins now; call the result at its end."""
+        began_s, counted, late = self._clock.time(), self.counting, False
+        timer: asyncio.TimerHandle | None = None
+        due_s = began_s + tokens / speed_tps if speed_tps else self._to_s
+        if counted and due_s < self._to_s:
+            self.judged += 1
+
+            def overdue() -> None:
+                nonlocal late
+                late = True
+                self.violated += 1
+
+            timer = asyncio.get_running_loop().call_at(due_s + 1e-9, overdue)
+
+        def ended() -> None:
+            if timer is not None and not late:
+                timer.cancel()
+            if counted:
+                self.latencies_s.append(self._clock.time() - began_s)
+
+        return ended
+
+
+class Counted:
+    """Implements `OneWay`: another one, whose messages are counted."""
+
+    def __init__(self, way: OneWay, tally: UeTally, up: bool, clock: Clock) -> None:
+        self._way, self._tally, self._up, self._clock = way, tally, up, clock
+
+    def carry(self, size_bytes: float, deliver: Callable[[], None]) -> None:
+        """See `OneWay.carry`."""
+        tally, sent_s, counted = self._tally, self._clock.time(), self._up and self._tally.counting
+        tally.sent += counted
+
+        def arrived() -> None:
+            if tally.counting:
+                tally.bytes[self._up] += size_bytes
+            if counted:
+                tally.delays_s.append(self._clock.time() - sent_s)
+            deliver()
+
+        self._way.carry(size_bytes, arrived)

@@ -1,0 +1,65 @@
+"""`testbed cell run`: the contract's file, and wrong ones in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from testbed.cli.main import main
+
+FILE = """
+seconds: 6
+warmup_s: 1
+radio:
+  bandwidth_hz: 20.0e6
+  slot_ms: 1.0
+  duplex: tdd
+  scheduler: proportional-fair
+  grant_ms: 1.0
+  harq: {bler: 0.05, rtt_ms: 8.0, attempts: 4}
+  wired_ms: 1.0
+  source: {kind: constant, bits_per_s_per_hz: [2.0, 3.0]}
+ues:
+  - {name: a, count: 4, weight: 1.0, traffic: bytes, message_bytes: 20000, every_s: 0.1}
+  - {name: b, count: 2, profile: wisv, protocol: fh, window: 8, class_tps: 6, alpha: 0.8}
+bs: {profile: a100-qwen3-32b-appendix, scheduler: slo}
+control: {windows: fixed, weights: fixed, protocol: fixed}
+"""
+
+
+def test_the_documented_file_is_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cell.yaml").write_text(FILE)
+    out = tmp_path / "out"
+    assert main(["cell", "run", str(tmp_path / "cell.yaml"), "--json", "--seed", "2", "--out", str(out)]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer == json.loads((out / "cell.json").read_text())
+    assert [(row["group"], row["ues"]) for row in answer["rows"]] == [("a", 4), ("b", 2)]
+    assert answer["rows"][0]["goodput_tps"] is None and answer["rows"][1]["goodput_tps"] > 0
+    assert answer["rows"][0]["uplink_mbps"] == pytest.approx(1.6, rel=0.05)
+    assert answer["cell"]["bound_by"] in ("radio", "drafting", "verification")
+    assert "seed: 2" in (out / "config.yaml").read_text()
+    assert main(["cell", "run", str(tmp_path / "cell.yaml"), "--out", str(out)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("slot_ms", "slots_ms", "slot_ms"),
+        ("proportional-fair", "lottery", "unknown radio scheduler 'lottery'"),
+        ("kind: constant", "kind: radar", "radar"),
+        ("profile: wisv", "profile: nowhere", "nowhere"),
+        ("alpha: 0.8", "alpha: 1.5", "alpha"),
+        ("[2.0, 3.0]", "[2.0]", "do not fit 2 groups"),
+        ("[2.0, 3.0]", ".nan", "efficienc"),
+    ],
+)
+def test_wrong_files_are_one_line(
+    old: str, new: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cell.yaml").write_text(FILE.replace(old, new))
+    assert main(["cell", "run", str(tmp_path / "cell.yaml")]) == 2
+    said = capsys.readouterr().err.strip()
+    assert len(said.splitlines()) == 1 and words in said

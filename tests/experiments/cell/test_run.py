@@ -1,0 +1,135 @@
+"""Cells in virtual time: UEs on one radio delay each other, and results agree with what formulas give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from testbed.channel.radio.config import ConstantSource, Harq, RadioConfig
+from testbed.errors import BadInput
+from testbed.experiments.cell.config import CellBs, CellConfig, UeGroup
+from testbed.experiments.cell.rows import document, jain, summary
+from testbed.experiments.cell.run import run_cell
+
+FH = UeGroup(name="fh", protocol="fh", alpha=0.8, class_tps=6.0)
+
+
+def rows(config: CellConfig) -> dict[str, Any]:
+    return {row["group"]: row for row in document(config, run_cell(config))["rows"]}
+
+
+def sending(count: int, message_bytes: int, every_s: float, name: str = "bytes", weight: float = 1.0) -> UeGroup:
+    return UeGroup(
+        name=name, count=count, weight=weight, traffic="bytes", message_bytes=message_bytes, every_s=every_s
+    )
+
+
+def test_a_message_alone_takes_its_bits_over_the_rate() -> None:
+    radio = RadioConfig(bandwidth_hz=1e6, slot_ms=1.0, source=ConstantSource(bits_per_s_per_hz=2.0), grant_ms=4.0)
+    config = CellConfig(seconds=12.0, radio=radio, ues=(sending(1, 20_000, 0.5),))
+    found = rows(config)["bytes"]
+    assert found["messages"] == 20
+    assert 0.08 + 0.004 <= found["message_delay_s"]["mean"] <= 0.08 + 0.004 + 0.002
+    assert found["uplink_bytes"] == pytest.approx(20 * 20_000, abs=20_000)
+
+
+@pytest.mark.parametrize(("weight", "share"), [(1.0, 1 / 2), (3.0, 3 / 4)])
+def test_saturated_ues_share_as_their_weights_say(weight: float, share: float) -> None:
+    radio = RadioConfig(bandwidth_hz=1e6, scheduler="weights")
+    ues = (sending(1, 20_000, 0.04, "a", weight), sending(1, 20_000, 0.04, "b"))
+    config = CellConfig(seconds=12.0, radio=radio, ues=ues)
+    found = rows(config)
+    rates = [found[name]["uplink_mbps"] for name in "ab"]
+    assert sum(rates) == pytest.approx(2.0, rel=0.02)
+    assert rates[0] / sum(rates) == pytest.approx(share, abs=0.02)
+
+
+def test_rounds_of_one_group_are_delayed_by_another_groups_bytes() -> None:
+    """Fails if UEs have links of their own."""
+    radio = RadioConfig(bandwidth_hz=2e6)
+    alone = CellConfig(seconds=22.0, radio=radio, ues=(msgspec.structs.replace(FH, count=2),))
+    beside = msgspec.structs.replace(alone, ues=(*alone.ues, sending(4, 100_000, 0.5)))
+    first, second = rows(alone)["fh"], rows(beside)["fh"]
+    assert second["message_delay_s"]["mean"] > 1.5 * first["message_delay_s"]["mean"]
+    assert second["goodput_tps"] < 0.9 * first["goodput_tps"]
+    assert second["radio_share"] > first["radio_share"]
+
+
+def test_weights_change_what_eight_decoding_ues_get() -> None:
+    ues = tuple(
+        msgspec.structs.replace(FH, name=name, count=4, weight=weight) for name, weight in (("a", 3.0), ("b", 1.0))
+    )
+    config = CellConfig(seconds=22.0, radio=RadioConfig(bandwidth_hz=1e6, scheduler="weights"), ues=ues)
+    found = rows(config)
+    equal = rows(msgspec.structs.replace(config, radio=RadioConfig(bandwidth_hz=1e6)))
+    assert found["a"]["message_delay_s"]["mean"] < equal["a"]["message_delay_s"]["mean"]
+    assert found["b"]["message_delay_s"]["mean"] > equal["b"]["message_delay_s"]["mean"]
+    assert found["a"]["goodput_tps"] > found["b"]["goodput_tps"]
+
+
+def test_tokens_come_at_the_rate_of_the_acceptance() -> None:
+    """Committed tokens per round of a UE with window K and acceptance α: (1 − α^(K+1)) / (1 − α)."""
+    config = CellConfig(seconds=62.0, ues=(UeGroup(name="one", alpha=0.7, window=4, response=(200, 200)),))
+    (_, (tally,)), *_ = run_cell(config).groups
+    assert tally.tokens / tally.sent == pytest.approx((1 - 0.7**5) / 0.3, rel=0.08)
+
+
+def test_the_same_seed_gives_the_same_document_and_another_seed_another() -> None:
+    radio = RadioConfig(bandwidth_hz=5e6, duplex="tdd", grant_ms=2.0, harq=Harq(bler=0.1), wired_ms=3.0)
+    config = CellConfig(seconds=8.0, radio=radio, ues=(msgspec.structs.replace(FH, count=3), sending(2, 5000, 0.05)))
+
+    def once(seed: int) -> bytes:
+        return msgspec.json.encode(document(msgspec.structs.replace(config, seed=seed), run_cell(
+            msgspec.structs.replace(config, seed=seed))))  # fmt: skip
+
+    assert once(0) == once(0) != once(1)
+
+
+def test_a_late_response_is_a_violation_and_a_group_that_is_not_judged_has_none() -> None:
+    slow = UeGroup(name="slow", class_tps=1000.0, response=(20, 40))
+    config = CellConfig(seconds=12.0, ues=(slow, UeGroup(name="free", response=(20, 40))))
+    found = rows(config)
+    assert found["slow"]["judged"] > 0 and found["slow"]["violations"] == 1.0
+    assert found["free"]["judged"] is None and found["free"]["violations"] is None
+    starved = msgspec.structs.replace(config, ues=(msgspec.structs.replace(slow, class_tps=0.001),))
+    assert rows(starved)["slow"]["violations"] is None  # none was due
+
+
+@pytest.mark.parametrize("scheduler", ["slo", "fcfs"])
+def test_what_binds_is_named(scheduler: str) -> None:
+    def bound(bandwidth_hz: float, count: int, profile: str) -> str:
+        group = msgspec.structs.replace(FH, count=count, class_tps=None, profile=profile)
+        config = CellConfig(
+            seconds=7.0, radio=RadioConfig(bandwidth_hz=bandwidth_hz), ues=(group,), bs=CellBs(scheduler=scheduler)
+        )
+        name: str = document(config, run_cell(config))["cell"]["bound_by"]
+        return name
+
+    assert bound(20e6, 1, "wisv") == "drafting"
+    assert bound(2e5, 4, "wisv") == "radio"
+    assert bound(1e9, 40, "wisv") == "verification"
+
+
+def test_configurations_that_cannot_be_run() -> None:
+    with pytest.raises(BadInput, match="needs groups"):
+        CellConfig()
+    with pytest.raises(BadInput, match="leaves nothing"):
+        CellConfig(seconds=1.0, ues=(FH,))
+    with pytest.raises(BadInput, match="different names"):
+        CellConfig(ues=(FH, FH))
+    with pytest.raises(BadInput, match="at most 5000"):
+        CellConfig(ues=tuple(UeGroup(name=name, count=3000) for name in "ab"))
+    with pytest.raises(BadInput, match="unknown radio scheduler"):
+        RadioConfig(scheduler="lottery")
+    with pytest.raises(BadInput, match="samples"):
+        UeGroup(name="a", protocol="rejection")
+    with pytest.raises(BadInput, match="do not fit"):
+        run_cell(CellConfig(ues=(FH,), radio=RadioConfig(source=ConstantSource(bits_per_s_per_hz=(1.0, 2.0)))))
+
+
+def test_summaries() -> None:
+    assert jain([1.0, 1.0, 1.0]) == 1.0 and jain([1.0, 0.0]) == 0.5 and jain([0.0]) is None
+    assert summary([]) == {"mean": None, "p50": None, "p95": None}
+    assert summary([1.0, 2.0, 3.0])["p50"] == 2.0
