@@ -10,9 +10,9 @@ import msgspec
 import typer
 
 from testbed.cli.options import AsJson
-from testbed.cli.output import note, print_json, print_rows
+from testbed.cli.output import note, print_json
 from testbed.cli.screens import CommandGroup
-from testbed.cli.tables import TableCommand
+from testbed.cli.tables import TableCommand, print_rows
 
 COLUMNS = {
     "group": ("group", "{}"),
@@ -82,7 +82,7 @@ def _print(found: Mapping[str, Any]) -> None:
         {**row, "delay_s": delay["mean"], "delay_p95_s": delay["p95"] if row["messages"] >= 200 else None}
         for row, delay in zip(found["rows"], delays, strict=True)
     ]
-    print_rows(rows, columns=COLUMNS)
+    print_rows(rows, "groups of UEs", COLUMNS)
     cell = found["cell"]
     print(
         f"radio used {cell['uplink_utilisation']:.0%} up, {cell['downlink_utilisation']:.0%} down; verifier busy "

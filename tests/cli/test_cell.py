@@ -63,3 +63,13 @@ def test_wrong_files_are_one_line(
     assert main(["cell", "run", str(tmp_path / "cell.yaml")]) == 2
     said = capsys.readouterr().err.strip()
     assert len(said.splitlines()) == 1 and words in said
+
+
+def test_the_table_has_a_row_for_each_group_and_a_line_for_the_cell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cell.yaml").write_text(FILE)
+    assert main(["cell", "run", str(tmp_path / "cell.yaml"), "--seconds", "3", "--format", "csv"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(",")[0] for line in lines[:3]] == ["group", "a", "b"]
+    assert lines[-1].startswith("radio used ") and "bound by" in lines[-1]

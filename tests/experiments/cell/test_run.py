@@ -21,9 +21,7 @@ def rows(config: CellConfig) -> dict[str, Any]:
 
 
 def sending(count: int, message_bytes: int, every_s: float, name: str = "bytes", weight: float = 1.0) -> UeGroup:
-    return UeGroup(
-        name=name, count=count, weight=weight, traffic="bytes", message_bytes=message_bytes, every_s=every_s
-    )
+    return UeGroup(name=name, count=count, weight=weight, traffic="bytes", message_bytes=message_bytes, every_s=every_s)
 
 
 def test_a_message_alone_takes_its_bits_over_the_rate() -> None:
