@@ -249,8 +249,14 @@ class ServeConfig(Config, frozen=True):
     ] = None
     admission: Annotated[bool, option("Let slo refuse sessions whose token speed it cannot guarantee.")] = True
     chunk_tokens: Annotated[
-        int | None, option("Prompt tokens that one pass of fcfs takes. Default: all.", least=1, unit="tokens")
-    ] = None
+        int | None,
+        option(
+            "New tokens of one prompt in an engine pass; longer prompts continue in later passes, beside other rounds.",
+            least=16,
+            none="all",
+            unit="tokens",
+        ),
+    ] = 512
     pace: Annotated[
         str | None,
         option("Emulate a slower machine: passes take at least its pass times.", metavar="PROFILE|FILE.json"),

@@ -42,7 +42,7 @@ def test_the_rules_hold() -> None:
 
 BROKEN = [
     ("testbed.ue.windows.base", "testbed.bs.engines.base"),
-    ("testbed.bs.engines.checks", "testbed.ue.windows.base"),
+    ("testbed.bs.engines.batched", "testbed.ue.windows.base"),
     ("testbed.protocols.codec", "testbed.ue.windows.base"),
     ("testbed.channel.link", "testbed.protocols.codec"),
     ("testbed.errors", "testbed.config"),

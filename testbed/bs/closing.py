@@ -1,4 +1,4 @@
-"""The end of sessions: what they hold is released, and sessions whose computations fail are closed."""
+"""The end of sessions and of failed rounds: what they hold is released, and their UEs are told."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from testbed.bs.observer import Observer
 from testbed.bs.queue import Queue
 from testbed.bs.scheduling.window_hints import Windows
 from testbed.bs.sessions import Key, Session, SessionTable
-from testbed.bs.verdict import reason
+from testbed.bs.verdict import failure, reason
 from testbed.channel.link import ServerLink
 from testbed.protocols.codec import encode
 from testbed.protocols.messages import Fault
@@ -42,6 +42,13 @@ class SessionCloser:
         self._queue.drop(session)
         self._observer.ended(session)
         self._runner.release(session.name)
+
+    async def give_up(self, session: Session, exc: Exception) -> None:
+        """End a round whose verification failed; its session stays open, and its UE may send the window again."""
+        session.current = None
+        self._queue.drop(session)
+        session.last_reply = encode(failure(session, exc))
+        await self._link.send(session.key[0], session.last_reply)
 
     def fail(self, key: Key, exc: Exception) -> Fault:
         """Close a session after an error in its computations; returns the message for its UE."""

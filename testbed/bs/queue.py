@@ -1,4 +1,4 @@
-"""The queue of requests that wait for the engine."""
+"""Requests that wait for the engine, and those that it has."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from testbed.bs.engines.base import VerifyRequest
 from testbed.bs.pending import Pending
 from testbed.bs.room import Load
 from testbed.bs.sessions import Session
@@ -21,10 +22,11 @@ class Taken(NamedTuple):
 
 
 class Queue:
-    """Waiting requests, at most one per session."""
+    """Waiting requests, at most one per session, and at most one in the engine."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, tuple[Session, Pending]] = {}
+        self._running: dict[str, Taken] = {}
         self._sizes: dict[str, int] = {}
         self._size_bytes = 0
 
@@ -36,9 +38,14 @@ class Queue:
         """Number and size of the waiting windows."""
         return Load(len(self._waiting), self._size_bytes)
 
+    @property
+    def running(self) -> list[Taken]:
+        """Requests, and pieces of requests, that the engine has."""
+        return list(self._running.values())
+
     def pending(self) -> list[Pending]:
-        """All waiting requests, in order of arrival."""
-        return [item for _, item in self._waiting.values()]
+        """Waiting requests in order of arrival, without those of which the engine has a piece."""
+        return [item for name, (_, item) in self._waiting.items() if name not in self._running]
 
     def session(self, item: Pending) -> Session:
         """The session of a waiting request."""
@@ -53,6 +60,7 @@ class Queue:
 
     def drop(self, session: Session) -> None:
         """Remove a session's request, if there is one."""
+        self._running.pop(session.name, None)
         if self._waiting.pop(session.name, None):
             self._size_bytes -= self._sizes.pop(session.name)
 
@@ -74,6 +82,23 @@ class Queue:
             known = cached(name)
             if known is not None and known != item.computed:
                 self._waiting[name] = (session, replace(item, computed=known))
+
+    def start(self, taken: Taken) -> None:
+        """Record that the engine has a request."""
+        self._running[taken.session.name] = taken
+
+    def stop(self) -> None:
+        """Record that the engine has no requests any more."""
+        self._running.clear()
+
+    def taken(self, request: VerifyRequest, finished: bool) -> Taken | None:
+        """What was taken as this request, which leaves the engine if it is finished; None: it was dropped meanwhile."""
+        taken = self._running.get(request.session)
+        if taken is None or taken.pending.request is not request:
+            return None
+        if finished:
+            del self._running[request.session]
+        return taken
 
     def learn(self, session: Session) -> None:
         """Update how much of a waiting request's prefix has been computed."""

@@ -188,8 +188,6 @@ def _station(
     engine, offer, judge, estimator = loaded
     known = None if estimator is None else estimator.coefficients
     whole_blocks = PIECE % engine.block_size == 0
-    if config.chunk_tokens is not None and not whole_blocks:
-        raise BadInput(f"this engine's cache keeps blocks of {engine.block_size} tokens: leave chunk-tokens out")
     setting = replace(_setting(config, known), kv_tokens=engine.kv_tokens, cuts=whole_blocks)
     admission = None
     if known is not None and SCHEDULERS[config.scheduler].admits and config.admission:
@@ -202,7 +200,7 @@ def _station(
 
 
 def _setting(config: ServeConfig, coefficients: Coefficients | None) -> SchedulerSetting:
-    return SchedulerSetting(config.max_batch, config.max_batch_tokens, coefficients, chunk_tokens=config.chunk_tokens)
+    return SchedulerSetting(config.max_batch, config.max_batch_tokens, coefficients)
 
 
 def _windows(config: ServeConfig, loaded: Loaded, owner: Callable[[bytes], bytes]) -> Windows | None:

@@ -12,12 +12,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from testbed.bs.closing import SessionCloser
 from testbed.bs.dispatch import Dispatcher
-from testbed.bs.engines.base import VerifyRequest, VerifyResult
-from testbed.bs.engines.checks import check_results
+from testbed.bs.engines.base import Share, VerifyRequest
+from testbed.bs.engines.checks import check_result
 from testbed.bs.engines.runner import EngineRunner
 from testbed.bs.intake import Intake
 from testbed.bs.isolation import apart
@@ -33,13 +31,12 @@ from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.pass_ledger import PassLedger
 from testbed.bs.scheduling.window_hints import Windows
 from testbed.bs.sessions import Key, Round, Session
-from testbed.bs.verdict import failure, need_hidden, verdict
+from testbed.bs.verdict import Verdicts, need_hidden
 from testbed.channel.link import ServerLink
 from testbed.clock import Clock
 from testbed.errors import BadInput, EngineError
 from testbed.protocols.codec import AnyArray, encode
-from testbed.protocols.messages import NO_HINT, Busy, Open, Verdict
-from testbed.protocols.sampling import Kept
+from testbed.protocols.messages import Busy, Open
 from testbed.tasks import together
 
 LOG = logging.getLogger(__name__)
@@ -76,6 +73,7 @@ class BaseStation:
         self._acceptance = Acceptance(judge, intake.offer.vocab_size)
         self._ledger = PassLedger(intake.sessions, scheduler, estimator, admission, block_size, margin)
         self._windows, self._metrics, self._observer = windows, Metrics(), observer or Observer()
+        self._verdicts = Verdicts(self._ledger, self._metrics, windows, self._observer, clock)
         self._queue, self._wake = Queue(), asyncio.Event()
         self._closer = SessionCloser(link, intake.sessions, self._queue, runner, windows, self._observer, self._metrics)
         self._dispatcher = Dispatcher(link, intake, judge, clock, self, self._closer)
@@ -103,24 +101,24 @@ class BaseStation:
 
     # ------------------------------------------------------------ the round
 
-    async def _step(self, repeated: Taken | None = None) -> None:
-        """One engine pass and the verdicts of its rounds.
+    async def _step(self, repeated: Sequence[Taken] | None = None) -> bool:
+        """One engine pass and the verdicts of the rounds that it finished; returns whether there was anything to do.
 
         Args:
-            repeated: a request of a failed pass, verified by itself; None: what the scheduler chooses.
+            repeated: what joins the pass after a failed one; None: what the scheduler chooses.
         """
-        batch = [repeated] if repeated else await self._schedule()  # 4 queue
-        if not batch:
-            self._wake.clear()  # until another request arrives
-            return
+        planned = await self._schedule(repeated)  # 4 queue
+        if not (running := self._queue.running):
+            return planned
         start_s = self._clock.time()
         try:
-            results = await self._verify(batch)  # 5 verify
+            shares = await self._verify(running)  # 5 verify
         except (EngineError, BadInput) as exc:
-            await self._recover(batch, exc, again=repeated is None)
-            return
-        ready = await self._complete(batch, results, start_s)  # pieces of prompts and SH's open questions stay behind
+            await self._recover(running, exc, again=repeated is None)
+            return True
+        ready = await self._complete(shares, start_s)  # prompts in pieces and SH's open questions stay behind
         await self._answer(await self._judge(ready))  # 6 judge, 7 verdict
+        return True
 
     async def resume(self, session: Session, round_: Round, arrays: dict[str, AnyArray]) -> None:
         """Continue a round at step 6, now that its hidden states have arrived (SH).
@@ -149,33 +147,48 @@ class BaseStation:
         self._queue.put(session, round_.pending)
         self._wake.set()
 
-    async def _schedule(self) -> list[Taken]:
-        now_s = self._clock.time()
-        self._queue.see(self._runner.cached)
-        planned, failed = apart(self._queue.pending(), lambda waiting: self._ledger.plan(waiting, now_s))
-        await self._closer.fail_all((self._queue.session(item), exc) for item, exc in failed)
-        return self._queue.take(planned)
+    async def _schedule(self, repeated: Sequence[Taken] | None) -> bool:
+        """Submit the requests that join the next pass to the engine; returns whether there are any."""
+        failed: list[tuple[Session, Exception]] = []
+        if repeated is None:
+            now_s = self._clock.time()
+            self._queue.see(self._runner.cached)
+            planned, refused = apart(self._queue.pending(), lambda waiting: self._ledger.plan(waiting, now_s))
+            failed += [(self._queue.session(item), exc) for item, exc in refused]
+            repeated = self._queue.take(planned)
+        failed += [(taken.session, exc) for taken in repeated if (exc := self._submit(taken)) is not None]
+        await self._closer.fail_all(failed)
+        return bool(repeated or failed)
+
+    def _submit(self, taken: Taken) -> Exception | None:
+        """Hand a request to the engine; returns the error if it is refused."""
+        try:
+            self._runner.submit(taken.pending.request)
+        except Exception as exc:
+            return exc
+        self._queue.start(taken)
+        return None
 
     async def _run(self) -> None:
         while True:
             await self._wake.wait()
-            await self._step()
-            if not self._queue:
+            self._wake.clear()
+            worked = await self._step()
+            if self._queue.running or (self._queue and worked):  # an empty plan waits for another request
+                self._wake.set()
+            elif not self._queue:
                 self._learn()
-                self._wake.clear()
 
     # ------------------------------------------------------------ 5 verify
 
-    async def _verify(self, batch: Sequence[Taken]) -> list[VerifyResult]:
+    async def _verify(self, running: Sequence[Taken]) -> list[Share]:
         """One engine pass. Learning from earlier passes is due half-way through it, while the engine computes.
 
         Raises:
             BadInput, EngineError: the pass failed.
         """
-        asyncio.get_running_loop().call_later(self._ledger.expected_s(batch) / 2, self._learn)
-        results = await self._runner.verify([taken.pending.request for taken in batch])
-        check_results(results)
-        return results
+        asyncio.get_running_loop().call_later(self._ledger.expected_s(running) / 2, self._learn)
+        return await self._runner.step()
 
     def _learn(self) -> None:
         try:
@@ -186,38 +199,45 @@ class BaseStation:
             LOG.exception("an estimate could not be updated")
             self._metrics.failed_updates += 1
 
-    async def _recover(self, batch: Sequence[Taken], exc: Exception, again: bool) -> None:
+    async def _recover(self, running: Sequence[Taken], exc: Exception, again: bool) -> None:
         """After a failed pass repeat each request by itself, so that only the one at fault fails; give up on that."""
         self._metrics.failed_passes += 1
-        for taken in batch:
+        self._queue.stop()
+        for taken in running:
             session = taken.session
             if self._intake.sessions.get(session.key) is not session:  # closed in the meantime
                 continue
-            if again:
-                await self._step(taken)
+            if not again:
+                await self._closer.give_up(session, exc)
                 continue
-            session.current = None
-            self._queue.drop(session)
-            session.last_reply = encode(failure(session, exc))
-            await self._link.send(session.key[0], session.last_reply)
+            await self._step([taken])
+            while self._queue.running:  # a prompt in pieces
+                await self._step([])
 
-    async def _complete(self, batch: Sequence[Taken], results: Sequence[VerifyResult], start_s: float) -> Ready:
+    async def _complete(self, shares: Sequence[Share], start_s: float) -> Ready:
         """Account for a pass; returns the rounds that can be judged now."""
         verify_s = self._clock.time() - start_s
-        done = self._ledger.passed(batch, results, verify_s)
+        found = [(self._queue.taken(share.request, share.result is not None), share) for share in shares]
+        done = self._ledger.passed(found, verify_s)
         self._metrics.add_pass(done)
         self._observer.passed(done)
         ready = []
-        for (session, pending, whole), result in zip(batch, results, strict=True):
-            round_ = session.current
-            if round_ is None or self._intake.sessions.get(session.key) is not session:
+        for taken, share in found:
+            if taken is None or (round_ := (session := taken.session).current) is None:
                 continue
-            if not whole:
+            if self._intake.sessions.get(session.key) is not session:
+                continue
+            if not taken.whole or share.result is None:
                 round_.pieces_s += verify_s
                 self._queue.learn(session)
                 continue
-            round_.result, round_.batch_size = result, len(batch)
-            round_.queue_s = start_s - pending.arrived_s - round_.pieces_s
+            try:
+                check_result(share.result)
+            except EngineError as exc:
+                await self._closer.give_up(session, exc)
+                continue
+            round_.result, round_.batch_size = share.result, len(shares)
+            round_.queue_s = start_s - taken.pending.arrived_s - round_.pieces_s
             round_.verify_s = verify_s + round_.pieces_s
             if not await self._ask_hidden(session, round_):
                 ready.append((session, round_))
@@ -252,7 +272,7 @@ class BaseStation:
         """Commit the tokens of each round and send its verdict; the target decodes on in sessions without drafts."""
         for session, round_, kept in judged:
             try:
-                answer = self._settle(session, round_, kept)
+                answer = self._verdicts.settle(session, round_, kept)
             except Exception as exc:
                 await self._closer.fail_all([(session, exc)])
                 continue
@@ -262,33 +282,6 @@ class BaseStation:
             await self._link.send(session.key[0], frames)
             if session.alone and not self._intake.finished(session):
                 self.begin(session, Round(round_.number + 1, self._intake.no_window, None, self._clock.time()))
-
-    def _settle(self, session: Session, round_: Round, kept: Kept) -> Verdict:
-        """Commit the tokens of a round; returns its verdict."""
-        self._commit(session, round_, kept)
-        window = self._hint(session, round_, kept.accepted)
-        answer = verdict(session, round_, kept, window, self._clock.time())
-        self._observer.round(session, round_, answer)
-        return answer
-
-    def _commit(self, session: Session, round_: Round, kept: Kept) -> None:
-        session.free_s = self._clock.time()
-        self._ledger.settled(session, round_, kept)
-        if session.speed_tps is not None:
-            self._metrics.add_promised(session.speed_tps, self._ledger.late(round_, session.free_s))
-        session.append(round_.window.ids[: kept.accepted])
-        if kept.token is not None:
-            session.append(np.array([kept.token], np.int32))
-        session.owed, session.current = kept.token is None, None
-
-    def _hint(self, session: Session, round_: Round, accepted: int) -> int:
-        """The window for a session's next round; 0: the target goes on alone."""
-        if self._windows is None:
-            return NO_HINT
-        window = self._windows.hint(session, round_, accepted, self._clock.time())
-        if window != NO_HINT:
-            session.alone = window == 0
-        return window
 
     # ------------------------------------------------------------ sessions
 

@@ -1,16 +1,64 @@
-"""Answers to a round: its verdict, the request for hidden states, and the fault of a pass that failed."""
+"""Answers to a round: its tokens committed and its verdict, the request for hidden states, and the fault of a pass that
+failed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from testbed.bs.metrics import Metrics
+from testbed.bs.observer import Observer
+from testbed.bs.scheduling.pass_ledger import PassLedger
+from testbed.bs.scheduling.window_hints import Windows
 from testbed.bs.sessions import Round, Session
+from testbed.clock import Clock
 from testbed.protocols.codec import AnyArray, pack_positions
-from testbed.protocols.messages import Fault, NeedHidden, Verdict
+from testbed.protocols.messages import NO_HINT, Fault, NeedHidden, Verdict
 from testbed.protocols.sampling import Kept
 
 MAX_REASON = 500
 """Characters of a `Fault`'s reason."""
+
+
+class Verdicts:
+    """Commits judged rounds and makes their verdicts; the arguments are the parts of the base station that learn from
+    them.
+    """
+
+    def __init__(
+        self, ledger: PassLedger, metrics: Metrics, windows: Windows | None, observer: Observer, clock: Clock
+    ) -> None:
+        self._ledger, self._metrics, self._windows = ledger, metrics, windows
+        self._observer, self._clock = observer, clock
+
+    def settle(self, session: Session, round_: Round, kept: Kept) -> Verdict:
+        """Commit the tokens of a round; returns its verdict."""
+        self._commit(session, round_, kept)
+        window = self._hint(session, round_, kept.accepted)
+        answer = verdict(session, round_, kept, window, self._clock.time())
+        self._observer.round(session, round_, answer)
+        return answer
+
+    def _commit(self, session: Session, round_: Round, kept: Kept) -> None:
+        session.free_s = self._clock.time()
+        self._ledger.settled(session, round_, kept)
+        if session.speed_tps is not None:
+            self._metrics.add_promised(session.speed_tps, self._ledger.late(round_, session.free_s))
+        session.append(round_.window.ids[: kept.accepted])
+        if kept.token is not None:
+            session.append(np.array([kept.token], np.int32))
+        session.owed, session.current = kept.token is None, None
+
+    def _hint(self, session: Session, round_: Round, accepted: int) -> int:
+        """The window for a session's next round; 0: the target goes on alone."""
+        if self._windows is None:
+            return NO_HINT
+        window = self._windows.hint(session, round_, accepted, self._clock.time())
+        if window != NO_HINT:
+            session.alone = window == 0
+        return window
 
 
 def verdict(session: Session, round_: Round, kept: Kept, window: int, now_s: float) -> Verdict:

@@ -71,9 +71,9 @@ class Slow(SyntheticEngine):
 
     seconds = 0.05
 
-    def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
+    def compute(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
         time.sleep(self.seconds)
-        return super().verify(batch)
+        return super().compute(batch)
 
 
 # ---------------------------------------------------------------- idle sessions
@@ -248,7 +248,8 @@ def test_sessions_that_the_engine_never_saw_are_no_work_for_it() -> None:
         runner = ThreadRunner(engine, thread)
 
         async def run() -> None:
-            await runner.verify([VerifyRequest("seen", np.array([1], np.int32), np.zeros(0, np.int32))])
+            runner.submit(VerifyRequest("seen", np.array([1], np.int32), np.zeros(0, np.int32)))
+            await runner.step()
             begun, hold = threading.Event(), threading.Event()
             thread.submit(lambda: begun.set() or hold.wait(20))
             begun.wait(20)

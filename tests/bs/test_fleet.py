@@ -96,8 +96,8 @@ def test_a_prompt_in_pieces_holds_follow_ups_back_no_longer_than_a_pass_may_last
 
 
 @pytest.mark.parametrize("chunk", [64, 256])
-def test_first_come_first_served_cuts_prompts_to_a_fixed_length(chunk: int) -> None:
-    served = serve_fleet(LONG, [4.0] * 5, Fcfs(13, 8192, chunk))
+def test_engines_cut_prompts_to_a_fixed_length(chunk: int) -> None:
+    served = serve_fleet(LONG, [4.0] * 5, Fcfs(13), chunk_tokens=chunk)
     assert_lossless(served)
     expected = sum(max(0, -(-(len(x.prompt) - chunk) // chunk)) for x in served.responses)
     assert served.metrics["pieces"] == pytest.approx(expected, abs=len(served.responses))
@@ -105,10 +105,12 @@ def test_first_come_first_served_cuts_prompts_to_a_fixed_length(chunk: int) -> N
     assert max(follow_up_waits(served)) < prompts_s + 0.1
 
 
-@pytest.mark.parametrize("scheduler", [Fcfs(13), Fcfs(13, 8192, 64), Slo(coefficients=SLOW_TIMES, hold_s=0.05)])
-def test_pieces_cost_no_time_but_that_of_their_passes(scheduler: Scheduler) -> None:
+@pytest.mark.parametrize(
+    ("scheduler", "chunk"), [(Fcfs(13), None), (Fcfs(13), 64), (Slo(coefficients=SLOW_TIMES, hold_s=0.05), None)]
+)
+def test_pieces_cost_no_time_but_that_of_their_passes(scheduler: Scheduler, chunk: int | None) -> None:
     """One UE alone: all waiting is for its own prompt."""
-    served = serve_fleet(replace(LONG, until_s=4), [None], scheduler)
+    served = serve_fleet(replace(LONG, until_s=4), [None], scheduler, chunk_tokens=chunk)
     for response in served.responses:
         first = response.record.rounds[0]
         new = len(response.prompt) + first.drafted

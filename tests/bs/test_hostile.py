@@ -18,6 +18,7 @@ import zmq.asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testbed.bs.engines.base import Share, VerifyRequest
 from testbed.bs.engines.runner import EngineRunner
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.bs.intake import Intake, Offer
@@ -196,8 +197,11 @@ class Straight(EngineRunner):
     def __init__(self, engine: SyntheticEngine) -> None:
         self._engine = engine
 
-    async def verify(self, batch: Any) -> Any:
-        return self._engine.verify(batch)
+    def submit(self, request: VerifyRequest) -> None:
+        self._engine.submit(request)
+
+    async def step(self) -> list[Share]:
+        return self._engine.step()
 
     def cached(self, session: str) -> None:
         return None

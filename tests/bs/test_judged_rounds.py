@@ -32,9 +32,9 @@ class Watched(SyntheticEngine):
         super().__init__(vocab_size=VOCAB)
         self.hidden: list[bool] = []
 
-    def verify(self, batch: list[VerifyRequest]) -> list[VerifyResult]:  # type: ignore[override]
+    def compute(self, batch: list[VerifyRequest]) -> list[VerifyResult]:  # type: ignore[override]
         self.hidden += [request.hidden for request in batch]
-        return super().verify(batch)
+        return super().compute(batch)
 
 
 async def decode(

@@ -11,7 +11,6 @@ import pytest
 
 from testbed.bs.engines.base import VerifyRequest, VerifyResult
 from testbed.bs.engines.synthetic import SyntheticEngine
-from testbed.bs.scheduling.base import Fcfs
 from testbed.errors import EngineError, LinkTimeout, ProtocolError
 from testbed.protocols.messages import Close, Draft, Open, Opened, Verdict
 from testbed.synthetic import next_token
@@ -48,17 +47,18 @@ class Stepping(SyntheticEngine):
     """Waits to be let go before each pass, and remembers what it was asked."""
 
     def __init__(self) -> None:
-        super().__init__(vocab_size=VOCAB)
+        super().__init__(vocab_size=VOCAB, chunk_tokens=128)
         self.asked: list[list[tuple[int, int]]] = []
         self.released: list[str] = []
         self.steps = threading.Semaphore(0)
 
-    def verify(self, batch: list[VerifyRequest]) -> list[VerifyResult]:  # type: ignore[override]
+    def compute(self, batch: list[VerifyRequest]) -> list[VerifyResult]:  # type: ignore[override]
         assert self.steps.acquire(timeout=10)
         self.asked.append([(len(r.prefix), len(r.draft)) for r in batch])
-        return super().verify(batch)
+        return super().compute(batch)
 
     def release(self, session: str) -> None:
+        super().release(session)
         self.released.append(session)
 
 
@@ -82,7 +82,7 @@ async def in_pieces(connection: Client, number: int, length: int = 300) -> Draft
 
 async def test_a_round_in_pieces_is_verified_once_whatever_is_sent_again() -> None:
     engine = Stepping()
-    async with station(engine, scheduler=Fcfs(8, 8192, 128)) as (bs, address), client(address) as connection:
+    async with station(engine) as (bs, address), client(address) as connection:
         number = connection.new_session()
         draft = await in_pieces(connection, number)
         for _ in range(3):
@@ -98,7 +98,7 @@ async def test_a_round_in_pieces_is_verified_once_whatever_is_sent_again() -> No
 
 async def test_a_session_that_is_closed_between_pieces_is_gone() -> None:
     engine = Stepping()
-    async with station(engine, scheduler=Fcfs(8, 8192, 128)) as (_, address), client(address) as connection:
+    async with station(engine) as (_, address), client(address) as connection:
         number = connection.new_session()
         await in_pieces(connection, number)
         await connection.send(Close(session=number))
@@ -113,7 +113,7 @@ async def test_a_session_that_is_closed_between_pieces_is_gone() -> None:
 
 async def test_a_session_that_is_opened_anew_between_pieces_starts_over() -> None:
     engine = Stepping()
-    async with station(engine, scheduler=Fcfs(8, 8192, 128)) as (_, address), client(address) as connection:
+    async with station(engine) as (_, address), client(address) as connection:
         number = connection.new_session()
         await in_pieces(connection, number)
         await in_pieces(connection, number, 200)
@@ -131,13 +131,13 @@ async def test_a_pass_that_fails_fails_the_round_that_a_piece_belongs_to() -> No
     class Failing(SyntheticEngine):
         failures = 2
 
-        def verify(self, batch: list[VerifyRequest]) -> list[VerifyResult]:  # type: ignore[override]
+        def compute(self, batch: list[VerifyRequest]) -> list[VerifyResult]:  # type: ignore[override]
             if self.failures:
                 self.failures -= 1
                 raise EngineError("out of memory")
-            return super().verify(batch)
+            return super().compute(batch)
 
-    async with station(Failing(vocab_size=VOCAB), scheduler=Fcfs(8, 8192, 64)) as (bs, address):
+    async with station(Failing(vocab_size=VOCAB, chunk_tokens=64)) as (bs, address):
         prompt = list(range(300))
         with pytest.raises(ProtocolError, match="out of memory"):
             await decode(address, "greedy", 4, prompt)

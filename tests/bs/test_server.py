@@ -145,9 +145,9 @@ async def test_the_judge_sees_the_states_as_they_travelled(kind: str, bits: int)
 
 async def test_sixteen_ues_share_passes() -> None:
     class Slow(SyntheticEngine):
-        def verify(self, batch: list[VerifyRequest]) -> list[VerifyResult]:  # type: ignore[override]
+        def compute(self, batch: list[VerifyRequest]) -> list[VerifyResult]:  # type: ignore[override]
             time.sleep(0.01)
-            return super().verify(batch)
+            return super().compute(batch)
 
     prompts = [[i + 1, 2, 3] for i in range(16)]
     kinds = [list(PROTOCOLS)[i % len(PROTOCOLS)] for i in range(16)]
@@ -243,11 +243,11 @@ class Failing(SyntheticEngine):
 
     failures = 1
 
-    def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
+    def compute(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
         if self.failures:
             self.failures -= 1
             raise EngineError("out of memory")
-        return super().verify(batch)
+        return super().compute(batch)
 
 
 @pytest.mark.parametrize("kind", [*PROTOCOLS, "target-only"])
@@ -286,11 +286,11 @@ async def test_who_sends_a_failed_round_again_is_told_so_again() -> None:
 
 async def test_a_request_that_breaks_its_pass_fails_alone() -> None:
     class Picky(SyntheticEngine):
-        def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
+        def compute(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
             time.sleep(0.01)
             if any(request.prefix[0] == 7 for request in batch):
                 raise EngineError("a seven")
-            return super().verify(batch)
+            return super().compute(batch)
 
     prompts = [[i, 2, 3] for i in range(5, 13)]
     async with station(Picky(vocab_size=VOCAB)) as (_, address):

@@ -12,14 +12,13 @@ import json
 import random
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from testbed.bs import serve
-from testbed.bs.engines.base import VerifyEngine, VerifyRequest, VerifyResult
+from testbed.bs.engines.base import Share, VerifyEngine, VerifyRequest
 from testbed.cli.main import run
 from testbed.errors import EngineError
 
@@ -48,45 +47,59 @@ class FaultyEngine:
         self._dice = random.Random(plan.seed)
         self._failed: dict[str, float] = {}
         self._failures = 0
+        self._asked: list[VerifyRequest] = []
+        self._inside: set[str] = set()
+        """Sessions whose prompts the engine computes in pieces."""
         self._wall_s = time.time() - time.monotonic()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
+    def submit(self, request: VerifyRequest) -> None:
+        """Add a round."""
+        self._asked.append(request)
+
+    def step(self) -> list[Share]:
         """Run a pass, or fail."""
+        batch, self._asked = self._asked, []
         self._look_at_the_wall()
         time.sleep(self._plan.slow_s)
         spared = self._failures >= self._plan.failures or any(request.session in self._failed for request in batch)
-        if self._dice.random() < self._plan.fail and not spared:
+        if batch and self._dice.random() < self._plan.fail and not spared:
             self._fail(batch)
-        results = self._engine.verify(batch)
         for request in batch:
-            if (since_s := self._failed.pop(request.session, None)) is not None:
+            self._engine.submit(request)
+        shares = self._engine.step()
+        self._inside = {share.request.session for share in shares if share.result is None}
+        for share in shares:
+            since_s = None if share.result is None else self._failed.pop(share.request.session, None)
+            if since_s is not None:
                 self._say("recovered", seconds=time.monotonic() - since_s)
-        return results
+        return shares
 
-    def _fail(self, batch: Sequence[VerifyRequest]) -> None:
+    def _fail(self, batch: list[VerifyRequest]) -> None:
         """Fail in the middle of a pass: inside vLLM where that computes, else when half of it is done."""
         self._failures += 1
         self._failed |= {request.session: time.monotonic() for request in batch}
         self._say("failed", requests=len(batch))
         runner = getattr(self._engine, "_runner", None)
+        while self._inside:
+            self._engine.release(self._inside.pop())
         if runner is None:
             self._engine.verify(batch[: len(batch) // 2 or 1])
             raise EngineError("this pass was made to fail")
-        inner, step = runner._engine, runner._engine.step
+        core, step = runner._core, runner._core.step_fn
 
         def broken() -> Any:
-            inner.step = step
+            core.step_fn = step
             step()
             raise RuntimeError("this step was made to fail")
 
-        inner.step = broken
+        core.step_fn = broken
         try:
             self._engine.verify(batch)
         finally:
-            inner.step = step
+            core.step_fn = step
 
     def _look_at_the_wall(self) -> None:
         wall_s = time.time() - time.monotonic()

@@ -81,7 +81,7 @@ class Served:
 
 
 def serve_fleet(fleet: Fleet, speeds: Sequence[float | None], scheduler: Scheduler, **station: Any) -> Served:
-    """One UE for every speed; `station` goes to `BaseStation`."""
+    """One UE for every speed; `chunk_tokens` goes to the runner, and the rest of `station` to `BaseStation`."""
     return serve_visits([(fleet, speed) for speed in speeds], scheduler, **station)
 
 
@@ -97,7 +97,7 @@ async def _serve(visits: Sequence[tuple[Fleet, float | None]], scheduler: Schedu
         name="fleet", about="", source="", draft=LinearDraft(per_token_s=fleet.draft_s), verify=fleet.verify
     )
     offer = Offer("synthetic", "", VOCAB, engine.hidden_size, (), engine.max_positions)
-    runner = ProfileRunner(engine, profile, deployment.clock)
+    runner = ProfileRunner(engine, profile, deployment.clock, station.pop("chunk_tokens", None))
     bs = deployment.base_station(runner, offer, scheduler=scheduler, **station)
     await deployment.run(together(_ue(own, i, speed, bs, profile, served) for i, (own, speed) in enumerate(visits)))
     served.metrics = bs.metrics()

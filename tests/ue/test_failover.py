@@ -67,11 +67,11 @@ class Site:
 class Slow(SyntheticEngine):
     """A slow drafter, so that disconnections occur within rounds."""
 
-    def verify(self, batch: Any) -> Any:
+    def compute(self, batch: Any) -> Any:
         import time
 
         time.sleep(0.01)
-        return super().verify(batch)
+        return super().compute(batch)
 
 
 @contextlib.asynccontextmanager

@@ -1,18 +1,21 @@
-"""The verification seam: one forward pass of the target over the new tokens of a whole batch."""
+"""The verification seam: rounds are submitted at any time, and each step is one forward pass of the target."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.errors import BadInput, EngineError
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class VerifyRequest:
-    """One session's request in a pass.
+    """One session's round.
 
     `prefix` is the whole committed prefix (prompt included, at least one id), `draft` the K drafted ids after it; K may
     be 0 (plain decoding of the next token). Both int32.
@@ -23,6 +26,11 @@ class VerifyRequest:
     draft: NDArray[np.int32]
     hidden: bool = False
     logprobs: bool = False
+
+    @property
+    def prompt(self) -> NDArray[np.int32]:
+        """[prefix + K] committed prefix and drafted tokens, the input of the target."""
+        return np.concatenate([self.prefix, self.draft]).astype(np.int32, copy=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +59,23 @@ class VerifyResult:
         return float(self.draft_gap[row] if row < len(self.draft_gap) else self.margin[row])
 
 
-class VerifyEngine(Protocol):
-    """A target model. Calls come from one thread at a time."""
+class Share(NamedTuple):
+    """What one pass computed of a round."""
+
+    request: VerifyRequest
+    """The object that was submitted."""
+    new: int
+    """Positions computed."""
+    cached: int
+    """Positions before them, whose keys and values were read."""
+    result: VerifyResult | None
+    """Outputs of the round, which is finished; None: later passes compute the rest of its prefix."""
+
+
+class VerifyEngine(ABC):
+    """A target model. One thread at a time calls `step`, `release` and `close`; any thread may call `submit`, even
+    during a step.
+    """
 
     model_name: str
     vocab_size: int
@@ -61,22 +84,95 @@ class VerifyEngine(Protocol):
     max_positions: int
     """Upper bound of prefix + draft + 1."""
     max_batch_tokens: int
-    """New tokens that one pass should take; more are verified in several internal steps."""
+    """New tokens of one pass."""
     block_size: int
     """Tokens of a block of the prefix cache, which holds whole blocks only."""
     kv_tokens: int | None
     """Tokens whose keys and values fit the cache; None: no fixed number."""
 
-    def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
-        """Verify a batch; results in its order. New prompts and follow-ups may be mixed.
+    @abstractmethod
+    def submit(self, request: VerifyRequest) -> None:
+        """Add a round: a prompt or a follow-up. It belongs to the first pass with room for it.
+
+        Raises:
+            BadInput: see `check`.
+            EngineError: the engine is closed.
+        """
+
+    @abstractmethod
+    def step(self) -> list[Share]:
+        """Run one pass over submitted rounds; without any it does nothing.
+
+        A prompt beyond `max_batch_tokens`, or beyond the engine's bound of one prompt's share, is spread over several
+        passes, in which other rounds take part.
+
+        Raises:
+            EngineError: the pass failed; all submitted rounds are dropped, and sessions are unchanged.
+        """
+
+    @abstractmethod
+    def release(self, session: str) -> None:
+        """Drop a session and its submitted round; an unknown one is no error."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the model."""
+
+    def check(self, request: VerifyRequest) -> None:
+        """Refuse a request that no pass can verify.
 
         Raises:
             BadInput: an empty prefix, ids outside the vocabulary, or more positions than `max_positions`.
-            EngineError: the pass failed; sessions are unchanged.
         """
+        if len(request.prefix) == 0:
+            raise BadInput(f"session {request.session}: the prefix is empty, but a pass needs one token or more")
+        positions = len(request.prefix) + len(request.draft) + 1
+        if positions > self.max_positions:
+            raise BadInput(
+                f"session {request.session}: {positions} positions, but the target takes {self.max_positions}"
+            )
+        for ids in (request.prefix, request.draft):
+            if len(ids) and (ids.min() < 0 or ids.max() >= self.vocab_size):
+                raise BadInput(f"session {request.session}: token ids outside the vocabulary of {self.vocab_size}")
 
-    def release(self, session: str) -> None:
-        """Release a session; an unknown one is no error."""
+    def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
+        """Submit a batch and step until its last round is finished; results in its order.
 
-    def close(self) -> None:
-        """Free the model."""
+        For callers that have no other rounds submitted.
+
+        Raises:
+            BadInput: a request that `check` refuses; the sessions of the batch are released.
+            EngineError: a pass failed.
+        """
+        left = {id(request): request for request in batch}
+        try:
+            for request in left.values():
+                self.submit(request)
+        except BadInput:
+            for request in left.values():
+                self.release(request.session)
+            raise
+        results: dict[int, VerifyResult] = {}
+        begun: dict[int, int] = {}
+        steps_left = 2 * sum(
+            len(request.prefix) + len(request.draft) for request in batch
+        )  # a step computes a token, or fills a pipeline
+        while left:
+            if steps_left == 0:
+                raise EngineError("the engine makes no progress")
+            steps_left -= 1
+            for share in self.step():
+                key = id(share.request)
+                if share.result is None:
+                    begun.setdefault(key, share.cached)
+                else:
+                    del left[key]
+                    results[key] = replace(share.result, cached=begun[key]) if key in begun else share.result
+        return [results[id(request)] for request in batch]
+
+
+def common_prefix(left: NDArray[np.int32], right: NDArray[np.int32], most: int) -> int:
+    """Leading ids that two sequences have in common, at most `most`."""
+    most = min(most, len(left), len(right))
+    differing = np.flatnonzero(left[:most] != right[:most])
+    return int(differing[0]) if len(differing) else most

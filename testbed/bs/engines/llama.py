@@ -18,8 +18,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.bs.engines.base import VerifyRequest, VerifyResult
-from testbed.bs.engines.checks import check_batch, prompt_of
+from testbed.bs.engines.base import VerifyRequest, VerifyResult, common_prefix
+from testbed.bs.engines.batched import BatchedEngine
 from testbed.errors import BadInput, EngineError, ModelError
 from testbed.llama.context import MAX_BATCH, MAX_SEQUENCES, LlamaOptions
 from testbed.llama.gguf_rules import EMBEDDING, FLOAT32_TENSOR, WITHOUT_ATTENTION, check_gguf
@@ -42,7 +42,7 @@ class _LlamaSession:
     ids: NDArray[np.int32]
 
 
-class _Share(NamedTuple):
+class _SequenceShare(NamedTuple):
     """One request's share of a pass."""
 
     session: _LlamaSession
@@ -67,8 +67,9 @@ class _Scores(NamedTuple):
     logprobs: NDArray[np.float32] | None
 
 
-class LlamaEngine:
-    """Implements `VerifyEngine`; the least recently used sessions' caches are dropped beyond `max_sessions`.
+class LlamaEngine(BatchedEngine):
+    """Computes a pass in one decode after the prompts'; the least recently used sessions' caches are dropped beyond
+    `max_sessions`.
 
     Args:
         model: GGUF file, of floats or quantised.
@@ -77,6 +78,7 @@ class LlamaEngine:
         max_sessions: sessions whose keys and values are kept, and that one decode computes together; None: as many as
             fit into KV_CACHE_BYTES, at most MAX_DEFAULT_SESSIONS.
         threads: None: OMP_NUM_THREADS, or all cores but one.
+        chunk_tokens: new tokens of one prompt in a pass; None: as many as it has room for.
         gpu_layers: layers on the GPU, if llama.cpp was built for one; -1: all.
         kv_type: precision of keys and values; None: f32 for float32 weights, f16 for others.
 
@@ -94,43 +96,35 @@ class LlamaEngine:
         max_model_len: int | None = None,
         max_sessions: int | None = None,
         threads: int | None = None,
+        chunk_tokens: int | None = None,
         gpu_layers: int = -1,
         kv_type: Literal["f16", "f32"] | None = None,
     ) -> None:
+        super().__init__()
         options = _options(Path(model), max_model_len, max_sessions, threads, gpu_layers, kv_type)
         self._llama: LlamaGroup | None = LlamaGroup(Path(model), options)
         self._sessions: OrderedDict[str, _LlamaSession] = OrderedDict()
         """Sessions by name, the least recently used first."""
         self._free = list(range(options.sequences))
         """Heap of unused sequences: the lowest first, so that those in use are consecutive."""
-        self._max_sessions, self._outputs = options.sequences, options.outputs or 1
+        self.max_requests, self._outputs = options.sequences, options.outputs or 1
         self.model_name = str(model)
         self.vocab_size = self._llama.vocab_size(vocab_size)
         self.hidden_size = self._llama.hidden_size
         self.max_positions = self._llama.context
-        self.max_batch_tokens = MAX_BATCH
+        self.max_batch_tokens, self.chunk_tokens = MAX_BATCH, chunk_tokens
         self.block_size, self.kv_tokens = 1, options.sequences * self._llama.context
 
-    def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
-        """See `VerifyEngine.verify`."""
+    def cached(self, request: VerifyRequest) -> int:
+        """See `BatchedEngine.cached`."""
+        session = self._sessions.get(request.session)
+        return 0 if session is None else common_prefix(session.ids, request.prefix, len(request.prefix) - 1)
+
+    def compute(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
+        """See `BatchedEngine.compute`; at most one request per sequence."""
         if self._llama is None:
             raise EngineError("the engine is closed")
-        check_batch(batch, self.vocab_size, self.max_positions)
-        results: list[VerifyResult] = []
-        for part in self._parts(batch):
-            results += self._verify_together(self._llama, part)
-        return results
-
-    def _parts(self, batch: Sequence[VerifyRequest]) -> Iterator[list[VerifyRequest]]:
-        """Consecutive requests of different sessions, no more than there are sequences."""
-        part: dict[str, VerifyRequest] = {}
-        for request in batch:
-            if request.session in part or len(part) == self._max_sessions:
-                yield list(part.values())
-                part = {}
-            part[request.session] = request
-        if part:
-            yield list(part.values())
+        return self._verify_together(self._llama, batch)
 
     def _verify_together(self, llama: LlamaGroup, part: Sequence[VerifyRequest]) -> list[VerifyResult]:
         for request in part:
@@ -148,18 +142,16 @@ class LlamaEngine:
             share.session.ids = share.prompt
         return results
 
-    def _share(self, llama: LlamaGroup, request: VerifyRequest) -> _Share:
+    def _share(self, llama: LlamaGroup, request: VerifyRequest) -> _SequenceShare:
         """A request's session, cut to what it has in common with the request's prompt."""
         session = self._sessions.pop(request.session, None) or self._open(llama)
         self._sessions[request.session] = session
-        prompt, first = prompt_of(request), len(request.prefix) - 1
-        most = min(len(session.ids), first)
-        differing = np.flatnonzero(session.ids[:most] != prompt[:most])
-        cached = int(differing[0]) if len(differing) else most
+        prompt, first = request.prompt, len(request.prefix) - 1
+        cached = common_prefix(session.ids, prompt, first)
         if cached < len(session.ids):
             llama.forget(session.place, cached)
             session.ids = session.ids[:cached]
-        return _Share(session, prompt, cached, first)
+        return _SequenceShare(session, prompt, cached, first)
 
     def _open(self, llama: LlamaGroup) -> _LlamaSession:
         """A session with an empty sequence: an unused one, or that of the least recently used session.
@@ -170,7 +162,9 @@ class LlamaEngine:
             self._drop(llama, next(iter(self._sessions)))
         return _LlamaSession(heapq.heappop(self._free), np.empty(0, np.int32))
 
-    def _score(self, llama: LlamaGroup, part: Sequence[VerifyRequest], shares: Sequence[_Share]) -> list[VerifyResult]:
+    def _score(
+        self, llama: LlamaGroup, part: Sequence[VerifyRequest], shares: Sequence[_SequenceShare]
+    ) -> list[VerifyResult]:
         """Compute the K+1 rows of every request, and what the target says there."""
         order = sorted(range(len(part)), key=lambda i: shares[i].session.place)
         rows = [shares[i].inputs(shares[i].first, len(shares[i].prompt)) for i in order]
@@ -221,6 +215,7 @@ class LlamaEngine:
 
     def release(self, session: str) -> None:
         """See `VerifyEngine.release`: the session's sequence is free at once."""
+        super().release(session)
         if self._llama is not None and session in self._sessions:
             self._drop(self._llama, session)
 

@@ -49,6 +49,7 @@ ENGINES = Registry(
         options={
             "max_batch": "max_batch",
             "max_batch_tokens": "max_batch_tokens",
+            "chunk_tokens": "chunk_tokens",
             "tensor_parallel": "tensor_parallel_size",
             "memory_share": "gpu_memory_utilization",
             "prefix_cache": "prefix_cache",
@@ -59,19 +60,21 @@ ENGINES = Registry(
         kind="transformers",
         about="Hugging Face transformers: the reference, one request at a time",
         load="testbed.bs.engines.transformers:TransformersEngine",
+        options={"chunk_tokens": "chunk_tokens"},
     ),
     EngineEntry(
         kind="llama",
         about="llama.cpp: a GGUF target, of floats or quantised; several sessions in one decode",
         load="testbed.bs.engines.llama:LlamaEngine",
         gguf=True,
-        options={"threads": "threads"},
+        options={"threads": "threads", "chunk_tokens": "chunk_tokens"},
     ),
     EngineEntry(
         kind="synthetic",
         about="no model: tokens are a pure function of the prefix",
         load="testbed.bs.engines.synthetic:SyntheticEngine",
         needs_model=False,
+        options={"chunk_tokens": "chunk_tokens"},
     ),
     of=EngineEntry,
 )

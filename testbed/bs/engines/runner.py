@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from testbed.bs.engines.base import VerifyEngine, VerifyRequest, VerifyResult
+from testbed.bs.engines.base import Share, VerifyEngine, VerifyRequest
 
 
 class EngineRunner(Protocol):
     """Runs passes without blocking the event loop."""
 
-    async def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
-        """Results of one pass, in order."""
+    def submit(self, request: VerifyRequest) -> None:
+        """See `VerifyEngine.submit`."""
+
+    async def step(self) -> list[Share]:
+        """See `VerifyEngine.step`."""
 
     def cached(self, session: str) -> int | None:
         """Leading tokens of a session in the prefix cache; None: the engine reports hits only after a pass."""
@@ -34,10 +36,14 @@ class ThreadRunner:
         self._known: set[str] = set()
         """Sessions known to the engine: only these are released, however fast others open and close."""
 
-    async def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
-        """Results of one pass, in order."""
-        self._known.update(request.session for request in batch)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.verify, batch)
+    def submit(self, request: VerifyRequest) -> None:
+        """See `VerifyEngine.submit`."""
+        self._known.add(request.session)
+        self._engine.submit(request)
+
+    async def step(self) -> list[Share]:
+        """See `VerifyEngine.step`."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.step)
 
     def cached(self, session: str) -> int | None:
         """See `EngineRunner.cached`: engines report hits after a pass."""

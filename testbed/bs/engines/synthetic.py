@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.bs.engines.base import VerifyRequest, VerifyResult
-from testbed.bs.engines.checks import check_batch, prompt_of
+from testbed.bs.engines.batched import BatchedEngine
 from testbed.errors import BadInput
 from testbed.synthetic import MIN_VOCAB, VOCAB, Peaked, next_token, noise, runner_up, uniform
 
 
-class SyntheticEngine:
-    """Implements `VerifyEngine` on `testbed.synthetic`'s language."""
+class SyntheticEngine(BatchedEngine):
+    """A target on `testbed.synthetic`'s language."""
 
     def __init__(
         self,
@@ -25,6 +25,7 @@ class SyntheticEngine:
         hidden_size: int = 64,
         max_model_len: int = 4096,
         max_batch_tokens: int = 8192,
+        chunk_tokens: int | None = None,
         seed: int = 0,
     ) -> None:
         """Set up the engine.
@@ -34,7 +35,8 @@ class SyntheticEngine:
             vocab_size: tokens of the language.
             hidden_size: dimensions of the hidden states, which are noise.
             max_model_len: positions of a sequence.
-            max_batch_tokens: new tokens of one pass, for the scheduler.
+            max_batch_tokens: new tokens of one pass.
+            chunk_tokens: new tokens of one prompt in a pass; None: as many as it has room for.
             seed: seed of the language; `target_seed` of the synthetic drafter.
 
         Raises:
@@ -42,21 +44,22 @@ class SyntheticEngine:
         """
         if vocab_size < MIN_VOCAB:
             raise BadInput(f"a synthetic vocabulary needs {MIN_VOCAB} tokens or more, got {vocab_size}")
+        super().__init__()
         self.model_name = "synthetic" if model is None else str(model)
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
         self.max_positions = max_model_len
         self.max_batch_tokens = max_batch_tokens
         self.block_size, self.kv_tokens = 1, None
+        self.chunk_tokens = chunk_tokens
         self.seed = seed
 
-    def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
-        """See `VerifyEngine.verify`."""
-        check_batch(batch, self.vocab_size, self.max_positions)
+    def compute(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
+        """See `BatchedEngine.compute`."""
         return [self._verify_one(request) for request in batch]
 
     def _verify_one(self, request: VerifyRequest) -> VerifyResult:
-        prompt = prompt_of(request)
+        prompt = request.prompt
         prefixes = [prompt[:end] for end in range(len(request.prefix), len(prompt) + 1)]
         shapes = [self._shape(prefix) for prefix in prefixes]
         hidden = [noise(prefix, self.seed, "hidden", self.hidden_size) for prefix in prefixes if request.hidden]
@@ -77,9 +80,6 @@ class SyntheticEngine:
             vocab=self.vocab_size,
             sharpness=uniform(prefix, self.seed, "target"),
         )
-
-    def release(self, session: str) -> None:
-        """Nothing: sessions have no state."""
 
     def close(self) -> None:
         """Nothing."""

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from testbed.bs.engines.base import VerifyRequest, VerifyResult
-from testbed.bs.engines.checks import check_batch, prompt_of
+from testbed.bs.engines.base import VerifyRequest, VerifyResult, common_prefix
+from testbed.bs.engines.batched import BatchedEngine
 from testbed.bs.engines.model_files import check_files
 from testbed.errors import EngineError, ModelError
 
@@ -28,15 +28,17 @@ class _CachedSession:
     cache: DynamicCache
 
 
-class TransformersEngine:
-    """Implements `VerifyEngine`; the least recently used sessions' caches are dropped beyond `max_sessions`.
+class TransformersEngine(BatchedEngine):
+    """Computes the rounds of a pass one by one; the least recently used sessions' caches are dropped beyond
+    `max_sessions`.
 
     Args:
         model: directory of a Hugging Face model, or its id.
         dtype: float32 or bfloat16.
         vocab_size: real tokens; rows of the head beyond them are never chosen. None: all rows.
         max_model_len: positions of a sequence; None: the model's own limit.
-        max_batch_tokens: new tokens of one pass, for the scheduler.
+        max_batch_tokens: new tokens of one pass.
+        chunk_tokens: new tokens of one prompt in a pass; None: as many as it has room for.
         max_sessions: sessions whose keys and values are kept.
         device: torch device; None: a GPU if available.
 
@@ -54,9 +56,11 @@ class TransformersEngine:
         vocab_size: int | None = None,
         max_model_len: int | None = None,
         max_batch_tokens: int = 8192,
+        chunk_tokens: int | None = None,
         max_sessions: int = 64,
         device: str | None = None,
     ) -> None:
+        super().__init__()
         target = check_files(model, dtype=dtype, vocab_size=vocab_size, max_model_len=max_model_len)
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         try:
@@ -80,18 +84,22 @@ class TransformersEngine:
         self.vocab_size = target.vocab_size
         self.hidden_size = target.hidden_size
         self.max_positions = target.max_positions
-        self.max_batch_tokens = max_batch_tokens
+        self.max_batch_tokens, self.chunk_tokens = max_batch_tokens, chunk_tokens
         self.block_size, self.kv_tokens = 1, None
 
-    def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
-        """See `VerifyEngine.verify`."""
+    def compute(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
+        """See `BatchedEngine.compute`."""
         if self._model is None:
             raise EngineError("the engine is closed")
-        check_batch(batch, self.vocab_size, self.max_positions)
         return [self._verify_one(request) for request in batch]
 
+    def cached(self, request: VerifyRequest) -> int:
+        """See `BatchedEngine.cached`."""
+        session = self._sessions.get(request.session)
+        return 0 if session is None else common_prefix(session.ids, request.prefix, len(request.prefix) - 1)
+
     def _verify_one(self, request: VerifyRequest) -> VerifyResult:
-        prompt = prompt_of(request)
+        prompt = request.prompt
         session = self._sessions.pop(request.session, None) or _CachedSession(prompt[:0], DynamicCache())
         try:
             with torch.inference_mode():
@@ -110,9 +118,7 @@ class TransformersEngine:
 
         The session's cache is rolled back to the ids shared with the prompt, at most up to `first`, then extended.
         """
-        shared = min(len(session.ids), len(prompt), first)
-        differing = np.flatnonzero(session.ids[:shared] != prompt[:shared])
-        kept = int(differing[0]) if len(differing) else shared
+        kept = common_prefix(session.ids, prompt, first)
         if kept < len(session.ids):
             session.cache.crop(kept - len(session.ids))
         ids = torch.from_numpy(prompt[kept:].astype(np.int64))[None].to(self._device)
@@ -134,7 +140,8 @@ class TransformersEngine:
         )
 
     def release(self, session: str) -> None:
-        """Forget a session; an unknown one is no error."""
+        """See `VerifyEngine.release`."""
+        super().release(session)
         self._sessions.pop(session, None)
 
     def close(self) -> None:

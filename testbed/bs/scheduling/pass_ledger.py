@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from testbed.bs.engines.base import VerifyRequest, VerifyResult
+from testbed.bs.engines.base import Share, VerifyRequest
 from testbed.bs.observer import FinishedPass
 from testbed.bs.pending import Pending
 from testbed.bs.queue import Taken
@@ -136,7 +136,7 @@ class PassLedger:
         """The next batch."""
         self._learn_overhead(pending, now_s)
         self._last = _Planned(pending, now_s)
-        return self.scheduler.plan(pending, now_s)
+        return self.scheduler.plan(pending, now_s) if pending else []
 
     def expected_s(self, batch: Sequence[Taken]) -> float:
         """Estimated duration of a pass; 0 without an estimator."""
@@ -145,22 +145,22 @@ class PassLedger:
         works = (RequestWork(pending.new_tokens, pending.cached_tokens) for _, pending, _ in batch)
         return self._estimator.coefficients.batch_s(works)
 
-    def passed(self, batch: Sequence[Taken], results: Sequence[VerifyResult], seconds: float) -> FinishedPass:
-        """Record a pass that took `seconds`."""
-        self._ended_s, self._passed = self._last.now_s + seconds, len(batch)
-        works, evicted = [], 0
-        for (session, item, whole), result in zip(batch, results, strict=True):
-            expected = item.cached_tokens
-            cached = expected if result.cached is None else result.cached
-            evicted += max(0, expected - cached)
-            work = RequestWork(len(item.request.prefix) + len(item.request.draft) - cached, cached)
-            works.append(work)
+    def passed(self, shares: Sequence[tuple[Taken | None, Share]], seconds: float) -> FinishedPass:
+        """Record a pass that took `seconds`; None stands for a request whose session was closed meanwhile."""
+        self._ended_s, self._passed = self._last.now_s + seconds, len(shares)
+        works, rounds, evicted = [], 0, 0
+        for taken, share in shares:
+            works.append(RequestWork(share.new, share.cached))
+            if taken is None:
+                continue
+            rounds += taken.whole and share.result is not None
+            evicted += max(0, taken.pending.cached_tokens - share.cached)
+            session = taken.session
             if session.current is not None:
-                session.current.new += work.new
-                session.current.cached = cached
-            if not whole:
-                session.computed = self._kept(len(item.request.prefix))
-        rounds = sum(whole for _, _, whole in batch)
+                session.current.new += share.new
+                session.current.cached = share.cached
+            if not taken.whole or share.result is None:
+                session.computed = self._kept(share.cached + share.new)
         expected_s = None if self._estimator is None else self._estimator.coefficients.batch_s(works)
         waiting, start_s = len(self._last.pending), self._last.now_s
         done = FinishedPass(works, rounds, waiting, evicted, start_s, seconds, expected_s)

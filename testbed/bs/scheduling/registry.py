@@ -30,7 +30,7 @@ class SchedulerSetting:
     kv_tokens: int | None = None
     """Tokens whose keys and values one pass may need; None: any."""
     chunk_tokens: int | None = None
-    """New tokens of a prefix that one pass takes; None: all."""
+    """New tokens of a prefix that one pass takes; None: all, or what the engine takes."""
     protect: bool = True
     """Whether passes stay small enough to meet deadlines."""
     cuts: bool = False
@@ -83,7 +83,6 @@ SCHEDULERS = Registry(
         kind="fcfs",
         about="first come, first served",
         make=lambda setting: Fcfs(setting.max_requests, setting.max_tokens, setting.chunk_tokens),
-        options=("chunk_tokens",),
     ),
     SchedulerEntry(
         kind="slo",

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from testbed.bs.engines.base import VerifyRequest, VerifyResult
+from testbed.bs.engines.base import Share, VerifyRequest, VerifyResult
 from testbed.bs.intake import Offer
 from testbed.bs.pending import Pending
 from testbed.bs.scheduling.base import Scheduler
@@ -76,28 +76,37 @@ class TrafficRunner:
 
     def __init__(self, cost: VerifyCost, cache: PrefixCache | None, clock: Clock, linger: bool) -> None:
         self._cost, self._cache, self._clock, self._linger = cost, cache, clock, linger
+        self._submitted: list[VerifyRequest] = []
         self.passes: list[tuple[list[tuple[int, int]], float]] = []
         self.keep_passes = False
 
-    async def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
-        """Results of one pass, in order."""
-        results, works = [], []
-        for request in batch:
-            length, drafted = len(request.prefix), len(request.draft)
-            cached = 0 if self._cache is None else min(self._cache.cached(request.session), length - 1)
-            works.append(PassWork(drafted, drafted + length - cached, cached))
-            target = LANGUAGE[length : length + drafted + 1]
-            results.append(VerifyResult(target, _ZEROS[: drafted + 1], _ZEROS[:drafted], cached=cached))
+    def submit(self, request: VerifyRequest) -> None:
+        """See `VerifyEngine.submit`."""
+        self._submitted.append(request)
+
+    async def step(self) -> list[Share]:
+        """One pass over all submitted rounds."""
+        batch, self._submitted = self._submitted, []
+        works = [self._work(request) for request in batch]
         seconds = self._cost.pass_s(works)
         await self._clock.sleep(seconds)
         if self.keep_passes:
             self.passes.append(([(work.new, work.cached) for work in works], seconds))
+        return [Share(r, w.new, w.cached, self._result(r, w.cached)) for r, w in zip(batch, works, strict=True)]
+
+    def _work(self, request: VerifyRequest) -> PassWork:
+        length, drafted = len(request.prefix), len(request.draft)
+        cached = 0 if self._cache is None else min(self._cache.cached(request.session), length - 1)
+        return PassWork(drafted, drafted + length - cached, cached)
+
+    def _result(self, request: VerifyRequest, cached: int) -> VerifyResult:
+        """The target's tokens; those that it shares with the round are cached."""
+        length, drafted = len(request.prefix), len(request.draft)
+        target = LANGUAGE[length : length + drafted + 1]
         if self._cache is not None:
-            for request, result in zip(batch, results, strict=True):
-                agree = request.draft == result.argmax[:-1]
-                stays = len(agree) if agree.all() else int(agree.argmin())
-                self._cache.hold(request.session, len(request.prefix) + stays)
-        return results
+            agree = request.draft == target[:-1]
+            self._cache.hold(request.session, length + (drafted if agree.all() else int(agree.argmin())))
+        return VerifyResult(target, _ZEROS[: drafted + 1], _ZEROS[:drafted], cached=cached)
 
     def cached(self, session: str) -> int | None:
         """See `EngineRunner.cached`: less than was computed where the cache has evicted some."""

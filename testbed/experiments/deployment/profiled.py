@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
-from testbed.bs.engines.base import VerifyEngine, VerifyRequest, VerifyResult
+from testbed.bs.engines.base import Share, VerifyEngine, VerifyRequest, VerifyResult
+from testbed.bs.engines.batched import BatchedEngine
 from testbed.bs.scheduling.window_hints import Windows
 from testbed.clock import Clock
 from testbed.experiments.inputs.coefficients import pass_coefficients
@@ -50,33 +50,56 @@ class ProfilePace:
         self._ended_s = self._clock.time()
 
 
+class _ProfilePasses(BatchedEngine):
+    """Puts passes together as a base station's engine does; another engine computes the results."""
+
+    def __init__(self, engine: VerifyEngine, chunk_tokens: int | None) -> None:
+        super().__init__()
+        self._engine, self.chunk_tokens = engine, chunk_tokens
+        self.vocab_size, self.max_positions = engine.vocab_size, engine.max_positions
+        self.max_batch_tokens = 2**31  # the scheduler's bound is the only one
+
+    def compute(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
+        """See `BatchedEngine.compute`."""
+        return self._engine.verify(batch)
+
+    def release(self, session: str) -> None:
+        """See `VerifyEngine.release`."""
+        super().release(session)
+        self._engine.release(session)
+
+    def close(self) -> None:
+        """See `VerifyEngine.close`."""
+        self._engine.close()
+
+
 class ProfileRunner:
     """Implements `EngineRunner` with a profile's pass times, whatever engine computes the results.
 
     A session's first pass computes its prefix, or a piece of it; later passes find what was computed in the cache, all
     but the newest token.
+
+    Args:
+        chunk_tokens: new tokens of one prompt in a pass; None: all.
     """
 
-    def __init__(self, engine: VerifyEngine, profile: Profile, clock: Clock) -> None:
-        self._engine, self._profile, self._clock = engine, profile, clock
-        self._seen: dict[str, int] = {}
+    def __init__(self, engine: VerifyEngine, profile: Profile, clock: Clock, chunk_tokens: int | None = None) -> None:
+        self._passes, self._profile, self._clock = _ProfilePasses(engine, chunk_tokens), profile, clock
         self._ended_s = -math.inf
 
-    async def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
-        """Results of one pass, in order; cached tokens are the profile's, so that window hints are, too."""
+    def submit(self, request: VerifyRequest) -> None:
+        """See `VerifyEngine.submit`."""
+        self._passes.submit(request)
+
+    async def step(self) -> list[Share]:
+        """One pass; cached tokens are the profile's, so that window hints are, too."""
         hot = self._profile.hot
         cost = hot.verify if hot and self._clock.time() - self._ended_s < hot.within_s else self._profile.verify
-        works = [self._work(request) for request in batch]
-        results = self._engine.verify(batch)
+        shares = self._passes.step()
+        works = [PassWork(0 if s.result is None else len(s.request.draft), s.new, s.cached) for s in shares]
         await self._clock.sleep(cost.pass_s(works))
         self._ended_s = self._clock.time()
-        return [replace(result, cached=work.cached) for result, work in zip(results, works, strict=True)]
-
-    def _work(self, request: VerifyRequest) -> PassWork:
-        drafted, prefix = len(request.draft), len(request.prefix)
-        cached = min(self._seen.get(request.session, 0), prefix - 1)
-        self._seen[request.session] = prefix + drafted
-        return PassWork(drafted, drafted + prefix - cached, cached)
+        return shares
 
     def cached(self, session: str) -> int | None:
         """See `EngineRunner.cached`: nothing is evicted."""
@@ -89,5 +112,4 @@ class ProfileRunner:
 
     def release(self, session: str) -> None:
         """Let the engine forget a session."""
-        self._seen.pop(session, None)
-        self._engine.release(session)
+        self._passes.release(session)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.bs.engines.base import VerifyEngine, VerifyRequest, VerifyResult
+from testbed.bs.engines.batched import BatchedEngine
 
 Key = bytes
 """Digest of a prefix."""
@@ -46,8 +47,8 @@ class _KeptRow(NamedTuple):
     margin: float
 
 
-class MemoEngine:
-    """Implements `VerifyEngine`: results from memory where known, else from the engine.
+class MemoEngine(BatchedEngine):
+    """Results from memory where known, else from the engine.
 
     Distributions are not stored: requests for them always go to the engine. Hidden states are stored only where a
     drafted token is not the argmax, and after it, since judges use no others; the other rows of a result from memory
@@ -58,6 +59,7 @@ class MemoEngine:
     """
 
     def __init__(self, engine: VerifyEngine, hidden: bool = False) -> None:
+        super().__init__()
         self._engine, self._hidden = engine, hidden
         self.model_name, self.vocab_size = engine.model_name, engine.vocab_size
         self.hidden_size, self.max_positions = engine.hidden_size, engine.max_positions
@@ -69,8 +71,8 @@ class MemoEngine:
         self.asked = self.passed = 0
         """Number of requests, and of those that the engine computed."""
 
-    def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
-        """See `VerifyEngine.verify`."""
+    def compute(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
+        """See `BatchedEngine.compute`."""
         keys = [_keys(r.prefix, r.draft) for r in batch]
         known = [None if r.logprobs else self._known(r, k) for r, k in zip(batch, keys, strict=True)]
         new = [i for i, result in enumerate(known) if result is None]
@@ -120,6 +122,7 @@ class MemoEngine:
 
     def release(self, session: str) -> None:
         """See `VerifyEngine.release`."""
+        super().release(session)
         self._engine.release(session)
 
     def close(self) -> None:

@@ -156,7 +156,7 @@ def test_long_prompts_take_several_decodes(
     verify_and_check(*pair, *requests, atol=1e-3)
     assert sum(count for count, _ in decodes) == 3 * 506
     assert max(count for count, _ in decodes) <= MAX_BATCH
-    assert decodes[-1] == (21, True) and not any(outputs for _, outputs in decodes[:-1])
+    assert sum(count for count, outputs in decodes if outputs) <= 3 * 7 + 4, "a piece of a prompt has one row"
 
 
 def test_more_rows_than_a_decode_has_logits_for(

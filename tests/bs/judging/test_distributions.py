@@ -249,10 +249,10 @@ def test_an_open_that_asks_for_what_cannot_be_drawn(fields: dict[str, float], re
 
 async def test_a_target_that_says_no_numbers_fails_the_request_and_not_the_server() -> None:
     class Broken(SyntheticEngine):
-        broken = 2  # a pass, and the one by which it is tried again
+        broken = 1
 
-        def verify(self, batch: list[VerifyRequest]) -> list[VerifyResult]:  # type: ignore[override]
-            results = super().verify(batch)
+        def compute(self, batch: list[VerifyRequest]) -> list[VerifyResult]:  # type: ignore[override]
+            results = super().compute(batch)
             if not self.broken:
                 return results
             self.broken -= 1
@@ -268,9 +268,9 @@ async def test_a_session_without_temperature_asks_for_no_distributions() -> None
     class Watched(SyntheticEngine):
         asked: list[bool]
 
-        def verify(self, batch: list[VerifyRequest]) -> list[VerifyResult]:  # type: ignore[override]
+        def compute(self, batch: list[VerifyRequest]) -> list[VerifyResult]:  # type: ignore[override]
             self.asked += [r.logprobs for r in batch]
-            return super().verify(batch)
+            return super().compute(batch)
 
     engine = Watched(vocab_size=VOCAB)
     for sampling, expected in ((GREEDY, False), (Sampling(), True)):

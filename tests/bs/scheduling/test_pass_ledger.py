@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from testbed.bs.engines.base import VerifyRequest, VerifyResult
+from testbed.bs.engines.base import Share, VerifyRequest, VerifyResult
 from testbed.bs.metrics import Metrics
 from testbed.bs.pending import Pending
 from testbed.bs.queue import Taken
@@ -26,6 +26,8 @@ from testbed.protocols.sampling import Kept
 from tests.support.fleet import Fleet, serve_fleet
 
 PASS_S = 0.05
+ZEROS = np.zeros(6, np.float32)
+RESULT = VerifyResult(ZEROS.astype(np.int32), ZEROS, ZEROS[1:])
 CONSTANT = InteractionVerify(a_s=0, b_compute_s=0, b_read_s=0, c_s=PASS_S)
 ALONE = Fleet(
     verify=CONSTANT, draft_s=0.02, network_s=0.04, window=5, alpha=1.0, prompt=(100, 100), output=(60, 60),
@@ -187,10 +189,10 @@ def test_evicted_tokens_are_counted_and_the_estimator_sees_what_was_computed() -
     session.computed = 90
     round_ = a_round(0, 5, 0.0)
     item = ledger.pending(session, round_, ask(session, round_))
-    zeros, counted = np.zeros(6, np.float32), Metrics()
-    for cached in (None, 90, 30, 96):
-        result = VerifyResult(zeros.astype(np.int32), zeros, zeros[1:], cached=cached)
-        counted.add_pass(ledger.passed([Taken(session, item, whole=True)], [result], 0.5))
+    counted = Metrics()
+    for cached in (90, 90, 30, 96):
+        share = Share(item.request, 105 - cached, cached, RESULT)
+        counted.add_pass(ledger.passed([(Taken(session, item, whole=True), share)], 0.5))
     metrics = counted.snapshot()
     assert metrics["evicted_tokens"] == 60
     assert metrics["cached_tokens"] == 90 + 90 + 30 + 96
@@ -212,13 +214,32 @@ def test_passes_are_learnt_from_when_there_is_time_or_where_batches_are_planned_
     round_ = a_round(0, 5, 0.0)
     batch = [Taken(session, ledger.pending(session, round_, ask(session, round_)), whole=True)]
     assert ledger.expected_s(batch) == PASS_S
-    zeros = np.zeros(6, np.float32)
     for _ in range(3):
-        ledger.passed(batch, [VerifyResult(zeros.astype(np.int32), zeros, zeros[1:])], 2 * PASS_S)
+        ledger.passed([(batch[0], Share(batch[0].pending.request, 105, 0, RESULT))], 2 * PASS_S)
     assert estimator.passes == (3 if at_once else 0)
     ledger.learn()
     ledger.learn()
     assert estimator.passes == 3 and ledger.expected_s(batch) > 1.5 * PASS_S
+
+
+def test_a_prompt_in_pieces_is_one_round_and_nothing_of_it_was_evicted() -> None:
+    """Three passes compute a prompt of 100 tokens and 5 drafted ones; the session is closed before the last."""
+    table = SessionTable()
+    session = opened(table)
+    ledger, counted = PassLedger(table, Fcfs()), Metrics()
+    round_ = a_round(0, 5, 0.0)
+    taken = Taken(session, ledger.pending(session, round_, ask(session, round_)), whole=True)
+    request = taken.pending.request
+    for new, cached, kept in ((40, 0, 40), (40, 40, 80)):
+        counted.add_pass(ledger.passed([(taken, Share(request, new, cached, None))], 0.5))
+        assert (session.computed, round_.cached) == (kept, cached)
+    assert round_.new == 80
+    counted.add_pass(
+        ledger.passed([(taken, Share(request, 25, 80, RESULT)), (None, Share(request, 3, 9, RESULT))], 0.5)
+    )
+    metrics = counted.snapshot()
+    assert (metrics["rounds"], metrics["pieces"], metrics["evicted_tokens"]) == (1, 3, 0)
+    assert (metrics["computed_tokens"], metrics["cached_tokens"]) == (108, 129) and round_.new == 105
 
 
 def test_how_long_a_pass_may_last_follows_the_fastest_promise() -> None:
@@ -227,7 +248,7 @@ def test_how_long_a_pass_may_last_follows_the_fastest_promise() -> None:
     ledger = PassLedger(table, slo)
 
     def hold_s() -> float:
-        ledger.passed([], [], 0.1)
+        ledger.passed([], 0.1)
         assert isinstance(ledger.scheduler, Slo) and ledger.scheduler.hold_s is not None
         return ledger.scheduler.hold_s
 
@@ -276,7 +297,7 @@ def test_promises_take_the_time_between_passes_as_well(between_s: float, waits: 
         arrived_s = now_s - 1 if waits else now_s
         waiting = Pending(VerifyRequest("s", np.zeros(9, np.int32), np.zeros(5, np.int32)), arrived_s, 8, 8.0)
         ledger.plan([waiting], now_s)
-        ledger.passed([], [], 0.0525)
+        ledger.passed([], 0.0525)
         now_s += 0.0525 + between_s
     message = Open(session=1, protocol="greedy", threshold=0.0, hidden_size=1, speed_tps=8.0)
     assert (ledger.admit((b"ue", 1), message) is None) == admitted

@@ -21,9 +21,9 @@ class Timed(SyntheticEngine):
         self.block_size, self._tells, self._times = block_size, tells, times
         self.now_s, self.seen = 0.0, dict[str, int]()
 
-    def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
+    def compute(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
         works, results = [], []
-        for request, result in zip(batch, super().verify(batch), strict=True):
+        for request, result in zip(batch, super().compute(batch), strict=True):
             total = len(request.prefix) + len(request.draft)
             cached = self.seen.get(request.session, 0) // self.block_size * self.block_size
             self.seen[request.session] = len(request.prefix)

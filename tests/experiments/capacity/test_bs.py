@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.bs.engines.base import VerifyRequest
+from testbed.bs.engines.base import VerifyRequest, VerifyResult
 from testbed.experiments.capacity.bs import PrefixCache, Reservation, TrafficRunner
 from testbed.experiments.capacity.ue import LANGUAGE
 from testbed.experiments.inputs.profile import InteractionVerify
@@ -44,20 +44,29 @@ def request(session: str, length: int, drafted: int, wrong: int | None = None) -
     return VerifyRequest(session, LANGUAGE[:length], draft)
 
 
+async def verify(runner: TrafficRunner, *requests: VerifyRequest) -> list[VerifyResult]:
+    """One pass."""
+    for one in requests:
+        runner.submit(one)
+    shares = await runner.step()
+    assert [share.request for share in shares] == list(requests)
+    return [share.result for share in shares if share.result is not None]
+
+
 def test_passes_take_what_the_equation_says_and_remember_what_stays() -> None:
     async def passes() -> list[float]:
         clock = VirtualClock()
         runner = TrafficRunner(COST, PrefixCache(1000, tail=False), clock, linger=False)
         ends_s = []
-        first = await runner.verify([request("a", 100, 5, wrong=2), request("b", 40, 3)])
+        first = await verify(runner, request("a", 100, 5, wrong=2), request("b", 40, 3))
         ends_s.append(clock.time())
         assert [result.cached for result in first] == [0, 0]
         assert first[0].argmax.tolist() == LANGUAGE[100:106].tolist()
-        second = await runner.verify([request("a", 103, 5), request("b", 44, 2)])
+        second = await verify(runner, request("a", 103, 5), request("b", 44, 2))
         ends_s.append(clock.time())
         assert [result.cached for result in second] == [102, 43]
         runner.release("a")
-        third = await runner.verify([request("a", 109, 0)])
+        third = await verify(runner, request("a", 109, 0))
         ends_s.append(clock.time())
         assert third[0].cached == 0
         return ends_s
@@ -73,7 +82,7 @@ def test_without_a_cache_everything_is_computed_again() -> None:
         clock = VirtualClock()
         runner = TrafficRunner(COST, None, clock, linger=False)
         for _ in range(2):
-            await runner.verify([request("a", 100, 5)])
+            await verify(runner, request("a", 100, 5))
         return clock.time()
 
     alone_s = Coefficients(3e-5, 3e-8, 4e-6, 0.015).alone_s(105, 0)

@@ -62,9 +62,9 @@ def test_decoding_steps_of_the_target_end_anywhere_in_a_block(batch: int) -> Non
     class Blocks(SyntheticEngine):
         seen: ClassVar[list[int]] = []
 
-        def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
+        def compute(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
             self.seen.extend(len(request.prefix) for request in batch if len(request.draft) == 3)
-            return super().verify(batch)
+            return super().compute(batch)
 
     engine = Blocks()
     engine.block_size = 32

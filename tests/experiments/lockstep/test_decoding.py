@@ -23,11 +23,11 @@ class Watched(SyntheticEngine):
         self.released: list[str] = []
         self._fails_at = fails_at
 
-    def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
+    def compute(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
         if len(self.sizes) == self._fails_at:
             raise EngineError("no more")
         self.sizes.append(len(batch))
-        return super().verify(batch)
+        return super().compute(batch)
 
     def release(self, session: str) -> None:
         self.released.append(session)

@@ -7,24 +7,25 @@ others from the prefix cache. Rejected tokens are overwritten. A lost session co
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.bs.engines.base import VerifyRequest, VerifyResult
-from testbed.bs.engines.checks import check_batch
+from testbed.bs.engines.base import Share, VerifyEngine, VerifyRequest, VerifyResult
 from testbed.bs.engines.model_files import ModelFiles, check_files
 from testbed.bs.engines.vllm.prompt import VllmPrompt
 from testbed.errors import EngineError, TestbedError
 
 if TYPE_CHECKING:
-    from testbed.bs.engines.vllm.runner import PassStats, VllmRunner
+    from testbed.bs.engines.vllm.runner import PassStats, PromptShare, VllmRunner
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -35,8 +36,22 @@ ENVIRONMENT = {
 """Environment variables that vLLM reads when it is imported; existing values stay."""
 
 
-class VllmEngine:
-    """Implements `VerifyEngine`. A process holds one at a time: vLLM's process groups are global.
+@dataclass(slots=True)
+class _VllmRound:
+    """A submitted round."""
+
+    request: VerifyRequest
+    prompt: VllmPrompt
+    cached: int | None = None
+    """Leading positions that were cached before its first pass; None: it had none yet."""
+    rows: list[NDArray[np.float32]] = field(default_factory=list)
+    """Verdict rows of its cuts, if there are any, and its own, in the order of their positions."""
+    missing: int = 1
+    """Prompts that are not finished: its own, or cuts of it."""
+
+
+class VllmEngine(VerifyEngine):
+    """A target on vLLM. A process holds one at a time: vLLM's process groups are global.
 
     Loading takes seconds to minutes. `stats` counts passes, positions and redone requests.
 
@@ -47,6 +62,8 @@ class VllmEngine:
         max_model_len: positions of a sequence; None: what the model was made for.
         max_batch: sequences of one pass; None: vLLM's default.
         max_batch_tokens: new tokens of one pass; None: vLLM's default.
+        chunk_tokens: new tokens of one round in a pass; longer prompts are spread over several. None: as many as a pass
+            has room for.
         tensor_parallel_size: GPUs that share the model.
         gpu_memory_utilization: share of a GPU's memory that vLLM may take; on a CPU the KV cache has a fixed size
             (`extra={"kv_cache_memory_bytes": ...}`).
@@ -75,6 +92,7 @@ class VllmEngine:
         max_model_len: int | None = None,
         max_batch: int | None = None,
         max_batch_tokens: int | None = None,
+        chunk_tokens: int | None = None,
         tensor_parallel_size: int = 1,
         gpu_memory_utilization: float = 0.9,
         prefix_cache: bool = True,
@@ -88,6 +106,7 @@ class VllmEngine:
         options = {
             "max_num_seqs": max_batch,
             "max_num_batched_tokens": max_batch_tokens,
+            "long_prefill_token_threshold": chunk_tokens and min(chunk_tokens, target.max_positions),
             "tensor_parallel_size": tensor_parallel_size,
             "gpu_memory_utilization": gpu_memory_utilization,
             "enforce_eager": False if compiled else None,
@@ -101,43 +120,62 @@ class VllmEngine:
         self.max_batch_tokens = self._runner.max_batch_tokens
         self.block_size, self.kv_tokens = self._runner.block_size, self._runner.kv_tokens
         self.stats: PassStats = self._runner.stats
+        self._names = itertools.count()
+        self._rounds: dict[str, tuple[_VllmRound, int]] = {}
+        """Rounds by the names of their prompts in vLLM, and the place of the prompt's rows."""
 
-    def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
-        """See `VerifyEngine.verify`."""
+    def submit(self, request: VerifyRequest) -> None:
+        """See `VerifyEngine.submit`."""
         if self._runner is None:
             raise EngineError("the engine is closed")
-        check_batch(batch, self.vocab_size, self.max_positions)
-        prompts = [VllmPrompt.of(request) for request in batch]
+        self.check(request)
+        prompt = VllmPrompt.of(request)
+        self._add(self._runner, _VllmRound(request, prompt), [prompt])
+
+    def _add(self, runner: VllmRunner, round_: _VllmRound, prompts: Sequence[VllmPrompt]) -> None:
+        """Submit the prompts whose rows come first in a round."""
+        round_.missing, empty = len(prompts), np.empty((0, 0), np.float32)
+        round_.rows = [empty for _ in prompts] + round_.rows
+        for place, prompt in enumerate(prompts):
+            name = str(next(self._names))
+            self._rounds[name] = (round_, place)
+            runner.submit(name, prompt)
+
+    def step(self) -> list[Share]:
+        """See `VerifyEngine.step`."""
+        if self._runner is None:
+            raise EngineError("the engine is closed")
         try:
-            tails, cached = self._runner.run(prompts)
-            tails = self._complete(self._runner, prompts, tails)
+            return [self._share(self._runner, share) for share in self._runner.step()]
         except Exception as exc:
-            raise EngineError(f"vLLM failed in a pass of {len(batch)} requests: {_one_line(exc)}") from exc
-        return [self._unpack(*parts) for parts in zip(prompts, tails, cached, strict=True)]
+            count = len({id(round_) for round_, _ in tuple(self._rounds.values())})
+            self._rounds.clear()
+            self._runner.drop()
+            raise EngineError(f"vLLM failed in a pass of {count} requests: {_one_line(exc)}") from exc
 
-    def _complete(
-        self, runner: VllmRunner, prompts: Sequence[VllmPrompt], tails: Sequence[NDArray[np.float32]]
-    ) -> list[NDArray[np.float32]]:
-        """Compute the rows that are missing since their positions lay in blocks of the prefix cache.
+    def _share(self, runner: VllmRunner, share: PromptShare) -> Share:
+        """A round's share of a pass.
 
-        That happens where the drafted tokens, too, were seen before: a repeated prompt.
+        Rows are missing where their positions lay in blocks of the prefix cache, which happens where the drafted
+        tokens, too, were seen before: a repeated prompt. They are computed by prompts that are cut at these blocks.
         """
-        cuts = [
-            prompt.cuts(prompt.rows - len(tail), runner.cache_block)
-            for prompt, tail in zip(prompts, tails, strict=True)
-        ]
-        flat = [cut for of_prompt in cuts for cut in of_prompt]
-        if not flat:
-            return list(tails)
-        runner.stats.redone_requests += sum(map(bool, cuts))
-        redone = iter(zip(flat, runner.run(flat)[0], strict=True))
-        completed = []
-        for of_prompt, tail in zip(cuts, tails, strict=True):
-            pieces = [next(redone) for _ in of_prompt]
-            if any(len(rows) != cut.rows for cut, rows in pieces):
-                raise RuntimeError("the prefix cache served a block that had to be computed")
-            completed.append(np.concatenate([rows for _, rows in pieces] + [tail]))
-        return completed
+        round_, place = self._rounds[share.name]
+        if round_.cached is None:
+            round_.cached = share.cached
+        result = None
+        if share.rows is not None:
+            del self._rounds[share.name]
+            round_.rows[place] = share.rows
+            round_.missing -= 1
+        if not round_.missing:
+            if cuts := round_.prompt.cuts(round_.prompt.rows - sum(map(len, round_.rows)), runner.cache_block):
+                if len(round_.rows) > 1:
+                    raise RuntimeError("the prefix cache served a block that had to be computed")
+                runner.stats.redone_requests += 1
+                self._add(runner, round_, cuts)
+            else:
+                result = self._unpack(round_.prompt, np.concatenate(round_.rows), round_.cached)
+        return Share(round_.request, share.new, share.cached, result)
 
     def _unpack(self, prompt: VllmPrompt, tail: NDArray[np.float32], cached: int) -> VerifyResult:
         """Columns of `TailPooler`'s output."""
@@ -155,6 +193,8 @@ class VllmEngine:
         """See `VerifyEngine.release`: the session's blocks are free at once."""
         if self._runner is not None:
             self._runner.release(session)
+        for name in [name for name, (round_, _) in tuple(self._rounds.items()) if round_.request.session == session]:
+            del self._rounds[name]
 
     def forget(self) -> None:
         """Drop the prefix cache: whatever comes next is computed anew."""

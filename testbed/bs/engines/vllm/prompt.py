@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from testbed.bs.engines.base import VerifyRequest
-from testbed.bs.engines.checks import prompt_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +22,9 @@ class VllmPrompt:
     @classmethod
     def of(cls, request: VerifyRequest) -> VllmPrompt:
         """Committed prefix and drafted tokens; a row for every position from the prefix's last token on."""
-        facing = [*request.draft.tolist(), 0]
-        return cls(prompt_of(request).tolist(), facing, request.hidden, request.logprobs, request.session)
+        drafted = request.draft.tolist()
+        ids = request.prefix.tolist() + drafted
+        return cls(ids, [*drafted, 0], request.hidden, request.logprobs, request.session)
 
     @property
     def rows(self) -> int:

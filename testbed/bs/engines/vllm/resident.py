@@ -94,8 +94,6 @@ class ResidentScheduler(Scheduler):
         self._manager.req_to_blocks[request.request_id] = parked.blocks[:count]
         self._manager.num_cached_block[request.request_id] = min(parked.hashed, common // size)
         request.num_computed_tokens = common
-        if request.prefill_stats is not None:
-            request.prefill_stats.set(request.num_prompt_tokens, common, 0)
 
     def close(self, session: str) -> None:
         """Free a session's blocks; an unknown session is no error."""
@@ -111,7 +109,20 @@ class ResidentScheduler(Scheduler):
     # ------------------------------------------------------------ passes
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        """The next pass. Where rounds hold all blocks and none of them can grow, the last one gives its blocks back."""
+        """The next pass. Where rounds hold all blocks and none of them can grow, the last one gives its blocks back.
+
+        A prompt that is alone is bounded like any other, since rounds that arrive during its pass wait for it; vLLM
+        would let it fill the pass.
+        """
+        budget, most = self.max_num_scheduled_tokens, self.scheduler_config.long_prefill_token_threshold
+        if most and sum(self.get_request_counts()) == 1:
+            self.max_num_scheduled_tokens = min(budget, most)
+        try:
+            return self._schedule_growing(*args, **kwargs)
+        finally:
+            self.max_num_scheduled_tokens = budget
+
+    def _schedule_growing(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         output = super().schedule(*args, **kwargs)
         while not output.total_num_scheduled_tokens and not self.running and self.kv_holding_waiting:
             last = list(self.kv_holding_waiting)[-1]

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 from vllm.engine.arg_utils import EngineArgs
-from vllm.inputs.engine import tokens_input
-from vllm.outputs import PoolingRequestOutput
 from vllm.platforms import current_platform
 from vllm.pooling_params import PoolingParams
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.request import Request, RequestStatus
 
 from testbed.bs.engines.model_files import ModelFiles
 from testbed.bs.engines.vllm.models import TASK, VERIFIERS, VOCAB_KEY, WorkerExtension
@@ -28,7 +31,7 @@ LOG = logging.getLogger(__name__)
 CPU_KV_BYTES = 2 * 1024**3
 """KV cache on a CPU unless told otherwise; memory is taken as it fills."""
 SELF_TEST = "self-test"
-"""Session of `VllmRunner.check_resident`."""
+"""Session and request of `VllmRunner.check_resident`."""
 
 
 @dataclass(slots=True)
@@ -43,6 +46,26 @@ class PassStats:
     """Positions that came from the prefix cache."""
     redone_requests: int = 0
     """Requests whose first positions lay in cached blocks and took another pass."""
+
+
+class PromptShare(NamedTuple):
+    """What one pass computed of a prompt."""
+
+    name: str
+    """As submitted."""
+    new: int
+    """Positions computed."""
+    cached: int
+    """Positions before them."""
+    rows: NDArray[np.float32] | None
+    """Verdict rows [n, columns], n <= rows asked for, see `TailPooler`; None: the prompt is not finished."""
+
+
+class _LivePrompt(NamedTuple):
+    """A submitted prompt that is not finished."""
+
+    prompt: VllmPrompt
+    request: Request
 
 
 def engine_args(target: ModelFiles, dtype: str, options: Mapping[str, Any], extra: Mapping[str, Any]) -> EngineArgs:
@@ -119,13 +142,25 @@ def load_runner(args: EngineArgs, *, prefix_cache: bool = True, resident: bool =
 
 
 class VllmRunner:
-    """One vLLM engine in this process; calls come from one thread at a time."""
+    """One vLLM engine in this process; calls come from one thread at a time, except `submit`.
+
+    Prompts go directly to the engine core: `LLMEngine` would check, copy and convert each of them and its output again.
+    """
 
     def __init__(self, args: EngineArgs, prefix_cache: bool = True) -> None:
         self._prefix_cache = prefix_cache
         self._engine = LLMEngine.from_engine_args(args)
-        self._ids = itertools.count()
+        self._core: EngineCore = getattr(self._engine.engine_core, "engine_core")  # noqa: B009, in this process
+        self._inbox: deque[tuple[str, _LivePrompt]] = deque()
+        """Prompts that the scheduler does not have yet."""
+        self._live: dict[str, _LivePrompt] = {}
+        self._begun: set[str] = set()
+        """Prompts of which earlier passes have computed a part."""
+        self._planned: dict[str, int] = {}
+        """New tokens of each prompt in the last pass."""
         self._scheduler = self._resident()
+        scheduler: Any = self._core.scheduler
+        scheduler.schedule = functools.partial(self._plan, scheduler.schedule)
         config = self._engine.vllm_config
         self.cache_block: int = config.cache_config.block_size
         """Tokens of a block of vLLM's cache."""
@@ -137,7 +172,7 @@ class VllmRunner:
 
     def _resident(self) -> ResidentScheduler | None:
         """The scheduler of an engine whose sessions keep their blocks; None: it has vLLM's own."""
-        core = getattr(self._engine.engine_core, "engine_core")  # noqa: B009, in this process
+        core: Any = self._core
         if not isinstance(core.scheduler, ResidentScheduler):
             return None
         core.request_block_hasher = hashing_only_new(core.scheduler, core.request_block_hasher)
@@ -150,57 +185,93 @@ class VllmRunner:
             RuntimeError: it computes others, too.
         """
         committed = [0] * (self.cache_block + 3)
-        self.run([VllmPrompt(committed, [0], session=SELF_TEST)])
-        (rows,), (cached,) = self.run([VllmPrompt([*committed, 0, 0], [0, 0], session=SELF_TEST)])
+        self.submit(SELF_TEST, VllmPrompt(committed, [0], session=SELF_TEST))
+        while self._inbox or self._live:
+            self.step()
+        self.submit(SELF_TEST, VllmPrompt([*committed, 0, 0], [0, 0], session=SELF_TEST))
+        shares = self.step()
         self.forget()
         self.stats = PassStats()
-        if (cached, len(rows)) != (len(committed), 2):
-            raise RuntimeError(f"a round computed {len(committed) + 2 - cached} tokens where 2 were new")
+        new = sum(share.new for share in shares)
+        if new != 2 or shares[0].rows is None:
+            raise RuntimeError(f"a round computed {new} tokens where 2 were new")
 
-    def run(self, prompts: Sequence[VllmPrompt]) -> tuple[list[NDArray[np.float32]], list[int]]:
-        """Verdict rows of every prompt, [n, columns], n <= rows asked for: see `TailPooler`; and how many of its
-        positions came from the prefix cache.
-
-        All prompts go through one pass if their new tokens fit into `max_batch_tokens`. If a pass fails, the requests
-        and the cache are dropped, since blocks may be marked as cached that were never computed.
-        """
-        names = [str(next(self._ids)) for _ in prompts]
-        outputs: dict[str, PoolingRequestOutput] = {}
-        try:
-            for name, prompt in zip(names, prompts, strict=True):
-                self._submit(name, prompt)
-            steps_left = 2 * sum(len(prompt.ids) for prompt in prompts)
-            while self._engine.has_unfinished_requests():
-                if steps_left == 0:  # a step computes a token or more, or fills a pipeline
-                    raise RuntimeError("the engine makes no progress")
-                steps_left -= 1
-                self.stats.passes += 1
-                for output in self._engine.step():
-                    if isinstance(output, PoolingRequestOutput):
-                        outputs[output.request_id] = output
-        except BaseException:
-            self._engine.abort_request(names)
-            self._engine.reset_prefix_cache()
-            raise
-        cached = [outputs[name].num_cached_tokens for name in names]
-        self.stats.cached_tokens += sum(cached)
-        self.stats.computed_tokens += sum(len(prompt.ids) for prompt in prompts) - sum(cached)
-        return [outputs[name].outputs.data.numpy() for name in names], cached
-
-    def _submit(self, name: str, prompt: VllmPrompt) -> None:
+    def submit(self, name: str, prompt: VllmPrompt) -> None:
+        """Prepare a prompt under a name of its own; it joins the next pass. From any thread."""
         ask: dict[str, Any] = {"facing": prompt.facing, "hidden": prompt.hidden, "logprobs": prompt.logprobs}
         if self._scheduler is not None and self._prefix_cache:
             ask["session"] = prompt.session
         params = PoolingParams(task=TASK, extra_kwargs=ask, skip_reading_prefix_cache=not self._prefix_cache)
-        self._engine.add_request(name, tokens_input(prompt.ids), params)
+        hasher = self._core.request_block_hasher
+        request = Request(name, prompt.ids, None, params, arrival_time=0.0, block_hasher=hasher)
+        request.prefill_stats = None  # counted by `_share`
+        self._inbox.append((name, _LivePrompt(prompt, request)))
+
+    def step(self) -> list[PromptShare]:
+        """Run one pass over the prompts that fit into it.
+
+        If it fails, all prompts and the prefix cache are dropped, since blocks may be marked as cached that were never
+        computed.
+        """
+        try:
+            while self._inbox:
+                name, live = self._inbox.popleft()
+                self._live[name] = live
+                self._core.scheduler.add_request(live.request)
+            if not self._live:
+                return []
+            self._planned = {}
+            outputs, ran = self._core.step_fn()
+            self._core.post_step(ran)
+        except BaseException:
+            self.drop()
+            raise
+        finished = outputs.get(0) if outputs else None
+        tensors = {output.request_id: output.pooling_output for output in finished.outputs} if finished else {}
+        self.stats.passes += 1
+        return [self._share(name, new, tensors.get(name)) for name, new in self._planned.items()]
+
+    def _plan(self, schedule: Callable[..., SchedulerOutput], *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """The next pass as the scheduler plans it, and a note of its prompts."""
+        output = schedule(*args, **kwargs)
+        self._planned = output.num_scheduled_tokens
+        return output
+
+    def _share(self, name: str, new: int, rows: Tensor | None) -> PromptShare:
+        live = self._live[name]
+        cached = live.request.num_computed_tokens - new
+        self.stats.computed_tokens += new
+        if name not in self._begun:
+            self.stats.cached_tokens += cached
+        if rows is None:
+            self._begun.add(name)
+        else:
+            self._begun.discard(name)
+            del self._live[name]
+        return PromptShare(name, new, cached, None if rows is None else rows.numpy())
+
+    def drop(self) -> None:
+        """Drop all prompts and the prefix cache."""
+        self._inbox.clear()
+        self._core.scheduler.finish_requests(list(self._live), RequestStatus.FINISHED_ABORTED)
+        self._live.clear()
+        self._begun.clear()
+        self.forget()
 
     def release(self, session: str) -> None:
-        """Free the blocks of a session."""
+        """Drop the prompts of a session, and free its blocks."""
+        mine = [name for name, live in self._live.items() if live.prompt.session == session]
+        self._core.scheduler.finish_requests(mine, RequestStatus.FINISHED_ABORTED)
+        for name in mine:
+            del self._live[name]
+            self._begun.discard(name)
+        for entry in [entry for entry in list(self._inbox) if entry[1].prompt.session == session]:
+            self._inbox.remove(entry)
         if self._scheduler is not None:
             self._scheduler.close(session)
 
     def forget(self) -> None:
-        """Drop the prefix cache; no request is in progress between runs."""
+        """Drop the prefix cache; no prompt is in progress."""
         self._engine.reset_prefix_cache()
 
     def close(self) -> None:

@@ -1,0 +1,127 @@
+"""Engines that compute a list of requests at once: which submitted rounds a pass takes, and how much of each."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.bs.engines.base import Share, VerifyEngine, VerifyRequest, VerifyResult, common_prefix
+
+LEAST_PIECE = 16
+"""Tokens of a piece, at least: what room is left below that stays free."""
+_NOTHING = np.zeros(0, np.int32)
+
+
+class _PassPart(NamedTuple):
+    """A submitted round, and what a pass computes of it."""
+
+    submitted: VerifyRequest
+    computed: VerifyRequest
+    """The round itself, or the beginning of its prefix without drafted tokens."""
+    cached: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether the pass finishes the round."""
+        return self.computed is self.submitted
+
+    @property
+    def new(self) -> int:
+        """Positions to compute."""
+        return len(self.computed.prefix) + len(self.computed.draft) - self.cached
+
+
+class BatchedEngine(VerifyEngine):
+    """Puts passes together from submitted rounds, in their order, at most one per session.
+
+    A pass takes rounds until `max_batch_tokens` new tokens or `max_requests` are reached. A prefix with more than
+    `chunk_tokens` uncached tokens, or more than a pass has room for, is computed in pieces; the round keeps its place.
+    """
+
+    chunk_tokens: int | None = None
+    """New tokens of one prefix in a pass, at most; None: as many as a pass has room for."""
+    max_requests: int = 2**31
+    """Requests of one pass, at most."""
+
+    def __init__(self) -> None:
+        self._submitted: list[VerifyRequest] = []
+        """Changed in place, since `submit` may run during a step."""
+        self._prompts: dict[str, NDArray[np.int32]] = {}
+        """What the last pass of each session computed."""
+
+    @abstractmethod
+    def compute(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
+        """One pass over requests of different sessions; results in their order.
+
+        Raises:
+            EngineError: the pass failed; sessions are unchanged.
+        """
+
+    def cached(self, request: VerifyRequest) -> int:
+        """Leading tokens of a request whose keys and values the engine holds, at most all but the prefix's last; by
+        default, those that the session's last pass computed.
+        """
+        known = self._prompts.get(request.session)
+        return 0 if known is None else common_prefix(known, request.prefix, len(request.prefix) - 1)
+
+    def submit(self, request: VerifyRequest) -> None:
+        """See `VerifyEngine.submit`."""
+        self.check(request)
+        self._submitted.append(request)
+
+    def step(self) -> list[Share]:
+        """See `VerifyEngine.step`."""
+        parts = self._parts(tuple(self._submitted))
+        if not parts:
+            return []
+        try:
+            results = self.compute([part.computed for part in parts])
+        except Exception:
+            self._submitted.clear()
+            raise
+        for part in parts:
+            self._prompts[part.submitted.session] = part.computed.prompt
+            if part.whole:
+                self._submitted.remove(part.submitted)
+        return [
+            Share(part.submitted, part.new, part.cached, result if part.whole else None)
+            for part, result in zip(parts, results, strict=True)
+        ]
+
+    def release(self, session: str) -> None:
+        """See `VerifyEngine.release`."""
+        self._prompts.pop(session, None)
+        for request in [request for request in self._submitted if request.session == session]:
+            self._submitted.remove(request)
+
+    def _parts(self, waiting: Sequence[VerifyRequest]) -> list[_PassPart]:
+        """The parts of the next pass."""
+        parts: list[_PassPart] = []
+        room, sessions = self.max_batch_tokens, set()
+        for request in waiting:
+            if len(parts) == self.max_requests or request.session in sessions:
+                break
+            part = self._part(request, room, alone=not parts)
+            if part is None:
+                break
+            parts.append(part)
+            sessions.add(request.session)
+            room -= part.new
+        return parts
+
+    def _part(self, request: VerifyRequest, room: int, alone: bool) -> _PassPart | None:
+        """What a pass with room for this many tokens computes of a round; None: nothing."""
+        cached = self.cached(request)
+        most = room if self.chunk_tokens is None else min(room, self.chunk_tokens)
+        prefix = len(request.prefix) - cached
+        if prefix <= most and prefix + len(request.draft) <= room:
+            return _PassPart(request, request, cached)
+        piece = min(prefix - 1, most)
+        if piece < min(LEAST_PIECE, prefix - 1) or piece == 0:
+            return _PassPart(request, request, cached) if alone else None
+        beginning = VerifyRequest(request.session, request.prefix[: cached + piece], _NOTHING)
+        return _PassPart(request, beginning, cached)
