@@ -60,7 +60,7 @@ def evaluate(
     """
     states = found.states(head.info.states)
     drafter, target = degrade(states[0], head.info.hidden_bits), states[1]
-    p = {name: _under(head, drafter, target, csi) for name, csi in CHANNELS.items()}
+    p = {name: under(head, drafter, target, csi) for name, csi in CHANNELS.items()}
     interval = auc_interval(critical, p["perfect"], found.prompt, config.seed)
     digits = None if digit_free is None else ~(_of(digit_free, found.draft_id) & _of(digit_free, found.target_id))
     document = {
@@ -92,8 +92,8 @@ def _relabelled(
     return {"relabelled": overall, "bands": _bands(instances, critical, p)}
 
 
-def _under(head: DecisionHead, drafter: NDArray[Any], target: NDArray[Any], csi: Csi) -> NDArray[np.float32]:
-    """p_rej [n] of all mismatches under one channel state."""
+def under(head: DecisionHead, drafter: NDArray[Any], target: NDArray[Any], csi: Csi) -> NDArray[np.float32]:
+    """p_rej [n] of mismatches under one channel state, of hidden states [n, d] as the head gets them."""
     return head.reject_probability(drafter, target, np.tile(csi.features[head.info.columns], (len(drafter), 1)))
 
 

@@ -1,4 +1,4 @@
-"""`testbed head compare`: heads at equal loss of accuracy."""
+"""`testbed head compare`: heads at equal loss of accuracy, or at equal shares of critical mismatches kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from testbed.cli.options import AsJson, configured
 from testbed.cli.output import note, print_json
 from testbed.cli.tables import print_rows
 from testbed.errors import BadInput
-from testbed.experiments.head.compare import CompareConfig, ConstantLink
+from testbed.experiments.head.config import CompareConfig, ConstantLink
 
 LINK = {"rate_mbps": ("Mbit/s", "{:g}"), "rtt_ms": ("RTT ms", "{:g}"), "per": ("PER", "{:g}"), "head": ("head", "{}")}
 EQUAL = {
@@ -20,6 +20,11 @@ EQUAL = {
     "value_high": ("to", "{:.2f}"), "difference": ("against the first", "{:+.2f}"),
     "difference_low": ("from", "{:+.2f}"), "difference_high": ("to", "{:+.2f}"),
     "verdict": ("verdict", "{}"), "seeds": ("seeds", "{:d}"), "problems": ("n", "{:d}"),
+}  # fmt: skip
+HARMLESS = EQUAL | {
+    "points": ("% critical", "{:g}"), "value": ("harmless kept", "{:.3f}"), "value_low": ("from", "{:.3f}"),
+    "value_high": ("to", "{:.3f}"), "difference": ("against the first", "{:+.4f}"),
+    "difference_low": ("from", "{:+.4f}"), "difference_high": ("to", "{:+.4f}"),
 }  # fmt: skip
 CHOSEN = {
     **LINK, "points": ("allowed", "{:g}"), "threshold": ("θ", "{:.4f}"), "lost_calibration": ("calibration", "{:+.2f}"),
@@ -35,7 +40,9 @@ def compare(
         list[str],
         typer.Argument(metavar="NAME=DIR[,DIR...]...", help="Heads by name, a directory per training seed."),
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the outcomes; an unfinished one is resumed.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Directory of the outcomes; an unfinished one is resumed.")
+    ] = None,
     channel: Annotated[
         list[str] | None,
         typer.Option(help="MBPS,RTT_MS[,PER]; repeat for more. Default: 20,50 and 500,50.", rich_help_panel="Workload"),
@@ -45,25 +52,36 @@ def compare(
     """Compare heads at equal loss: AAL at the same accuracy lost, paired over the same problems and training seeds.
 
     θ runs over a grid. The first table interpolates AAL at each loss on the test problems; the second tests the θ that
-    the calibration problems choose. The first head is the baseline.
+    the calibration problems choose. The first head is the baseline. With --episodes nothing is decoded: heads are
+    compared by the harmless mismatches that they keep at the same share of critical ones kept.
 
     Examples:
 
         testbed head compare blind=bundled:blind csi=bundled unrelabelled=bundled:unrelabelled --first 3300 --out runs/c
 
         testbed head compare blind=b0,b1,b2 csi=h0,h1,h2 --channel 20,50 --losses 1,2 --out runs/seeds --json
+
+        testbed head compare blind=b0,b1,b2 csi=h0,h1,h2 --episodes runs/heldout --losses 5,10,20
     """
     from testbed.experiments.head.compare import compare as run
+    from testbed.experiments.head.equal_harm import compare_labelled
 
     config = msgspec.structs.replace(config, heads=dict(map(_named, head)))
     if channel:
         config = msgspec.structs.replace(config, channels=tuple(map(_channel, channel)))
-    document = run(config, out, lambda done, total, unit: note(f"{done} of {total} {unit}"))
+    if (out is None) == (config.episodes is None):
+        raise BadInput("give --out DIR to decode problems, or --episodes DIR to compare on labelled mismatches")
+    if out is None:
+        document = compare_labelled(config)
+    else:
+        document = run(config, out, lambda done, total, unit: note(f"{done} of {total} {unit}"))
     if as_json:
         print_json(document)
-        return
-    print_rows(document["rows"], "AAL at equal loss of accuracy, test problems", EQUAL)
-    print_rows(document["chosen"], "θ chosen on calibration problems", CHOSEN)
+    elif out is None:
+        print_rows(document["rows"], "harmless mismatches kept at equal shares of critical ones", HARMLESS)
+    else:
+        print_rows(document["rows"], "AAL at equal loss of accuracy, test problems", EQUAL)
+        print_rows(document["chosen"], "θ chosen on calibration problems", CHOSEN)
 
 
 def _named(text: str) -> tuple[str, list[str]]:

@@ -10,21 +10,20 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from testbed import fields
 from testbed.bs.engines.base import VerifyEngine
 from testbed.bs.engines.registry import leave_a_core, load_engine
 from testbed.bs.engines.target import Target, describe
 from testbed.bs.judging.base import Judge, StrictJudge
 from testbed.bs.judging.head import HeadJudge
-from testbed.channel.csi import Csi
-from testbed.config import Config, RunConfig
+from testbed.config import RunConfig
 from testbed.decision_head.head import DecisionHead, check_fits, load_head
 from testbed.errors import BadInput
+from testbed.experiments.head.config import CompareConfig
 from testbed.experiments.head.equal_loss import Reals, Tradeoff, at_equal_loss
 from testbed.experiments.head.judged import JudgedSetup, decode_judged
 from testbed.experiments.inputs.pair import target_for
@@ -40,73 +39,14 @@ from testbed.experiments.runs.prepare import Prompt, Workload, prepare
 from testbed.intervals import Bootstrap
 from testbed.llama.origin import states_fingerprint
 from testbed.models.bundle import head_directory
-from testbed.options import option
 from testbed.ue.drafters.after import StatesAfter
 from testbed.ue.drafters.base import Drafter
 
 BLOCK = 50
 """Problems per file; their passes are shared by all heads, channels and values of θ."""
 CALIBRATION, TEST, STRICT = "calibration", "test", "strict"
-THRESHOLDS = (2, 4, 6, 8, 11, 14, 18, 24, 32, 48)
-"""θ in units of 1/256."""
 
 Progress = Callable[[int, int, str], None]
-
-
-class ConstantLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A constant channel, the same in both directions."""
-
-    rate_mbps: float
-    rtt_ms: float
-    per: float = 0.0
-
-    @property
-    def csi(self) -> Csi:
-        """Its state."""
-        return Csi(self.rate_mbps, self.rate_mbps, self.rtt_ms, self.per, self.per, source="emulated")
-
-
-class CompareConfig(Config, frozen=True, kw_only=True):
-    """Configuration of `testbed head compare`.
-
-    Raises:
-        BadInput: no heads, channels, thresholds or losses, or a value out of range.
-    """
-
-    heads: dict[str, list[str]] = msgspec.field(default_factory=dict)
-    """Directories by name of the head; several are training seeds of one kind. The first is the baseline."""
-    channels: tuple[ConstantLink, ...] = (ConstantLink(20.0, 50.0), ConstantLink(500.0, 50.0))
-    thresholds: Annotated[tuple[float, ...], option("Values of θ, increasing.", panel="Comparison")] = tuple(
-        i / 256 for i in THRESHOLDS
-    )
-    losses: Annotated[tuple[float, ...], option("Points of accuracy lost at which heads are compared.")] = (1.0, 2.0)
-    calibration: Annotated[str, option("Problems on which θ is chosen.", panel="Workload")] = "bundled:calibration"
-    first: fields.First = 0
-    calibration_prompts: Annotated[int, option("Calibration problems.", least=2)] = 500
-    dataset: fields.Dataset = "bundled:test"
-    prompts: Annotated[int, option("Test problems.", least=2)] = 1000
-    prompt_format: fields.PromptFormat = "auto"
-    shots: fields.Shots = 0
-    scorer: fields.Scorer = "number"
-    max_tokens: fields.MaxTokens = 256
-    window: fields.Window = 32
-    seed: fields.Seed = 0
-    concurrency: Annotated[int, option("Prompts decoded concurrently.", least=1, panel="Workload")] = 25
-    threads: Annotated[int | None, option("CPU threads of each model. Default: all cores but one.")] = None
-    engine: fields.Engine = "vllm"
-    model: fields.Target = None
-    drafter: fields.DrafterFile = None
-    tokenizer: fields.Tokenizer = None
-    dtype: fields.Dtype = "float32"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (all(self.heads.values()) and self.channels and self.thresholds and self.losses):
-            raise BadInput("give at least one directory per head, and one channel, threshold and loss")
-        if list(self.thresholds) != sorted(set(self.thresholds)) or not 0 < self.thresholds[0] <= 1:
-            raise BadInput(f"thresholds must increase within (0, 1], not {self.thresholds}")
-        for one in self.channels:
-            _ = one.csi  # refuses what no link has
 
 
 class HeadSetting(NamedTuple):

@@ -1,4 +1,4 @@
-"""Configurations of `testbed head collect`, `head label` and `head tune`."""
+"""Configurations of `testbed head collect`, `head label`, `head tune` and `head compare`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from testbed.config import Config
 from testbed.decision_head.settings import Quality
 from testbed.errors import BadInput
 from testbed.options import option
+
+THRESHOLDS = (2, 4, 6, 8, 11, 14, 18, 24, 32, 48)
+"""θ in units of 1/256."""
 
 
 class EpisodeCollectConfig(Config, frozen=True):
@@ -86,3 +89,63 @@ class TuneConfig(Config, frozen=True, kw_only=True):
         super().__post_init__()
         if not self.goals or any(goal.points < 0 for goal in self.goals):
             raise BadInput("give at least one goal; points of accuracy must not be negative")
+
+
+class ConstantLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A constant channel, the same in both directions."""
+
+    rate_mbps: float
+    rtt_ms: float
+    per: float = 0.0
+
+    @property
+    def csi(self) -> Csi:
+        """Its state."""
+        return Csi(self.rate_mbps, self.rate_mbps, self.rtt_ms, self.per, self.per, source="emulated")
+
+
+class CompareConfig(Config, frozen=True, kw_only=True):
+    """Configuration of `testbed head compare`.
+
+    Raises:
+        BadInput: no heads, channels, thresholds or losses, or a value out of range.
+    """
+
+    heads: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    """Directories by name of the head; several are training seeds of one kind. The first is the baseline."""
+    channels: tuple[ConstantLink, ...] = (ConstantLink(20.0, 50.0), ConstantLink(500.0, 50.0))
+    thresholds: Annotated[tuple[float, ...], option("Values of θ, increasing.", panel="Comparison")] = tuple(
+        i / 256 for i in THRESHOLDS
+    )
+    losses: Annotated[tuple[float, ...], option("Points of accuracy lost at which heads are compared.")] = (1.0, 2.0)
+    episodes: Annotated[
+        str | None,
+        option("Labelled episodes to compare on without decoding; losses are % of critical mismatches kept."),
+    ] = None
+    calibration: Annotated[str, option("Problems on which θ is chosen.", panel="Workload")] = "bundled:calibration"
+    first: fields.First = 0
+    calibration_prompts: Annotated[int, option("Calibration problems.", least=2)] = 500
+    dataset: fields.Dataset = "bundled:test"
+    prompts: Annotated[int, option("Test problems.", least=2)] = 1000
+    prompt_format: fields.PromptFormat = "auto"
+    shots: fields.Shots = 0
+    scorer: fields.Scorer = "number"
+    max_tokens: fields.MaxTokens = 256
+    window: fields.Window = 32
+    seed: fields.Seed = 0
+    concurrency: Annotated[int, option("Prompts decoded concurrently.", least=1, panel="Workload")] = 25
+    threads: Annotated[int | None, option("CPU threads of each model. Default: all cores but one.")] = None
+    engine: fields.Engine = "vllm"
+    model: fields.Target = None
+    drafter: fields.DrafterFile = None
+    tokenizer: fields.Tokenizer = None
+    dtype: fields.Dtype = "float32"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (all(self.heads.values()) and self.channels and self.thresholds and self.losses):
+            raise BadInput("give at least one directory per head, and one channel, threshold and loss")
+        if list(self.thresholds) != sorted(set(self.thresholds)) or not 0 < self.thresholds[0] <= 1:
+            raise BadInput(f"thresholds must increase within (0, 1], not {self.thresholds}")
+        for one in self.channels:
+            _ = one.csi  # refuses what no link has

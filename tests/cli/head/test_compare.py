@@ -9,6 +9,7 @@ import pytest
 
 from testbed.cli.main import main
 from testbed.experiments.head import compare as comparison
+from testbed.experiments.head.config import CompareConfig, ConstantLink
 
 ROW = {"rate_mbps": 20.0, "rtt_ms": 50.0, "per": 0.0, "head": "blind", "points": 1.0}
 
@@ -16,9 +17,9 @@ ROW = {"rate_mbps": 20.0, "rtt_ms": 50.0, "per": 0.0, "head": "blind", "points":
 def test_heads_and_channels_are_named_on_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    given: list[comparison.CompareConfig] = []
+    given: list[CompareConfig] = []
 
-    def compare(config: comparison.CompareConfig, *_: Any) -> dict[str, Any]:
+    def compare(config: CompareConfig, *_: Any) -> dict[str, Any]:
         given.append(config)
         return {"rows": [ROW | {"value": 12.25}], "chosen": [ROW | {"threshold": 0.125, "aal": 11.5}]}
 
@@ -27,14 +28,19 @@ def test_heads_and_channels_are_named_on_the_command_line(
     assert main([*command, "--channel", "20,50", "--channel", "20,50,0.1", "--losses", "1,2"]) == 0
     (config,) = given
     assert config.heads == {"blind": ["b0", "b1"], "csi": ["h0"]} and config.losses == (1.0, 2.0)
-    assert config.channels == (comparison.ConstantLink(20.0, 50.0), comparison.ConstantLink(20.0, 50.0, 0.1))
+    assert config.channels == (ConstantLink(20.0, 50.0), ConstantLink(20.0, 50.0, 0.1))
     printed = capfd.readouterr().out
     assert "12.25" in printed and "11.50" in printed and "0.1250" in printed
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["bundled"], "NAME=DIR"), (["a=bundled", "--channel", "20"], "MBPS,RTT_MS"), (["a=/nowhere"], "/nowhere")],
+    [
+        (["bundled"], "NAME=DIR"),
+        (["a=bundled", "--channel", "20"], "MBPS,RTT_MS"),
+        (["a=/nowhere"], "/nowhere"),
+        (["a=bundled", "--episodes", "/nowhere"], "give --out DIR"),
+    ],
 )
 def test_what_is_no_head_or_channel_is_refused_in_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], said: str

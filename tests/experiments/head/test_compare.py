@@ -12,8 +12,8 @@ import pytest
 
 from testbed.decision_head.head import load_head, save_head
 from testbed.errors import BadInput
-from testbed.experiments.head.compare import CompareConfig, ConstantLink, compare
-from testbed.experiments.head.config import Goal, TuneConfig
+from testbed.experiments.head.compare import compare
+from testbed.experiments.head.config import CompareConfig, ConstantLink, Goal, TuneConfig
 from testbed.experiments.head.tune import _try, load_problems
 from testbed.models.bundle import head_directory
 
