@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scripts.environment import ROOT
+from testbed.errors import TestbedError
 
 PAGES = ("README.md", "docs/start", "docs/guides", "docs/reference", "docs/explanation", "hardware")
 LIMIT_S = 40.0
-GRACE_S = 20.0
+GRACE_S = 60.0
 """Time that an interrupted command has to end."""
 INTERRUPTED = 130
 BS = "tcp://127.0.0.1:5555"
@@ -183,8 +184,11 @@ def _with_station(command: DocCommand, folder: Path, limit_s: float) -> Ran:
     from testbed.models.bundle import bundled
 
     model = str(bundled().require("target"))
-    with base_station(ServeConfig(bind=BS, engine="transformers", model=model, threads=1)):
-        return run(command, folder, limit_s)
+    try:
+        with base_station(ServeConfig(bind=BS, engine="transformers", model=model, threads=1)):
+            return run(command, folder, limit_s)
+    except TestbedError as exc:
+        return Ran(False, str(exc))
 
 
 if __name__ == "__main__":

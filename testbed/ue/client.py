@@ -149,8 +149,8 @@ class Client:
         try:
             packet = await self._mail[session].get(timeout_s)
         except asyncio.TimeoutError as exc:
-            self._note_silence(timeout_s)
-            raise LinkTimeout(f"the BS did not answer within {timeout_s:g} s") from exc
+            silence_s = self._note_silence(timeout_s)
+            raise LinkTimeout(f"the BS did not answer within {silence_s:.3g} s") from exc
         self._silent_since_s = None
         if self._warned:
             LOG.warning("the BS answers again")
@@ -164,11 +164,11 @@ class Client:
             with contextlib.suppress(LinkTimeout):
                 return await self.receive(session, wait_s)
         raise LinkTimeout(
-            f"the BS did not answer within {self.timeout_s:g} s; is it running, and is the address right?"
+            f"the BS did not answer within {self.timeout_s:g} s (is it running, and is the address right?)"
         )
 
-    def _note_silence(self, waited_s: float) -> None:
-        """Warn once where a person waits in vain; in virtual time nobody does."""
+    def _note_silence(self, waited_s: float) -> float:
+        """Seconds without an answer. Warns once where a person waits in vain; in virtual time nobody does."""
         now_s = self.clock.time()
         if self._silent_since_s is None:
             self._silent_since_s = now_s - waited_s
@@ -176,6 +176,7 @@ class Client:
         if silence_s >= SILENT_S and not self._warned and isinstance(self.clock, WallClock):
             self._warned = True
             LOG.warning("the BS has not answered for %.0f s; giving up after %g s", silence_s, self.timeout_s)
+        return silence_s
 
     def waits(self) -> list[float]:
         """Waiting times before each resend; their sum is the timeout."""

@@ -124,3 +124,13 @@ async def test_silence_is_reported_once_and_long_before_it_is_given_up(
     await client.close()
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith("the BS has not answered for 0 s; giving up after 0.7 s")
+
+
+async def test_a_timeout_tells_how_long_the_bs_was_silent_not_the_last_wait() -> None:
+    client = Client(Nobody(), WallClock(), first_session=0, timeout_s=5.0)
+    client._reader = asyncio.ensure_future(asyncio.sleep(5))
+    session = client.new_session()
+    for wait_s, told in ((0.2, "0.2"), (0.1, r"0\.[3-9]")):
+        with pytest.raises(LinkTimeout, match=rf"did not answer within {told}\d* s"):
+            await client.receive(session, wait_s)
+    await client.close()

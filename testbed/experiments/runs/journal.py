@@ -144,13 +144,13 @@ def check_new(out: Path) -> None:
 def kept(out: Path | None) -> str:
     """What is left of a run that ended early, and how to go on."""
     if out is None:
-        return "nothing is kept; with --out DIR, --resume goes on"
+        return "nothing is kept; with --out DIR, a run can be resumed (--resume)"
     try:
         with (out / NAME).open("rb") as file:
             done = len(_read(file, out / NAME)[1])
     except (OSError, BadInput):
         return f"nothing is kept in {out}"
-    return f"{done} finished requests are kept in {out}; the same command with --resume goes on"
+    return f"{done} finished requests are kept in {out}; resume with the same command and --resume"
 
 
 def _lock(file: BinaryIO, out: Path) -> None:

@@ -9,6 +9,7 @@ from testbed.config import load
 from testbed.errors import BadInput, ConfigError
 from testbed.experiments.report.data import POINTS, RowSource, Shown, labels, shown_of
 from testbed.experiments.results.directory import read_summary
+from testbed.experiments.runs.journal import NAME as JOURNAL
 from testbed.experiments.sweep.grid import done, sweep_rows
 from testbed.experiments.sweep.points import SweepConfig, points
 
@@ -17,15 +18,18 @@ def load_all(paths: Sequence[Path]) -> list[Shown]:
     """Read run directories and sweeps, finished or not, each with a unique label.
 
     Raises:
-        BadInput: not a run directory, or a sweep without finished points.
+        BadInput: not a run directory, an unfinished run, or a sweep without finished points.
     """
+    for path in paths:
+        if (path / JOURNAL).exists():
+            raise BadInput(f"{path} holds an unfinished run: finish it with the command that began it and --resume")
     return [_partial(path, label) or shown_of(path, label) for path, label in labels(paths)]
 
 
 def _partial(path: Path, label: str) -> Shown | None:
     """An unfinished sweep, from its finished points; None if it has a summary or is not a sweep."""
     file = path / "config.yaml"
-    if (path / "summary.json").exists() or not file.exists() or not (path / POINTS).is_dir():
+    if (path / "summary.json").exists() or not file.exists():
         return None
     try:
         config = load(SweepConfig, file)

@@ -113,11 +113,17 @@ def test_runs_are_held_against_the_first(sweep: Path, tmp_path: Path) -> None:
     assert "+0.0%<br><small>+0.0% … +0.0%</small>" in text
 
 
+def test_an_unfinished_run_is_refused_with_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "journal").write_bytes(b"")
+    refuse(lambda: load_all([tmp_path]), BadInput, "holds an unfinished run", "--resume")
+
+
 def test_an_unfinished_sweep_is_reported_with_what_is_missing(tmp_path: Path) -> None:
     run = DemoConfig(channel="kind=virtual,profile=wisv,rtt_ms=50", methods=("greedy",), prompts=2)
     config = SweepConfig(run=run, grid={"window": [4, 8, 16]})
-    (tmp_path / "points").mkdir()
     save(config, tmp_path / "config.yaml")
+    refuse(lambda: load_all([tmp_path]), BadInput, "none of the 3 points of this sweep is finished yet")
+    (tmp_path / "points").mkdir()
     refuse(lambda: load_all([tmp_path]), BadInput, "none of the 3 points of this sweep is finished yet")
     row = {"method": "greedy", "requests": 2, "latency_s": 1.0, "aal": 2.0, "rounds": 3.0, "accuracy": None,
            "threshold": None, "lossless": True, **dict.fromkeys(PARTS, 0.1)}  # fmt: skip
