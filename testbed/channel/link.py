@@ -35,6 +35,10 @@ SLOWEST_BPS = 1e5
 """Time without an answer, beyond that of sending at the slowest rate, after which a UE connects anew."""
 CURVE_BYTES = 33
 """Bytes that encryption adds to a frame."""
+GONE_S = 60.0
+"""Silence of a peer's host after which TCP connections to it are closed."""
+PROBES = 3
+"""TCP keepalive probes in the second half of that time."""
 HANDSHAKE_MS = 5000
 """Timeout of the CURVE handshake."""
 MAX_MESSAGE_BYTES = 65 * 2**20
@@ -92,6 +96,15 @@ def check_address(address: str) -> str:
     if not match or (match[2] and match[2] != "*" and not 0 < int(match[2]) < 65536):
         raise BadInput(f"bad address {address!r}; use tcp://HOST:PORT, such as tcp://127.0.0.1:5555, or ipc://PATH")
     return address
+
+
+def _notice_gone_hosts(socket: zmq.asyncio.Socket) -> None:
+    """Have the kernel close connections to hosts that have vanished; otherwise it keeps idle ones for ever."""
+    for option, value in (
+        (zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, round(GONE_S / 2)), (zmq.TCP_KEEPALIVE_CNT, PROBES),
+        (zmq.TCP_KEEPALIVE_INTVL, round(GONE_S / 2 / PROBES)), (zmq.TCP_MAXRT, round(GONE_S * 1000)),
+    ):  # fmt: skip
+        socket.setsockopt(option, value)
 
 
 class ZmqLink:
@@ -183,6 +196,7 @@ class ZmqServerLink:
             (zmq.IPV6, any("[" in a for a in addresses)),
         ):  # fmt: skip
             self._socket.setsockopt(option, value)
+        _notice_gone_hosts(self._socket)
         self.addresses: list[str] = []
         try:
             for address in addresses:

@@ -43,10 +43,12 @@ class Child:
         self._readers = [asyncio.create_task(self._read()), asyncio.create_task(self._read_complaints())]
 
     @classmethod
-    async def start(cls, name: str, module: str, *arguments: str, **environment: str) -> Child:
-        """`python -m MODULE …`, which ends with this process."""
+    async def start(
+        cls, name: str, module: str, *arguments: str, prefix: Sequence[str] = (), **environment: str
+    ) -> Child:
+        """`PREFIX python -m MODULE …`, which ends with this process."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", module, *arguments, cwd=ROOT, stdin=-1, stdout=-1, stderr=-1, limit=2**24,
+            *prefix, sys.executable, "-m", module, *arguments, cwd=ROOT, stdin=-1, stdout=-1, stderr=-1, limit=2**24,
             env={**os.environ, "OMP_NUM_THREADS": "1", PARENT: str(os.getpid()), **environment},
         )  # fmt: skip
         return cls(name, process)
@@ -123,13 +125,28 @@ class Station:
         self.address = f"tcp://127.0.0.1:{free_port()}"
         self.child: Child | None = None
         self.environment: dict[str, str] = {}
+        self.prefix: tuple[str, ...] = ()
+        """Command that starts it."""
+
+    @property
+    def pid(self) -> int:
+        """PID of the base station."""
+        assert self.child is not None
+        return self.child.pid
+
+    async def restart(self, wait_s: float = 60.0) -> int:
+        """Start it again once it has ended; returns how it ended."""
+        assert self.child is not None
+        code = await self.child.ended(wait_s)
+        await self.start()
+        return code
 
     async def start(self) -> None:
         """Start, and wait until it answers."""
         arguments = ["bs", "serve", "--json", "--bind", self.address, "--metrics", str(self.metrics_path)]
         self.child = await Child.start(
             "BS", "tests.support.faulty_bs", json.dumps(self._plan), *arguments, "--metrics-interval-s", "0.1",
-            *self._options, **self.environment,
+            *self._options, prefix=self.prefix, **self.environment,
         )  # fmt: skip
         assert (await self.child.word(READY_S))["ready"]
 
@@ -163,14 +180,16 @@ class Site:
     def __init__(self, station: Station, between: Postman) -> None:
         self.station, self.postman = station, between
         self.ues: list[Child] = []
+        self.environment = station.environment
+        """Environment of the UEs that are started next."""
 
     async def begin(self, ues: int, **orders: Any) -> None:
         """Start UEs, and wait until all have said something."""
         fresh = []
         for seed in range(len(self.ues), len(self.ues) + ues):
             said = {"bs": self.postman.address, "name": f"ue-{seed}", "methods": METHODS, "seed": seed, **orders}
-            environment = self.station.environment
-            fresh.append(await Child.start(said["name"], "tests.support.faulty_ue", json.dumps(said), **environment))
+            child = await Child.start(said["name"], "tests.support.faulty_ue", json.dumps(said), **self.environment)
+            fresh.append(child)
         self.ues += fresh
         for ue in fresh:
             await ue.word(60.0)
@@ -199,10 +218,10 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def site(station: Station) -> AsyncIterator[Site]:
-    """A running BS behind a postman; whatever still runs in the end is killed."""
+async def site(station: Station, reached: str | None = None) -> AsyncIterator[Site]:
+    """A running BS behind a postman, who reaches it at an address of its own; what still runs in the end is killed."""
     await station.start()
-    async with postman(station.address) as between:
+    async with postman(reached or station.address) as between:
         found = Site(station, between)
         try:
             yield found

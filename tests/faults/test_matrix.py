@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults import ends, links, mixed, runs
+from tests.faults import ends, half_open, hosts, limits, links, mixed, runs
 from tests.faults.outcome import Outcome, show, write
 from tests.faults.site import METHODS, Job, Station, undisturbed
 from tests.support.full_disk import full_disk_available
@@ -38,6 +38,16 @@ SYNTHETIC: dict[str, tuple[Kind, int]] = {
     "ue-silent": (ends.ue_silent, 30),
     "ue-deaf": (ends.ue_deaf, 30),
     "clock-jumps": (ends.clock_jumps, 30),
+    "one-clock-jumps": (hosts.one_clock_jumps, 20),
+    "bs-stopped": (hosts.bs_stopped, 15),
+    "view-stopped": (hosts.view_stopped, 10),
+    "relay-stopped": (hosts.relay_stopped, 15),
+    "half-open": (half_open.half_open, 20),
+    "files-used-up": (limits.files_used_up, 20),
+    "memory-limit": (limits.memory_limited, 8),
+    "bs-disk-full": (limits.bs_disk_full, 10),
+    "background-dies": (limits.background_dies, 8),
+    "serving-dies": (limits.serving_dies, 10),
 }
 """On the synthetic pair: what injects them, and how often."""
 BUNDLED: dict[str, tuple[Kind, int]] = {
@@ -46,7 +56,13 @@ BUNDLED: dict[str, tuple[Kind, int]] = {
     "vllm-pass-failed": (runs.vllm_pass_failed, 25),
     "vllm-bs-killed": (runs.vllm_bs_killed, 4),
 }
-MISSING = {"clock-jumps": wall_clock_available, "disk-full": full_disk_available}
+MISSING = {
+    "clock-jumps": wall_clock_available,
+    "one-clock-jumps": wall_clock_available,
+    "disk-full": full_disk_available,
+    "bs-disk-full": full_disk_available,
+    "half-open": half_open.namespaces_available,
+}
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""`testbed bs serve` with an engine that is slowed down and made to fail, for tests of faults.
+"""`testbed bs serve` with an engine that is slowed down, parts that fail, and limits, for tests of faults.
 
     python -m tests.support.faulty_bs '{"log": "bs.jsonl", "slow_s": 0.003, "fail": 0.05}' bs serve --engine synthetic …
 
@@ -8,8 +8,10 @@ host's monotonic clock.
 
 from __future__ import annotations
 
+import functools
 import json
 import random
+import resource
 import sys
 import time
 from pathlib import Path
@@ -19,8 +21,13 @@ import msgspec
 
 from testbed.bs import serve
 from testbed.bs.engines.base import Share, VerifyEngine, VerifyRequest
+from testbed.bs.server import BaseStation
+from testbed.channel import link
 from testbed.cli.main import run
 from testbed.errors import EngineError
+from testbed.tasks import beside
+from tests.support.breakable import breakable
+from tests.support.heartbeat import Heartbeat
 
 JUMP_S = 1.0
 """Least change between wall clock and monotonic clock that counts as a jump."""
@@ -37,6 +44,14 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     failures: int = 10**9
     """Largest number of failed passes."""
     seed: int = 0
+    heartbeat: bool = False
+    """Whether stalls of the event loop are measured."""
+    breakable: bool = False
+    """Whether its tasks fail on signals (`tests.support.breakable`)."""
+    gone_s: float | None = None
+    """Silence of a host after which connections to it are closed; None: the BS's own."""
+    most_files: int | None = None
+    """File descriptors that it may open."""
 
 
 class FaultyEngine:
@@ -107,9 +122,28 @@ class FaultyEngine:
             self._say("jumped", seconds=wall_s - self._wall_s)
             self._wall_s = wall_s
 
-    def _say(self, event: str, **more: float) -> None:
-        with Path(self._plan.log).open("a", encoding="utf-8") as log:
-            log.write(json.dumps({"event": event, "at_s": time.monotonic(), **more}) + "\n")
+    def _say(self, event: str, **more: Any) -> None:
+        say(self._plan, event, **more)
+
+
+def say(plan: Plan, event: str, **more: Any) -> None:
+    """Write to the log."""
+    with Path(plan.log).open("a", encoding="utf-8") as log:
+        log.write(json.dumps({"event": event, "at_s": time.monotonic(), **more}) + "\n")
+
+
+def measure_stalls(plan: Plan) -> None:
+    """Have a heartbeat beside the base station; what it measured is logged at the end."""
+    serve_ = BaseStation.serve
+
+    async def beating(bs: BaseStation) -> None:
+        heartbeat = Heartbeat()
+        try:
+            await beside([heartbeat.beat()], serve_(bs))
+        finally:
+            say(plan, "heartbeat", beats=heartbeat.beats, stall=heartbeat.stall)
+
+    BaseStation.serve = beating  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -117,6 +151,14 @@ def main() -> None:
     plan = msgspec.json.decode(sys.argv.pop(1), type=Plan)
     load = serve.load_engine
     serve.load_engine = lambda *args, **options: FaultyEngine(load(*args, **options), plan)  # type: ignore[assignment]
+    if plan.most_files is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (plan.most_files, plan.most_files))
+    if plan.gone_s is not None:
+        link.GONE_S = plan.gone_s
+    if plan.breakable:
+        breakable(functools.partial(say, plan))
+    if plan.heartbeat:
+        measure_stalls(plan)
     run()
 
 

@@ -113,6 +113,7 @@ class Postman:
         self._context = zmq.asyncio.Context()
         self._front = self._context.socket(zmq.ROUTER)
         self._backs: dict[bytes, zmq.asyncio.Socket] = {}
+        self._listening: dict[bytes, asyncio.Task[None]] = {}
         self._ways: dict[tuple[bytes, bool], _Way] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._watched: dict[Session, list[Fault]] = defaultdict(list)
@@ -157,16 +158,25 @@ class Postman:
             self._take(Letter(ue, True, decode_uplink(frames).message, frames))
 
     def _welcome(self, ue: bytes) -> None:
-        back = self._context.socket(zmq.DEALER)
-        for option, value in ((zmq.LINGER, 0), (zmq.ROUTING_ID, ue), (zmq.RCVHWM, 16), (zmq.RECONNECT_IVL, 50)):
-            back.setsockopt(option, value)
-        back.connect(self._bs)
-        self._backs[ue], self.reading[ue] = back, asyncio.Event()
+        self.reading[ue] = asyncio.Event()
         self.reading[ue].set()
         for up in (True, False):
             self._ways[ue, up] = way = _Way()
             self._tasks.append(asyncio.create_task(self._carry(way)))
-        self._tasks.append(asyncio.create_task(self._listen(ue, back)))
+        self._connect(ue, ue, self._bs)
+
+    def _connect(self, ue: bytes, identity: bytes, address: str) -> None:
+        self._backs[ue] = back = self._context.socket(zmq.DEALER)
+        for option, value in ((zmq.LINGER, 0), (zmq.ROUTING_ID, identity), (zmq.RCVHWM, 16), (zmq.RECONNECT_IVL, 50)):
+            back.setsockopt(option, value)
+        back.connect(address)
+        self._listening[ue] = asyncio.create_task(self._listen(ue, back))
+
+    def reconnect(self, ue: bytes, identity: bytes, address: str) -> None:
+        """Give up a UE's connection to the BS, and reach it anew, under an identity and at an address."""
+        self._listening[ue].cancel()
+        self._backs[ue].close(0)
+        self._connect(ue, identity, address)
 
     async def _listen(self, ue: bytes, back: zmq.asyncio.Socket) -> None:
         while True:
@@ -246,9 +256,10 @@ class Postman:
         Raises:
             Exception: what ended one of its tasks early.
         """
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._listening.values()]
+        for task in tasks:
             task.cancel()
-        ended = await asyncio.gather(*self._tasks, return_exceptions=True)
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
         for socket in (self._front, *self._backs.values()):
             socket.close(0)
         self._context.term()

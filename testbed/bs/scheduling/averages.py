@@ -181,9 +181,12 @@ class Mean:
         self.value = start
 
     def add(self, value: float, weight: float = 1.0) -> None:
-        """Add a value; a weight of n equals adding it n times."""
+        """Add a value; a weight of n equals adding it n times, and one of 0 changes nothing."""
+        if weight == 0:
+            return
         self._count = min(self._count + weight, max(self._memory, weight))
-        self.value += (value - self.value) * weight / self._count
+        share = weight / self._count  # at most 1, so that rounding never leaves the range of the values
+        self.value += (value - self.value) * share
 
 
 class TypicalMean:

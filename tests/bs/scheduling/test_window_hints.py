@@ -380,6 +380,17 @@ def test_means_and_rates_are_right_from_the_start_on() -> None:
     assert rate.add(4, 39.9 + 50) < 2.0
 
 
+NUMBERS = st.floats(0, 86_400, allow_subnormal=True)
+
+
+@given(memory=st.floats(1, 300), added=st.lists(st.tuples(NUMBERS, st.floats(0, 1e4)), min_size=1, max_size=8))
+def test_a_mean_stays_within_its_values(memory: float, added: list[tuple[float, float]]) -> None:
+    mean = Mean(memory)
+    for value, weight in added:
+        mean.add(value, weight)
+    assert 0 <= mean.value <= max(value for value, _ in added) * (1 + 1e-12)
+
+
 @pytest.mark.parametrize("text", ["off", "max_window", "max_window=0", "max_window=x", "windows=3", ""])
 def test_a_controller_that_cannot_be_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(BadInput) as refused:

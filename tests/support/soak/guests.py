@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 
 import numpy as np
-import zmq
-import zmq.asyncio
 
 from testbed.channel.link import new_identity
 from testbed.protocols.messages import Draft, NeedHidden, Open
 from testbed.synthetic import next_token
-from tests.support.hostile import Liar
+from tests.support.hostile.liar import Known, Liar
+from tests.support.hostile.station import lie
 from tests.support.soak.plan import TIMEOUT_S, VOCAB
 from tests.support.soak.ue import connected
 
 GARBAGE = 30
 """Number of messages of one hostile peer."""
+POSITIONS = 512
 SILENT_S = 3.0
 
 
@@ -37,15 +38,6 @@ async def silent(bind: str, ending: asyncio.Event) -> bool:
 
 async def garbage(bind: str, seed: int) -> bool:
     """A hostile peer; returns whether the BS answered it."""
-    liar, context = Liar(seed, range(8), VOCAB), zmq.asyncio.Context()
-    socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.connect(bind)
-    try:
-        for _ in range(GARBAGE):
-            await socket.send_multipart(liar.frames())
-            await asyncio.sleep(0.02)
-        return bool(await socket.poll(1000 * int(TIMEOUT_S)))
-    finally:
-        socket.close(0)
-        context.term()
+    answers = Counter[str]()
+    await lie(bind, Liar(seed, Known(VOCAB, POSITIONS, sessions=range(8))), GARBAGE, answers)
+    return answers.total() > 0

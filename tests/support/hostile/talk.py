@@ -1,0 +1,150 @@
+"""One session as a hostile UE keeps it: what it may send next, and the arrays that its protocol makes."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.errors import ProtocolError
+from testbed.protocols import PROTOCOLS
+from testbed.protocols.base import Drafted, hidden_arrays
+from testbed.protocols.messages import NO_HINT, Draft, Hidden, Open, Opened, Verdict
+from testbed.protocols.quantise import FULL_BITS
+from testbed.protocols.sampling import ONE
+from testbed.synthetic import next_token
+
+HALVES = np.array([0.0, -0.0, 6e-8, -6e-8, 65504.0, -65504.0], np.float16)
+BROKEN = np.array([np.nan, np.inf, -np.inf], np.float16)
+WINDOWS = (0, 1, 1, 2, 3, 4, 6, 10**6)
+"""Lengths of windows; the last is cut to what fits the context."""
+
+
+class Talk:
+    """A session.
+
+    Attributes:
+        state: "opening", "ready" for the next draft, "waiting" for a verdict, "lost" by the base station, or "refused".
+        asked: positions whose hidden states were requested; None: none were.
+        drafted: the last window.
+    """
+
+    def __init__(self, opening: Open, prompt: list[int], vocab_size: int, positions: int) -> None:
+        self.number, self._opening, self._vocab, self._positions = opening.session, opening, vocab_size, positions
+        self.tokens, self.round, self.state = list(prompt), opening.round, "opening"
+        self.asked: list[int] | None = None
+        self.drafted: Drafted | None = None
+        self._alone = opening.alone or opening.protocol not in PROTOCOLS
+        self._replaced: int | None = None
+        self._hidden = np.random.default_rng(opening.session & 0xFFFF)
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """The committed prefix."""
+        return np.array(self.tokens, np.int32)
+
+    @property
+    def due(self) -> bool:
+        """Whether the next message is this side's."""
+        return self.asked is not None or self.state in ("ready", "lost", "refused")
+
+    @property
+    def room(self) -> int:
+        """Tokens of the longest window that fits the context."""
+        return self._positions - len(self.tokens) - 1
+
+    def like(self, kind: str) -> Talk:
+        """The same session under another protocol."""
+        found = Talk(msgspec.structs.replace(self._opening, protocol=kind), self.tokens, self._vocab, self._positions)
+        found.round = self.round
+        return found
+
+    def open(self) -> Open:
+        """Open it, or open it again with the committed prefix."""
+        self.state, self.asked, self._replaced = "opening", None, None
+        left = max(1, self._positions - len(self.tokens))
+        opening = msgspec.structs.replace(self._opening, max_tokens=min(self._opening.max_tokens, left))
+        return msgspec.structs.replace(opening, round=self.round) if opening.alone else opening
+
+    # ------------------------------------------------------------ messages
+
+    def draft(self, rng: random.Random) -> tuple[Draft, Mapping[str, Any]]:
+        """The next window."""
+        size = max(0, min(rng.choice(WINDOWS), self.room))
+        ids = self._ids(size, rng)
+        bits = self._opening.hidden_bits
+        self.drafted = Drafted(ids, self._states(size, rng), self._q(ids, rng), self._replaced, bits)
+        self.state = "waiting"
+        kind = PROTOCOLS.get(self._opening.protocol)
+        arrays = {"ids": ids} if kind is None else _scaled(kind.uplink(self.drafted), rng)
+        if rng.random() < 0.03:
+            arrays["ids"] = np.append(ids[:-1], np.int32(rng.choice([self._vocab, 2**31 - 1, -1, -(2**31)])))
+        return Draft(session=self.number, round=self.round, base_len=len(self.tokens)), arrays
+
+    def reveal(self, rng: random.Random) -> tuple[Hidden, Mapping[str, Any]]:
+        """The answer to a query for hidden states; without a query, any."""
+        positions, self.asked = self.asked, None
+        message = Hidden(session=self.number, round=self.round)
+        if positions is not None and self.drafted is not None and self._opening.protocol in PROTOCOLS:
+            known = [position for position in positions if position < len(self.drafted.ids)]
+            with contextlib.suppress(ProtocolError):  # it asks for none
+                return message, _scaled(PROTOCOLS[self._opening.protocol].reveal(self.drafted, known), rng)
+        return message, hidden_arrays(self._states(rng.randint(1, 4), rng), self._opening.hidden_bits)
+
+    def _ids(self, size: int, rng: random.Random) -> NDArray[np.int32]:
+        """Mostly what the synthetic target would choose, so that windows are accepted in part."""
+        ids = list(self.tokens)
+        for _ in range(size):
+            ids.append(next_token(ids, self._vocab, 0) if rng.random() < 0.7 else rng.randrange(self._vocab))
+        return np.array(ids[len(self.tokens) :], np.int32)
+
+    def _states(self, rows: int, rng: random.Random) -> NDArray[np.float16]:
+        states = self._hidden.standard_normal((rows, self._opening.hidden_size), np.float32).astype(np.float16)
+        if not rows:
+            return states
+        if rng.random() < 0.2:
+            states[rng.randrange(rows)] = self._hidden.choice(HALVES, states.shape[1])
+        if rng.random() < 0.05 and self._opening.hidden_bits == FULL_BITS:
+            states[rng.randrange(rows), rng.randrange(states.shape[1])] = rng.choice(BROKEN)
+        return states
+
+    def _q(self, ids: NDArray[np.int32], rng: random.Random) -> NDArray[np.uint16]:
+        """[K, V] distributions: all on the token, or one count of it and the rest on another."""
+        q, rows = np.zeros((len(ids), self._vocab), np.uint16), np.arange(len(ids))
+        drawn = ids % self._vocab
+        if rng.random() < 0.5:
+            q[rows, drawn] = ONE
+        else:
+            q[rows, (drawn + 1) % self._vocab], q[rows, drawn] = ONE - 1, 1
+        return q
+
+    # ------------------------------------------------------------ answers
+
+    def opened(self, message: Opened) -> None:
+        """It is open, and the base station knows so many tokens of it."""
+        self.tokens = self.tokens[: message.length]
+        self.state = "waiting" if self._alone else "ready"
+
+    def judged(self, message: Verdict, arrays: Mapping[str, Any], rng: random.Random) -> None:
+        """Commit a verdict's tokens."""
+        if message.round != self.round:
+            return
+        drafted = [] if self.drafted is None else self.drafted.ids.tolist()
+        self._replaced = rng.randrange(self._vocab) if arrays else None
+        self.tokens += [*drafted[: message.accepted], message.token if self._replaced is None else self._replaced]
+        if message.window != NO_HINT:
+            self._alone = message.window == 0
+        self.round, self.asked, self.drafted = message.round + 1, None, None
+        self.state = "waiting" if self._alone else "ready"
+
+
+def _scaled(arrays: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """The same, where quantised states are concerned sometimes with a scale that no UE computes."""
+    if "scale" in arrays and rng.random() < 0.1:
+        arrays["scale"] = np.full(len(arrays["scale"]), rng.choice([*HALVES, *BROKEN]), np.float16)
+    return arrays
