@@ -25,11 +25,12 @@ setup: $(STAMP)  ## create .venv with everything; EXTRAS=ue for a UE only, EXTRA
 demo: $(STAMP)  ## decode the bundled problems with a UE and a BS on this machine; DEMO_ARGS='--prompts 20 ...'
 	$(BIN)/testbed demo $(DEMO_ARGS)
 
-check: $(STAMP)  ## check formatting, lint, types, import rules and the documentation site
+check: $(STAMP)  ## check formatting, lint, types, import rules, evidence of figures, and the documentation site
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m scripts.evidence --check
 	$(SITE)
 
 test: check  ## run the checks and all tests; PYTEST_ARGS='-m "not slow"' selects tests
