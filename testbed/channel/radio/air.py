@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -16,7 +17,13 @@ class AirState(NamedTuple):
     bits_per_s_per_hz: float
     """Spectral efficiency; 0 in an outage."""
     bler: float
-    """Probability in [0, 1) that a transport block is lost."""
+    """Probability in [0, 1] that a code block is lost; a transport block is lost if one of its code blocks is."""
+    code_block_bits: float = math.inf
+    """Longest code block; infinity: a transport block is one code block."""
+
+    def loss(self, bits: float) -> float:
+        """Probability that a transport block of `bits` is lost."""
+        return 1 - (1 - self.bler) ** max(1, math.ceil(bits / self.code_block_bits))
 
 
 class Air(Protocol):
@@ -24,6 +31,9 @@ class Air(Protocol):
 
     def state(self, ue: int, up: bool, t_s: float) -> AirState:
         """State of a UE at `t_s` seconds after the start, which does not decrease from call to call."""
+
+    def learn(self, ue: int, up: bool, lost: bool) -> None:
+        """Learn whether a transport block of the UE was lost."""
 
 
 class ConstantAir:
@@ -48,6 +58,9 @@ class ConstantAir:
         """See `Air.state`."""
         return self._states[ue]
 
+    def learn(self, ue: int, up: bool, lost: bool) -> None:
+        """See `Air.learn`: nothing changes."""
+
 
 class TraceAir:
     """Implements `Air`: the rates and packet error rates of link traces, which repeat at their ends.
@@ -66,6 +79,9 @@ class TraceAir:
     def state(self, ue: int, up: bool, t_s: float) -> AirState:
         """See `Air.state`."""
         return self._tables[ue].state(up, t_s)
+
+    def learn(self, ue: int, up: bool, lost: bool) -> None:
+        """See `Air.learn`: nothing changes."""
 
 
 class _Table:

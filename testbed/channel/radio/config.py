@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from testbed.bundled_files import find
 from testbed.channel.radio.air import Air, ConstantAir, TraceAir
+from testbed.channel.radio.model import ModelSource, RadioUe, Spectrum
 from testbed.channel.radio.sharing import RADIO_SCHEDULERS
 from testbed.channel.trace import read_trace
 from testbed.errors import BadInput
@@ -71,7 +72,7 @@ class RadioConfig(Config, frozen=True):
     wired_ms: Annotated[float, option("One-way delay between cell and edge server.", least=0, most=1e5, unit="ms")] = (
         0.0
     )
-    source: ConstantSource | TraceSource = ConstantSource()
+    source: ConstantSource | TraceSource | ModelSource = ConstantSource()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,24 +92,24 @@ class RadioConfig(Config, frozen=True):
         """Slots that a delay takes, rounded up, at least one."""
         return max(1, math.ceil(delay_ms / self.slot_ms - 1e-9))
 
-    def air(self, groups: Sequence[int]) -> Air:
-        """The channels of the UEs.
-
-        Args:
-            groups: [n] index of each UE's group.
+    def air(self, ues: Sequence[RadioUe], seconds: float = 60.0, seed: int = 0) -> Air:
+        """The channels of the UEs; computed ones cover `seconds`, and repeat.
 
         Raises:
-            BadInput: efficiencies that do not fit the groups, or an unreadable trace.
+            BadInput: efficiencies that do not fit the groups, an unreadable trace, or invalid distances.
         """
         source, bler = self.source, self.harq.bler
+        if isinstance(source, ModelSource):
+            return source.air(ues, Spectrum(self.bandwidth_hz, self.slot_s, self.duplex == "tdd", bler), seconds, seed)
         if isinstance(source, TraceSource):
             if not source.files:
                 raise BadInput("a source of kind traces needs files")
             traces = [read_trace(find("traces", name)) for name in source.files]
-            chosen = [traces[ue % len(traces)] for ue in range(len(groups))]
+            chosen = [traces[ue % len(traces)] for ue in range(len(ues))]
             return TraceAir(chosen, source.bandwidth_hz or self.bandwidth_hz, bler)
         given = source.bits_per_s_per_hz
-        values = given if isinstance(given, tuple) else (given,) * (max(groups, default=0) + 1)
-        if len(values) != max(groups, default=0) + 1:
-            raise BadInput(f"{len(values)} efficiencies do not fit {max(groups) + 1} groups of UEs: give one for each")
-        return ConstantAir([values[group] for group in groups], bler)
+        groups = max((ue.group for ue in ues), default=0) + 1
+        values = given if isinstance(given, tuple) else (given,) * groups
+        if len(values) != groups:
+            raise BadInput(f"{len(values)} efficiencies do not fit {groups} groups of UEs: give one for each")
+        return ConstantAir([values[ue.group] for ue in ues], bler)

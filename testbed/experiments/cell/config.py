@@ -27,6 +27,10 @@ class UeGroup(Config, frozen=True):
     name: str
     count: Annotated[int, option("UEs of the group.", least=1, most=MOST_UES)] = 1
     weight: Annotated[float, option("Share of the radio relative to other UEs.", above=0, most=1e6)] = 1.0
+    distance_m: Annotated[
+        tuple[float, float], option("Least and most distance from the BS, for sources of kind model.", unit="m")
+    ] = (10.0, 200.0)
+    speed_mps: Annotated[float, option("Speed, for sources of kind model.", least=0, most=300, unit="m/s")] = 0.0
     traffic: Literal["tokens", "bytes"] = "tokens"
     message_bytes: Annotated[int, option("Size of a message.", least=1, most=2**30, unit="bytes")] = 1500
     every_s: Annotated[float, option("Time between two messages.", least=1e-4, most=1e4, unit="s")] = 0.1

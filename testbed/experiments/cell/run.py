@@ -9,6 +9,7 @@ from typing import Any
 from testbed.bs.scheduling.registry import SCHEDULERS, SchedulerSetting, scheduler
 from testbed.bs.sessions import SessionTable
 from testbed.channel.radio.mac import RadioCell
+from testbed.channel.radio.model import RadioUe
 from testbed.channel.virtual import frame_bytes
 from testbed.experiments.capacity.bs import OFFER, PrefixCache, TrafficRunner
 from testbed.experiments.capacity.systems import CapacityConfig
@@ -54,8 +55,12 @@ class _Cell:
         self._config = config
         self._deployment = VirtualDeployment()
         self._profiles = {group.name: load_profile(group.profile) for group in config.ues if group.traffic == "tokens"}
-        members = [index for index, group in enumerate(config.ues) for _ in range(group.count)]
-        self._radio = RadioCell(config.radio, config.radio.air(members), config.seed)
+        ues = [
+            RadioUe(index, group.distance_m, group.speed_mps)
+            for index, group in enumerate(config.ues)
+            for _ in range(group.count)
+        ]
+        self._radio = RadioCell(config.radio, config.radio.air(ues, config.seconds, config.seed), config.seed)
         self._bs = self._station(load_profile(config.bs.profile))
 
     def _station(self, profile: Profile) -> VirtualStation:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from testbed.channel.radio.air import AirState
 from testbed.channel.radio.config import ConstantSource, Harq, RadioConfig
 from testbed.channel.radio.mac import RadioCell
+from testbed.channel.radio.model import RadioUe
 from testbed.channel.radio.ports import RadioPort
 from testbed.channel.radio.sharing import RADIO_SCHEDULERS
 from testbed.errors import BadInput
@@ -49,7 +50,7 @@ class Sender:
 
 def cell(ues: int = 1, seed: int = 0, harq: Harq = Harq(), **config: Any) -> RadioCell:  # noqa: B008
     radio = RadioConfig(bandwidth_hz=HERTZ, harq=harq, **config)
-    return RadioCell(radio, radio.air([0] * ues), seed)
+    return RadioCell(radio, radio.air([RadioUe(0)] * ues), seed)
 
 
 async def backlogged(radio: RadioCell, sizes: Sequence[float], weights: Sequence[float]) -> list[float]:
@@ -192,6 +193,9 @@ class Varying:
     def state(self, ue: int, up: bool, t_s: float) -> AirState:
         return AirState(float(self.table[round(t_s / SLOT_S) % len(self.table), ue]), 0.0)
 
+    def learn(self, ue: int, up: bool, lost: bool) -> None:
+        pass
+
 
 def proportional_fair(rates: np.ndarray[Any, Any], served: Callable[[np.ndarray[Any, Any]], int]) -> list[int]:
     """UE of each slot by T ← β T + (1 − β) R (Jalali et al. 2000), starting from T = 1."""
@@ -229,7 +233,8 @@ def test_proportional_fair_serves_the_ues_that_its_recursion_names() -> None:
 def test_bad_parameters() -> None:
     refuse(lambda: RadioConfig(bandwidth_hz=0), BadInput, "bandwidth-hz must lie in [1000, 1e+11]")
     refuse(lambda: RadioConfig(scheduler="lottery"), BadInput, "known: round-robin, proportional-fair")
-    refuse(lambda: RadioConfig(source=ConstantSource(bits_per_s_per_hz=0.0)).air([0]), BadInput, "(0, 100] bit/s/Hz")
+    none = RadioConfig(source=ConstantSource(bits_per_s_per_hz=0.0))
+    refuse(lambda: none.air([RadioUe(0)]), BadInput, "(0, 100] bit/s/Hz")
     two = RadioConfig(source=ConstantSource(bits_per_s_per_hz=(1.0, 2.0)))
-    refuse(lambda: two.air([0, 0, 1, 2]), BadInput, "2 efficiencies do not fit 3 groups")
+    refuse(lambda: two.air([RadioUe(group) for group in (0, 0, 1, 2)]), BadInput, "2 efficiencies do not fit 3 groups")
     refuse(lambda: cell().port(0, True, weight=0.0), BadInput, "a weight must be positive")

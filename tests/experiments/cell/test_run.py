@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from testbed.channel.radio.config import ConstantSource, Harq, RadioConfig
+from testbed.channel.radio.model import ModelSource
 from testbed.errors import BadInput
 from testbed.experiments.cell.config import CellBs, CellConfig, UeGroup
 from testbed.experiments.cell.rows import document, jain, summary
@@ -131,3 +132,13 @@ def test_summaries() -> None:
     assert jain([1.0, 1.0, 1.0]) == 1.0 and jain([1.0, 0.0]) == 0.5 and jain([0.0]) is None
     assert summary([]) == {"mean": None, "p50": None, "p95": None}
     assert summary([1.0, 2.0, 3.0])["p50"] == 2.0
+
+
+def test_ues_near_the_base_station_get_more_than_those_at_the_edge() -> None:
+    source = ModelSource(shadowing_db=0.0, load=0.3)
+    ues = tuple(
+        msgspec.structs.replace(sending(2, 400_000, 0.1, name), distance_m=(at, at), speed_mps=1.0)
+        for name, at in (("near", 30.0), ("edge", 350.0))
+    )
+    found = rows(CellConfig(seconds=8.0, radio=RadioConfig(source=source), ues=ues))
+    assert found["near"]["uplink_mbps"] > 2 * found["edge"]["uplink_mbps"] > 0
