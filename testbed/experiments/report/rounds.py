@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.channel.spec import parse_channel
+from testbed.channel.trace import Trace
+from testbed.errors import BadInput
 from testbed.experiments.plots.style import Figure, canvas, legend, styles_of
 from testbed.experiments.report.data import RowSource, Shown
 from testbed.experiments.report.intervals import LINK
 from testbed.experiments.report.tables import link_text
+from testbed.experiments.results.directory import read_summary
 from testbed.protocols import TARGET_ONLY
 
 MOST = 8
@@ -21,6 +25,7 @@ COUNTS = ("drafted", "accepted", "committed")
 LINK_COLUMNS = ("csi_time_s", "csi_uplink_mbps", "csi_downlink_mbps", "csi_rtt_ms")
 GAP = 8
 """Multiple of the median interval between rounds that counts as a gap, where lines are interrupted."""
+LINK_CAPTION = "Channel state and protocol of each round. Dots: time of its messages on the link. Grey: replayed trace."
 MOST_LINKS = 4
 """Maximum number of runs whose link is shown over time."""
 
@@ -40,7 +45,7 @@ def figures(shown: Shown) -> list[Figure]:
         ]  # fmt: skip
     moving = [part for part in shown.parts if _moves(part)][:MOST_LINKS]
     if moving:
-        found.append(Figure("link", "Channel state and protocol of each round.", lambda: _link(moving)))
+        found.append(Figure("link", LINK_CAPTION, lambda: _link(moving)))
     return found
 
 
@@ -164,22 +169,42 @@ def _link(parts: Sequence[RowSource]) -> Any:
     for column, part in enumerate(parts):
         assert part.rounds is not None
         rounds = {name: values[np.isfinite(part.rounds["csi_time_s"])] for name, values in part.rounds.items()}
-        _link_of(axes[:, column], rounds)
+        _link_of(axes[:, column], rounds, _replayed(part))
         axes[0, column].set_title(part.name, loc="left", fontsize=9)
         axes[-1, column].set_xlabel("time [s]")
-    for one, text in zip(axes[:, 0], ("rate [Mbit/s]", "RTT [ms]", "protocol"), strict=True):
+    for one, text in zip(axes[:, 0], ("rate [Mbit/s]", "time [ms]", "protocol"), strict=True):
         one.set_ylabel(text)
     legend(figure, axes)
     return figure
 
 
-def _link_of(axes: Sequence[Any], rounds: Mapping[str, NDArray[Any]]) -> None:
+def _replayed(part: RowSource) -> Trace | None:
+    """The trace that a run in virtual time replayed from time 0; None: it replayed none, or one that is not here."""
+    try:
+        spec = parse_channel(read_summary(part.directory)["config"].get("channel") or "kind=none")
+        return spec.trace() if spec.is_virtual else None
+    except BadInput:
+        return None
+
+
+def _draw_replayed(axes: Sequence[Any], trace: Trace, from_s: float, to_s: float) -> None:
+    """Rates and RTT of a trace between two times, behind what a run observed."""
+    shown = slice(*np.searchsorted(trace.t_s, (from_s, to_s)))
+    times_s = trace.t_s[shown] - from_s
+    for one, values in ((axes[0], trace.uplink_mbps), (axes[0], trace.downlink_mbps), (axes[1], trace.rtt_ms)):
+        one.step(times_s, values[shown], where="post", color="#bbbbbb", linewidth=2.5, label="trace", zorder=1)
+
+
+def _link_of(axes: Sequence[Any], rounds: Mapping[str, NDArray[Any]], trace: Trace | None = None) -> None:
     """Rates, RTT and protocol of one run, from top to bottom."""
     top, middle, low = axes
     order = np.argsort(rounds["csi_time_s"], kind="stable")
     times_s = rounds["csi_time_s"][order] - rounds["csi_time_s"][order[0]]
     gaps = np.flatnonzero(np.diff(times_s) > GAP * max(1e-9, float(np.median(np.diff(times_s))))) + 1
     shown_s = np.insert(times_s, gaps, np.nan)
+    if trace is not None:
+        first_s = rounds["csi_time_s"][order[0]]
+        _draw_replayed(axes, trace, first_s, first_s + times_s[-1])
     for name, colour, dash in (("up", "#0072b2", "-"), ("down", "#e69f00", "--")):
         rates = np.insert(_rates(rounds, name)[order], gaps, np.nan)
         if np.isfinite(rates).any():
@@ -188,6 +213,10 @@ def _link_of(axes: Sequence[Any], rounds: Mapping[str, NDArray[Any]]) -> None:
         top.text(0.5, 0.5, "rates unknown", ha="center", va="center", transform=top.transAxes, color="#666666")
     rtts_ms = np.insert(rounds["csi_rtt_ms"][order].astype(float), gaps, np.nan)
     middle.plot(shown_s, rtts_ms, color="#009e73", label="RTT")
+    if "link_s" in rounds:
+        observed_ms = 1e3 * rounds["link_s"][order].astype(float)
+        middle.plot(times_s, observed_ms, ".", color="#0072b2", markersize=3, label="time on the link")
+        middle.set_yscale("log" if observed_ms.max() > 20 * np.nanmax(rtts_ms) else "linear")
     names = sorted(set(rounds["protocol"]))
     for at, (name, marker) in enumerate(zip(names, itertools.cycle("osd^v"), strict=False)):
         mine = rounds["protocol"][order] == name

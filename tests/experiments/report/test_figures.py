@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from testbed.bundled_files import folder
 from testbed.experiments.plots import capacity as capacity_plots
 from testbed.experiments.report import capacity, figures, rounds
 from testbed.experiments.report.data import RowSource, Shown, load_shown
@@ -15,6 +17,8 @@ from testbed.experiments.report.rows_table import rows_html
 from testbed.experiments.report.tables import pivot, pivot_html, text_of
 from testbed.experiments.results import directory as results
 from tests.support.reports import Page, make_sweep
+
+TRACES = folder("traces")
 
 
 def part(folder: Path, series: str, threshold: float | None, rate: float, rtt_ms: float, accepted: int) -> RowSource:
@@ -102,6 +106,34 @@ def test_bars_name_only_parts_that_took_time() -> None:
     rows = [{"method": name, "draft_s": 0.1, "link_s": 0.2, "judge_s": 0.0, "queue_s": None} for name in ("fh", "sh")]
     (drawn,) = figures._latency(rows).legends
     assert [text.get_text() for text in drawn.get_texts()] == ["draft", "link"]
+
+
+def test_the_replayed_trace_is_drawn_behind_what_was_observed(tmp_path: Path) -> None:
+    channel = "kind=trace,file=drive,via=virtual,profile=wisv"
+    row = {"method": "greedy", "requests": 1}
+    results.write_summary(tmp_path, results.summary({"channel": channel}, 0, {}, [row]))
+    with (TRACES / "drive.csv").open() as file:
+        samples = list(csv.DictReader(line for line in file if not line.startswith("#")))
+    kept = {"method": "greedy", "request": 0, "drafted": 8, "accepted": 1, "committed": 2, "protocol": "greedy",
+            "csi_downlink_mbps": 30.0, "csi_rtt_ms": 35.0}  # fmt: skip
+    seen = [{**kept, "csi_time_s": 10.0 + 0.1 * i, "csi_uplink_mbps": 20.0 + i, "link_s": 0.04} for i in range(50)]
+    results.write_parquet(tmp_path / "rounds.parquet", seen)
+    found = rounds.figures(Shown(tmp_path, "1", {"config": {}}, [RowSource(row, tmp_path)]))
+    rates, times, _ = {one.name: one for one in found}["link"].draw().axes
+    up = next(line for line in rates.lines if line.get_label() == "trace")
+    at_s = [float(one["t_s"]) for one in samples if 10.0 <= float(one["t_s"]) < 14.9]
+    assert up.get_xdata().tolist() == pytest.approx([t - 10.0 for t in at_s])
+    assert up.get_ydata().tolist() == [float(s["uplink_mbps"]) for s in samples if float(s["t_s"]) in at_s]
+    dots = next(line for line in times.lines if line.get_label() == "time on the link")
+    assert set(dots.get_ydata()) == {40.0}
+
+
+@pytest.mark.parametrize(
+    "channel", ["kind=none", "kind=trace,file=drive,via=proxy", "kind=trace,file=gone,via=virtual"]
+)
+def test_a_trace_without_a_known_start_or_file_is_not_drawn(channel: str, tmp_path: Path) -> None:
+    results.write_summary(tmp_path, results.summary({"channel": channel}, 0, {}, []))
+    assert rounds._replayed(RowSource({"method": "greedy"}, tmp_path)) is None
 
 
 def test_table_one_has_a_group_of_rows_for_each_window(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ function start() {
   $("pause").addEventListener("click", () => {
     shown.paused = !shown.paused;
     $("pause").setAttribute("aria-pressed", `${shown.paused}`);
-    put($("pause"), shown.paused ? "Go on" : "Pause");
+    put($("pause"), shown.paused ? "Resume" : "Pause");
     plan();
   });
   $("close").addEventListener("click", () => {
