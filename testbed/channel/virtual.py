@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable
 
 from testbed.channel.link import Frames, Received
@@ -29,11 +30,13 @@ class _Pipe:
 
     def __init__(self, direction: OneWay, sizer: Sizer, deliver: Callable[[list[bytes], int], None]) -> None:
         self._direction, self._sizer, self._deliver = direction, sizer, deliver
+        self._carried: deque[tuple[list[bytes], int]] = deque()
+        """An event loop does not keep the order of timers that are due at the same time."""
 
     def send(self, frames: Frames) -> int:
         size_bytes = self._sizer(frames)
-        message = [bytes(f) for f in frames]
-        self._direction.carry(size_bytes, lambda: self._deliver(message, size_bytes))
+        self._carried.append(([bytes(f) for f in frames], size_bytes))
+        self._direction.carry(size_bytes, lambda: self._deliver(*self._carried.popleft()))
         return size_bytes
 
 
