@@ -5,8 +5,9 @@
 
 `needed_tokens` is K+1 per session: the last committed token and the drafted ones. `generate` is `vllm.LLM.generate`
 with the same model, batch and mode, per step of one token per sequence. `before` is the vLLM engine of another
-checkout, such as an earlier commit's. Every system is a process of its own; they take turns, pass by pass, and ratios
-are medians over pairs. Times are medians with 95 % bootstrap intervals.
+checkout, such as an earlier commit's. `--compiled` adds both in vLLM's compiled mode, loaded with an empty cache of
+compiled code first. Every system is a process of its own; they take turns, pass by pass, and ratios are medians over
+pairs. Times are medians with 95 % bootstrap intervals.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,6 +33,8 @@ OFF = BLOCK // 2
 TOKENS = 32
 """Tokens decoded per sequence by `generate`."""
 POSITIONS = 1024
+PAIRS = (("engine", "generate"), ("compiled", "generate compiled"))
+"""Engines, and the generation in the same mode."""
 
 
 def main() -> int:
@@ -58,7 +62,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--windows", type=numbers, default=[0, 4, 8])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--before", type=Path, help="checkout whose vLLM engine is measured beside this one")
-    parser.add_argument("--compiled", action="store_true", help="vLLM's compiled mode instead of eager")
+    parser.add_argument("--compiled", action="store_true", help="measure vLLM's compiled mode beside eager")
     return parser.parse_args(arguments)
 
 
@@ -77,35 +81,48 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
     model = target_for(options.engine, options.model)
     most = max(options.sessions)
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["VLLM_CACHE_ROOT"] = cache
+        workers, loading = start(options, {"model": model, "sessions": most})
+        try:
+            rows, generated = [], []
+            for sessions in options.sessions:
+                for window in options.windows:
+                    rows += measured(workers, sessions, window, options.repeats)
+                for engine, generator in PAIRS:
+                    if generator in workers:
+                        found = generation(workers[engine], workers[generator], sessions, options.repeats)
+                        generated.append({"mode": "eager" if engine == "engine" else engine} | found)
+        finally:
+            for worker in workers.values():
+                worker.close()
+    about = {"model": options.model or "bundled", "engine": options.engine}
+    return {"host": host(), "load_s": loading, "rows": [about | row for row in rows], "generate": generated}
+
+
+def start(options: argparse.Namespace, common: dict[str, Any]) -> tuple[dict[str, Worker], dict[str, float]]:
+    """Load all systems; returns them and the seconds that each took."""
     wanted: dict[str, tuple[dict[str, Any], Path | None]] = {"engine": ({"engine": options.engine}, None)}
     if options.engine == "vllm":
         wanted["generate"] = ({"engine": "generate"}, None)
+    if options.compiled:
+        wanted["compiled cold"] = wanted["compiled"] = ({"engine": "vllm", "compiled": True}, None)
+        wanted["generate compiled"] = ({"engine": "generate", "compiled": True}, None)
     if options.before:
         wanted["before"] = ({"engine": "before"}, options.before.resolve())
     workers: dict[str, Worker] = {}
-    try:
-        for name, (what, path) in wanted.items():
-            what |= {"model": model, "sessions": most, "compiled": options.compiled}
-            workers[name] = Worker(__file__, what, *filter(None, [path]))
-        rows, generated = [], []
-        for sessions in options.sessions:
-            for window in options.windows:
-                rows += measured(workers, sessions, window, options.repeats)
-            if "generate" in workers:
-                generated.append(generation(workers, sessions, options.repeats))
-        loading = {name: worker.about for name, worker in workers.items()}
-    finally:
-        for worker in workers.values():
-            worker.close()
-    name = options.model or "bundled"
-    mode = "compiled" if options.compiled else "eager"
-    about = {"model": name, "engine": options.engine} | ({"mode": mode} if options.engine == "vllm" else {})
-    return {"host": host(), "load_s": loading, "rows": [about | row for row in rows], "generate": generated}
+    loading: dict[str, float] = {}
+    for name, (what, path) in wanted.items():
+        workers[name] = Worker(__file__, common | what, *filter(None, [path]))
+        loading[name] = workers[name].about
+        if name == "compiled cold":
+            workers.pop(name).close()
+    return workers, loading
 
 
 def measured(workers: dict[str, Worker], sessions: int, window: int, repeats: int) -> list[dict[str, Any]]:
     """Rows of one combination: every repeat asks each engine for one pass on and one off a boundary."""
-    engines = {name: worker for name, worker in workers.items() if name != "generate"}
+    engines = {name: worker for name, worker in workers.items() if not name.startswith("generate")}
     passes: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
     for repeat in range(-2, repeats):
         order = list(engines) if repeat % 2 else list(engines)[::-1]
@@ -125,6 +142,9 @@ def measured(workers: dict[str, Worker], sessions: int, window: int, repeats: in
         }  # fmt: skip
         if aligned == "off":
             row["off_over_on"] = ratio(times["engine"], [one["on"]["ms"] for one in passes["engine"]])
+        if "compiled" in times:
+            row["compiled_ms"] = median(times["compiled"])[0]
+            row["compiled_speedup"] = ratio(times["engine"], times["compiled"])
         if "before" in times:
             row["before_ms"] = median(times["before"])[0]
             row["before_computed_tokens"] = float(np.mean([one[aligned]["computed"] for one in passes["before"]]))
@@ -133,12 +153,12 @@ def measured(workers: dict[str, Worker], sessions: int, window: int, repeats: in
     return rows
 
 
-def generation(workers: dict[str, Worker], sessions: int, repeats: int) -> dict[str, Any]:
+def generation(engine: Worker, generator: Worker, sessions: int, repeats: int) -> dict[str, Any]:
     """Row of vLLM's greedy generation, beside as many passes without drafts in the same minutes."""
     steps, passes = [], []
     for repeat in range(max(3, repeats // 3)):
-        steps.append(workers["generate"].ask(sequences=sessions))
-        found = [workers["engine"].ask(sessions=sessions, window=0, seed=100 + 8 * repeat + i) for i in range(8)]
+        steps.append(generator.ask(sequences=sessions))
+        found = [engine.ask(sessions=sessions, window=0, seed=100 + 8 * repeat + i) for i in range(8)]
         passes.append(float(np.median([one["off"]["ms"] for one in found])))
     value, low, high = median(steps)
     return {"sequences": sessions, "step_ms": value, "interval_ms": [low, high], "pass_over_step": ratio(passes, steps)}
@@ -152,7 +172,7 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> list[float]:
 # ---------------------------------------------------------------- the workers
 
 
-def load(engine: str, model: str, sessions: int, compiled: bool) -> tuple[float, Callable[..., Any]]:
+def load(engine: str, model: str, sessions: int, compiled: bool = False) -> tuple[float, Callable[..., Any]]:
     """Load a system; returns the seconds that it took, and what it measures."""
     start_s = time.perf_counter()
     if engine == "generate":
@@ -245,18 +265,20 @@ def generator(model: str, sessions: int, compiled: bool) -> Callable[..., float]
 
 def show(document: dict[str, Any]) -> None:
     """Print the rows as a table."""
+    print("loaded in", ", ".join(f"{seconds:.1f} s ({name})" for name, seconds in document["load_s"].items()))
     print(f"{'sessions':>8} {'K':>3} {'boundary':>8} {'needed':>7} {'computed':>9} {'ms':>8} {'least':>8}  ratios")
     for row in document["rows"]:
-        ratios = [f"{name} {row[name][0]:.2f}" for name in ("off_over_on", "speedup") if name in row]
+        named = ("off_over_on", "speedup", "compiled_speedup")
+        ratios = [f"{name} {'{:.2f} ({:.2f} to {:.2f})'.format(*row[name])}" for name in named if name in row]
         print(
             f"{row['sessions']:8} {row['window']:3} {'on' if row['aligned'] else 'off':>8} {row['needed_tokens']:7} "
             f"{row['computed_tokens']:9.1f} {row['pass_ms']:8.2f} {row['least_ms']:8.2f}  {', '.join(ratios)}"
         )
     for row in document["generate"]:
-        low, high = row["pass_over_step"][1:]
+        value, low, high = row["pass_over_step"]
         print(
-            f"generate {row['sequences']:3} sequences: {row['step_ms']:.2f} ms per step; pass over step "
-            f"{row['pass_over_step'][0]:.2f} ({low:.2f} to {high:.2f})"
+            f"generate, {row['mode']}, {row['sequences']:3} sequences: {row['step_ms']:.2f} ms per step; pass over "
+            f"step {value:.2f} ({low:.2f} to {high:.2f})"
         )
 
 

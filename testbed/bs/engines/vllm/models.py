@@ -1,7 +1,7 @@
 """Target models as vLLM pooling models: a pass returns what the target says at the tail of every prompt.
 
 vLLM's pooling runner is a public way to get more than one position out of a pass. Importing this module registers the
-models, also in the worker processes of a tensor-parallel engine. Tried with vLLM 0.32.
+models and prepares compiled mode, also in the worker processes of a tensor-parallel engine. Tried with vLLM 0.32.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 from vllm.tasks import PoolingTask
 from vllm.v1.pool.metadata import PoolingMetadata
+
+from testbed.bs.engines.vllm.compiled import read_compiled_code
 
 TASK: Literal["token_embed"] = "token_embed"
 """The pooling task whose output has one row per token."""
@@ -177,6 +179,7 @@ VERIFIERS: dict[str, type[nn.Module]] = {
 }
 for _verifier in VERIFIERS.values():
     ModelRegistry.register_model(_verifier.__name__, _verifier)
+read_compiled_code()
 
 
 class WorkerExtension:

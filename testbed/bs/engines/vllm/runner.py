@@ -22,6 +22,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.request import Request, RequestStatus
 
 from testbed.bs.engines.model_files import ModelFiles
+from testbed.bs.engines.vllm.compiled import check_compiler
 from testbed.bs.engines.vllm.models import TASK, VERIFIERS, VOCAB_KEY, WorkerExtension
 from testbed.bs.engines.vllm.prompt import VllmPrompt
 from testbed.bs.engines.vllm.resident import ResidentScheduler, hashing_only_new
@@ -78,7 +79,10 @@ def engine_args(target: ModelFiles, dtype: str, options: Mapping[str, Any], extr
     Raises:
         BadInput: a field that vLLM does not know, or one that the testbed sets.
         ModelError: a head size that vLLM's attention has no kernel for on a CPU.
+        EngineError: compiled mode on a CPU without a C++ compiler.
     """
+    if options.get("enforce_eager") is False and current_platform.is_cpu():
+        check_compiler()
     fixed = {
         "model": str(target.directory),
         "skip_tokenizer_init": True,
