@@ -44,5 +44,5 @@ def _described(path: Path, folder: Path) -> SweepFile:
     lines = path.read_text(encoding="utf-8").splitlines()
     comment = [line.lstrip("#").strip() for line in itertools.takewhile(lambda line: line.startswith("#"), lines)]
     commands = [line for line in comment if line.startswith("testbed ")]
-    command = commands[0].replace(f"sweeps/{name}.yaml", str(path)) if "/" in name else f"testbed sweep {name}"
+    command = commands[0].replace(f"sweeps/{name}.yaml", str(path)) if commands else f"testbed sweep {name}"
     return SweepFile(name, path, " ".join(line for line in comment if line not in commands), command)
