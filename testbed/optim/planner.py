@@ -9,8 +9,11 @@ import numpy as np
 from testbed.errors import BadInput
 from testbed.optim.inference_cost import IntArray, ServedPair, inference_s
 from testbed.optim.search import BatchOrder
-from testbed.optim.solvers import SAFE, SOLVERS
+from testbed.optim.solvers import SOLVERS
 from testbed.optim.stages import Stages
+
+SAFE = 1 - 1e-12
+"""Factor on lower bounds that allows for rounding."""
 
 
 class Batching(NamedTuple):

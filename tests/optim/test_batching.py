@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from testbed.errors import BadInput
 from testbed.optim.inference_cost import IntArray, ServedPair, inference_s
 from testbed.optim.planner import Batching, plan_batches
-from testbed.optim.relaxed import relax
 from testbed.optim.search import BatchOrder, every_run, johnson
-from testbed.optim.solvers import SOLVERS, WEIGHTS
+from testbed.optim.solvers import SOLVERS
 from testbed.optim.stages import Stages
 from tests.optim.problems import draw, instance, paper_serving
 from tests.support.batching import algorithm_1, brute_force, partitions, runs
@@ -144,28 +143,16 @@ def test_lines_are_the_equations() -> None:
         assert stages.least_s(*stages.times(starts, ends)) <= expected * (1 + 1e-12)
 
 
-def test_no_plan_is_below_the_bounds() -> None:
+def test_no_plan_is_below_the_bound() -> None:
     rng = np.random.default_rng(4)
     tight = []
     for _ in range(25):
         serving, inputs = draw(rng, 4, most_output=10)
         stages = Stages(serving, np.sort(inputs), 2)
         least_s = brute_force(instance(serving, inputs), 2)
-        bounds = [one.bound_s for one in relax(stages, WEIGHTS)]
-        assert max(stages.bound_s(), *bounds) <= least_s * (1 + 1e-9)
-        tight.append(max(bounds) / least_s)
-    assert np.median(tight) > 0.9
-
-
-def test_relaxed_batches_cover_all_tasks_and_fit() -> None:
-    rng = np.random.default_rng(6)
-    for tasks in (1, 2, 3, 30):
-        serving, inputs = draw(rng, tasks)
-        inputs = np.sort(inputs)
-        for one in relax(Stages(serving, inputs, 2), WEIGHTS):
-            batches = [list(range(a, b)) for a, b in zip(one.starts, one.ends, strict=True)]
-            assert sorted(itertools.chain(*batches)) == list(range(tasks))
-            assert all(instance(serving, inputs).fits(batch) for batch in batches)
+        assert stages.bound_s() <= least_s * (1 + 1e-9)
+        tight.append(stages.bound_s() / least_s)
+    assert np.median(tight) > 0.7
 
 
 def test_all_runs_are_enumerated() -> None:
