@@ -133,6 +133,22 @@ def make_capacity(directory: Path) -> Path:
     return directory
 
 
+def make_bench(directory: Path) -> Path:
+    """A directory of `bench --out`: two methods at two rates."""
+    directory.mkdir()
+    times = {
+        f"{kind}_{name}_ms": 123.456 for kind in ("mean", "median", "p99") for name in ("ttft", "tpot", "itl", "e2el")
+    }
+    rows = [
+        {"method": method, "window": 8, "rate_rps": rate, "requests": 40, "duration_s": 7.5, "input_tokens": 3440,
+         "output_tokens": 3900, "request_throughput_rps": rate, "output_throughput_tps": 97.5 * rate,
+         "total_throughput_tps": 180.0 * rate, "goodput_rps": rate, **times}
+        for method in ("greedy", "target-only") for rate in (1.0, 4.0)
+    ]  # fmt: skip
+    results.write_summary(directory, {**results.summary({"rates": [1.0, 4.0]}, 0, {}, rows), "kind": "bench"})
+    return directory
+
+
 def make_load(directory: Path) -> Path:
     """A directory of `latency measure`: latency under load."""
     directory.mkdir()

@@ -12,22 +12,8 @@ from testbed.cli.options import OUTPUT, AsJson, configured
 from testbed.cli.output import note, print_json
 from testbed.cli.tables import TEXT, chosen_format, print_rows
 from testbed.experiments.latency.bench_config import BenchConfig
+from testbed.experiments.results.bench_columns import BENCH_COLUMNS
 
-COLUMNS = {
-    "method": ("method", "{}"),
-    "rate_rps": ("req/s", "{:g}"),
-    "mean_ttft_ms": ("TTFT ms", "{:.1f}"),
-    "p99_ttft_ms": ("p99", "{:.1f}"),
-    "mean_tpot_ms": ("TPOT ms", "{:.2f}"),
-    "p99_tpot_ms": ("p99 TPOT", "{:.2f}"),
-    "mean_itl_ms": ("ITL ms", "{:.2f}"),
-    "p99_itl_ms": ("p99 ITL", "{:.2f}"),
-    "goodput_rps": ("goodput/s", "{:.2f}"),
-    "request_throughput_rps": ("done/s", "{:.2f}"),
-    "output_throughput_tps": ("tok/s", "{:.1f}"),
-    "mean_e2el_ms": ("latency ms", "{:.1f}"),
-    "requests": ("n", "{:d}"),
-}
 WIDTH = 50
 """Characters of a line, as `vllm bench serve` prints them."""
 SECTIONS = {
@@ -66,7 +52,7 @@ def bench(
     if chosen_format() == TEXT:
         for row in document["rows"]:
             print("\n".join(report_lines(row)))
-    print_rows(document["rows"], "Over the request rate", COLUMNS)
+    print_rows(document["rows"], "Over the request rate", BENCH_COLUMNS)
     if out:
         note(f"wrote {out}; plots are in {out}/plots")
 

@@ -15,7 +15,7 @@ PANELS = {
 
 
 def bench_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """The metrics of all loads with a finite rate, one line per method: means, with the p99 dotted."""
+    """The metrics of all loads with a finite rate: means, and p99 as dotted lines, by method."""
     caption = (
         "Latency of the device–edge pair and of the target alone over the request rate: means, and p99 as dotted "
         "lines. Last panel: requests that keep the limits (goodput), or output tokens, per second."
@@ -33,11 +33,14 @@ def _drawn(rows: Sequence[Mapping[str, Any]]) -> Any:
         rates = [row["rate_rps"] for row in mine]
         for one, name in zip(axes.flat, PANELS, strict=False):
             one.plot(rates, [row[f"mean_{name}_ms"] for row in mine], **look.line, label=method)
-            one.plot(rates, [row[f"p99_{name}_ms"] for row in mine], ":", color=look.colour, linewidth=1)
+            p99 = [row[f"p99_{name}_ms"] for row in mine]
+            one.plot(rates, p99, ":", color=look.colour, linewidth=1, label=f"{method}, p99")
         axes.flat[3].plot(rates, [row[last[0]] for row in mine], **look.line, label=method)
     for one, title in zip(axes.flat, (*PANELS.values(), last[1]), strict=True):
         one.set_ylabel(title)
         one.set_ylim(bottom=0)
+        one.set_xticks(sorted({row["rate_rps"] for row in rows}), minor=False)
+        one.xaxis.set_major_formatter("{x:g}")
     for one in axes[-1, :]:
         one.set_xlabel("request rate [1/s]")
     legend(figure, axes)

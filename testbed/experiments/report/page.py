@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from testbed.experiments.plots.style import check_formats, write_figure
+from testbed.experiments.report import bench as report_bench
 from testbed.experiments.report import capacity as report_capacity
 from testbed.experiments.report import field as report_field
 from testbed.experiments.report import figures as report_figures
@@ -32,7 +33,7 @@ body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:88rem;padding
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}div.wide{overflow-x:auto;margin:1rem 0}
 td,th{padding:.2rem .45rem;border-bottom:1px solid #ddd;text-align:right;vertical-align:top;white-space:nowrap}
 th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:#fff;max-width:16rem}
-td:first-child{white-space:normal}
+td:first-child{white-space:normal;min-width:6rem}
 th{font-weight:600;vertical-align:bottom}td small{font-size:73%}small{color:#666}details{margin:.5rem 0}
 summary{cursor:pointer}
 .pivot th{white-space:normal}.pivot td,.pivot tbody th{border:0;vertical-align:top}
@@ -99,13 +100,14 @@ def _section(shown: Shown, intervals: Sequence[Intervals], out: Path, formats: S
     blocks = [f"<h2 id='{_id(shown)}'>{name}</h2>", facts_html(shown.document)]
     if shown.missing:
         blocks.append(f"<p class='note'>Not finished: {shown.missing} points of this sweep are missing.</p>")
-    figures = [*report_capacity.figures(shown), *report_field.figures(shown)]
+    figures = [*report_capacity.figures(shown), *report_field.figures(shown), *report_bench.figures(shown)]
     blocks.append(report_field.notes(shown))
     if shown.speculates:
         figures += [*report_figures.figures(shown, intervals), *report_power.figures(shown)]
         blocks += [*_tables(shown, intervals, out / "tables"), report_power.notes(shown)]
     else:
-        blocks += [study_html(shown.rows), report_field.visits(shown)]
+        table = report_bench.table(shown) if report_bench.is_bench(shown) else study_html(shown.rows)
+        blocks += [table, report_field.visits(shown)]
     for figure in figures:
         image = write_figure(figure, out / "plots", shown.label, formats)
         blocks.append(

@@ -8,7 +8,7 @@ import pytest
 
 from testbed.experiments.report.page import write_report
 from tests.support.browser import page
-from tests.support.reports import make_field, make_sweep, row, save_run
+from tests.support.reports import make_bench, make_field, make_sweep, row, save_run
 
 IN_VIEW = """(names) => {
   const table = [...document.querySelectorAll("table")].find((one) => !one.closest("details:not([open])") &&
@@ -20,6 +20,7 @@ IN_VIEW = """(names) => {
     .filter(([text, box]) => box.right <= Math.min(wide, innerWidth) + 0.5 && box.left >= 0).map(([text]) => text);
 }"""
 RESULTS = ["latency s", "tokens/s", "AAL", "α", "accuracy", "lossless", "up B", "down B"]
+BENCH = ["req/s", "TTFT ms", "TPOT ms", "ITL ms", "goodput/s", "tok/s", "latency ms"]
 FIELD = ["latency s", "gain", "permissiveness"]
 
 
@@ -31,6 +32,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "demo": write_report([save_run(root / "run", rows)], root / "demo"),
         "sweep": write_report([make_sweep(root / "runs")], root / "sweep"),
         "field": write_report([make_field(root / "hall")], root / "field"),
+        "bench": write_report([make_bench(root / "load")], root / "bench"),
     }
 
 
@@ -53,6 +55,7 @@ async def test_all_results_are_in_view_at_1400_pixels(reports: dict[str, Path]) 
         await in_view(reports["sweep"], 1400, ["latency s", "speed-up"])
     )
     assert set(FIELD) <= set(await in_view(reports["field"], 1400, FIELD))
+    assert set(BENCH) <= set(await in_view(reports["bench"], 1400, BENCH))
 
 
 async def test_the_first_results_are_in_view_at_420_pixels(reports: dict[str, Path]) -> None:

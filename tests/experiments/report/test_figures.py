@@ -10,13 +10,13 @@ import pytest
 
 from testbed.bundled_files import folder
 from testbed.experiments.plots import capacity as capacity_plots
-from testbed.experiments.report import capacity, figures, rounds
+from testbed.experiments.report import bench, capacity, figures, rounds
 from testbed.experiments.report.data import RowSource, Shown, load_shown
 from testbed.experiments.report.facts import facts_html
 from testbed.experiments.report.rows_table import rows_html
 from testbed.experiments.report.tables import pivot, pivot_html, text_of
 from testbed.experiments.results import directory as results
-from tests.support.reports import Page, make_sweep
+from tests.support.reports import Page, make_bench, make_sweep
 
 TRACES = folder("traces")
 
@@ -144,3 +144,15 @@ def test_table_one_has_a_group_of_rows_for_each_window(tmp_path: Path) -> None:
     assert tags.count("tbody") == len(table.windows)
     assert tags.count("tr") == 2 + len(table.windows) * len(table.names)
     assert tags.count("td") == len(table.windows) * len(table.names) * (1 + 5 * len(table.links))
+
+
+def test_a_bench_is_drawn_over_its_rates_and_only_over_several(tmp_path: Path) -> None:
+    (shown,) = load_shown([make_bench(tmp_path / "bench")])
+    (figure,) = bench.figures(shown)
+    axes = figure.draw().axes
+    assert axes[0].get_xticks().tolist() == [1.0, 4.0]
+    assert {line.get_label() for line in axes[0].lines} == {
+        f"{m}{p}" for m in ("greedy", "target-only") for p in ("", ", p99")
+    }
+    shown.parts = [part for part in shown.parts if part.row["rate_rps"] == 1.0]
+    assert bench.figures(shown) == []
