@@ -39,7 +39,12 @@ COLUMNS = {
     "paper": ("paper", "{:d}"),
     "ratio": ("ratio", "{:.3f}"),
     "violation": ("violated", "{:.3f}"),
+    "violation_low": ("from  ", "{:.3f}"),
+    "violation_high": ("to  ", "{:.3f}"),
+    "violation_difference": ("difference", "{:+.3f}"),
+    "violation_verdict": ("violations", "{}"),
     "goodput_tps": ("goodput tok/s", "{:.1f}"),
+    "goodput_tps_verdict": ("goodput", "{}"),
     "acceptance": ("accepted", "{:.3f}"),
     "batch_size": ("batch", "{:.1f}"),
     "busy_share": ("busy", "{:.2f}"),
@@ -59,7 +64,7 @@ ASKED = (
 
 Set = Annotated[list[str] | None, typer.Option("--set", help="FIELD=VALUE of any other assumption.")]
 Tables = Annotated[
-    bool, typer.Option("--tables", help="Also write the paper's Tables 1, 5, 6 and Figs. 7, 8, 11; needs --out.")
+    bool, typer.Option("--tables", help="Also write the paper's Tables 1, 5, 6 and Figs. 7, 8; needs --out.")
 ]
 Real = Annotated[
     bool, typer.Option("--real", help="In real time: BS and UE processes here, the bundled pair; needs --out.")
@@ -99,7 +104,7 @@ def capacity(
 
         testbed capacity --systems wisp,centralized --classes 8 --sensitivity --json
 
-        testbed capacity --systems wisp --classes 8 --switches --set repeats=5
+        testbed capacity --systems wisp --classes 8 --switches --ues 75 --repeats 5
 
         testbed capacity --real --mix 10:1,20:1 --ues 8 --set max_batch=2 --out runs/real
     """
@@ -180,7 +185,7 @@ def _show(document: dict[str, Any], title: str, as_json: bool, out: Path | None)
     if as_json:
         print_json(document)
         return
-    rows = [_flat(row) for row in document["rows"]]
+    rows = document.get("pooled") or [_flat(row) for row in document["rows"]]
     shares = {name: (name, "{:.3f}") for row in rows for name in row if name.startswith(VIOLATED)}
     print_rows(rows, title, COLUMNS | shares)
     if out is not None:

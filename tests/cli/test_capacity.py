@@ -51,6 +51,25 @@ def test_given_ues_are_not_searched_for(capsys: pytest.CaptureFixture[str]) -> N
         assert "capacity" not in row
 
 
+def test_a_fixed_load_is_pooled_over_seeds_and_variations_are_paired(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from testbed.experiments.capacity import report as capacity_report
+
+    monkeypatch.setitem(capacity_report.VARIATIONS, "switches", ({"late": "last"},))
+    argv = ("--systems", "wisp", "--classes", "10", "--ues", "3", "--repeats", "2", "--switches")
+    document = call(capsys, *argv, "--out", str(tmp_path / "s"))
+    rows, found = document["rows"], document["pooled"]
+    assert isinstance(rows, list) and isinstance(found, list)
+    assert [(row["varied"], row["seed"]) for row in rows] == [
+        ("nothing", 0), ("late=last", 0), ("nothing", 1), ("late=last", 1)
+    ]  # fmt: skip
+    assert [row["varied"] for row in found] == ["nothing", "late=last"]
+    assert found[1]["seeds"] == 2 and found[1]["violation_verdict"] in ("ahead", "behind", "undecided")
+    with (tmp_path / "s" / "pooled.csv").open() as stream:
+        assert [row["varied"] for row in csv.DictReader(stream)] == ["nothing", "late=last"]
+
+
 def test_a_directory_holds_tables_and_plots_and_is_taken_up_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,12 +100,12 @@ def test_sensitivity_compares_with_nothing_varied(
 ) -> None:
     from testbed.experiments.capacity import report as capacity_report
 
-    monkeypatch.setattr(capacity_report, "SENSITIVITY", ({"max_batch": 1},))
+    monkeypatch.setitem(capacity_report.VARIATIONS, "sensitivity", ({"verify_scale": 2.0},))
     out = ("--out", str(tmp_path / "s"))
     rows = call(capsys, "--systems", "sled,centralized", "--classes", "10", "--sensitivity", *out)["rows"]
     assert isinstance(rows, list)
     assert [(row["system"], row["varied"]) for row in rows] == [
-        ("sled", "nothing"), ("centralized", "nothing"), ("sled", "max_batch=1"), ("centralized", "max_batch=1")
+        ("sled", "nothing"), ("centralized", "nothing"), ("sled", "verify_scale=2.0"), ("centralized", "verify_scale=2.0")
     ]  # fmt: skip
     assert rows[0]["change"] == 1.0
     assert rows[3]["change"] < 1
@@ -97,9 +116,9 @@ def test_sensitivity_compares_with_nothing_varied(
 
 def test_a_knee_comes_with_what_became_of_its_own_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "s"
-    rows = call(capsys, "--systems", "sled", "--mix", "15:1,30:1", "--out", str(out))["rows"]
+    rows = call(capsys, "--systems", "sled", "--mix", "4:1,8:1", "--out", str(out))["rows"]
     assert isinstance(rows, list)
-    assert [row["class_tps"] for row in rows] == [15, 30]
+    assert [row["class_tps"] for row in rows] == [4, 8]
     assert all(row["violation"] <= 0.05 and row["judged"] > 0 for row in rows), rows
     assert rows[0]["capacity"] > rows[1]["capacity"]
     assert (out / "knees.png").stat().st_size > 1000

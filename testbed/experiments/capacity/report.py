@@ -11,6 +11,7 @@ from typing import Any, cast
 from testbed.config import resolved
 from testbed.errors import BadInput
 from testbed.experiments.capacity.paper import ESTIMATES, SENSITIVITY, SWITCHES, TABLE_2
+from testbed.experiments.capacity.pooled import BASELINE, figures_of, pooled, run_row
 from testbed.experiments.capacity.search import (
     CapacityPoint,
     CapacityResult,
@@ -35,8 +36,6 @@ VARIATIONS: dict[str, tuple[dict[str, Any], ...]] = {
     "switches": SWITCHES,
     "estimates": ESTIMATES,
 }
-BASELINE = "fcfs-cache"
-"""The system that all others are compared with, seed by seed."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,8 @@ class Study:
 
     def __post_init__(self) -> None:
         asked = [self.vary is not None, bool(self.sweep), self.config.ues is not None]
-        if sum(asked) > 1:
-            raise BadInput("--ues, --sweep and --sensitivity, --switches, --estimates exclude each other")
+        if self.sweep and sum(asked) > 1:
+            raise BadInput("--sweep and --ues, --sensitivity, --switches, --estimates exclude each other")
         if self.tables and (sum(asked) or self.config.mix is not None):
             raise BadInput("--tables goes with a search of classes by themselves: leave out --mix, --ues and --sweep")
 
@@ -87,16 +86,20 @@ def _study(plan: Study, out: Path | None, told: Told) -> dict[str, Any]:
     asked = _asked(plan)
     found = run_jobs([one.job for one in asked], plan.workers, None if out is None else out / "points", told)
     rows = [row for one, result in zip(asked, found, strict=True) for row in one.rows(result)]
-    if plan.vary is not None:
-        _compare(rows)
-    for name in ("", "all_"):
-        _compare_seeds(rows, name)
+    fixed = config.ues is not None or bool(plan.sweep)
+    if not fixed:
+        if plan.vary is not None:
+            _compare(rows)
+        for name in ("", "all_"):
+            _compare_seeds(rows, name)
     document = results.summary(resolved(config), config.seed, results.host(), rows)
+    if fixed:
+        document["pooled"] = pooled(rows, config.epsilon)
     if out is not None:
         from testbed.experiments.capacity.tables import run_extras, write_extras, write_study
 
         results.write_summary(out, document)
-        write_study(rows, config, out)
+        write_study(document, config, out)
         if plan.tables:
             write_extras(run_extras(config, plan.workers, out / "points", told), config, out)
     return document
@@ -106,51 +109,57 @@ def _study(plan: Study, out: Path | None, told: Told) -> dict[str, Any]:
 
 
 def _asked(plan: Study) -> list[Asked]:
+    """The jobs, seed by seed where loads are fixed, so that an unfinished study has every variation."""
     config = plan.config
-    if config.ues is not None:
-        return [one for system in config.systems for one in _at(config, system, (config.ues,))]
-    if plan.sweep:
-        return [one for system in config.systems for one in _at(config, system, plan.sweep)]
     varied: list[dict[str, Any]] = [{}, *(VARIATIONS[plan.vary] if plan.vary is not None else ())]
-    return [
-        one
+    cases = [
+        (replaced(config, values), system, None if plan.vary is None else _named(values))
         for values in varied
         for system in config.systems
-        for one in _searches(replaced(config, values), system, None if plan.vary is None else values)
     ]
+    numbers = plan.sweep if config.ues is None else (config.ues,)
+    if not numbers:
+        return [one for case in cases for one in _searches(*case)]
+    seeds = range(config.seed, config.seed + config.repeats)
+    return [one for seed in seeds for case in cases for one in _at(*case, numbers, seed)]
 
 
-def _searches(config: CapacityConfig, system: str, varied: dict[str, Any] | None) -> list[Asked]:
+def _named(values: dict[str, Any]) -> str:
+    """Name of a variation."""
+    return ", ".join(f"{key}={value}" for key, value in values.items()) or NOTHING
+
+
+def _searches(config: CapacityConfig, system: str, varied: str | None) -> list[Asked]:
     if config.mix is not None:
         return [_knees(config, system, varied)]
     return [_capacity(config, system, speed, varied) for speed in config.classes]
 
 
-def _capacity(config: CapacityConfig, system: str, speed: float, varied: dict[str, Any] | None) -> Asked:
+def _capacity(config: CapacityConfig, system: str, speed: float, varied: str | None) -> Asked:
     def rows(result: CapacityResult) -> list[Row]:
         row = _row(system, speed, result, varied)
         paper = TABLE_2.get(config.paper or "", {}).get(system, {}).get(speed)
         if paper is not None:
             row |= {"paper": paper, "ratio": result.ues / paper}
-        return [row | _figures(result.runs)]
+        return [row | figures_of(result.runs)]
 
     return Asked(cast(Job, capacity_of(config, system, speed)), rows)
 
 
-def _row(system: str, speed: float, result: CapacityResult, varied: dict[str, Any] | None) -> Row:
+def _row(system: str, speed: float, result: CapacityResult, varied: str | None) -> Row:
     low, high = repeats_interval(result.by_seed).ends
     row: Row = {"system": system, "class_tps": speed, "capacity": result.ues, "capacity_low": low,
                 "capacity_high": high, "by_seed": list(result.by_seed)}  # fmt: skip
     if varied is not None:
-        row["varied"] = ", ".join(f"{key}={value}" for key, value in varied.items()) or NOTHING
+        row["varied"] = varied
     return row
 
 
-def _knees(config: CapacityConfig, system: str, varied: dict[str, Any] | None) -> Asked:
+def _knees(config: CapacityConfig, system: str, varied: str | None) -> Asked:
     def rows(result: dict[float, CapacityResult]) -> list[Row]:
         every = [min(found) for found in zip(*(knee.by_seed for knee in result.values()), strict=True)]
         return [
-            _row(system, speed, knee, varied) | _figures(knee.runs) | _own(knee.runs, speed)
+            _row(system, speed, knee, varied) | figures_of(knee.runs) | _own(knee.runs, speed)
             | {"all": statistics.median_low(every), "all_by_seed": every}
             for speed, knee in sorted(result.items())
         ]  # fmt: skip
@@ -165,51 +174,20 @@ def _own(runs: Sequence[CapacityRun], speed_tps: float) -> Row:
     return {"violation": sum(c.violated for c in counts) / judged if judged else None, "judged": judged}
 
 
-def _at(config: CapacityConfig, system: str, numbers: Sequence[int]) -> list[Asked]:
+def _at(config: CapacityConfig, system: str, varied: str | None, numbers: Sequence[int], seed: int) -> list[Asked]:
     """Runs at given numbers of UEs, for each class alone or for the mix."""
     loads = [None] if config.mix is not None else list(config.classes)
-    return [
-        _run(config, system, speed, ues, config.seed + repeat)
-        for ues in numbers
-        for speed in loads
-        for repeat in range(config.repeats)
-    ]
+    return [_run(config, system, varied, speed, ues, seed) for ues in numbers for speed in loads]
 
 
-def _run(config: CapacityConfig, system: str, speed: float | None, ues: int, seed: int) -> Asked:
+def _run(config: CapacityConfig, system: str, varied: str | None, speed: float | None, ues: int, seed: int) -> Asked:
     classes = tuple(spread(config, ues)) if speed is None else (speed,) * ues
 
     def rows(run: CapacityRun) -> list[Row]:
-        shares = {name: count.share for name, count in run.classes.items()}
-        verdicts = {name: count.verdict(config.epsilon) for name, count in run.classes.items()}
-        row: Row = {"system": system, "class_tps": speed, "ues": ues, "seed": seed, "violations": shares}
-        return [row | {"verdicts": verdicts} | _figures([run])]
+        row = {"class_tps": speed} | run_row(run, config.epsilon)
+        return [row if varied is None else row | {"varied": varied}]
 
     return Asked(cast(Job, single(CapacityPoint(config, system, classes, seed))), rows)
-
-
-def _figures(runs: Sequence[CapacityRun]) -> Row:
-    """Means over the runs of all seeds; violations are pooled."""
-    if not runs:
-        return {"goodput_tps": 0.0}
-    counts = [count for run in runs for count in run.classes.values()]
-    judged, drafted = sum(count.judged for count in counts), sum(run.drafted for run in runs)
-    goodput = repeats_interval([run.goodput_tps for run in runs])
-    mean = {
-        name: statistics.fmean(getattr(run, name) for run in runs)
-        for name in ("batch_size", "busy_share", "evicted_tokens", "memory_bound", "virtual_s", "cpu_s")
-    }
-    return {
-        "violation": sum(count.violated for count in counts) / judged if judged else None,
-        "judged": judged,
-        "starved": sum(count.starved for count in counts),
-        "goodput_tps": goodput.value,
-        "goodput_low": goodput.ends[0],
-        "goodput_high": goodput.ends[1],
-        "acceptance": sum(run.accepted for run in runs) / drafted if drafted else None,
-        "empty": sum(run.empty for run in runs) / max(1, sum(run.rounds for run in runs)),
-        **mean,
-    }
 
 
 def _compare_seeds(rows: list[Row], name: str) -> None:

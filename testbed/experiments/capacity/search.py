@@ -14,14 +14,25 @@ from typing import NamedTuple
 from testbed.config import resolved
 from testbed.errors import BadInput
 from testbed.experiments.capacity.run import run_capacity
-from testbed.experiments.capacity.systems import MOST_UES, CapacityConfig, System, hardware, speeds, spread, system_of
+from testbed.experiments.capacity.systems import (
+    LEFT_OUT,
+    MOST_UES,
+    NONE,
+    CapacityConfig,
+    System,
+    hardware,
+    speeds,
+    spread,
+    system_of,
+)  # fmt: skip
 from testbed.experiments.capacity.tally import ALL, ANY, CLEAR, CapacityRun
 from testbed.experiments.inputs.profile import PassWork
 from testbed.experiments.results.claims import kept
 from testbed.experiments.runs.workers import pool_of
 
-WIDER = 1.15
-"""Factor between the steps of a search, from its first guess until the capacity lies between two steps."""
+FIRST_STEP = 0.02
+"""First step of a search away from its guess, as a share of it; each further step is twice as long, down to half of N at
+most."""
 CONDITIONS = ("systems", "classes", "mix", "ues", "repeats", "seed", "paper")
 """Configuration fields that are not part of a point's key."""
 
@@ -160,25 +171,20 @@ def largest(
     Raises:
         BadInput: even `MOST_UES` hold.
     """
-    low, high = 0, guess
-    while (yield from holds(high)):
-        low, high = high, max(high + 1, round(high * WIDER))
-        if high > MOST_UES:
+    step = max(1, round(guess * FIRST_STEP))
+    low, high = (guess, MOST_UES + 1) if (yield from holds(guess)) else (0, guess)
+    while high > MOST_UES:
+        if low + step > MOST_UES:
             raise BadInput(f"more than {MOST_UES} UEs are sustained at this load")
-    if low == 0:
-        step = guess
-        while True:
-            step = min(step - 1, round(step / WIDER))
-            if step < 1 or (yield from holds(step)):
-                break
-            high = step
-        low = max(0, step)
+        low, high = (low + step, high) if (yield from holds(low + step)) else (low, low + step)
+        step *= 2
+    while low == 0 and high > 1:
+        at = max(high - step, high // 2)
+        low, high = (at, high) if (yield from holds(at)) else (0, at)
+        step *= 2
     while high - low > 1:
         middle = (low + high) // 2
-        if (yield from holds(middle)):
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if (yield from holds(middle)) else (low, middle)
     return low
 
 
@@ -241,8 +247,8 @@ def guessed(config: CapacityConfig, system: System, speed_tps: float) -> int:
     low, high = config.response
     mean, square = (low + high) / 2, ((high - low) ** 2 / 12 + ((low + high) / 2) ** 2)
     context = sum(config.prompt) / 2 + square / (2 * mean)
-    alpha, window = config.acceptance, 0 if system.window == "none" else config.window
-    chance = alpha * (config.tpr if system.window == "predicted" else 1.0)
+    alpha, window = config.acceptance, 0 if system.window == NONE else config.window
+    chance = alpha * (config.tpr if system.window == LEFT_OUT else 1.0)
     committed = window + 1.0 if chance == 1 else (1 - chance ** (window + 1)) / (1 - chance)
     new = window + (context if system.memory == "none" else 1)
     work = PassWork(window, round(new), 0 if system.memory == "none" else round(context))

@@ -1,28 +1,27 @@
 """The paper's tables and figures from capacity runs, as CSV files and plots (WISP, Section 5).
 
-Tables 2 and 3 and Fig. 7 come from the study's own rows; Tables 1, 5 and 6 and Figs. 8 and 11 need further runs, which
-`--tables` adds.
+Tables 2 and 3 and Fig. 7 come from the study's own rows; Tables 1, 5 and 6 and Fig. 8 need further runs, which
+`--tables` adds. Figs. 9 and 11 are those of `testbed estimator eval`, on recorded passes.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from testbed.bs.scheduling.estimator_online import OnlineEstimator
+from testbed.experiments.capacity.pooled import BASELINE, pooled, run_row
 from testbed.experiments.capacity.search import CapacityPoint, Told, all_points, run_jobs
 from testbed.experiments.capacity.systems import LEFT_OUT, CapacityConfig, speeds, spread
 from testbed.experiments.capacity.tally import CapacityRun, RoundEvent
 from testbed.experiments.capacity.ue import LANGUAGE, Chance, TrafficSequence, policy
-from testbed.experiments.inputs.coefficients import coefficients
 from testbed.experiments.plots import capacity as plots
 from testbed.experiments.plots.style import save_figure
 from testbed.experiments.results.csv_file import write_csv
-from testbed.optim.pass_time import Coefficients, RequestWork
+from testbed.intervals import repeats_interval
 from testbed.options import replaced
 
 Row = dict[str, Any]
@@ -35,9 +34,7 @@ MIX = {2.0: 1, 4.0: 1, 6.0: 1, 8.0: 1}
 FEW = tuple(TABLE_6)
 SWEPT = tuple(range(10, 211, 20))
 SHOWN = 150
-"""UEs of Figs. 8 and 11: beyond the knee, so that violations occur."""
-OTHER = "a100-qwen3-32b"
-"""Initial coefficients of the estimator of Fig. 11: those of Section 4.4, while the passes use Table 12's."""
+"""UEs of Fig. 8: beyond the knee, so that violations occur."""
 WINDOWS = 100_000
 """Random windows for each row of Table 5."""
 SPIKE, RECENT = 1.5, 20
@@ -107,39 +104,25 @@ def attributed(events: Sequence[RoundEvent]) -> list[Row]:
     return rows
 
 
-def regimes(passes: Sequence[tuple[Sequence[tuple[int, int]], float]], start: Coefficients) -> list[Row]:
-    """Each pass with its regime and the error of an online estimator that starts from other coefficients (Fig. 11):
-    `compute` if no prefix is cached, `memory` if all are, else `mixed`.
-    """
-    estimator = OnlineEstimator(start)
-    rows = []
-    for number, (works, seconds) in enumerate(passes):
-        batch = [RequestWork(new, cached) for new, cached in works]
-        warm = sum(work.cached > 0 for work in batch)
-        rows.append(
-            {"pass": number, "regime": "compute" if not warm else "memory" if warm == len(batch) else "mixed",
-             "requests": len(batch), "new": sum(w.new for w in batch), "cached": sum(w.cached for w in batch),
-             "seconds": seconds, "error_s": estimator.coefficients.batch_s(batch) - seconds}
-        )  # fmt: skip
-        estimator.observe(batch, seconds)
-    return rows
-
-
 # ---------------------------------------------------------------- further runs
 
 
 def extra_points(config: CapacityConfig) -> dict[str, list[CapacityPoint]]:
-    """Runs that `--tables` adds: goodput of few UEs with and without the predictor (Table 6), violations over N in the
-    mix (Table 1, Fig. 7), and all rounds and passes of `wisp` in the mix (Figs. 8, 11).
+    """Runs that `--tables` adds, of every seed: goodput of few UEs with and without the predictor (Table 6), violations
+    over N in the mix (Table 1, Fig. 7), and all rounds of `wisp` in the mix (Fig. 8).
     """
-    mixed = replaced(config, {"mix": config.mix or MIX})
+    mixed, seeds = replaced(config, {"mix": config.mix or MIX}), range(config.seed, config.seed + config.repeats)
     fastest = max(speeds(config))
-    few = [CapacityPoint(config, system, (fastest,) * n, config.seed) for n in FEW for system in ("wisp-fixed", "wisp")]
+    few = [
+        CapacityPoint(config, system, (fastest,) * n, seed)
+        for seed in seeds for n in FEW for system in ("wisp-fixed", "wisp")
+    ]  # fmt: skip
     many = [
-        CapacityPoint(mixed, system, tuple(spread(mixed, n)), config.seed) for system in config.systems for n in SWEPT
-    ]
-    shown = CapacityPoint(mixed, "wisp", tuple(spread(mixed, SHOWN)), config.seed, events=True)
-    return {"table6": few, "fig7": many, "fig8": [shown]}
+        CapacityPoint(mixed, system, tuple(spread(mixed, n)), seed)
+        for seed in seeds for system in config.systems for n in SWEPT
+    ]  # fmt: skip
+    shown = [CapacityPoint(mixed, "wisp", tuple(spread(mixed, SHOWN)), seed, events=True) for seed in seeds]
+    return {"table6": few, "fig7": many, "fig8": shown}
 
 
 def run_extras(config: CapacityConfig, workers: int, directory: Path, told: Told) -> dict[str, list[CapacityRun]]:
@@ -151,36 +134,42 @@ def run_extras(config: CapacityConfig, workers: int, directory: Path, told: Told
 
 
 def table_6(runs: Sequence[CapacityRun]) -> list[Row]:
-    """Goodput by number of UEs, with and without the predictor, and the paper's, which does not give its setting."""
+    """Gain of goodput by the predictor, by number of UEs, with its interval over the seeds, and the paper's, which does
+    not give its setting.
+    """
     rows = []
-    for off, on in zip(runs[::2], runs[1::2], strict=True):
+    for n in sorted({run.ues for run in runs}):
+        off, on = ([r.goodput_tps for r in runs if (r.ues, r.system) == (n, s)] for s in ("wisp-fixed", "wisp"))
+        gain = repeats_interval([with_ / without - 1 for with_, without in zip(on, off, strict=True)])
+        low, high = gain.ends
         rows.append(
-            {"ues": off.ues, "off_tps": off.goodput_tps, "on_tps": on.goodput_tps,
-             "gain": on.goodput_tps / off.goodput_tps - 1, "gain_paper": TABLE_6.get(off.ues)}
+            {"ues": n, "off_tps": statistics.fmean(off), "on_tps": statistics.fmean(on), "gain": gain.value,
+             "gain_low": low, "gain_high": high, "seeds": len(on), "gain_paper": TABLE_6.get(n)}
         )  # fmt: skip
     return rows
 
 
-def by_class(runs: Sequence[CapacityRun]) -> list[Row]:
-    """Share of violated responses for each run and class."""
-    return [
-        {"system": run.system, "ues": run.ues, "class_tps": float(speed), "violation": count.share,
-         "judged": count.judged, "goodput_tps": run.goodput_tps}
-        for run in runs
-        for speed, count in run.classes.items()
-    ]  # fmt: skip
-
-
 def table_1(rows: Sequence[Row]) -> list[Row]:
-    """Violations by class at the smallest N at which first come, first served violates its fastest class as much as in
-    the paper (98.35 %), which does not give its N.
+    """Pooled rows at the smallest N at which first come, first served violates its fastest class as much as in the
+    paper (98.35 %), which does not give its N.
     """
     fastest = max(row["class_tps"] for row in rows)
     anchors = [
         row["ues"] for row in rows
-        if row["system"] == "fcfs-cache" and row["class_tps"] == fastest and row["violation"] >= ANCHOR
+        if row["system"] == BASELINE and row["class_tps"] == fastest and row["violation"] >= ANCHOR
     ]  # fmt: skip
     return [row for row in rows if anchors and row["ues"] == min(anchors)]
+
+
+def figure_8(runs: Sequence[CapacityRun]) -> list[Row]:
+    """Late rounds by cause (eq. 21), for each seed."""
+    rows = []
+    for run in runs:
+        causes = Counter(row["cause"] for row in attributed(run.events or []))
+        late = causes["queue"] + causes["compute"]
+        share = causes["compute"] / late if late else None
+        rows.append({"seed": run.seed, "ues": run.ues, "rounds": causes.total(), "late": late, "compute_share": share})
+    return rows
 
 
 def table_3(rows: Sequence[Row]) -> list[Row]:
@@ -196,10 +185,13 @@ def table_3(rows: Sequence[Row]) -> list[Row]:
 # ---------------------------------------------------------------- files
 
 
-def write_study(rows: Sequence[Row], config: CapacityConfig, out: Path) -> None:
+def write_study(document: Mapping[str, Any], config: CapacityConfig, out: Path) -> None:
     """Write tables and plots of a study's own rows: Tables 2 and 3, or violations over N (Fig. 7)."""
+    rows = document["rows"]
     write_csv(out / "rows.csv", rows)
-    if any("varied" in row for row in rows):
+    if "pooled" in document:
+        write_csv(out / "pooled.csv", document["pooled"])
+    elif any("varied" in row for row in rows):
         if len({row["system"] for row in rows}) > 1:
             save_figure(lambda: plots.factors(rows), out / "sensitivity.png")
         return
@@ -221,19 +213,14 @@ def write_study(rows: Sequence[Row], config: CapacityConfig, out: Path) -> None:
 
 
 def write_extras(runs: dict[str, list[CapacityRun]], config: CapacityConfig, out: Path) -> None:
-    """Write Tables 1, 5 and 6, and Figs. 7, 8 and 11."""
-    shares = by_class(runs["fig7"])
-    write_csv(out / "fig7.csv", shares)
-    save_figure(lambda: plots.violations(shares, config.epsilon), out / "fig7.png")
-    write_csv(out / "table1.csv", table_1(shares))
+    """Write Tables 1, 5 and 6, and Figs. 7 and 8; the plot of Fig. 8 is that of the first seed."""
+    loads = pooled([run_row(run, config.epsilon) for run in runs["fig7"]], config.epsilon)
+    write_csv(out / "fig7.csv", loads)
+    save_figure(lambda: plots.violations(loads, config.epsilon), out / "fig7.png")
+    write_csv(out / "table1.csv", table_1(loads))
     write_csv(out / "table5.csv", table_5(config))
     write_csv(out / "table6.csv", table_6(runs["table6"]))
-    shown = runs["fig8"][0]
-    rounds = attributed(shown.events or [])
+    write_csv(out / "fig8_causes.csv", figure_8(runs["fig8"]))
+    rounds = attributed(runs["fig8"][0].events or [])
     write_csv(out / "fig8.csv", rounds)
     save_figure(lambda: plots.plane(rounds), out / "fig8.png")
-    other = coefficients(OTHER)
-    assert other is not None
-    passes = regimes(shown.passes or [], other)
-    write_csv(out / "fig11.csv", passes)
-    save_figure(lambda: plots.workloads(passes), out / "fig11.png")

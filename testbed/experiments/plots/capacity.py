@@ -1,4 +1,4 @@
-"""Figures of capacity runs from the rows of their tables: WISP Table 2 as curves, and Figs. 7, 8 and 11."""
+"""Figures of capacity runs from the rows of their tables: WISP Table 2 as curves, and Figs. 7 and 8."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from testbed.experiments.plots.style import COLOURS, canvas, legend, styles_of
 Row = Mapping[str, Any]
 CAUSES = {"": ("in time", "#999999", "."), "queue": ("late by queueing", "#d55e00", "x"),
           "compute": ("late by verification", "#0072b2", "^")}  # fmt: skip
-REGIMES = {"compute": ("o", COLOURS[0]), "memory": ("^", COLOURS[3]), "mixed": ("s", COLOURS[2])}
 NOTHING = "nothing"
 """Name of the row of a sensitivity study in which nothing is varied."""
 CROWD = 2000
@@ -122,27 +121,5 @@ def plane(rows: Sequence[Row]) -> Any:
             axes[0, 0].plot([], [], marker, color=colour, markersize=6, label=f"{label}: {len(mine)}")
     axes[0, 0].set_xlabel("queueing time [s]")
     axes[0, 0].set_ylabel("verification time [s]")
-    legend(figure, axes)
-    return figure
-
-
-def workloads(rows: Sequence[Row]) -> Any:
-    """Errors of the pass-time estimator by regime, and new and cached tokens of the passes (Fig. 11)."""
-    figure, axes = canvas(2, 1, width=4.2, height=3.2)
-    left, right = axes[0]
-    kinds = [kind for kind in REGIMES if any(row["regime"] == kind for row in rows)]
-    errors = [[abs(row["error_s"]) * 1e3 for row in rows if row["regime"] == kind] for kind in kinds]
-    left.boxplot(errors, whis=(5, 95), showfliers=False, medianprops={"color": "black"})
-    left.set_xticks(range(1, len(kinds) + 1), kinds)
-    left.set_ylabel("absolute error of pass time [ms]")
-    left.set_xlabel("regime; whiskers: 5th and 95th percentile")
-    for kind in kinds:
-        marker, colour = REGIMES[kind]
-        mine = [row for row in rows if row["regime"] == kind]
-        x, y = ([row[key] for row in mine] for key in ("new", "cached"))
-        right.plot(x, y, marker, color=colour, markersize=3, alpha=0.7, label=f"{kind}: {len(mine)}", rasterized=True)
-    right.set_xscale("log")
-    right.set_xlabel("new tokens")
-    right.set_ylabel("cached tokens")
     legend(figure, axes)
     return figure

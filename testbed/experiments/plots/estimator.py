@@ -1,4 +1,4 @@
-"""Plots of the pass-time estimator: measured over predicted pass times, and residuals (WISP Appendix C)."""
+"""Plots of the pass-time estimator: measured over predicted pass times, and errors (WISP Figs. 9 and 11)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ MARKS = {"compute": ("o", "#0072b2"), "memory": ("^", "#d55e00"), "mixed": ("s",
 
 
 def residuals(coefficients: Coefficients, samples: Sequence[Sample], path: Path) -> None:
-    """Three panels: measured over predicted times, relative residuals over predicted times, and their histogram.
+    """Four panels: measured over predicted times, relative residuals over predicted times, their histogram (Fig. 9),
+    and absolute errors by regime (Fig. 11).
 
     Raises:
         BadInput: no passes, matplotlib is missing, or the file cannot be written.
@@ -26,7 +27,7 @@ def residuals(coefficients: Coefficients, samples: Sequence[Sample], path: Path)
     x, measured_s = design(samples)
     measured, predicted = 1e3 * measured_s, 1e3 * (x @ coefficients.values)
     error = (predicted - measured) / measured
-    figure, (scatter, spread, counted) = panels(3, 4.0)
+    figure, (scatter, spread, counted, boxes) = panels(4, 4.0)
     kinds = [regime(sample) for sample in samples]
     for kind, (mark, colour) in MARKS.items():
         mine = [i for i, each in enumerate(kinds) if each == kind]
@@ -44,6 +45,11 @@ def residuals(coefficients: Coefficients, samples: Sequence[Sample], path: Path)
     counted.axvline(100 * float(error.mean()), color="black", linestyle="--", label=f"mean {error.mean():+.1%}")
     counted.set(xlabel="relative error [%]", ylabel="passes")
     counted.legend()
+    known = [kind for kind in MARKS if kind in kinds]
+    absolute = [[abs(predicted[i] - measured[i]) for i, each in enumerate(kinds) if each == kind] for kind in known]
+    boxes.boxplot(absolute, whis=(5, 95), showfliers=False, medianprops={"color": "black"})
+    boxes.set_xticks(range(1, len(known) + 1), [f"{kind} ({kinds.count(kind)})" for kind in known])
+    boxes.set(xlabel="regime; whiskers: 5th and 95th percentile", ylabel="absolute error [ms]")
     _plain_ticks(scatter.xaxis, scatter.yaxis, spread.xaxis)
     save(figure, path)
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from testbed.experiments.capacity import tables as capacity_tables
 from testbed.experiments.capacity.systems import CapacityConfig
-from testbed.experiments.capacity.tables import acceptance_of, attributed, regimes, table_1, table_3, table_5
-from testbed.optim.pass_time import Coefficients, RequestWork
+from testbed.experiments.capacity.tables import acceptance_of, attributed, table_1, table_3, table_5, table_6
+from testbed.experiments.capacity.tally import CapacityRun
 
 
 @given(st.floats(0.01, 0.99), st.integers(1, 12))
@@ -30,17 +30,6 @@ def test_violations_are_put_down_to_the_pass_only_where_it_was_a_spike() -> None
     assert [row["cause"] for row in attributed(events)] == ["", "", "", "queue", "compute", ""]
 
 
-def test_an_estimator_that_began_wrong_learns_and_passes_have_their_regimes() -> None:
-    truth = Coefficients(3e-5, 3e-8, 5e-6, 0.015)
-    batches = [
-        [(150 + i, 0)] if i % 3 == 0 else [(6, 200 + i)] if i % 3 == 1 else [(120, 0), (6, 300)] for i in range(300)
-    ]
-    passes = [(batch, truth.batch_s([RequestWork(*work) for work in batch])) for batch in batches]
-    rows = regimes(passes, Coefficients(1.4e-4, 2.5e-9, 2.7e-6, 0.015))
-    assert [row["regime"] for row in rows[:3]] == ["compute", "memory", "mixed"]
-    assert abs(rows[0]["error_s"]) > 10 * max(abs(row["error_s"]) for row in rows[-3:])
-
-
 def test_table_1_is_read_where_first_come_first_served_fails_as_printed() -> None:
     rows = [
         {"system": system, "ues": ues, "class_tps": 8.0, "violation": share}
@@ -54,3 +43,20 @@ def test_table_1_is_read_where_first_come_first_served_fails_as_printed() -> Non
 def test_table_3_is_read_at_the_fastest_class() -> None:
     rows = [{"system": "sled", "class_tps": s, "capacity": 10, "goodput_tps": 7.0 * s} for s in (2.0, 8.0)]
     assert table_3(rows) == [{"system": "sled", "ues": 10, "goodput_tps": 56.0, "goodput_paper": 170.82}]
+
+
+def test_table_6_pairs_the_seeds() -> None:
+    """A gain of 10 % with every seed has an interval of no width, however much the seeds differ."""
+
+    def run(system: str, seed: int, goodput_tps: float) -> CapacityRun:
+        return CapacityRun(
+            system=system, ues=4, seed=seed, classes={}, complete=True, goodput_tps=goodput_tps, drafted=1, accepted=1,
+            rounds=1, empty=0, batch_size=1.0, busy_share=0.0, evicted_tokens=0, memory_bound=0.0, virtual_s=1.0,
+            cpu_s=0.0,
+        )  # fmt: skip
+
+    off = [run("wisp-fixed", seed, 10.0 * (1 + seed)) for seed in range(5)]
+    on = [run("wisp", seed, 11.0 * (1 + seed)) for seed in range(5)]
+    (row,) = table_6([*off, *on])
+    assert (row["gain"], row["gain_low"], row["gain_high"]) == pytest.approx((0.1, 0.1, 0.1))
+    assert (row["ues"], row["seeds"], row["gain_paper"]) == (4, 5, 0.2514)
