@@ -140,7 +140,7 @@ def test_a_knee_comes_with_what_became_of_its_own_class(tmp_path: Path, capsys: 
         (["--sweep", "9"], "FROM:TO:STEP"),
         (["--sweep", "9:3:1"], "FROM:TO:STEP"),
         (["--sweep", "1:3:1", "--ues", "3"], "exclude each other"),
-        (["--mix", "2:1", "--sensitivity"], "leave out --mix"),
+        (["--mix", "2:1", "--tables", "--out", "nowhere"], "leave out --mix"),
         (["--tables"], "--out"),
         (["--jobs", "0"], "at least 1"),
         (["--set", "x"], "FIELD=VALUE"),
