@@ -105,7 +105,8 @@ def test_sensitivity_compares_with_nothing_varied(
     rows = call(capsys, "--systems", "sled,centralized", "--classes", "10", "--sensitivity", *out)["rows"]
     assert isinstance(rows, list)
     assert [(row["system"], row["varied"]) for row in rows] == [
-        ("sled", "nothing"), ("centralized", "nothing"), ("sled", "verify_scale=2.0"), ("centralized", "verify_scale=2.0")
+        ("sled", "nothing"), ("centralized", "nothing"),
+        ("sled", "verify_scale=2.0"), ("centralized", "verify_scale=2.0"),
     ]  # fmt: skip
     assert rows[0]["change"] == 1.0
     assert rows[3]["change"] < 1

@@ -31,8 +31,8 @@ from testbed.experiments.results.claims import kept
 from testbed.experiments.runs.workers import pool_of
 
 FIRST_STEP = 0.02
-"""First step of a search away from its guess, as a share of it; each further step is twice as long, down to half of N at
-most."""
+"""First step of a search away from its guess, as a share of it. Each further step is twice as long, and none goes below
+half of N."""
 CONDITIONS = ("systems", "classes", "mix", "ues", "repeats", "seed", "paper")
 """Configuration fields that are not part of a point's key."""
 
