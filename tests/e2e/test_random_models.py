@@ -7,10 +7,14 @@ transformers' greedy generation.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import random
-from collections.abc import Iterator, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -18,7 +22,7 @@ from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock
 from testbed.config import ServeConfig
 from testbed.experiments.runs.processes import base_station
-from testbed.protocols import PROTOCOLS, protocol
+from testbed.protocols import PROTOCOLS, TARGET_ONLY, protocol
 from testbed.ue.client import Client
 from testbed.ue.llama.drafter import LlamaDrafter
 from testbed.ue.records import RequestRecord
@@ -58,7 +62,9 @@ def site(
 ) -> Iterator[Site]:
     kind = request.param
     other = {"llama": "qwen2", "qwen2": "qwen3", "qwen3": "llama"}[kind]
-    config = ServeConfig(engine="vllm", model=str(random_models[kind]), bind="tcp://127.0.0.1:*", max_batch_tokens=256)
+    config = ServeConfig(
+        engine="vllm", model=str(random_models[kind]), bind="tcp://127.0.0.1:*", max_batch_tokens=256, chunk_tokens=64
+    )
     with base_station(config) as ready:
         drafter = LlamaDrafter(random_ggufs[other], context=512, sequences=16, threads=1)
         yield Site(ready["bind"], drafter, references[kind])
@@ -71,28 +77,39 @@ def ids(length: int, seed: int) -> list[int]:
     return [rng.randrange(3, TOKENS) for _ in range(length)]
 
 
+class Job(NamedTuple):
+    """A request of a UE of its own."""
+
+    kind: str
+    window: int
+    prompt: list[int]
+    tokens: int = TOKENS_OUT
+
+
+async def answered(site: Site, job: Job, timeout_s: float = 60.0) -> RequestRecord:
+    """A request over a connection of its own."""
+    client = Client(ZmqLink(site.address, new_identity()), WallClock(), 1, timeout_s)
+    try:
+        welcome = await client.connect("", site.drafter.vocab_size)
+        if job.kind == TARGET_ONLY:
+            return await decode_remotely(client, job.prompt, job.tokens, welcome.end_ids)
+        session = DecodingSession(client, site.drafter, protocol(job.kind), FixedWindow(job.window))
+        return await session.decode(job.prompt, job.tokens, welcome.end_ids)
+    finally:
+        await client.close()
+
+
 async def decode(site: Site, kind: str, window: int, prompts: Sequence[list[int]]) -> list[RequestRecord]:
     """All prompts at once, each by a UE with a connection of its own."""
-
-    async def one(prompt: list[int]) -> RequestRecord:
-        client = Client(ZmqLink(site.address, new_identity()), WallClock(), 1)
-        try:
-            welcome = await client.connect("", site.drafter.vocab_size)
-            if kind == "target-only":
-                return await decode_remotely(client, prompt, TOKENS_OUT, welcome.end_ids)
-            session = DecodingSession(client, site.drafter, protocol(kind), FixedWindow(window))
-            return await session.decode(prompt, TOKENS_OUT, welcome.end_ids)
-        finally:
-            await client.close()
-
-    return list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
+    return list(await asyncio.gather(*(answered(site, Job(kind, window, prompt)) for prompt in prompts)))
 
 
+KINDS = [*PROTOCOLS, TARGET_ONLY]
 LENGTHS = (1, 5, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 300)
-"""The last is longer than one prefill chunk of 256 tokens."""
+"""The last is longer than a pass of 256 tokens, and many times the share of 64 that one prompt has in it."""
 
 
-@pytest.mark.parametrize("kind", [*PROTOCOLS, "target-only"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_protocol_is_lossless_at_block_boundaries_and_past_a_chunk(site: Site, kind: str) -> None:
     prompts = [ids(n, seed) for seed, n in enumerate(LENGTHS)]
     for record, prompt in zip(asyncio.run(decode(site, kind, 8, prompts)), prompts, strict=True):
@@ -120,3 +137,55 @@ def test_sixteen_ues_at_once_share_passes(site: Site) -> None:
     rounds = [r for record in records for r in record.rounds]
     passes = sum(1 / r.batch_size for r in rounds)
     assert passes < len(rounds) / 2
+
+
+def mixed(jobs: int, seed: int, tokens: int = TOKENS_OUT) -> list[Job]:
+    """Requests of all kinds, windows from 1 to 31, prompts short, long and at the boundary of a block."""
+    windows = (1, 4, 8, 31)
+    prompts = [ids(LENGTHS[i % len(LENGTHS)], seed + i) for i in range(jobs)]
+    return [Job(KINDS[i % len(KINDS)], windows[i % len(windows)], prompt, tokens) for i, prompt in enumerate(prompts)]
+
+
+def test_sixteen_ues_of_all_kinds_at_once(site: Site) -> None:
+    """Long prompts are computed in pieces beside the rounds of the others."""
+
+    async def all_at_once(jobs: list[Job]) -> list[RequestRecord]:
+        return list(await asyncio.gather(*(answered(site, job) for job in jobs)))
+
+    jobs = mixed(16, 400)
+    for record, job in zip(asyncio.run(all_at_once(jobs)), jobs, strict=True):
+        assert record.token_ids == site.reference.greedy(job.prompt, job.tokens), job
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_a_base_station_killed_and_restarted_amid_rounds_of_all_kinds(
+    kind: str, random_models: dict[str, Path], random_ggufs: dict[str, Path], references: dict[str, Reference]
+) -> None:
+    """The new one has no keys and values: prefixes in the midst of an answer come as prompts, in pieces."""
+
+    async def killed_amid(site: Site, pid: int, jobs: list[Job], again: Callable[[], None]) -> list[RequestRecord]:
+        requests = [asyncio.create_task(answered(site, job, timeout_s=900)) for job in jobs]
+        while not any(request.done() for request in requests):
+            await asyncio.sleep(0.01)
+        assert not all(request.done() for request in requests)
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.get_running_loop().run_in_executor(None, again)
+        return list(await asyncio.gather(*requests))
+
+    other = {"llama": "qwen2", "qwen2": "qwen3", "qwen3": "llama"}[kind]
+    drafter = LlamaDrafter(random_ggufs[other], context=512, sequences=16, threads=1)
+    jobs = mixed(16, 500, tokens=150)
+    with contextlib.ExitStack() as held, ThreadPoolExecutor(1) as thread:
+
+        def start(bind: str) -> dict[str, Any]:
+            config = ServeConfig(engine="vllm", model=str(random_models[kind]), bind=bind, chunk_tokens=64)
+            return thread.submit(held.enter_context, base_station(config)).result()
+
+        ready = start("tcp://127.0.0.1:*")
+        site = Site(ready["bind"], drafter, references[kind])
+        records = asyncio.run(killed_amid(site, ready["pid"], jobs, lambda: start(ready["bind"]) and None))
+    drafter.close()
+    for record, job in zip(records, jobs, strict=True):
+        assert record.token_ids == site.reference.greedy(job.prompt, job.tokens), job
