@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,8 @@ from testbed.cli.options import AsJson
 from testbed.cli.output import note, print_json
 from testbed.cli.screens import CommandGroup
 from testbed.cli.tables import TableCommand, print_rows
+from testbed.errors import BadInput
+from testbed.options import resolved
 
 COLUMNS = {
     "group": ("group", "{}"),
@@ -28,6 +31,18 @@ COLUMNS = {
     "verification_share": ("verifying", "{:.2f}"),
 }
 """Columns of the table; the last three are shares of the rounds' time."""
+
+SUSTAINED = {
+    "ues": ("UEs", "{:g}"),
+    "ues_low": ("low", "{:.1f}"),
+    "ues_high": ("high", "{:.1f}"),
+    "kept": ("kept", "{:.2f}"),
+    "bound_by": ("bound by", "{}"),
+    "uplink_utilisation": ("uplink", "{:.2f}"),
+    "busy_share": ("verifier", "{:.2f}"),
+    "goodput_tps": ("goodput tok/s", "{:.1f}"),
+}
+"""Columns of `cell sustain`, after those of the varied fields."""
 
 app = CommandGroup(no_args_is_help=True, help="Many UEs that share one radio cell and one base station.")
 
@@ -74,6 +89,85 @@ def run(
         print_json(found)
     else:
         _print(found)
+
+
+@app.command(cls=TableCommand)
+def sustain(
+    file: Annotated[Path, typer.Argument(help="Configuration of the cell.")],
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(help="FIELD=VALUE,VALUE: radio.bandwidth_hz=5e6,20e6, ues.NAME.protocol=fh,sh, ues.*.window=4,8."),
+    ] = None,
+    ues: Annotated[
+        str | None, typer.Option(help="Numbers of UEs to run: 5,10,20. Default: search for the largest.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Seeds of each point.", min=1)] = 5,
+    epsilon: Annotated[float, typer.Option(help="Share of late responses that a class tolerates.")] = 0.05,
+    workers: Annotated[int, typer.Option(help="Processes.", min=1)] = 1,
+    out: Annotated[Path | None, typer.Option(help="Directory for runs, rows and a plot; resumes.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find how many UEs a cell sustains, and what binds it: radio, drafting or verification.
+
+    Examples:
+
+        testbed cell sustain sweeps/cell/umi.yaml --vary radio.bandwidth_hz=5e6,10e6,20e6,100e6 --out runs/sustain
+
+        testbed cell sustain sweeps/cell/umi.yaml --vary radio.bandwidth_hz=5e6,20e6 --ues 8,16,32,64 --repeats 3
+    """
+    from testbed.experiments.cell.config import CellConfig
+    from testbed.experiments.cell.sustain import SustainConfig
+    from testbed.experiments.cell.sustain import sustain as found_rows
+    from testbed.experiments.plots.cell import write_plot
+    from testbed.experiments.results.claims import claimed
+    from testbed.files import whole_file
+    from testbed.options import load
+
+    config = SustainConfig(
+        cell=load(CellConfig, file), vary=_varied(vary or []), ues=_numbers(ues), repeats=repeats, epsilon=epsilon
+    )
+
+    def told(done: int, total: int) -> None:
+        note(f"{done} of {total} points")
+
+    if out is None:
+        rows = found_rows(config, None, workers, told)
+    else:
+        with claimed(config, out, "search"):
+            rows = found_rows(config, out / "runs", workers, told)
+            with whole_file(out / "rows.json") as part:
+                part.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1))
+            write_plot(rows, list(config.vary), out / "sustain.png")
+        note(f"wrote {out}")
+    if as_json:
+        print_json({"schema": 1, "config": resolved(config), "rows": rows})
+    else:
+        print_rows(rows, "UEs of a cell", {name: (name.split(".", 1)[-1], "{}") for name in config.vary} | SUSTAINED)
+
+
+def _varied(given: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    found: dict[str, tuple[Any, ...]] = {}
+    for text in given:
+        name, equals, values = text.partition("=")
+        if not equals or not values or name in found:
+            raise BadInput(f"--vary takes each FIELD once, as FIELD=VALUE,VALUE, not {text!r}")
+        found[name] = tuple(_value(part) for part in values.split(","))
+    return found
+
+
+def _value(text: str) -> Any:
+    """A number if the text is one."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def _numbers(text: str | None) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in (text or "").split(",") if part)
+    except ValueError as exc:
+        raise BadInput(f"--ues takes whole numbers separated by commas, not {text!r}") from exc
 
 
 def _print(found: Mapping[str, Any]) -> None:

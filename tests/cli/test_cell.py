@@ -73,3 +73,40 @@ def test_the_table_has_a_row_for_each_group_and_a_line_for_the_cell(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(",")[0] for line in lines[:3]] == ["group", "a", "b"]
     assert lines[-1].startswith("radio used ") and "bound by" in lines[-1]
+
+
+def test_sustain_prints_a_row_for_each_combination_and_resumes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cell.yaml").write_text(FILE)
+    asked = [
+        "cell",
+        "sustain",
+        str(tmp_path / "cell.yaml"),
+        "--ues",
+        "2",
+        "--repeats",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    asked += ["--vary", "radio.bandwidth_hz=1e7,2e7", "--json"]
+    assert main(asked) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert [row["radio.bandwidth_hz"] for row in first["rows"]] == [1e7, 2e7]
+    assert first["rows"] == json.loads((tmp_path / "out" / "rows.json").read_text())
+    assert (tmp_path / "out" / "sustain.png").exists()
+    assert main(asked) == 0 and json.loads(capsys.readouterr().out) == first
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("--vary=radio.bandwidth_hz", "FIELD=VALUE"), ("--vary=radio.colour=1", "colour"), ("--ues=two", "whole numbers")],
+)
+def test_wrong_options_of_sustain_are_one_line(
+    option: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cell.yaml").write_text(FILE)
+    assert main(["cell", "sustain", str(tmp_path / "cell.yaml"), option]) == 2
+    said = capsys.readouterr().err.strip()
+    assert len(said.splitlines()) == 1 and words in said

@@ -9,7 +9,7 @@ import json
 import statistics
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from testbed.config import resolved
 from testbed.errors import BadInput
@@ -33,6 +33,8 @@ from testbed.experiments.runs.workers import pool_of
 FIRST_STEP = 0.02
 """First step of a search away from its guess, as a share of it. Each further step is twice as long, and none goes below
 half of N."""
+P = TypeVar("P")
+R = TypeVar("R")
 CONDITIONS = ("systems", "classes", "mix", "ues", "repeats", "seed", "paper")
 """Configuration fields that are not part of a point's key."""
 
@@ -163,9 +165,7 @@ class CapacityResult(NamedTuple):
         return int(statistics.median(self.by_seed))
 
 
-def largest(
-    holds: Callable[[int], Generator[CapacityPoint, CapacityRun, bool]], guess: int
-) -> Generator[CapacityPoint, CapacityRun, int]:
+def largest(holds: Callable[[int], Generator[P, R, bool]], guess: int) -> Generator[P, R, int]:
     """The largest N that `holds`, which is assumed to be monotonic: steps away from the guess, then bisection.
 
     Raises:

@@ -44,6 +44,7 @@ def group_row(group: UeGroup, tallies: Sequence[UeTally], seconds: float) -> dic
         "goodput_tps": sum(tally.tokens for tally in tallies) / seconds if decodes else None,
         "responses": len(latencies_s) if decodes else None,
         "judged": judged if group.class_tps and decodes else None,
+        "violated": sum(tally.violated for tally in tallies) if group.class_tps and decodes else None,
         "violations": sum(tally.violated for tally in tallies) / judged if judged else None,
         "latency_s": float(np.mean(latencies_s)) if latencies_s else None,
         "latency_p95_s": float(np.quantile(latencies_s, 0.95)) if latencies_s else None,

@@ -1,0 +1,245 @@
+"""How many UEs a cell sustains, and what binds it, over values of its configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent import futures
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+
+from testbed.errors import BadInput
+from testbed.experiments.capacity.search import largest
+from testbed.experiments.capacity.systems import dealt
+from testbed.experiments.cell.config import MOST_UES, CellConfig
+from testbed.experiments.cell.rows import document
+from testbed.experiments.cell.run import run_cell
+from testbed.experiments.results.claims import kept
+from testbed.experiments.runs.workers import pool_of
+from testbed.intervals import LEAST_JUDGED, class_verdict, repeats_interval
+from testbed.options import Config, option, replaced, resolved
+
+LONGEST = 64
+"""Limit of the factor by which runs are prolonged until every class has been judged often enough."""
+Row = dict[str, Any]
+Told = Callable[[int, int], None]
+"""Called after every finished point, with the numbers of finished and of all points."""
+
+
+class SustainConfig(Config, frozen=True):
+    """Configuration of `testbed cell sustain`.
+
+    Raises:
+        BadInput: a value out of range, or a cell in which nobody has a guaranteed token speed.
+    """
+
+    cell: CellConfig
+    vary: dict[str, tuple[Any, ...]] = {}  # noqa: RUF012
+    """Fields of the cell and their values: `radio.bandwidth_hz`, `ues.NAME.protocol`, `ues.*.window`."""
+    ues: Annotated[
+        tuple[int, ...], option("Numbers of decoding UEs to run. Default: search for the largest that is sustained.")
+    ] = ()
+    repeats: Annotated[int, option("Seeds of each point.", least=1, most=1000)] = 5
+    epsilon: Annotated[float, option("Share of late responses that a class tolerates.", least=0, below=1)] = 0.05
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not any(group.class_tps for group in self.cell.ues if group.traffic == "tokens"):
+            raise BadInput("no group of UEs has a class_tps: nothing says what sustaining them means")
+        if not all(1 <= ues <= MOST_UES for ues in self.ues):
+            raise BadInput(f"numbers of UEs lie in 1..{MOST_UES}")
+
+
+class CellOutcome(msgspec.Struct, frozen=True):
+    """Result of one run."""
+
+    ues: int
+    verdict: str
+    """kept: every class had at most a share ε of late responses; violated; undecided: too few were judged."""
+    bound_by: str
+    uplink_utilisation: float
+    busy_share: float
+    goodput_tps: float
+    jain: float | None
+    violations: dict[str, float]
+    """By group with a class."""
+
+
+class CellPoint(NamedTuple):
+    """One combination of varied values."""
+
+    labels: dict[str, Any]
+    cell: CellConfig
+
+
+def sustain(config: SustainConfig, out: Path | None, workers: int, told: Told) -> list[Row]:
+    """A row for each combination of the varied values, and for each number of UEs if those are given.
+
+    Args:
+        out: directory in which every run is kept, so that a second call goes on.
+        workers: number of processes.
+
+    Raises:
+        BadInput: a field that does not exist, or a value that it cannot have.
+        EngineError: one of the processes was killed.
+    """
+    points = combinations(config)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    found: list[list[Row]] = [[] for _ in points]
+    killed = "the process of a run was killed; with --out, the same call resumes"
+    if workers == 1 or len(points) == 1:
+        for number, point in enumerate(points):
+            found[number] = point_rows(config, point, out)
+            told(number + 1, len(points))
+        return list(itertools.chain(*found))
+    with pool_of(min(workers, len(points)), killed) as pool:
+        running = {pool.submit(point_rows, config, point, out): number for number, point in enumerate(points)}
+        for done, future in enumerate(futures.as_completed(running), 1):
+            found[running[future]] = future.result()
+            told(done, len(points))
+    return list(itertools.chain(*found))
+
+
+def combinations(config: SustainConfig) -> list[CellPoint]:
+    """Every combination of the varied values, the last one varying fastest.
+
+    Raises:
+        BadInput: see `sustain`.
+    """
+    points = []
+    for values in itertools.product(*config.vary.values()):
+        labels = dict(zip(config.vary, values, strict=True))
+        points.append(CellPoint(labels, varied(config.cell, labels)))
+    return points
+
+
+def varied(cell: CellConfig, values: Mapping[str, Any]) -> CellConfig:
+    """The cell with other values of some fields, see `SustainConfig.vary`.
+
+    Raises:
+        BadInput: see `sustain`.
+    """
+    tree = resolved(cell)
+    for path, value in values.items():
+        *way, last = path.split(".")
+        for holder in _holders(tree, way, path):
+            holder[last] = value
+    return replaced(cell, tree, strict=False)
+
+
+def _holders(tree: Row, way: Sequence[str], path: str) -> list[Row]:
+    """Parts of the tree that a path without its last name leads to."""
+    found: list[Any] = [tree]
+    for name in way:
+        inner = [one[name] for one in found if isinstance(one, dict) and name in one]
+        inner += [one for many in found if isinstance(many, list | tuple) for one in many if name in ("*", one["name"])]
+        found = inner
+    if not found or not all(isinstance(one, dict) for one in found):
+        raise BadInput(f"the cell has no field {path}; groups of UEs are ues.NAME.FIELD or ues.*.FIELD")
+    return found
+
+
+def crowded(cell: CellConfig, ues: int) -> CellConfig:
+    """The cell with `ues` decoding UEs, dealt to its groups in proportion to their counts; groups of bytes stay."""
+    shares = {number: group.count for number, group in enumerate(cell.ues) if group.traffic == "tokens"}
+    given = Counter(int(number) for number in dealt({float(number): share for number, share in shares.items()}, ues))
+    groups = [
+        msgspec.structs.replace(group, count=given[number]) if number in shares else group
+        for number, group in enumerate(cell.ues)
+        if number not in shares or given[number]
+    ]
+    return msgspec.structs.replace(cell, ues=tuple(groups))
+
+
+def judged_run(cell: CellConfig, epsilon: float) -> CellOutcome:
+    """Run a cell, for longer if a class has too few responses to be judged."""
+    longer = 1
+    while True:
+        seconds = cell.warmup_s + longer * (cell.seconds - cell.warmup_s)
+        tried = msgspec.structs.replace(cell, seconds=seconds)
+        found = document(tried, run_cell(tried))
+        classes = [row for row in found["rows"] if row["judged"] is not None]
+        verdicts = {_verdict(row["violated"], row["judged"], epsilon) for row in classes}
+        verdict = next((one for one in ("violated", "undecided") if one in verdicts), "kept")
+        if verdict != "undecided" or longer >= LONGEST:
+            break
+        longer *= 2
+    whole = found["cell"]
+    return CellOutcome(
+        ues=sum(group.count for group in cell.ues if group.traffic == "tokens"),
+        verdict=verdict,
+        bound_by=whole["bound_by"],
+        uplink_utilisation=whole["uplink_utilisation"],
+        busy_share=whole["busy_share"],
+        goodput_tps=whole["goodput_tps"],
+        jain=whole["jain"],
+        violations={row["group"]: row["violations"] for row in classes if row["violations"] is not None},
+    )
+
+
+def _verdict(violated: int, judged: int, epsilon: float) -> str:
+    """As `class_verdict`, but known as soon as the first responses that it needs would be violated in any case."""
+    return class_verdict(violated, max(judged, LEAST_JUDGED) if violated > epsilon * LEAST_JUDGED else judged, epsilon)
+
+
+def point_rows(config: SustainConfig, point: CellPoint, out: Path | None) -> list[Row]:
+    """Rows of one combination."""
+
+    def run(ues: int, seed: int) -> CellOutcome:
+        cell = msgspec.structs.replace(crowded(point.cell, ues), seed=seed)
+        if out is None:
+            return judged_run(cell, config.epsilon)
+        key = hashlib.blake2b(msgspec.json.encode([cell, config.epsilon]), digest_size=10).hexdigest()
+        path = out / f"{key}.json"
+        return kept(path, CellOutcome, lambda: judged_run(cell, config.epsilon))
+
+    seeds = range(config.cell.seed, config.cell.seed + config.repeats)
+    if config.ues:
+        return [point.labels | _at(ues, [run(ues, seed) for seed in seeds]) for ues in config.ues]
+    found: list[int] = []
+    ends: list[CellOutcome] = []
+    for seed in seeds:
+        found.append(_search(lambda ues, seed=seed: run(ues, seed), found[-1] if found else 8))  # type: ignore[misc]
+        ends.append(run(max(1, found[-1]), seed))
+    interval = repeats_interval(found) if len(found) > 1 else None
+    row = {
+        "ues": statistics.median(found),
+        "ues_low": interval and interval.low,
+        "ues_high": interval and interval.high,
+        "ues_by_seed": found,
+    }
+    return [point.labels | _means(ends) | row]
+
+
+def _search(run: Callable[[int], CellOutcome], guess: int) -> int:
+    """The largest number of UEs whose classes are all kept."""
+
+    def holds(ues: int) -> Generator[int, CellOutcome, bool]:
+        found = yield ues
+        return found.verdict == "kept"
+
+    job = largest(holds, max(1, guess))
+    try:
+        ues = next(job)
+        while True:
+            ues = job.send(run(ues))
+    except StopIteration as end:
+        return int(end.value)
+
+
+def _at(ues: int, runs: Sequence[CellOutcome]) -> Row:
+    kept_share = sum(run.verdict == "kept" for run in runs) / len(runs)
+    return {"ues": ues, "kept": kept_share, **_means(runs)}
+
+
+def _means(runs: Sequence[CellOutcome]) -> Row:
+    """Means over seeds, and the resource that binds in most of them."""
+    names = ("uplink_utilisation", "busy_share", "goodput_tps")
+    (bound_by, _), *_ = Counter(run.bound_by for run in runs).most_common(1)
+    return {"bound_by": bound_by, **{name: statistics.mean(getattr(run, name) for run in runs) for name in names}}

@@ -1,0 +1,89 @@
+"""UEs that a cell sustains: searches against runs of every number, varied fields, kept runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from testbed.channel.radio.config import RadioConfig
+from testbed.errors import BadInput
+from testbed.experiments.cell import sustain as searched
+from testbed.experiments.cell.config import CellConfig, UeGroup
+from testbed.experiments.cell.sustain import (
+    CellOutcome,
+    SustainConfig,
+    combinations,
+    crowded,
+    judged_run,
+    sustain,
+    varied,
+)  # fmt: skip
+from testbed.experiments.plots.cell import write_plot
+from tests.support.refusals import refuse
+
+FH = UeGroup(name="fh", protocol="fh", class_tps=6.0, alpha=0.8, response=(8, 16))
+CELL = CellConfig(seconds=12.0, radio=RadioConfig(bandwidth_hz=1.5e6), ues=(FH,))
+
+
+def test_the_search_finds_the_number_beyond_which_responses_are_late() -> None:
+    (row,) = sustain(SustainConfig(cell=CELL, repeats=2), None, 1, lambda done, total: None)
+    for seed, ues in enumerate(row["ues_by_seed"]):
+        cell = msgspec.structs.replace(CELL, seed=seed)
+        assert judged_run(crowded(cell, ues), 0.05).verdict == "kept"
+        assert judged_run(crowded(cell, ues + 1), 0.05).verdict == "violated"
+    assert row["ues_low"] <= row["ues"] <= row["ues_high"]
+    assert row["bound_by"] == "radio"
+
+
+def test_more_bandwidth_sustains_more_until_something_else_binds(tmp_path: Path) -> None:
+    config = SustainConfig(cell=CELL, vary={"radio.bandwidth_hz": (1e6, 3e6)}, ues=(2, 8), repeats=1)
+    rows = sustain(config, tmp_path / "runs", 1, lambda done, total: None)
+    assert [(row["radio.bandwidth_hz"], row["ues"]) for row in rows] == [(1e6, 2), (1e6, 8), (3e6, 2), (3e6, 8)]
+    assert rows[0]["uplink_utilisation"] > rows[2]["uplink_utilisation"]
+    assert rows[1]["kept"] == 0 and rows[2]["kept"] == 1
+    assert write_plot(rows, ["radio.bandwidth_hz"], tmp_path / "map.png").stat().st_size > 5000
+
+
+def test_finished_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = SustainConfig(cell=CELL, ues=(2, 3), repeats=2)
+    first = sustain(config, tmp_path, 1, lambda done, total: None)
+    assert len(list(tmp_path.iterdir())) == 4
+
+    def never(cell: CellConfig, epsilon: float) -> CellOutcome:
+        raise AssertionError("run again")
+
+    monkeypatch.setattr(searched, "judged_run", never)
+    assert sustain(config, tmp_path, 1, lambda done, total: None) == first
+
+
+def test_runs_are_prolonged_until_classes_are_judged() -> None:
+    one = msgspec.structs.replace(CELL, radio=RadioConfig(), ues=(msgspec.structs.replace(FH, count=1),))
+    assert judged_run(one, 0.05).verdict == "kept"  # 10 s have at most five responses of one UE
+
+
+def test_fields_are_varied_by_path() -> None:
+    cell = msgspec.structs.replace(CELL, ues=(FH, msgspec.structs.replace(FH, name="sh")))
+    found = varied(cell, {"radio.bandwidth_hz": 5e6, "ues.sh.protocol": "sh", "ues.*.window": 4})
+    assert found.radio.bandwidth_hz == 5e6
+    assert [(group.protocol, group.window) for group in found.ues] == [("fh", 4), ("sh", 4)]
+    refuse(lambda: varied(cell, {"ues.nobody.window": 4}), BadInput, "no field ues.nobody.window")
+    refuse(lambda: varied(cell, {"radio.bandwith_hz": 4}), BadInput, "bandwidth_hz")
+    refuse(lambda: varied(cell, {"ues.fh.window": 0}), BadInput, "window")
+    points = combinations(SustainConfig(cell=cell, vary={"radio.bandwidth_hz": (5e6, 1e7), "ues.*.window": (4, 8)}))
+    assert [tuple(point.labels.values()) for point in points] == [(5e6, 4), (5e6, 8), (1e7, 4), (1e7, 8)]
+
+
+def test_ues_are_dealt_in_proportion_and_groups_of_bytes_stay() -> None:
+    background = UeGroup(name="bytes", count=5, traffic="bytes")
+    groups = (FH, background, msgspec.structs.replace(FH, name="many", count=3))
+    cell = msgspec.structs.replace(CELL, ues=groups)
+    assert [(group.name, group.count) for group in crowded(cell, 8).ues] == [("fh", 2), ("bytes", 5), ("many", 6)]
+    assert [group.name for group in crowded(cell, 1).ues] == ["bytes", "many"]
+
+
+def test_a_cell_without_classes_cannot_be_sustained() -> None:
+    free = msgspec.structs.replace(CELL, ues=(msgspec.structs.replace(FH, class_tps=None),))
+    refuse(lambda: SustainConfig(cell=free), BadInput, "class_tps")
+    refuse(lambda: SustainConfig(cell=CELL, ues=(0,)), BadInput, "1..5000")
