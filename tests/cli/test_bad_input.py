@@ -49,7 +49,7 @@ CASES = [
     (["ue", "run", "--dataset", "bundled:nope"], "bundled:test"),
     (["ue", "run", "--dataset", "/no/such.jsonl"], "cannot read"),
     (["ue", "run", "--limit", "0"], "at least 1"),
-    (["ue", "run", *DRAFTER, "--window-rule", "best"], "known: fixed, predicted, gain"),
+    (["ue", "run", *DRAFTER, "--window-rule", "best"], "known: fixed, predicted, before-rejection"),
     (["ue", "run", *DRAFTER, "--window-rule", "gain", "--predictor", "nowhere"], "no predictor in nowhere"),
     (["ue", "run", *DRAFTER, "--predictor", "nowhere"], "a fixed window needs no predictor"),
     (["ue", "run", "--pad", "nowhere"], "no profile 'nowhere'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from testbed.experiments.inputs.scorers import scorer
 from testbed.experiments.inputs.state import check_csi
 from testbed.experiments.power.recorder import check_power
 from testbed.models.bundle import bundled
+from testbed.protocols import TARGET_ONLY
 from testbed.protocols.adaptive import RULES
 from testbed.protocols.methods import run_method
 from testbed.protocols.quantise import check_bits
@@ -28,6 +30,8 @@ from testbed.ue.run import check_speed, sampling_for
 from testbed.ue.windows.base import WindowPolicy
 from testbed.ue.windows.predictor import load_predictor
 from testbed.ue.windows.registry import WINDOW_RULES, window_policy
+
+LOG = logging.getLogger(__name__)
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -114,7 +118,22 @@ def policy_of(config: RunConfig, drafter: str) -> WindowPolicy:
         return window_policy(config.window_rule, config.window)
     predictor = load_predictor(predictor_directory(config.predictor))
     predictor.check_drafter(drafter)
+    others = unlabelled(config)
+    if others:
+        LOG.warning(
+            "the predictor was labelled by greedy decoding under the strict judge; its acceptance probabilities are "
+            "not calibrated for %s", ", ".join(others),
+        )  # fmt: skip
     return window_policy(config.window_rule, config.window, predictor)
+
+
+def unlabelled(config: RunConfig) -> list[str]:
+    """Methods of a run that accept tokens by another rule than the labels of predictors: rejection sampling at a
+    temperature above 0 (WISP, eq. 1), or a judge that may keep mismatches.
+    """
+    greedy = sampling_for(config.methods, config.temperature, config.top_k, config.top_p).greedy
+    known = [(name, run_method(name)) for name in config.methods if name != TARGET_ONLY]
+    return [name for name, one in known if (one.sampled and not greedy) or (one.judged and config.threshold > 0)]
 
 
 def predictor_directory(given: str | None) -> Path:

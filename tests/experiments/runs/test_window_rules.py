@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from testbed.experiments.inputs.datasets import Example
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile
 from testbed.experiments.results import directory as results
 from testbed.experiments.runs.demo import check_demo
-from testbed.experiments.runs.prepare import policy_of, prepare
+from testbed.experiments.runs.prepare import policy_of, prepare, unlabelled
 from testbed.experiments.sweep.grid import SweepConfig, points
 from testbed.ue.windows.fixed import FixedWindow
 from testbed.ue.windows.gain import ExpectedGain
@@ -76,7 +77,7 @@ def test_a_run_takes_the_rule_that_it_was_given(predictor: str) -> None:
 
 def test_a_rule_that_cannot_be_followed_is_refused_first(predictor: str, tmp_path: Path) -> None:
     cases = [
-        ({"window_rule": "best"}, "known: fixed, predicted, gain"),
+        ({"window_rule": "best"}, "known: fixed, predicted, before-rejection"),
         ({"window_rule": "gain", "predictor": str(tmp_path / "none")}, "no predictor in"),
         ({"predictor": predictor}, "a fixed window needs no predictor"),
     ]
@@ -98,3 +99,17 @@ def test_a_sweep_tells_predictors_apart_by_their_files(predictor: str) -> None:
     first = points(given)[0].key
     save_predictor(stump(0.3, 0.95), Path(predictor))
     assert points(given)[0].key != first
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ({"methods": ("greedy", "fh", "target-only")}, []),
+        ({"methods": ("greedy", "fh", "sh"), "threshold": 0.2}, ["fh", "sh"]),
+        ({"methods": ("greedy", "rejection")}, ["rejection"]),
+        ({"methods": ("rejection", "split"), "temperature": 0.0}, []),
+        ({"methods": ("target-only", "auto"), "threshold": 0.2, "temperature": 1.0}, ["auto"]),
+    ],
+)
+def test_methods_that_accept_by_another_rule_than_the_labels(values: dict[str, Any], names: list[str]) -> None:
+    assert unlabelled(RunConfig(**values)) == names
