@@ -126,10 +126,18 @@ def print_rows(rows: Sequence[Mapping[str, Any]], title: str | None, columns: Co
     if STYLE.get().form == JSON:
         _write(json.dumps([{key: row.get(key) for key in shown} for row in rows], indent=1) + "\n")
         return
-    keys = list(shown)
-    lines = [[_cell(printable(row, key), shown[key][1]) for key in keys] for row in rows]
-    left = [any(isinstance(row.get(key), str) for row in rows) for key in keys]
-    _print(TableData([shown[key][0] for key in keys], lines, _naming(lines), left, title))
+    _print(_table(rows, shown, title))
+
+
+def markdown_rows(rows: Sequence[Mapping[str, Any]], columns: Columns) -> str:
+    """Rows as a Markdown table, without empty columns."""
+    return _markdown(_table(rows, _chosen(rows, columns, ()), None))
+
+
+def _table(rows: Sequence[Mapping[str, Any]], columns: Columns, title: str | None) -> TableData:
+    lines = [[_cell(printable(row, key), form) for key, (_, form) in columns.items()] for row in rows]
+    left = [any(isinstance(row.get(key), str) for row in rows) for key in columns]
+    return TableData([header for header, _ in columns.values()], lines, _naming(lines), left, title)
 
 
 def print_table(table: Table) -> None:
