@@ -71,6 +71,8 @@ def _show(document: Mapping[str, Any]) -> None:
     print_table(table)
     if document["wifi"]:
         print(_wifi(document["wifi"]))
+    if document["cellular"]:
+        print(_cellular(document["cellular"]))
     for line in document["notes"]:
         note(line)
 
@@ -85,6 +87,19 @@ def _detail(figure: Mapping[str, Any]) -> str:
         jitter = "" if figure["jitter"] is None else f", jitter {figure['jitter']:.3f} ms"
         return f"least {figure['least']:.3f} ms{jitter}"
     return "" if figure["loss"] is None else f"{figure['retransmits']} sent again, loss {figure['loss']:.3g}"
+
+
+def _cellular(state: Mapping[str, Any]) -> str:
+    """One line on a cellular link."""
+    figures = {
+        "RSRP {:g} dBm": state["rsrp_dbm"],
+        "RSRQ {:g} dB": state["rsrq_db"],
+        "SINR {:g} dB": state["sinr_db"],
+        "RSSI {:g} dBm": state["rssi_dbm"],
+    }
+    return ", ".join(
+        [state["technology"].upper(), *(form.format(value) for form, value in figures.items() if value is not None)]
+    )
 
 
 def _wifi(wifi: Mapping[str, Any]) -> str:

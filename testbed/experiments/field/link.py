@@ -150,4 +150,6 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def _rssi_dbm(measured: Mapping[str, Any]) -> float | None:
     wifi = measured.get("wifi") or {}
     level = (wifi.get("station") or {}).get("rssi_dbm")
+    if level is None:
+        level = (measured.get("cellular") or {}).get("rsrp_dbm")
     return None if level is None else float(level)

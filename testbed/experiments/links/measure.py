@@ -12,6 +12,7 @@ import msgspec
 
 from testbed.channel.keys import ClientKeys
 from testbed.channel.link import Link, ZmqLink, check_address, new_identity
+from testbed.channel.measuring.cellular import CellularState, read_cellular
 from testbed.channel.measuring.iperf3 import NO_IPERF3, Throughput, iperf3_command, parse_server, run_iperf3
 from testbed.channel.measuring.offset import Handshake, clock_offset
 from testbed.channel.measuring.probe import RTT, rtt_estimate
@@ -37,7 +38,7 @@ def measure(
     say: Callable[[str], object] = lambda text: None,
     keys: ClientKeys | None = None,
 ) -> dict[str, Any]:
-    """Measure the link to a BS: RTT, rates if an iperf3 server is given, and Wi-Fi state if there is an interface.
+    """Measure the link to a BS: RTT, rates if an iperf3 server is given, and the state of a Wi-Fi interface or modem.
 
     Args:
         bs: ZeroMQ address of a running BS; its model does not matter.
@@ -50,8 +51,9 @@ def measure(
 
     Returns:
         `csi` (the measured fields of a `Csi`), `rtt_ms`, `uplink_mbps`, `downlink_mbps` (with 95 % intervals; null: not
-        measured), `clock` (offset of the BS's monotonic clock from this machine's), `wifi` (null: none), `notes`. For a
-        measured rate R and loss p, `csi` has R / (1 − p) and p, from which the cost model (WISV eq. 6) recovers R.
+        measured), `clock` (offset of the BS's monotonic clock from this machine's), `wifi` and `cellular` (null:
+        none), `notes`. For a measured rate R and loss p, `csi` has R / (1 − p) and p, from which the cost model (WISV
+        eq. 6) recovers R.
 
     Raises:
         BadInput: invalid arguments, no such interface, or iperf3 not installed; raised before anything is sent.
@@ -62,7 +64,8 @@ def measure(
     asked = asyncio.run(handshakes(bs, count, timeout_s, keys))
     before = read_wifi(interface) if target else None
     rates = _transfers(target, seconds, say) if target else (None, None)
-    return _document(asked, rates, before, read_wifi(interface), interface)
+    wifi = read_wifi(interface)
+    return _document(asked, rates, before, wifi, None if wifi else read_cellular(), interface)
 
 
 def _document(
@@ -70,17 +73,19 @@ def _document(
     rates: tuple[Throughput | None, Throughput | None],
     before: WifiState | None,
     wifi: WifiState | None,
+    cellular: CellularState | None,
     interface: str | None,
 ) -> dict[str, Any]:
     rtt, (up, down) = rtt_estimate([handshake.seconds for handshake in asked]), rates
     return {
-        "csi": _csi(rtt, up, down, wifi),
+        "csi": _csi(rtt, up, down, wifi, cellular),
         "rtt_ms": {**_plain(rtt.median_ms), "jitter": rtt.jitter_ms, "least": rtt.least_ms},
         "uplink_mbps": _rate(up),
         "downlink_mbps": _rate(down),
         "clock": _plain(clock_offset(asked)),
         "wifi": _wifi(wifi, before),
-        "notes": _notes(rtt, up, down, wifi, interface),
+        "cellular": _plain(cellular) if cellular else None,
+        "notes": _notes(rtt, up, down, wifi, cellular, interface),
     }
 
 
@@ -143,7 +148,9 @@ def _check(bs: str, server: str | None, seconds: int, count: int, interface: str
     return target
 
 
-def _csi(rtt: RTT, up: Throughput | None, down: Throughput | None, wifi: WifiState | None) -> dict[str, Any]:
+def _csi(
+    rtt: RTT, up: Throughput | None, down: Throughput | None, wifi: WifiState | None, cellular: CellularState | None
+) -> dict[str, Any]:
     csi: dict[str, Any] = {"rtt_ms": rtt.median_ms.value, "source": "probe"}
     for direction, end, found in (("uplink", "up", up), ("downlink", "down", down)):
         if found:
@@ -152,6 +159,8 @@ def _csi(rtt: RTT, up: Throughput | None, down: Throughput | None, wifi: WifiSta
                 csi[f"per_{end}"] = found.loss
     if wifi:
         csi |= {"snr_db": wifi.snr_db, "rssi_dbm": wifi.station.rssi_dbm}
+    if cellular:
+        csi |= {"snr_db": cellular.sinr_db, "rssi_dbm": cellular.rssi_dbm}
     return {key: value for key, value in csi.items() if value is not None}
 
 
@@ -172,7 +181,12 @@ def _wifi(now: WifiState | None, before: WifiState | None) -> dict[str, Any] | N
 
 
 def _notes(
-    rtt: RTT, up: Throughput | None, down: Throughput | None, wifi: WifiState | None, interface: str | None
+    rtt: RTT,
+    up: Throughput | None,
+    down: Throughput | None,
+    wifi: WifiState | None,
+    cellular: CellularState | None,
+    interface: str | None,
 ) -> list[str]:
     notes = []
     if rtt.median_ms.low is None:
@@ -183,9 +197,9 @@ def _notes(
         notes.append("iperf3 reported no retransmission count for one direction, so its loss is unknown")
     if (up and up.loss) or (down and down.loss):
         notes.append(LOSS)
-    if wifi is None:
+    if wifi is None and cellular is None:
         found = interface or next(iter(wifi_interfaces()), None)
-        notes.append(f"{found} has no Wi-Fi link" if found else "this machine has no Wi-Fi interface")
+        notes.append(f"{found} has no Wi-Fi link" if found else "no Wi-Fi interface, no modem with values")
     return notes
 
 

@@ -29,6 +29,9 @@ DOCUMENT: dict[str, Any] = {
         "value": 20.0, "low": None, "high": None, "n": 1, "loss": 0.0125, "bytes": 1, "retransmits": 8, "seconds": 1.0,
     },
     "downlink_mbps": None,
+    "cellular": {
+        "technology": "5g", "rsrp_dbm": -88.0, "rsrq_db": -11.0, "sinr_db": 18.5, "rssi_dbm": None, "source": "mmcli",
+    },
     "wifi": {
         "interface": "wlan0", "noise_dbm": None, "snr_db": None, "frame_error_rate": 0.05,
         "station": {
@@ -64,7 +67,8 @@ def test_a_table_for_people(measured: dict[str, Any]) -> None:
     (uplink,) = (line for line in lines if "uplink" in line)
     assert "20.000 Mbit/s" in uplink and " – " in uplink and "8 sent again, loss 0.0125" in uplink
     assert "downlink" not in result.stdout
-    assert lines[-1] == "Wi-Fi wlan0, -52 dBm, frame errors 0.05, tx 780 Mbit/s (VHT MCS 8)"
+    assert lines[-2] == "Wi-Fi wlan0, -52 dBm, frame errors 0.05, tx 780 Mbit/s (VHT MCS 8)"
+    assert lines[-1] == "5G, RSRP -88 dBm, RSRQ -11 dB, SINR 18.5 dB"
     assert result.stderr == "getting on\nsomething to know\n"
 
 
@@ -103,7 +107,7 @@ def test_a_real_base_station(tmp_path: Path) -> None:
         result = CliRunner().invoke(app, ["measure", "--bs", ready["bind"], "--json", "--out", str(out)])
     assert result.exit_code == 0
     document = json.loads(result.stdout)
-    assert set(document) == {"csi", "rtt_ms", "uplink_mbps", "downlink_mbps", "clock", "wifi", "notes"}
+    assert set(document) == {"csi", "rtt_ms", "uplink_mbps", "downlink_mbps", "clock", "wifi", "cellular", "notes"}
     assert 0 < document["rtt_ms"]["least"] <= document["rtt_ms"]["value"] < 1000
     assert document["rtt_ms"]["n"] == 20
     assumed = {"uplink_mbps": 100.0, "downlink_mbps": 100.0}
