@@ -216,6 +216,8 @@ class BaseStation:
 
     async def _complete(self, shares: Sequence[Share], start_s: float) -> Ready:
         """Account for a pass; returns the rounds that can be judged now."""
+        if not shares:  # all sessions were closed before the engine began, so that there was no pass
+            return []
         verify_s = self._clock.time() - start_s
         found = [(self._queue.taken(share.request, share.result is not None), share) for share in shares]
         done = self._ledger.passed(found, verify_s)

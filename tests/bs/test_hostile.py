@@ -12,15 +12,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from msgspec import inspect
 
 from testbed.bs.pending import Pending
 from testbed.bs.scheduling.base import Fcfs
 from testbed.errors import ProtocolError
-from testbed.protocols.codec import decode_uplink
-from testbed.protocols.messages import Downlink, Fault
+from testbed.protocols import TARGET_ONLY
+from testbed.protocols.codec import decode_uplink, encode
+from testbed.protocols.messages import VERSION, Downlink, Fault, Hello, Open
 from testbed.protocols.ranges import RANGES
+from testbed.synthetic import VOCAB
 from testbed.tasks import cancel
 from tests.support.heartbeat import Heartbeat, Stall, longest
 from tests.support.hostile.direct import Sent, Wire, connected, errors, replayed, serving, shrunk
@@ -179,6 +182,20 @@ def test_many_hostile_messages_change_nothing_in_a_process(tmp_path: Path) -> No
         assert one.failed == 0
         found[case.name] = Found(one.answers, one.stall, one.compared)
     summed(found)
+
+
+# ---------------------------------------------------------------- what it found
+
+
+async def test_a_ue_that_starts_anew_before_its_pass_leaves_no_empty_pass(tmp_path: Path) -> None:
+    case = Case("fcfs", "strict", None)
+    opening = Open(session=1, protocol=TARGET_ONLY, threshold=0.0, hidden_size=64, max_tokens=8, drafter="synthetic")
+    async with serving(case.judging(tmp_path), **case.station()) as (bs, wire):
+        for message, arrays in ((opening, {"ids": np.arange(23, dtype=np.int32)}), (Hello(VERSION, "", VOCAB), {})):
+            wire.put(b"ue", [bytes(frame) for frame in encode(message, arrays)])
+            await wire.quiet()
+        assert errors(bs) == 0
+        assert "0" not in bs.metrics()["batch_sizes"]
 
 
 # ---------------------------------------------------------------- what it sends
