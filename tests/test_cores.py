@@ -1,0 +1,54 @@
+"""Threads of engines and drafters: how many, and how long idle ones poll."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from testbed.cores import POLLS, available_cores
+
+LLAMA = "from testbed.llama.context import _library; _library()"
+TORCH = "from testbed.bs.engines.registry import leave_a_core; leave_a_core({}); import torch"
+VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A fresh process in which OpenMP says what it has read from its environment."""
+    clean = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True,
+        env={**clean, "OMP_DISPLAY_ENV": "verbose", **environment},
+    )  # fmt: skip
+
+
+def setting(name: str, done: subprocess.CompletedProcess[str]) -> int:
+    """What the one OpenMP library that was loaded says."""
+    (found,) = re.findall(rf"{name} = '(\d+)'", done.stderr)
+    return int(found)
+
+
+@pytest.mark.parametrize("code", [LLAMA, TORCH.format("")], ids=["llama.cpp", "torch"])
+def test_idle_threads_sleep_soon(code: str) -> None:
+    assert setting("GOMP_SPINCOUNT", run(code)) == POLLS
+    assert setting("GOMP_SPINCOUNT", run(code, GOMP_SPINCOUNT="77")) == 77
+    assert setting("GOMP_SPINCOUNT", run(code, OMP_WAIT_POLICY="passive")) == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "environment", "expected"),
+    [("", {}, max(1, available_cores() - 1)), ("", {"OMP_NUM_THREADS": "3"}, 3), ("2", {"OMP_NUM_THREADS": "3"}, 2)],
+)
+def test_threads_of_an_engine(asked: str, environment: dict[str, str], expected: int) -> None:
+    """An option has precedence over the environment, which has precedence over the default."""
+    assert setting("OMP_NUM_THREADS", run(TORCH.format(asked), **environment)) == expected
+
+
+def test_cores_that_a_process_may_use() -> None:
+    code = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); from testbed.cores import available_cores"
+    )
+    assert run(f"{code}; print(available_cores())").stdout.split() == ["1"]
