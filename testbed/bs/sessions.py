@@ -55,10 +55,14 @@ class Round:
     cached: int = 0
     """Tokens of the prefix that the last pass found in the cache."""
 
+    _candidates: tuple[VerifyResult, list[int]] | None = None
+
     def candidates(self) -> list[int]:
         """Positions whose drafted token is not the target's argmax."""
         assert self.result is not None
-        return [int(i) for i in np.flatnonzero(self.window.ids != self.result.argmax[:-1])]
+        if self._candidates is None or self._candidates[0] is not self.result:
+            self._candidates = self.result, np.flatnonzero(self.window.ids != self.result.argmax[:-1]).tolist()
+        return self._candidates[1]
 
 
 @dataclass(slots=True)

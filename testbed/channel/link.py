@@ -238,6 +238,11 @@ class ZmqServerLink:
 
     async def _next(self) -> tuple[zmq.Frame, list[bytes]]:
         """A message's first frame, which names its sender, and its other frames, at most `MOST_FRAMES` + 1 of them."""
+        try:  # without a future, and its events, for a message that has come
+            first = self._sync_socket.recv(zmq.NOBLOCK, copy=False)
+            return first, self._other_frames(first)
+        except zmq.Again:
+            pass
         coming = cast("asyncio.Future[zmq.Frame]", self._socket.recv(copy=False))
         self._waiting = not coming.done()
         try:

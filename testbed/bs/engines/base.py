@@ -132,7 +132,7 @@ class VerifyEngine(ABC):
                 f"session {request.session}: {positions} positions, but the target takes {self.max_positions}"
             )
         for ids in (request.prefix, request.draft):
-            if len(ids) and (ids.min() < 0 or ids.max() >= self.vocab_size):
+            if len(ids) and ids.astype(np.uint64).max() >= self.vocab_size:  # negative ids become large
                 raise BadInput(f"session {request.session}: token ids outside the vocabulary of {self.vocab_size}")
 
     def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:

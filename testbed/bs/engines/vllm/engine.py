@@ -168,13 +168,14 @@ class VllmEngine(VerifyEngine):
             round_.rows[place] = share.rows
             round_.missing -= 1
         if not round_.missing:
-            if cuts := round_.prompt.cuts(round_.prompt.rows - sum(map(len, round_.rows)), runner.cache_block):
+            rows = round_.rows[0] if len(round_.rows) == 1 else np.concatenate(round_.rows)
+            if len(rows) < round_.prompt.rows:
                 if len(round_.rows) > 1:
                     raise RuntimeError("the prefix cache served a block that had to be computed")
                 runner.stats.redone_requests += 1
-                self._add(runner, round_, cuts)
+                self._add(runner, round_, round_.prompt.cuts(round_.prompt.rows - len(rows), runner.cache_block))
             else:
-                result = self._unpack(round_.prompt, np.concatenate(round_.rows), round_.cached)
+                result = self._unpack(round_.prompt, rows, round_.cached)
         return Share(round_.request, share.new, share.cached, result)
 
     def _unpack(self, prompt: VllmPrompt, tail: NDArray[np.float32], cached: int) -> VerifyResult:

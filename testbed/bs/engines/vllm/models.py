@@ -6,6 +6,7 @@ models and prepares compiled mode, also in the worker processes of a tensor-para
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence, Set
 from typing import Any, Literal
 
@@ -58,43 +59,52 @@ class TailPooler(Pooler):
         """
         asks = [params.extra_kwargs or WARM_UP for params in pooling_metadata.pooling_params]
         finished = pooling_metadata.get_pooling_cursor().get_finished_mask()
+        states = pooling_metadata.pooling_states
+        positions, counts = _tail_positions(pooling_metadata, asks)
+        computed = hidden_states[_indices(positions, hidden_states)]
+        if all(finished) and not any(state.hidden_states_cache for state in states):  # no prompt in pieces
+            return self._verdicts(computed, counts, asks)
         tails: list[Tensor] = []
-        for state, piece, done in zip(
-            pooling_metadata.pooling_states, _tail_pieces(hidden_states, pooling_metadata, asks), finished, strict=True
-        ):
+        for state, piece, done in zip(states, torch.split(computed, counts), finished, strict=True):
             state.hidden_states_cache.append(piece)
             if done:
                 tails.append(torch.cat(state.hidden_states_cache))
                 state.clean()
-        rows = iter(self._verdicts(tails, [ask for ask, done in zip(asks, finished, strict=True) if done]))
+        if not tails:
+            return [None] * len(finished)
+        done_asks = [ask for ask, done in zip(asks, finished, strict=True) if done]
+        rows = iter(self._verdicts(torch.cat(tails), [len(tail) for tail in tails], done_asks))
         return [next(rows) if done else None for done in finished]
 
-    def _verdicts(self, tails: Sequence[Tensor], asks: Sequence[dict[str, Any]]) -> list[Tensor | None]:
-        """Pack the output of finished requests; logits are computed for all of them at once."""
-        logits = self._compute_logits(torch.cat(list(tails))) if tails else None
-        if logits is None:  # nothing is finished, or this is not the rank that gathers the logits
-            return [None] * len(tails)
+    def _verdicts(self, tails: Tensor, counts: list[int], asks: Sequence[dict[str, Any]]) -> list[Tensor | None]:
+        """Output of finished requests, whose states [sum of counts, hidden_size] follow each other."""
+        logits = self._compute_logits(tails)
+        if logits is None:  # this is not the rank that gathers the logits
+            return [None] * len(counts)
         logits = logits[:, : self._vocab_size]
-        facing = [token for ask, tail in zip(asks, tails, strict=True) for token in ask["facing"][-len(tail) :]]
+        facing = [token for ask, count in zip(asks, counts, strict=True) for token in ask["facing"][-count:]]
         best, second = logits.topk(2, dim=-1).values.float().unbind(-1)
         faced = logits.gather(-1, _indices(facing, logits)[:, None])[:, 0].float()
         verdicts = torch.stack([logits.argmax(-1).float(), best - second, best - faced], dim=-1)
-        counts = [len(tail) for tail in tails]
-        packed: list[Tensor | None] = []
-        for ask, tail, row_logits, row_verdicts in zip(
-            asks, tails, torch.split(logits, counts), torch.split(verdicts, counts), strict=True
-        ):
-            parts = [row_verdicts]
+        packed: list[Tensor | None] = list(torch.split(verdicts, counts))
+        starts = itertools.accumulate(counts, initial=0)
+        for place, (ask, start, count) in enumerate(zip(asks, starts, counts, strict=False)):
+            if not (ask["hidden"] or ask["logprobs"]):
+                continue
+            rows = slice(start, start + count)
+            parts = [verdicts[rows]]
             if ask["hidden"]:
-                parts.append(tail.float())
+                parts.append(tails[rows].float())
             if ask["logprobs"]:
-                parts.append(row_logits.float().log_softmax(-1))
-            packed.append(torch.cat(parts, dim=-1))
+                parts.append(logits[rows].float().log_softmax(-1))
+            packed[place] = torch.cat(parts, dim=-1)
         return packed
 
 
-def _tail_pieces(hidden_states: Tensor, metadata: PoolingMetadata, asks: Sequence[dict[str, Any]]) -> Sequence[Tensor]:
-    """The part of every request's tail that this pass has computed: [0 or more, hidden_size] each."""
+def _tail_positions(metadata: PoolingMetadata, asks: Sequence[dict[str, Any]]) -> tuple[list[int], list[int]]:
+    """Where the parts of every request's tail that this pass has computed lie among its tokens, and how long they are
+    (0 or more each).
+    """
     cursor = metadata.get_pooling_cursor()
     positions: list[int] = []
     counts: list[int] = []
@@ -109,7 +119,7 @@ def _tail_pieces(hidden_states: Tensor, metadata: PoolingMetadata, asks: Sequenc
         offset += computed
         counts.append(max(0, end - max(prompt - len(ask["facing"]), end - computed)))
         positions.extend(range(offset - counts[-1], offset))
-    return torch.split(hidden_states[_indices(positions, hidden_states)], counts)
+    return positions, counts
 
 
 def _indices(values: list[int], like: Tensor) -> Tensor:

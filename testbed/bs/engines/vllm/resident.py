@@ -40,6 +40,15 @@ class Parked:
     """Leading blocks that are in the prefix cache."""
     hashes: list[BlockHash]
     """Hashes of the leading whole blocks of `tokens`."""
+    compared: tuple[str, int] = ("", 0)
+    """The last request that was compared with `tokens`, and how many leading tokens both have in common."""
+
+    def common(self, request: Request) -> int:
+        """Leading tokens that a request has in common with these, up to its last committed one."""
+        if self.compared[0] != request.request_id:
+            most = limit_of(request)
+            self.compared = (request.request_id, common_prefix(self.tokens, request._all_token_ids, most))
+        return self.compared[1]
 
 
 class ResidentScheduler(Scheduler):
@@ -84,7 +93,7 @@ class ResidentScheduler(Scheduler):
 
     def _adopt(self, request: Request, parked: Parked) -> None:
         size = self._manager.block_size
-        common = common_prefix(parked.tokens, request._all_token_ids, limit_of(request))
+        common = parked.common(request)
         if common % size and not self._pool.is_block_writable(parked.blocks[common // size]):
             common -= common % size
         count = -(-common // size)
@@ -188,7 +197,7 @@ def hashing_only_new(
         parked = None if request.block_hashes or session is None else scheduler.parked.get(session)
         if parked is None:
             return hasher(request)
-        common = common_prefix(parked.tokens, request._all_token_ids, limit_of(request))
+        common = parked.common(request)
         request.block_hashes.extend(parked.hashes[: common // scheduler.hash_block_size])
         return hasher(request)
 
