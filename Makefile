@@ -17,7 +17,7 @@ SITE := $(BIN)/sphinx-build -q -n -W --keep-going -j auto -c docs . build/site
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-6s %s\n", $$1, $$2}'
 
-$(STAMP): pyproject.toml constraints.txt scripts/environment.py
+$(STAMP): pyproject.toml constraints.txt hashes.txt scripts/environment.py
 	@$(PYTHON) scripts/environment.py --venv $(VENV) --extras $(EXTRAS) --stamp $(STAMP)
 
 setup: $(STAMP)  ## create .venv with everything; EXTRAS=ue for a UE only, EXTRAS=bs for a base station only
@@ -56,10 +56,10 @@ soak: $(STAMP)  ## run 32 UEs under faults for half an hour, then overload; SOAK
 bench: $(STAMP)  ## run all benchmarks (benchmarks/)
 	@for file in benchmarks/*.py; do echo "$(BIN)/python $$file"; $(BIN)/python "$$file" || exit; done
 
-lock: $(STAMP)  ## resolve pyproject.toml and write constraints.txt; LOCK_ARGS=--upgrade takes the newest versions
+lock: $(STAMP)  ## resolve pyproject.toml, write constraints.txt and hashes.txt; LOCK_ARGS=--upgrade takes the newest versions
 	$(BIN)/python -m scripts.lock $(LOCK_ARGS)
 
-audit: $(STAMP)  ## list versions, licences and dependants of installed packages; check files and pins against their hashes
+audit: $(STAMP)  ## list installed packages; compare files with their hashes, and hashes with the index
 	$(BIN)/python -m scripts.audit --files --hashes
 
 wheels: $(STAMP)  ## build the testbed's wheel, and check which packages of a UE have wheels for 64-bit Arm

@@ -7,6 +7,7 @@
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 CHECKOUT=$(dirname "$HERE")
 CONSTRAINTS=$CHECKOUT/constraints.txt
+HASHES=$CHECKOUT/hashes.txt
 BUNDLED=(traces sweeps plans hardware/profiles) # data files that a wheel contains besides the package
 PREFIX=/opt/testbed
 STATE=/var/lib/testbed
@@ -168,41 +169,31 @@ make_prefix() {
   if [[ -z $ROOT && -x $PREFIX/venv/bin/python ]] && "$PREFIX/venv/bin/python" -m pip --version >/dev/null 2>&1; then
     found "environment $PREFIX/venv"
   else
-    plan mkdir -p "$PREFIX/wheels"
+    plan mkdir -p "$PREFIX"
     plan "$PYTHON" -m venv --clear "$PREFIX/venv"
     FRESH=yes
   fi
 }
 
-# llama CMAKE_ARG...: build llama-cpp-python, which is published as source, for this machine.
-llama() {
-  local version args=("$@") wheels=$PREFIX/wheels pip=("$PREFIX/venv/bin/python" -m pip) built
-  version=$(pinned llama-cpp-python)
-  built="llama-cpp-python $version ${args[*]}"
-  if [[ -z $FRESH ]] && same_text "$wheels/llama.txt" "$built"; then
-    found "$built"
-    return
-  fi
-  plan env "CMAKE_ARGS=${args[*]}" "${CUDA_ENV[@]}" "CMAKE_BUILD_PARALLEL_LEVEL=$(jobs_at_once)" \
-    "${pip[@]}" wheel -q --no-deps --no-cache-dir --wheel-dir "$wheels" "llama-cpp-python==$version"
-  plan "${pip[@]}" install -q --no-deps --no-index --force-reinstall --find-links "$wheels" "llama-cpp-python==$version"
-  plan write_text "$wheels/llama.txt" "$built"
-}
-CUDA_ENV=()
-
-# testbed_for EXTRA: install the testbed with an extra, at pinned versions.
+# testbed_for EXTRA CMAKE_ARG...: install the testbed with an extra, from files whose hashes are locked, and
+# llama-cpp-python, which is published as source, built for this machine.
 testbed_for() {
-  local pip=("$PREFIX/venv/bin/python" -m pip) stamp=$PREFIX/installed.txt what
-  what="$1 $(source_digest) constraints $(sha256sum <"$CONSTRAINTS" | cut -c 1-64)"
+  local extra=$1 stamp=$PREFIX/installed.txt what built
+  shift
+  built="llama-cpp-python $(pinned llama-cpp-python) $*"
+  what="$extra $(source_digest) packages $(sha256sum <"$HASHES" | cut -c 1-64) $built"
   if [[ -z $FRESH ]] && same_text "$stamp" "$what"; then
-    found "testbed[$1] in $PREFIX/venv"
+    found "testbed[$extra] in $PREFIX/venv, $built"
     return
   fi
-  plan "${pip[@]}" install -q --constraint "$CONSTRAINTS" --find-links "$PREFIX/wheels" "${FROM}[$1]"
-  plan "${pip[@]}" install -q --no-deps --force-reinstall "$FROM"  # otherwise pip keeps an older build of the same version
+  [[ -n $FRESH ]] || same_text "$PREFIX/built.txt" "$built" || plan rm -rf "$PREFIX/venv/wheels"
+  plan env "CMAKE_ARGS=$*" "${CUDA_ENV[@]}" "CMAKE_BUILD_PARALLEL_LEVEL=$(jobs_at_once)" \
+    "$PREFIX/venv/bin/python" "$CHECKOUT/scripts/environment.py" --venv "$PREFIX/venv" --extras "$extra" --from "$FROM"
   plan "$PREFIX/venv/bin/testbed" --version
+  plan write_text "$PREFIX/built.txt" "$built"
   plan write_text "$stamp" "$what"
 }
+CUDA_ENV=()
 
 # service NAME [DEVICES]: install unit, user and directory; DEVICES: allow access to GPU or firmware.
 service() {

@@ -17,7 +17,7 @@ find_python
   die "a BS needs Python 3.11 or newer: apt-get install python3.11-venv, and --python python3.11"
 
 stamp=$PREFIX/installed.txt
-what="bs-cuda $(source_digest) constraints $(sha256sum <"$CONSTRAINTS" | cut -c 1-64)"
+what="bs-cuda $(source_digest) packages $(sha256sum <"$HASHES" | cut -c 1-64)"
 there=$PREFIX
 while [[ ! -d $there ]]; do there=$(dirname "$there"); done
 [[ -n $ROOT || -w $there ]] || as_root "$PREFIX"
@@ -27,7 +27,7 @@ else
   plan rm -rf "$PREFIX/source"
   plan mkdir -p "$PREFIX/source"
   plan cp -r "$FROM"/{testbed,traces,sweeps,plans,hardware,scripts} "$PREFIX/source"
-  plan cp "$FROM"/{pyproject.toml,constraints.txt,README.md,LICENSE} "$PREFIX/source"
+  plan cp "$FROM"/{pyproject.toml,constraints.txt,hashes.txt,README.md,LICENSE} "$PREFIX/source"
   plan "$PYTHON" "$PREFIX/source/scripts/environment.py" --venv "$PREFIX/venv" --extras bs-cuda
   plan "$PREFIX/venv/bin/testbed" --version
   plan write_text "$stamp" "$what"

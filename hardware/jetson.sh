@@ -23,8 +23,7 @@ packages "${needed[@]}"
 find_python
 make_prefix
 CUDA_ENV=("CUDACXX=$cuda/bin/nvcc")
-llama -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=87 -DLLAVA_BUILD=OFF
-testbed_for ue
+testbed_for ue -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=87 -DLLAVA_BUILD=OFF
 service agent devices
 tune
 carry_out

@@ -17,8 +17,7 @@ found "board $(device_tree model)"
 packages python3-venv gcc g++ iproute2 iperf3 iw
 find_python
 make_prefix
-llama -DGGML_NATIVE=OFF "-DGGML_CPU_ARM_ARCH=$arch" -DLLAVA_BUILD=OFF
-testbed_for ue
+testbed_for ue -DGGML_NATIVE=OFF "-DGGML_CPU_ARM_ARCH=$arch" -DLLAVA_BUILD=OFF
 service agent devices
 tune
 carry_out

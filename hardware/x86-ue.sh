@@ -8,8 +8,7 @@ need_machine x86_64 "a PC or laptop"
 packages python3-venv gcc g++ iproute2 iperf3 iw
 find_python
 make_prefix
-llama -DLLAVA_BUILD=OFF
-testbed_for ue
+testbed_for ue -DLLAVA_BUILD=OFF
 service agent
 tune
 carry_out

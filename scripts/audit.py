@@ -1,8 +1,8 @@
 """Audit of the installed packages: `.venv/bin/python -m scripts.audit [--files] [--hashes] [--json]` (`make audit`).
 
-Lists version, licence and dependants of each installed package, and checks that exactly the packages pinned in
-`constraints.txt` are installed. `--files` compares each installed file with the hash recorded in its wheel; `--hashes`
-asks the package index for the hashes of all pins.
+Lists version, licence and dependants of each installed package, and checks that nothing else is installed than what
+`constraints.txt` pins, and that `hashes.txt` has hashes of all pins. `--files` compares each installed file with the
+hash recorded in its wheel; `--hashes` compares `hashes.txt` with what the package index publishes now.
 
 Advisories are not checked: the only database that comes as a package, safety-db, ended in July 2021, and the maintained
 ones (OSV, the PyPI advisory database) are online services. With a network, run `pip-audit -r constraints.txt --no-deps
@@ -16,12 +16,8 @@ import base64
 import hashlib
 import importlib.metadata
 import json
-import os
-import re
-import subprocess
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -30,9 +26,10 @@ from packaging.markers import Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from scripts.environment import CONSTRAINTS, index_options, output, pip_settings
+from scripts.environment import OWN
+from scripts.lock import ask_hashes
+from scripts.locked import CONSTRAINTS, HASHES, Hashes, read_hashes
 
-OWN = "wireless-sd-testbed"
 UNPINNED = ("pip", OWN)
 """Packages that may be installed without a pin."""
 NEEDERS = 3
@@ -63,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the table and the problems found; return 1 if there are any."""
     parser = argparse.ArgumentParser(description="List the installed packages and compare them with constraints.txt.")
     parser.add_argument("--files", action="store_true", help="compare each installed file with its recorded hash")
-    parser.add_argument("--hashes", action="store_true", help="ask the package index for the hashes of all pins")
+    parser.add_argument("--hashes", action="store_true", help="compare the hashes of all pins with the package index")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of the table")
     args = parser.parse_args(argv)
     installed = list(importlib.metadata.distributions(path=[sysconfig.get_path("purelib")]))
@@ -72,10 +69,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.files:
         wrong += [problem for distribution in installed for problem in changed_files(distribution)]
     counts = {"pinned": len(pins), "installed": len(packages), "without a licence": without_licence(packages)}
+    locked = read_hashes(HASHES.read_text())
+    wrong += unlocked(pins, locked)
+    counts["files with hashes"] = sum(len(digests) for digests in locked.values())
     if args.hashes:
-        hashed = pins_with_hashes(resolved_with_hashes())
-        bare = sorted({pin.name for pin in pins if pin.here} - hashed)
-        counts[f"with hashes at the index (without: {', '.join(bare) or 'none'})"] = len(hashed)
+        published = ask_hashes(CONSTRAINTS.read_text())
+        wrong += other_hashes(locked, published)
+        counts["packages whose hashes were compared with the index"] = len(published)
     if args.json:
         document = {"packages": [p._asdict() for p in packages], **counts, "wrong": wrong, "advisories": None}
         print(json.dumps(document))
@@ -199,25 +199,24 @@ def digest_of(path: Path, kind: str) -> bytes:
     return digest.digest()
 
 
-def resolved_with_hashes() -> str:
-    """Pins for this Python in uv's format, with the hashes from the index."""
-    settings = pip_settings(output(sys.executable, "-m", "pip", "config", "list"))
-    with tempfile.TemporaryDirectory() as scratch:
-        wanted = Path(scratch) / "in.txt"
-        lines = [f"{pin.name}=={pin.version}\n" for pin in read_pins(CONSTRAINTS.read_text()) if pin.here]
-        wanted.write_text("".join(lines))
-        command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-deps", "--generate-hashes"]
-        command += [*index_options(settings, os.environ.get("TORCH_INDEX")), str(wanted)]
-        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+def unlocked(pins: Iterable[Pin], hashes: Hashes) -> list[str]:
+    """Pins without hashes, and hashes of what is not pinned."""
+    pinned = {f"{pin.name}=={pin.version}" for pin in pins}
+    found = [f"{pin} is pinned and has no hash" for pin in sorted(pinned) if not hashes.get(pin)]
+    return found + [
+        f"{pin} has hashes and is not pinned" for pin in sorted(hashes) if pin.partition("+")[0] not in pinned
+    ]
 
 
-def pins_with_hashes(text: str) -> set[str]:
-    """Names of the pins with at least one hash."""
-    found = set()
-    for block in re.split(r"\n(?=[a-z0-9])", text):
-        name = re.match(r"([a-z0-9][a-z0-9._-]*)==", block)
-        if name and "--hash=sha256:" in block:
-            found.add(str(canonicalize_name(name[1])))
+def other_hashes(locked: Hashes, published: Hashes) -> list[str]:
+    """Pins of which the index publishes files that `hashes.txt` does not allow, or none of those that it allows."""
+    found = []
+    for pin in sorted(published):
+        ours, theirs = locked.get(pin, set()), published[pin]
+        if not ours & theirs:
+            found.append(f"{pin}: the index has none of the files whose hashes are locked")
+        elif theirs - ours:
+            found.append(f"{pin}: the index has {len(theirs - ours)} files whose hashes are not locked (make lock)")
     return found
 
 

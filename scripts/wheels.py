@@ -20,7 +20,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from scripts.environment import CONSTRAINTS, LLAMA, ROOT, index_options, output, pip_settings, uv_variables
+from scripts.environment import LLAMA, output
+from scripts.indexes import index_options, pip_settings, uv_variables
+from scripts.locked import CONSTRAINTS, ROOT
 
 PYTHONS = ("3.10", "3.11", "3.12")
 """Python of JetPack 6, of Raspberry Pi OS bookworm, and of Ubuntu 24.04."""

@@ -68,6 +68,19 @@ def test_files_that_were_changed_or_are_gone_are_found(tmp_path: Path) -> None:
 
 
 def test_pins_without_a_hash_are_found() -> None:
-    more = " \\\n    --hash=sha256:"
-    text = f"alpha==1.0{more}00{more}11\nbeta-two==2.1\ngamma==3.0{more}22\n"
-    assert audit.pins_with_hashes(text) == {"alpha", "gamma"}
+    pins = audit.read_pins(PINS)
+    locked = {"alpha==1.0": {"00"}, "alpha==1.0+cpu": {"11"}, "beta-two==2.1": set[str](), "gamma==3.0": {"22"}}
+    assert audit.unlocked(pins, locked) == [
+        "beta-two==2.0 is pinned and has no hash",
+        "beta-two==2.1 is pinned and has no hash",
+        "gamma==3.0 has hashes and is not pinned",
+    ]
+
+
+def test_hashes_are_compared_with_the_index() -> None:
+    locked = {"alpha==1.0": {"00", "01"}, "beta==2.0": {"10"}, "gamma==3.0": {"20"}}
+    published = {"alpha==1.0": {"00"}, "beta==2.0": {"10", "11"}, "gamma==3.0": {"21"}}
+    assert audit.other_hashes(locked, published) == [
+        "beta==2.0: the index has 1 files whose hashes are not locked (make lock)",
+        "gamma==3.0: the index has none of the files whose hashes are locked",
+    ]

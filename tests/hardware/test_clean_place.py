@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.environment import ROOT, output, pip_settings
+from scripts.environment import output
+from scripts.indexes import pip_settings
+from scripts.locked import ROOT
 from scripts.wheels import build
 from testbed.config import ServeConfig
 from testbed.experiments.runs.processes import base_station

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.environment import ROOT, pinned
+from scripts.environment import pinned
+from scripts.locked import ROOT
 from tests.support.boards import cores, memory, recorded, write
 
 HARDWARE = ROOT / "hardware"
@@ -70,13 +71,13 @@ def test_each_board_builds_for_its_own_processor(
 ) -> None:
     recorded(board, tmp_path)
     planned = plan(script, tmp_path)
-    build = next(command for command in planned if "wheel" in command)
-    assert build[-1] == pinned("llama-cpp-python")
-    assert flags <= set(variables(build)["CMAKE_ARGS"].split())
-    assert variables(build)["CMAKE_BUILD_PARALLEL_LEVEL"] == jobs
-    assert ("CUDACXX" in variables(build)) is board.startswith("jetson")
-    install = next(command for command in planned if command[-1].endswith("[ue]"))
-    assert install[install.index("--constraint") + 1] == str(ROOT / "constraints.txt")
+    setup = next(command for command in planned if str(ROOT / "scripts/environment.py") in command)
+    assert setup[-4:] == ["--extras", "ue", "--from", str(ROOT)]
+    assert flags <= set(variables(setup)["CMAKE_ARGS"].split())
+    assert variables(setup)["CMAKE_BUILD_PARALLEL_LEVEL"] == jobs
+    assert ("CUDACXX" in variables(setup)) is board.startswith("jetson")
+    built = next(command for command in planned if command[1:2] == ["/opt/testbed/built.txt"])
+    assert built[2].startswith(pinned("llama-cpp-python").replace("==", " "))
     assert not any("torch" in word or "vllm" in word for command in planned for word in command)
 
 

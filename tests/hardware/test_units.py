@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from scripts.environment import ROOT
+from scripts.locked import ROOT
 from testbed.cli.main import app
 
 UNITS = ROOT / "hardware" / "systemd"
