@@ -281,7 +281,11 @@ class ServeConfig(Config, frozen=True):
     ] = None
     max_ue_share: Annotated[
         float,
-        option("Share of these tokens and windows that one UE may hold while others are refused.", above=0, most=1),
+        option(
+            "Share of these tokens and windows, and of guaranteed time, that one UE may hold while others are refused.",
+            above=0,
+            most=1,
+        ),
     ] = 0.5
     idle_s: Annotated[float, option("Close a session after this long without a message.", above=0, unit="s")] = 600.0
     metrics: Annotated[

@@ -46,6 +46,29 @@ class Holder(Protocol):
 H = TypeVar("H", bound=Holder)
 
 
+class Refused:
+    """UEs that were refused something within the last `WAIT_S`."""
+
+    def __init__(self) -> None:
+        self._since_s: OrderedDict[bytes, float] = OrderedDict()
+        """Time of the last refusal; the latest last."""
+
+    def add(self, owner: bytes, now_s: float) -> None:
+        """Note a refusal."""
+        self._since_s[owner] = now_s
+        self._since_s.move_to_end(owner)
+
+    def remove(self, owner: bytes) -> None:
+        """Note that a UE waits no longer."""
+        self._since_s.pop(owner, None)
+
+    def others(self, owner: bytes, now_s: float) -> bool:
+        """Whether other UEs wait."""
+        while self._since_s and next(iter(self._since_s.values())) < now_s - WAIT_S:
+            self._since_s.popitem(last=False)
+        return any(other != owner for other in self._since_s)
+
+
 class Room:
     """Bounds of a session table.
 
@@ -68,8 +91,7 @@ class Room:
     ) -> None:
         self.pending, self.tokens, self.windows_bytes, self.ue_share = pending, tokens, windows_bytes, ue_share
         self._owner = owner
-        self._refused_s: OrderedDict[bytes, float] = OrderedDict()
-        """Times at which UEs were last refused tokens; the latest last."""
+        self._refused = Refused()
 
     def crowded(self, load: Load, peer: bytes, sessions: Iterable[Holder]) -> str | None:
         """The reason to refuse another window of this peer under this load; None: it can be taken."""
@@ -96,16 +118,15 @@ class Room:
         owner, held = self._owner(peer), self._held(others)
         total, share = sum(held.values()), int(self.ue_share * self.tokens)
         if total + tokens > self.tokens:
-            self._refused_s[owner] = now_s
-            self._refused_s.move_to_end(owner)
+            self._refused.add(owner, now_s)
             return f"the open sessions hold {total} tokens; {tokens} more pass the bound of {self.tokens}"
-        if held[owner] and held[owner] + tokens > share and self._others_wait(owner, now_s):
+        if held[owner] and held[owner] + tokens > share and self._refused.others(owner, now_s):
             return f"this UE holds {held[owner]} tokens while others wait; {tokens} more pass its share of {share}"
         return None
 
     def granted(self, peer: bytes) -> None:
         """Note that a UE waits for tokens no longer."""
-        self._refused_s.pop(self._owner(peer), None)
+        self._refused.remove(self._owner(peer))
 
     def reclaimable(self, peer: bytes, tokens: int, others: Iterable[H]) -> list[H]:
         """The sessions to close for a new one of a UE within its share: those of UEs beyond theirs that wait for their
@@ -130,8 +151,3 @@ class Room:
         for session in sessions:
             held[self._owner(session.key[0])] += session.reserved
         return held
-
-    def _others_wait(self, owner: bytes, now_s: float) -> bool:
-        while self._refused_s and next(iter(self._refused_s.values())) < now_s - WAIT_S:
-            self._refused_s.popitem(last=False)
-        return any(other != owner for other in self._refused_s)

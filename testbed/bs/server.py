@@ -289,7 +289,7 @@ class BaseStation:
 
     def admit(self, key: Key, message: Open) -> Busy | None:
         """The refusal of a session whose token speed cannot be guaranteed; None: it can."""
-        busy = self._ledger.admit(key, message)
+        busy = self._ledger.admit(key, message, self._clock.time(), self._closer.forget)
         if busy is not None and message.speed_tps is not None:
             self._metrics.add_refused(message.speed_tps)
         return busy

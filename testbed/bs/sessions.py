@@ -184,10 +184,9 @@ class SessionTable:
         self._owned: Counter[bytes] = Counter()
         self._lost: OrderedDict[Key, str] = OrderedDict()
         """Sessions that were closed without their UEs, and why."""
-        self._now_s = 0.0  # of the last message, on the server's clock
         self._sessions: dict[Key, Session] = {}
         self._promised: Counter[float] = Counter()
-        self._opened = 0
+        self._opened, self._now_s = 0, 0.0  # time of the last message, on the server's clock
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -276,20 +275,21 @@ class SessionTable:
             return []
         late_s = now_s - self.idle_s
         for session in (found := [session for session in self if session.idle and session.heard_s < late_s]):
-            self._lose(session, f"idle for more than {self.idle_s:g} s")
+            self.lose(session, f"idle for more than {self.idle_s:g} s")
         return found
 
     def reclaim(self, key: Key, tokens: int) -> list[Session]:
         """Remove sessions of UEs beyond their share for a new one under this key, and return them."""
         found = self.room.reclaimable(key[0], tokens, self._apart(key))
         for session in found:
-            self._lose(session, "its room was needed for other UEs")
+            self.lose(session, "its room was needed for other UEs")
         return found
 
     def _apart(self, key: Key) -> list[Session]:
         return [session for session in self if session.key != key]
 
-    def _lose(self, session: Session, why: str) -> None:
+    def lose(self, session: Session, why: str) -> None:
+        """Close a session without its UE, which will be told why."""
         self.close(session.key)
         self._lost[session.key] = why
         if len(self._lost) > REMEMBERED:

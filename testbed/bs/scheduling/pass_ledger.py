@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,10 +11,11 @@ from testbed.bs.engines.base import Share, VerifyRequest
 from testbed.bs.observer import FinishedPass
 from testbed.bs.pending import Pending
 from testbed.bs.queue import Taken
-from testbed.bs.scheduling.admission import Admission, Guarantees
+from testbed.bs.scheduling.admission import Admission
 from testbed.bs.scheduling.averages import Averages, OverheadEstimator, PassOverhead
 from testbed.bs.scheduling.base import Scheduler
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
+from testbed.bs.scheduling.guarantees import GuaranteeShares
 from testbed.bs.scheduling.slo import Slo, geometric
 from testbed.bs.sessions import Key, Round, Session, SessionTable
 from testbed.optim.pass_time import Coefficients, RequestWork
@@ -66,6 +66,7 @@ class PassLedger:
         self._estimator, self._admission = estimator, admission
         self._block_size, self._margin = block_size, margin
         self._averages = Averages()
+        self._shares = GuaranteeShares(sessions, self._averages)
         self._last = _Planned((), 0.0)
         self._ended_s: float | None = None
         self._passed = 0
@@ -76,28 +77,31 @@ class PassLedger:
 
     # ------------------------------------------------------------ sessions
 
-    def admit(self, key: Key, message: Open) -> Busy | None:
-        """The refusal of a session whose speed cannot be guaranteed beside the other sessions'; None: it can."""
+    def admit(
+        self, key: Key, message: Open, now_s: float = 0.0, forget: Callable[[Session], None] = lambda session: None
+    ) -> Busy | None:
+        """The refusal of a session whose speed cannot be guaranteed beside the other sessions'; None: it can.
+
+        Args:
+            forget: called for each session that was closed to make it possible.
+        """
         speed_tps = message.speed_tps
         if speed_tps is None or self._admission is None:
             return None
         admission = self._admission
         known = admission.coefficients if self._estimator is None else self._estimator.coefficients
         admission = replace(admission, coefficients=replace(known, c=known.c + self._overhead.mean_s))
-        load, expected = self._load(apart=key), self._averages.expected
-        answer = admission.admissible(speed_tps, load, expected(self._sessions.owner(key[0])), expected())
+        answer, yielding = self._shares.decide(admission, key, speed_tps, now_s)
+        for session in yielding:
+            self._sessions.lose(session, "the time of its guarantee was needed for other UEs")
+            forget(session)
         if answer.admitted:
             return None
+        others = sum(s.speed_tps is not None and s.key != key for s in self._sessions)
         best = answer.best_tps or 0.0
         can = f"{best:g} can" if best else "no slower class can either"
-        reason = f"{speed_tps:g} tokens/s cannot be promised beside {sum(n for _, n, _ in load)} other sessions; {can}"
+        reason = f"{speed_tps:g} tokens/s cannot be promised beside {others} other sessions; {can}"
         return Busy(session=message.session, reason=reason, retry_s=RETRY_S, speed_tps=best)
-
-    def _load(self, apart: Key) -> list[Guarantees]:
-        """Guaranteed sessions by UE and speed, one session left out."""
-        known = (session for session in self._sessions if session.speed_tps is not None and session.key != apart)
-        counts = Counter((self._sessions.owner(session.key[0]), session.speed_tps or 0.0) for session in known)
-        return [Guarantees(speed, count, self._averages.expected(ue)) for (ue, speed), count in counts.items()]
 
     def pending(self, session: Session, round_: Round, request: VerifyRequest) -> Pending:
         """A round's request as the scheduler sees it."""
