@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.environment import ROOT
+from scripts.locked import ROOT
 from testbed.cli.output import COLUMNS
 from testbed.cli.tables import markdown_rows
 from testbed.experiments.results.directory import read_summary

@@ -90,8 +90,7 @@ class Background:
             try:
                 await work()
                 ended = True
-                if endless:
-                    LOG.error("%s has ended; it is started again", name)
+                LOG.error("%s has ended%s", name, "; it is started again" if endless else "")
             except Exception:
                 LOG.exception("%s failed; it is started again", name)
             self.failures[name] += 1

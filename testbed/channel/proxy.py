@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import select
 import selectors
 import socket
@@ -19,6 +20,8 @@ from testbed.channel.link_model import Direction
 from testbed.channel.pipe import End, Ends, Pipe
 from testbed.errors import BadInput
 from testbed.tasks import cancel
+
+LOG = logging.getLogger(__name__)
 
 AWAKE_S = 0.0004
 """The event loop polls instead of sleeping for the last `AWAKE_S` before a timer."""
@@ -116,7 +119,13 @@ class Proxy:
         """Connect a new UE connection to the target."""
         task = asyncio.get_running_loop().create_task(self._connect(front))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(functools.partial(self._joined, front))
+
+    def _joined(self, front: End, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            LOG.error("a connection of a UE failed", exc_info=error)
+            front.transport.abort()
 
     async def _connect(self, front: End) -> None:
         try:
@@ -125,7 +134,11 @@ class Proxy:
             self.refused += 1
             front.transport.close()
             return
-        up_path, down_path = self._make_path(self.connections)
+        try:
+            up_path, down_path = self._make_path(self.connections)
+        except Exception:
+            back.transport.abort()
+            raise
         self.connections += 1
         up, down = Pipe(up_path, front, back), Pipe(down_path, back, front)
         self._pairs.add((up, down))

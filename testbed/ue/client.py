@@ -11,7 +11,7 @@ from typing import Any
 
 from testbed.channel.link import Link
 from testbed.clock import Clock, WallClock
-from testbed.errors import LinkError, LinkTimeout, ModelError, ProtocolError
+from testbed.errors import LinkError, LinkTimeout, ModelError, ProtocolError, TestbedError
 from testbed.protocols.codec import AnyArray, Packet, decode_downlink, encode
 from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pong, Welcome
 from testbed.protocols.ranges import check_ranges
@@ -46,6 +46,11 @@ class Mailbox:
             self._packets.append(packet)
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """Raise an error in the waiting reader, if there is one."""
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_exception(error)
 
     @property
     def awaited(self) -> bool:
@@ -100,6 +105,7 @@ class Client:
             ModelError: the BS refuses this drafter's vocabulary.
         """
         self._reader = asyncio.create_task(self._read())
+        self._reader.add_done_callback(self._lost)
         hello = Hello(version=VERSION, tokenizer=tokenizer, vocab_size=vocab_size)
         packet = await self.ask(-1, hello)
         if isinstance(packet.message, Fault):
@@ -192,6 +198,15 @@ class Client:
         if self._reader is not None:
             await cancel(self._reader)
         self._link.close()
+
+    def _lost(self, reader: asyncio.Task[None]) -> None:
+        """Nothing is received any more: end all waits, which would time out."""
+        if reader.cancelled():
+            return
+        if not isinstance(error := reader.exception(), TestbedError):
+            LOG.error("receiving from the BS failed", exc_info=error)
+        for mailbox in self._mail.values():
+            mailbox.fail(LinkError("the connection is closed"))
 
     async def _read(self) -> None:
         while True:

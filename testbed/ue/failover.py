@@ -116,6 +116,7 @@ class FailoverClient(Client):
         """
         self._hello = Hello(version=VERSION, tokenizer=tokenizer, vocab_size=vocab_size)
         self._reader = asyncio.create_task(self._run())
+        self._reader.add_done_callback(self._lost)
         deadline_s = self.clock.time() + self.timeout_s
         patience_s = deadline_s
         while True:

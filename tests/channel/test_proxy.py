@@ -277,3 +277,24 @@ async def test_what_comes_before_there_is_a_target_is_not_piled_up() -> None:
     assert got == sent
     await proxy.close()
     server.close()
+
+
+@precisely
+async def test_a_connection_that_cannot_be_made_is_closed_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+
+    def broken(index: int) -> tuple[Direction, Direction]:
+        raise RuntimeError("broken")
+
+    proxy = Proxy(server.sockets[0].getsockname()[:2], broken)
+    reader, writer = await asyncio.open_connection("127.0.0.1", await proxy.start("127.0.0.1", 0))
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+    assert "a connection of a UE failed" in caplog.text
+    writer.close()
+    await proxy.close()
+    server.close()

@@ -47,8 +47,8 @@ class Endpoint(NamedTuple):
 
 
 @contextlib.contextmanager
-def serving(bs: str, *options: str) -> Iterator[Endpoint]:
-    command = [sys.executable, "-m", "testbed", "ue", "serve", "--json", "--bs", bs, "--port", "0", *options]
+def serving(bs: str, *options: str, program: tuple[str, str] = ("-m", "testbed")) -> Iterator[Endpoint]:
+    command = [sys.executable, *program, "ue", "serve", "--json", "--bs", bs, "--port", "0", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout and process.stderr
     try:
@@ -208,3 +208,24 @@ def test_a_key_opens_it_to_others(bs: str, tmp_path: Path) -> None:
         with pytest.raises(openai.AuthenticationError):
             running.client.models.list()
         assert running.client.with_options(api_key="s3cret").models.list().data
+
+
+BROKEN = """
+from testbed.cli.main import run
+from testbed.ue.api.backend import Backend
+
+async def decode(self, order, tell):
+    raise SystemExit("broken")
+
+Backend.decode = decode
+run()
+"""
+
+
+def test_an_endpoint_whose_drafting_thread_ends_ends_with_status_1(bs: str) -> None:
+    with serving(bs, program=("-c", BROKEN)) as broken:
+        with pytest.raises(openai.APIError):
+            broken.client.completions.create(model=broken.ready["model"], prompt="1", max_tokens=4)
+        assert broken.process.wait(30) == 1
+        assert broken.process.stderr is not None
+        assert "its drafting thread has ended" in broken.process.stderr.read()

@@ -15,8 +15,9 @@ from testbed.config import ServeConfig
 from testbed.errors import AdmissionError
 from testbed.experiments.runs.processes import base_station
 from testbed.protocols import protocol
-from testbed.protocols.messages import Draft, Open, Opened, Verdict
+from testbed.protocols.messages import Busy, Draft, Open, Opened, Resync, Verdict
 from testbed.synthetic import next_token
+from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.session import DecodingSession
 from testbed.ue.windows.fixed import FixedWindow
@@ -98,3 +99,27 @@ async def test_a_lying_ue_changes_nothing_for_an_honest_one(
         assert token == next_token(ids, VOCAB, 0)
         ids.append(token)
     assert found == [found[0]] * 3
+
+
+async def test_a_ue_with_all_guarantees_yields_its_share_to_another() -> None:
+    config = ServeConfig(
+        engine="synthetic", bind="tcp://127.0.0.1:*", scheduler="slo", coefficients="a100-qwen3-32b",
+        max_sessions_per_ue=500,
+    )  # fmt: skip
+
+    async def asked(ue: Client) -> tuple[int, object]:
+        number = ue.new_session()
+        message = Open(session=number, protocol="greedy", threshold=0.0, hidden_size=4, speed_tps=8.0)
+        await ue.send(message, {"ids": np.ones(3, np.int32)})
+        return number, (await ue.receive(number, 20)).message
+
+    with base_station(config) as ready:
+        async with client(ready["bind"]) as hog, client(ready["bind"]) as other:
+            first, answer = await asked(hog)
+            while isinstance(answer, Opened):
+                _, answer = await asked(hog)
+            assert isinstance(answer, Busy)
+            assert isinstance((await asked(other))[1], Opened)
+            await hog.send(Draft(session=first, round=0, base_len=3), {"ids": np.ones(1, np.int32)})
+            fate = (await hog.receive(first, 20)).message
+            assert isinstance(fate, Resync) and "needed for other UEs" in fate.reason

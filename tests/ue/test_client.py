@@ -9,7 +9,7 @@ import pytest
 
 from testbed.channel.link import Received
 from testbed.clock import WallClock, within
-from testbed.errors import LinkTimeout
+from testbed.errors import LinkError, LinkTimeout
 from testbed.protocols.codec import Packet, decode_uplink, encode
 from testbed.protocols.messages import VERSION, Ping, Pong, Welcome
 from testbed.ue import client as client_module
@@ -133,4 +133,18 @@ async def test_a_timeout_tells_how_long_the_bs_was_silent_not_the_last_wait() ->
     for wait_s, told in ((0.2, "0.2"), (0.1, r"0\.[3-9]")):
         with pytest.raises(LinkTimeout, match=rf"did not answer within {told}\d* s"):
             await client.receive(session, wait_s)
+    await client.close()
+
+
+async def test_waits_end_when_nothing_can_be_received_any_more(caplog: pytest.LogCaptureFixture) -> None:
+    link = OneWord()
+    client = Client(link, WallClock(), first_session=0, timeout_s=30.0)
+    asking = asyncio.create_task(client.connect("", 1))
+    await asyncio.sleep(0.01)
+    link.word.set_exception(RuntimeError("broken"))
+    with pytest.raises(LinkError, match="the connection is closed"):
+        await asyncio.wait_for(asking, 5)
+    assert "receiving from the BS failed" in caplog.text
+    with pytest.raises(LinkError, match="the connection is closed"):
+        await client.receive(client.new_session(), 30.0)
     await client.close()

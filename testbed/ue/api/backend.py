@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import threading
 import time
@@ -17,6 +18,8 @@ from testbed.protocols.sampling import Sampling
 from testbed.ue.api.stop_strings import Transcript
 from testbed.ue.records import RoundRecord
 from testbed.ue.run import JobRunner
+
+LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 PROBE_S = 2.0
@@ -87,12 +90,28 @@ class ConnectedPair:
 
 
 class DraftingThread:
-    """A thread with its own event loop, which drafting may block."""
+    """A thread with its own event loop, which drafting may block.
+
+    Attributes:
+        lost: whether the loop has ended by an error; nothing can be decoded any more.
+        on_loss: called in the thread then.
+    """
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="device", daemon=True)
+        self.lost, self._closing = False, False
+        self.on_loss: Callable[[], object] = lambda: None
+        self._thread = threading.Thread(target=self._work, name="device", daemon=True)
         self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            self.loop.run_forever()
+        finally:
+            if not self._closing:
+                self.lost = True
+                LOG.critical("the drafting thread has ended")
+                self.on_loss()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the thread and wait for it; interrupting the wait cancels it."""
@@ -104,6 +123,7 @@ class DraftingThread:
 
     def close(self) -> None:
         """Stop the loop and end the thread."""
+        self._closing = True
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()

@@ -14,7 +14,7 @@ import uvicorn
 
 from testbed.clock import Clock, WallClock
 from testbed.config import EndpointConfig
-from testbed.errors import BadInput
+from testbed.errors import BadInput, TestbedError
 from testbed.protocols import PROTOCOLS
 from testbed.protocols.adaptive import RULES
 from testbed.protocols.messages import Welcome
@@ -145,7 +145,8 @@ def connected(
         pair, welcome = device.run(connect())
         yield Backend(device, pair, config.sequences, config.queue), welcome
     finally:
-        device.run(disconnect())
+        if not device.lost:
+            device.run(disconnect())
         device.close()
 
 
@@ -207,10 +208,16 @@ async def _run(service: Service, listener: socket.socket, ready: Callable[[], No
         server.should_exit = True
         closing.append(asyncio.ensure_future(service.backend.close()))
 
-    loop = asyncio.get_running_loop()
+    def lose() -> None:
+        server.should_exit = server.force_exit = True  # no request will ever end
+
+    loop, device = asyncio.get_running_loop(), service.backend.device
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
+    device.on_loss = lambda: loop.call_soon_threadsafe(lose)
     await server.serve(sockets=[listener])
+    if device.lost:
+        raise TestbedError("the endpoint failed: its drafting thread has ended")
     await asyncio.gather(*closing)
 
 
