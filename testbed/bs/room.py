@@ -46,7 +46,7 @@ class Holder(Protocol):
 H = TypeVar("H", bound=Holder)
 
 
-class Refused:
+class RefusedUes:
     """UEs that were refused something within the last `WAIT_S`."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class Room:
     ) -> None:
         self.pending, self.tokens, self.windows_bytes, self.ue_share = pending, tokens, windows_bytes, ue_share
         self._owner = owner
-        self._refused = Refused()
+        self._refused = RefusedUes()
 
     def crowded(self, load: Load, peer: bytes, sessions: Iterable[Holder]) -> str | None:
         """The reason to refuse another window of this peer under this load; None: it can be taken."""

@@ -6,7 +6,7 @@ import bisect
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from testbed.bs.room import Refused
+from testbed.bs.room import RefusedUes
 from testbed.bs.scheduling.admission import Admission, AdmissionDecision, Guarantees
 from testbed.bs.scheduling.averages import Averages
 from testbed.bs.sessions import Key, Session, SessionTable
@@ -19,7 +19,7 @@ class GuaranteeShares:
     """
 
     def __init__(self, sessions: SessionTable, averages: Averages) -> None:
-        self._sessions, self._averages, self._refused = sessions, averages, Refused()
+        self._sessions, self._averages, self._refused = sessions, averages, RefusedUes()
 
     def decide(
         self, admission: Admission, key: Key, speed_tps: float, now_s: float
