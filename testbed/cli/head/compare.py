@@ -17,7 +17,7 @@ from testbed.experiments.head.config import CompareConfig, ConstantLink
 LINK = {"rate_mbps": ("Mbit/s", "{:g}"), "rtt_ms": ("RTT ms", "{:g}"), "per": ("PER", "{:g}"), "head": ("head", "{}")}
 EQUAL = {
     **LINK, "points": ("points lost", "{:g}"), "value": ("AAL", "{:.2f}"), "value_low": ("from", "{:.2f}"),
-    "value_high": ("to", "{:.2f}"), "difference": ("against the first", "{:+.2f}"),
+    "value_high": ("to", "{:.2f}"), "reached": ("loss reached", "{}"), "difference": ("against the first", "{:+.2f}"),
     "difference_low": ("from", "{:+.2f}"), "difference_high": ("to", "{:+.2f}"),
     "verdict": ("verdict", "{}"), "seeds": ("seeds", "{:d}"), "problems": ("n", "{:d}"),
 }  # fmt: skip

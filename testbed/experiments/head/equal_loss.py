@@ -57,6 +57,10 @@ class Tradeoff:
         part = np.clip((points - rising[rows, before]) / step, 0.0, 1.0)
         return np.asarray(gains[rows, before] + part * (gains[rows, after] - gains[rows, before]), np.float64)
 
+    def reaches(self, points: float) -> bool:
+        """Whether the largest θ loses at least `points`; if not, the gain at that loss is a lower bound."""
+        return bool(non_decreasing(self.losses(self.whole))[0, -1] >= points)
+
     @property
     def whole(self) -> Reals:
         """Weights [1, n] of the problems as they are."""
@@ -70,6 +74,8 @@ class Tradeoff:
 
 def non_decreasing(values: Reals) -> Reals:
     """Isotonic regression of each row [b, T]: the largest over starts of the smallest mean up to an end."""
+    if (np.diff(values, axis=1) >= 0).all():
+        return values
     count = values.shape[1]
     sums = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
     found = np.full(values.shape, -np.inf)
@@ -82,8 +88,9 @@ def non_decreasing(values: Reals) -> Reals:
 
 
 def at_equal_loss(heads: Mapping[str, Sequence[Tradeoff]], points: float, seed: int = 0) -> list[dict[str, Any]]:
-    """One row per head: `value`, its gain at a loss of `points`, mean over its seeds; and, except for the first head,
-    `difference` to the first with a verdict. Both have intervals (`_low`, `_high`).
+    """One row per head: `value`, its gain at a loss of `points`, mean over its seeds; `reached`, whether all seeds lose
+    that much at their largest θ; and, except for the first head, `difference` to the first with a verdict. Value and
+    difference have intervals (`_low`, `_high`).
 
     Args:
         heads: one trade-off per training seed, all over the same problems; seeds of two heads are paired in order.
@@ -98,6 +105,7 @@ def at_equal_loss(heads: Mapping[str, Sequence[Tradeoff]], points: float, seed: 
     for name, runs in heads.items():
         row: dict[str, Any] = {"head": name, "seeds": len(runs), "problems": count, "points": points}
         row |= _columns("value", _over_seeds(whole[name], drawn[name]))
+        row["reached"] = all(one.reaches(points) for one in runs)
         if name != base:
             pairs = min(len(runs), len(first))
             differences = [whole[name][i] - whole[base][i] for i in range(pairs)]

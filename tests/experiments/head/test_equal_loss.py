@@ -29,6 +29,7 @@ def test_the_gain_at_a_loss_is_read_off_the_curve() -> None:
     assert found.at_loss(10.0, found.whole)[0] == pytest.approx(9.0, abs=0.15)
     assert found.at_loss(0.0, found.whole)[0] == pytest.approx(5.0, abs=0.6)
     assert found.at_loss(99.0, found.whole)[0] == pytest.approx(15.0)
+    assert found.reaches(20.0) and not found.reaches(99.0)  # beyond the largest θ
     assert GRID[found.threshold_at(10.3)] == pytest.approx(0.4)
 
 
