@@ -19,9 +19,10 @@ from testbed.experiments.field.order import FieldCell, cells_of
 from testbed.experiments.field.plan import FieldPlan, check_same, load_plan, prompts_of
 from testbed.experiments.results.claims import claimed
 from testbed.experiments.results.directory import write_text
+from testbed.experiments.results.files import FIELD_LOG
 
 CELLS, PLACES, PROMPTS = "cells", "places", "prompts"
-CONFIG, LOG, EMULATED = "config.yaml", "log.jsonl", "emulated"
+CONFIG, LOG, EMULATED = "config.yaml", FIELD_LOG, "emulated"
 VISIT, CELL, NOTE = "visit", "cell", "note"
 
 

@@ -19,7 +19,7 @@ from testbed.files import whole_file
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.run import Outcome
 
-ROUNDS, REQUESTS = "rounds.parquet", "requests.parquet"
+ROUNDS, REQUESTS, FIELD_LOG = "rounds.parquet", "requests.parquet", "log.jsonl"
 MARK = b"testbed.schema"
 
 Columns = dict[str, type]

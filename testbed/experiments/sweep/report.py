@@ -8,7 +8,8 @@ from pathlib import Path
 from testbed.config import load
 from testbed.errors import BadInput, ConfigError
 from testbed.experiments.report.data import POINTS, RowSource, Shown, labels, shown_of
-from testbed.experiments.results.directory import read_summary
+from testbed.experiments.results.directory import SUMMARY, read_summary
+from testbed.experiments.results.files import FIELD_LOG
 from testbed.experiments.runs.journal import NAME as JOURNAL
 from testbed.experiments.sweep.grid import done, sweep_rows
 from testbed.experiments.sweep.points import SweepConfig, points
@@ -23,13 +24,15 @@ def load_all(paths: Sequence[Path]) -> list[Shown]:
     for path in paths:
         if (path / JOURNAL).exists():
             raise BadInput(f"{path} holds an unfinished run: finish it with the command that began it and --resume")
+        if (path / FIELD_LOG).exists() and not (path / SUMMARY).exists():
+            raise BadInput(f"{path} holds an unfinished field run: testbed field report {path} summarizes it")
     return [_partial(path, label) or shown_of(path, label) for path, label in labels(paths)]
 
 
 def _partial(path: Path, label: str) -> Shown | None:
     """An unfinished sweep, from its finished points; None if it has a summary or is not a sweep."""
     file = path / "config.yaml"
-    if (path / "summary.json").exists() or not file.exists():
+    if (path / SUMMARY).exists() or not file.exists():
         return None
     try:
         config = load(SweepConfig, file)

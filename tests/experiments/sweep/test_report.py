@@ -116,6 +116,8 @@ def test_runs_are_held_against_the_first(sweep: Path, tmp_path: Path) -> None:
 def test_an_unfinished_run_is_refused_with_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "journal").write_bytes(b"")
     refuse(lambda: load_all([tmp_path]), BadInput, "holds an unfinished run", "--resume")
+    (tmp_path / "journal").rename(tmp_path / "log.jsonl")
+    refuse(lambda: load_all([tmp_path]), BadInput, "unfinished field run", f"testbed field report {tmp_path}")
 
 
 def test_an_unfinished_sweep_is_reported_with_what_is_missing(tmp_path: Path) -> None:
