@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import random
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 
 import httpx
 import pytest
+import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis.checks import not_a_server_error
@@ -30,8 +33,10 @@ from schemathesis.specs.openapi.checks import (
 from testbed.config import EndpointConfig
 from testbed.tasks import cancel
 from testbed.ue.api.app import Service, make_app
+from testbed.ue.api.schema import ChatRequest, CompletionRequest
 from tests.support.endpoints import MODEL, endpoint
 from tests.support.heartbeat import Heartbeat, Stall
+from tests.support.hostile.bodies import mutated
 
 REQUESTS = int(os.environ.get("TESTBED_FUZZ", "0"))
 """Number of requests of the long run."""
@@ -41,6 +46,9 @@ SHORT = 30
 STALL_S = 0.1
 """Longest stall of the event loop, without the time in which the machine ran something else; for long runs alone."""
 WAIT_S = 300.0
+MUTANTS, GETS = 19, 100
+"""Mutated copies of each request of the long run, and its requests without a body, per operation."""
+FIELDS = tuple({**CompletionRequest.model_fields, **ChatRequest.model_fields})
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
 
 
@@ -141,31 +149,70 @@ def kinds() -> list[Any]:
     ]
 
 
-def send(running: Running, operation: Any, mode: GenerationMode, requests: int) -> None:
-    """Send generated requests, and check every answer against the document."""
+class Sender:
+    """Sends generated requests, and checks every answer against the document.
 
-    @seed(SEED)
-    @settings(
-        max_examples=requests, deadline=None, database=None,
-        phases=[Phase.generate], suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-    @given(operation.as_strategy(generation_mode=mode))
-    def each(case: Any) -> None:
+    Args:
+        url: the endpoint.
+        mutants: mutated copies of each request that has a body.
+
+    Attributes:
+        sent: number of requests.
+        statuses: how often each status was the answer.
+    """
+
+    def __init__(self, url: str, mutants: int = 0) -> None:
+        self._url, self._mutants, self._rng = url, mutants, random.Random(SEED)
+        self._web = httpx.Client(base_url=url, timeout=WAIT_S)
+        self.sent, self.statuses = 0, Counter[int]()
+
+    def __enter__(self) -> Sender:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._web.close()
+
+    def send(self, operation: Any, mode: GenerationMode, count: int) -> None:
+        """Send about as many requests as told, mutated ones included; fewer if there are not so many."""
+
+        @seed(SEED)
+        @settings(
+            max_examples=max(1, count // (self._mutants + 1)), deadline=None, database=None,
+            phases=[Phase.generate], suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        @given(operation.as_strategy(generation_mode=mode))
+        def each(case: Any) -> None:
+            self._generated(case)
+            for _ in range(self._mutants if isinstance(case.body, dict) else 0):
+                self._mutant(operation.path, mutated(self._rng, case.body, FIELDS))
+
+        each()
+
+    def _generated(self, case: Any) -> None:
         if isinstance(case.body, dict):
             case.body.pop("model", None)  # nearly all names are unknown
-        answer = case.call(base_url=running.url, timeout=WAIT_S)
+        answer = case.call(base_url=self._url, timeout=WAIT_S)
         case.validate_response(answer, checks=CHECKS)
+        self._count(answer)
+
+    def _mutant(self, path: str, body: bytes) -> None:
+        answer = self._web.post(path, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 200 or 400 <= answer.status_code < 500, (answer.status_code, body)
+        self._count(answer)
+
+    def _count(self, answer: httpx.Response | requests.Response) -> None:
+        self.sent += 1
+        self.statuses[answer.status_code] += 1
         if answer.status_code >= 400:
             assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-
-    each()
 
 
 @pytest.mark.parametrize(("operation", "mode"), kinds())
 def test_generated_requests_are_answered_in_openais_format(
     running: Running, operation: Any, mode: GenerationMode
 ) -> None:
-    send(running, operation, mode, SHORT)
+    with Sender(running.url, mutants=2) as sender:
+        sender.send(operation, mode, SHORT)
 
 
 @pytest.mark.fuzz
@@ -174,8 +221,11 @@ def test_generated_requests_are_answered_in_openais_format(
 def test_many_generated_requests(running: Running) -> None:
     neighbour = Neighbour(running.url)
     neighbour.start()
-    for operation, mode in (kind.values for kind in kinds()):
-        send(running, operation, mode, REQUESTS // len(kinds()))
+    bodies = [kind.values for kind in kinds() if kind.values[0].body]
+    with Sender(running.url, MUTANTS) as sender:
+        for operation, mode in (kind.values for kind in kinds()):
+            sender.send(operation, mode, REQUESTS // len(bodies) if operation.body else GETS)
     stall, compared = running.stall(), neighbour.finish()
-    print(f"\n{REQUESTS} requests, {compared} answers of a neighbour equal, longest stall {stall}")
+    print(f"\n{sender.sent} requests, seed {SEED}; {compared} answers of a neighbour equal")
+    print(f"longest stall {stall}; statuses: {dict(sender.statuses.most_common())}")
     assert stall.running_s < STALL_S
