@@ -22,6 +22,12 @@ from numpy.typing import NDArray
 
 from testbed.errors import BadInput
 
+PIECE_S = 0.002
+"""Duration of a piece of relayed data."""
+SLACK_S, SLACK_BYTES = 0.05, 2**18
+"""Buffer of a relayed direction beyond its bandwidth–delay product."""
+FREE_HOLD_BYTES = 2**26
+"""Buffer of a relayed direction with a delay but no rate limit."""
 PACKET_BYTES = 1500
 """Size of a packet, the unit of loss, retransmission and jitter; also stands for a transport block."""
 
@@ -142,6 +148,21 @@ class OneWay(Protocol):
         """Send a message now; `deliver` is called on the running event loop when it arrives, never out of order."""
 
 
+class Carrier(OneWay, Protocol):
+    """One direction of a relayed connection."""
+
+    @property
+    def free(self) -> bool:
+        """Whether data need not be held at all."""
+
+    @property
+    def hold_bytes(self) -> float:
+        """Buffer after which reading stops, so that the sender sees backpressure as from a router with a full queue."""
+
+    def piece_bytes(self, now_s: float) -> int:
+        """Size of the pieces into which received data are split."""
+
+
 class Private(abc.ABC):
     """Implements `OneWay` for a link of one UE alone, where the time of arrival is known when a message is sent."""
 
@@ -185,9 +206,33 @@ class Direction(Private):
                 f"{min(schedule.delay_s) * 1e3:g} ms"
             )
         self.schedule, self.jitter_s, self.origin_s, self.recovery = schedule, jitter_s, origin_s, recovery
-        self.free = schedule.free and not jitter_s
+        self._free = schedule.free and not jitter_s
         self._rng = np.random.default_rng(list(seed))
         self._served_s = self._arrived_s = -math.inf
+
+    @property
+    def free(self) -> bool:
+        """See `Carrier.free`."""
+        return self._free
+
+    @property
+    def hold_bytes(self) -> float:
+        """See `Carrier.hold_bytes`: beyond the bandwidth–delay product."""
+        fastest = max(self.schedule.rate_mbps)
+        if math.isinf(fastest):
+            return FREE_HOLD_BYTES
+        flight_s = max(self.schedule.delay_s) + self.jitter_s
+        if any(self.schedule.per):
+            flight_s += self.recovery.rlc_s
+        return SLACK_BYTES + fastest * 1e6 / 8 * (flight_s + SLACK_S)
+
+    def piece_bytes(self, now_s: float) -> int:
+        """See `Carrier.piece_bytes`: what takes about `PIECE_S` to serve."""
+        index, _ = self.schedule.piece(max(0.0, now_s - self.origin_s))
+        rate_mbps = self.schedule.rate_mbps[index]
+        if math.isinf(rate_mbps):
+            return SLACK_BYTES
+        return max(PACKET_BYTES, int(rate_mbps * 1e6 / 8 * PIECE_S))
 
     def admit(self, now_s: float, size_bytes: float) -> float:
         """Arrival time of the last of `size_bytes` that enter at `now_s`, which must not decrease between calls."""

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from testbed.channel.link_model import Direction
+from testbed.channel.link_model import Carrier
 
-PIECE_S = 0.002
-"""Duration of a piece: received data is split into pieces that take about this long to serve."""
-LEAST_PIECE_BYTES = 1500
-SLACK_S, SLACK_BYTES = 0.05, 2**18
-"""Buffer beyond the bandwidth–delay product, after which a direction stops reading, so that the sender sees
-backpressure as from a router with a full queue."""
-FREE_HOLD_BYTES = 2**26
-"""Buffer of a direction with a delay but no rate limit."""
 HIGH_WATER_BYTES = 2**20
 """Write buffer of a socket, after which its pipe stops reading."""
 
@@ -100,14 +91,16 @@ class End(asyncio.Protocol):
 
 
 class Pipe:
-    """One direction of a relayed connection: holds data until the link model says that it has arrived."""
+    """One direction of a relayed connection: holds data until its carrier delivers them."""
 
-    def __init__(self, direction: Direction, source: End, sink: End) -> None:
-        self._direction, self._source, self._sink = direction, source, sink
-        self._queue: deque[tuple[float, memoryview | None, bool]] = deque()
+    def __init__(self, carrier: Carrier, source: End, sink: End) -> None:
+        self._carrier, self._source, self._sink = carrier, source, sink
+        self._queue: deque[memoryview | None] = deque()
+        """Pieces on their way, and ends of file among them."""
+        self._lost = False
+        """Whether the end of file in the queue is that of a closed connection."""
         self._held_bytes = 0
-        self._limit_bytes = _limit_bytes(direction)
-        self._timer: asyncio.TimerHandle | None = None
+        self._limit_bytes = carrier.hold_bytes
         self._full = self._slow = self._cut = False
         self.ended = False
         """Whether the source's end of file was passed on to the sink."""
@@ -118,25 +111,44 @@ class Pipe:
         if self._cut:
             return
         if data is None:
-            last_s = self._queue[-1][0] if self._queue else 0.0
-            self._queue.append((last_s, None, lost))
-            self._deliver()
+            self._lost = self._lost or lost
+            self._queue.append(None)
+            self._end_if_due()
             return
         self.moved_bytes += len(data)
-        if self._direction.free:
+        if self._carrier.free:
             self._sink.transport.write(data)
             return
-        loop = asyncio.get_running_loop()
-        now_s, view = loop.time(), memoryview(data)
-        step = _piece_bytes(self._direction, now_s)
-        for at in range(0, len(view), step):
-            piece = view[at : at + step]
-            self._queue.append((self._direction.admit(now_s, len(piece)), piece, False))
+        view, step = memoryview(data), self._carrier.piece_bytes(asyncio.get_running_loop().time())
         self._held_bytes += len(view)
         self._full = self._held_bytes > self._limit_bytes
+        for at in range(0, len(view), step):
+            piece = view[at : at + step]
+            self._queue.append(piece)
+            self._carrier.carry(len(piece), self._arrived)
         self.gate()
-        if self._timer is None:
-            self._timer = loop.call_at(self._queue[0][0], self._deliver)
+
+    def _arrived(self) -> None:
+        """Write the oldest piece; pieces arrive in the order in which they were sent."""
+        if self._cut:
+            return
+        piece = self._queue.popleft()
+        assert piece is not None
+        self._held_bytes -= len(piece)
+        self._sink.transport.write(piece)
+        if self._full and self._held_bytes < self._limit_bytes / 2:
+            self._full = False
+            self.gate()
+        self._end_if_due()
+
+    def _end_if_due(self) -> None:
+        """Pass on ends of file that no data precede."""
+        while self._queue and self._queue[0] is None:
+            self._queue.popleft()
+            if self._lost:
+                self._sink.transport.close()
+            else:
+                self._end()
 
     def _end(self) -> None:
         """Pass the source's end of file on; close both ends if the sink has sent one too."""
@@ -157,8 +169,6 @@ class Pipe:
         """Drop all queued data because the sink is closed, and close the source (`abort`: without flushing)."""
         self._cut = True
         self._queue.clear()
-        if self._timer is not None:
-            self._timer.cancel()
         if abort:
             self._source.transport.abort()
         else:
@@ -172,43 +182,3 @@ class Pipe:
                 self._source.transport.pause_reading()
             elif not stop and not reading:
                 self._source.transport.resume_reading()
-
-    def _deliver(self) -> None:
-        loop = asyncio.get_running_loop()
-        now_s = loop.time()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        while self._queue and self._queue[0][0] <= now_s:
-            _, piece, lost = self._queue.popleft()
-            if piece is not None:
-                self._held_bytes -= len(piece)
-                self._sink.transport.write(piece)
-            elif lost:
-                self._sink.transport.close()
-            else:
-                self._end()
-        if self._queue:
-            self._timer = loop.call_at(self._queue[0][0], self._deliver)
-        if self._full and self._held_bytes < self._limit_bytes / 2:
-            self._full = False
-            self.gate()
-
-
-def _piece_bytes(direction: Direction, now_s: float) -> int:
-    index, _ = direction.schedule.piece(max(0.0, now_s - direction.origin_s))
-    rate_mbps = direction.schedule.rate_mbps[index]
-    if math.isinf(rate_mbps):
-        return SLACK_BYTES
-    return max(LEAST_PIECE_BYTES, int(rate_mbps * 1e6 / 8 * PIECE_S))
-
-
-def _limit_bytes(direction: Direction) -> float:
-    schedule = direction.schedule
-    fastest = max(rate for rate in schedule.rate_mbps)
-    if math.isinf(fastest):
-        return FREE_HOLD_BYTES
-    flight_s = max(schedule.delay_s) + direction.jitter_s
-    if any(schedule.per):
-        flight_s += direction.recovery.rlc_s
-    return SLACK_BYTES + fastest * 1e6 / 8 * (flight_s + SLACK_S)

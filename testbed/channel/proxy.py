@@ -1,8 +1,8 @@
 """TCP proxy in user space that emulates a link per connection: rate, delay, jitter, packet errors, outages.
 
-Each accepted connection is one UE's link with its own uplink (towards the BS) and downlink, modelled by
-`link_model.Direction`. A direction without limit and delay forwards data immediately. The proxy needs no root; it
-cannot drop packets as `tc` does.
+Each accepted connection is one UE's link with an uplink (towards the BS) and a downlink, modelled by
+`link_model.Direction` or by a port of a radio cell. A direction without limit and delay forwards data immediately. The
+proxy needs no root; it cannot drop packets as `tc` does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from testbed.channel.link_model import Direction
+from testbed.channel.link_model import Carrier
 from testbed.channel.pipe import End, Ends, Pipe
 from testbed.errors import BadInput
 from testbed.tasks import cancel
@@ -28,7 +28,7 @@ AWAKE_S = 0.0004
 KERNEL_BYTES = 2**17
 """Receive buffer of each socket. The kernel's default is megabytes, which is seconds of a slow link."""
 
-MakePath = Callable[[int], tuple[Direction, Direction]]
+MakePath = Callable[[int], tuple[Carrier, Carrier]]
 """Returns uplink and downlink of the n-th connection."""
 
 
