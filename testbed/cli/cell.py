@@ -57,10 +57,11 @@ def run(
     file: Annotated[Path, typer.Argument(help="Configuration of the cell, see docs/guides/cell.md.")],
     seed: Annotated[int | None, typer.Option(help="Seed of the random numbers. Default: the file's.")] = None,
     seconds: Annotated[float | None, typer.Option(help="Duration, warm-up included. Default: the file's.")] = None,
+    real: Annotated[bool, typer.Option("--real", help="Processes, sockets and a relay, in real time.")] = False,
     out: Annotated[Path | None, typer.Option(help="Directory for the configuration and the results.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a cell in virtual time, and print a row for each group of UEs.
+    """Run a cell in virtual time or with processes, and print a row for each group of UEs.
 
     Examples:
 
@@ -69,6 +70,7 @@ def run(
         testbed cell run sweeps/cell/fh.yaml --seconds 60 --seed 1 --out runs/cell
     """
     from testbed.experiments.cell.config import CellConfig
+    from testbed.experiments.cell.real import run_cell_really
     from testbed.experiments.cell.rows import document
     from testbed.experiments.cell.run import run_cell
     from testbed.experiments.results.claims import claimed
@@ -77,11 +79,12 @@ def run(
 
     given = {name: value for name, value in (("seed", seed), ("seconds", seconds)) if value is not None}
     config = replaced(load(CellConfig, file), given)
+    carry_out = run_cell_really if real else run_cell
     if out is None:
-        found = document(config, run_cell(config))
+        found = document(config, carry_out(config))
     else:
         with claimed(config, out, "cell"):
-            found = document(config, run_cell(config))
+            found = document(config, carry_out(config))
             with whole_file(out / "cell.json") as part:
                 part.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
         note(f"wrote {out / 'cell.json'}")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from testbed.channel.link_model import PACKET_BYTES, SLACK_BYTES, SLACK_S
 from testbed.channel.radio.config import RadioConfig
 from testbed.channel.radio.sharing import Demand
 
@@ -16,6 +17,8 @@ TINY_BITS = 1e-3
 PF_MEMORY = 0.98
 """Weight of the past in the average throughput, per slot: the default of Sionna's proportional-fair scheduler."""
 LEAST_AVERAGE_BITS = 1e-9
+PEAK_EFFICIENCY = 6.0
+"""Spectral efficiency [bit/s/Hz] for which the buffer of a relayed connection suffices."""
 
 
 class Medium(Protocol):
@@ -55,7 +58,10 @@ class RadioPort:
     Attributes:
         weight: share of the bandwidth relative to others, for scheduler `weights`; may change at any time.
         sent_bytes: bytes of all messages so far.
+        free: see `Carrier.free`.
     """
+
+    free = False
 
     def __init__(self, cell: Medium, ue: int, up: bool, weight: float) -> None:
         self._cell, self.ue, self.up, self.weight = cell, ue, up, weight
@@ -84,6 +90,15 @@ class RadioPort:
             self._cell.wake(self)
         elif not self._in_air:  # an empty message
             self._deliver()
+
+    @property
+    def hold_bytes(self) -> float:
+        """See `Carrier.hold_bytes`: what the cell carries during `SLACK_S` at `PEAK_EFFICIENCY`."""
+        return SLACK_BYTES + self._cell.config.bandwidth_hz * PEAK_EFFICIENCY / 8 * SLACK_S
+
+    def piece_bytes(self, now_s: float) -> int:
+        """See `Carrier.piece_bytes`."""
+        return PACKET_BYTES
 
     @property
     def waiting(self) -> bool:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from testbed.bs.scheduling.registry import SCHEDULERS
 from testbed.channel.radio.config import RadioConfig
+from testbed.channel.radio.model import RadioUe
 from testbed.errors import BadInput
 from testbed.options import Config, option
 from testbed.protocols import protocol
@@ -111,3 +112,12 @@ class CellConfig(Config, frozen=True):
             raise BadInput(f"groups of UEs need different names, not {', '.join(names)}")
         if sum(group.count for group in self.ues) > MOST_UES:
             raise BadInput(f"a cell has at most {MOST_UES} UEs")
+
+
+def radio_ues(config: CellConfig) -> list[RadioUe]:
+    """The UEs of all groups, in order, as the radio needs them."""
+    return [
+        RadioUe(number, group.distance_m, group.speed_mps)
+        for number, group in enumerate(config.ues)
+        for _ in range(group.count)
+    ]

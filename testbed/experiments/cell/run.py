@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from typing import Any
 
 from testbed.bs.scheduling.registry import SCHEDULERS, SchedulerSetting, scheduler
 from testbed.bs.sessions import SessionTable
 from testbed.channel.radio.mac import RadioCell
-from testbed.channel.radio.model import RadioUe
 from testbed.channel.virtual import frame_bytes
 from testbed.experiments.capacity.bs import OFFER, PrefixCache, TrafficRunner
 from testbed.experiments.capacity.systems import CapacityConfig
 from testbed.experiments.capacity.ue import LANGUAGE, VOCAB, Chance, TrafficDrafter
-from testbed.experiments.cell.config import CellConfig, UeGroup
+from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.tally import Counted, UeTally
+from testbed.experiments.cell.ue import decode_responses, dice_of, send_bytes
 from testbed.experiments.deployment.load import LoadUe
 from testbed.experiments.deployment.profiled import ProfilePace
 from testbed.experiments.deployment.virtual import VirtualDeployment, VirtualStation
@@ -48,6 +47,12 @@ def run_cell(config: CellConfig) -> CellRun:
     return run_virtually(_Cell(config).run())
 
 
+def direction_slots(config: CellConfig, up: bool) -> int:
+    """Slots of a direction after the warm-up, at least one."""
+    first, last = (round(s / config.radio.slot_s) for s in (config.warmup_s, config.seconds))
+    return max(1, sum(config.radio.carries(up, slot) for slot in range(first, last)))
+
+
 class _Cell:
     """The parts of a run."""
 
@@ -55,12 +60,9 @@ class _Cell:
         self._config = config
         self._deployment = VirtualDeployment()
         self._profiles = {group.name: load_profile(group.profile) for group in config.ues if group.traffic == "tokens"}
-        ues = [
-            RadioUe(index, group.distance_m, group.speed_mps)
-            for index, group in enumerate(config.ues)
-            for _ in range(group.count)
-        ]
-        self._radio = RadioCell(config.radio, config.radio.air(ues, config.seconds, config.seed), config.seed)
+        self._radio = RadioCell(
+            config.radio, config.radio.air(radio_ues(config), config.seconds, config.seed), config.seed
+        )
         self._bs = self._station(load_profile(config.bs.profile))
 
     def _station(self, profile: Profile) -> VirtualStation:
@@ -100,17 +102,11 @@ class _Cell:
         seconds = config.seconds - config.warmup_s
         return CellRun(
             groups=groups,
-            uplink=(up_end - up) / self._slots(True),
-            downlink=(down_end - down) / self._slots(False),
+            uplink=(up_end - up) / direction_slots(config, True),
+            downlink=(down_end - down) / direction_slots(config, False),
             passes=after["passes"] - before["passes"],
             busy=min(1.0, (after["busy_s"] - before["busy_s"]) / seconds),  # a pass counts when it ends
         )
-
-    def _slots(self, up: bool) -> int:
-        """Slots of a direction in the time that counts."""
-        radio, config = self._config.radio, self._config
-        first, last = (round(s / radio.slot_s) for s in (config.warmup_s, config.seconds))
-        return max(1, sum(radio.carries(up, slot) for slot in range(first, last)))
 
     def _ways(self, group: UeGroup, number: int, tally: UeTally) -> tuple[Counted, Counted]:
         clock = self._deployment.clock
@@ -119,18 +115,13 @@ class _Cell:
 
     async def _send(self, group: UeGroup, number: int, tally: UeTally) -> None:
         """Life of a UE that sends bytes."""
-        clock, dice = self._deployment.clock, random.Random(f"bytes {self._config.seed} {number}")
         up, _ = self._ways(group, number, tally)
-        next_s = clock.time() + dice.uniform(0, group.every_s)
-        while True:
-            await clock.sleep(next_s - clock.time())
-            up.carry(group.message_bytes, lambda: None)
-            next_s += group.every_s
+        await send_bytes(group, up, self._deployment.clock, dice_of(self._config.seed, number))
 
     async def _decode(self, group: UeGroup, number: int, tally: UeTally) -> None:
         """Life of a UE that decodes responses."""
         config, clock, profile = self._config, self._deployment.clock, self._profiles[group.name]
-        dice = random.Random(f"tokens {config.seed} {number}")
+        dice = dice_of(config.seed, number)
         sizes = profile.sizes
         counted = (frame_bytes, frame_bytes) if sizes is None else sizers(sizes, profile.overheads)
         client = self._bs.connect(self._ways(group, number, tally), counted)
@@ -141,12 +132,6 @@ class _Cell:
         await clock.sleep(dice.uniform(0, min(1.0, config.warmup_s)))
         await client.connect("", VOCAB)
         try:
-            while True:
-                prompt, tokens = dice.randint(*group.prompt), dice.randint(*group.response)
-                ended = tally.response(tokens, group.class_tps)
-                ids: Any = LANGUAGE[:prompt]
-                await ue.decode(ids, tokens, tally.round)
-                ended()
-                await clock.sleep(group.think_s)
+            await decode_responses(group, ue, tally, clock, dice, lambda length: LANGUAGE[:length].tolist())
         finally:
             await client.close()

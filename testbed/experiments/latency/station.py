@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +17,7 @@ from testbed.experiments.deployment.load import Fleet, LoadRequest, LoadUe, clos
 from testbed.experiments.latency.load_config import LoadConfig
 from testbed.experiments.results.claims import kept
 from testbed.experiments.runs.prepare import Prompt, Workload, prepare
-from testbed.experiments.runs.processes import base_station
+from testbed.experiments.runs.processes import base_station, counted_in
 from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.drafters.controlled import ReplayDrafter
@@ -80,13 +79,6 @@ async def with_station(
         finally:
             for client in clients:
                 await client.close()
-
-
-def counted_in(metrics: Path) -> dict[str, Any]:
-    """The last counters of a BS."""
-    *_, last = metrics.read_text(encoding="utf-8").splitlines()
-    found: dict[str, Any] = json.loads(last)
-    return found
 
 
 def late_share(metrics: Path) -> float | None:

@@ -55,6 +55,13 @@ def base_station(config: ServeConfig, ready_s: float = 300.0) -> Iterator[dict[s
         yield ready
 
 
+def counted_in(metrics: Path) -> dict[str, Any]:
+    """The last counters of a BS."""
+    *_, last = metrics.read_text(encoding="utf-8").splitlines()
+    found: dict[str, Any] = json.loads(last)
+    return found
+
+
 @contextlib.contextmanager
 def proxy(channel: ChannelSpec, target: str, listen: str = "tcp://127.0.0.1:*") -> Iterator[dict[str, Any]]:
     """A `testbed channel emulate` process before a BS; yields its ready line (`listen`, `pid`, `origin_s`).

@@ -21,8 +21,9 @@ from testbed.experiments.latency.ramp.climb import (
     policy_of,
 )  # fmt: skip
 from testbed.experiments.latency.ramp.config import HINTS, RampConfig
-from testbed.experiments.latency.station import counted_in, late_share, outputs_of, with_station, workload_of
+from testbed.experiments.latency.station import late_share, outputs_of, with_station, workload_of
 from testbed.experiments.runs.prepare import Workload
+from testbed.experiments.runs.processes import counted_in
 from testbed.ue.client import Client
 from testbed.ue.drafters.controlled import ReplayDrafter
 from testbed.ue.pace import ConstantPace

@@ -1,0 +1,130 @@
+"""A cell with processes: a base station, the radio between its connections, and a process for each decoding UE."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from testbed.bs.scheduling.registry import SCHEDULERS
+from testbed.clock import WallClock
+from testbed.config import ServeConfig
+from testbed.errors import BadInput, EngineError
+from testbed.experiments.cell.config import CellConfig
+from testbed.experiments.cell.real_ue import RadioReport, UeOrder, UeReport, run_radio, run_ue
+from testbed.experiments.cell.run import CellRun, direction_slots
+from testbed.experiments.cell.tally import UeTally
+from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, counted_in
+
+MOST_REAL_UES = 64
+LEAD_S, EACH_S = 3.0, 0.3
+"""Time until the start, and more for each UE process."""
+STOPPING_S = 30.0
+METRICS, METRICS_S = "metrics.jsonl", 0.1
+Counters = dict[str, Any]
+
+
+def run_cell_really(config: CellConfig) -> CellRun:
+    """Run a cell in real time. Tokens are synthetic; passes last as long as the profile says.
+
+    Raises:
+        BadInput: too many UEs for processes, or an unknown profile.
+        TestbedError: a process died, or a response differs from the target's own.
+    """
+    members = [group for group in config.ues for _ in range(group.count)]
+    decoding = {number: group for number, group in enumerate(members) if group.traffic == "tokens"}
+    if len(decoding) > MOST_REAL_UES:
+        raise BadInput(f"--real starts a process for each UE: at most {MOST_REAL_UES}, not {len(decoding)}")
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        with base_station(_serving(config, directory / METRICS)) as ready:
+            radio, reports, (before, after) = _run_processes(config, ready["bind"], sorted(decoding), directory)
+    if lossy := sum(report.lossy for report in reports.values()):
+        raise EngineError(f"{lossy} responses differ from the target's own output")
+    for number, (up, down) in radio.carried.items():
+        reports[number].bytes_up, reports[number].bytes_down = up, down
+    everyone = radio.senders | reports
+    groups, first = [], 0
+    for group in config.ues:
+        numbers = range(first, first + group.count)
+        groups.append((group, [everyone[number].restore(UeTally(WallClock(), 0, 0)) for number in numbers]))
+        first += group.count
+    return CellRun(
+        groups=groups,
+        uplink=radio.used[0] / direction_slots(config, True),
+        downlink=radio.used[1] / direction_slots(config, False),
+        passes=after["passes"] - before["passes"],
+        busy=min(1.0, (after["busy_s"] - before["busy_s"]) / (config.seconds - config.warmup_s)),
+    )
+
+
+def _serving(config: CellConfig, metrics: Path) -> ServeConfig:
+    bs = config.bs
+    return ServeConfig(
+        bind="tcp://127.0.0.1:*", engine="synthetic", pace=bs.profile, scheduler=bs.scheduler, max_batch=bs.max_batch,
+        coefficients=bs.profile if SCHEDULERS[bs.scheduler].needs_coefficients else None, admission=False,
+        metrics=str(metrics), metrics_interval_s=METRICS_S,
+    )  # fmt: skip
+
+
+def _run_processes(
+    config: CellConfig, target: str, decoding: list[int], directory: Path
+) -> tuple[RadioReport, dict[int, UeReport], list[Counters]]:
+    """Start the radio and the UEs; returns their reports, and the BS's counters after the warm-up and at the end."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([run_ue.__module__])
+    members = [group for group in config.ues for _ in range(group.count)]
+    ours, theirs = context.Pipe()
+    radio = context.Process(target=run_radio, args=(config, target, theirs), daemon=True)
+    radio.start()
+    processes: list[BaseProcess] = [radio]
+    try:
+        if not ours.poll(STOPPING_S):
+            raise EngineError("the radio's process did not start")
+        addresses: dict[int, str] = ours.recv()
+        start_s = time.monotonic() + LEAD_S + EACH_S * len(decoding)
+        paths = {number: directory / f"{number}.json" for number in decoding}
+        for number, path in paths.items():
+            order = UeOrder(
+                members[number], number, addresses[number], config.seed, start_s, config.warmup_s, config.seconds
+            )
+            processes.append(context.Process(target=run_ue, args=(order, path), daemon=True))
+            processes[-1].start()
+        ours.send(start_s)
+        end_s = start_s + config.seconds + STOPPING_S
+        counters: list[Counters] = []
+        for until_s in (start_s + config.warmup_s, start_s + config.seconds, end_s):
+            _wait(processes[1:], until_s)
+            if until_s < end_s:
+                counters.append(counted_in(directory / METRICS))
+        if not ours.poll(max(0.0, end_s - time.monotonic())):
+            raise EngineError("the radio's process ended without a report")
+        found = msgspec.json.decode(ours.recv_bytes(), type=RadioReport)
+    finally:
+        for process in processes:
+            process.terminate()
+    if missing := [number for number, path in paths.items() if not path.exists()]:
+        raise EngineError(f"{len(missing)} of {len(paths)} UE processes ended without a report")
+    reports = {n: msgspec.json.decode(path.read_bytes(), type=UeReport) for n, path in paths.items()}
+    return found, reports, counters
+
+
+def _wait(processes: Sequence[BaseProcess], until_s: float) -> None:
+    """Wait until a time on the monotonic clock, or until all processes have ended.
+
+    Raises:
+        TestbedError: the base station died.
+    """
+    while (left_s := until_s - time.monotonic()) > 0:
+        alive = [process.sentinel for process in processes if process.is_alive()]
+        if not alive:
+            return
+        wait(alive, min(left_s, WATCH_S))
+        check_serving()

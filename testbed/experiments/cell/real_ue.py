@@ -1,0 +1,210 @@
+"""Processes of `testbed cell run --real`: one for the radio, and one for each UE."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+
+from testbed.channel.emulate import endpoint
+from testbed.channel.link import ZmqLink, new_identity
+from testbed.channel.proxy import MakePath, Proxy, precise_loop
+from testbed.channel.radio.mac import RadioCell
+from testbed.clock import WallClock
+from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
+from testbed.experiments.cell.tally import Counted, UeTally
+from testbed.experiments.cell.ue import decode_responses, dice_of, send_bytes
+from testbed.experiments.deployment.load import LoadUe
+from testbed.experiments.deployment.profiled import ProfilePace
+from testbed.experiments.inputs.profile import load_profile
+from testbed.files import whole_file
+from testbed.synthetic import VOCAB, next_token
+from testbed.tasks import cancel
+from testbed.ue.client import Client
+from testbed.ue.drafters.synthetic import SyntheticDrafter
+from testbed.ue.records import RequestRecord
+from testbed.ue.windows.fixed import FixedWindow
+
+TIMEOUT_S = 60.0
+HOST = "127.0.0.1"
+
+
+class UeReport(msgspec.Struct):
+    """What one UE counted."""
+
+    bytes_up: float
+    bytes_down: float
+    sent: int
+    delays_s: list[float]
+    tokens: int
+    busy_s: dict[str, float]
+    latencies_s: list[float]
+    judged: int
+    violated: int
+    lossy: int = 0
+    """Responses that differ from the target's own."""
+
+    @classmethod
+    def of(cls, tally: UeTally, lossy: int = 0) -> UeReport:
+        """The counters of a tally."""
+        return cls(
+            tally.bytes[True], tally.bytes[False], tally.sent, tally.delays_s, tally.tokens, tally.busy_s,
+            tally.latencies_s, tally.judged, tally.violated, lossy,
+        )  # fmt: skip
+
+    def restore(self, tally: UeTally) -> UeTally:
+        """Put the counters into a tally."""
+        tally.bytes = {True: self.bytes_up, False: self.bytes_down}
+        tally.sent, tally.delays_s, tally.tokens, tally.busy_s = self.sent, self.delays_s, self.tokens, self.busy_s
+        tally.latencies_s, tally.judged, tally.violated = self.latencies_s, self.judged, self.violated
+        return tally
+
+
+class RadioReport(msgspec.Struct):
+    """What the process of the radio counted."""
+
+    used: tuple[float, float]
+    """Sums of shares of the bandwidth in use after the warm-up, up and down."""
+    carried: dict[int, tuple[float, float]]
+    """Bytes that each decoding UE sent and received after the warm-up."""
+    senders: dict[int, UeReport]
+    """Reports of UEs that send bytes."""
+
+
+class UeOrder(msgspec.Struct, frozen=True):
+    """Settings of one UE process; times are on the host's monotonic clock."""
+
+    group: UeGroup
+    number: int
+    address: str
+    seed: int
+    start_s: float
+    warmup_s: float
+    seconds: float
+
+
+# ---------------------------------------------------------------- radio
+
+
+def run_radio(config: CellConfig, target: str, line: Connection) -> None:
+    """Stand between UEs and BS: tell the UEs' addresses, be told the start, and tell the `RadioReport` at the end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    loop = precise_loop()
+    loop.run_until_complete(_Radio(config, target).serve(line))
+
+
+class _Radio:
+    """The cell, its relays, and the UEs that send bytes."""
+
+    def __init__(self, config: CellConfig, target: str) -> None:
+        self._config, self._target = config, endpoint(target)
+
+    async def serve(self, line: Connection) -> None:
+        config, loop = self._config, asyncio.get_running_loop()
+        cell = RadioCell(config.radio, config.radio.air(radio_ues(config), config.seconds, config.seed), config.seed)
+        members = [group for group in config.ues for _ in range(group.count)]
+        proxies = {
+            number: Proxy(self._target, _path(cell, number, group))
+            for number, group in enumerate(members)
+            if group.traffic == "tokens"
+        }
+        ports = {number: await proxy.start(HOST, 0) for number, proxy in proxies.items()}
+        line.send({number: f"tcp://{HOST}:{port}" for number, port in ports.items()})
+        start_s = await loop.run_in_executor(None, line.recv)
+        report = await self._measure(cell, members, proxies, start_s)
+        line.send_bytes(msgspec.json.encode(report))
+        for proxy in proxies.values():
+            await proxy.close()
+
+    async def _measure(
+        self, cell: RadioCell, members: Sequence[UeGroup], proxies: dict[int, Proxy], start_s: float
+    ) -> RadioReport:
+        config, clock = self._config, WallClock()
+        from_s, to_s = start_s + config.warmup_s, start_s + config.seconds
+        await clock.sleep(max(0.0, start_s - clock.time()))
+        tallies = {n: UeTally(clock, from_s, to_s) for n, group in enumerate(members) if n not in proxies}
+        tasks = [
+            asyncio.create_task(
+                send_bytes(
+                    members[n], Counted(cell.port(n, True, members[n].weight), tally, True, clock), clock,
+                    dice_of(config.seed, n),
+                )
+            )
+            for n, tally in tallies.items()
+        ]  # fmt: skip
+        seen = []
+        for until_s in (from_s, to_s):
+            await clock.sleep(until_s - clock.time())
+            used = (cell.counters[True].used, cell.counters[False].used)
+            seen.append((used, {number: proxy.moved_bytes() for number, proxy in proxies.items()}))
+        await cancel(*tasks)
+        (before, moved), (after, moved_end) = seen
+        return RadioReport(
+            used=(after[0] - before[0], after[1] - before[1]),
+            carried={n: (moved_end[n][0] - moved[n][0], moved_end[n][1] - moved[n][1]) for n in proxies},
+            senders={number: UeReport.of(tally) for number, tally in tallies.items()},
+        )
+
+
+def _path(cell: RadioCell, number: int, group: UeGroup) -> MakePath:
+    """Makes the ports of a UE's connections."""
+    return lambda _: (cell.port(number, True, group.weight), cell.port(number, False, group.weight))
+
+
+# ---------------------------------------------------------------- UEs
+
+
+def run_ue(order: UeOrder, path: Path) -> None:
+    """Decode until the end, and write the report."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    report = asyncio.run(_decode(order))
+    with whole_file(path) as part:
+        part.write_bytes(msgspec.json.encode(report))
+
+
+async def _decode(order: UeOrder) -> UeReport:
+    group, clock, dice = order.group, WallClock(), dice_of(order.seed, order.number)
+    profile = load_profile(group.profile)
+    tally = UeTally(clock, order.start_s + order.warmup_s, order.start_s + order.seconds)
+    client = Client(ZmqLink(order.address, new_identity()), clock, 0, TIMEOUT_S)
+    drafter = SyntheticDrafter(
+        vocab_size=VOCAB, alpha=group.alpha, hidden_size=profile.hidden_size or 64, seed=dice.getrandbits(64) >> 1
+    )
+    ue = LoadUe(
+        client, drafter, FixedWindow(group.window), ProfilePace(profile, clock), speed_tps=group.class_tps,
+        protocol=group.protocol,
+    )  # fmt: skip
+    found: list[tuple[list[int], list[int]]] = []
+
+    def seen(prompt: list[int], record: RequestRecord) -> None:
+        found.append((prompt, list(record.token_ids)))
+
+    await client.connect(drafter.fingerprint, VOCAB)
+    begin_s = order.start_s + dice.uniform(0, min(1.0, order.warmup_s))
+    await clock.sleep(max(0.0, begin_s - clock.time()))
+    words = random.Random(f"prompts {order.seed} {order.number}")  # its own, so that lengths are those of virtual time
+    living = decode_responses(
+        group, ue, tally, clock, dice, lambda length: [words.randrange(VOCAB) for _ in range(length)], seen
+    )
+    life = asyncio.create_task(living)
+    await asyncio.wait([life], timeout=order.start_s + order.seconds - clock.time())
+    if life.done():
+        life.result()  # raises
+    await cancel(life)
+    with contextlib.suppress(Exception):
+        await client.close()
+    return UeReport.of(tally, sum(output != _expected(prompt, len(output)) for prompt, output in found))
+
+
+def _expected(prompt: Sequence[int], count: int) -> list[int]:
+    """The synthetic target's own output."""
+    ids = list(prompt)
+    for _ in range(count):
+        ids.append(next_token(ids, VOCAB, 0))
+    return ids[len(prompt) :]
