@@ -200,7 +200,7 @@ class PassLedger:
         """Whether a round with a guaranteed speed ends after its deadline; waiting for hidden states does not count."""
         assert round_.pending is not None
         due_s = self.scheduler.due_s(round_.pending)
-        return now_s - round_.waited_s > (DEADLINES.due_s(round_.pending) if due_s is None else due_s)
+        return bool(now_s - round_.waited_s > (DEADLINES.due_s(round_.pending) if due_s is None else due_s))
 
     def snapshot(self) -> dict[str, Any]:
         """Gauges for the metrics."""

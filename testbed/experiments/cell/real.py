@@ -6,7 +6,7 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Sequence
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ from testbed.bs.scheduling.registry import SCHEDULERS
 from testbed.clock import WallClock
 from testbed.config import ServeConfig
 from testbed.errors import BadInput, EngineError
-from testbed.experiments.cell.config import CellConfig
-from testbed.experiments.cell.real_ue import RadioReport, UeOrder, UeReport, run_radio, run_ue
+from testbed.experiments.cell.config import CellConfig, radio_ues
+from testbed.experiments.cell.real_processes import CellUeOrder, RadioReport, UeReport, run_radio, run_ue
 from testbed.experiments.cell.run import CellRun, direction_slots
 from testbed.experiments.cell.tally import UeTally
+from testbed.experiments.inputs.profile import load_profile
 from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, counted_in
 
 MOST_REAL_UES = 64
@@ -35,13 +36,16 @@ def run_cell_really(config: CellConfig) -> CellRun:
     """Run a cell in real time. Tokens are synthetic; passes last as long as the profile says.
 
     Raises:
-        BadInput: too many UEs for processes, or an unknown profile.
+        BadInput: too many UEs for processes, an unknown profile, or channels that cannot be computed.
         TestbedError: a process died, or a response differs from the target's own.
     """
     members = [group for group in config.ues for _ in range(group.count)]
     decoding = {number: group for number, group in enumerate(members) if group.traffic == "tokens"}
     if len(decoding) > MOST_REAL_UES:
         raise BadInput(f"--real starts a process for each UE: at most {MOST_REAL_UES}, not {len(decoding)}")
+    for profile in {config.bs.profile, *(group.profile for group in decoding.values())}:
+        load_profile(profile)  # raises here, rather than in a process
+    config.radio.air(radio_ues(config), config.seconds, config.seed)
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         with base_station(_serving(config, directory / METRICS)) as ready:
@@ -84,15 +88,14 @@ def _run_processes(
     ours, theirs = context.Pipe()
     radio = context.Process(target=run_radio, args=(config, target, theirs), daemon=True)
     radio.start()
+    theirs.close()  # so that its end is noticed
     processes: list[BaseProcess] = [radio]
     try:
-        if not ours.poll(STOPPING_S):
-            raise EngineError("the radio's process did not start")
-        addresses: dict[int, str] = ours.recv()
+        addresses: dict[int, str] = _received(ours, STOPPING_S)
         start_s = time.monotonic() + LEAD_S + EACH_S * len(decoding)
         paths = {number: directory / f"{number}.json" for number in decoding}
         for number, path in paths.items():
-            order = UeOrder(
+            order = CellUeOrder(
                 members[number], number, addresses[number], config.seed, start_s, config.warmup_s, config.seconds
             )
             processes.append(context.Process(target=run_ue, args=(order, path), daemon=True))
@@ -104,9 +107,7 @@ def _run_processes(
             _wait(processes[1:], until_s)
             if until_s < end_s:
                 counters.append(counted_in(directory / METRICS))
-        if not ours.poll(max(0.0, end_s - time.monotonic())):
-            raise EngineError("the radio's process ended without a report")
-        found = msgspec.json.decode(ours.recv_bytes(), type=RadioReport)
+        found: RadioReport = _received(ours, max(0.0, end_s - time.monotonic()))
     finally:
         for process in processes:
             process.terminate()
@@ -114,6 +115,20 @@ def _run_processes(
         raise EngineError(f"{len(missing)} of {len(paths)} UE processes ended without a report")
     reports = {n: msgspec.json.decode(path.read_bytes(), type=UeReport) for n, path in paths.items()}
     return found, reports, counters
+
+
+def _received(line: Connection, timeout_s: float) -> Any:
+    """What the radio's process sends next.
+
+    Raises:
+        EngineError: it has ended, or sends nothing in time.
+    """
+    try:
+        if line.poll(timeout_s):
+            return line.recv()
+    except (EOFError, OSError) as exc:
+        raise EngineError("the process of the radio ended") from exc
+    raise EngineError(f"the process of the radio said nothing for {timeout_s:.0f} s")
 
 
 def _wait(processes: Sequence[BaseProcess], until_s: float) -> None:

@@ -34,8 +34,8 @@ INTERRUPTED = 130
 
 
 _Complaints = collections.deque[str]
-_serving_now: list[tuple[str, subprocess.Popen[str], _Complaints]] = []
-"""Processes that serve a run of this process: name, process, last lines on stderr."""
+_serving_now: list[tuple[str, subprocess.Popen[str], _Complaints, threading.Thread]] = []
+"""Processes that serve a run of this process: name, process, last lines on stderr, and the thread that reads them."""
 
 
 def command(*arguments: str) -> list[str]:
@@ -91,7 +91,7 @@ def _serving(name: str, arguments: Sequence[str], ready_s: float) -> Iterator[di
     ]
     for reader in readers:
         reader.start()
-    entry = (name, process, complaints)
+    entry = (name, process, complaints, readers[1])
     try:
         ready = _wait_ready(name, process, said, complaints, readers[1], ready_s)
         _serving_now.append(entry)
@@ -142,8 +142,9 @@ def check_serving() -> None:
     Raises:
         TestbedError: one has ended.
     """
-    for name, process, complaints in _serving_now:
+    for name, process, complaints, reader in _serving_now:
         if (code := process.poll()) is not None:
+            reader.join(STOP_S)
             reason = (complaints[-1] if complaints else "it said nothing").removeprefix("testbed: ")
             raise TestbedError(f"the {name} ended during the run (exit code {code}): {reason}")
 

@@ -77,7 +77,7 @@ class RadioReport(msgspec.Struct):
     """Reports of UEs that send bytes."""
 
 
-class UeOrder(msgspec.Struct, frozen=True):
+class CellUeOrder(msgspec.Struct, frozen=True):
     """Settings of one UE process; times are on the host's monotonic clock."""
 
     group: UeGroup
@@ -118,7 +118,7 @@ class _Radio:
         line.send({number: f"tcp://{HOST}:{port}" for number, port in ports.items()})
         start_s = await loop.run_in_executor(None, line.recv)
         report = await self._measure(cell, members, proxies, start_s)
-        line.send_bytes(msgspec.json.encode(report))
+        line.send(report)
         for proxy in proxies.values():
             await proxy.close()
 
@@ -160,7 +160,7 @@ def _path(cell: RadioCell, number: int, group: UeGroup) -> MakePath:
 # ---------------------------------------------------------------- UEs
 
 
-def run_ue(order: UeOrder, path: Path) -> None:
+def run_ue(order: CellUeOrder, path: Path) -> None:
     """Decode until the end, and write the report."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     report = asyncio.run(_decode(order))
@@ -168,7 +168,7 @@ def run_ue(order: UeOrder, path: Path) -> None:
         part.write_bytes(msgspec.json.encode(report))
 
 
-async def _decode(order: UeOrder) -> UeReport:
+async def _decode(order: CellUeOrder) -> UeReport:
     group, clock, dice = order.group, WallClock(), dice_of(order.seed, order.number)
     profile = load_profile(group.profile)
     tally = UeTally(clock, order.start_s + order.warmup_s, order.start_s + order.seconds)

@@ -1,0 +1,54 @@
+"""Cells with processes: a base station, the radio between its connections, and a process for each UE."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from testbed.channel.radio.config import RadioConfig, TraceSource
+from testbed.errors import BadInput
+from testbed.experiments.cell.config import CellBs, CellConfig, UeGroup
+from testbed.experiments.cell.real import run_cell_really
+from testbed.experiments.cell.rows import document
+from testbed.experiments.cell.run import run_cell
+
+CELL = CellConfig(
+    seconds=6.0,
+    warmup_s=1.5,
+    radio=RadioConfig(bandwidth_hz=4e6),
+    ues=(
+        UeGroup(name="fh", protocol="fh", class_tps=2.0, response=(5, 15)),
+        UeGroup(name="greedy", response=(5, 15)),
+        UeGroup(name="bytes", traffic="bytes", message_bytes=10_000, every_s=0.1),
+    ),
+    bs=CellBs(scheduler="slo"),
+)
+
+
+def test_processes_decode_without_loss_over_one_radio() -> None:
+    """Lossless, or it raises. Times depend on the machine; bytes do not."""
+    found = document(CELL, run_cell_really(CELL))
+    expected = document(CELL, run_cell(CELL))
+    rows, virtual = ({row["group"]: row for row in one["rows"]} for one in (found, expected))
+    for name in ("fh", "greedy"):
+        assert rows[name]["goodput_tps"] > 0 and rows[name]["responses"] > 0
+    per_token = [one["fh"]["uplink_bytes"] / one["fh"]["goodput_tps"] for one in (rows, virtual)]
+    assert per_token[0] == pytest.approx(per_token[1], rel=0.35)  # rounds that straddle the ends
+    assert rows["bytes"]["uplink_mbps"] == pytest.approx(0.8, rel=0.1)
+    assert found["cell"]["passes"] > 5 and 0 < found["cell"]["busy_share"] <= 1
+    assert 0 < found["cell"]["uplink_utilisation"] < 1
+
+
+def test_too_many_processes_are_refused() -> None:
+    many = msgspec.structs.replace(CELL, ues=(UeGroup(name="many", count=100),))
+    with pytest.raises(BadInput, match="at most 64, not 100"):
+        run_cell_really(many)
+
+
+def test_what_processes_could_not_read_is_refused_before_they_start() -> None:
+    nowhere = msgspec.structs.replace(CELL, ues=(UeGroup(name="a", profile="nowhere"),))
+    with pytest.raises(BadInput, match="no profile 'nowhere'"):
+        run_cell_really(nowhere)
+    lost = msgspec.structs.replace(CELL, radio=RadioConfig(source=TraceSource(files=("lost",))))
+    with pytest.raises(BadInput, match="lost"):
+        run_cell_really(lost)
