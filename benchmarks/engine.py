@@ -243,6 +243,10 @@ def generator(model: str, sessions: int, compiled: bool) -> Callable[..., float]
         os.environ.setdefault(name, value)
     from vllm import LLM, SamplingParams
 
+    from testbed.bs.engines.vllm.compiled import read_compiled_code
+
+    read_compiled_code()  # or else every start compiles again
+
     llm = LLM(
         model, dtype="float32", enforce_eager=not compiled, skip_tokenizer_init=True, block_size=BLOCK,
         kv_cache_memory_bytes=2 << 30, disable_log_stats=True, seed=0,

@@ -1,13 +1,13 @@
 """Tokens/s of the testbed over loopback beside other libraries, with the same models and prompts, greedily, in one run.
 
-    python benchmarks/libraries.py [--json] [--model NAME] [--prompts 10] [--tokens 64] [--only NAME,NAME]
+    python benchmarks/libraries.py [--json] [--model NAME] [--prompts 10] [--tokens 64] [--only NAME,NAME] [--seconds S]
         [--llama-server PROGRAM] [--threads N] [--bs-threads N] [--ue-threads N]
 
 Every system is a process of its own; they take turns, prompt by prompt, in an order that is drawn anew for each.
 `--model smollm2` takes the fetched model, whose own GGUF file drafts for it (in transformers and vLLM: the same
 directory); the default is the bundled pair. vLLM and transformers compute in float32, llama.cpp with the GGUF file. A
-system that is missing or fails to load is left out with a line. Ratios are medians over the prompts with 95 %
-bootstrap intervals.
+system that is missing or fails to load is left out with a line. After `--seconds` no further prompt is begun. Ratios
+are medians over the prompts with 95 % bootstrap intervals.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 import random
 import shutil
 import sys
+import time
 from typing import Any
 
 from support.decoders import load, pair_of
@@ -59,6 +60,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", help="name of a fetched model; default: the bundled pair")
     parser.add_argument("--prompts", type=int, default=10)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="time for decoding")
     parser.add_argument("--only", help="names of systems, separated by commas")
     parser.add_argument("--llama-server", help="llama.cpp's server; default: llama-server on the PATH")
     parser.add_argument("--threads", type=int, help="CPU threads of every system; default: each library's own choice")
@@ -115,18 +117,17 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             except RuntimeError as exc:  # noqa: PERF203
                 print(f"{name} is left out: {exc}", file=sys.stderr)
         loading = {name: worker.about for name, worker in workers.items()}
-        found = decode_all(workers, prompts, options.tokens, ends)
+        found = decode_all(workers, prompts, options, ends)
     finally:
         for worker in workers.values():
             worker.close()
-    return {
-        "host": host(), "model": options.model or "bundled", "prompts": options.prompts, "tokens": options.tokens,
-        "rows": rows_of(found, loading), "ratios": ratios_of(found),
-    }  # fmt: skip
+    count = len(next(iter(found.values())))
+    about = {"model": options.model or "bundled", "prompts": count, "tokens": options.tokens}
+    return {"host": host(), **about, "rows": rows_of(found, loading), "ratios": ratios_of(found)}
 
 
 def decode_all(
-    workers: dict[str, Worker], prompts: list[list[int]], tokens: int, ends: list[int]
+    workers: dict[str, Worker], prompts: list[list[int]], options: argparse.Namespace, ends: list[int]
 ) -> dict[str, list[dict[str, Any]]]:
     """Outputs and seconds by system, in the order of prompts; the last prompt warms up."""
     rng = random.Random(0)
@@ -137,10 +138,13 @@ def decode_all(
         else:
             ways[name] = (worker, {})
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
-    for ids in [prompts[-1], *prompts[:-1]]:
+    start_s = time.monotonic()
+    for number, ids in enumerate([prompts[-1], *prompts[:-1]]):
+        if number > 1 and time.monotonic() - start_s > options.seconds:
+            break
         for name in rng.sample(list(ways), len(ways)):
             worker, how = ways[name]
-            found[name].append(worker.ask(ids=ids, tokens=tokens, ends=ends, **how))
+            found[name].append(worker.ask(ids=ids, tokens=options.tokens, ends=ends, **how))
     return {name: outputs[1:] for name, outputs in found.items()}
 
 

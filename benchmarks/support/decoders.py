@@ -85,6 +85,10 @@ def vllm(pair: Pair, compiled: bool, drafted: bool) -> Decode:
         os.environ.setdefault(name, value)
     from vllm import LLM, SamplingParams
 
+    from testbed.bs.engines.vllm.compiled import read_compiled_code
+
+    read_compiled_code()  # or else every start compiles again
+
     extra: dict[str, Any] = {}
     if drafted:
         extra["speculative_config"] = {
