@@ -11,6 +11,7 @@ from scipy.optimize import nnls
 
 from testbed.bs.engines.base import VerifyEngine, VerifyRequest
 from testbed.bs.scheduling.estimator_fit import Sample
+from testbed.errors import EngineError
 from testbed.optim.pass_time import Coefficients, RequestWork, features
 
 LARGEST = 384
@@ -19,10 +20,12 @@ SHARES = (1 / 16, 1 / 4, 1)
 WIDTHS = (1, 4)
 """Requests of a pass."""
 DRAFTED = 4
+MOST_IDLE = 16
+"""Steps without a result in a row: the stages of an engine's pipeline, at most."""
 
 
 def self_profile(engine: VerifyEngine, seed: int = 0) -> tuple[Coefficients, float]:
-    """Coefficients of eq. 19 fitted to a dozen passes, and their mean relative error.
+    """Coefficients of eq. 19 fitted to a dozen passes or more, and their mean relative error.
 
     Non-negative least squares of relative errors, as a start for an `OnlineEstimator`.
 
@@ -45,25 +48,32 @@ def self_profile(engine: VerifyEngine, seed: int = 0) -> tuple[Coefficients, flo
 
 
 def _measured(engine: VerifyEngine, rng: np.random.Generator, names: Sequence[str], size: int) -> Iterator[Sample]:
-    """A pass over new prompts, and a follow-up pass of the same sessions."""
+    """Passes over new prompts, and over follow-ups of the same sessions."""
     prompts = [rng.integers(0, engine.vocab_size, size, np.int32) for _ in names]
     none = np.zeros(0, np.int32)
-    yield _pass(engine, [VerifyRequest(name, ids, none) for name, ids in zip(names, prompts, strict=True)], 0)
+    yield from _passes(engine, [VerifyRequest(name, ids, none) for name, ids in zip(names, prompts, strict=True)])
     more = [rng.integers(0, engine.vocab_size, 1 + DRAFTED, np.int32) for _ in names]
-    batch = [
-        VerifyRequest(name, np.concatenate([prompt, ids[:1]]), ids[1:])
-        for name, prompt, ids in zip(names, prompts, more, strict=True)
-    ]
-    yield _pass(engine, batch, size // engine.block_size * engine.block_size)
+    yield from _passes(
+        engine,
+        [
+            VerifyRequest(name, np.concatenate([prompt, ids[:1]]), ids[1:])
+            for name, prompt, ids in zip(names, prompts, more, strict=True)
+        ],
+    )
     for name in names:
         engine.release(name)
 
 
-def _pass(engine: VerifyEngine, batch: Sequence[VerifyRequest], cached: int) -> Sample:
-    """Time a pass; `cached` is the number of cached tokens per request if the engine does not report it."""
-    start_s = time.perf_counter()
-    results = engine.verify(batch)
-    took_s = time.perf_counter() - start_s
-    found = [cached if result.cached is None else result.cached for result in results]
-    totals = [len(request.prefix) + len(request.draft) for request in batch]
-    return Sample(tuple(RequestWork(total - c, c) for total, c in zip(totals, found, strict=True)), took_s)
+def _passes(engine: VerifyEngine, batch: Sequence[VerifyRequest]) -> Iterator[Sample]:
+    """Time the passes over a batch: several where the engine bounds new tokens of a pass or of a prompt."""
+    for request in batch:
+        engine.submit(request)
+    left, idle, start_s = len(batch), 0, time.perf_counter()
+    while left:
+        if shares := engine.step():
+            took_s = time.perf_counter() - start_s
+            left -= sum(share.result is not None for share in shares)
+            yield Sample(tuple(RequestWork(share.new, share.cached) for share in shares), took_s)
+            idle, start_s = 0, time.perf_counter()
+        elif (idle := idle + 1) > MOST_IDLE:
+            raise EngineError("the engine makes no progress")
