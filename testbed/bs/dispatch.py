@@ -96,11 +96,8 @@ class Dispatcher:
         if message.threshold > 0 and (kind := PROTOCOLS.get(message.protocol)) and kind.judged:
             self._judge.check(message.drafter, message.hidden_size, message.hidden_bits, message.states)
         key = (peer, message.session)
-        if self._sessions.refusal(key, size := packet.arrays["ids"].size if "ids" in packet.arrays else 0) is not None:
-            for lost in self._sessions.reclaim(key, size):
-                self._closer.forget(lost)
         before = self._sessions.get(key)
-        reply, session = self._intake.open(peer, message, packet.arrays, self._rounds.admit)
+        reply, session = self._intake.open(peer, message, packet.arrays, self._rounds.admit, self._closer.forget)
         if session is not None:
             session.free_s = self._clock.time()
             if before is not None:

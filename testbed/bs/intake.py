@@ -90,17 +90,23 @@ class Intake:
         return Pong(token=message.token, time_s=now_s)
 
     def open(
-        self, peer: bytes, message: Open, arrays: dict[str, AnyArray], admit: Admit = lambda key, message: None
+        self,
+        peer: bytes,
+        message: Open,
+        arrays: dict[str, AnyArray],
+        admit: Admit = lambda key, message: None,
+        forget: Callable[[Session], None] = lambda session: None,
     ) -> tuple[Message, Session | None]:
         """Start a session; returns the reply and the session, None if it was refused.
+
+        Args:
+            forget: called for each session that was closed to make room, once nothing else refuses this one.
 
         Raises:
             ProtocolError: a value that is out of range, or values that do not go together.
         """
         check_ranges(message)
         key = (peer, message.session)
-        if (refusal := self.sessions.refusal(key, arrays["ids"].size if "ids" in arrays else 0)) is not None:
-            return Busy(session=message.session, reason=refusal, retry_s=RETRY_S), None
         _check_choices(message)
         sampling = Sampling(message.temperature, message.top_k, message.top_p)
         expect_names(arrays, "ids")
@@ -108,8 +114,14 @@ class Intake:
         wanted = len(ids) + message.max_tokens
         self._check_prompt(ids, message)
         _check_hints(message)
+        refusal, yielding = self.sessions.refusal(key, len(ids)), list[Session]()
+        if refusal is not None and not (yielding := self.sessions.reclaimable(key, len(ids))):
+            return Busy(session=message.session, reason=refusal, retry_s=RETRY_S), None
         if (busy := admit(key, message)) is not None:
             return busy, None
+        for lost in yielding:
+            self.sessions.lose(lost, "its room was needed for other UEs")
+            forget(lost)
         protocol = PROTOCOLS.get(message.protocol)
         session = self.sessions.open(
             key, ids, protocol, message.threshold, message.hidden_size, wanted, sampling, message.seed,

@@ -204,12 +204,14 @@ class SessionTable:
 
     def refusal(self, key: Key, tokens: int) -> str | None:
         """The reason to refuse a new session of this many tokens under this key; None: it can be opened."""
-        if key not in self._sessions:
-            if (owned := self._owned[self.owner(key[0])]) >= self.per_peer:
-                return f"this UE has {owned} sessions; at most {self.per_peer}"
-            if len(self) >= self.total:
-                return f"{len(self)} sessions are open; at most {self.total}"
-        return self.room.refusal(key[0], tokens, self._apart(key), self._now_s)
+        return self._full(key) or self.room.refusal(key[0], tokens, self._apart(key), self._now_s)
+
+    def _full(self, key: Key) -> str | None:
+        if key in self._sessions:
+            return None
+        if (owned := self._owned[self.owner(key[0])]) >= self.per_peer:
+            return f"this UE has {owned} sessions; at most {self.per_peer}"
+        return f"{len(self)} sessions are open; at most {self.total}" if len(self) >= self.total else None
 
     def open(
         self,
@@ -262,28 +264,21 @@ class SessionTable:
 
     def leave(self, peer: bytes) -> list[Session]:
         """Remove the sessions of a peer, and return them."""
-        if not self._owned[self.owner(peer)]:
-            return []
-        found = [session for key, session in self._sessions.items() if key[0] == peer]
-        for session in found:
-            self.close(session.key)
-        return found
+        found = [key for key in self._sessions if key[0] == peer]
+        return [session for key in found if (session := self.close(key))]
 
     def expire(self, now_s: float) -> list[Session]:
         """Remove the sessions that have been idle for too long, and return them."""
         if self.idle_s is None:
             return []
-        late_s = now_s - self.idle_s
-        for session in (found := [session for session in self if session.idle and session.heard_s < late_s]):
+        found = [session for session in self if session.idle and session.heard_s < now_s - self.idle_s]
+        for session in found:
             self.lose(session, f"idle for more than {self.idle_s:g} s")
         return found
 
-    def reclaim(self, key: Key, tokens: int) -> list[Session]:
-        """Remove sessions of UEs beyond their share for a new one under this key, and return them."""
-        found = self.room.reclaimable(key[0], tokens, self._apart(key))
-        for session in found:
-            self.lose(session, "its room was needed for other UEs")
-        return found
+    def reclaimable(self, key: Key, tokens: int) -> list[Session]:
+        """Sessions of UEs beyond their share to close for a new one under this key; empty: that does not suffice."""
+        return [] if self._full(key) else self.room.reclaimable(key[0], tokens, self._apart(key))
 
     def _apart(self, key: Key) -> list[Session]:
         return [session for session in self if session.key != key]

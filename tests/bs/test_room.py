@@ -9,13 +9,17 @@ import pytest
 
 from testbed.bs.bounds import session_table
 from testbed.bs.room import Load
+from testbed.bs.scheduling.admission import Admission
+from testbed.bs.scheduling.slo import Slo
 from testbed.bs.sessions import AHEAD_TOKENS, Round, Session, SessionTable
 from testbed.config import ServeConfig
+from testbed.optim.pass_time import Coefficients
 from testbed.protocols.base import Window
-from testbed.protocols.messages import Busy, Draft, Message, Open, Opened, Resync, Verdict
+from testbed.protocols.messages import Busy, Draft, Fault, Message, Open, Opened, Resync, Verdict
 from testbed.ue.client import Client
-from tests.support.stations import client, station
+from tests.support.stations import VOCAB, client, station
 
+TIMES = Coefficients(1e-5, 1e-9, 1e-8, 1e-3)
 ONE = {"ids": np.array([1], np.int32)}
 
 
@@ -89,8 +93,33 @@ def test_no_session_is_closed_for_one_that_does_not_fit_anyway(tokens: int) -> N
     table = SessionTable(tokens=1000, ue_share=0.5)
     for number in range(6):
         table.open((b"one", number), np.ones(100, np.int32), None, 0.0, 4, 0)
-    assert table.reclaim((b"two", 1), tokens) == []
-    assert len(table.reclaim((b"two", 1), 500)) == 1
+    assert table.reclaimable((b"two", 1), tokens) == []
+    assert len(table.reclaimable((b"two", 1), 500)) == 1
+
+
+async def test_no_session_is_closed_for_one_that_is_refused_for_another_reason() -> None:
+    """A UE within its share closed the sessions of others with messages that open none."""
+    table = SessionTable(tokens=1000, ue_share=0.5, per_peer=6)
+    options = {"scheduler": Slo(coefficients=TIMES), "admission": Admission(coefficients=TIMES, max_requests=16)}
+    async with station(sessions=table, **options) as (_, address), client(address) as first, client(address) as second:
+        for _ in range(6):
+            assert isinstance(await ask(first, first.new_session(), 150), Opened)
+        for ids, more in (
+            (np.full(200, VOCAB, np.int32), {}),
+            (np.full(200, 1, np.int32), {"speed_tps": 1e6}),
+            (np.full(200, 1, np.int32), {"top_p": 2.0}),
+        ):
+            number = second.new_session()
+            message = Open(session=number, protocol="greedy", threshold=0.0, hidden_size=4, **more)
+            await second.send(message, {"ids": ids})
+            assert isinstance((await second.receive(number, 5)).message, Fault | Busy)
+            assert len(table) == 6
+        for number in [second.new_session() for _ in range(6)]:
+            assert isinstance(await ask(second, number, 1), Opened)
+        assert isinstance(await ask(second, second.new_session(), 200), Busy)  # has all its sessions
+        assert len(table) == 12
+        table.close(next(session.key for session in table if session.reserved == 1))
+        assert isinstance(await ask(second, second.new_session(), 200), Opened)
 
 
 def test_a_session_larger_than_a_share_is_taken_where_it_is_the_only_one() -> None:
