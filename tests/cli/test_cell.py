@@ -23,7 +23,7 @@ radio:
   source: {kind: constant, bits_per_s_per_hz: [2.0, 3.0]}
 ues:
   - {name: a, count: 4, weight: 1.0, traffic: bytes, message_bytes: 20000, every_s: 0.1}
-  - {name: b, count: 2, profile: wisv, protocol: fh, window: 8, class_tps: 6, alpha: 0.8}
+  - {name: b, count: 2, profile: wisv, protocol: fh, window: 8, class_tps: 6, alpha: 0.8, response: [8, 16]}
 bs: {profile: a100-qwen3-32b-appendix, scheduler: slo}
 control: {windows: fixed, weights: fixed, protocol: fixed}
 """
