@@ -204,6 +204,9 @@ def _curves(
         if key == "latency_s" and min(spread) > 0 and max(spread) > 10 * min(spread):
             one.set_yscale("log")
             _log_ticks(one.yaxis)
+    if key == "accuracy":
+        low, high = axes[0, 0].get_ylim()  # shared by all panels
+        axes[0, 0].set_ylim(max(0.0, low), min(1.02, high))
     for one in axes[:, 0]:
         one.set_ylabel(title)
     for one in axes[-1, :]:

@@ -133,5 +133,6 @@ def _tables(shown: Shown, intervals: Sequence[Intervals], folder: Path) -> list[
             "lost</i> compare a row with the first row of its window and link, paired by prompt.</small></p>"
         )
     if table is not None or len(shown.rows) > MOST_ROWS:
-        return [*blocks, f"<details><summary>All {len(shown.rows)} rows</summary>{rows}</details>"]
+        unfolded = "" if len(shown.rows) > MOST_ROWS else " open"
+        return [*blocks, f"<details{unfolded}><summary>All {len(shown.rows)} rows</summary>{rows}</details>"]
     return [*blocks, rows]

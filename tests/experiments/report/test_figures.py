@@ -156,3 +156,10 @@ def test_a_bench_is_drawn_over_its_rates_and_only_over_several(tmp_path: Path) -
     }
     shown.parts = [part for part in shown.parts if part.row["rate_rps"] == 1.0]
     assert bench.figures(shown) == []
+
+
+def test_accuracy_is_drawn_within_its_range(tmp_path: Path) -> None:
+    (shown,) = load_shown([make_sweep(tmp_path / "sweep")])
+    parts = [RowSource({**one.row, "accuracy": 0.0}, one.directory) for one in shown.parts]
+    drawn = figures._curves(parts, [{}] * len(parts), "accuracy", "accuracy", "window", "K")
+    assert all(one.get_ylim()[0] == 0.0 and one.get_ylim()[1] <= 1.02 for one in drawn.axes)

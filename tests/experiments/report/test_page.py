@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import BadInput
+from testbed.experiments.report import page as page_module
 from testbed.experiments.report.figures import row_names
 from testbed.experiments.report.page import write_report
-from tests.support.reports import Page, make_field, row, save_run
+from tests.support.reports import Page, make_field, make_sweep, row, save_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -98,3 +99,12 @@ def test_rows_of_a_sweep_are_told_apart_by_what_differs() -> None:
     grid = [("greedy", None, 16), ("greedy", None, 32), ("fh", 8, 16), ("fh", 8, 32)]
     rows = [{"method": m, "hidden_bits": b, "window": k} for m, b, k in grid]
     assert row_names(rows) == ["greedy, K 16", "greedy, K 32", "fh, K 16", "fh, K 32"]
+
+
+def test_rows_of_a_small_sweep_are_unfolded_and_of_a_large_one_folded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = make_sweep(tmp_path / "sweep")
+    assert "<details open><summary>All 12 rows" in write_report([sweep], tmp_path / "out").read_text()
+    monkeypatch.setattr(page_module, "MOST_ROWS", 11)
+    assert "<details><summary>All 12 rows" in write_report([sweep], tmp_path / "out").read_text()
