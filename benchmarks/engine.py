@@ -7,7 +7,8 @@
 with the same model, batch and mode, per step of one token per sequence. `before` is the vLLM engine of another
 checkout, such as an earlier commit's. `--compiled` adds both in vLLM's compiled mode, loaded with an empty cache of
 compiled code first. Every system is a process of its own; they take turns, pass by pass, and ratios are medians over
-pairs. Times are medians with 95 % bootstrap intervals.
+pairs. Times are medians with 95 % bootstrap intervals. CPU times, those of all threads, depend less on other work; with
+OMP_NUM_THREADS=1 they are the time of a pass on an idle machine.
 """
 
 from __future__ import annotations
@@ -71,9 +72,6 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-# ---------------------------------------------------------------- the parent
-
-
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """All rows."""
     from testbed.experiments.inputs.pair import target_for
@@ -97,11 +95,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             for worker in workers.values():
                 worker.close()
     about = {"model": options.model or "bundled", "engine": options.engine}
-    return {"host": host(), "load_s": loading, "rows": [about | row for row in rows], "generate": generated}
+    seconds, cpu_s = ({name: about[i] for name, about in loading.items()} for i in range(2))
+    rows = [about | row for row in rows]
+    return {"host": host(), "load_s": seconds, "load_cpu_s": cpu_s, "rows": rows, "generate": generated}
 
 
-def start(options: argparse.Namespace, common: dict[str, Any]) -> tuple[dict[str, Worker], dict[str, float]]:
-    """Load all systems; returns them and the seconds that each took."""
+def start(options: argparse.Namespace, common: dict[str, Any]) -> tuple[dict[str, Worker], dict[str, list[float]]]:
+    """Load all systems; returns them, and the seconds and CPU seconds that each took."""
     wanted: dict[str, tuple[dict[str, Any], Path | None]] = {"engine": ({"engine": options.engine}, None)}
     if options.engine == "vllm":
         wanted["generate"] = ({"engine": "generate"}, None)
@@ -111,7 +111,7 @@ def start(options: argparse.Namespace, common: dict[str, Any]) -> tuple[dict[str
     if options.before:
         wanted["before"] = ({"engine": "before"}, options.before.resolve())
     workers: dict[str, Worker] = {}
-    loading: dict[str, float] = {}
+    loading: dict[str, list[float]] = {}
     for name, (what, path) in wanted.items():
         workers[name] = Worker(__file__, common | what, *filter(None, [path]))
         loading[name] = workers[name].about
@@ -140,11 +140,15 @@ def measured(workers: dict[str, Worker], sessions: int, window: int, repeats: in
             "computed_tokens": float(np.mean([one[aligned]["computed"] for one in passes["engine"]])),
             "pass_ms": value, "interval_ms": [low, high], "least_ms": min(times["engine"]), "repeats": repeats,
         }  # fmt: skip
+        cpu = {name: [one[aligned]["cpu_ms"] for one in found] for name, found in passes.items()}
+        row["cpu_ms"] = list(median(cpu["engine"]))
         if aligned == "off":
             row["off_over_on"] = ratio(times["engine"], [one["on"]["ms"] for one in passes["engine"]])
         if "compiled" in times:
             row["compiled_ms"] = median(times["compiled"])[0]
             row["compiled_speedup"] = ratio(times["engine"], times["compiled"])
+            row["compiled_cpu_ms"] = list(median(cpu["compiled"]))
+            row["compiled_cpu_speedup"] = ratio(cpu["engine"], cpu["compiled"])
         if "before" in times:
             row["before_ms"] = median(times["before"])[0]
             row["before_computed_tokens"] = float(np.mean([one[aligned]["computed"] for one in passes["before"]]))
@@ -169,17 +173,19 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> list[float]:
     return list(median(np.asarray(above) / np.asarray(below)))
 
 
-# ---------------------------------------------------------------- the workers
-
-
-def load(engine: str, model: str, sessions: int, compiled: bool = False) -> tuple[float, Callable[..., Any]]:
-    """Load a system; returns the seconds that it took, and what it measures."""
-    start_s = time.perf_counter()
+def load(engine: str, model: str, sessions: int, compiled: bool = False) -> tuple[list[float], Callable[..., Any]]:
+    """Load a system; returns the seconds and CPU seconds that it took, and what it measures."""
+    start_s, start_cpu_s = time.perf_counter(), cpu_time_s()
     if engine == "generate":
         made: Callable[..., Any] = generator(model, sessions, compiled)
     else:
         made = Passes(engine_of(engine, model, sessions, compiled))
-    return time.perf_counter() - start_s, made
+    return [time.perf_counter() - start_s, cpu_time_s() - start_cpu_s], made
+
+
+def cpu_time_s() -> float:
+    """CPU time of this process and of the children that have ended, such as compilers."""
+    return sum(os.times()[:4])
 
 
 def engine_of(kind: str, model: str, sessions: int, compiled: bool) -> Any:
@@ -228,11 +234,11 @@ class Passes:
                 self._engine.verify([self._request(one, self._prefixes[one][:-1], some(0))])
             self._prefixes[one][-1] = some(1)[0]
         batch = [self._request(one, self._prefixes[one].copy(), some(window)) for one in names]
-        start_s = time.perf_counter()
+        start_s, start_cpu_s = time.perf_counter(), time.process_time()
         results = self._engine.verify(batch)
-        took_s = time.perf_counter() - start_s
+        took_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
         computed = sum(PREFIX + extra + window - result.cached for result in results)
-        return {"ms": 1e3 * took_s, "computed": computed}
+        return {"ms": 1e3 * took_s, "cpu_ms": 1e3 * cpu_s, "computed": computed}
 
 
 def generator(model: str, sessions: int, compiled: bool) -> Callable[..., float]:
@@ -269,10 +275,11 @@ def generator(model: str, sessions: int, compiled: bool) -> Callable[..., float]
 
 def show(document: dict[str, Any]) -> None:
     """Print the rows as a table."""
-    print("loaded in", ", ".join(f"{seconds:.1f} s ({name})" for name, seconds in document["load_s"].items()))
+    for name, seconds in document["load_s"].items():
+        print(f"{name}: loaded in {seconds:.1f} s, {document['load_cpu_s'][name]:.1f} s of CPU time")
     print(f"{'sessions':>8} {'K':>3} {'boundary':>8} {'needed':>7} {'computed':>9} {'ms':>8} {'least':>8}  ratios")
     for row in document["rows"]:
-        named = ("off_over_on", "speedup", "compiled_speedup")
+        named = ("off_over_on", "speedup", "compiled_speedup", "cpu_ms", "compiled_cpu_ms", "compiled_cpu_speedup")
         ratios = [f"{name} {'{:.2f} ({:.2f} to {:.2f})'.format(*row[name])}" for name in named if name in row]
         print(
             f"{row['sessions']:8} {row['window']:3} {'on' if row['aligned'] else 'off':>8} {row['needed_tokens']:7} "
