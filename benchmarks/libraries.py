@@ -116,6 +116,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 workers[name] = Worker(__file__, {"system": kind, "pair": list(pair), "options": what})
             except RuntimeError as exc:  # noqa: PERF203
                 print(f"{name} is left out: {exc}", file=sys.stderr)
+        if not workers:
+            raise SystemExit("no system could be loaded")
         loading = {name: worker.about for name, worker in workers.items()}
         found = decode_all(workers, prompts, options, ends)
     finally:

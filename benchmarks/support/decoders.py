@@ -8,12 +8,16 @@ import contextlib
 import http.client
 import json
 import os
+import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from support.vocabulary import with_vocabulary
 
 WINDOW = 8
 WAITING: dict[str, dict[str, str]] = {
@@ -131,9 +135,12 @@ def server(pair: Pair, program: str, drafted: bool, threads: int | None) -> Deco
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [program, "-m", pair.target_gguf, "--port", str(port), "-c", str(POSITIONS), "-np", "1", "--no-webui"]
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    target, drafter = (with_vocabulary(path, folder) for path in (pair.target_gguf, pair.drafter_gguf))
+    command = [program, "-m", target, "--port", str(port), "-c", str(POSITIONS), "-np", "1", "--no-webui"]
     if drafted:
-        command += ["-md", pair.drafter_gguf, "--draft-max", str(WINDOW), "--draft-min", "0"]
+        command += ["-md", drafter, "--spec-type", "draft-simple", "--spec-draft-n-max", str(WINDOW)]
     if threads:
         command += ["-t", str(threads)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)

@@ -27,6 +27,8 @@ PARENT = "TESTBED_PARENT"
 """Environment variable by which a child knows whose end, even by SIGKILL, is its own."""
 STOP_S = 10.0
 PROXY_READY_S = 30.0
+COMPILING_S = 1800.0
+"""Time for compiling a target, beside that for loading it."""
 WATCH_S = 0.5
 """Time between checks that the processes that serve a run still run."""
 INTERRUPTED = 130
@@ -51,7 +53,8 @@ def base_station(config: ServeConfig, ready_s: float = 300.0) -> Iterator[dict[s
         BadInput: it refused its configuration.
         TestbedError: it died, or was not ready in time.
     """
-    with _file(config) as file, _serving("base station", command("bs", "serve", "--json", *file), ready_s) as ready:
+    limit_s = ready_s + (COMPILING_S if config.compiled else 0.0)
+    with _file(config) as file, _serving("base station", command("bs", "serve", "--json", *file), limit_s) as ready:
         yield ready
 
 
