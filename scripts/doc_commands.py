@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,6 +65,8 @@ class Ran(NamedTuple):
 
     ok: bool
     text: str
+    interrupted: bool = False
+    """Whether it reached its limit, so that what it writes is not finished."""
 
 
 def commands(root: Path = ROOT) -> Iterator[DocCommand]:
@@ -97,20 +99,30 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
             begun = None
 
 
-def aside(command: DocCommand, folder: Path = ROOT) -> str | None:
-    """Why a command is not run in this folder; None: it is."""
+def aside(command: DocCommand, folder: Path = ROOT, unfinished: Collection[str] = ()) -> str | None:
+    """Why a command is not run in this folder; None: it is.
+
+    Args:
+        unfinished: outputs of commands that were interrupted.
+    """
     if command.page in ELSEWHERE:
         return ELSEWHERE[command.page]
     why = next((why for pattern, why in ASIDE.items() if re.search(pattern, command.text)), None)
-    return why or _missing(shlex.split(command.text), folder)
+    return why or _missing(shlex.split(command.text), folder, unfinished)
 
 
-def _missing(words: Sequence[str], folder: Path) -> str | None:
-    """The first input of a command that is not there; None: all are."""
+def outputs(words: Sequence[str]) -> set[str]:
+    """Where a command writes."""
+    given = {word for before, word in itertools.pairwise(words) if before in OUTPUTS}
+    return given or {f"runs/{name}" for name in words[2:3] if words[1] == "sweep"}
+
+
+def _missing(words: Sequence[str], folder: Path, unfinished: Collection[str]) -> str | None:
+    """The first input of a command that is not there, or not finished; None: all are."""
     for before, word in itertools.pairwise(words):
         path = word.partition("=")[2] if word[:1].isdigit() else word
         is_input = path.startswith("runs/") or Path(path).suffix in INPUTS
-        if is_input and before not in OUTPUTS and not (folder / path).exists():
+        if is_input and before not in OUTPUTS and (path in unfinished or not (folder / path).exists()):
             return f"needs {path}, which an earlier command leaves"
     return None
 
@@ -127,8 +139,10 @@ def run(command: DocCommand, folder: Path, limit_s: float = LIMIT_S) -> Ran:
         code = _ended(process, limit_s)
         said.seek(0)
         last = (said.read().strip().splitlines() or [""])[-1]
-    ok = code in (0, INTERRUPTED) or (code is None)
-    return Ran(ok, f"exit code {code}: {last}" if not ok else "still worked" if code is None else f"exit code {code}")
+    if code is None:
+        return Ran(True, "still worked", interrupted=True)
+    ok = code in (0, INTERRUPTED)
+    return Ran(ok, f"exit code {code}" if ok else f"exit code {code}: {last}")
 
 
 def _ended(process: subprocess.Popen[str], limit_s: float) -> int | None:
@@ -154,18 +168,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("words", nargs="*", help="run commands that contain all of these")
     options = parser.parse_args(arguments)
     chosen = [one for one in commands() if all(word in one.text for word in options.words)]
-    failed = 0
+    failed, unfinished = 0, set[str]()
     with tempfile.TemporaryDirectory(prefix="testbed-docs-") as scratch:
         folder = Path(scratch)
         for name in ("plans", "sweeps", "traces", "hardware", "docs"):
             (folder / name).symlink_to(ROOT / name)
         for one in chosen:
-            begun_s, why = time.monotonic(), aside(one, folder)
+            begun_s, why = time.monotonic(), aside(one, folder, unfinished)
             if why is not None or options.list:
                 print(f"{one.page}:{one.line}: {one.text}\n    {'aside: ' + why if why else 'runs'}")
                 continue
             found = _with_station(one, folder, options.limit_s)
             failed += not found.ok
+            unfinished |= outputs(shlex.split(one.text)) if found.interrupted else set()
             state = "ok" if found.ok else "FAILED"
             print(
                 f"{one.page}:{one.line}: {one.text}\n    {state}, {found.text}, {time.monotonic() - begun_s:.0f} s",

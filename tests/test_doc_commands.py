@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts import doc_commands
-from scripts.doc_commands import DocCommand, aside, commands, main, run
+from scripts.doc_commands import DocCommand, aside, commands, main, outputs, run
 
 PAGE = """
 Text with `testbed not --this`.
@@ -47,6 +47,17 @@ def test_what_cannot_run_here_has_a_reason(tmp_path: Path) -> None:
     ):
         assert why in (aside(DocCommand("README.md", 1, text), tmp_path) or ""), text
     assert aside(DocCommand("README.md", 1, "testbed demo --out runs/new"), tmp_path) is None
+
+
+def test_what_an_interrupted_command_leaves_is_no_input(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    command = DocCommand("README.md", 1, "testbed report runs/first")
+    assert aside(command, tmp_path) is None
+    left = outputs(["testbed", "demo", "--out", "runs/first"])
+    assert "runs/first" in (aside(command, tmp_path, left) or "")
+    assert outputs(["testbed", "sweep", "wisv-table1"]) == {"runs/wisv-table1"} and not outputs(["testbed", "doctor"])
+    begun = run(DocCommand("", 1, "testbed bs serve --engine synthetic --bind tcp://127.0.0.1:*"), tmp_path, 8.0)
+    assert begun.ok and begun.interrupted
 
 
 def test_the_pages_have_commands_that_run(capsys: pytest.CaptureFixture[str]) -> None:
