@@ -117,7 +117,8 @@ def llama(pair: Pair) -> Decode:
     """llama-cpp-python in this process, without a server."""
     from llama_cpp import Llama
 
-    model = Llama(pair.target_gguf, n_ctx=POSITIONS, verbose=False)
+    threads = int(os.environ.get("OMP_NUM_THREADS", 0)) or None
+    model = Llama(pair.target_gguf, n_ctx=POSITIONS, n_threads=threads, n_threads_batch=threads, verbose=False)
 
     def decode(ids: list[int], tokens: int, ends: list[int]) -> dict[str, Any]:
         start_s, found = time.perf_counter(), list[int]()
