@@ -34,6 +34,7 @@ ASIDE = {
     r"192\.0\.2\.|198\.51\.100\.|example\.|ADDRESS": "names a machine that is not here",
     r"Qwen|Llama|\./large|small\.gguf|hf:|smollm2": "needs a model that is not here",
     r"--keys |keys (new|list|revoke)": "needs keys made for the reader's machines",
+    r"channel radio": "needs Sionna",
     r"\btc\b|kind=tc|--via tc|namespaces": "changes network settings",
     r"jetson|tegrastats|--power|power (read|account)": "needs a power sensor",
     r"agent|deploy|collect|field report": "needs agents or an earlier run",

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from testbed.bundled_files import find
 from testbed.channel.radio.air import Air, ConstantAir, TraceAir
+from testbed.channel.radio.files import FileSource
 from testbed.channel.radio.model import ModelSource, RadioUe, Spectrum
 from testbed.channel.radio.sharing import RADIO_SCHEDULERS
 from testbed.channel.trace import read_trace
@@ -72,7 +73,7 @@ class RadioConfig(Config, frozen=True):
     wired_ms: Annotated[float, option("One-way delay between cell and edge server.", least=0, most=1e5, unit="ms")] = (
         0.0
     )
-    source: ConstantSource | TraceSource | ModelSource = ConstantSource()
+    source: ConstantSource | TraceSource | ModelSource | FileSource = ConstantSource()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,8 +100,11 @@ class RadioConfig(Config, frozen=True):
             BadInput: efficiencies that do not fit the groups, an unreadable trace, or invalid distances.
         """
         source, bler = self.source, self.harq.bler
+        spectrum = Spectrum(self.bandwidth_hz, self.slot_s, self.duplex == "tdd", bler)
         if isinstance(source, ModelSource):
-            return source.air(ues, Spectrum(self.bandwidth_hz, self.slot_s, self.duplex == "tdd", bler), seconds, seed)
+            return source.air(ues, spectrum, seconds, seed)
+        if isinstance(source, FileSource):
+            return source.air(ues, spectrum)
         if isinstance(source, TraceSource):
             if not source.files:
                 raise BadInput("a source of kind traces needs files")

@@ -8,7 +8,7 @@ import typer
 
 from testbed.channel.cost import Overheads, Sizes, id_bits
 from testbed.channel.csi import Csi
-from testbed.cli.channel import measure, record, traces, validate
+from testbed.cli.channel import measure, radio, record, traces, validate
 from testbed.cli.options import AsJson, ReadyJson, configured
 from testbed.cli.output import note, print_json
 from testbed.cli.screens import CommandGroup
@@ -194,3 +194,4 @@ app.command("record")(record.record)
 app.command("validate", cls=TableCommand)(validate.validate)
 app.command("convert")(traces.convert)
 app.command("fading")(traces.fading)
+app.command("radio")(radio.radio)

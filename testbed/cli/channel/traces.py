@@ -65,7 +65,7 @@ def convert(
     """
     pair = [out.with_name(f"{out.name}.{side}") for side in ("up", "down")]
     files = [out] if target == "canonical" else pair
-    _refuse_to_overwrite(files, force)
+    refuse_to_overwrite(files, force)
     result = read_foreign(source, inputs, Options(**resolved(config)))
     notes = list(result.notes)
     if target == "canonical":
@@ -208,7 +208,7 @@ def fading(
     means = None if given is None else _numbers(given, "--mean-uplink-mbps", len(ues))
     shares = None if config.share is None else _shares(config.share, len(ues))
     files = _places(out, len(ues))
-    _refuse_to_overwrite(files, force)
+    refuse_to_overwrite(files, force)
     assert config.step_s is not None
     traces = cell.traces(ues, config.seconds, config.step_s, config.seed, shares)
     command = _command(config, out)
@@ -281,7 +281,7 @@ def _places(out: Path, ues: int) -> list[Path]:
     return [out / f"ue{i}.csv" for i in range(ues)]
 
 
-def _refuse_to_overwrite(files: Sequence[Path], force: bool) -> None:
+def refuse_to_overwrite(files: Sequence[Path], force: bool) -> None:
     there = [path for path in files if os.path.lexists(path)]
     if there and not force:
         raise BadInput(f"{there[0]} is there already; --force overwrites it")
