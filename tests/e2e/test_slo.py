@@ -101,10 +101,11 @@ async def test_a_lying_ue_changes_nothing_for_an_honest_one(
     assert found == [found[0]] * 3
 
 
-async def test_a_ue_with_all_guarantees_yields_its_share_to_another() -> None:
+@pytest.mark.parametrize("busy", [False, True])
+async def test_a_ue_with_all_guarantees_yields_its_share_to_another(busy: bool) -> None:
     config = ServeConfig(
         engine="synthetic", bind="tcp://127.0.0.1:*", scheduler="slo", coefficients="a100-qwen3-32b",
-        max_sessions_per_ue=500,
+        max_sessions_per_ue=500, pace="a100-qwen3-32b",
     )  # fmt: skip
 
     async def asked(ue: Client) -> tuple[int, object]:
@@ -116,10 +117,15 @@ async def test_a_ue_with_all_guarantees_yields_its_share_to_another() -> None:
     with base_station(config) as ready:
         async with client(ready["bind"]) as hog, client(ready["bind"]) as other:
             first, answer = await asked(hog)
+            numbers = [first]
             while isinstance(answer, Opened):
-                _, answer = await asked(hog)
+                number, answer = await asked(hog)
+                numbers.append(number)
             assert isinstance(answer, Busy)
+            for number in numbers if busy else []:
+                await hog.send(Draft(session=number, round=0, base_len=3), {"ids": np.ones(8, np.int32)})
             assert isinstance((await asked(other))[1], Opened)
-            await hog.send(Draft(session=first, round=0, base_len=3), {"ids": np.ones(1, np.int32)})
-            fate = (await hog.receive(first, 20)).message
-            assert isinstance(fate, Resync) and "needed for other UEs" in fate.reason
+            if not busy:
+                await hog.send(Draft(session=first, round=0, base_len=3), {"ids": np.ones(1, np.int32)})
+                fate = (await hog.receive(first, 20)).message
+                assert isinstance(fate, Resync) and "needed for other UEs" in fate.reason

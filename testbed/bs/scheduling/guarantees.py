@@ -15,7 +15,7 @@ from testbed.bs.sessions import Key, Session, SessionTable
 class GuaranteeShares:
     """Admits sessions with a guarantee. While another UE is refused, one UE gets no more than its share of the
     verifier's time (`Room.ue_share`), beyond its first session. To a UE within its share the sessions yield that others
-    hold beyond theirs and that wait for their UE, the least recently heard first.
+    hold beyond theirs: those that wait for their UE before those that verify, the least recently heard first.
     """
 
     def __init__(self, sessions: SessionTable, averages: Averages) -> None:
@@ -66,19 +66,23 @@ class GuaranteeShares:
         return bisect.bisect_left(range(len(beyond) + 1), True, key=fits)
 
     def _beyond(self, admission: Admission, share: float, given: Sequence[Session]) -> list[Session]:
-        """Sessions by which UEs exceed their share, the least recently heard first; each UE keeps one."""
+        """Sessions by which UEs exceed their share, in the order in which they yield; each UE keeps one."""
         by_ue: dict[bytes, list[Session]] = {}
-        for session in sorted(given, key=lambda session: session.heard_s):
+        for session in sorted(given, key=_in_turn):
             by_ue.setdefault(self._sessions.owner(session.key[0]), []).append(session)
         found: list[Session] = []
         for sessions in by_ue.values():
             used = [admission.utilisation(self._load([session])) for session in sessions]
             left, kept = sum(used), len(sessions)
             for session, part in zip(sessions, used, strict=True):
-                if left > share and kept > 1 and session.idle:
+                if left > share and kept > 1:
                     left, kept = left - part, kept - 1
                     found.append(session)
-        return sorted(found, key=lambda session: session.heard_s)
+        return sorted(found, key=_in_turn)
+
+
+def _in_turn(session: Session) -> tuple[bool, float]:
+    return not session.idle, session.heard_s
 
 
 def _without(sessions: Iterable[Session], closed: Sequence[Session]) -> list[Session]:
