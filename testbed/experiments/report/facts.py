@@ -54,6 +54,8 @@ def _varied(config: Mapping[str, Any]) -> set[str]:
 def _pair(settings: Mapping[str, Any]) -> str:
     """Names of target and drafter."""
     target, drafter = settings.get("model"), settings.get("drafter")
+    if isinstance(target, Mapping):  # the model of the link in a field plan, which names its target
+        target = settings.get("target")
     if target is None and drafter is None:
         return BUNDLED
     return f"target {target or 'bundled'}, drafter {drafter or 'bundled'}"

@@ -163,3 +163,10 @@ def test_accuracy_is_drawn_within_its_range(tmp_path: Path) -> None:
     parts = [RowSource({**one.row, "accuracy": 0.0}, one.directory) for one in shown.parts]
     drawn = figures._curves(parts, [{}] * len(parts), "accuracy", "accuracy", "window", "K")
     assert all(one.get_ylim()[0] == 0.0 and one.get_ylim()[1] <= 1.02 for one in drawn.axes)
+
+
+def test_the_link_model_of_a_field_plan_is_not_taken_for_the_target() -> None:
+    for target, told in ((None, "bundled pair"), ("./large", "target ./large, drafter bundled")):
+        plan = {"model": {"anchors": [[2.0, 498.0]]}, "target": target, "run": {"methods": ["fh"]}}
+        page = facts_html({"config": plan})
+        assert f"<dt>models</dt><dd>{told}" in page and "{" not in page
