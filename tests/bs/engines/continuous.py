@@ -29,6 +29,8 @@ class Decoder:
     """Pass after which a finished round is decided; 0: there is none."""
     verified: tuple[list[int], list[int]] = ([], [])
     """Drafted tokens of that round, and the target's."""
+    computed: int = 0
+    """Committed tokens that the last round computed or found."""
     targets: list[int] = field(default_factory=list)
     """The target's next tokens as far as the last round told them."""
 
@@ -48,6 +50,8 @@ class Traffic:
     rounds: int = 0
     pieces: int = 0
     opened: int = 0
+    lost: int = 0
+    """Rounds that began with fewer cached tokens than their sessions had computed, by a block or more: evictions."""
 
     def run(self, passes: int, sessions: int) -> None:
         """So many passes over about so many sessions, and further ones until all rounds are finished."""
@@ -89,6 +93,8 @@ class Traffic:
     def _finished(self, share: Share) -> None:
         (session,) = (session for session in self.sessions if session.name == share.request.session)
         assert share.request is session.round and share.new > 0
+        self.lost += share.cached <= session.computed - BLOCK
+        session.computed = min(share.cached + share.new, len(share.request.prefix))
         if share.result is None:
             self.pieces += 1
             return
