@@ -121,7 +121,7 @@ def outputs(words: Sequence[str]) -> set[str]:
 def _missing(words: Sequence[str], folder: Path, unfinished: Collection[str]) -> str | None:
     """The first input of a command that is not there, or not finished; None: all are."""
     for before, word in itertools.pairwise(words):
-        path = word.partition("=")[2] if word[:1].isdigit() else word
+        path = word.partition("=")[2] if word[:1].isdigit() or "=runs/" in word else word
         is_input = path.startswith("runs/") or Path(path).suffix in INPUTS
         if is_input and before not in OUTPUTS and (path in unfinished or not (folder / path).exists()):
             return f"needs {path}, which an earlier command leaves"

@@ -44,6 +44,7 @@ def test_what_cannot_run_here_has_a_reason(tmp_path: Path) -> None:
         ("testbed report runs/far", "runs/far"),
         ("testbed bs serve --model ./Qwen2.5-7B-Instruct", "model"),
         ("testbed latency sizes --csv 4.7=runs/a/points.csv", "runs/a/points.csv"),
+        ("testbed head compare csi=runs/head --out runs/b", "needs runs/head,"),
     ):
         assert why in (aside(DocCommand("README.md", 1, text), tmp_path) or ""), text
     assert aside(DocCommand("README.md", 1, "testbed demo --out runs/new"), tmp_path) is None
