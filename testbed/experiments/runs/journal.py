@@ -150,7 +150,7 @@ def kept(out: Path | None) -> str:
             done = len(_read(file, out / NAME)[1])
     except (OSError, BadInput):
         return f"nothing is kept in {out}"
-    return f"{done} finished requests are kept in {out}; resume with the same command and --resume"
+    return f"finished requests kept in {out}: {done}; resume with the same command and --resume"
 
 
 def _lock(file: BinaryIO, out: Path) -> None:

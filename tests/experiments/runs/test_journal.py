@@ -125,7 +125,7 @@ def test_what_is_kept_is_said_with_the_way_to_go_on(tmp_path: Path) -> None:
     journal.add(outcome(0))
     journal.add(outcome(1))
     journal.close()
-    assert kept(tmp_path) == f"2 finished requests are kept in {tmp_path}; resume with the same command and --resume"
+    assert kept(tmp_path) == f"finished requests kept in {tmp_path}: 2; resume with the same command and --resume"
     assert "--out DIR" in kept(None) and kept(tmp_path / "none") == f"nothing is kept in {tmp_path / 'none'}"
 
 
