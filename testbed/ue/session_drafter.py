@@ -12,7 +12,7 @@ from testbed.protocols.sampling import Draws
 from testbed.ue.drafters.base import Drafter, DraftSequence, DraftToken
 from testbed.ue.pace import Pace
 from testbed.ue.sampler import DraftSampler
-from testbed.ue.windows.base import WindowPolicy
+from testbed.ue.windows.base import WindowPolicy, window_of
 
 
 class WindowDrafter:
@@ -66,7 +66,7 @@ class WindowDrafter:
         if self._sampler:
             self._sampler.begin(number)
         tokens = self._tokens(room, ends)
-        count = self._policy.to_send(tokens)
+        count = window_of(self._policy, tokens)
         ids, hidden = np.array([t.id for t in tokens], np.int32), np.stack([t.hidden for t in tokens])
         q = self._sampler.window()[:count] if self._sampler else None
         await self._pace.drafted(len(tokens), self._known)

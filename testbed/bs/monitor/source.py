@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -36,12 +37,10 @@ class Source:
 
 async def answer_all(source: Source, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Answer questions in order until the live view is gone."""
-    try:
+    with contextlib.suppress(EOFError, ConnectionError):
         while True:
             writer.write(frame(answer(source, await receive(reader, Question))))
             await writer.drain()
-    except (EOFError, ConnectionError):
-        LOG.warning("the live view has ended; the base station continues without it")
 
 
 def answer(source: Source, question: Question) -> MonitorAnswer:

@@ -23,6 +23,7 @@ from testbed.experiments.plots.style import save_figure
 from testbed.experiments.results.csv_file import write_csv
 from testbed.intervals import repeats_interval
 from testbed.options import replaced
+from testbed.ue.windows.base import window_of
 
 Row = dict[str, Any]
 TABLE_5 = {"Qwen3-0.6B": (0.31, 0.48), "Qwen3-1.7B": (0.42, 0.63), "Qwen3-4B": (0.47, 0.66), "Qwen3-8B": (0.53, 0.71)}
@@ -81,7 +82,7 @@ def _windows(config: CapacityConfig) -> tuple[int, int, int]:
         tokens = [sequence.draft_one()]
         while len(tokens) < rule.max_window and rule.keep_drafting(tokens):
             tokens.append(sequence.draft_one())
-        right = [token.id == LANGUAGE[place] for place, token in enumerate(tokens[: rule.to_send(tokens)])]
+        right = [token.id == LANGUAGE[place] for place, token in enumerate(tokens[: window_of(rule, tokens)])]
         accepted += right.index(False) if False in right else len(right)
         sent, drafted = sent + len(right), drafted + len(tokens)
     return sent, drafted, accepted

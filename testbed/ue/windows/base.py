@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from testbed.errors import BadInput
 from testbed.ue.drafters.base import DraftToken
@@ -23,14 +23,24 @@ class WindowPolicy(Protocol):
     def keep_drafting(self, drafted: Sequence[DraftToken]) -> bool:
         """Whether to draft another token after `drafted` (at least one)."""
 
-    def to_send(self, drafted: Sequence[DraftToken]) -> int:
-        """Length of the window after drafting ended: all of `drafted`, or only its first tokens, possibly none."""
-
     def observe(self, record: RoundRecord) -> None:
         """A round ended."""
 
     def fresh(self) -> WindowPolicy:
         """The same policy with nothing learnt, for another protocol."""
+
+
+@runtime_checkable
+class Withholding(WindowPolicy, Protocol):
+    """A window policy that may send fewer tokens than were drafted."""
+
+    def to_send(self, drafted: Sequence[DraftToken]) -> int:
+        """Length of the window after drafting ended: all of `drafted`, or only its first tokens, possibly none."""
+
+
+def window_of(policy: WindowPolicy, drafted: Sequence[DraftToken]) -> int:
+    """Number of drafted tokens that are sent: all of them, unless the policy withholds some."""
+    return policy.to_send(drafted) if isinstance(policy, Withholding) else len(drafted)
 
 
 class WindowRule(NamedTuple):

@@ -28,10 +28,6 @@ class FixedWindow:
         """Up to K tokens."""
         return len(drafted) < self.max_window
 
-    def to_send(self, drafted: Sequence[DraftToken]) -> int:
-        """All of them."""
-        return len(drafted)
-
     def observe(self, record: RoundRecord) -> None:
         """Nothing is learnt."""
 

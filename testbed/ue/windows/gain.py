@@ -108,10 +108,6 @@ class ExpectedGain:
         gain = self._all_kept * min(1.0, max(0.0, self._next.at(p)))
         return gain > self.rate_tps * self.token_s
 
-    def to_send(self, drafted: Sequence[DraftToken]) -> int:
-        """All of them."""
-        return len(drafted)
-
     def observe(self, record: RoundRecord) -> None:
         """Learn from a round's time and committed tokens."""
         if record.round == 0 or not record.drafted:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from testbed.ue.drafters.base import DraftToken
 from testbed.ue.records import RoundRecord
-from testbed.ue.windows.base import WindowPolicy, WindowRule
+from testbed.ue.windows.base import WindowPolicy, WindowRule, window_of
 from testbed.ue.windows.predictor import RejectionPredictor
 
 
@@ -41,7 +41,7 @@ class Hinted:
 
     def to_send(self, drafted: Sequence[DraftToken]) -> int:
         """As the rule sends."""
-        return self._rule.to_send(drafted)
+        return window_of(self._rule, drafted)
 
     def observe(self, record: RoundRecord) -> None:
         """Let the rule learn from rounds with drafted tokens."""

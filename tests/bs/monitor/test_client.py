@@ -91,7 +91,7 @@ async def test_a_live_view_that_has_ended_is_said_once_and_harms_nobody(caplog: 
         assert monitor._answering is not None
         await asyncio.wait_for(monitor._answering, 20)
         assert served.background.failures == {"live view": 1}
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert [record.message for record in caplog.records] == ["live view has ended"]
 
 
 async def test_answers_go_on_after_a_question_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:

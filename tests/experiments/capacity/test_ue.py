@@ -14,7 +14,7 @@ from testbed.experiments.capacity.ue import (
     predictor,
 )  # fmt: skip
 from testbed.ue.drafters.base import DraftToken
-from testbed.ue.windows.base import WindowPolicy
+from testbed.ue.windows.base import WindowPolicy, window_of
 
 WINDOWS = 20_000
 
@@ -24,7 +24,7 @@ def window(sequence: TrafficSequence, rule: WindowPolicy) -> list[DraftToken]:
     tokens = [sequence.draft_one()]
     while len(tokens) < rule.max_window and rule.keep_drafting(tokens):
         tokens.append(sequence.draft_one())
-    return tokens[: rule.to_send(tokens)]
+    return tokens[: window_of(rule, tokens)]
 
 
 def right(tokens: list[DraftToken]) -> int:
