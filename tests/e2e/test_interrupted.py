@@ -30,9 +30,11 @@ COST = '{"cost": {"c1_draft": 1e-10, "c2_draft": 0.002, "c1_verify": 1e-10, "c2_
 PATIENCE_S = 240.0
 
 
-def interrupted(arguments: list[str], log: Path, begun: Callable[[], bool], pause_s: float = 0.0) -> None:
-    """Start a command as a shell does, in a process group of its own, and interrupt all of it once it has begun; what
-    it says goes into `log`.
+def interrupted(
+    arguments: list[str], log: Path, begun: Callable[[], bool], pause_s: float = 0.0, alone: bool = False
+) -> None:
+    """Start a command as a shell does, in a process group of its own, and interrupt all of it, or only the command
+    itself (`alone`), once it has begun; what it says goes into `log`.
     """
     command = [sys.executable, "-m", "testbed", *arguments]
     with log.open("w") as stream:
@@ -44,7 +46,7 @@ def interrupted(arguments: list[str], log: Path, begun: Callable[[], bool], paus
             assert time.monotonic() < end_s, "it never began"
             time.sleep(0.02)
         time.sleep(pause_s)
-        os.killpg(process.pid, signal.SIGINT)
+        (os.kill if alone else os.killpg)(process.pid, signal.SIGINT)
         output, _ = process.communicate(timeout=60)
     finally:
         process.kill()
@@ -158,3 +160,13 @@ def test_carrying_a_plan_out(tmp_path: Path) -> None:
     assert len(rows) >= 3 and {row["mode"] for row in rows} <= {"sequential", "pipeline", "target-only"}
     assert {path.name for path in out.iterdir()} >= {"config.yaml", "plan.json", "steps.csv", "uploads.csv"}
     assert not (out / "summary.json").exists()
+
+
+def test_a_load_whose_base_station_starts(tmp_path: Path) -> None:
+    """It went on until the base station had decoded everything."""
+    (tmp_path / "ramp.yaml").write_text(
+        "{kind: real, engine: transformers, windows: [0, 2], alpha: 0.75, steps: 2, requests: 20, seeds: [0]}"
+    )
+    log = tmp_path / "log"
+    asked = ["latency", "ramp", "--config", str(tmp_path / "ramp.yaml"), "--out", str(tmp_path / "out")]
+    interrupted(asked, log, lambda: "the target's own outputs" in log.read_text(), alone=True)

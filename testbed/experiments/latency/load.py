@@ -7,7 +7,6 @@ have seeds of their own. Every run is saved; a second call resumes.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -165,7 +164,7 @@ class _Job:
             return await self._loads(fleet, requests_of(self.config, work.prompts))
 
         try:
-            span, served = asyncio.run(with_station(self.config, work, use, metrics))
+            span, served = with_station(self.config, work, use, metrics)
         finally:
             drafter.close()
         late = late_share(metrics)

@@ -48,7 +48,7 @@ def outputs_of(config: LoadConfig, work: Workload, out: Path, told: Told) -> Kno
         told(f"the target's own outputs to {len(prompts)} prompts")
         own = msgspec.structs.replace(config, pace=None)
         metrics = out / "outputs.metrics"
-        return asyncio.run(with_station(own, work, lambda clients: _decode_alone(own, prompts, clients), metrics))
+        return with_station(own, work, lambda clients: _decode_alone(own, prompts, clients), metrics)
 
     known = kept(path, list[list[int]], decode)
     return {tuple(p.ids): ids for p, ids in zip(prompts, known, strict=True)}
@@ -58,27 +58,30 @@ Use = Callable[[Sequence[Client]], Awaitable[T]]
 """A measurement over connections to a new BS."""
 
 
-async def with_station(
+def with_station(
     config: LoadConfig, work: Workload, use: Use[T], metrics: Path, count: int = CLIENTS, **more: Any
 ) -> T:
     """Start a BS with fields of `ServeConfig` in `more`, connect `count` times, and stop it afterwards; counters go to
-    `metrics`.
+    `metrics`. An interrupt ends it also while the BS starts.
     """
     serve = ServeConfig(
         bind="tcp://127.0.0.1:*", engine=config.engine, model=config.model, dtype=config.dtype, pace=config.pace,
         metrics=str(metrics), **more,
     )  # fmt: skip
     with base_station(serve) as ready:
-        clock = WallClock()
-        clients = [Client(ZmqLink(ready["bind"], new_identity()), clock, 0, TIMEOUT_S) for _ in range(count)]
-        try:
-            assert work.prompter is not None
-            for client in clients:
-                await client.connect(work.prompter.fingerprint, work.prompter.vocab_size)
-            return await use(clients)
-        finally:
-            for client in clients:
-                await client.close()
+        return asyncio.run(_connected(ready["bind"], work, use, count))
+
+
+async def _connected(address: str, work: Workload, use: Use[T], count: int) -> T:
+    clients = [Client(ZmqLink(address, new_identity()), WallClock(), 0, TIMEOUT_S) for _ in range(count)]
+    try:
+        assert work.prompter is not None
+        for client in clients:
+            await client.connect(work.prompter.fingerprint, work.prompter.vocab_size)
+        return await use(clients)
+    finally:
+        for client in clients:
+            await client.close()
 
 
 def late_share(metrics: Path) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ class RealRamp:
 
     def loads(self) -> list[float]:
         """See `even_loads`."""
-        return even_loads(self._config, lambda policy: asyncio.run(self._ceiling_rps(policy)), self._told)
+        return even_loads(self._config, self._ceiling_rps, self._told)
 
     def run(self, policy: str, seed: int, loads: Sequence[float]) -> RampRun:
         """One ramp with a new BS, whose prefix cache has none of the prompts."""
@@ -61,7 +60,7 @@ class RealRamp:
             for (step, at_s), prompt in zip(due, prompts, strict=True)
         ]
         metrics = self._out / f"run-{policy}-seed{seed}.metrics"
-        answered = asyncio.run(self._climb(policy, work, requests, metrics))
+        answered = self._climb(policy, work, requests, metrics)
         switches = counted_in(metrics).get("window_switches")
         return RampRun(policy, seed, list(loads), answered, switches, late_share(metrics))
 
@@ -85,10 +84,8 @@ class RealRamp:
         controller = self._config.controller if policy == HINTS else None
         return {"max_batch": self._config.max_batch, "window_controller": controller}
 
-    async def _climb(
-        self, policy: str, work: Workload, requests: Sequence[LoadRequest], metrics: Path
-    ) -> list[Answered]:
-        drafter = await asyncio.to_thread(self._known, work, "outputs")
+    def _climb(self, policy: str, work: Workload, requests: Sequence[LoadRequest], metrics: Path) -> list[Answered]:
+        drafter = self._known(work, "outputs")
 
         async def use(clients: Sequence[Client]) -> list[Answered]:
             fleet = self._fleet(policy, clients, drafter)
@@ -96,7 +93,7 @@ class RealRamp:
                 await fleet.decode(number, LoadRequest(prompt.ids, self._config.max_tokens))
             return await climb(fleet, requests)
 
-        return await with_station(self._load, work, use, metrics, self._config.ues, **self._more(policy))
+        return with_station(self._load, work, use, metrics, self._config.ues, **self._more(policy))
 
     def _fleet(self, policy: str, clients: Sequence[Client], drafter: ReplayDrafter) -> Fleet:
         welcome, clock = clients[0].welcome, clients[0].clock
@@ -105,9 +102,9 @@ class RealRamp:
         limit = self._config.limit
         return Fleet([LoadUe(c, drafter, policy_of(policy, limit), pace, welcome.end_ids) for c in clients], clock)
 
-    async def _ceiling_rps(self, policy: str) -> float:
+    def _ceiling_rps(self, policy: str) -> float:
         work = self._work(CEILING_REQUESTS)
-        drafter = await asyncio.to_thread(self._known, work, "ceiling")
+        drafter = self._known(work, "ceiling")
 
         async def use(clients: Sequence[Client]) -> float:
             fleet = self._fleet(policy, clients, drafter)
@@ -115,4 +112,4 @@ class RealRamp:
             return await throughput_rps(fleet, requests, AT_ONCE, AT_ONCE // 2)
 
         metrics = self._out / "ceiling" / f"{policy}.metrics"
-        return await with_station(self._load, work, use, metrics, self._config.ues, **self._more(policy))
+        return with_station(self._load, work, use, metrics, self._config.ues, **self._more(policy))
