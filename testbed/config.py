@@ -254,6 +254,7 @@ class ServeConfig(Config, frozen=True):
             "New tokens of one prompt in an engine pass; longer prompts continue in later passes, beside other rounds.",
             least=16,
             none="all",
+            metavar="<int>|all",
             unit="tokens",
         ),
     ] = 512

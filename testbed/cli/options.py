@@ -181,7 +181,8 @@ def _typed(one: Option) -> Any:
     """Type of an option for typer: lists are text with commas, unless the option is repeated."""
     if one.repeat:
         return list[str] | None
-    return str if _element(one) is not None or dict in _origins(one) else one.kind
+    as_text = _element(one) is not None or dict in _origins(one) or _number(one) is not None
+    return str if as_text else one.kind
 
 
 def _shown(one: Option) -> Any:
@@ -206,6 +207,8 @@ def _value(one: Option, given: Any) -> Any:
     element = _element(one)
     if one.repeat:
         return tuple(given) if element else ",".join(given)
+    if given is not None and (number := _number(one)) is not None:
+        return _one_number(one, given, number)
     if element is None or given is None:
         return given
     if element is not str:
@@ -214,6 +217,22 @@ def _value(one: Option, given: Any) -> Any:
     if not parts:
         raise BadInput(f"{one.flag} takes names separated by commas, not {given!r}")
     return parts
+
+
+def _one_number(one: Option, given: Any, kind: type[int] | type[float]) -> float:
+    try:
+        return kind(given)
+    except ValueError as exc:
+        what = "a whole number" if kind is int else "a number"
+        raise BadInput(f"{one.flag} takes {what} or {one.none}, not {given!r}") from exc
+
+
+def _number(one: Option) -> type[int] | type[float] | None:
+    """Type of a field that is one number, or None by a word."""
+    if one.none is None:
+        return None
+    kinds: tuple[type[int], type[float]] = (int, float)
+    return next((kind for kind in kinds if kind in _kinds(one)), None)
 
 
 def _element(one: Option) -> Any:

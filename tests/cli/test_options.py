@@ -28,6 +28,7 @@ class Basket(Config, frozen=True):
     at: Annotated[str, option("Addresses.", repeat=True)] = "here"
     pair: Annotated[tuple[str, ...], option("Pair.", repeat=True)] = ()
     scale: Annotated[str | None, option("Scale.", none="none")] = None
+    most: Annotated[int | None, option("Apples at most.", least=1, none="all")] = 9
     inner: int = 0
 
 
@@ -62,6 +63,8 @@ def test_defaults_are_those_of_the_configuration() -> None:
         (["--pair", "a,1", "--pair", "b"], Basket(pair=("a,1", "b"))),
         (["--scale", "big"], Basket(scale="big")),
         (["--scale", "none"], Basket()),
+        (["--most", "all"], Basket(most=None)),
+        (["--most", "4"], Basket(most=4)),
     ],
 )
 def test_values(arguments: list[str], config: Basket) -> None:
@@ -74,6 +77,8 @@ def test_values(arguments: list[str], config: Basket) -> None:
         (["--apples", "0"], "apples must be at least 1, not 0"),
         (["--sizes", "1,b"], "--sizes takes whole numbers separated by commas, not '1,b'"),
         (["--farm", ","], "--farm takes names separated by commas"),
+        (["--most", "few"], "--most takes a whole number or all, not 'few'"),
+        (["--most", "0"], "most must be at least 1, not 0"),
     ],
 )
 def test_values_that_cannot_be(arguments: list[str], said: str) -> None:
