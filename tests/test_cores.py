@@ -13,7 +13,8 @@ from testbed.cores import POLLS, available_cores
 
 LLAMA = "from testbed.llama.context import _library; _library()"
 TORCH = "from testbed.bs.engines.registry import leave_a_core; leave_a_core({}); import torch"
-VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "LD_PRELOAD")
+"""Removed from the environment; vLLM, when other tests import it, preloads an OpenMP library for child processes."""
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

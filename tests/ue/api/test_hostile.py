@@ -27,14 +27,22 @@ seconds. Time on the clock would measure the machine's other load as well."""
 
 
 def ask(site: Site, path: str, body: bytes | None, **headers: str) -> tuple[int, Any]:
-    web = http.client.HTTPConnection(site.url.removeprefix("http://"), timeout=60)
-    try:
-        headers = {"content-type": "application/json", **{k.replace("_", "-"): v for k, v in headers.items()}}
-        web.request("GET" if body is None else "POST", path, body, headers)
-        answer = web.getresponse()
-        return answer.status, json.loads(answer.read())
-    finally:
-        web.close()
+    """The answer to a request. A server that refuses a body before it has read it resets the connection, which may
+    strike while the body is sent; then it is asked again.
+    """
+    headers = {"content-type": "application/json", **{k.replace("_", "-"): v for k, v in headers.items()}}
+    for attempt in range(5):
+        web = http.client.HTTPConnection(site.url.removeprefix("http://"), timeout=60)
+        try:
+            web.request("GET" if body is None else "POST", path, body, headers)
+            answer = web.getresponse()
+            return answer.status, json.loads(answer.read())
+        except ConnectionError:
+            if attempt == 4:
+                raise
+        finally:
+            web.close()
+    raise AssertionError
 
 
 async def stall(site: Site, path: str, body: bytes) -> tuple[float, int, Any]:
