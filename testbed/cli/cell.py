@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -16,6 +16,9 @@ from testbed.cli.screens import CommandGroup
 from testbed.cli.tables import TableCommand, print_rows
 from testbed.errors import BadInput
 from testbed.options import resolved
+
+if TYPE_CHECKING:
+    from testbed.experiments.cell.sustain import SustainConfig
 
 COLUMNS = {
     "group": ("group", "{}"),
@@ -120,32 +123,37 @@ def sustain(
     """
     from testbed.experiments.cell.config import CellConfig
     from testbed.experiments.cell.sustain import SustainConfig
-    from testbed.experiments.cell.sustain import sustain as found_rows
-    from testbed.experiments.plots.cell import write_plot
-    from testbed.experiments.results.claims import claimed
-    from testbed.files import whole_file
     from testbed.options import load
 
     config = SustainConfig(
         cell=load(CellConfig, file), vary=_varied(vary or []), ues=_numbers(ues), repeats=repeats, epsilon=epsilon
     )
+    rows = _sustained(config, workers, out)
+    if as_json:
+        print_json({"schema": 1, "config": resolved(config), "rows": rows})
+    else:
+        print_rows(rows, "UEs of a cell", {name: (name.split(".", 1)[-1], "{}") for name in config.vary} | SUSTAINED)
+
+
+def _sustained(config: SustainConfig, workers: int, out: Path | None) -> list[dict[str, Any]]:
+    """Rows of a search, written with a plot into `out`."""
+    from testbed.experiments.cell.sustain import sustain as search
+    from testbed.experiments.plots.cell import write_plot
+    from testbed.experiments.results.claims import claimed
+    from testbed.files import whole_file
 
     def told(done: int, total: int) -> None:
         note(f"{done} of {total} points")
 
     if out is None:
-        rows = found_rows(config, None, workers, told)
-    else:
-        with claimed(config, out, "search"):
-            rows = found_rows(config, out / "runs", workers, told)
-            with whole_file(out / "rows.json") as part:
-                part.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1))
-            write_plot(rows, list(config.vary), out / "sustain.png")
-        note(f"wrote {out}")
-    if as_json:
-        print_json({"schema": 1, "config": resolved(config), "rows": rows})
-    else:
-        print_rows(rows, "UEs of a cell", {name: (name.split(".", 1)[-1], "{}") for name in config.vary} | SUSTAINED)
+        return search(config, None, workers, told)
+    with claimed(config, out, "search"):
+        rows = search(config, out / "runs", workers, told)
+        with whole_file(out / "rows.json") as part:
+            part.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1))
+        write_plot(rows, list(config.vary), out / "sustain.png")
+    note(f"wrote {out}")
+    return rows
 
 
 def _varied(given: Sequence[str]) -> dict[str, tuple[Any, ...]]:
