@@ -169,7 +169,7 @@ class Beside:
         self._engine.submit(VerifyRequest(name, prefix.copy(), self._some(window)))
 
     def _loop(self, passes: int, prompt: Any = None) -> list[float]:
-        """Times of the rounds of so many passes, or of as many as the prompt takes [s]; all are finished at the end."""
+        """Round times [s] during some passes, or while the prompt is computed; all rounds are finished at the end."""
         for name, prefix in self._prefixes.items():
             self._submit(name, prefix, self._window)
         if prompt is not None:

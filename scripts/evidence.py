@@ -44,7 +44,7 @@ class Section(NamedTuple):
 
     page: str
     line: int
-    """Of its heading."""
+    """Line number of the heading."""
     heading: str
     text: str
     fields: dict[str, str]

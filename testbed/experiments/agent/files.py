@@ -57,7 +57,7 @@ class Files:
     def __init__(self, workdir: Path) -> None:
         self._root, self._parts = workdir / FILES, workdir / PARTS
         self._hashes: dict[str, _Part] = {}
-        """Of unfinished uploads, by the digest of the whole."""
+        """Running hashes of unfinished uploads, by the digest of the whole file."""
         self._digests: dict[Path, tuple[tuple[int, int, int], str]] = {}
         """Identity (inode, size, time of change) and digest of complete files."""
         for folder in (self._root, self._parts):

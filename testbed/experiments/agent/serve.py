@@ -128,7 +128,7 @@ class Agent:
                 self._chunks.put_nowait((peer, packet))
 
     async def store(self, link: ZmqServerLink) -> None:
-        """Store chunks of uploads, for ever, in a thread: a file that is there already may have to be hashed."""
+        """Store chunks of uploads until cancelled, in a thread: a file that exists may have to be hashed."""
         while True:
             peer, packet = await self._chunks.get()
             await link.send(peer, encode(*await asyncio.to_thread(self._reply, packet)))

@@ -67,7 +67,7 @@ class CellOutcome(msgspec.Struct, frozen=True):
     goodput_tps: float
     jain: float | None
     violations: dict[str, float]
-    """By group with a class."""
+    """Share of late responses of each group with a class."""
 
 
 class CellPoint(NamedTuple):

@@ -50,7 +50,7 @@ class PipelineRun:
     mode: str
     seconds: float
     ended_s: float
-    """On the host's monotonic clock."""
+    """End of the run on the host's monotonic clock."""
     outputs: dict[int, list[int]]
     steps: list[StepRecord]
 

@@ -39,7 +39,7 @@ class SpeculationRatios(NamedTuple):
     c1_ratio: Interval
     c2_ratio: Interval
     wins: Wins
-    """By the fits of the two series."""
+    """Loads at which speculation wins, according to the fits of the two series."""
     predicted_rps: Interval | None
     """Break-even by the fits of the two series; None: the curves do not cross."""
     forecast_rps: float | None
