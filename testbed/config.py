@@ -99,7 +99,9 @@ class RunConfig(DecodingConfig, frozen=True):
     pad: Annotated[
         str | None,
         option(
-            "Device profile, by name or file: pad messages to the sizes that its models would send.", metavar="PROFILE"
+            "Device profile, by name or file: pad messages to the sizes that its models would send.",
+            metavar="PROFILE",
+            completes="profiles",
         ),
     ] = None
     gate: Annotated[bool, option("Compare outputs with the target's own.", panel="Checks")] = True
@@ -245,6 +247,7 @@ class ServeConfig(Config, frozen=True):
         option(
             "Pass times that slo and the window controller expect: a profile, FILE.json of `estimator fit`, or probe "
             "(measure at start). Default: probe.",
+            completes="profiles",
         ),
     ] = None
     admission: Annotated[bool, option("Let slo refuse sessions whose token speed it cannot guarantee.")] = True
@@ -260,7 +263,11 @@ class ServeConfig(Config, frozen=True):
     ] = 512
     pace: Annotated[
         str | None,
-        option("Emulate a slower machine: passes take at least its pass times.", metavar="PROFILE|FILE.json"),
+        option(
+            "Emulate a slower machine: passes take at least its pass times.",
+            metavar="PROFILE|FILE.json",
+            completes="profiles",
+        ),
     ] = None
     window_controller: Annotated[
         str | None,

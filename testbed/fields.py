@@ -37,6 +37,7 @@ Tokenizer = Annotated[
         "Directory of tokenizer.json, or name of a fetched model. Default: the drafter's if it has a name, else the "
         "bundled one, unless prompts are ids.",
         metavar="DIR",
+        completes="fetched models",
     ),
 ]
 KvType = Annotated[Literal["f16", "f32"], option("Type of the drafter's KV cache.", panel="Models")]
@@ -57,6 +58,7 @@ Target = Annotated[
     option(
         "Target: directory, Hugging Face id, GGUF file (llama), or name of a fetched model such as smollm2. Default: "
         "the bundled one.",
+        completes="fetched models",
         panel="Models",
     ),
 ]
@@ -72,7 +74,9 @@ Window = Annotated[int, option("Draft window K, drafted tokens per round.", leas
 Threshold = Annotated[
     float, option("Decision threshold θ; 0 rejects every mismatched token.", least=0, most=1, panel="Protocol")
 ]
-AutoRule = Annotated[str, option("Rule by which `auto` chooses between fh and sh: rtt or latency.", panel="Protocol")]
+AutoRule = Annotated[
+    str, option("Rule by which `auto` chooses between fh and sh.", kinds="auto rules", panel="Protocol")
+]
 HiddenBits = Annotated[int, option("Bits per element of uploaded hidden states (fh, sh): 16, 8 or 4.", unit="bits")]
 States = Annotated[
     Literal["predicting", "after"],
@@ -106,6 +110,9 @@ Seed = Annotated[int, option("Seed of the random numbers.", least=0, panel="Work
 Pace = Annotated[
     str | None,
     option(
-        "Emulate another machine's pass times (see `bs serve --pace`).", metavar="PROFILE|FILE.json", panel="Models"
+        "Emulate another machine's pass times (see `bs serve --pace`).",
+        metavar="PROFILE|FILE.json",
+        completes="profiles",
+        panel="Models",
     ),
 ]

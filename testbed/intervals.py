@@ -35,8 +35,10 @@ FEW = 20
 """Minimum number of clusters for percentiles of resamples."""
 LEAST_JUDGED = 60
 """Minimum number of judged responses for a verdict on a class."""
-PERCENTILES = {"latency_p95_s": (0.95, 200), "latency_p99_s": (0.99, 1000)}
-"""Columns of percentiles: share, and the minimum number of values."""
+LEAST_VALUES = {95: 200, 99: 1000}
+"""Minimum number of values for a percentile."""
+PERCENTILES = {"latency_p95_s": 95, "latency_p99_s": 99}
+"""Columns of percentiles."""
 
 Reals = NDArray[np.float64]
 Comparison = Literal["ahead", "behind", "undecided"]
@@ -82,9 +84,8 @@ def class_verdict(violated: int, judged: int, epsilon: float) -> ClassVerdict:
 
 def percentile(column: str, values: ArrayLike) -> float | None:
     """Percentile of a column in `PERCENTILES`; None if there are too few values."""
-    share, least = PERCENTILES[column]
-    found = np.asarray(values, np.float64)
-    return float(np.quantile(found, share)) if found.size >= least else None
+    found, share = np.asarray(values, np.float64), PERCENTILES[column]
+    return float(np.percentile(found, share)) if found.size >= LEAST_VALUES[share] else None
 
 
 def printable(row: Mapping[str, Any], column: str, count: str = "requests") -> Any:
@@ -92,7 +93,7 @@ def printable(row: Mapping[str, Any], column: str, count: str = "requests") -> A
     value = row.get(column)
     if column not in PERCENTILES or value is None or not isinstance(row.get(count), int):
         return value
-    return value if row[count] >= PERCENTILES[column][1] else None
+    return value if row[count] >= LEAST_VALUES[PERCENTILES[column]] else None
 
 
 # ---------------------------------------------------------------- intervals

@@ -82,6 +82,8 @@ class Option:
     """Names on the command line; default: the field's own."""
     kinds: str | None = None
     """Registry whose names are its values, for help screens and reference pages."""
+    completes: str | None = None
+    """Names that the shell completes, where files or other values are taken, too."""
     none: str | None = None
     """Word that stands for None on the command line."""
     repeat: bool = False
@@ -119,7 +121,8 @@ def option(
     Args:
         about: the description, in plain text.
         least, most: smallest and largest allowed value; `above`, `below`: the same, themselves excluded.
-        more: further attributes of `Option`: unit, panel, metavar, flags, kinds, none, repeat, hidden.
+        more: further attributes of `Option`: unit, panel, metavar, flags, kinds, completes, none, repeat,
+            hidden.
     """
     bounds = Bounds(least, most, above, below)
     return msgspec.Meta(description=about, extra={**more, "bounds": None if bounds == Bounds() else bounds})

@@ -15,6 +15,7 @@ from testbed.cli.output import note, print_json
 from testbed.cli.screens import CommandGroup
 from testbed.cli.tables import TableCommand, print_rows
 from testbed.errors import BadInput
+from testbed.intervals import LEAST_VALUES
 from testbed.options import resolved
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def _numbers(text: str | None) -> tuple[int, ...]:
 def _print(found: Mapping[str, Any]) -> None:
     delays = [row["message_delay_s"] for row in found["rows"]]
     rows = [
-        {**row, "delay_s": delay["mean"], "delay_p95_s": delay["p95"] if row["messages"] >= 200 else None}
+        {**row, "delay_s": delay["mean"], "delay_p95_s": delay["p95"] if row["messages"] >= LEAST_VALUES[95] else None}
         for row, delay in zip(found["rows"], delays, strict=True)
     ]
     print_rows(rows, "groups of UEs", COLUMNS)

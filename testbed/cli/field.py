@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from testbed.cli.options import AsJson
+from testbed.cli.options import AsJson, completion
 from testbed.cli.output import note, print_json
 from testbed.cli.screens import CommandGroup
 from testbed.cli.tables import TableCommand, print_rows
@@ -49,7 +49,12 @@ def group() -> None:
 
 @app.command(cls=TableCommand)
 def run(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="YAML: places, methods, prompts; or rehearsal.")],
+    plan: Annotated[
+        str,
+        typer.Argument(
+            metavar="PLAN", help="YAML: places, methods, prompts; or rehearsal.", autocompletion=completion("plans")
+        ),
+    ],
     out: Annotated[Path | None, typer.Option(help="Directory; default: runs/NAME. The same one again goes on.")] = None,
     emulated: Annotated[
         bool, typer.Option("--emulated", help="Rehearse on this machine: distances become links of the plan's model.")

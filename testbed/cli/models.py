@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from testbed.cli.options import AsJson, configured
+from testbed.cli.options import AsJson, completion, configured
 from testbed.cli.output import note, print_json
 from testbed.cli.screens import CommandGroup
 from testbed.errors import TestbedError
@@ -40,7 +40,9 @@ def path(as_json: AsJson = False) -> None:
 
 @app.command()
 def fetch(
-    name: Annotated[str, typer.Argument(help="Model to fetch, such as smollm2.")],
+    name: Annotated[
+        str, typer.Argument(help="Model to fetch, such as smollm2.", autocompletion=completion("fetched models"))
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Fetch a public model into the user's cache, once, and compare llama.cpp with transformers on it.

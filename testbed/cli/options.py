@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 import msgspec
 import typer
 
+from testbed import bundled_files
 from testbed.errors import BadInput
 from testbed.options import Config, Option, load, options_of
 
@@ -23,15 +24,23 @@ Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 Number = TypeVar("Number", int, float)
 
 KINDS = {
+    "algorithms": "testbed.optim.baselines:ALGORITHMS",
+    "auto rules": "testbed.protocols.adaptive:RULES",
+    "bandwidth policies": "testbed.optim.bandwidth:POLICIES",
     "drafters": "testbed.ue.load_drafter:DRAFTERS",
     "engines": "testbed.bs.engines.registry:ENGINES",
+    "fetched models": "testbed.model_names:RELEASES",
     "judges": "testbed.bs.judging.registry:JUDGES",
     "methods": "testbed.protocols.methods:methods",
     "protocols": "testbed.protocols:PROTOCOLS",
+    "predictors": "testbed.experiments.predictor.models:FAMILIES",
     "schedulers": "testbed.bs.scheduling.registry:SCHEDULERS",
+    "systems": "testbed.experiments.capacity.systems:system_names",
+    "trace formats": "testbed.channel.formats.convert:FORMATS",
     "window rules": "testbed.ue.windows.registry:WINDOW_RULES",
 }
-"""Registry of each kind that can be chosen by name (`Option.kinds`), imported when its names are shown."""
+"""Registry of each kind that can be chosen by name (`Option.kinds`, `Option.completes`), imported when its names are
+shown; kinds of bundled files (`bundled_files.KINDS`) belong to them, too."""
 OUTPUT = "Output"
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.", rich_help_panel=OUTPUT)]
 ReadyJson = Annotated[bool, typer.Option("--json", help="Print one JSON line when ready.", rich_help_panel=OUTPUT)]
@@ -137,22 +146,29 @@ def about(one: Option) -> str:
 
 def with_names(text: str) -> str:
     """A description with the names of each kind in place of its mark, such as `{engines}`."""
-    for kind, place in KINDS.items():
+    for kind in KINDS:
         if (mark := f"{{{kind}}}") in text:
-            module, _, name = place.partition(":")
-            found: Any = getattr(importlib.import_module(module), name)
-            text = text.replace(mark, ", ".join(found() if callable(found) else found))
+            text = text.replace(mark, ", ".join(_names(kind)))
     return text
 
 
-def _completion(kind: str) -> Callable[[str], list[str]]:
+def completion(kind: str) -> Callable[[str], list[str]]:
     """Completion of a name of this kind, or of the last of several separated by commas."""
 
     def complete(incomplete: str) -> list[str]:
         head, comma, last = incomplete.rpartition(",")
-        return [f"{head}{comma}{name}" for name in with_names(f"{{{kind}}}").split(", ") if name.startswith(last)]
+        return [f"{head}{comma}{name}" for name in _names(kind) if name.startswith(last)]
 
     return complete
+
+
+def _names(kind: str) -> list[str]:
+    """Names of one of `KINDS`, or of the bundled files of a kind."""
+    if kind in bundled_files.KINDS:
+        return bundled_files.names(kind)
+    module, _, name = KINDS[kind].partition(":")
+    found: Any = getattr(importlib.import_module(module), name)
+    return list(found() if callable(found) else found)
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
@@ -163,11 +179,11 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 def _parameter(one: Option) -> inspect.Parameter:
     """An option as typer declares it."""
-    needed = one.default is msgspec.NODEFAULT
+    needed, names = one.default is msgspec.NODEFAULT, one.kinds or one.completes
     flags = one.flags or ((f"{one.flag}/--no-{one.flag[2:]}",) if one.kind is bool else (one.flag,))
     info = typer.Option(
         *flags, help=about(one), metavar=one.metavar, rich_help_panel=one.panel, hidden=one.hidden,
-        autocompletion=_completion(one.kinds) if one.kinds else None,
+        autocompletion=completion(names) if names else None,
     )  # fmt: skip
     return inspect.Parameter(
         one.name,

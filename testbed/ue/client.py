@@ -128,6 +128,17 @@ class Client:
             times.append(self.clock.time() - start_s)
         return times
 
+    async def answers(self, within_s: float) -> bool:
+        """Whether the BS answers a handshake in time; silence is logged as that of any wait."""
+        token = next(self._pings)
+        try:
+            await self.send(Ping(token=token))
+            while _late((await self.receive(-1, within_s)).message, token):
+                pass
+        except LinkError:
+            return False
+        return True
+
     def new_session(self) -> int:
         """A new session number with a mailbox."""
         number = next(self._numbers)
@@ -181,7 +192,7 @@ class Client:
         silence_s = now_s - self._silent_since_s
         if silence_s >= SILENT_S and not self._warned and isinstance(self.clock, WallClock):
             self._warned = True
-            LOG.warning("the BS has not answered for %.0f s; giving up after %g s", silence_s, self.timeout_s)
+            LOG.warning("the BS has not answered for %.0f s; requests end after %g s", silence_s, self.timeout_s)
         return silence_s
 
     def waits(self) -> list[float]:

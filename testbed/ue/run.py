@@ -152,13 +152,9 @@ class JobRunner:
 
         return await session.decode(prompt, max_tokens, end_ids, ended)
 
-    async def probe(self) -> None:
-        """One handshake with the BS over the link.
-
-        Raises:
-            LinkError: no answer.
-        """
-        await self._setting.clients.link.rtt_s(1)
+    async def answers(self, within_s: float) -> bool:
+        """Whether the BS answers a handshake over the link in time."""
+        return await self._setting.clients.link.answers(within_s)
 
     async def session(self, method: str, sampling: Sampling, seed: int) -> DecodingSession:
         """A session over the link, by a protocol or `auto`; pass its rounds to `observe`."""

@@ -13,7 +13,11 @@ import pytest
 import typer
 from typer.main import get_command
 
+from testbed import bundled_files
+from testbed.bs.scheduling.registry import SCHEDULERS
+from testbed.channel.formats.convert import FORMATS
 from testbed.cli.main import app, main
+from testbed.experiments.capacity.systems import system_names
 from testbed.experiments.doctor import checks as doctor
 
 
@@ -115,6 +119,11 @@ def test_a_command_that_is_nearly_right_is_named(capsys: pytest.CaptureFixture[s
 def test_the_shell_completes(
     words: str, found: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert completed(words, monkeypatch, capsys) == [found]
+
+
+def completed(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What the shell is offered for the last word."""
     for name, value in (
         ("_TESTBED_COMPLETE", "complete_bash"),
         ("COMP_WORDS", words),
@@ -123,7 +132,36 @@ def test_the_shell_completes(
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit):
         main([])
-    assert capsys.readouterr().out.split() == [found]
+    return capsys.readouterr().out.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("capacity --systems wisp,", [f"wisp,{name}" for name in system_names()]),
+        ("bs serve --scheduler ", list(SCHEDULERS)),
+        ("demo --methods gr", ["greedy"]),
+        ("demo --auto-rule ", ["rtt", "latency"]),
+        ("bs serve --pace ", bundled_files.names("profiles")),
+        ("ue run --pad ", bundled_files.names("profiles")),
+        ("capacity --profile ", bundled_files.names("profiles")),
+        ("bs serve --model s", ["smollm2"]),
+        ("models fetch ", ["smollm2"]),
+        ("latency measure --link ", bundled_files.names("traces")),
+        ("channel replay ", bundled_files.names("traces")),
+        ("channel emulate --trace ", bundled_files.names("traces")),
+        ("channel convert --from ", list(FORMATS)),
+        ("field run ", bundled_files.names("plans")),
+        ("sweep wisv", [name for name in bundled_files.names("sweeps") if name.startswith("wisv")]),
+        ("optim plan --algorithm a", ["autoregressive"]),
+        ("optim run --policies uniform,m", ["uniform,max-min"]),
+        ("predictor train --models m", ["mlp"]),
+    ],
+)
+def test_the_shell_completes_names(
+    words: str, names: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert names and completed(f"testbed {words}", monkeypatch, capsys) == names
 
 
 # ---------------------------------------------------------------- doctor

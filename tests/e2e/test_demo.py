@@ -175,6 +175,20 @@ def test_ue_run_answers_as_documented(station: dict[str, Any], tmp_path: Path) -
     assert load(RunConfig, tmp_path / "config.yaml").methods == ("auto",)
 
 
+def test_several_prompts_are_decoded_and_labelled(station: dict[str, Any], tmp_path: Path) -> None:
+    questions = [example.question for example in load_dataset("bundled:test", 2)]
+    given = [part for question in questions for part in ("--prompt", question)]
+    asked = ("ue", "run", "--bs", station["bind"], *given, "--protocol", "greedy,sh", "--max-tokens", "20")
+    done = run(*asked, "--out", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    outputs = json.loads(run(*asked, "--json").stdout)["outputs"]
+    assert [output["prompt"] for output in outputs] == [question for question in questions for _ in range(2)]
+    texts = [f"{output['method']}: {output['text']}\n" for output in outputs]
+    assert done.stdout.startswith(f"> {questions[0]}\n{texts[0]}{texts[1]}> {questions[1]}\n{texts[2]}{texts[3]}")
+    again = run("rerun", str(tmp_path / "run"), "--out", str(tmp_path / "again"))
+    assert again.returncode == 0, again.stderr
+
+
 def test_prompt_ids(station: dict[str, Any]) -> None:
     done = run("ue", "run", "--bs", station["bind"], "--prompt-ids", "5,6,7", "--max-tokens", "8", "--json")
     assert done.returncode == 0, done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import openai
 import pytest
 
@@ -184,6 +186,32 @@ def test_a_signal_stops_it_in_the_midst_of_a_stream(bs: str, number: signal.Sign
             list(stream)
         assert running.process.wait(30) == 0
         assert running.process.stderr and "Traceback" not in running.process.stderr.read()
+
+
+@pytest.mark.slow
+def test_a_lost_bs_and_its_return_are_said_and_shown_by_health() -> None:
+    model = str(bundled().require("target"))
+
+    def health(url: str) -> int:
+        with contextlib.closing(http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)) as connection:
+            connection.request("GET", "/health")
+            return connection.getresponse().status
+
+    def said(text: str) -> None:
+        assert running.process.stderr
+        assert any(text in line for line in iter(running.process.stderr.readline, ""))
+
+    config = ServeConfig(engine="transformers", model=model, bind="tcp://127.0.0.1:*")
+    with contextlib.ExitStack() as stack:
+        with base_station(config) as ready:
+            running = stack.enter_context(serving(ready["bind"]))
+            assert health(running.ready["url"]) == 200
+        said("the BS has not answered for")  # nobody asked for anything
+        assert health(running.ready["url"]) == 503
+        with base_station(msgspec.structs.replace(config, bind=ready["bind"])):
+            said("the BS answers again")
+            assert health(running.ready["url"]) == 200
+            assert running.client.completions.create(model="target", prompt="Question:", max_tokens=2).choices
 
 
 REFUSED = [

@@ -9,7 +9,7 @@ import typer
 from testbed.channel.cost import Overheads, Sizes, id_bits
 from testbed.channel.csi import Csi
 from testbed.cli.channel import measure, radio, record, traces, validate
-from testbed.cli.options import AsJson, ReadyJson, configured
+from testbed.cli.options import AsJson, ReadyJson, completion, configured
 from testbed.cli.output import note, print_json
 from testbed.cli.screens import CommandGroup
 from testbed.cli.tables import TableCommand
@@ -96,7 +96,7 @@ class EmulateOptions(Config, frozen=True):
     destinations: Annotated[str, option("IPv4 addresses that are shaped separately, separated by commas.")] = ""
     namespaces: Annotated[int, option("Number of UE namespaces to make instead.")] = 0
     qdisc: Annotated[Literal["auto", "netem", "tbf"], option("Queueing discipline.")] = "auto"
-    trace: Annotated[str | None, option("Follow this trace.")] = None
+    trace: Annotated[str | None, option("Follow this trace.", completes="traces")] = None
     dry_run: Annotated[bool, option("Print the commands and run nothing.")] = False
 
 
@@ -174,7 +174,9 @@ def _relay(spec: ChannelSpec, listen: str, to: str, seconds: float | None, as_js
 @configured(EmulateOptions, only=["listen", "to", "seconds"])
 def replay(
     config: EmulateOptions,
-    trace: Annotated[str, typer.Argument(help="A bundled trace by name, or a canonical CSV.")],
+    trace: Annotated[
+        str, typer.Argument(help="A bundled trace by name, or a canonical CSV.", autocompletion=completion("traces"))
+    ],
     as_json: ReadyJson = False,
 ) -> None:
     """Replay a trace before a base station, in a loop from its beginning.

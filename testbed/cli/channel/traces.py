@@ -18,7 +18,7 @@ from testbed.channel.radio.cell import MOST_SAMPLES, RADIUS_M, Cell, Crowd, Mobi
 from testbed.channel.radio.fading import Blockage, GilbertElliott, PathLoss, Shadowing, SmallScale
 from testbed.channel.radio.shares import read_shares
 from testbed.channel.trace import Trace, write_trace
-from testbed.cli.options import OUTPUT, AsJson, configured, numbers
+from testbed.cli.options import OUTPUT, AsJson, completion, configured, numbers
 from testbed.cli.output import note, print_json
 from testbed.config import Config, resolved
 from testbed.errors import BadInput
@@ -48,7 +48,9 @@ def convert(
     config: ConvertOptions,
     inputs: Annotated[list[Path], typer.Argument(metavar="IN...", help="File; for mahimahi uplink and downlink.")],
     out: Annotated[Path, typer.Option(help="File to write; for mahimahi the name before .up and .down.")],
-    source: Annotated[str, typer.Option("--from", help=f"{', '.join(FORMATS)}.")],
+    source: Annotated[
+        str, typer.Option("--from", help=f"{', '.join(FORMATS)}.", autocompletion=completion("trace formats"))
+    ],
     target: Annotated[Literal["canonical", "mahimahi"], typer.Option("--to", help="Format to write.")] = "canonical",
     force: Annotated[bool, typer.Option("--force", help="Overwrite.", rich_help_panel=OUTPUT)] = False,
     as_json: AsJson = False,

@@ -12,20 +12,22 @@ from testbed.cli.optim import figures as optim_figures
 from testbed.cli.optim import fit as optim_fit
 from testbed.cli.optim import run as optim_run
 from testbed.cli.optim import window
-from testbed.cli.options import AsJson
+from testbed.cli.options import AsJson, completion
 from testbed.cli.output import print_json
 from testbed.cli.screens import CommandGroup
 from testbed.cli.tables import TableCommand
 
 HELP = "Bandwidth, batches and window of a cell that serves many users by speculative decoding."
 app = CommandGroup(no_args_is_help=True, help=HELP)
+POLICIES = "optimal, uniform, proportional-fair or max-min."
 Tasks = Annotated[Path, typer.Option("--tasks", help="JSON file: tasks, link, models, hardware.")]
-Policy = Annotated[str, typer.Option("--bandwidth", help="optimal, uniform, proportional-fair or max-min.")]
+Policy = Annotated[str, typer.Option("--bandwidth", help=POLICIES, autocompletion=completion("bandwidth policies"))]
 Algorithm = Annotated[
     str,
     typer.Option(
         help="best (ours), dp (the paper's), no-pipeline, no-batching, fixed-window, static, max, heuristic or "
-        "autoregressive (window 0)."
+        "autoregressive (window 0).",
+        autocompletion=completion("algorithms"),
     ),
 ]
 Window = Annotated[int | None, typer.Option(help="Tokens drafted per step. Default: the best number.")]
@@ -41,7 +43,7 @@ def group() -> None:
 @app.command()
 def bandwidth(
     tasks: Tasks,
-    policy: Annotated[str, typer.Option(help="optimal, uniform, proportional-fair or max-min.")] = "optimal",
+    policy: Annotated[str, typer.Option(help=POLICIES, autocompletion=completion("bandwidth policies"))] = "optimal",
     as_json: AsJson = False,
 ) -> None:
     """Share the uplink's bandwidth so that all uploads end at the same time, the optimum (edge SD batching, eq. 27).

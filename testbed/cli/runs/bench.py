@@ -13,6 +13,7 @@ from testbed.cli.output import note, print_json
 from testbed.cli.tables import TEXT, chosen_format, print_rows
 from testbed.experiments.latency.bench_config import BenchConfig
 from testbed.experiments.results.bench_columns import BENCH_COLUMNS
+from testbed.intervals import LEAST_VALUES
 
 WIDTH = 50
 """Characters of a line, as `vllm bench serve` prints them."""
@@ -53,6 +54,9 @@ def bench(
         for row in document["rows"]:
             print("\n".join(report_lines(row)))
     print_rows(document["rows"], "Over the request rate", BENCH_COLUMNS)
+    if config.requests < max(LEAST_VALUES.values()):
+        needed = " and ".join(f"p{share} from {least}" for share, least in LEAST_VALUES.items())
+        note(f"percentiles rest on the requests of a rate: {needed} on (--requests)")
     if out:
         note(f"wrote {out}; plots are in {out}/plots")
 
@@ -76,8 +80,8 @@ def report_lines(row: Mapping[str, Any]) -> Sequence[str]:
     for name, (title, short) in SECTIONS.items():
         if row[f"mean_{name}_ms"] is not None:
             lines.append(title.center(WIDTH, "-"))
-            kinds = {"Mean": "mean", "Median": "median", "P99": "p99"}
-            lines += [_line(f"{word} {short} (ms):", f"{row[f'{key}_{name}_ms']:.2f}") for word, key in kinds.items()]
+            values = {word: row[f"{word.lower()}_{name}_ms"] for word in ("Mean", "Median", "P95", "P99")}
+            lines += [_line(f"{word} {short} (ms):", f"{ms:.2f}") for word, ms in values.items() if ms is not None]
     return [*lines, "=" * WIDTH]
 
 

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from testbed.cli.options import AsJson
+from testbed.cli.options import AsJson, completion
 from testbed.cli.output import grid_columns, note, print_json
 from testbed.cli.tables import print_rows
 from testbed.errors import BadInput
@@ -26,17 +26,12 @@ LINE_S = 10.0
 WORKERS = "Concurrent virtual points. Default: 1; with ray, the cluster's cores."
 
 
-def _sweep_names(incomplete: str) -> list[str]:
-    """Names of the bundled sweeps, for completion."""
-    from testbed.experiments.sweep.files import sweep_files
-
-    return [one.name for one in sweep_files() if one.name.startswith(incomplete)]
-
-
 def sweep(
     file: Annotated[
         Path | None,
-        typer.Argument(help="YAML: run (as for `demo`), grid; or a name of --list.", autocompletion=_sweep_names),
+        typer.Argument(
+            help="YAML: run (as for `demo`), grid; or a name of --list.", autocompletion=completion("sweeps")
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Directory. Default: runs/NAME. Give it again to resume.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the bundled sweeps.")] = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,7 +32,9 @@ def group() -> None:
 @configured(RunConfig)
 def run(
     config: RunConfig,
-    prompt: Annotated[str | None, typer.Option(help="Decode this question.", rich_help_panel="Workload")] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="Decode this question; repeat for several.", rich_help_panel="Workload")
+    ] = None,
     prompt_ids: Annotated[
         str | None, typer.Option(help="Decode this prompt of token ids: 1,2,3.", rich_help_panel="Workload")
     ] = None,
@@ -65,7 +68,7 @@ def run(
     if as_json:
         print_json(result.document())
     else:
-        _show(result, prompt is not None or prompt_ids is not None)
+        _show(result, bool(prompt) or prompt_ids is not None)
         if out:
             note(f"wrote {out}")
     if result.losses:
@@ -87,25 +90,28 @@ def _explained(out: Path | None) -> Iterator[None]:
 
 
 def _show(result: UeResult, with_text: bool) -> None:
-    """A run for people: outputs of a single prompt, and the tables."""
+    """A run for people: outputs of prompts that were given, and the tables."""
     if with_text:
-        several = len({output["method"] for output in result.outputs}) > 1
-        for output in result.outputs:
-            label = f"{output['method']}: " if several else ""
-            print(label + (output["text"] or ",".join(map(str, output["token_ids"]))))
+        prompts, methods = ({output[name] for output in result.outputs} for name in ("prompt", "method"))
+        for prompt, outputs in itertools.groupby(result.outputs, lambda output: output["prompt"]):
+            if len(prompts) > 1:
+                print(f"> {prompt}")
+            for output in outputs:
+                label = f"{output['method']}: " if len(methods) > 1 else ""
+                print(label + (output["text"] or ",".join(map(str, output["token_ids"]))))
     print_rows(result.rows, None, COLUMNS)
     if result.power is not None:
         print_rows(result.rows, None, ENERGY_COLUMNS)
         note_power(result.power)
 
 
-def _given(prompt: str | None, prompt_ids: str | None) -> list[int] | list[str] | None:
-    """The one prompt that was given, as ids or as text."""
-    if prompt is not None and prompt_ids is not None:
+def _given(prompts: list[str] | None, prompt_ids: str | None) -> list[int] | list[str] | None:
+    """The prompts that were given, as text, or one as ids."""
+    if prompts and prompt_ids is not None:
         raise BadInput("give --prompt or --prompt-ids, not both")
     if prompt_ids is not None:
         try:
             return [int(i) for i in prompt_ids.split(",") if i.strip()]
         except ValueError as exc:
             raise BadInput(f"--prompt-ids takes integers separated by commas, not {prompt_ids!r}") from exc
-    return None if prompt is None else [prompt]
+    return prompts or None

@@ -61,6 +61,11 @@ SYSTEMS = {
 CACHE = "-cache"
 
 
+def system_names() -> list[str]:
+    """Names that `system_of` takes."""
+    return list(dict.fromkeys([*SYSTEMS, *(f"{kind}{CACHE}" for kind in SCHEDULERS)]))
+
+
 def system_of(name: str) -> System:
     """The system of that name; `KIND-cache` is any registered scheduler with fixed windows and the prefix cache.
 
@@ -71,7 +76,7 @@ def system_of(name: str) -> System:
     if name in SYSTEMS:
         return SYSTEMS[name]
     if kind == name or kind not in SCHEDULERS:
-        raise BadInput(f"unknown system {name!r}; known: {', '.join(SYSTEMS)}, and SCHEDULER{CACHE}")
+        raise BadInput(f"unknown system {name!r}; known: {', '.join(system_names())}")
     return System(name, f"fixed windows, {SCHEDULERS[kind].about}, prefix cache", kind, FIXED, "cache")
 
 
@@ -90,8 +95,8 @@ class CapacityConfig(Config, frozen=True, kw_only=True):
     systems: Annotated[
         tuple[str, ...],
         option(
-            "Systems: wisp, fcfs-cache, sled, centralized; wisp-gain; and variants: wisp-carry, wisp-fixed, "
-            "wisp-filled, fixed-filled, fcfs-predicted, fcfs-hinted; SCHEDULER-cache: fixed windows, prefix cache.",
+            f"Systems, separated by commas; SCHEDULER{CACHE}: fixed windows, that scheduler, prefix cache.",
+            kinds="systems",
             panel="Study",
         ),
     ] = ("wisp", "fcfs-cache", "sled", "centralized")
@@ -103,7 +108,9 @@ class CapacityConfig(Config, frozen=True, kw_only=True):
         option("One load instead (Fig. 7): speed:share,..., such as 2:1,4:1,6:1,8:1.", metavar="SPEED:SHARE,..."),
     ] = None
     ues: Annotated[int | None, option("Fixed number of UEs, without a search.", least=1, most=MOST_UES)] = None
-    profile: Annotated[str, option("Pass times, by eq. 19: a profile's name or file.")] = "a100-qwen3-32b-appendix"
+    profile: Annotated[str, option("Pass times, by eq. 19: a profile's name or file.", completes="profiles")] = (
+        "a100-qwen3-32b-appendix"
+    )
     verify_scale: Annotated[
         float, option("Factor on the profile's pass times, to stand for another target.", above=0)
     ] = 1.0

@@ -68,7 +68,9 @@ class UeGroup(Config, frozen=True):
 class CellBs(Config, frozen=True):
     """The base station behind the cell."""
 
-    profile: Annotated[str, option("Pass times: a profile's name or file.")] = "a100-qwen3-32b-appendix"
+    profile: Annotated[str, option("Pass times: a profile's name or file.", completes="profiles")] = (
+        "a100-qwen3-32b-appendix"
+    )
     scheduler: Annotated[str, option("Order of verification.", kinds="schedulers")] = "fcfs"
     max_batch: Annotated[int, option("Requests of one pass, at most.", least=1, most=4096)] = 256
     kv_tokens: Annotated[int, option("Tokens in the KV cache.", least=1024, most=10**9, unit="tokens")] = 1_000_000

@@ -66,7 +66,7 @@ class PipelineConfig(Config, frozen=True):
     max_tokens: Annotated[int, option("Longest output O_max.", least=1, unit="tokens")] = 96
     seed: Annotated[int, option("Seed of the cell, the prompts and the order of the runs.", least=0)] = 0
     window: Annotated[int | None, option("Draft window l. Default: the plan's.", least=1, panel="Plan")] = None
-    algorithm: Annotated[str, option("Planner, as in `optim plan`.")] = "best"
+    algorithm: Annotated[str, option("Planner, as in `optim plan`.", completes="algorithms")] = "best"
     alpha: Annotated[float, option("Acceptance rate that the plan assumes.")] = 0.8
     memory_bytes: Annotated[float, option("Memory of the verifier.", unit="bytes")] = 16e9
     bandwidth_mhz: Annotated[
@@ -77,7 +77,7 @@ class PipelineConfig(Config, frozen=True):
     ] = None
     policies: Annotated[
         tuple[str, ...],
-        option(f"Bandwidth shares of the uploads: {', '.join(POLICIES)}."),
+        option("Bandwidth shares of the uploads.", kinds="bandwidth policies"),
     ] = ("optimal", "uniform")
     modes: Annotated[tuple[str, ...], option(f"Modes: {', '.join(MODES)}.", panel="Runs")] = MODES
     repeats: Annotated[int, option("Runs of each mode and policy, in random order; the median is used.", least=1)] = 3

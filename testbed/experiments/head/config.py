@@ -78,7 +78,9 @@ class TuneConfig(Config, frozen=True, kw_only=True):
     errors: Annotated[
         float, option("Safety margin between measured loss and goal, in standard errors.", least=0, panel="Goals")
     ] = 1.0
-    profile: Annotated[str, option("Device profile of the latency that is shown.", panel="Goals")] = "wisv"
+    profile: Annotated[
+        str, option("Device profile of the latency that is shown.", completes="profiles", panel="Goals")
+    ] = "wisv"
     engine: fields.Engine = "vllm"
     model: fields.Target = None
     drafter: fields.DrafterFile = None

@@ -31,6 +31,7 @@ from testbed.experiments.runs.execute import drafter_of
 from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.experiments.runs.processes import base_station
 from testbed.files import require_empty
+from testbed.intervals import LEAST_VALUES
 from testbed.protocols import TARGET_ONLY
 from testbed.protocols.methods import COLOCATED, run_method
 from testbed.ue.dial import dial
@@ -40,7 +41,8 @@ from testbed.ue.run import Clients, JobRunner, Setting
 from testbed.ue.windows.fixed import FixedWindow
 
 Say = Callable[[str], None]
-QUANTILES = (50, 99)
+PERCENTILES = {"median": 50, "p95": 95, "p99": 99}
+"""Percentiles by the beginning of their columns' names."""
 SLOS = ("ttft", "tpot", "e2el")
 """Metrics that a goodput may bound, in ms: time to first token, time per output token, latency of the request."""
 
@@ -91,7 +93,8 @@ def row_of(
     method: str, rate_rps: float, window: int, served: Sequence[RequestTimes], prompts: Sequence[int],
     seconds: float, limits_ms: Mapping[str, float],
 ) -> dict[str, Any]:  # fmt: skip
-    """Metrics of one load; times in ms as in `vllm bench serve`.
+    """Metrics of one load; times in ms as in `vllm bench serve`. Percentiles are None if they rest on too few requests
+    (`intervals.LEAST_VALUES`).
 
     Args:
         prompts: tokens of each prompt.
@@ -114,9 +117,9 @@ def row_of(
     for name, found_s in values.items():
         found_ms = 1e3 * np.array(found_s)
         row[f"mean_{name}_ms"] = float(found_ms.mean()) if found_ms.size else None
-        for share in QUANTILES:
-            name_of = "median" if share == 50 else f"p{share}"
-            row[f"{name_of}_{name}_ms"] = float(np.percentile(found_ms, share)) if found_ms.size else None
+        for word, share in PERCENTILES.items():
+            enough = found_ms.size and len(served) >= LEAST_VALUES.get(share, 1)
+            row[f"{word}_{name}_ms"] = float(np.percentile(found_ms, share)) if enough else None
     return row
 
 

@@ -17,7 +17,9 @@ class VirtualLoadConfig(Config, frozen=True, kw_only=True):
     """
 
     ues: Annotated[int, option("UEs, which take requests in turn.", least=1, panel="UEs and links")] = 16
-    profile: Annotated[str, option("Profile of the pass times.", panel="Virtual time")] = "a100-qwen3-32b-appendix"
+    profile: Annotated[str, option("Profile of the pass times.", completes="profiles", panel="Virtual time")] = (
+        "a100-qwen3-32b-appendix"
+    )
     mixed: Annotated[
         float,
         option(
@@ -33,7 +35,10 @@ class VirtualLoadConfig(Config, frozen=True, kw_only=True):
     ] = 0.5
     link: Annotated[
         str | None,
-        option("Trace that every UE's link follows, each from a time of its own, in place of --network-ms."),
+        option(
+            "Trace that every UE's link follows, each from a time of its own, in place of --network-ms.",
+            completes="traces",
+        ),
     ] = None
     prompt: Annotated[tuple[int, int], option("Range of prompt lengths, uniform.", unit="tokens")] = (50, 250)
     response: Annotated[tuple[int, int], option("Range of response lengths, uniform.", unit="tokens")] = (32, 64)

@@ -12,18 +12,27 @@ PANELS = {
     "tpot": "time per output token [ms]",
     "itl": "inter-token latency [ms]",
 }
+TAILS = ("p99", "p95")
 
 
 def bench_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """The metrics of all loads with a finite rate: means, and p99 as dotted lines, by method."""
+    """The metrics of all loads with a finite rate, by method: means, and the highest percentile that all of them have
+    as dotted lines.
+    """
+    drawn = [row for row in rows if row["rate_rps"] is not None]
+    tail = next((tail for tail in TAILS if all(row.get(f"{tail}_ttft_ms") is not None for row in drawn)), None)
     caption = (
-        "Latency of the device–edge pair and of the target alone over the request rate: means, and p99 as dotted "
-        "lines. Last panel: requests that keep the limits (goodput), or output tokens, per second."
+        f"Latency of the device–edge pair and of the target alone over the request rate: means{_dotted(tail)}. "
+        "Last panel: requests that keep the limits (goodput), or output tokens, per second."
     )
-    return Figure("bench", caption, lambda: _drawn([row for row in rows if row["rate_rps"] is not None]))
+    return Figure("bench", caption, lambda: _drawn(drawn, tail))
 
 
-def _drawn(rows: Sequence[Mapping[str, Any]]) -> Any:
+def _dotted(tail: str | None) -> str:
+    return f", and {tail} as dotted lines" if tail else " (too few requests for percentiles)"
+
+
+def _drawn(rows: Sequence[Mapping[str, Any]], tail: str | None) -> Any:
     figure, axes = canvas(2, 2, width=3.8, height=2.6)
     looks = styles_of([row["method"] for row in rows])
     bounded = any(row["goodput_rps"] is not None for row in rows)
@@ -33,8 +42,9 @@ def _drawn(rows: Sequence[Mapping[str, Any]]) -> Any:
         rates = [row["rate_rps"] for row in mine]
         for one, name in zip(axes.flat, PANELS, strict=False):
             one.plot(rates, [row[f"mean_{name}_ms"] for row in mine], **look.line, label=method)
-            p99 = [row[f"p99_{name}_ms"] for row in mine]
-            one.plot(rates, p99, ":", color=look.colour, linewidth=1, label=f"{method}, p99")
+            if tail is not None:
+                ends = [row[f"{tail}_{name}_ms"] for row in mine]
+                one.plot(rates, ends, ":", color=look.colour, linewidth=1, label=f"{method}, {tail}")
         axes.flat[3].plot(rates, [row[last[0]] for row in mine], **look.line, label=method)
     for one, title in zip(axes.flat, (*PANELS.values(), last[1]), strict=True):
         one.set_ylabel(title)

@@ -33,9 +33,9 @@ class TrainConfig(Config, frozen=True):
         float, option("Share of the prompts kept for model choice, early stopping, calibration and thresholds.")
     ] = 0.25
     seed: Annotated[int, option("Seed of the split, the search and the models.")] = 0
-    models: Annotated[
-        tuple[str, ...], option(f"Models, separated by commas: {', '.join(FAMILIES)}.", panel="Training")
-    ] = tuple(FAMILIES)
+    models: Annotated[tuple[str, ...], option("Models, separated by commas.", kinds="predictors", panel="Training")] = (
+        tuple(FAMILIES)
+    )
 
 
 def train(config: TrainConfig, data: Path, out: Path, progress: Progress) -> dict[str, RejectionPredictor]:

@@ -58,7 +58,7 @@ def prepare(config: RunConfig, given: Sequence[int | str] | None = None) -> Work
     """Check a configuration and load its prompts.
 
     Args:
-        given: one prompt instead of the data set, as text in a list of one, or as ids; None: the data set.
+        given: prompts instead of the data set, as texts, or one as ids; None: the data set.
 
     Raises:
         BadInput: anything that cannot be used.
@@ -80,7 +80,7 @@ def prepare(config: RunConfig, given: Sequence[int | str] | None = None) -> Work
         return Workload([prompt], [prompt][: config.warmup], prompter, drafter)
     assert directory is not None
     if given is not None:
-        examples, limit = [Example(str(given[0]))], 1
+        examples, limit = [Example(str(text)) for text in given], len(given)
     else:
         wanted = None if config.limit is None else config.limit + config.warmup + config.shots
         examples = load_dataset(config.dataset, wanted)

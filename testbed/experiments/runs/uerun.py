@@ -25,7 +25,7 @@ from testbed.protocols.methods import run_method
 from testbed.ue.run import Outcome, sampling_for
 
 GIVEN = "prompt.json"
-"""The one prompt that was given on the command line, as a list of one text or of ids."""
+"""Prompts that were given on the command line, as a list of texts, or one as a list of ids."""
 
 
 @dataclass

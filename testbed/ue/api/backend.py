@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
-import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from testbed.errors import LinkError, TestbedError
+from testbed.errors import TestbedError
 from testbed.protocols.sampling import Sampling
+from testbed.ue.api.drafting_thread import DraftingThread
 from testbed.ue.api.stop_strings import Transcript
 from testbed.ue.records import RoundRecord
 from testbed.ue.run import JobRunner
 
-LOG = logging.getLogger(__name__)
-
-T = TypeVar("T")
 PROBE_S = 2.0
 """Time that the BS has to answer a handshake of `/health`."""
 
@@ -87,46 +83,6 @@ class ConnectedPair:
     greedy: str
     sampled: str
     context: int
-
-
-class DraftingThread:
-    """A thread with its own event loop, which drafting may block.
-
-    Attributes:
-        lost: whether the loop has ended by an error; nothing can be decoded any more.
-        on_loss: called in the thread then.
-    """
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.lost, self._closing = False, False
-        self.on_loss: Callable[[], object] = lambda: None
-        self._thread = threading.Thread(target=self._work, name="device", daemon=True)
-        self._thread.start()
-
-    def _work(self) -> None:
-        try:
-            self.loop.run_forever()
-        finally:
-            if not self._closing:
-                self.lost = True
-                LOG.critical("the drafting thread has ended")
-                self.on_loss()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the thread and wait for it; interrupting the wait cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            return future.result()
-        finally:
-            future.cancel()
-
-    def close(self) -> None:
-        """Stop the loop and end the thread."""
-        self._closing = True
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
 
 
 class Backend:
@@ -197,14 +153,22 @@ class Backend:
                 self._probed_s = time.monotonic()
             return self._reachable
 
+    async def watch(self) -> None:
+        """Ask the BS again and again, so that a lost link is noticed, and logged by the client, without any request."""
+        while True:
+            await self.reachable()
+            await asyncio.sleep(PROBE_S)
+
     async def _probe(self) -> bool:
         """One handshake with the BS; called in the drafting thread."""
-        async with self._choosing:
-            try:
-                await asyncio.wait_for(self.pair.runner.probe(), PROBE_S)
-            except (asyncio.TimeoutError, LinkError):
-                return False
-            return True
+        try:
+            await asyncio.wait_for(self._choosing.acquire(), PROBE_S)
+        except asyncio.TimeoutError:  # the handshakes of a request are not answered
+            return False
+        try:
+            return await self.pair.runner.answers(PROBE_S)
+        finally:
+            self._choosing.release()
 
     async def decode(self, order: OutputRequest, tell: Callable[[Text], None]) -> Ended:
         """Decode a request; called in the drafting thread."""

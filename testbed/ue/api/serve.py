@@ -21,8 +21,10 @@ from testbed.protocols.messages import Welcome
 from testbed.protocols.methods import AUTO
 from testbed.protocols.quantise import check_bits
 from testbed.protocols.sampling import Sampling
+from testbed.tasks import beside
 from testbed.ue.api.app import REQUESTS, Service, make_app
-from testbed.ue.api.backend import Backend, ConnectedPair, DraftingThread
+from testbed.ue.api.backend import Backend, ConnectedPair
+from testbed.ue.api.drafting_thread import DraftingThread
 from testbed.ue.api.schema import RequestLimits
 from testbed.ue.channel_state import ChannelState
 from testbed.ue.client import Client
@@ -215,7 +217,7 @@ async def _run(service: Service, listener: socket.socket, ready: Callable[[], No
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
     device.on_loss = lambda: loop.call_soon_threadsafe(lose)
-    await server.serve(sockets=[listener])
+    await beside([service.backend.watch()], server.serve(sockets=[listener]))
     if device.lost:
         raise TestbedError("the endpoint failed: its drafting thread has ended")
     await asyncio.gather(*closing)

@@ -18,6 +18,7 @@ from testbed.config import ServeConfig
 from testbed.errors import BadInput
 from testbed.experiments.latency.bench import RequestTimes, limits_of, row_of, run_bench, times_of
 from testbed.experiments.latency.bench_config import BenchConfig
+from testbed.experiments.plots.bench import bench_figure
 from testbed.experiments.runs.processes import base_station
 from testbed.models.bundle import bundled
 from testbed.ue.records import RequestRecord, RoundRecord
@@ -51,12 +52,23 @@ def test_a_row_by_hand() -> None:
     assert (row["output_throughput_tps"], row["total_throughput_tps"]) == (3.0, 6.0)
     assert row["mean_ttft_ms"] == pytest.approx(200.0) and row["mean_tpot_ms"] == pytest.approx(100.0)
     assert row["mean_itl_ms"] == row["median_itl_ms"] == pytest.approx(500.0)
-    assert row["p99_ttft_ms"] == pytest.approx(np.percentile([100.0, 300.0], 99))
     lines = "\n".join(report_lines(row))
-    for text in ("Serving Benchmark Result", "Mean TTFT (ms):                             200.00", "P99 ITL (ms):"):
+    for text in ("Serving Benchmark Result", "Mean TTFT (ms):                             200.00", "Median ITL (ms):"):
         assert text in lines
     assert {len(line) for line in lines.splitlines()} == {50}
     assert row_of("greedy", math.inf, 8, served, [5, 7], 4.0, {})["goodput_rps"] is None
+
+
+@pytest.mark.parametrize(("requests", "shown"), [(199, set()), (200, {"p95"}), (999, {"p95"}), (1000, {"p95", "p99"})])
+def test_percentiles_need_enough_requests(requests: int, shown: set[str]) -> None:
+    served = [RequestTimes(i / 1000, 1 + i / 1000, 11, [0.1] * 10) for i in range(requests)]
+    row = row_of("greedy", 2.0, 8, served, [5] * requests, 4.0, {})
+    lines, drawn = "\n".join(report_lines(row)), bench_figure([row]).caption
+    for word, share in (("p95", 95), ("p99", 99)):
+        expected = np.percentile(np.arange(requests), share)
+        assert row[f"{word}_ttft_ms"] == (pytest.approx(expected) if word in shown else None)
+        assert (f"{word.upper()} TTFT (ms):" in lines) == (word in shown)
+        assert (f"{word} as dotted lines" in drawn) == (word == max(shown, default=None))
 
 
 @pytest.mark.parametrize("text", ["ttft", "ttft:x", "ttft:-1", "speed:3"])

@@ -14,6 +14,8 @@ from openai.types import Completion
 
 from testbed.config import EndpointConfig
 from testbed.synthetic import next_token
+from testbed.tasks import beside
+from testbed.ue import client as ue_client
 from testbed.ue.api import backend
 from testbed.ue.target_only import decode_remotely
 from tests.support.endpoints import MODEL, WORDS, Site, endpoint, until
@@ -299,6 +301,25 @@ async def test_health_is_that_of_the_bs(tmp_path: Path, monkeypatch: pytest.Monk
         await asyncio.sleep(0.35)
         status, document = await asyncio.to_thread(ask, site, "GET", "/health")
         assert status == 503 and document["reason"] == "the BS does not answer"
+
+
+async def test_a_lost_bs_is_said_once_without_any_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(backend, "PROBE_S", 0.1)
+    monkeypatch.setattr(ue_client, "SILENT_S", 0.3)
+    async with endpoint(tmp_path, EndpointConfig(window=1, timeout_s=1.0)) as site:
+
+        async def lost() -> None:
+            await asyncio.sleep(0.5)
+            assert not caplog.records
+            await site.stop_bs()
+            await until(lambda: bool(caplog.records))
+            await asyncio.sleep(1.0)
+
+        await beside([site.backend.watch()], lost())
+        (said,) = [record.getMessage() for record in caplog.records]
+        assert said.startswith("the BS has not answered for")
 
 
 # ---------------------------------------------------------------- who leaves, who waits

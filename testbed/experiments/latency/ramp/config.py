@@ -64,11 +64,17 @@ class RampConfig(VirtualLoadConfig, frozen=True, kw_only=True):
         ),
     ] = 2.0
     engine: Annotated[str, option("Inference engine.", kinds="engines", panel="With --real")] = "vllm"
-    model: Annotated[str | None, option("Target. Default: the bundled one.", panel="With --real")] = None
+    model: Annotated[
+        str | None, option("Target. Default: the bundled one.", completes="fetched models", panel="With --real")
+    ] = None
     dtype: Annotated[str, option("float32 or bfloat16.")] = "float32"
     pace: Annotated[
         str | None,
-        option("Emulate another machine's pass times (see `bs serve --pace`).", metavar="PROFILE|FILE.json"),
+        option(
+            "Emulate another machine's pass times (see `bs serve --pace`).",
+            metavar="PROFILE|FILE.json",
+            completes="profiles",
+        ),
     ] = None
     dataset: Annotated[str, option("Prompts: bundled:test, FILE.jsonl, or hf:NAME.")] = "bundled:test"
     max_tokens: Annotated[int, option("Output tokens per request, at most.", least=1)] = 64
