@@ -14,9 +14,9 @@ from testbed.options import Config, load, option, resolved, save
 __all__ = [
     "BFLOAT16_TIE",
     "Config",
+    "ConnectedConfig",
     "DecodingConfig",
     "DemoConfig",
-    "EndpointConfig",
     "RunConfig",
     "ServeConfig",
     "load",
@@ -170,44 +170,17 @@ class DemoConfig(DecodingConfig, frozen=True):
     ] = None
 
 
-class EndpointConfig(Config, frozen=True):
-    """Configuration of `testbed ue serve`."""
+class ConnectedConfig(Config, frozen=True):
+    """Options of a UE that drafts for a base station, common to `ue serve` and `chat`."""
 
     bs: fields.Bs = "tcp://127.0.0.1:5555"
     keys: fields.UeKeys = None
     insecure: fields.UeInsecure = False
     failover_s: fields.Failover = 5.0
     timeout_s: fields.Timeout = 60.0
-    host: Annotated[str, option("Address to listen on; beyond loopback, --token-file is needed.", panel="API")] = (
-        "127.0.0.1"
-    )
-    port: Annotated[int, option("Port to listen on; 0 for a free one.", least=0, most=65535)] = 8001
-    token_file: Annotated[str | None, option("File with the API key of clients.", metavar="FILE")] = None
-    name: Annotated[str | None, option("Model name in the API. Default: the BS's name for its target.")] = None
-    sequences: Annotated[int, option("Requests decoded concurrently.", least=1, panel="Requests")] = 4
-    queue: Annotated[int, option("Requests that may wait.", least=0)] = 16
-    max_tokens: Annotated[int, option("Output tokens of a request that gives no limit.", least=1)] = 256
-    temperature: Annotated[float, option("Temperature of a request that gives none.", least=0)] = 1.0
-    context: Annotated[
-        int | None, option("Positions per request. Default: the drafter's, at most 8192.", least=1, unit="tokens")
-    ] = None
-    prompt_format: Annotated[
-        str, option("Format of conversations: auto, plain, chat, or a template with {question}.")
-    ] = "auto"
-    protocols: Annotated[
-        tuple[str, ...],
-        option(
-            "Protocols at temperature 0 (greedy, fh, sh, auto) and above 0 (rejection, split), separated by a comma. "
-            "rejection or split alone serves both.",
-            flags=("--protocol",),
-            panel="Protocol",
-        ),
-    ] = ("greedy", "rejection")
     window: fields.Window = 8
     threshold: fields.Threshold = 0.0
-    auto_rule: fields.AutoRule = "rtt"
     hidden_bits: fields.HiddenBits = 16
-    csi: fields.Csi = "passive"
     drafter: fields.DrafterFile = None
     tokenizer: fields.Tokenizer = None
     kv_type: fields.KvType = "f16"

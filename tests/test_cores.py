@@ -11,7 +11,7 @@ import pytest
 
 from testbed.cores import POLLS, available_cores
 
-LLAMA = "from testbed.llama.context import _library; _library()"
+LLAMA = "from testbed.llama.library import library; library()"
 TORCH = "from testbed.bs.engines.registry import leave_a_core; leave_a_core({}); import torch"
 VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "LD_PRELOAD")
 """Removed from the environment; vLLM, when other tests import it, preloads an OpenMP library for child processes."""

@@ -8,9 +8,10 @@ from typing import Annotated
 import msgspec
 import pytest
 
-from testbed.config import DemoConfig, EndpointConfig, RunConfig, ServeConfig
+from testbed.config import DemoConfig, RunConfig, ServeConfig
 from testbed.errors import BadInput, ConfigError
 from testbed.options import Bounds, Config, load, option, options_of, save
+from testbed.ue.api.config import EndpointConfig
 from tests.support.refusals import refuse
 
 

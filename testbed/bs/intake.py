@@ -106,12 +106,11 @@ class Intake:
             ProtocolError: a value that is out of range, or values that do not go together.
         """
         check_ranges(message)
-        key = (peer, message.session)
+        key: Key = (peer, message.session)
         _check_choices(message)
         sampling = Sampling(message.temperature, message.top_k, message.top_p)
         expect_names(arrays, "ids")
         ids = read_ids(arrays)
-        wanted = len(ids) + message.max_tokens
         self._check_prompt(ids, message)
         _check_hints(message)
         refusal, yielding = self.sessions.refusal(key, len(ids)), list[Session]()
@@ -122,14 +121,18 @@ class Intake:
         for lost in yielding:
             self.sessions.lose(lost, "its room was needed for other UEs")
             forget(lost)
+        return Opened(session=message.session, length=len(ids)), self._start(key, message, ids, sampling)
+
+    def _start(self, key: Key, message: Open, ids: AnyArray, sampling: Sampling) -> Session:
+        """The session that a checked `Open` asks for."""
         protocol = PROTOCOLS.get(message.protocol)
         session = self.sessions.open(
-            key, ids, protocol, message.threshold, message.hidden_size, wanted, sampling, message.seed,
-            message.speed_tps, message.hidden_bits,
+            key, ids, protocol, message.threshold, message.hidden_size, len(ids) + message.max_tokens, sampling,
+            message.seed, message.speed_tps, message.hidden_bits,
         )  # fmt: skip
         session.hinted, session.alone = message.window, protocol is None or message.alone
         session.states, session.risk = message.states, message.risk
-        return Opened(session=message.session, length=len(ids)), session
+        return session
 
     def draft(
         self, peer: bytes, message: Draft, arrays: dict[str, AnyArray], waiting: Load = NOTHING

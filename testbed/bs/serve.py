@@ -268,21 +268,33 @@ async def _run(
         serving = asyncio.create_task(station.serve())
         if meter:
             link.background.start("power", meter.watch)
-        counting = None
+        telling = [link.background.start("status", lambda: status.keep(WallClock(), say))]
         if metrics:
-            counting = link.background.start("metrics", lambda: metrics.keep(count, WallClock()))
-        telling = link.background.start("status", lambda: status.keep(WallClock(), say))
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, serving.cancel)
+            telling.append(link.background.start("metrics", lambda: metrics.keep(count, WallClock())))
+        _stop_on_signals(serving)
         ready(link.addresses, loaded.offer, monitor.url if monitor else None)
-        with contextlib.suppress(asyncio.CancelledError):
-            try:
-                await serving
-            except BadInput as exc:  # not of the command line: a supervisor shall restart the base station
-                raise TestbedError(f"the base station failed: {exc}") from exc
-        await cancel(telling, *filter(None, [counting]))
+        await _served(serving)
+        await cancel(*telling)
     finally:
         if monitor:
             await monitor.detach()
         link.close()
+
+
+def _stop_on_signals(serving: asyncio.Task[None]) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, serving.cancel)
+
+
+async def _served(serving: asyncio.Task[None]) -> None:
+    """Wait until serving is cancelled.
+
+    Raises:
+        TestbedError: it failed on input; not `BadInput`, so that a supervisor restarts the base station.
+    """
+    with contextlib.suppress(asyncio.CancelledError):
+        try:
+            await serving
+        except BadInput as exc:
+            raise TestbedError(f"the base station failed: {exc}") from exc

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from testbed.cli.options import AsJson, Given, offering
-from testbed.cli.output import note, print_json
+from testbed.cli.output import note, print_json, progress
 from testbed.cli.tables import print_rows
 from testbed.config import load, resolved
 from testbed.errors import BadInput
@@ -63,6 +60,12 @@ ASKED = (
 
 
 Set = Annotated[list[str] | None, typer.Option("--set", help="FIELD=VALUE of any other assumption.")]
+Switches = Annotated[
+    bool, typer.Option("--switches", help="Algorithm 1 as printed, with each repair alone, and without each.")
+]
+Estimates = Annotated[
+    bool, typer.Option("--estimates", help="Vary bias and noise of the pass times that schedulers plan by.")
+]
 Tables = Annotated[
     bool, typer.Option("--tables", help="Also write the paper's Tables 1, 5, 6 and Figs. 7, 8; needs --out.")
 ]
@@ -77,12 +80,8 @@ def capacity(
     given: Given,
     set_: Set = None,
     sensitivity: Annotated[bool, typer.Option("--sensitivity", help="Vary every assumption by itself.")] = False,
-    switches: Annotated[
-        bool, typer.Option("--switches", help="Algorithm 1 as printed, with each repair alone, and without each.")
-    ] = False,
-    estimates: Annotated[
-        bool, typer.Option("--estimates", help="Vary bias and noise of the pass times that schedulers plan by.")
-    ] = False,
+    switches: Switches = False,
+    estimates: Estimates = False,
     sweep: Annotated[str | None, typer.Option(help="Violations over the number of UEs: FROM:TO:STEP.")] = None,
     tables: Tables = False,
     real: Real = False,
@@ -108,39 +107,41 @@ def capacity(
 
         testbed capacity --real --mix 10:1,20:1 --ues 8 --set max_batch=2 --out runs/real
     """
-    if "mix" in given.values:
-        given.values["mix"] = _mix(given.values["mix"])
-    flags = {"sensitivity": sensitivity, "switches": switches, "estimates": estimates}
+    vary, loads = _varied(sensitivity=sensitivity, switches=switches, estimates=estimates), _range(sweep)
+    if real:
+        if out is None or vary or tables or jobs:
+            raise BadInput("--real runs one load after another: give --out, and no --sensitivity or --tables")
+        document = _real(given, loads, set_ or [], out)
+    else:
+        document = _study(given, vary, loads, set_ or [], tables, jobs, out)
+    _show(document, "processes of this machine" if real else _title(document), as_json, out)
+
+
+def _varied(**flags: bool) -> str | None:
+    """What the runs vary: the one flag that is set."""
     varied = [name for name, on in flags.items() if on]
     if len(varied) > 1:
         raise BadInput(f"--{varied[0]} and --{varied[1]} exclude each other")
-    if real:
-        if out is None or varied or tables or jobs:
-            raise BadInput("--real runs one load after another: give --out, and no --sensitivity or --tables")
-        document = _real(given, _range(sweep), set_ or [], out)
-        _show(document, "processes of this machine", as_json, out)
-        return
-    if (jobs is not None and jobs < 1) or (tables and out is None):
-        raise BadInput("--jobs must be at least 1, and --tables needs --out DIR")
-    config = combined(CapacityConfig(), given.file, given.values, set_ or [])
-    document = _study(config, varied[0] if varied else None, _range(sweep), tables, jobs or os.cpu_count() or 1, out)
-    _show(document, _title(document), as_json, out)
+    return varied[0] if varied else None
 
 
 def _study(
-    config: CapacityConfig, vary: str | None, loads: tuple[int, ...], tables: bool, jobs: int, out: Path | None
+    given: Given,
+    vary: str | None,
+    loads: tuple[int, ...],
+    more: list[str],
+    tables: bool,
+    jobs: int | None,
+    out: Path | None,
 ) -> dict[str, Any]:
     """Runs in virtual time."""
     from testbed.experiments.capacity.report import Study, study
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
-        task = bar.add_task("capacity", total=None)
-
-        def told(done: int, total: int, text: str) -> None:
-            bar.update(task, completed=done, total=total, description=text or "capacity")
-
-        return study(Study(config, vary, loads, tables, jobs), out, told)
+    if (jobs is not None and jobs < 1) or (tables and out is None):
+        raise BadInput("--jobs must be at least 1, and --tables needs --out DIR")
+    config = combined(CapacityConfig(), given.file, given.values, more)
+    with progress("capacity") as told:
+        return study(Study(config, vary, loads, tables, jobs or os.cpu_count() or 1), out, told)
 
 
 def _real(given: Given, loads: tuple[int, ...], more: list[str], out: Path) -> dict[str, Any]:
@@ -169,6 +170,8 @@ def combined(default: C, file: Path | None, given: Mapping[str, Any], more: Sequ
     if "classes" in given:
         values["mix"] = None
     values |= given
+    if isinstance(mix := given.get("mix"), str):
+        values["mix"] = _mix(mix)
     for text in more:
         name, equals, value = text.partition("=")
         if not equals or name not in default.__struct_fields__:

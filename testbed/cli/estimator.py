@@ -12,7 +12,7 @@ from rich.table import Table
 
 from testbed import fields
 from testbed.cli.options import AsJson, configured
-from testbed.cli.output import claim_stdout, console, note, print_json
+from testbed.cli.output import claim_stdout, note, print_json, progress
 from testbed.cli.screens import CommandGroup
 from testbed.cli.tables import TableCommand, print_table
 from testbed.config import Config
@@ -231,8 +231,6 @@ def _measure(config: ProfileOptions, planned: Any, keep: Callable[[Any], None]) 
 
 def _benched(config: BenchOptions, run: Callable[[Any, Any], Any]) -> Any:
     """Load the engine, and run with a progress bar on a terminal."""
-    from rich.progress import Progress
-
     from testbed.bs.engines.registry import ENGINES, load_engine
     from testbed.bs.engines.target import describe
     from testbed.experiments.inputs.pair import target_for
@@ -242,14 +240,9 @@ def _benched(config: BenchOptions, run: Callable[[Any, Any], Any]) -> Any:
         loaded = load_engine(config.engine, target.path, dtype=config.dtype, vocab_size=target.vocab_size)
     else:
         loaded = load_engine(config.engine, None)
-    err = console(stderr=True)
     try:
-        with Progress(console=err, disable=not err.is_terminal, transient=True) as bar:
-            task = bar.add_task(config.engine)
-            return run(
-                loaded,
-                lambda done, total, text: bar.update(task, completed=done, total=total, description=text),
-            )
+        with progress(config.engine) as told:
+            return run(loaded, told)
     finally:
         loaded.close()
 

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from testbed.cli.options import AsJson, completion
-from testbed.cli.output import note, print_json
+from testbed.cli.output import note, print_json, progress
 from testbed.cli.screens import CommandGroup
 from testbed.cli.tables import TableCommand, print_rows
 from testbed.errors import BadInput, LinkError
@@ -40,6 +38,13 @@ COLUMNS = {
     "differs": ("off the field", "{:+.3f}"),
     "same_outputs": ("same outputs", "{:.2f}"),
 }
+PlanFile = Annotated[
+    str,
+    typer.Argument(
+        metavar="PLAN", help="YAML: places, methods, prompts; or rehearsal.", autocompletion=completion("plans")
+    ),
+]
+AgentsPlan = Annotated[str, typer.Argument(metavar="PLAN", help="YAML: places with agents (ue: tcp://...).")]
 
 
 @app.callback()
@@ -49,12 +54,7 @@ def group() -> None:
 
 @app.command(cls=TableCommand)
 def run(
-    plan: Annotated[
-        str,
-        typer.Argument(
-            metavar="PLAN", help="YAML: places, methods, prompts; or rehearsal.", autocompletion=completion("plans")
-        ),
-    ],
+    plan: PlanFile,
     out: Annotated[Path | None, typer.Option(help="Directory; default: runs/NAME. The same one again goes on.")] = None,
     emulated: Annotated[
         bool, typer.Option("--emulated", help="Rehearse on this machine: distances become links of the plan's model.")
@@ -80,11 +80,9 @@ def run(
 
         testbed field run hall.yaml --out runs/hall
     """
-    from testbed.bundled_files import find
-    from testbed.experiments.field.plan import load_plan
     from testbed.experiments.field.run import default_out, on_this_machine
 
-    found = load_plan(find("plans", plan))
+    found = _load(plan)
     if emulated:
         found = on_this_machine(found)
     where = out or default_out(found, emulated)
@@ -94,6 +92,14 @@ def run(
     if not (emulated or yes or sys.stdin.isatty()):
         raise BadInput("somebody must say where the UE is: run it on a terminal, or give --yes or --emulated")
     _visit(found, where, emulated, yes or not sys.stdin.isatty(), replay, as_json)
+
+
+def _load(plan: str) -> FieldPlan:
+    """A plan by its name or file."""
+    from testbed.bundled_files import find
+    from testbed.experiments.field.plan import load_plan
+
+    return load_plan(find("plans", plan))
 
 
 def _visit(plan: FieldPlan, where: Path, emulated: bool, unattended: bool, replay: bool, as_json: bool) -> None:
@@ -139,7 +145,7 @@ def report(
 
 @app.command()
 def deploy(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="YAML: places with agents (ue: tcp://...).")],
+    plan: AgentsPlan,
     as_json: AsJson = False,
 ) -> None:
     """Copy the plan's drafter, tokenizer and predictors to the agents of its places, and print the state of each.
@@ -150,13 +156,11 @@ def deploy(
 
         testbed field deploy hall.yaml
     """
-    from testbed.bundled_files import find
     from testbed.experiments.field.fleet import deploy as carry
     from testbed.experiments.field.fleet import with_agents
-    from testbed.experiments.field.plan import load_plan
     from testbed.experiments.field.ready import check_here
 
-    found = load_plan(find("plans", plan))
+    found = _load(plan)
     with_agents(found)
     check_here(found)
     rows = carry(found, note)
@@ -194,7 +198,7 @@ def collect(
 
 @app.command()
 def cancel(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="YAML: places with agents (ue: tcp://...).")],
+    plan: AgentsPlan,
     place: Annotated[list[str] | None, typer.Option(help="Only this place; repeat for more.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -206,11 +210,9 @@ def cancel(
 
         testbed field cancel hall.yaml --place far
     """
-    from testbed.bundled_files import find
     from testbed.experiments.field.fleet import cancel as withdraw
-    from testbed.experiments.field.plan import load_plan
 
-    found = withdraw(load_plan(find("plans", plan)), place or [], note)
+    found = withdraw(_load(plan), place or [], note)
     if as_json:
         print_json(found)
     else:
@@ -235,14 +237,7 @@ def _all_answered(silent: list[str]) -> None:
 def _report(log: FieldLog, emulated: bool, replay: bool, as_json: bool) -> None:
     from testbed.experiments.field.report import report_field
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
-    with bar:
-        task = bar.add_task("in virtual time", total=None)
-
-        def told(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
+    with progress("in virtual time") as told:
         document = report_field(log, emulated, note, told, replay)
     if as_json:
         print_json(document)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -122,6 +123,24 @@ def grid_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]
         del shown["downlink_mbps"]
         shown["uplink_mbps"] = ("Mbit/s", shown["uplink_mbps"][1])
     return shown
+
+
+@contextlib.contextmanager
+def progress(label: str = "loading", total: int | None = None) -> Iterator[Callable[..., None]]:
+    """A progress bar on a terminal, nothing elsewhere; yields the function that updates it, called with the number
+    done, the total and, where it changes, the text beside the bar (empty: `label`).
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    err = console(stderr=True)
+    with Progress(*columns, console=err, disable=not err.is_terminal, transient=True) as bar:
+        task = bar.add_task(label, total=total)
+
+        def told(done: int, total: int, text: str = "") -> None:
+            bar.update(task, completed=done, total=total, description=text or label)
+
+        yield told
 
 
 def note(text: str) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,7 @@ from rich.table import Table
 
 from testbed import fields
 from testbed.cli.options import AsJson, configured
-from testbed.cli.output import claim_stdout, console, note, print_json
+from testbed.cli.output import claim_stdout, note, print_json, progress
 from testbed.cli.screens import CommandGroup
 from testbed.cli.tables import TableCommand, print_table
 from testbed.config import Config, resolved
@@ -64,7 +63,7 @@ def collect_command(
         testbed predictor collect --dataset bundled:test --prompts 100 --window 16 --out runs/test-traces --json
     """
     stdout = claim_stdout() if as_json else None
-    with _bar("collecting") as told:
+    with progress("collecting") as told:
         traces = collect(config, out, told).load()
     accepted = int(traces.accepted.sum())
     document = {
@@ -102,7 +101,7 @@ def train_command(
     from testbed.experiments.predictor.train import train
     from testbed.ue.windows.predictor import load_predictor
 
-    with _bar("training") as told:
+    with progress("training") as told:
         found = train(config, data, out, lambda done, total, text: told(done, total))
     rows = [
         {"model": name, "threshold": one.info.threshold, **one.info.metrics, **one.info.trained["hyper_parameters"]}
@@ -165,7 +164,7 @@ def _traces(config: EvalTraces, data: Path | None) -> tuple[TraceMeta, Traces]:
 
     if data is not None:
         return TraceStore(data).meta(), TraceStore(data).load()
-    with tempfile.TemporaryDirectory(prefix="testbed-") as scratch, _bar("collecting") as told:
+    with tempfile.TemporaryDirectory(prefix="testbed-") as scratch, progress("collecting") as told:
         store = collect(TraceCollectConfig(**resolved(config)), Path(scratch), told)
         return store.meta(), store.load()
 
@@ -196,14 +195,3 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, 
     for row in rows:
         table.add_row(row["model"], *(form.format(row[key]) for key, (_, form) in columns.items()))
     print_table(table)
-
-
-@contextlib.contextmanager
-def _bar(text: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on a terminal."""
-    from rich.progress import Progress
-
-    err = console(stderr=True)
-    with Progress(console=err, disable=not err.is_terminal, transient=True) as bar:
-        task = bar.add_task(text, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +12,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.cores import available_cores, poll_briefly
 from testbed.errors import ConfigError, ModelError
 from testbed.interrupts import held_back
 from testbed.llama.gguf_rules import check_gguf
+from testbed.llama.library import default_threads, forget_errors, library, reason
 
 MAX_BATCH = 512
 """Largest number of tokens per pass."""
@@ -25,12 +23,6 @@ MAX_OUTPUTS = 2
 """Largest number of tokens of a drafter's pass with logits (all have them, or none): what a round leaves to compute."""
 MAX_SEQUENCES = 256
 MAX_DEFAULT_CONTEXT = 8192
-MAX_DEFAULT_THREADS = 8
-ERROR_LEVEL = 4
-"""Error level of ggml's log; the comments in llama-cpp-python number the levels differently."""
-
-_errors: deque[str] = deque(maxlen=8)
-"""llama.cpp's last error lines, for messages of ModelError."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +32,8 @@ class LlamaOptions:
     Attributes:
         context: positions per sequence; None: the model's own number, at most MAX_DEFAULT_CONTEXT.
         sequences: number of sequences open at once; each has a cache for `context` positions.
-        threads: None: OMP_NUM_THREADS, or else the available cores minus one, at most MAX_DEFAULT_THREADS, since
-            threads that share a core with others spin at each other's barriers.
+        threads: None: `library.default_threads`, since threads that share a core with others spin at each other's
+            barriers.
         gpu_layers: layers on the GPU, if llama.cpp was built for one; -1: all.
         flash_attention: None: llama.cpp's choice on a GPU, off on a CPU, where it is slower for single tokens and sums
             in f16.
@@ -73,47 +65,6 @@ class LlamaOptions:
             raise ConfigError(f"outputs {self.outputs} is not within 1 to {MAX_BATCH}")
 
 
-@functools.cache
-def _library() -> Any:
-    """The module llama_cpp.llama_cpp, with its log kept off the terminal.
-
-    Raises:
-        ModelError: llama-cpp-python is missing or cannot be loaded.
-    """
-    poll_briefly()
-    try:
-        from llama_cpp import llama_cpp
-    except (ImportError, OSError, RuntimeError, MemoryError) as exc:
-        fix = "install llama-cpp-python: " if isinstance(exc, ModuleNotFoundError) else ""
-        raise ModelError(f"llama.cpp cannot be loaded, {fix}{_one_line(exc) or 'out of memory'}") from exc
-    llama_cpp.llama_log_set(_log_callback(), ctypes.c_void_p(0))
-    llama_cpp.llama_backend_init()
-    return llama_cpp
-
-
-@functools.cache
-def _log_callback() -> Any:
-    """The log callback; cached so that it lives as long as llama.cpp may call it."""
-    from llama_cpp import llama_cpp
-
-    def keep_errors(level: int, text: bytes, _: ctypes.c_void_p) -> None:
-        if level == ERROR_LEVEL:
-            _errors.append(text.decode(errors="replace").strip())
-
-    return llama_cpp.llama_log_callback(keep_errors)
-
-
-def _one_line(message: object) -> str:
-    return " ".join(str(message).split())
-
-
-def _default_threads() -> int:
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdecimal() and int(asked) > 0:
-        return int(asked)
-    return max(1, min(available_cores() - 1, MAX_DEFAULT_THREADS))
-
-
 class LlamaContext:
     """A GGUF model with one context of several sequences. Not thread-safe.
 
@@ -132,7 +83,7 @@ class LlamaContext:
         self.path = path
         self._context: Any = None
         check_gguf(path)
-        self._lib = _library()
+        self._lib = library()
         with held_back():  # an interrupt inside the log callback would be lost
             self._model = self._load(options)
         try:
@@ -223,14 +174,11 @@ class LlamaContext:
         params.check_tensors = True  # weights that are not numbers
         # Repacked weights, except on a CPU with AMX, where they crash: github.com/ggml-org/llama.cpp/issues/20824.
         params.use_extra_bufts = b"AMX_INT8 = 1" not in self._lib.llama_print_system_info()
-        _errors.clear()
+        forget_errors()
         model = self._lib.llama_model_load_from_file(os.fsencode(self.path), params)
         if not model:
-            raise ModelError(f"{self.path}: llama.cpp cannot load it: {self._reason()}")
+            raise ModelError(f"{self.path}: llama.cpp cannot load it: {reason()}")
         return model
-
-    def _reason(self) -> str:
-        return _one_line(_errors[0]) if _errors else "no reason given"
 
     def _refuse_unrollable(self) -> None:
         lib, model = self._lib, self._model
@@ -259,16 +207,16 @@ class LlamaContext:
         params.n_seq_max = options.sequences
         params.n_batch = params.n_ubatch = MAX_BATCH
         params.n_outputs_max = max(options.outputs or MAX_OUTPUTS, options.sequences)  # llama.cpp asserts the latter
-        params.n_threads = params.n_threads_batch = options.threads or _default_threads()
+        params.n_threads = params.n_threads_batch = options.threads or default_threads()
         params.embeddings = True
         params.pooling_type = lib.LLAMA_POOLING_TYPE_NONE
         params.kv_unified = False
         params.type_k = params.type_v = {"f16": lib.GGML_TYPE_F16, "f32": lib.GGML_TYPE_F32}[options.kv_type]
         params.flash_attn_type = self._flash_attention(options)
-        _errors.clear()
+        forget_errors()
         context = lib.llama_init_from_model(self._model, params)
         if not context:
-            raise ModelError(f"{self.path}: llama.cpp cannot create a context: {self._reason()}")
+            raise ModelError(f"{self.path}: llama.cpp cannot create a context: {reason()}")
         return context
 
     def _flash_attention(self, options: LlamaOptions) -> int:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import ConfigError, ModelError
-from testbed.llama import context
+from testbed.llama import library
+from testbed.llama.context import LlamaContext, LlamaOptions
 from testbed.ue.llama.drafter import LlamaDrafter
 from tests.support.ggufs import write_gemma3, write_mamba
 from tests.support.models import TOKENS
@@ -117,9 +118,9 @@ class Interrupting(int):
 
 
 def test_ctrl_c_while_a_model_loads_is_not_lost(random_ggufs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context, "ERROR_LEVEL", level := Interrupting())
+    monkeypatch.setattr(library, "ERROR_LEVEL", level := Interrupting())
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        context.LlamaContext(random_ggufs["llama"], context.LlamaOptions())
+        LlamaContext(random_ggufs["llama"], LlamaOptions())
     assert level.presses == 1
     assert signal.getsignal(signal.SIGINT) is before

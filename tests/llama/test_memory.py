@@ -25,12 +25,12 @@ LOADS = """
 import ctypes, json, sys
 from pathlib import Path
 from llama_cpp import llama_cpp
-from testbed.llama import context
+from testbed.llama import context, library
 
 said = {}
 now = []
 keep = llama_cpp.llama_log_callback(lambda level, text, _: now.append(text.decode(errors="replace")))
-context._log_callback = lambda: keep
+library._log_callback = lambda: keep
 for path, options in json.loads(sys.argv[1]):
     now.clear()
     context.LlamaContext(Path(path), context.LlamaOptions(**options)).close()

@@ -19,9 +19,9 @@ from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
 from testbed.clock import Clock
-from testbed.config import EndpointConfig
 from testbed.ue.api.app import Service
 from testbed.ue.api.backend import Backend
+from testbed.ue.api.config import EndpointConfig
 from testbed.ue.api.schema import RequestLimits
 from testbed.ue.api.serve import connected, web_settings
 from testbed.ue.channel_state import ChannelState, UnknownChannel

@@ -8,7 +8,7 @@ import typer
 
 from testbed.channel.cost import Overheads, Sizes, id_bits
 from testbed.channel.csi import Csi
-from testbed.cli.channel import measure, radio, record, traces, validate
+from testbed.cli.channel import convert, fading, measure, radio, record, validate
 from testbed.cli.options import AsJson, ReadyJson, completion, configured
 from testbed.cli.output import note, print_json
 from testbed.cli.screens import CommandGroup
@@ -194,6 +194,6 @@ def replay(
 app.command("measure", cls=TableCommand)(measure.measure)
 app.command("record")(record.record)
 app.command("validate", cls=TableCommand)(validate.validate)
-app.command("convert")(traces.convert)
-app.command("fading")(traces.fading)
+app.command("convert")(convert.convert)
+app.command("fading")(fading.fading)
 app.command("radio")(radio.radio)

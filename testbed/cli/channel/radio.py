@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from testbed.cli.channel.traces import refuse_to_overwrite
-from testbed.cli.options import OUTPUT, AsJson, configured
+from testbed.cli.channel.trace_files import Force, refuse_to_overwrite
+from testbed.cli.options import AsJson, configured
 from testbed.cli.output import note, print_json
 from testbed.experiments.links.tr38901 import RadioFileOptions
 
@@ -18,7 +18,7 @@ def radio(
     config: RadioFileOptions,
     scenario: Annotated[str, typer.Argument(help="umi, uma, rma, inh or inf.")],
     out: Annotated[Path, typer.Option(help="File to write, .npz.")],
-    force: Annotated[bool, typer.Option("--force", help="Overwrite.", rich_help_panel=OUTPUT)] = False,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Compute a radio file for `testbed cell run`: SNRs of UEs by the channel models of 3GPP TR 38.901.

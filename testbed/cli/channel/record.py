@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from testbed.channel.trace import write_trace
+from testbed.cli.channel.trace_files import Force, refuse_to_overwrite
 from testbed.cli.options import AsJson
 from testbed.cli.output import note, print_json
-from testbed.errors import BadInput
 
 if TYPE_CHECKING:
     from testbed.experiments.links.recording import TraceRecording
@@ -20,7 +20,7 @@ def record(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Directory that a run wrote.")],
     out: Annotated[Path | None, typer.Option(help="Trace to write; default: RUN_DIR/trace.csv.")] = None,
     interval_s: Annotated[float, typer.Option("--interval", help="Seconds a sample.")] = 1.0,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite.")] = False,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Turn the channel state that a run saw into a link trace, which can be replayed.
@@ -34,8 +34,7 @@ def record(
     from testbed.experiments.links.recording import record as resample
 
     path = out or run_dir / "trace.csv"
-    if path.exists() and not force:
-        raise BadInput(f"{path} is there already; give --force to overwrite it, or another --out")
+    refuse_to_overwrite([path], force)
     recording = resample(run_dir, interval_s)
     write_trace(path, recording.trace, [f"testbed channel record {run_dir.resolve().name}", *recording.header])
     if as_json:

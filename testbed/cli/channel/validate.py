@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress
 from rich.table import Table
 
 from testbed.cli.options import AsJson, configured
-from testbed.cli.output import console, note, print_json
+from testbed.cli.output import note, print_json, progress
 from testbed.cli.tables import print_table
 from testbed.errors import TestbedError
-from testbed.experiments.links.config import ValidateConfig
-
-AGREE = "Comparison of a workload"
+from testbed.experiments.links.config import AGREE, ValidateConfig
 
 
 @configured(ValidateConfig)
 def validate(
     config: ValidateConfig,
-    workload: Annotated[
-        int,
-        typer.Option(help="Prompts to decode by proxy, tc and virtual time; 0 for none.", rich_help_panel=AGREE),
-    ] = 0,
-    channel: Annotated[
-        str, typer.Option(help="Link of the workload.", rich_help_panel=AGREE)
-    ] = "uplink_mbps=20,downlink_mbps=20,rtt_ms=50",
     out: Annotated[
         Path | None, typer.Option(help="Keep the workload's run directories here.", rich_help_panel=AGREE)
     ] = None,
@@ -51,10 +40,9 @@ def validate(
     from testbed.experiments.links.agree import agree
     from testbed.experiments.links.validate import validate as run
 
-    with Progress(console=console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
-        task = bar.add_task("measuring", total=None)
-        rows = run(config, lambda done, total: bar.update(task, completed=done, total=total))
-    ways = agree(channel, workload, out, note) if workload else []
+    with progress("measuring") as told:
+        rows = run(config, told)
+    ways = agree(config.channel, config.workload, out, note) if config.workload else []
     if as_json:
         print_json({"rows": rows, "workload": ways})
     else:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -63,21 +64,30 @@ def compare(
 
         testbed head compare blind=b0,b1,b2 csi=h0,h1,h2 --episodes runs/heldout --losses 5,10,20
     """
+    channels = tuple(map(_channel, channel)) if channel else config.channels
+    config = msgspec.structs.replace(config, heads=dict(map(_named, head)), channels=channels)
+    document = _compared(config, out)
+    if as_json:
+        print_json(document)
+    else:
+        _show(document, labelled=out is None)
+
+
+def _compared(config: CompareConfig, out: Path | None) -> dict[str, Any]:
+    """On decoded problems, kept in `out`, or on labelled mismatches."""
     from testbed.experiments.head.compare import compare as run
     from testbed.experiments.head.equal_harm import compare_labelled
 
-    config = msgspec.structs.replace(config, heads=dict(map(_named, head)))
-    if channel:
-        config = msgspec.structs.replace(config, channels=tuple(map(_channel, channel)))
     if (out is None) == (config.episodes is None):
         raise BadInput("give --out DIR to decode problems, or --episodes DIR to compare on labelled mismatches")
     if out is None:
-        document = compare_labelled(config)
-    else:
-        document = run(config, out, lambda done, total, unit: note(f"{done} of {total} {unit}"))
-    if as_json:
-        print_json(document)
-    elif out is None:
+        return compare_labelled(config)
+    return run(config, out, lambda done, total, unit: note(f"{done} of {total} {unit}"))
+
+
+def _show(document: Mapping[str, Any], labelled: bool) -> None:
+    """The rows as tables; `labelled`: of mismatches, not of decoded problems."""
+    if labelled:
         print_rows(document["rows"], "harmless mismatches kept at equal shares of critical ones", HARMLESS)
     else:
         print_rows(document["rows"], "AAL at equal loss of accuracy, test problems", EQUAL)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ from testbed.cli.head import compare as head_compare
 from testbed.cli.head import train as head_train
 from testbed.cli.head import tune as head_tune
 from testbed.cli.options import AsJson, configured
-from testbed.cli.output import claim_stdout, console, note, print_json
+from testbed.cli.output import claim_stdout, note, print_json, progress
 from testbed.cli.screens import CommandGroup
 from testbed.cli.tables import TableCommand
 from testbed.experiments.head.config import EpisodeCollectConfig
@@ -88,18 +87,6 @@ def label(
         print_json(document, stdout)
     else:
         show(document)
-
-
-@contextlib.contextmanager
-def progress() -> Iterator[Callable[[int, int, str], None]]:
-    """A progress bar on a terminal, nothing else; yields what it is told with: done, in all, of what."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    err = console(stderr=True)
-    with Progress(*columns, console=err, disable=not err.is_terminal, transient=True) as bar:
-        task = bar.add_task("loading", total=None)
-        yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
 
 
 def show(document: Mapping[str, Any]) -> None:

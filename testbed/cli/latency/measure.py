@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -14,6 +15,9 @@ from testbed.cli.tables import print_rows
 from testbed.config import resolved
 from testbed.errors import BadInput
 from testbed.experiments.latency.load_config import LoadConfig
+
+if TYPE_CHECKING:
+    from testbed.experiments.latency.load import Series
 
 
 @configured(LoadConfig, leave=["prefill", "kind"])
@@ -45,25 +49,34 @@ def measure(
 
         testbed latency measure --model random --windows 0,4 --prefills 64,128,256 --decodes 32,64 --out runs/lengths
     """
-    from testbed.experiments.latency.load import COLUMNS
+    if virtual:
+        config = msgspec.structs.replace(config, kind="virtual")
+    found = _measured(config, prefills, decodes, out)
+    rows: list[dict[str, Any]] = [msgspec.to_builtins(point) for series in found for point in series.points]
+    if as_json:
+        print_json({"config": resolved(config), "rows": rows})
+        return
+    _show(rows)
+    note(f"wrote {out / 'points.csv'}")
+
+
+def _measured(config: LoadConfig, prefills: str | None, decodes: str | None, out: Path) -> Sequence[Series]:
+    """Prompts of the data set or, with lists of lengths, random ones of each length."""
     from testbed.experiments.latency.load import measure as run
     from testbed.experiments.latency.load_lengths import measure_lengths
 
     if (prefills is None) is not (decodes is None):
         raise BadInput("give --prefills and --decodes, or neither")
-    if virtual:
-        if prefills is not None:
-            raise BadInput("--prefills is for a real BS; in virtual time give --prompt and --response")
-        config = msgspec.structs.replace(config, kind="virtual")
     if prefills is None or decodes is None:
-        found = run(config, out, note)
-    else:
-        lengths = numbers(prefills, int, "--prefills"), numbers(decodes, int, "--decodes")
-        found = measure_lengths(config, *lengths, out, note)
-    rows: list[dict[str, Any]] = [msgspec.to_builtins(point) for series in found for point in series.points]
-    if as_json:
-        print_json({"config": resolved(config), "rows": rows})
-        return
+        return run(config, out, note)
+    if config.kind == "virtual":
+        raise BadInput("--prefills is for a real BS; in virtual time give --prompt and --response")
+    lengths = numbers(prefills, int, "--prefills"), numbers(decodes, int, "--decodes")
+    return measure_lengths(config, *lengths, out, note)
+
+
+def _show(rows: Sequence[Mapping[str, Any]]) -> None:
+    from testbed.experiments.latency.load import COLUMNS
+
     shown = {name: (name, "{:g}") for name in COLUMNS if name not in ("alpha", "saturated")}
     print_rows(rows, None, {**shown, "alpha": ("alpha", "{:.3f}"), "saturated": ("piled up", "{}")})
-    note(f"wrote {out / 'points.csv'}")

@@ -15,19 +15,15 @@ from testbed.config import resolved
 from testbed.errors import TestbedError
 from testbed.experiments.latency.ramp.config import RampConfig
 
+CHECK = "Exit with status 1 unless the intervals show that hinted windows meet the required latency."
+
 
 @configured(RampConfig, leave=["kind"])
 def ramp(
     config: RampConfig,
     out: Annotated[Path, typer.Option(help="Directory of the ramp; give it again to resume.")],
     real: Annotated[bool, typer.Option("--real", help="A BS process on this machine, in real time.")] = False,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check/--no-check",
-            help="Exit with status 1 unless the intervals show that hinted windows meet the required latency.",
-        ),
-    ] = False,
+    check: Annotated[bool, typer.Option("--check/--no-check", help=CHECK)] = False,
     as_json: AsJson = False,
 ) -> None:
     """Raise the load step by step, with each fixed window and with windows hinted by the BS.
@@ -53,11 +49,7 @@ def ramp(
     found = table(chosen, measure(chosen, out, note))
     for path in write(found, out):
         note(f"wrote {path}")
-    document = {"config": resolved(chosen), **found._asdict()}
-    if as_json:
-        print_json(document)
-    else:
-        _print(document)
+    (print_json if as_json else _print)({"config": resolved(chosen), **found._asdict()})
     if check and not found.holds:
         raise TestbedError("hinted windows fall short, or the intervals do not decide it: see the rows above")
 

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from testbed.cli.options import AsJson
-from testbed.cli.output import console, note, print_json
+from testbed.cli.output import note, print_json, progress
 from testbed.cli.tables import print_table
 
 
@@ -34,19 +34,14 @@ def figures(
         testbed optim figures sweeps/edge/readings.yaml --out runs/readings --json
     """
     import msgspec
-    from rich.progress import Progress
 
     from testbed.experiments.edge.figures import load_figures, run_figures
 
     config = load_figures(file)
     changed = {name: value for name, value in (("seeds", seeds), ("draws", draws)) if value is not None}
     config = msgspec.structs.replace(config, **changed)
-    err = console(stderr=True)
-    with Progress(console=err, disable=not err.is_terminal, transient=True) as bar:
-        task = bar.add_task(config.name, total=config.jobs)
-        document = run_figures(
-            config, out, lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
-        )  # fmt: skip
+    with progress(config.name, config.jobs) as told:
+        document = run_figures(config, out, told)
     note(f"wrote {out}")
     if as_json:
         print_json(document)

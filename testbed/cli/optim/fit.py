@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from testbed.cli.options import AsJson, Given, offering
-from testbed.cli.output import claim_stdout, console, note, print_json
+from testbed.cli.output import claim_stdout, note, print_json, progress
 from testbed.cli.tables import print_table
 from testbed.errors import BadInput
 from testbed.experiments.edge.config import QUICK, FitConfig
@@ -70,16 +70,10 @@ def _claim(out: Path) -> None:
 
 def _measure(config: Any) -> Any:
     """With a progress bar on a terminal."""
-    from rich.progress import Progress
-
     from testbed.experiments.edge.fit import measure
 
-    err = console(stderr=True)
-    with Progress(console=err, disable=not err.is_terminal, transient=True) as bar:
-        task = bar.add_task("loading", total=None)
-        return measure(
-            config, lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
-        )  # fmt: skip
+    with progress() as told:
+        return measure(config, told)
 
 
 def _write(out: Path | None, steps: Any, models: Any, document: Mapping[str, Any]) -> None:

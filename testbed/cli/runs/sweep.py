@@ -26,23 +26,25 @@ LINE_S = 10.0
 WORKERS = "Concurrent virtual points. Default: 1; with ray, the cluster's cores."
 
 
+File = Annotated[
+    Path | None,
+    typer.Argument(help="YAML: run (as for `demo`), grid; or a name of --list.", autocompletion=completion("sweeps")),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Replace a setting: prompts=5, grid.window=[4,8]; repeat."),
+]
+
+
 def sweep(
-    file: Annotated[
-        Path | None,
-        typer.Argument(
-            help="YAML: run (as for `demo`), grid; or a name of --list.", autocompletion=completion("sweeps")
-        ),
-    ] = None,
+    file: File = None,
     out: Annotated[Path | None, typer.Option(help="Directory. Default: runs/NAME. Give it again to resume.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the bundled sweeps.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Check the file and list its points; run nothing.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, with what is done; run nothing.")] = False,
     executor: Annotated[str, typer.Option(help="local: processes of this machine. ray: a Ray cluster.")] = "local",
     workers: Annotated[int | None, typer.Option(help=WORKERS)] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Replace a setting: prompts=5, grid.window=[4,8]; repeat."),
-    ] = None,
+    set_: Set = None,
     as_json: AsJson = False,
 ) -> None:
     """Run every combination of a grid; an interrupted sweep is resumed.

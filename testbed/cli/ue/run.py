@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from testbed.experiments.runs.uerun import UeResult
 
 app = CommandGroup(no_args_is_help=True, help="The user equipment: drafts with a small model.")
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Resume the unfinished run in --out with the same options.", rich_help_panel=OUTPUT),
+]
 
 
 @app.callback()
@@ -39,12 +43,7 @@ def run(
         str | None, typer.Option(help="Decode this prompt of token ids: 1,2,3.", rich_help_panel="Workload")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write a run directory here.", rich_help_panel=OUTPUT)] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Resume the unfinished run in --out with the same options.", rich_help_panel=OUTPUT
-        ),
-    ] = False,
+    resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
     """Decode a prompt or a data set with a BS.
@@ -68,9 +67,7 @@ def run(
     if as_json:
         print_json(result.document())
     else:
-        _show(result, bool(prompt) or prompt_ids is not None)
-        if out:
-            note(f"wrote {out}")
+        _show(result, bool(prompt) or prompt_ids is not None, out)
     if result.losses:
         raise GateError(result.losses[0])
 
@@ -89,8 +86,8 @@ def _explained(out: Path | None) -> Iterator[None]:
         raise type(exc)(f"{exc}; {kept(out)}") from exc
 
 
-def _show(result: UeResult, with_text: bool) -> None:
-    """A run for people: outputs of prompts that were given, and the tables."""
+def _show(result: UeResult, with_text: bool, out: Path | None) -> None:
+    """A run for people: outputs of prompts that were given, the tables, and where the run was written."""
     if with_text:
         prompts, methods = ({output[name] for output in result.outputs} for name in ("prompt", "method"))
         for prompt, outputs in itertools.groupby(result.outputs, lambda output: output["prompt"]):
@@ -103,6 +100,8 @@ def _show(result: UeResult, with_text: bool) -> None:
     if result.power is not None:
         print_rows(result.rows, None, ENERGY_COLUMNS)
         note_power(result.power)
+    if out:
+        note(f"wrote {out}")
 
 
 def _given(prompts: list[str] | None, prompt_ids: str | None) -> list[int] | list[str] | None:

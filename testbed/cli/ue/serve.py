@@ -7,7 +7,7 @@ import sys
 
 from testbed.cli.options import ReadyJson, configured
 from testbed.cli.output import claim_stdout, note, print_json
-from testbed.config import EndpointConfig
+from testbed.ue.api.config import EndpointConfig
 
 
 @configured(EndpointConfig)

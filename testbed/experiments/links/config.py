@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from testbed.channel.spec import ChannelSpec
 
 
+AGREE = "Comparison of a workload"
+"""Heading of its options on help screens."""
+
+
 class ValidateConfig(Config, frozen=True):
     """Grid of links to validate.
 
@@ -35,8 +39,13 @@ class ValidateConfig(Config, frozen=True):
         ),
     ] = (0.0,)
     seconds: Annotated[int, option("Duration of each iperf3 transfer.", unit="s")] = 3
+    workload: Annotated[
+        int, option("Prompts to decode by proxy, tc and virtual time; 0 for none.", least=0, panel=AGREE)
+    ] = 0
+    channel: Annotated[str, option("Link of the workload.")] = "uplink_mbps=20,downlink_mbps=20,rtt_ms=50"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.via not in ("proxy", "tc"):
             raise BadInput(f"unknown emulation {self.via!r}; known: proxy, tc")
         if not all(self.grid_axes) or self.seconds < 1:

@@ -56,18 +56,12 @@ def rows(
         temperature: sampling temperature of methods that sample.
         score: extracts the answer from a text.
     """
-    table = []
     channel = _channel(outcomes)
-    for method in dict.fromkeys(o.method for o in outcomes):
-        mine, kind = [o for o in outcomes if o.method == method], run_method(method)
-        judged = kind.judged
-        row: dict[str, Any] = {
-            "method": method,
-            "window": window,
-            "window_rule": window_rule,
-            "threshold": threshold if judged else None,
-            "hidden_bits": hidden_bits if judged else None,
-            "temperature": temperature if kind.sampled else None,
+
+    def row(method: str) -> dict[str, Any]:
+        mine = [o for o in outcomes if o.method == method]
+        return {
+            **_settings(method, window, window_rule, threshold, hidden_bits, temperature),
             **channel,
             "requests": len(mine),
             **quality({o.request: texts.get((method, o.request), "") for o in mine}, examples, own, score),
@@ -75,8 +69,23 @@ def rows(
             **_gate(mine),
             **energy_columns(method, [o.record for o in mine], idle_w),
         }
-        table.append(row)
-    return table
+
+    return [row(method) for method in dict.fromkeys(o.method for o in outcomes)]
+
+
+def _settings(
+    method: str, window: int, window_rule: str, threshold: float, hidden_bits: int, temperature: float | None
+) -> dict[str, Any]:
+    """Method and settings of a row; None for settings that the method does not use."""
+    kind = run_method(method)
+    return {
+        "method": method,
+        "window": window,
+        "window_rule": window_rule,
+        "threshold": threshold if kind.judged else None,
+        "hidden_bits": hidden_bits if kind.judged else None,
+        "temperature": temperature if kind.sampled else None,
+    }
 
 
 def _channel(outcomes: Sequence[Outcome]) -> dict[str, float | None]:

@@ -132,20 +132,23 @@ def result_of(
         score=scorer(config.scorer),
     )  # fmt: skip
     rows = [row | {"bytes_counted": counted} for row in rows]
-    outputs = [
-        {
-            "method": o.method,
-            "prompt": work.prompts[o.request].example.question,
-            "token_ids": o.record.token_ids,
-            "text": texts[o.method, o.request],
-            "rounds": len(o.record.rounds),
-            "finish_reason": o.record.finish_reason,
-        }
-        for o in sorted(outcomes, key=lambda o: (o.request, o.method))
-    ]
+    by_request = sorted(outcomes, key=lambda o: (o.request, o.method))
+    outputs = [_output(work, o, texts[o.method, o.request]) for o in by_request]
     strict = [o for o in outcomes if config.threshold == 0 or not run_method(o.method).judged]
     losses = [_loss(work, o) for o in strict if o.divergence is not None and not o.divergence.tie]
     return UeResult(outputs, rows, losses, outcomes, texts, power)
+
+
+def _output(work: Workload, outcome: Outcome, text: str) -> dict[str, Any]:
+    """An output in the JSON answer of `ue run`."""
+    return {
+        "method": outcome.method,
+        "prompt": work.prompts[outcome.request].example.question,
+        "token_ids": outcome.record.token_ids,
+        "text": text,
+        "rounds": len(outcome.record.rounds),
+        "finish_reason": outcome.record.finish_reason,
+    }
 
 
 def _own_texts(config: RunConfig, work: Workload) -> dict[int, str] | None:

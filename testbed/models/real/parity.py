@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,14 +88,11 @@ def prove_parity(
     Raises:
         ModelError: one of the models cannot be loaded.
     """
+    on_text = ids is not None
     options = LlamaOptions(sequences=1, kv_type="f32", flash_attention=False)
-    llama, on_text = LlamaContext(file, options), ids is not None
-    try:
-        if ids is None:
-            ids = np.random.default_rng(0).integers(0, llama.rows, min(POSITIONS, llama.context)).tolist()
+    with contextlib.closing(LlamaContext(file, options)) as llama:
+        ids = _random_ids(llama) if ids is None else ids
         logits, hidden = _llama_outputs(llama, ids)
-    finally:
-        llama.close()
     expected_logits, expected_hidden = _transformers_outputs(model_dir, ids)
     if logits.shape != expected_logits.shape or hidden.shape != expected_hidden.shape:
         raise ModelError(f"{file}: not of the shape of {model_dir}")
@@ -119,6 +117,12 @@ def text_ids(model_dir: Path, count: int = POSITIONS) -> list[int] | None:
     text = "\n\n".join(f"{one.question}\n{one.answer}" for one in itertools.islice(generate("test", 0), QUESTIONS))
     ids: list[int] = Tokenizer.from_file(str(path)).encode(text).ids
     return ids[:count]
+
+
+def _random_ids(llama: LlamaContext) -> list[int]:
+    """128 ids of a model's vocabulary, or as many as its context holds."""
+    ids: list[int] = np.random.default_rng(0).integers(0, llama.rows, min(POSITIONS, llama.context)).tolist()
+    return ids
 
 
 def _largest(values: NDArray[np.float32]) -> float:

@@ -13,7 +13,6 @@ from pathlib import Path
 import uvicorn
 
 from testbed.clock import Clock, WallClock
-from testbed.config import EndpointConfig
 from testbed.errors import BadInput, TestbedError
 from testbed.protocols import PROTOCOLS
 from testbed.protocols.adaptive import RULES
@@ -24,6 +23,7 @@ from testbed.protocols.sampling import Sampling
 from testbed.tasks import beside
 from testbed.ue.api.app import REQUESTS, Service, make_app
 from testbed.ue.api.backend import Backend, ConnectedPair
+from testbed.ue.api.config import EndpointConfig
 from testbed.ue.api.drafting_thread import DraftingThread
 from testbed.ue.api.schema import RequestLimits
 from testbed.ue.channel_state import ChannelState

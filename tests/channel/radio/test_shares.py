@@ -15,7 +15,7 @@ from testbed.channel.radio.cell import Cell, Mobility
 from testbed.channel.radio.fading import PathLoss, SmallScale
 from testbed.channel.radio.shares import read_shares, uplinks_mbps
 from testbed.channel.spec import ChannelSpec, channel_text, parse_channel
-from testbed.cli.channel.traces import _shares
+from testbed.cli.channel.fading import _shares
 from testbed.errors import BadInput
 from testbed.experiments.runs.processes import proxy
 from testbed.optim.tasks import Problem, Task, allocation

@@ -13,15 +13,15 @@ from typer.testing import CliRunner, Result
 
 from testbed import bundled_files
 from testbed.channel.trace import COLUMNS, read_trace
-from testbed.cli.channel import traces
+from testbed.cli.channel import convert, fading
 from testbed.errors import BadInput
 
 BUNDLED = ("congested", "drive", "outage", "static-20m", "static-2m", "walk")
 UCC = "Timestamp,DL_bitrate,UL_bitrate,SNR\n2019.12.14_10.16.30,45000,800,8\n2019.12.14_10.16.32,-,-,-\n"
 
 channel = typer.Typer()
-channel.command("convert")(traces.convert)
-channel.command("fading")(traces.fading)
+channel.command("convert")(convert.convert)
+channel.command("fading")(fading.fading)
 
 
 def call(line: str) -> Result:

@@ -12,11 +12,11 @@ import openai
 import pytest
 from openai.types import Completion
 
-from testbed.config import EndpointConfig
 from testbed.synthetic import next_token
 from testbed.tasks import beside
 from testbed.ue import client as ue_client
 from testbed.ue.api import backend
+from testbed.ue.api.config import EndpointConfig
 from testbed.ue.target_only import decode_remotely
 from tests.support.endpoints import MODEL, WORDS, Site, endpoint, until
 from tests.support.stations import client as connection

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from testbed.config import EndpointConfig
 from testbed.ue.api import bodies
 from testbed.ue.api.bodies import MOST_BYTES
+from testbed.ue.api.config import EndpointConfig
 from tests.support.endpoints import Site, endpoint, until
 
 WAIT_S = 30.0

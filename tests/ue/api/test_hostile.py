@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from testbed.config import EndpointConfig
 from testbed.ue.api.bodies import MOST_BRACKETS
+from testbed.ue.api.config import EndpointConfig
 from testbed.ue.api.schema import CompletionRequest, RequestLimits
 from testbed.ue.prompts import Prompter
 from tests.support.endpoints import MODEL, Site, endpoint

@@ -30,9 +30,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from testbed.config import EndpointConfig
 from testbed.tasks import cancel
 from testbed.ue.api.app import Service, make_app
+from testbed.ue.api.config import EndpointConfig
 from testbed.ue.api.schema import ChatRequest, CompletionRequest
 from tests.support.endpoints import MODEL, endpoint
 from tests.support.heartbeat import Heartbeat, Stall

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from testbed.config import EndpointConfig
 from testbed.errors import BadInput
+from testbed.ue.api.config import EndpointConfig
 from testbed.ue.api.serve import methods, serve
 from tests.support.endpoints import unknown, words
 

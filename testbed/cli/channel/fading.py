@@ -1,83 +1,29 @@
-"""`testbed channel convert` and `testbed channel fading`: link traces from elsewhere, and from a channel model."""
+"""`testbed channel fading`: link traces from a channel model."""
 
 from __future__ import annotations
 
-import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from testbed.channel.formats.convert import FORMATS, write_mahimahi
-from testbed.channel.formats.convert import convert as read_foreign
-from testbed.channel.formats.repair import Options
 from testbed.channel.radio.cell import MOST_SAMPLES, RADIUS_M, Cell, Crowd, Mobility, rounded, scaled
 from testbed.channel.radio.fading import Blockage, GilbertElliott, PathLoss, Shadowing, SmallScale
 from testbed.channel.radio.shares import read_shares
 from testbed.channel.trace import Trace, write_trace
-from testbed.cli.options import OUTPUT, AsJson, completion, configured, numbers
-from testbed.cli.output import note, print_json
-from testbed.config import Config, resolved
+from testbed.cli.channel.trace_files import Force, refuse_to_overwrite, report, summary_of
+from testbed.cli.options import AsJson, configured, numbers
+from testbed.cli.output import note
+from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.options import option, options_of
 
-CELL, OPTIONS = Cell(), Options()
+CELL = Cell()
 SPOKEN = ("seconds", "step_s", "seed", "kind")
 """Options of `fading` that a trace's header always states."""
-
-
-class ConvertOptions(Config, frozen=True):
-    """Configuration of `testbed channel convert`: what to assume where a format says nothing."""
-
-    bin_s: Annotated[
-        float, option("Sampling interval, from mahimahi.", unit="s", flags=("--bin",), panel="Assumptions")
-    ] = OPTIONS.bin_s
-    run: Annotated[int | None, option("Run to take, from Lumos5G. Default: the first.")] = OPTIONS.run
-    ratio: Annotated[
-        float | None, option("Uplink over downlink rate, where one is missing. Default: the format's.")
-    ] = OPTIONS.ratio
-    rtt_ms: Annotated[float, option("Round-trip time, where it is missing.", unit="ms")] = OPTIONS.rtt_ms
-    per: Annotated[float, option("Packet error rate, where it is missing.")] = OPTIONS.per
-
-
-@configured(ConvertOptions)
-def convert(
-    config: ConvertOptions,
-    inputs: Annotated[list[Path], typer.Argument(metavar="IN...", help="File; for mahimahi uplink and downlink.")],
-    out: Annotated[Path, typer.Option(help="File to write; for mahimahi the name before .up and .down.")],
-    source: Annotated[
-        str, typer.Option("--from", help=f"{', '.join(FORMATS)}.", autocompletion=completion("trace formats"))
-    ],
-    target: Annotated[Literal["canonical", "mahimahi"], typer.Option("--to", help="Format to write.")] = "canonical",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite.", rich_help_panel=OUTPUT)] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Turn a recorded trace of another format into one that can be replayed; report repairs and assumptions.
-
-    Examples:
-
-        testbed channel convert driving.csv --from ucc --out driving-trace.csv --ratio 0.2
-
-        testbed channel convert Verizon-LTE.up Verizon-LTE.down --from mahimahi --bin 0.5 --out lte.csv
-
-        testbed channel convert lte.csv --from canonical --to mahimahi --out lte
-    """
-    pair = [out.with_name(f"{out.name}.{side}") for side in ("up", "down")]
-    files = [out] if target == "canonical" else pair
-    refuse_to_overwrite(files, force)
-    result = read_foreign(source, inputs, Options(**resolved(config)))
-    notes = list(result.notes)
-    if target == "canonical":
-        origin = f"Converted from {', '.join(path.name for path in inputs)} ({source})."
-        write_trace(out, result.trace, [origin, *notes])
-    else:
-        notes += write_mahimahi(pair[0], pair[1], result.trace)
-    for line in notes:
-        note(line)
-    _report({"files": [str(path) for path in files], **_summary(result.trace), "notes": notes}, as_json)
 
 
 class FadingOptions(Config, frozen=True):
@@ -190,7 +136,7 @@ class FadingOptions(Config, frozen=True):
 def fading(
     config: FadingOptions,
     out: Annotated[Path, typer.Option(help="File to write; with several UEs a directory, for ue0.csv and on.")],
-    force: Annotated[bool, typer.Option("--force", help="Overwrite.", rich_help_panel=OUTPUT)] = False,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Make link traces from a channel model: path loss, shadowing, fading, blockage, bursts of loss, a shared uplink.
@@ -214,7 +160,7 @@ def fading(
     assert config.step_s is not None
     traces = cell.traces(ues, config.seconds, config.step_s, config.seed, shares)
     command = _command(config, out)
-    _report({"command": command, "traces": _write(files, traces, ues, means, command)}, as_json)
+    report({"command": command, "traces": _write(files, traces, ues, means, command)}, as_json)
 
 
 def _with_step(config: FadingOptions, cell: Cell) -> FadingOptions:
@@ -250,7 +196,7 @@ def _write(
             header.append(f"Rates multiplied by {factor:.4f}, so that the mean uplink is {means[i]:g} Mbit/s.")
         trace = rounded(trace)
         write_trace(path, trace, header)
-        documents.append({"file": str(path), **_summary(trace)})
+        documents.append({"file": str(path), **summary_of(trace)})
     return documents
 
 
@@ -283,12 +229,6 @@ def _places(out: Path, ues: int) -> list[Path]:
     return [out / f"ue{i}.csv" for i in range(ues)]
 
 
-def refuse_to_overwrite(files: Sequence[Path], force: bool) -> None:
-    there = [path for path in files if os.path.lexists(path)]
-    if there and not force:
-        raise BadInput(f"{there[0]} is there already; --force overwrites it")
-
-
 def _command(config: FadingOptions, out: Path) -> str:
     """The command that makes the same traces again: options that differ from their defaults, and the file's name."""
     words = []
@@ -299,19 +239,3 @@ def _command(config: FadingOptions, out: Path) -> str:
         if one.name == "distance":
             words += ["--out", out.name]
     return f"testbed channel fading {shlex.join(words)}"
-
-
-def _summary(trace: Trace) -> dict[str, Any]:
-    """Summary of a trace in a JSON document."""
-    means = {f"mean_{name}": value for name, value in trace.means().items()}
-    return {"rows": len(trace), "duration_s": trace.duration_s, **means}
-
-
-def _report(document: Mapping[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(document)
-        return
-    for one in document.get("traces", [document]):
-        name = one.get("file") or ", ".join(one["files"])
-        rates = f"uplink {one['mean_uplink_mbps']:.1f}, downlink {one['mean_downlink_mbps']:.1f} Mbit/s"
-        print(f"{name}: {one['rows']} samples, {one['duration_s']:g} s, {rates}, RTT {one['mean_rtt_ms']:.1f} ms")
