@@ -45,6 +45,7 @@ from testbed.config import ServeConfig
 from testbed.decision_head.head import INFO, WEIGHTS
 from testbed.errors import BadInput, TestbedError
 from testbed.fingerprints import model_fingerprint
+from testbed.heap import loaded_heap_frozen
 from testbed.optim.pass_time import Coefficients
 from testbed.protocols.vocabulary import tokenizer_directory
 from testbed.tasks import Background, cancel
@@ -107,6 +108,7 @@ def serve(
         if metrics is not None and isinstance(loaded.engine, PacedEngine):
             metrics.add("pace", loaded.engine.snapshot)
         stack.callback(lambda: thread.submit(loaded.engine.close).result())
+        stack.enter_context(loaded_heap_frozen())
         asyncio.run(_run(config, ThreadRunner(loaded.engine, thread), loaded, ready, metrics, monitor, meter, say))
 
 
@@ -187,8 +189,7 @@ def _station(
 ) -> BaseStation:
     engine, offer, judge, estimator = loaded
     known = None if estimator is None else estimator.coefficients
-    whole_blocks = PIECE % engine.block_size == 0
-    setting = replace(_setting(config, known), kv_tokens=engine.kv_tokens, cuts=whole_blocks)
+    setting = replace(_setting(config, known), kv_tokens=engine.kv_tokens, cuts=PIECE % engine.block_size == 0)
     admission = None
     if known is not None and SCHEDULERS[config.scheduler].admits and config.admission:
         admission = Admission(coefficients=known, max_requests=config.max_batch, kv_tokens=engine.kv_tokens)
@@ -282,9 +283,8 @@ async def _run(
 
 
 def _stop_on_signals(serving: asyncio.Task[None]) -> None:
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, serving.cancel)
+        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
 
 
 async def _served(serving: asyncio.Task[None]) -> None:

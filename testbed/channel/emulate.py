@@ -13,6 +13,7 @@ from typing import Any
 from testbed.channel.proxy import MakePath, Proxy, precise_loop
 from testbed.channel.spec import ChannelSpec
 from testbed.errors import BadInput
+from testbed.heap import loaded_heap_frozen
 
 Ready = Callable[[dict[str, Any]], None]
 """Called once when UEs may connect, with `listen`, `target`, `pid` and `origin_s`, the start of the links (monotonic
@@ -44,7 +45,8 @@ def relay(spec: ChannelSpec, listen: str, target: str, ready: Ready, seconds: fl
     spec.path(0)  # raises now if the trace cannot be read
     loop = precise_loop()
     try:
-        return loop.run_until_complete(_relay(spec, here, there, ready, seconds))
+        with loaded_heap_frozen():
+            return loop.run_until_complete(_relay(spec, here, there, ready, seconds))
     finally:
         loop.close()
 

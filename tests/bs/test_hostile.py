@@ -19,6 +19,7 @@ from msgspec import inspect
 from testbed.bs.pending import Pending
 from testbed.bs.scheduling.base import Fcfs
 from testbed.errors import ProtocolError
+from testbed.heap import loaded_heap_frozen
 from testbed.protocols import TARGET_ONLY
 from testbed.protocols.codec import decode_uplink, encode
 from testbed.protocols.messages import VERSION, Downlink, Fault, Hello, Open
@@ -95,7 +96,8 @@ def checked(case: Case, seed: int, count: int, heads: Path) -> Found:
     """Run, and if it fails, name the fewest messages that do it."""
     trace: deque[Sent] = deque(maxlen=KEPT)
     try:
-        return asyncio.run(run(case, seed, count, heads, trace))
+        with loaded_heap_frozen():  # as in a process that serves
+            return asyncio.run(run(case, seed, count, heads, trace))
     except Exception as exc:
         least = at_fault(list(trace), case, heads)
         raise AssertionError(f"{case.name}, seed {seed}: {exc!r}; at fault: {least or 'no messages alone'}") from exc

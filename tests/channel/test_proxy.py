@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import gc
 import os
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -18,6 +17,7 @@ from testbed.channel.pipe import End
 from testbed.channel.proxy import Proxy, precise_loop
 from testbed.channel.spec import ChannelSpec
 from testbed.errors import BadInput
+from testbed.heap import loaded_heap_frozen
 
 FREE = ChannelSpec(kind="proxy")
 SLOW = ChannelSpec(kind="proxy", uplink_mbps=80, downlink_mbps=40, rtt_ms=4, jitter_ms=1)
@@ -27,18 +27,16 @@ TRIES = 3
 
 
 def precisely(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test on the proxy's event loop, after garbage of other tests was collected."""
+    """Run a test on the proxy's event loop, as the relay runs."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
         loop = precise_loop()
-        gc.collect()
-        gc.freeze()
         try:
-            loop.run_until_complete(asyncio.wait_for(test(*args, **kwargs), 2 * WAIT_S))
-            loop.run_until_complete(asyncio.sleep(0.02))
+            with loaded_heap_frozen():
+                loop.run_until_complete(asyncio.wait_for(test(*args, **kwargs), 2 * WAIT_S))
+                loop.run_until_complete(asyncio.sleep(0.02))
         finally:
-            gc.unfreeze()
             loop.close()
 
     return run

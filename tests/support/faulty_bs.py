@@ -9,6 +9,7 @@ host's monotonic clock.
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import random
 import resource
@@ -141,7 +142,7 @@ def measure_stalls(plan: Plan) -> None:
         try:
             await beside([heartbeat.beat()], serve_(bs))
         finally:
-            say(plan, "heartbeat", beats=heartbeat.beats, stall=heartbeat.stall)
+            say(plan, "heartbeat", beats=heartbeat.beats, stall=heartbeat.stall, frozen=gc.get_freeze_count())
 
     BaseStation.serve = beating  # type: ignore[method-assign]
 

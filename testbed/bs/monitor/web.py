@@ -21,6 +21,7 @@ from testbed.bs.monitor.client import MonitoredStation
 from testbed.bs.monitor.feed import Feed
 from testbed.bs.monitor.history import History
 from testbed.bs.monitor.wire import MonitorSetup, receive
+from testbed.heap import loaded_heap_frozen
 from testbed.interrupts import as_worker
 from testbed.tasks import beside
 from testbed.web.server import SPARE, BoundedHttp
@@ -37,7 +38,7 @@ def main(arguments: list[str]) -> None:
     as_worker(parent)
     os.nice(NICE)
     logs.configure()
-    with socket.socket(fileno=link) as asked, socket.socket(fileno=listener) as listening:
+    with socket.socket(fileno=link) as asked, socket.socket(fileno=listener) as listening, loaded_heap_frozen():
         asyncio.run(serve(asked, listening))
 
 

@@ -27,6 +27,7 @@ from testbed.experiments.agent.work import check_reach, resolve_files
 from testbed.experiments.runs.journal import NAME as JOURNAL
 from testbed.experiments.runs.processes import command, environment, stop_group
 from testbed.files import held
+from testbed.heap import loaded_heap_frozen
 from testbed.protocols.codec import AnyArray, Packet, encode
 from testbed.protocols.messages import Message
 from testbed.protocols.orders import (
@@ -82,7 +83,7 @@ def run_agent(setup: AgentSetup, ready: Callable[[str], None], say: Callable[[st
         BadInput: an unusable address, keys or directory, or a directory in use by another agent.
     """
     require_keys([check_address(setup.listen)], setup.keys, setup.insecure)
-    with held(setup.workdir, f"another agent uses {setup.workdir}"):
+    with held(setup.workdir, f"another agent uses {setup.workdir}"), loaded_heap_frozen():
         asyncio.run(_serve(Agent(setup, say), setup, ready))
 
 

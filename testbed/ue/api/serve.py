@@ -14,6 +14,7 @@ import uvicorn
 
 from testbed.clock import Clock, WallClock
 from testbed.errors import BadInput, TestbedError
+from testbed.heap import loaded_heap_frozen
 from testbed.protocols import PROTOCOLS
 from testbed.protocols.adaptive import RULES
 from testbed.protocols.messages import Welcome
@@ -78,7 +79,8 @@ def serve(config: EndpointConfig, bundle: tuple[Path | None, Path | None], state
                     config.host,
                     requests,
                 )
-                asyncio.run(_run(service, listener, lambda: ready(url_of(listener), service.name)))
+                with loaded_heap_frozen():
+                    asyncio.run(_run(service, listener, lambda: ready(url_of(listener), service.name)))
         finally:
             drafter.close()
 

@@ -71,6 +71,7 @@ async def besieged(case: Case, seed: int, count: int, liars: int, folder: Path) 
         assert station.child is not None
         await station.child.kill()
     beat, metrics = station.events("heartbeat")[-1], station.metrics()
+    assert beat["frozen"] > 0  # what was loaded is left out of garbage collections
     failed = metrics["failed_sessions"] + metrics["failed_updates"] + sum(metrics["task_failures"].values())
     return Besieged(answers, Stall(*beat["stall"]), witness.compared, failed)
 

@@ -30,6 +30,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from testbed.heap import loaded_heap_frozen
 from testbed.tasks import cancel
 from testbed.ue.api.app import Service, make_app
 from testbed.ue.api.config import EndpointConfig
@@ -79,7 +80,8 @@ class Running:
 
 def serve_until_told(directory: Path, control: Connection) -> None:
     """Serve, and answer questions about the event loop's stalls."""
-    asyncio.run(_serve(directory, control))
+    with loaded_heap_frozen():
+        asyncio.run(_serve(directory, control))
 
 
 async def _serve(directory: Path, control: Connection) -> None:
