@@ -15,26 +15,10 @@ from testbed.cli.output import note, print_json
 from testbed.cli.screens import CommandGroup
 from testbed.cli.tables import TableCommand, print_rows
 from testbed.errors import BadInput
-from testbed.intervals import LEAST_VALUES
 from testbed.options import resolved
 
 if TYPE_CHECKING:
     from testbed.experiments.cell.sustain import SustainConfig
-
-COLUMNS = {
-    "group": ("group", "{}"),
-    "ues": ("UEs", "{:d}"),
-    "uplink_mbps": ("up Mbit/s", "{:.3f}"),
-    "delay_s": ("delay s", "{:.4f}"),
-    "delay_p95_s": ("p95 s", "{:.4f}"),
-    "goodput_tps": ("goodput tok/s", "{:.1f}"),
-    "latency_s": ("latency s", "{:.2f}"),
-    "violations": ("violated", "{:.3f}"),
-    "drafting_share": ("drafting", "{:.2f}"),
-    "radio_share": ("radio", "{:.2f}"),
-    "verification_share": ("verifying", "{:.2f}"),
-}
-"""Columns of the table; the last three are shares of the rounds' time."""
 
 SUSTAINED = {
     "ues": ("UEs", "{:g}"),
@@ -74,24 +58,13 @@ def run(
         testbed cell run sweeps/cell/fh.yaml --seconds 60 --seed 1 --out runs/cell
     """
     from testbed.experiments.cell.config import CellConfig
-    from testbed.experiments.cell.real import run_cell_really
-    from testbed.experiments.cell.rows import document
-    from testbed.experiments.cell.run import run_cell
-    from testbed.experiments.results.claims import claimed
-    from testbed.files import whole_file
+    from testbed.experiments.cell.files import carry_out
     from testbed.options import load, replaced
 
     given = {name: value for name, value in (("seed", seed), ("seconds", seconds)) if value is not None}
-    config = replaced(load(CellConfig, file), given)
-    carry_out = run_cell_really if real else run_cell
-    if out is None:
-        found = document(config, carry_out(config))
-    else:
-        with claimed(config, out, "cell"):
-            found = document(config, carry_out(config))
-            with whole_file(out / "cell.json") as part:
-                part.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
-        note(f"wrote {out / 'cell.json'}")
+    found = carry_out(replaced(load(CellConfig, file), given), real, out)
+    if out is not None:
+        note(f"wrote {out / 'cell.json'} and {out / 'report.html'}")
     if as_json:
         print_json(found)
     else:
@@ -183,14 +156,7 @@ def _numbers(text: str | None) -> tuple[int, ...]:
 
 
 def _print(found: Mapping[str, Any]) -> None:
-    delays = [row["message_delay_s"] for row in found["rows"]]
-    rows = [
-        {**row, "delay_s": delay["mean"], "delay_p95_s": delay["p95"] if row["messages"] >= LEAST_VALUES[95] else None}
-        for row, delay in zip(found["rows"], delays, strict=True)
-    ]
-    print_rows(rows, "groups of UEs", COLUMNS)
-    cell = found["cell"]
-    print(
-        f"radio used {cell['uplink_utilisation']:.0%} up, {cell['downlink_utilisation']:.0%} down; verifier busy "
-        f"{cell['busy_share']:.0%}; {cell['goodput_tps']:.1f} tokens/s; bound by {cell['bound_by']}"
-    )
+    from testbed.experiments.results.cell_columns import CELL_COLUMNS, cell_line, flat_row
+
+    print_rows([flat_row(row) for row in found["rows"]], "groups of UEs", CELL_COLUMNS)
+    print(cell_line(found["cell"]))

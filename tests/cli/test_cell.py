@@ -40,6 +40,9 @@ def test_the_documented_file_is_answered(tmp_path: Path, capsys: pytest.CaptureF
     assert answer["rows"][0]["uplink_mbps"] == pytest.approx(1.6, rel=0.05)
     assert answer["cell"]["bound_by"] in ("radio", "drafting", "verification")
     assert "seed: 2" in (out / "config.yaml").read_text()
+    page = (out / "report.html").read_text()
+    assert "bound by" in page and "goodput tok/s" in page and "alt='cell'" in page
+    assert list((out / "plots").glob("*-cell.png"))
     assert main(["cell", "run", str(tmp_path / "cell.yaml"), "--out", str(out)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 

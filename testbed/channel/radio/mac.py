@@ -137,6 +137,7 @@ class RadioCell:
                 lost = loss > 0 and self._dice.random() < loss
                 self._air.learn(port.ue, up, lost)
                 self._in_air.append((port, port.take(slot, bits), lost))
+                port.slots, port.used = port.slots + 1, port.used + share
                 if not port.waiting:
                     del self._waiting[up][port]
                 counters.count(share, bits, lost)

@@ -58,6 +58,8 @@ class RadioPort:
     Attributes:
         weight: share of the bandwidth relative to others, for scheduler `weights`; may change at any time.
         sent_bytes: bytes of all messages so far.
+        slots: slots in which it has sent.
+        used: sum of its shares of the bandwidth.
         free: see `Carrier.free`.
     """
 
@@ -65,7 +67,7 @@ class RadioPort:
 
     def __init__(self, cell: Medium, ue: int, up: bool, weight: float) -> None:
         self._cell, self.ue, self.up, self.weight = cell, ue, up, weight
-        self.sent_bytes = 0
+        self.sent_bytes, self.slots, self.used = 0, 0, 0.0
         self._messages: deque[tuple[float, float, Callable[[], None]]] = deque()
         self._end = self._next = 0.0
         """Length of the stream so far, and its first bit that was never sent."""

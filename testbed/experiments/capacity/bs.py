@@ -26,6 +26,9 @@ from testbed.optim.pass_time import Coefficients
 OFFER = Offer("synthetic", "", VOCAB, 1, (), MOST_POSITIONS)
 """Work of a base station under synthetic traffic."""
 _ZEROS = np.zeros(512, np.float32)
+with np.errstate(divide="ignore"):
+    _SURE = np.log(np.eye(VOCAB, dtype=np.float32))
+"""[VOCAB, VOCAB] log-probabilities of a target that is sure of the token of the row."""
 
 
 class PrefixCache:
@@ -72,10 +75,13 @@ class TrafficRunner:
     Args:
         cache: None: every pass recomputes the whole prefix.
         linger: keep the tokens of closed sessions in the cache.
+        lenient: mismatched tokens may be kept, so that all drafted ones stay in the cache until the next round.
     """
 
-    def __init__(self, cost: VerifyCost, cache: PrefixCache | None, clock: Clock, linger: bool) -> None:
-        self._cost, self._cache, self._clock, self._linger = cost, cache, clock, linger
+    def __init__(
+        self, cost: VerifyCost, cache: PrefixCache | None, clock: Clock, linger: bool, lenient: bool = False
+    ) -> None:
+        self._cost, self._cache, self._clock, self._linger, self._lenient = cost, cache, clock, linger, lenient
         self._submitted: list[VerifyRequest] = []
         self.passes: list[tuple[list[tuple[int, int]], float]] = []
         self.keep_passes = False
@@ -105,8 +111,10 @@ class TrafficRunner:
         target = LANGUAGE[length : length + drafted + 1]
         if self._cache is not None:
             agree = request.draft == target[:-1]
-            self._cache.hold(request.session, length + (drafted if agree.all() else int(agree.argmin())))
-        return VerifyResult(target, _ZEROS[: drafted + 1], _ZEROS[:drafted], cached=cached)
+            held = drafted if self._lenient or agree.all() else int(agree.argmin())
+            self._cache.hold(request.session, length + held)
+        sure = _SURE[target] if request.logprobs else None
+        return VerifyResult(target, _ZEROS[: drafted + 1], _ZEROS[:drafted], logprobs=sure, cached=cached)
 
     def cached(self, session: str) -> int | None:
         """See `EngineRunner.cached`: less than was computed where the cache has evicted some."""

@@ -37,6 +37,14 @@ def _token(position: int, right: bool, liked: bool) -> DraftToken:
     return DraftToken(target if right else (target + 1) % VOCAB, float(liked), 0.0, 0.0, 0.0, hidden)
 
 
+@functools.lru_cache(maxsize=4 * VOCAB)
+def _distribution(target: int, alpha: float) -> NDArray[np.float32]:
+    """α on the target's token, the rest on the next one."""
+    probs = np.zeros(VOCAB, np.float32)
+    probs[target], probs[(target + 1) % VOCAB] = alpha, 1 - alpha
+    return probs
+
+
 class Chance:
     """Random acceptance of one UE's drafted tokens, and what the predictor says of them.
 
@@ -54,9 +62,20 @@ class Chance:
         """Start a window."""
         self._rejected = False
 
-    def draw(self) -> tuple[bool, bool]:
-        """Whether the next token is the target's, and whether the predictor predicts acceptance."""
-        right = self._random.random() < self._alpha
+    def probs(self, position: int) -> NDArray[np.float32]:
+        """[VOCAB] draft distribution at a position, which overlaps the target's by α."""
+        return _distribution(position % VOCAB, self._alpha)
+
+    def draw(self, choose: Choose | None = None, position: int = 0) -> tuple[bool, bool]:
+        """Whether the next token is the target's, and whether the predictor predicts acceptance.
+
+        Args:
+            choose: draws the token from the distribution at `position`; None: it is right with probability α.
+        """
+        if choose is None:
+            right = self._random.random() < self._alpha
+        else:
+            right = choose(self.probs(position)) == int(LANGUAGE[position])
         chance = self._after if self._rejected else self._tpr if right else self._fpr
         self._rejected = self._rejected or not right
         return right, self._random.random() < chance
@@ -73,8 +92,8 @@ class TrafficDrafter:
     def open(
         self, prompt: Sequence[int], *, distributions: bool = False, choose: Choose | None = None
     ) -> TrafficSequence:
-        """See `Drafter.open`; without distributions."""
-        return TrafficSequence(self.chance, len(prompt))
+        """See `Drafter.open`; tokens come without distributions."""
+        return TrafficSequence(self.chance, len(prompt), choose)
 
     def close(self) -> None:
         """Nothing to free."""
@@ -83,8 +102,8 @@ class TrafficDrafter:
 class TrafficSequence:
     """Implements `DraftSequence`."""
 
-    def __init__(self, chance: Chance, length: int) -> None:
-        self._chance, self._committed, self._drafted = chance, length, 0
+    def __init__(self, chance: Chance, length: int, choose: Choose | None = None) -> None:
+        self._chance, self._committed, self._drafted, self._choose = chance, length, 0, choose
         chance.begin()
 
     @property
@@ -94,7 +113,8 @@ class TrafficSequence:
 
     def draft_one(self) -> DraftToken:
         """See `DraftSequence.draft_one`."""
-        token = _token(self._committed + self._drafted, *self._chance.draw())
+        position = self._committed + self._drafted
+        token = _token(position, *self._chance.draw(self._choose, position))
         self._drafted += 1
         return token
 

@@ -9,17 +9,28 @@ from testbed.channel.radio.config import RadioConfig
 from testbed.channel.radio.model import RadioUe
 from testbed.errors import BadInput
 from testbed.options import Config, option
-from testbed.protocols import protocol
+from testbed.protocols import PROTOCOLS, TARGET_ONLY
+from testbed.protocols.methods import RunMethod, run_method
+from testbed.ue.windows.registry import WINDOW_RULES
 
 MOST_UES = 5000
+
+
+class UePower(Config, frozen=True):
+    """Power of a UE: of the device at rest, and what each activity adds to it."""
+
+    idle_w: Annotated[float, option("Device at rest.", least=0, most=1e4, unit="W")] = 0.0
+    draft_w: Annotated[float, option("More while drafting.", least=0, most=1e4, unit="W")] = 0.0
+    transmit_w: Annotated[float, option("More in slots in which it sends.", least=0, most=1e4, unit="W")] = 0.0
+    receive_w: Annotated[float, option("More in slots in which it receives.", least=0, most=1e4, unit="W")] = 0.0
 
 
 class UeGroup(Config, frozen=True):
     """UEs that are alike.
 
     With `traffic: tokens` they decode responses, one after the other, by synthetic tokens that agree with the target's
-    with probability `alpha`; messages have the sizes of the profile's models. With `traffic: bytes` they send messages
-    without content, to check the radio.
+    with probability `alpha` (for protocols that sample: are accepted with this probability); messages have the sizes of
+    the profile's models. With `traffic: bytes` they send messages without content, to check the radio.
 
     Raises:
         BadInput: a value out of range, or settings that do not go together.
@@ -36,8 +47,16 @@ class UeGroup(Config, frozen=True):
     message_bytes: Annotated[int, option("Size of a message.", least=1, most=2**30, unit="bytes")] = 1500
     every_s: Annotated[float, option("Time between two messages.", least=1e-4, most=1e4, unit="s")] = 0.1
     profile: Annotated[str, option("Drafting times and sizes of the models: a profile's name or file.")] = "wisv"
-    protocol: Annotated[str, option("Protocol.", kinds="protocols")] = "greedy"
+    power: UePower | None = None
+    protocol: Annotated[str, option("Protocol, or target-only.", kinds="protocols")] = "greedy"
     window: Annotated[int, option("Draft window K.", least=1, most=256)] = 8
+    window_rule: Annotated[
+        str, option("When to stop drafting; with any rule but fixed, K is the upper limit.", kinds="window rules")
+    ] = "fixed"
+    judge_keeps: Annotated[
+        float,
+        option("Probability that the judge keeps a mismatched token, for protocols with a judge.", least=0, most=1),
+    ] = 0.0
     alpha: Annotated[float, option("Probability that a drafted token is the target's.", least=0, most=1)] = 0.8
     class_tps: Annotated[
         float | None, option("Guaranteed token speed. Default: none.", above=0, most=1e4, unit="tokens/s")
@@ -58,11 +77,16 @@ class UeGroup(Config, frozen=True):
                 raise BadInput(
                     f"group {self.name}: {what} needs lengths [least, most] in 1..{2**14}, not [{low}, {high}]"
                 )
-        if self.traffic == "tokens" and protocol(self.protocol).sampled:
-            raise BadInput(
-                f"group {self.name}: {self.protocol} samples, but synthetic tokens have no distributions; "
-                "take greedy, fh or sh"
-            )
+        if self.protocol not in (*PROTOCOLS, TARGET_ONLY):
+            raise BadInput(f"unknown protocol {self.protocol!r}; known: {', '.join((*PROTOCOLS, TARGET_ONLY))}")
+        if self.judge_keeps and not self.method.judged:
+            raise BadInput(f"group {self.name}: no judge keeps tokens under {self.protocol}; take judge_keeps 0")
+        WINDOW_RULES.choose(self.window_rule)
+
+    @property
+    def method(self) -> RunMethod:
+        """Its protocol, or target-only."""
+        return run_method(self.protocol)
 
 
 class CellBs(Config, frozen=True):
@@ -98,6 +122,7 @@ class CellConfig(Config, frozen=True):
     seconds: Annotated[float, option("Duration, warm-up included.", above=0, most=1e5, unit="s", panel="Run")] = 20.0
     warmup_s: Annotated[float, option("Time before anything is counted.", least=0, most=1e5, unit="s")] = 2.0
     seed: Annotated[int, option("Seed of the random numbers.", least=0)] = 0
+    step_s: Annotated[float, option("Step of the series over time.", least=0.001, most=1e4, unit="s")] = 0.1
     radio: RadioConfig = RadioConfig()
     ues: tuple[UeGroup, ...] = ()
     bs: CellBs = CellBs()

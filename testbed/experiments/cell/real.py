@@ -17,12 +17,14 @@ from testbed.bs.scheduling.registry import SCHEDULERS
 from testbed.clock import WallClock
 from testbed.config import ServeConfig
 from testbed.errors import BadInput, EngineError
-from testbed.experiments.cell.config import CellConfig, radio_ues
+from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.real_processes import CellUeOrder, RadioReport, UeReport, run_radio, run_ue
 from testbed.experiments.cell.run import CellRun, direction_slots
 from testbed.experiments.cell.tally import UeTally
 from testbed.experiments.inputs.profile import load_profile
 from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, counted_in
+from testbed.protocols import TARGET_ONLY
+from testbed.ue.windows.registry import WINDOW_RULES
 
 MOST_REAL_UES = 64
 LEAD_S, EACH_S = 3.0, 0.3
@@ -43,6 +45,8 @@ def run_cell_really(config: CellConfig) -> CellRun:
     decoding = {number: group for number, group in enumerate(members) if group.traffic == "tokens"}
     if len(decoding) > MOST_REAL_UES:
         raise BadInput(f"--real starts a process for each UE: at most {MOST_REAL_UES}, not {len(decoding)}")
+    for group in decoding.values():
+        _check_real(group)
     for profile in {config.bs.profile, *(group.profile for group in decoding.values())}:
         load_profile(profile)  # raises here, rather than in a process
     config.radio.air(radio_ues(config), config.seconds, config.seed)
@@ -54,6 +58,7 @@ def run_cell_really(config: CellConfig) -> CellRun:
         raise EngineError(f"{lossy} responses differ from the target's own output")
     for number, (up, down) in radio.carried.items():
         reports[number].bytes_up, reports[number].bytes_down = up, down
+        reports[number].air_s = radio.air_s[number]
     everyone = radio.senders | reports
     groups, first = [], 0
     for group in config.ues:
@@ -67,6 +72,14 @@ def run_cell_really(config: CellConfig) -> CellRun:
         passes=after["passes"] - before["passes"],
         busy=min(1.0, (after["busy_s"] - before["busy_s"]) / (config.seconds - config.warmup_s)),
     )
+
+
+def _check_real(group: UeGroup) -> None:
+    rule = WINDOW_RULES[group.window_rule]
+    if group.method.sampled and group.protocol != TARGET_ONLY:
+        raise BadInput(f"group {group.name}: {group.protocol} samples, whose outputs --real cannot compare")
+    if group.judge_keeps or rule.predictor or rule.hinted:
+        raise BadInput(f"group {group.name}: --real has neither a judge that keeps tokens, predictors nor hints")
 
 
 def _serving(config: CellConfig, metrics: Path) -> ServeConfig:

@@ -14,8 +14,10 @@ import msgspec
 
 from testbed.channel.emulate import endpoint
 from testbed.channel.link import ZmqLink, new_identity
-from testbed.channel.proxy import MakePath, Proxy, precise_loop
+from testbed.channel.link_model import Carrier
+from testbed.channel.proxy import Proxy, precise_loop
 from testbed.channel.radio.mac import RadioCell
+from testbed.channel.radio.ports import RadioPort
 from testbed.clock import WallClock
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.tally import Counted, UeTally
@@ -24,12 +26,13 @@ from testbed.experiments.deployment.load import LoadUe
 from testbed.experiments.deployment.profiled import ProfilePace
 from testbed.experiments.inputs.profile import load_profile
 from testbed.files import whole_file
+from testbed.protocols import TARGET_ONLY
 from testbed.synthetic import VOCAB, next_token
 from testbed.tasks import cancel
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
-from testbed.ue.windows.fixed import FixedWindow
+from testbed.ue.windows.registry import window_policy
 
 TIMEOUT_S = 60.0
 HOST = "127.0.0.1"
@@ -47,6 +50,9 @@ class UeReport(msgspec.Struct):
     latencies_s: list[float]
     judged: int
     violated: int
+    rounds: int = 0
+    drafted: int = 0
+    air_s: tuple[float, float] = (0.0, 0.0)
     lossy: int = 0
     """Responses that differ from the target's own."""
 
@@ -55,7 +61,8 @@ class UeReport(msgspec.Struct):
         """The counters of a tally."""
         return cls(
             tally.bytes[True], tally.bytes[False], tally.sent, tally.delays_s, tally.tokens, tally.busy_s,
-            tally.latencies_s, tally.judged, tally.violated, lossy,
+            tally.latencies_s, tally.judged, tally.violated, tally.rounds, tally.drafted,
+            (tally.air_s[True], tally.air_s[False]), lossy,
         )  # fmt: skip
 
     def restore(self, tally: UeTally) -> UeTally:
@@ -63,6 +70,8 @@ class UeReport(msgspec.Struct):
         tally.bytes = {True: self.bytes_up, False: self.bytes_down}
         tally.sent, tally.delays_s, tally.tokens, tally.busy_s = self.sent, self.delays_s, self.tokens, self.busy_s
         tally.latencies_s, tally.judged, tally.violated = self.latencies_s, self.judged, self.violated
+        tally.rounds, tally.drafted = self.rounds, self.drafted
+        tally.air_s = {True: self.air_s[0], False: self.air_s[1]}
         return tally
 
 
@@ -73,6 +82,8 @@ class RadioReport(msgspec.Struct):
     """Sums of shares of the bandwidth in use after the warm-up, up and down."""
     carried: dict[int, tuple[float, float]]
     """Bytes that each decoding UE sent and received after the warm-up."""
+    air_s: dict[int, tuple[float, float]]
+    """Time of the slots in which each decoding UE sent and received after the warm-up."""
     senders: dict[int, UeReport]
     """Reports of UEs that send bytes."""
 
@@ -109,21 +120,23 @@ class _Radio:
         config, loop = self._config, asyncio.get_running_loop()
         cell = RadioCell(config.radio, config.radio.air(radio_ues(config), config.seconds, config.seed), config.seed)
         members = [group for group in config.ues for _ in range(group.count)]
-        proxies = {
-            number: Proxy(self._target, _path(cell, number, group))
-            for number, group in enumerate(members)
-            if group.traffic == "tokens"
-        }
+        ways = {n: _Ways(cell, n, group.weight) for n, group in enumerate(members) if group.traffic == "tokens"}
+        proxies = {number: Proxy(self._target, way.make) for number, way in ways.items()}
         ports = {number: await proxy.start(HOST, 0) for number, proxy in proxies.items()}
         line.send({number: f"tcp://{HOST}:{port}" for number, port in ports.items()})
         start_s = await loop.run_in_executor(None, line.recv)
-        report = await self._measure(cell, members, proxies, start_s)
+        report = await self._measure(cell, members, proxies, ways, start_s)
         line.send(report)
         for proxy in proxies.values():
             await proxy.close()
 
     async def _measure(
-        self, cell: RadioCell, members: Sequence[UeGroup], proxies: dict[int, Proxy], start_s: float
+        self,
+        cell: RadioCell,
+        members: Sequence[UeGroup],
+        proxies: dict[int, Proxy],
+        ways: dict[int, _Ways],
+        start_s: float,
     ) -> RadioReport:
         config, clock = self._config, WallClock()
         from_s, to_s = start_s + config.warmup_s, start_s + config.seconds
@@ -142,19 +155,35 @@ class _Radio:
         for until_s in (from_s, to_s):
             await clock.sleep(until_s - clock.time())
             used = (cell.counters[True].used, cell.counters[False].used)
-            seen.append((used, {number: proxy.moved_bytes() for number, proxy in proxies.items()}))
+            moved = {number: proxy.moved_bytes() for number, proxy in proxies.items()}
+            seen.append((used, moved, {number: way.air_s() for number, way in ways.items()}))
         await cancel(*tasks)
-        (before, moved), (after, moved_end) = seen
+        (before, moved, aired), (after, moved_end, aired_end) = seen
         return RadioReport(
             used=(after[0] - before[0], after[1] - before[1]),
             carried={n: (moved_end[n][0] - moved[n][0], moved_end[n][1] - moved[n][1]) for n in proxies},
+            air_s={n: (aired_end[n][0] - aired[n][0], aired_end[n][1] - aired[n][1]) for n in ways},
             senders={number: UeReport.of(tally) for number, tally in tallies.items()},
         )
 
 
-def _path(cell: RadioCell, number: int, group: UeGroup) -> MakePath:
-    """Makes the ports of a UE's connections."""
-    return lambda _: (cell.port(number, True, group.weight), cell.port(number, False, group.weight))
+class _Ways:
+    """Ports of one UE's connections."""
+
+    def __init__(self, cell: RadioCell, number: int, weight: float) -> None:
+        self._cell, self._number, self._weight = cell, number, weight
+        self._made: list[tuple[RadioPort, RadioPort]] = []
+
+    def make(self, connection: int) -> tuple[Carrier, Carrier]:
+        """Ports of a connection (a `MakePath`)."""
+        up, down = (self._cell.port(self._number, way, self._weight) for way in (True, False))
+        self._made.append((up, down))
+        return up, down
+
+    def air_s(self) -> tuple[float, float]:
+        """Time of the slots in which it has sent and received."""
+        slot_s = self._cell.config.slot_s
+        return sum(up.slots for up, _ in self._made) * slot_s, sum(down.slots for _, down in self._made) * slot_s
 
 
 # ---------------------------------------------------------------- UEs
@@ -176,9 +205,10 @@ async def _decode(order: CellUeOrder) -> UeReport:
     drafter = SyntheticDrafter(
         vocab_size=VOCAB, alpha=group.alpha, hidden_size=profile.hidden_size or 64, seed=dice.getrandbits(64) >> 1
     )
+    alone = group.protocol == TARGET_ONLY
     ue = LoadUe(
-        client, drafter, FixedWindow(group.window), ProfilePace(profile, clock), speed_tps=group.class_tps,
-        protocol=group.protocol,
+        client, drafter, None if alone else window_policy(group.window_rule, group.window),
+        ProfilePace(profile, clock), speed_tps=group.class_tps, protocol=group.protocol,
     )  # fmt: skip
     found: list[tuple[list[int], list[int]]] = []
 

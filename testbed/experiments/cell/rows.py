@@ -30,6 +30,7 @@ def group_row(group: UeGroup, tallies: Sequence[UeTally], seconds: float) -> dic
     delays_s = [delay for tally in tallies for delay in tally.delays_s]
     latencies_s = [latency for tally in tallies for latency in tally.latencies_s]
     judged = sum(tally.judged for tally in tallies)
+    rounds = sum(tally.rounds for tally in tallies)
     decodes = group.traffic == "tokens"
     uplink = sum(tally.bytes[True] for tally in tallies)
     return {
@@ -48,7 +49,9 @@ def group_row(group: UeGroup, tallies: Sequence[UeTally], seconds: float) -> dic
         "violations": sum(tally.violated for tally in tallies) / judged if judged else None,
         "latency_s": float(np.mean(latencies_s)) if latencies_s else None,
         "latency_p95_s": float(np.quantile(latencies_s, 0.95)) if latencies_s else None,
-        "joules_per_token": None,
+        "latency_p99_s": float(np.quantile(latencies_s, 0.99)) if latencies_s else None,
+        "window": sum(tally.drafted for tally in tallies) / rounds if rounds else None,
+        "joules_per_token": joules_per_token(group, tallies, seconds),
         **{f"{part}_share": shares for part, shares in (_shares(tallies) if decodes else {}).items()},
     }
 
@@ -77,6 +80,18 @@ def bound_by(run: CellRun, decoding: Sequence[UeTally], seconds: float) -> str:
     drafting = float(np.mean([tally.busy_s["drafting"] for tally in decoding])) / seconds if decoding else 0.0
     found = {"radio": max(run.uplink, run.downlink), "drafting": drafting, "verification": run.busy}
     return max(found, key=lambda part: found[part])
+
+
+def joules_per_token(group: UeGroup, tallies: Sequence[UeTally], seconds: float) -> float | None:
+    """Energy of the UEs per committed token; None: their power is not given, or nothing was committed."""
+    power, tokens = group.power, sum(tally.tokens for tally in tallies)
+    if power is None or not tokens:
+        return None
+    joules = power.idle_w * seconds * len(tallies)
+    for tally in tallies:
+        joules += power.draft_w * tally.busy_s["drafting"]
+        joules += power.transmit_w * tally.air_s[True] + power.receive_w * tally.air_s[False]
+    return joules / tokens
 
 
 def jain(rates: Sequence[float]) -> float | None:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from random import Random
 
 from testbed.bs.scheduling.registry import SCHEDULERS, SchedulerSetting, scheduler
 from testbed.bs.sessions import SessionTable
 from testbed.channel.radio.mac import RadioCell
 from testbed.channel.virtual import frame_bytes
 from testbed.experiments.capacity.bs import OFFER, PrefixCache, TrafficRunner
-from testbed.experiments.capacity.systems import CapacityConfig
-from testbed.experiments.capacity.ue import LANGUAGE, VOCAB, Chance, TrafficDrafter
+from testbed.experiments.capacity.systems import NONE, CapacityConfig
+from testbed.experiments.capacity.ue import LANGUAGE, VOCAB, Chance, TrafficDrafter, policy
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
+from testbed.experiments.cell.judge import ChanceJudge
+from testbed.experiments.cell.series import CellSeries, Ports, SeriesRecorder
 from testbed.experiments.cell.tally import Counted, UeTally
 from testbed.experiments.cell.ue import decode_responses, dice_of, send_bytes
 from testbed.experiments.deployment.load import LoadUe
-from testbed.experiments.deployment.profiled import ProfilePace
+from testbed.experiments.deployment.profiled import ProfilePace, hinting
 from testbed.experiments.deployment.virtual import VirtualDeployment, VirtualStation
 from testbed.experiments.inputs.coefficients import pass_coefficients
 from testbed.experiments.inputs.payloads import sizers
 from testbed.experiments.inputs.profile import Profile, load_profile
-from testbed.ue.windows.fixed import FixedWindow
+from testbed.protocols import TARGET_ONLY
+from testbed.protocols.sampling import GREEDY, Sampling
+from testbed.ue.windows.registry import WINDOW_RULES
 from testbed.virtual_time import run_virtually
 
 
@@ -36,6 +41,8 @@ class CellRun:
     passes: int
     busy: float
     """Share of the time during which the base station was verifying."""
+    series: CellSeries | None = None
+    """Values over time; None: not known."""
 
 
 def run_cell(config: CellConfig) -> CellRun:
@@ -64,74 +71,105 @@ class _Cell:
             config.radio, config.radio.air(radio_ues(config), config.seconds, config.seed), config.seed
         )
         self._bs = self._station(load_profile(config.bs.profile))
+        self._members = [group for group in config.ues for _ in range(group.count)]
+        self._ports: list[Ports] = [
+            {up: self._radio.port(number, up, group.weight) for up in (True, False)}
+            for number, group in enumerate(self._members)
+        ]
 
     def _station(self, profile: Profile) -> VirtualStation:
-        bs = self._config.bs
+        bs, groups = self._config.bs, self._config.ues
         planned = SCHEDULERS.choose(bs.scheduler).needs_coefficients
         known = pass_coefficients(profile.verify) if planned else None
         setting = SchedulerSetting(bs.max_batch, 10**9, known, kv_tokens=bs.kv_tokens, cuts=True)
         cache = PrefixCache(bs.kv_tokens, tail=True)
+        lenient = any(group.judge_keeps for group in groups)
+        hinted = any(WINDOW_RULES[group.window_rule].hinted for group in groups)
         return self._deployment.base_station(
-            TrafficRunner(profile.verify, cache, self._deployment.clock, linger=False),
+            TrafficRunner(profile.verify, cache, self._deployment.clock, linger=False, lenient=lenient),
             OFFER,
             scheduler=scheduler(bs.scheduler, setting),
-            sessions=SessionTable(total=2 * sum(group.count for group in self._config.ues) + 64),
+            judge=ChanceJudge(self._config.seed),
+            sessions=SessionTable(total=2 * sum(group.count for group in groups) + 64),
+            windows=hinting(profile, max_requests=bs.max_batch) if hinted else None,
         )
 
     async def run(self) -> CellRun:
         config, clock = self._config, self._deployment.clock
         from_s, to_s = clock.time() + config.warmup_s, clock.time() + config.seconds
-        groups: list[tuple[UeGroup, list[UeTally]]] = []
-        ues = []
+        tallies = [UeTally(clock, from_s, to_s) for _ in self._members]
+        lives = [
+            (self._send if group.traffic == "bytes" else self._decode)(group, number, tallies[number])
+            for number, group in enumerate(self._members)
+        ]
+        groups, first = [], 0
         for group in config.ues:
-            tallies = [UeTally(clock, from_s, to_s) for _ in range(group.count)]
-            first = sum(len(others) for _, others in groups)
-            groups.append((group, tallies))
-            live = self._send if group.traffic == "bytes" else self._decode
-            ues += [live(group, first + number, tally) for number, tally in enumerate(tallies)]
-        snapshots: list[tuple[float, float, dict[str, Any]]] = []
+            groups.append((group, tallies[first : first + group.count]))
+            first += group.count
+        return await self._deployment.run(self._count(groups, from_s, to_s), *lives)
 
-        async def watch() -> None:
-            for until_s in (from_s, to_s):
-                await clock.sleep(until_s - clock.time())
-                used = self._radio.counters
-                snapshots.append((used[True].used, used[False].used, self._bs.metrics()))
-
-        await self._deployment.run(watch(), *ues)
-        (up, down, before), (up_end, down_end, after) = snapshots
-        seconds = config.seconds - config.warmup_s
+    async def _count(self, groups: list[tuple[UeGroup, list[UeTally]]], from_s: float, to_s: float) -> CellRun:
+        """The counters of the time from `from_s` to `to_s`."""
+        config, clock, used = self._config, self._deployment.clock, self._radio.counters
+        steps = max(1, int((to_s - from_s) / config.step_s + 1e-9))
+        slots = {up: direction_slots(config, up) for up in (True, False)}
+        await clock.sleep(from_s - clock.time())
+        before, up, down = self._bs.metrics(), used[True].used, used[False].used
+        aired = [{way: port.slots for way, port in ports.items()} for ports in self._ports]
+        each = {way: count * config.step_s / (to_s - from_s) for way, count in slots.items()}
+        recorder = SeriesRecorder(config.step_s, groups, self._ports, lambda: self._bs.waiting, each)
+        for step in range(1, steps + 1):
+            await clock.sleep(from_s + step * config.step_s - clock.time())
+            recorder.step()
+        await clock.sleep(max(0.0, to_s - clock.time()))
+        after = self._bs.metrics()
+        everyone = [tally for _, tallies in groups for tally in tallies]
+        for tally, ports, first in zip(everyone, self._ports, aired, strict=True):
+            tally.air_s = {way: (port.slots - first[way]) * config.radio.slot_s for way, port in ports.items()}
         return CellRun(
             groups=groups,
-            uplink=(up_end - up) / direction_slots(config, True),
-            downlink=(down_end - down) / direction_slots(config, False),
+            uplink=(used[True].used - up) / slots[True],
+            downlink=(used[False].used - down) / slots[False],
             passes=after["passes"] - before["passes"],
-            busy=min(1.0, (after["busy_s"] - before["busy_s"]) / seconds),  # a pass counts when it ends
+            busy=min(1.0, (after["busy_s"] - before["busy_s"]) / (to_s - from_s)),  # a pass counts when it ends
+            series=recorder.finished(),
         )
 
-    def _ways(self, group: UeGroup, number: int, tally: UeTally) -> tuple[Counted, Counted]:
-        clock = self._deployment.clock
-        up, down = (Counted(self._radio.port(number, up, group.weight), tally, up, clock) for up in (True, False))
+    def _ways(self, number: int, tally: UeTally) -> tuple[Counted, Counted]:
+        up, down = (Counted(self._ports[number][up], tally, up, self._deployment.clock) for up in (True, False))
         return up, down
 
     async def _send(self, group: UeGroup, number: int, tally: UeTally) -> None:
         """Life of a UE that sends bytes."""
-        up, _ = self._ways(group, number, tally)
+        up, _ = self._ways(number, tally)
         await send_bytes(group, up, self._deployment.clock, dice_of(self._config.seed, number))
 
     async def _decode(self, group: UeGroup, number: int, tally: UeTally) -> None:
         """Life of a UE that decodes responses."""
-        config, clock, profile = self._config, self._deployment.clock, self._profiles[group.name]
+        config, clock = self._config, self._deployment.clock
         dice = dice_of(config.seed, number)
-        sizes = profile.sizes
-        counted = (frame_bytes, frame_bytes) if sizes is None else sizers(sizes, profile.overheads)
-        client = self._bs.connect(self._ways(group, number, tally), counted)
-        drafter = TrafficDrafter(Chance(CapacityConfig(acceptance=group.alpha), dice.getrandbits(64)))
-        pace = ProfilePace(profile, clock)
-        policy = FixedWindow(group.window)
-        ue = LoadUe(client, drafter, policy, pace, speed_tps=group.class_tps, protocol=group.protocol)
+        ue = self._ue(group, number, tally, dice.getrandbits(64))
         await clock.sleep(dice.uniform(0, min(1.0, config.warmup_s)))
-        await client.connect("", VOCAB)
+        await ue.client.connect("", VOCAB)
         try:
             await decode_responses(group, ue, tally, clock, dice, lambda length: LANGUAGE[:length].tolist())
         finally:
-            await client.close()
+            await ue.client.close()
+
+    def _ue(self, group: UeGroup, number: int, tally: UeTally, seed: int) -> LoadUe:
+        profile = self._profiles[group.name]
+        sizes = profile.sizes
+        counted = (frame_bytes, frame_bytes) if sizes is None else sizers(sizes, profile.overheads)
+        traffic = CapacityConfig(acceptance=group.alpha, window=group.window)
+        sampled = group.method.sampled and group.protocol != TARGET_ONLY
+        return LoadUe(
+            client=self._bs.connect(self._ways(number, tally), counted),
+            drafter=TrafficDrafter(Chance(traffic, seed)),
+            policy=policy(traffic, NONE if group.protocol == TARGET_ONLY else group.window_rule),
+            pace=ProfilePace(profile, self._deployment.clock),
+            speed_tps=group.class_tps,
+            protocol=group.protocol,
+            threshold=group.judge_keeps,
+            sampling=Sampling() if sampled else GREEDY,
+            seeds=partial(Random(seed).getrandbits, 63),
+        )

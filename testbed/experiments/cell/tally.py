@@ -21,8 +21,10 @@ class UeTally:
         """Delays of uplink messages sent within the time, from sending to arrival."""
         self.sent = 0
         """Uplink messages sent within the time."""
-        self.tokens = 0
-        """Committed tokens."""
+        self.tokens = self.rounds = self.drafted = 0
+        """Committed tokens, rounds, and drafted tokens."""
+        self.air_s = {True: 0.0, False: 0.0}
+        """Time of the slots in which it sent and received."""
         self.busy_s = {"drafting": 0.0, "radio": 0.0, "verification": 0.0}
         """Time of its rounds by what it waited for."""
         self.latencies_s: list[float] = []
@@ -39,6 +41,8 @@ class UeTally:
         """Count a round that ends now."""
         if self.counting:
             self.tokens += record.committed
+            self.rounds += 1
+            self.drafted += record.drafted
             self.busy_s["drafting"] += record.draft_s
             self.busy_s["radio"] += record.link_s
             self.busy_s["verification"] += record.queue_s + record.verify_s + record.judge_s

@@ -11,6 +11,7 @@ import numpy as np
 from testbed.clock import Clock
 from testbed.errors import BadInput
 from testbed.protocols import protocol
+from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.tasks import together
 from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
@@ -37,6 +38,11 @@ class LoadUe:
     """Token speed that it asks for; None: none."""
     accept_slower: bool = False
     protocol: str = "greedy"
+    threshold: float = 0.0
+    """θ"""
+    sampling: Sampling = GREEDY
+    seeds: Callable[[], int] = lambda: 0
+    """Seed of each request's random numbers."""
 
     async def decode(self, prompt: Sequence[int], tokens: int, progress: Progress | None = None) -> RequestRecord:
         """Decode at most `tokens` after a prompt; `progress` is called after every round."""
@@ -46,8 +52,8 @@ class LoadUe:
                 speed_tps=self.speed_tps, accept_slower=self.accept_slower,
             )  # fmt: skip
         session = DecodingSession(
-            self.client, self.drafter, protocol(self.protocol), self.policy, pace=self.pace,
-            speed_tps=self.speed_tps, accept_slower=self.accept_slower,
+            self.client, self.drafter, protocol(self.protocol), self.policy, self.threshold, pace=self.pace,
+            sampling=self.sampling, seed=self.seeds(), speed_tps=self.speed_tps, accept_slower=self.accept_slower,
         )  # fmt: skip
         return await session.decode(prompt, tokens, self.end_ids, progress)
 

@@ -65,6 +65,11 @@ class VirtualStation:
         """Serve until cancelled."""
         await self._bs.serve()
 
+    @property
+    def waiting(self) -> int:
+        """Windows that wait for the engine."""
+        return self._bs.load.windows
+
     def metrics(self) -> dict[str, Any]:
         """See `BaseStation.metrics`."""
         return self._bs.metrics()

@@ -1,12 +1,15 @@
-"""UEs that a cell sustains, and the map of what binds."""
+"""Series of a cell over time, tails of its latencies, UEs that it sustains, and the map of what binds."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.experiments.plots.style import COLOURS, canvas, legend, save_figure
+import numpy as np
+
+from testbed.experiments.plots.style import COLOURS, canvas, legend, save_figure, styles_of
 
 Row = Mapping[str, Any]
 BINDING = {"radio": COLOURS[0], "drafting": COLOURS[2], "verification": COLOURS[3]}
@@ -49,3 +52,54 @@ def _drawn(rows: Sequence[Row], varied: Sequence[str]) -> Any:
     axes[0, 0].set_ylabel("UEs")
     legend(figure, axes)
     return figure
+
+
+PANELS = {
+    "uplink_share": "share of the uplink",
+    "downlink_share": "share of the downlink",
+    "window": "drafted tokens per round",
+    "goodput_tps": "goodput [tokens/s]",
+}
+MOST_POINTS = 120
+"""Points of a line; steps are averaged."""
+
+
+def draw_series(series: Mapping[str, Any]) -> Any:
+    """Draw what `cell run` writes as `series.json`, a line per group."""
+    figure, axes = canvas(2, 3, width=3.8, height=2.1)
+    per = max(1, math.ceil(len(series["queue"]) / MOST_POINTS))
+    looks = styles_of(list(series["groups"]))
+    for one, (name, title) in zip(axes.flat, PANELS.items(), strict=False):
+        for group, values in series["groups"].items():
+            known = _averaged(values[name], per)
+            if not np.isnan(known).all():
+                one.plot(_times(series, known, per), known, color=looks[group].colour, label=group)
+        one.set_ylabel(title)
+    queue, tails = axes.flat[4], axes.flat[5]
+    waiting = _averaged(series["queue"], per)
+    queue.plot(_times(series, waiting, per), waiting, color="0.3")
+    queue.set_ylabel("windows in the queue")
+    for group, latencies in series["latencies_s"].items():
+        if latencies:
+            late = 1 - np.arange(len(latencies)) / len(latencies)
+            tails.step(np.sort(latencies), late, where="post", color=looks[group].colour, label=group)
+    tails.set_yscale("log")
+    tails.set_ylabel("share that takes longer")
+    tails.set_xlabel("latency [s]")
+    for one in axes.flat[:5]:
+        one.set_ylim(bottom=0)
+        one.set_xlabel("time after the warm-up [s]")
+    legend(figure, axes)
+    return figure
+
+
+def _averaged(values: Sequence[float | None], per: int) -> Any:
+    """Means over `per` values each, NaN where none is known."""
+    known = np.array([np.nan if value is None else value for value in values], np.float64)
+    padded = np.append(known, np.full(-len(known) % per, np.nan)).reshape(-1, per)
+    count = np.maximum(1, (~np.isnan(padded)).sum(axis=1))
+    return np.where(np.isnan(padded).all(axis=1), np.nan, np.nansum(padded, axis=1) / count)
+
+
+def _times(series: Mapping[str, Any], values: Any, per: int) -> Any:
+    return (np.arange(len(values)) + 0.5) * per * series["step_s"]

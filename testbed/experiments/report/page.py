@@ -11,6 +11,7 @@ from pathlib import Path
 from testbed.experiments.plots.style import check_formats, write_figure
 from testbed.experiments.report import bench as report_bench
 from testbed.experiments.report import capacity as report_capacity
+from testbed.experiments.report import cell as report_cell
 from testbed.experiments.report import field as report_field
 from testbed.experiments.report import figures as report_figures
 from testbed.experiments.report import power as report_power
@@ -100,14 +101,14 @@ def _section(shown: Shown, intervals: Sequence[Intervals], out: Path, formats: S
     blocks = [f"<h2 id='{_id(shown)}'>{name}</h2>", facts_html(shown.document)]
     if shown.missing:
         blocks.append(f"<p class='note'>Not finished: {shown.missing} points of this sweep are missing.</p>")
-    figures = [*report_capacity.figures(shown), *report_field.figures(shown), *report_bench.figures(shown)]
+    sections = (report_cell, report_capacity, report_field, report_bench)
+    figures = [figure for section in sections for figure in section.figures(shown)]
     blocks.append(report_field.notes(shown))
     if shown.speculates:
         figures += [*report_figures.figures(shown, intervals), *report_power.figures(shown)]
         blocks += [*_tables(shown, intervals, out / "tables"), report_power.notes(shown)]
     else:
-        table = report_bench.table(shown) if report_bench.is_bench(shown) else study_html(shown.rows)
-        blocks += [table, report_field.visits(shown)]
+        blocks += [_study_table(shown), report_field.visits(shown)]
     for figure in figures:
         image = write_figure(figure, out / "plots", shown.label, formats)
         blocks.append(
@@ -115,6 +116,13 @@ def _section(shown: Shown, intervals: Sequence[Intervals], out: Path, formats: S
             f"<figcaption>{html.escape(figure.caption)}</figcaption></figure>"
         )
     return "".join(blocks)
+
+
+def _study_table(shown: Shown) -> str:
+    """Rows of a directory without decoding methods."""
+    tables = {report_bench.KIND: report_bench.table, report_cell.KIND: report_cell.table}
+    kind = shown.document.get("kind")
+    return tables[kind](shown) if kind in tables else study_html(shown.rows)
 
 
 def _tables(shown: Shown, intervals: Sequence[Intervals], folder: Path) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 
 from testbed.channel.radio.config import RadioConfig, TraceSource
 from testbed.errors import BadInput
-from testbed.experiments.cell.config import CellBs, CellConfig, UeGroup
+from testbed.experiments.cell.config import CellBs, CellConfig, UeGroup, UePower
 from testbed.experiments.cell.real import run_cell_really
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
@@ -17,8 +17,9 @@ CELL = CellConfig(
     warmup_s=1.5,
     radio=RadioConfig(bandwidth_hz=4e6),
     ues=(
-        UeGroup(name="fh", protocol="fh", class_tps=2.0, response=(5, 15)),
+        UeGroup(name="fh", protocol="fh", class_tps=2.0, response=(5, 15), power=UePower(transmit_w=2.0)),
         UeGroup(name="greedy", response=(5, 15)),
+        UeGroup(name="alone", protocol="target-only", response=(5, 15)),
         UeGroup(name="bytes", traffic="bytes", message_bytes=10_000, every_s=0.1),
     ),
     bs=CellBs(scheduler="slo"),
@@ -30,10 +31,13 @@ def test_processes_decode_without_loss_over_one_radio() -> None:
     found = document(CELL, run_cell_really(CELL))
     expected = document(CELL, run_cell(CELL))
     rows, virtual = ({row["group"]: row for row in one["rows"]} for one in (found, expected))
-    for name in ("fh", "greedy"):
+    for name in ("fh", "greedy", "alone"):
         assert rows[name]["goodput_tps"] > 0 and rows[name]["responses"] > 0
     per_token = [one["fh"]["uplink_bytes"] / one["fh"]["goodput_tps"] for one in (rows, virtual)]
     assert per_token[0] == pytest.approx(per_token[1], rel=0.6)  # rounds that straddle the ends
+    joules = [one["fh"]["joules_per_token"] for one in (rows, virtual)]
+    assert joules[0] == pytest.approx(joules[1], rel=0.6)
+    assert rows["alone"]["window"] == 0
     assert rows["bytes"]["uplink_mbps"] == pytest.approx(0.8, rel=0.2)
     assert found["cell"]["passes"] > 5 and 0 < found["cell"]["busy_share"] <= 1
     assert 0 < found["cell"]["uplink_utilisation"] < 1
@@ -43,6 +47,16 @@ def test_too_many_processes_are_refused() -> None:
     many = msgspec.structs.replace(CELL, ues=(UeGroup(name="many", count=100),))
     with pytest.raises(BadInput, match="at most 64, not 100"):
         run_cell_really(many)
+
+
+@pytest.mark.parametrize(
+    "group",
+    [UeGroup(name="a", protocol="split"), UeGroup(name="a", protocol="fh", judge_keeps=0.1),
+     UeGroup(name="a", window_rule="hinted")],
+)  # fmt: skip
+def test_what_only_virtual_time_has_is_refused(group: UeGroup) -> None:
+    with pytest.raises(BadInput, match=r"group a: .*--real"):
+        run_cell_really(msgspec.structs.replace(CELL, ues=(group,)))
 
 
 def test_what_processes_could_not_read_is_refused_before_they_start() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from testbed.channel.radio.config import ConstantSource, Harq, RadioConfig
 from testbed.channel.radio.model import ModelSource
 from testbed.errors import BadInput
-from testbed.experiments.cell.config import CellBs, CellConfig, UeGroup
+from testbed.experiments.cell.config import CellBs, CellConfig, UeGroup, UePower
 from testbed.experiments.cell.rows import document, jain, summary
 from testbed.experiments.cell.run import run_cell
 
@@ -75,6 +75,60 @@ def test_tokens_come_at_the_rate_of_the_acceptance() -> None:
     assert tally.tokens / tally.sent == pytest.approx((1 - 0.7**5) / 0.3, rel=0.08)
 
 
+@pytest.mark.parametrize("protocol", ["rejection", "split"])
+def test_protocols_that_sample_accept_with_the_same_probability(protocol: str) -> None:
+    one = UeGroup(name="one", alpha=0.7, window=4, response=(200, 200), protocol=protocol)
+    config = CellConfig(seconds=62.0, radio=RadioConfig(bandwidth_hz=1e9), ues=(one,))
+    (_, (tally,)), *_ = run_cell(config).groups
+    assert tally.rounds > 200
+    assert tally.tokens / tally.rounds == pytest.approx((1 - 0.7**5) / 0.3, rel=0.08)
+
+
+@pytest.mark.parametrize("protocol", ["fh", "sh"])
+def test_a_judge_that_keeps_tokens_raises_the_acceptance(protocol: str) -> None:
+    """A token stays with probability α + (1 − α)·κ."""
+    one = UeGroup(name="one", alpha=0.7, judge_keeps=0.5, window=4, response=(200, 200), protocol=protocol)
+    config = CellConfig(seconds=62.0, radio=RadioConfig(bandwidth_hz=1e9), ues=(one,))
+    (_, (tally,)), *_ = run_cell(config).groups
+    assert tally.tokens / tally.rounds == pytest.approx((1 - 0.85**5) / 0.15, rel=0.08)
+
+
+def test_target_only_drafts_nothing_and_hints_bound_windows() -> None:
+    alone = UeGroup(name="alone", protocol="target-only", count=2)
+    hinted = UeGroup(name="hinted", window_rule="hinted", window=8, count=2)
+    found = rows(CellConfig(seconds=12.0, ues=(alone, hinted)))
+    assert found["alone"]["window"] == 0 and found["alone"]["goodput_tps"] > 0
+    assert 0 <= found["hinted"]["window"] <= 8
+
+
+def test_joules_are_powers_times_the_times_of_the_activities() -> None:
+    power = UePower(idle_w=5.0, draft_w=10.0, transmit_w=2.0, receive_w=1.0)
+    group = msgspec.structs.replace(FH, power=power, count=2)
+    config = CellConfig(seconds=12.0, radio=RadioConfig(bandwidth_hz=5e6), ues=(group,))
+    run = run_cell(config)
+    (_, tallies), *_ = run.groups
+    (row,) = document(config, run)["rows"]
+    parts = [10 * t.busy_s["drafting"] + 2 * t.air_s[True] + 1 * t.air_s[False] for t in tallies]
+    assert all(t.air_s[True] > t.air_s[False] > 0 for t in tallies)
+    assert row["joules_per_token"] == pytest.approx((2 * 5 * 10 + sum(parts)) / sum(t.tokens for t in tallies))
+    assert rows(msgspec.structs.replace(config, ues=(FH,)))["fh"]["joules_per_token"] is None
+
+
+@pytest.mark.parametrize("duplex", ["fdd", "tdd"])
+def test_series_add_up_to_the_rows(duplex: Literal["fdd", "tdd"]) -> None:
+    radio = RadioConfig(bandwidth_hz=5e6, duplex=duplex)
+    config = CellConfig(seconds=12.0, radio=radio, ues=(msgspec.structs.replace(FH, count=3), sending(2, 5000, 0.05)))
+    run = run_cell(config)
+    assert run.series is not None
+    series = run.series
+    (_, tallies), _ = run.groups
+    shares = [sum(group.uplink_share) for group in series.groups.values()]
+    assert len(series.queue) == 100
+    assert sum(shares) / 100 == pytest.approx(run.uplink, rel=1e-6)
+    assert sum(series.groups["fh"].goodput_tps) * 0.1 == pytest.approx(sum(t.tokens for t in tallies))
+    assert series.latencies_s["fh"] == [latency for tally in tallies for latency in tally.latencies_s]
+
+
 def test_the_same_seed_gives_the_same_document_and_another_seed_another() -> None:
     radio = RadioConfig(bandwidth_hz=5e6, duplex="tdd", grant_ms=2.0, harq=Harq(bler=0.1), wired_ms=3.0)
     config = CellConfig(seconds=8.0, radio=radio, ues=(msgspec.structs.replace(FH, count=3), sending(2, 5000, 0.05)))
@@ -122,8 +176,12 @@ def test_configurations_that_cannot_be_run() -> None:
         CellConfig(ues=tuple(UeGroup(name=name, count=3000) for name in "ab"))
     with pytest.raises(BadInput, match="unknown radio scheduler"):
         RadioConfig(scheduler="lottery")
-    with pytest.raises(BadInput, match="samples"):
-        UeGroup(name="a", protocol="rejection")
+    with pytest.raises(BadInput, match=r"unknown protocol 'auto'; known: greedy, .*target-only"):
+        UeGroup(name="a", protocol="auto")
+    with pytest.raises(BadInput, match="no judge keeps tokens under split"):
+        UeGroup(name="a", protocol="split", judge_keeps=0.1)
+    with pytest.raises(BadInput, match="unknown window rule"):
+        UeGroup(name="a", window_rule="none")
     with pytest.raises(BadInput, match="do not fit"):
         run_cell(CellConfig(ues=(FH,), radio=RadioConfig(source=ConstantSource(bits_per_s_per_hz=(1.0, 2.0)))))
 

@@ -1,0 +1,52 @@
+"""A run of a cell and its output directory: `cell.json`, `series.json`, `summary.json` and a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from testbed.experiments.cell.config import CellConfig
+from testbed.experiments.cell.real import run_cell_really
+from testbed.experiments.cell.rows import document
+from testbed.experiments.cell.run import CellRun, run_cell
+from testbed.experiments.report.cell import KIND, SERIES
+from testbed.experiments.report.page import write_report
+from testbed.experiments.results import directory as results
+from testbed.experiments.results.claims import claimed
+from testbed.files import whole_file
+from testbed.options import resolved
+
+CELL = "cell.json"
+
+
+def carry_out(config: CellConfig, real: bool, out: Path | None) -> dict[str, Any]:
+    """Run a cell in virtual time or with processes, and return the document of `cell.json`.
+
+    Args:
+        out: directory for the results; None: nothing is written.
+
+    Raises:
+        BadInput: the directory belongs to another configuration, or see `run_cell` and `run_cell_really`.
+    """
+    run_it = run_cell_really if real else run_cell
+    if out is None:
+        return document(config, run_it(config))
+    with claimed(config, out, KIND):
+        run = run_it(config)
+        found = document(config, run)
+        _write(config, run, found, out)
+    return found
+
+
+def _write(config: CellConfig, run: CellRun, found: dict[str, Any], out: Path) -> None:
+    files: dict[str, Any] = {CELL: found}
+    if run.series is not None:
+        files[SERIES] = run.series
+    for name, content in files.items():
+        with whole_file(out / name) as part:
+            part.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1))
+    summary = results.summary(resolved(config), config.seed, results.host(), found["rows"])
+    results.write_summary(out, {**summary, "kind": KIND, "cell": found["cell"]})
+    write_report([out], out)

@@ -1,0 +1,44 @@
+"""Columns of the rows of `testbed cell run` in tables, and the cell in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from testbed.intervals import LEAST_VALUES, PERCENTILES, printable
+
+CELL_COLUMNS = {
+    "group": ("group", "{}"),
+    "ues": ("UEs", "{:d}"),
+    "goodput_tps": ("goodput tok/s", "{:.1f}"),
+    "latency_s": ("latency s", "{:.2f}"),
+    "latency_p95_s": ("p95 s", "{:.2f}"),
+    "latency_p99_s": ("p99 s", "{:.2f}"),
+    "violations": ("violated", "{:.3f}"),
+    "window": ("K", "{:.1f}"),
+    "drafting_share": ("drafting", "{:.2f}"),
+    "radio_share": ("radio", "{:.2f}"),
+    "verification_share": ("verifying", "{:.2f}"),
+    "uplink_mbps": ("up Mbit/s", "{:.3f}"),
+    "delay_s": ("delay s", "{:.4f}"),
+    "delay_p95_s": ("delay p95 s", "{:.4f}"),
+    "joules_per_token": ("J/token", "{:.3f}"),
+}
+"""Headers and formats, what matters most first; the three shares are of the rounds' time."""
+
+
+def flat_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of `cell.json` without nested values, and without percentiles that rest on too few values."""
+    flat = {name: value for name, value in row.items() if name != "message_delay_s"}
+    delay = row["message_delay_s"]
+    flat["delay_s"] = delay["mean"]
+    flat["delay_p95_s"] = delay["p95"] if row["messages"] >= LEAST_VALUES[95] else None
+    return flat | {name: printable(row, name, "responses") for name in PERCENTILES}
+
+
+def cell_line(cell: Mapping[str, Any]) -> str:
+    """The cell's own row as a sentence."""
+    return (
+        f"radio used {cell['uplink_utilisation']:.0%} up, {cell['downlink_utilisation']:.0%} down; verifier busy "
+        f"{cell['busy_share']:.0%}; {cell['goodput_tps']:.1f} tokens/s; bound by {cell['bound_by']}"
+    )
