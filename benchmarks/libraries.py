@@ -1,13 +1,17 @@
 """Tokens/s of the testbed over loopback beside other libraries, with the same models and prompts, greedily, in one run.
 
     python benchmarks/libraries.py [--json] [--model NAME] [--prompts 10] [--tokens 64] [--only NAME,NAME] [--seconds S]
-        [--llama-server PROGRAM] [--threads N] [--bs-threads N] [--ue-threads N]
+        [--llama-server PROGRAM] [--threads N] [--bs-threads N] [--ue-threads N] [--out FILE.json]
 
 Every system is a process of its own; they take turns, prompt by prompt, in an order that is drawn anew for each.
-`--model smollm2` takes the fetched model, whose own GGUF file drafts for it (in transformers and vLLM: the same
-directory); the default is the bundled pair. vLLM and transformers compute in float32, llama.cpp with the GGUF file. A
-system that is missing or fails to load is left out with a line. After `--seconds` no further prompt is begun. Ratios
-are medians over the prompts with 95 % bootstrap intervals.
+`--model smollm2` takes the fetched model, whose own GGUF file drafts for it; the default is the bundled pair. vLLM and
+transformers compute in float32, llama.cpp with the GGUF file. transformers and vLLM cannot read that file: they draft
+with the same weights in float32, and so does `testbed vllm float32-drafter`, whose ratios compare equal drafters (those
+of the bundled pair are equal anyway). `tokens_per_pass` is the output's length over the passes of the target.
+
+A system that is missing or fails to load is left out with a line. After `--seconds` no further prompt is begun. Ratios
+are medians over the prompts with 95 % bootstrap intervals. `--out` keeps the document and every output's tokens,
+passes and seconds.
 """
 
 from __future__ import annotations
@@ -18,15 +22,20 @@ import os
 import random
 import shutil
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
-from support.decoders import load, pair_of
+from support.decoders import Pair, load, pair_of
 from support.workers import Worker, answer, median
 
 METHODS = ("target-only", "greedy")
 """Methods of the testbed."""
+FLOAT32 = "testbed vllm float32-drafter"
 RATIOS = (
+    (f"{FLOAT32} greedy", "transformers assisted", 1.5),
+    (f"{FLOAT32} greedy", "vllm draft model", 1.0),
     ("testbed vllm greedy", "transformers assisted", 1.5),
     ("testbed vllm greedy", "vllm draft model", 1.0),
     ("testbed vllm target-only", "vllm eager", 0.9),
@@ -45,7 +54,10 @@ def main() -> int:
     options = parse()
     if options.threads:
         os.environ["OMP_NUM_THREADS"] = str(options.threads)
-    document = run(options)
+    with tempfile.TemporaryDirectory() as folder:
+        document, outputs = run(options, Path(folder))
+    if options.out:
+        options.out.write_text(json.dumps(document | {"outputs": outputs}, indent=1) + "\n")
     if options.json:
         print(json.dumps(document))
     else:
@@ -58,6 +70,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--model", help="name of a fetched model; default: the bundled pair")
+    parser.add_argument("--out", type=Path, help="file for the document and all outputs")
     parser.add_argument("--prompts", type=int, default=10)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="time for decoding")
@@ -69,8 +82,8 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def systems(options: argparse.Namespace) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Kind and options of each system, by name."""
+def systems(options: argparse.Namespace, pair: Pair, folder: Path) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Kind and options of each system, by name; files that they need are made in `folder`."""
     found: dict[str, tuple[str, dict[str, Any]]] = {
         "transformers": ("transformers", {"assisted": False}),
         "transformers assisted": ("transformers", {"assisted": True}),
@@ -91,14 +104,21 @@ def systems(options: argparse.Namespace) -> dict[str, tuple[str, dict[str, Any]]
         found[f"testbed {engine}{' compiled' if compiled else ''}"] = (
             "testbed", {"engine": engine, "compiled": compiled, **threads},
         )  # fmt: skip
+    if options.model:
+        file = folder / "drafter.gguf"
+        found[FLOAT32] = ("testbed", {"engine": "vllm", "drafter_gguf": str(file), **threads})
     wanted = options.only.split(",") if options.only else list(found)
     if unknown := set(wanted) - set(found):
         raise SystemExit(f"unknown systems {', '.join(unknown)}; known: {', '.join(found)}")
+    if FLOAT32 in wanted:
+        from testbed.models.export import export_gguf
+
+        export_gguf(Path(pair.drafter), file)
     return {name: found[name] for name in wanted}
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Load all systems, and let each decode every prompt."""
+def run(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Load all systems, and let each decode every prompt; returns rows and ratios, and every output's figures."""
     from testbed.bs.engines.target import describe
     from testbed.experiments.inputs.datasets import load_dataset
     from testbed.experiments.results.directory import host
@@ -111,7 +131,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     prompts = [prompter.ids(e.question) for e in load_dataset("bundled:test", options.prompts + 1)]
     workers: dict[str, Worker] = {}
     try:
-        for name, (kind, what) in systems(options).items():
+        for name, (kind, what) in systems(options, pair, folder).items():
             try:
                 workers[name] = Worker(__file__, {"system": kind, "pair": list(pair), "options": what})
             except RuntimeError as exc:  # noqa: PERF203
@@ -125,7 +145,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             worker.close()
     count = len(next(iter(found.values())))
     about = {"model": options.model or "bundled", "prompts": count, "tokens": options.tokens}
-    return {"host": host(), **about, "rows": rows_of(found, loading), "ratios": ratios_of(found)}
+    document = {"host": host(), **about, "rows": rows_of(found, loading), "ratios": ratios_of(found)}
+    figures = {
+        name: [{"s": one["s"], "tokens": len(one["ids"]), "passes": one["passes"]} for one in outputs]
+        for name, outputs in found.items()
+    }
+    return document, figures
 
 
 def decode_all(
@@ -136,7 +161,8 @@ def decode_all(
     ways: dict[str, tuple[Worker, dict[str, Any]]] = {}
     for name, worker in workers.items():
         if name.startswith("testbed"):
-            ways |= {f"{name} {method}": (worker, {"method": method}) for method in METHODS}
+            methods = METHODS[1:] if name == FLOAT32 else METHODS
+            ways |= {f"{name} {method}": (worker, {"method": method}) for method in methods}
         else:
             ways[name] = (worker, {})
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
@@ -158,9 +184,10 @@ def rows_of(found: dict[str, list[dict[str, Any]]], loading: dict[str, float]) -
         _, low, high = median([speed(one) for one in outputs])
         same = [one["ids"] == other["ids"] for one, other in zip(outputs, reference, strict=True)]
         total_s = sum(one["s"] for one in outputs)
+        tokens = sum(len(one["ids"]) for one in outputs)
         rows.append({
-            "system": name, "tokens_per_s": sum(len(one["ids"]) for one in outputs) / total_s,
-            "interval": [low, high], "same": sum(same) / len(same),
+            "system": name, "tokens_per_s": tokens / total_s, "interval": [low, high],
+            "tokens_per_pass": tokens / sum(one["passes"] for one in outputs), "same": sum(same) / len(same),
             "load_s": loading.get(name) or loading[name.rpartition(" ")[0]],
         })  # fmt: skip
     return rows
@@ -186,12 +213,12 @@ def show(document: dict[str, Any]) -> None:
     """Print the rows as tables."""
     about = document["host"]
     print(f"{document['model']}: {about['cpu']}, {about['cores']} cores; {document['prompts']} prompts")
-    print(f"{'system':34} {'tokens/s':>9} {'per prompt, 95 %':>19} {'same output':>12} {'loaded in s':>12}")
+    print(f"{'system':34} {'tokens/s':>9} {'per prompt, 95 %':>19} {'per pass':>8} {'same output':>12} {'loaded':>8}")
     for row in document["rows"]:
         low, high = row["interval"]
         print(
-            f"{row['system']:34} {row['tokens_per_s']:9.1f} {f'{low:.1f} to {high:.1f}':>19} {row['same']:12.0%} "
-            f"{row['load_s']:12.1f}"
+            f"{row['system']:34} {row['tokens_per_s']:9.1f} {f'{low:.1f} to {high:.1f}':>19} "
+            f"{row['tokens_per_pass']:8.2f} {row['same']:12.0%} {row['load_s']:6.1f} s"
         )
     for row in document["ratios"]:
         low, high = row["interval"]

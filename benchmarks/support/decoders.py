@@ -29,7 +29,7 @@ WAITING: dict[str, dict[str, str]] = {
 POSITIONS = 1024
 
 Decode = Callable[..., dict[str, Any]]
-"""Takes prompt ids, output tokens and end ids; returns the output's ids and the seconds that it took."""
+"""Takes prompt ids, output tokens and end ids; returns the output's ids, the target's passes and the seconds."""
 
 
 class Pair(NamedTuple):
@@ -68,15 +68,19 @@ def transformers(pair: Pair, assisted: bool) -> Decode:
     for drafter in rest:
         drafter.generation_config.num_assistant_tokens = WINDOW
         drafter.generation_config.num_assistant_tokens_schedule = "constant"
+    passes: list[None] = []
+    target.register_forward_pre_hook(lambda *_: passes.append(None))
 
     def decode(ids: list[int], tokens: int, ends: list[int]) -> dict[str, Any]:
+        passes.clear()
         prompt, start_s = torch.tensor([ids]), time.perf_counter()
         with torch.inference_mode():
             output = target.generate(
                 prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=tokens,
                 eos_token_id=ends, pad_token_id=ends[0], **({"assistant_model": rest[0]} if rest else {}),
             )  # fmt: skip
-        return {"s": time.perf_counter() - start_s, "ids": output[0, len(ids) :].tolist()}
+        took_s = time.perf_counter() - start_s
+        return {"s": took_s, "ids": output[0, len(ids) :].tolist(), "passes": len(passes)}
 
     return decode
 
@@ -102,13 +106,25 @@ def vllm(pair: Pair, compiled: bool, drafted: bool) -> Decode:
         pair.target, dtype="float32", enforce_eager=not compiled, skip_tokenizer_init=True, block_size=32,
         kv_cache_memory_bytes=1 << 30, max_model_len=POSITIONS, disable_log_stats=True, seed=0, **extra,
     )  # fmt: skip
+    core: Any = getattr(llm.llm_engine.engine_core, "engine_core")  # noqa: B009, in this process
+    step, passes = core.step_fn, list[None]()
+
+    def counted() -> Any:
+        outputs, ran = step()
+        if ran:
+            passes.append(None)
+        return outputs, ran
+
+    core.step_fn = counted
 
     def decode(ids: list[int], tokens: int, ends: list[int]) -> dict[str, Any]:
         llm.reset_prefix_cache()
+        passes.clear()
         params = SamplingParams(temperature=0, max_tokens=tokens, stop_token_ids=ends, detokenize=False)
         start_s = time.perf_counter()
         (output,) = llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)
-        return {"s": time.perf_counter() - start_s, "ids": list(output.outputs[0].token_ids)}
+        took_s = time.perf_counter() - start_s
+        return {"s": took_s, "ids": list(output.outputs[0].token_ids), "passes": len(passes)}
 
     return decode
 
@@ -126,7 +142,7 @@ def llama(pair: Pair) -> Decode:
             found.append(token)
             if len(found) == tokens or token in ends:
                 break
-        return {"s": time.perf_counter() - start_s, "ids": found}
+        return {"s": time.perf_counter() - start_s, "ids": found, "passes": len(found)}
 
     return decode
 
@@ -169,7 +185,9 @@ def server(pair: Pair, program: str, drafted: bool, threads: int | None) -> Deco
         body = {"prompt": ids, "n_predict": tokens, "temperature": 0, "cache_prompt": False, "return_tokens": True}
         start_s = time.perf_counter()
         found = ask("POST", "/completion", json.dumps(body))
-        return {"s": time.perf_counter() - start_s, "ids": found["tokens"]}
+        took_s = time.perf_counter() - start_s
+        passes = len(found["tokens"]) - found["timings"].get("draft_n_accepted", 0)
+        return {"s": took_s, "ids": found["tokens"], "passes": passes}
 
     return decode
 
@@ -181,8 +199,14 @@ def loopback(
     bs_threads: int | None = None,
     ue_threads: int | None = None,
     waiting: str = "testbed",
+    drafter_gguf: str | None = None,
 ) -> Decode:
-    """A base-station process, and a UE in this one, over loopback; for `waiting` see `WAITING`."""
+    """A base-station process, and a UE in this one, over loopback.
+
+    Args:
+        waiting: see `WAITING`.
+        drafter_gguf: GGUF file of the drafter; None: the pair's.
+    """
     os.environ.update(WAITING.get(waiting, {"GOMP_SPINCOUNT": waiting}))
     from testbed.bs.engines.target import describe
     from testbed.channel.link import ZmqLink, new_identity
@@ -192,6 +216,7 @@ def loopback(
     from testbed.protocols import protocol
     from testbed.ue.client import Client
     from testbed.ue.llama.drafter import LlamaDrafter
+    from testbed.ue.records import RequestRecord
     from testbed.ue.session import DecodingSession
     from testbed.ue.target_only import decode_remotely
     from testbed.ue.windows.fixed import FixedWindow
@@ -208,21 +233,21 @@ def loopback(
     client = Client(ZmqLink(ready["bind"], new_identity()), WallClock(), 1)
     target = describe(model)
     drafter = LlamaDrafter(
-        Path(pair.drafter_gguf), target.vocab_size, context=POSITIONS, sequences=1, threads=ue_threads
+        Path(drafter_gguf or pair.drafter_gguf), target.vocab_size, context=POSITIONS, sequences=1, threads=ue_threads
     )
     loop.run_until_complete(client.connect(target.tokenizer, target.vocab_size))
     held.callback(lambda: loop.run_until_complete(client.close()))
 
-    async def one(ids: list[int], tokens: int, ends: list[int], method: str) -> list[int]:
+    async def one(ids: list[int], tokens: int, ends: list[int], method: str) -> RequestRecord:
         if method == "target-only":
-            return (await decode_remotely(client, ids, tokens, ends)).token_ids
+            return await decode_remotely(client, ids, tokens, ends)
         session = DecodingSession(client, drafter, protocol(method), FixedWindow(WINDOW))
-        return (await session.decode(ids, tokens, ends)).token_ids
+        return await session.decode(ids, tokens, ends)
 
     def decode(ids: list[int], tokens: int, ends: list[int], method: str = "greedy") -> dict[str, Any]:
         start_s = time.perf_counter()
         found = loop.run_until_complete(one(ids, tokens, ends, method))
-        return {"s": time.perf_counter() - start_s, "ids": found}
+        return {"s": time.perf_counter() - start_s, "ids": found.token_ids, "passes": len(found.rounds)}
 
     return decode
 

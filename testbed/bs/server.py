@@ -187,7 +187,8 @@ class BaseStation:
         Raises:
             BadInput, EngineError: the pass failed.
         """
-        asyncio.get_running_loop().call_later(self._ledger.expected_s(running) / 2, self._learn)
+        if self._ledger.estimates or self._windows is not None:
+            asyncio.get_running_loop().call_later(self._ledger.expected_s(running) / 2, self._learn)
         return await self._runner.step()
 
     def _learn(self) -> None:

@@ -43,7 +43,20 @@ class ThreadRunner:
 
     async def step(self) -> list[Share]:
         """See `VerifyEngine.step`."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.step)
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[list[Share]] = loop.create_future()
+        self._thread.submit(self._step, loop, done)  # without the second future of `run_in_executor`
+        return await done
+
+    def _step(self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[list[Share]]) -> None:
+        """One pass in the engine's thread; its result or error goes to the loop, which may be closed by then."""
+        found: list[Share] | BaseException
+        try:
+            found = self._engine.step()
+        except BaseException as exc:
+            found = exc
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(_finish, done, found)
 
     def cached(self, session: str) -> int | None:
         """See `EngineRunner.cached`: engines report hits after a pass."""
@@ -57,3 +70,12 @@ class ThreadRunner:
         if session in self._known:
             self._known.remove(session)
             self._thread.submit(self._engine.release, session)
+
+
+def _finish(done: asyncio.Future[list[Share]], found: list[Share] | BaseException) -> None:
+    if done.done():  # cancelled
+        return
+    if isinstance(found, BaseException):
+        done.set_exception(found)
+    else:
+        done.set_result(found)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median_low
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from testbed.bs.scheduling.admission import RoundShape
 
-Reals = NDArray[np.float64]
+Reals = tuple[float, ...]
 MEMORY = 300
 """Rounds of a UE after which one counts 1/e of a new one."""
 GUESS = RoundShape(new=6, cached=300, committed=3, draft_s=0.1, network_s=0.05)
@@ -37,7 +34,7 @@ OWN_TOKENS = 10
 LEAST_UES = 3
 """UEs whose median acceptance rate says something about others."""
 KEEP = math.exp(-1 / MEMORY)
-_GUESSED = np.array(list(vars(GUESS).values()))
+_GUESSED: Reals = tuple(vars(GUESS).values())
 _COMMITTED = list(vars(GUESS)).index("committed")
 
 
@@ -87,18 +84,18 @@ class UeRounds:
     """The rounds of one UE, with exponential forgetting."""
 
     weight: float = 0.0
-    sums: Reals = field(default_factory=lambda: np.zeros(len(_GUESSED)))
+    sums: Reals = (0.0,) * len(_GUESSED)
     """[5] sums of the fields of their `RoundShape`."""
     accepted: float = 0.0
-    of: Reals = field(default_factory=lambda: np.zeros(2))
+    of: Reals = (0.0, 0.0)
     """[2] tokens that the accepted ones are a share of: with first rejections, and all that were drafted."""
 
     def add(self, shape: Reals, accepted: int, rejected: int, drafted: int) -> None:
         """Add a round."""
         self.weight = KEEP * self.weight + 1
-        self.sums = KEEP * self.sums + shape
+        self.sums = tuple(KEEP * before + value for before, value in zip(self.sums, shape, strict=True))
         self.accepted = KEEP * self.accepted + accepted
-        self.of = KEEP * self.of + (accepted + rejected, drafted)
+        self.of = (KEEP * self.of[0] + accepted + rejected, KEEP * self.of[1] + drafted)
 
 
 class Averages:
@@ -111,7 +108,7 @@ class Averages:
 
     def __init__(self) -> None:
         self._ues: OrderedDict[bytes, UeRounds] = OrderedDict()
-        self._typical: Reals = _GUESSED
+        self._typical = _GUESSED
         self._rates: list[float | None] = [None, None]
         """Typical acceptance rates: of the tokens in `UeRounds.of`."""
         self._due = 1
@@ -126,7 +123,7 @@ class Averages:
         rounds = self._ues.setdefault(ue, UeRounds())
         self._ues.move_to_end(ue)
         times_s = (min(time_s, MOST_TIME_S) for time_s in shape[3:])
-        rounds.add(np.array([*shape[:3], *times_s]), accepted, rejected, drafted)
+        rounds.add((*shape[:3], *times_s), accepted, rejected, drafted)
         if len(self._ues) > MOST_UES:
             self._ues.popitem(last=False)
         self._due -= 1
@@ -138,20 +135,23 @@ class Averages:
         """Typical round: medians of the UEs' means and the guess, which counts twice for an odd number of UEs. Typical
         acceptance rates: the upper medians of the UEs' rates.
         """
-        means = [rounds.sums / rounds.weight for rounds in self._ues.values()]
+        means = [tuple(value / rounds.weight for value in rounds.sums) for rounds in self._ues.values()]
         values = [*means, *[_GUESSED] * (1 + len(means) % 2)]
-        self._typical = np.sort(np.array(values), axis=0)[len(values) // 2]
+        self._typical = tuple(sorted(column)[len(values) // 2] for column in zip(*values, strict=True))
         for of in range(len(self._rates)):
             rates = sorted(rounds.accepted / rounds.of[of] for rounds in self._ues.values() if rounds.of[of])
             self._rates[of] = rates[len(rates) // 2] if len(rates) >= LEAST_UES else None
 
     def expected(self, ue: bytes | None = None) -> RoundShape:
         """The round expected of one UE: the mean of its own, shrunk towards a typical one; None: a typical one."""
-        found, rounds = self._typical, None if ue is None else self._ues.get(ue)
+        typical, rounds = self._typical, None if ue is None else self._ues.get(ue)
+        new, cached, committed, draft_s, network_s = typical
         if rounds is not None:
-            found = (rounds.sums + GUESS_ROUNDS * self._typical) / (rounds.weight + GUESS_ROUNDS)
-            found[_COMMITTED] = max(found[_COMMITTED], LEAST_SHARE * self._typical[_COMMITTED])
-        new, cached, committed, draft_s, network_s = found.tolist()
+            weight = rounds.weight + GUESS_ROUNDS
+            new, cached, committed, draft_s, network_s = (
+                (own + GUESS_ROUNDS * other) / weight for own, other in zip(rounds.sums, typical, strict=True)
+            )
+            committed = max(committed, LEAST_SHARE * typical[_COMMITTED])
         committed = max(committed, LEAST_COMMITTED)
         return RoundShape(new=new, cached=cached, committed=committed, draft_s=draft_s, network_s=network_s)
 
@@ -169,7 +169,7 @@ class Averages:
         rounds, prior = self._ues.get(ue), self._rates[column]
         if rounds is not None and rounds.of[column]:
             weight = 0 if prior is None else OWN_TOKENS
-            prior = (rounds.accepted + weight * (prior or 0.0)) / float(rounds.of[column] + weight)
+            prior = (rounds.accepted + weight * (prior or 0.0)) / (rounds.of[column] + weight)
         return None if prior is None else (accepted + OWN_TOKENS * prior) / (of + OWN_TOKENS)
 
 

@@ -132,6 +132,11 @@ class PassLedger:
     # ------------------------------------------------------------ passes
 
     @property
+    def estimates(self) -> bool:
+        """Whether it learns how long passes take."""
+        return self._estimator is not None
+
+    @property
     def overhead(self) -> PassOverhead:
         """Time between passes that follow each other: judging, answering, planning."""
         return self._overhead.line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 from testbed.errors import BadInput
 from testbed.ue.drafters.base import DraftToken
@@ -30,17 +30,12 @@ class WindowPolicy(Protocol):
         """The same policy with nothing learnt, for another protocol."""
 
 
-@runtime_checkable
-class Withholding(WindowPolicy, Protocol):
-    """A window policy that may send fewer tokens than were drafted."""
-
-    def to_send(self, drafted: Sequence[DraftToken]) -> int:
-        """Length of the window after drafting ended: all of `drafted`, or only its first tokens, possibly none."""
-
-
 def window_of(policy: WindowPolicy, drafted: Sequence[DraftToken]) -> int:
-    """Number of drafted tokens that are sent: all of them, unless the policy withholds some."""
-    return policy.to_send(drafted) if isinstance(policy, Withholding) else len(drafted)
+    """Length of the window after drafting ended: all of `drafted`, or what the policy's method `to_send` returns, if it
+    has one: only the first tokens, possibly none.
+    """
+    to_send: Callable[[Sequence[DraftToken]], int] | None = getattr(policy, "to_send", None)
+    return len(drafted) if to_send is None else to_send(drafted)
 
 
 class WindowRule(NamedTuple):
