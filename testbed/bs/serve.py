@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from testbed.assets.fingerprints import model_fingerprint
 from testbed.bs.bounds import check_bounds, check_free, listen, session_table
 from testbed.bs.engines.base import VerifyEngine
 from testbed.bs.engines.checks import check_model
@@ -24,13 +25,14 @@ from testbed.bs.intake import Intake, Offer
 from testbed.bs.judging.base import Judge
 from testbed.bs.judging.registry import judge_kind, make_judge
 from testbed.bs.metrics import MetricsFile
+from testbed.bs.monitor.power import BsMeter, metered
 from testbed.bs.monitor.process import Monitor, check_monitor, monitored
 from testbed.bs.monitor.recent import Recent
 from testbed.bs.monitor.source import Source
+from testbed.bs.monitor.status import StatusLine
 from testbed.bs.monitor.wire import MonitorServing
 from testbed.bs.observer import Observer
 from testbed.bs.pending import PIECE
-from testbed.bs.power import BsMeter, metered
 from testbed.bs.scheduling.admission import Admission
 from testbed.bs.scheduling.estimator_online import OnlineConfig, OnlineEstimator
 from testbed.bs.scheduling.registry import SCHEDULERS, SchedulerSetting, scheduler
@@ -38,15 +40,13 @@ from testbed.bs.scheduling.self_profile import self_profile
 from testbed.bs.scheduling.window_hints import Windows, window_config
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
-from testbed.bs.status import StatusLine
 from testbed.channel.link import ZmqServerLink
 from testbed.clock import WallClock
 from testbed.config import ServeConfig
 from testbed.decision_head.head import INFO, WEIGHTS
 from testbed.errors import BadInput, TestbedError
-from testbed.fingerprints import model_fingerprint
-from testbed.heap import loaded_heap_frozen
 from testbed.optim.pass_time import Coefficients
+from testbed.process.heap import loaded_heap_frozen
 from testbed.protocols.vocabulary import tokenizer_directory
 from testbed.tasks import Background, cancel
 

@@ -13,7 +13,7 @@ from typing import Any
 from testbed.channel.proxy import MakePath, Proxy, precise_loop
 from testbed.channel.spec import ChannelSpec
 from testbed.errors import BadInput
-from testbed.heap import loaded_heap_frozen
+from testbed.process.heap import loaded_heap_frozen
 
 Ready = Callable[[dict[str, Any]], None]
 """Called once when UEs may connect, with `listen`, `target`, `pid` and `origin_s`, the start of the links (monotonic

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from testbed.bundled_files import find
+from testbed.assets.bundled_files import find
 from testbed.channel.csi import Csi
 from testbed.channel.link_model import Direction, Recovery, Schedule, constant
 from testbed.channel.radio.shares import uplinks_mbps

@@ -96,7 +96,7 @@ def run(
 
 def _load(plan: str) -> FieldPlan:
     """A plan by its name or file."""
-    from testbed.bundled_files import find
+    from testbed.assets.bundled_files import find
     from testbed.experiments.field.plan import load_plan
 
     return load_plan(find("plans", plan))

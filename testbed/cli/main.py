@@ -14,7 +14,7 @@ from typing import Any
 import typer
 from typer.main import get_command
 
-from testbed import __version__, logs
+from testbed import __version__
 from testbed.cli import bs, capacity, cell, doctor, estimator, field, keys, models, power, predictor
 from testbed.cli.channel import group as channel
 from testbed.cli.head import group as head
@@ -26,6 +26,7 @@ from testbed.cli.tables import TableCommand
 from testbed.cli.ue import agent, memory, serve
 from testbed.cli.ue import run as ue
 from testbed.errors import BadInput, TestbedError
+from testbed.process import logs
 
 INTERRUPTED = 130
 LEAST_FILES = 128

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 import msgspec
 import typer
 
-from testbed import bundled_files
+from testbed.assets import bundled_files
 from testbed.errors import BadInput
 from testbed.options import Config, Option, load, options_of
 
@@ -29,7 +29,7 @@ KINDS = {
     "bandwidth policies": "testbed.optim.bandwidth:POLICIES",
     "drafters": "testbed.ue.load_drafter:DRAFTERS",
     "engines": "testbed.bs.engines.registry:ENGINES",
-    "fetched models": "testbed.model_names:RELEASES",
+    "fetched models": "testbed.assets.model_names:RELEASES",
     "judges": "testbed.bs.judging.registry:JUDGES",
     "methods": "testbed.protocols.methods:methods",
     "protocols": "testbed.protocols:PROTOCOLS",

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import ConfigError, ModelError
-from testbed.interrupts import held_back
 from testbed.llama.gguf_rules import check_gguf
 from testbed.llama.library import default_threads, forget_errors, library, reason
+from testbed.process.interrupts import held_back
 
 MAX_BATCH = 512
 """Largest number of tokens per pass."""

@@ -8,8 +8,8 @@ import os
 from collections import deque
 from typing import Any
 
-from testbed.cores import available_cores, poll_briefly
 from testbed.errors import ModelError
+from testbed.process.cores import available_cores, poll_briefly
 
 MAX_DEFAULT_THREADS = 8
 ERROR_LEVEL = 4

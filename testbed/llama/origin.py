@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from testbed.fingerprints import model_fingerprint
+from testbed.assets.fingerprints import model_fingerprint
 from testbed.llama.gguf import read_header
 
 SOURCE = "testbed.source"

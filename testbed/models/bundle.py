@@ -6,9 +6,9 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from testbed.assets.fingerprints import model_fingerprint
 from testbed.errors import ModelError
 from testbed.files import cache_folder, make_folder, whole_file
-from testbed.fingerprints import model_fingerprint
 from testbed.protocols.vocabulary import BESIDE_GGUF
 
 DATA = Path(__file__).parent / "data"

@@ -18,9 +18,9 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.assets.fingerprints import model_fingerprint
 from testbed.errors import ModelError
 from testbed.files import whole_file
-from testbed.fingerprints import model_fingerprint
 from testbed.llama.origin import DIFFERENCE, NOT_COMPARED, SOURCE
 from testbed.models.checkpoint import Checkpoint
 

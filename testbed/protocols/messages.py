@@ -67,7 +67,7 @@ class Open(Message, frozen=True):
     seed: int = 0
     """Seed of the request's random numbers, in [0, 2⁶⁴)."""
     drafter: str = ""
-    """Fingerprint of the drafter's weights (`testbed.fingerprints`); a judge trained for one drafter refuses others."""
+    """Fingerprint of the drafter (`assets/fingerprints.py`); a judge trained for one drafter refuses others."""
     speed_tps: float | None = None
     """Token speed in tokens/s that the UE wants guaranteed, its service class; None: no guarantee."""
     hidden_bits: int = 16
@@ -142,7 +142,7 @@ class Welcome(Message, frozen=True):
     max_positions: int
     """Upper limit of prefix + window + 1."""
     weights: str = ""
-    """Fingerprint of the target (`testbed.fingerprints`)."""
+    """Fingerprint of the target (`testbed.assets.fingerprints`)."""
     judge: str = ""
     """Kind of the judge, and fingerprint of its head."""
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from testbed.assets.model_names import RELEASES, named
 from testbed.errors import BadInput
-from testbed.model_names import RELEASES, named
 from testbed.registry import Registry
 from testbed.synthetic import VOCAB
 from testbed.ue.drafters.base import Drafter

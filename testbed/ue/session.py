@@ -32,10 +32,10 @@ from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import RESEND_S, Client
 from testbed.ue.drafters.after import states_of
 from testbed.ue.drafters.base import Drafter
+from testbed.ue.drafters.sampler import DraftSampler
 from testbed.ue.exchange import Exchange, asked_positions, record_of
 from testbed.ue.pace import REAL_TIME, Pace
 from testbed.ue.records import RequestRecord, RoundRecord
-from testbed.ue.sampler import DraftSampler
 from testbed.ue.session_drafter import WindowDrafter
 from testbed.ue.windows.base import WindowPolicy
 from testbed.ue.windows.hinted import Hinted

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from testbed.protocols.base import Drafted
 from testbed.protocols.sampling import Draws
 from testbed.ue.drafters.base import Drafter, DraftSequence, DraftToken
+from testbed.ue.drafters.sampler import DraftSampler
 from testbed.ue.pace import Pace
-from testbed.ue.sampler import DraftSampler
 from testbed.ue.windows.base import WindowPolicy, window_of
 
 

@@ -19,7 +19,7 @@ from msgspec import inspect
 from testbed.bs.pending import Pending
 from testbed.bs.scheduling.base import Fcfs
 from testbed.errors import ProtocolError
-from testbed.heap import loaded_heap_frozen
+from testbed.process.heap import loaded_heap_frozen
 from testbed.protocols import TARGET_ONLY
 from testbed.protocols.codec import decode_uplink, encode
 from testbed.protocols.messages import VERSION, Downlink, Fault, Hello, Open

@@ -17,7 +17,7 @@ from testbed.channel.pipe import End
 from testbed.channel.proxy import Proxy, precise_loop
 from testbed.channel.spec import ChannelSpec
 from testbed.errors import BadInput
-from testbed.heap import loaded_heap_frozen
+from testbed.process.heap import loaded_heap_frozen
 
 FREE = ChannelSpec(kind="proxy")
 SLOW = ChannelSpec(kind="proxy", uplink_mbps=80, downlink_mbps=40, rtt_ms=4, jitter_ms=1)

@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.main import get_command
 
-from testbed import bundled_files
+from testbed.assets import bundled_files
 from testbed.bs.scheduling.registry import SCHEDULERS
 from testbed.channel.formats.convert import FORMATS
 from testbed.cli.main import app, main

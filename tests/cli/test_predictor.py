@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from testbed.assets.fingerprints import model_fingerprint
 from testbed.cli.predictor import app
 from testbed.errors import BadInput
 from testbed.experiments.predictor.traces import TraceMeta, TraceStore
 from testbed.experiments.predictor.train import load_families
-from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import bundled
 from testbed.ue.windows.predictor import load_predictor
 from tests.support.predictors import made_traces

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from testbed.assets.fingerprints import model_fingerprint
 from testbed.config import ServeConfig
 from testbed.experiments.runs.processes import base_station
-from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import bundled
 from tests.support.heads import head_files
 

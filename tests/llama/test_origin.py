@@ -8,10 +8,10 @@ from pathlib import Path
 import gguf
 import pytest
 
+from testbed.assets.fingerprints import model_fingerprint
 from testbed.bs.judging.head import HeadJudge
 from testbed.bs.judging.registry import make_judge
 from testbed.errors import ModelError
-from testbed.fingerprints import model_fingerprint
 from testbed.llama.origin import DIFFERENCE, STATES_TOLERANCE, states_fingerprint
 from testbed.models.bundle import bundled_target, head_directory
 from testbed.models.real.parity import export_and_prove

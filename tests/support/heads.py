@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from testbed.assets.fingerprints import SYNTHETIC
 from testbed.channel.csi import FEATURES
 from testbed.decision_head.head import DecisionHead, HeadInfo, save_head
-from testbed.fingerprints import SYNTHETIC
 
 
 def random_head(seed: int = 0, drafter_hidden: int = 64, target_hidden: int = 64, **info: Any) -> DecisionHead:

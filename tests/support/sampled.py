@@ -18,7 +18,7 @@ from testbed.protocols.base import Drafted
 from testbed.protocols.codec import AnyArray, decode_downlink, decode_uplink, encode
 from testbed.protocols.messages import Draft, Verdict
 from testbed.protocols.sampling import Draws, Sampling, request_seed, warp
-from testbed.ue.sampler import DraftSampler
+from testbed.ue.drafters.sampler import DraftSampler
 
 Ids = tuple[int, ...]
 Rows = Callable[[Ids], NDArray[np.float32]]

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from testbed.bs.engines.base import VerifyEngine
-from testbed.cores import available_cores, poll_briefly
 from testbed.errors import BadInput
+from testbed.process.cores import available_cores, poll_briefly
 from testbed.registry import Registry
 
 

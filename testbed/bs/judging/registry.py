@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from testbed.assets.fingerprints import SYNTHETIC
 from testbed.bs.judging.base import Judge, StrictJudge
 from testbed.bs.judging.head import BudgetJudge, HeadJudge, TableJudge
 from testbed.bs.judging.token_rule import TokenRuleJudge, digit_free
 from testbed.decision_head.head import DecisionHead, check_fits, load_head
 from testbed.errors import BadInput
-from testbed.fingerprints import SYNTHETIC
 from testbed.llama.origin import states_fingerprint
 from testbed.registry import Registry
 

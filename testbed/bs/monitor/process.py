@@ -22,7 +22,7 @@ from testbed.bs.monitor.wire import MonitorClosing, MonitorSetup, frame
 from testbed.clock import within
 from testbed.config import ServeConfig
 from testbed.errors import BadInput
-from testbed.interrupts import NUMBERS
+from testbed.process.interrupts import NUMBERS
 from testbed.tasks import Background, cancel
 from testbed.web.listening import key_in, listening, url_of
 

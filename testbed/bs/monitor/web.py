@@ -15,14 +15,14 @@ import sys
 
 import uvicorn
 
-from testbed import logs
 from testbed.bs.monitor.app import REQUESTS, make_app
 from testbed.bs.monitor.client import MonitoredStation
 from testbed.bs.monitor.feed import Feed
 from testbed.bs.monitor.history import History
 from testbed.bs.monitor.wire import MonitorSetup, receive
-from testbed.heap import loaded_heap_frozen
-from testbed.interrupts import as_worker
+from testbed.process import logs
+from testbed.process.heap import loaded_heap_frozen
+from testbed.process.interrupts import as_worker
 from testbed.tasks import beside
 from testbed.web.server import SPARE, BoundedHttp
 

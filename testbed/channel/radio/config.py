@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from testbed.bundled_files import find
+from testbed.assets.bundled_files import find
 from testbed.channel.radio.air import Air, ConstantAir, TraceAir
 from testbed.channel.radio.files import FileSource
 from testbed.channel.radio.model import ModelSource, RadioUe, Spectrum

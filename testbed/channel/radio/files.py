@@ -19,7 +19,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.bundled_files import find
+from testbed.assets.bundled_files import find
 from testbed.channel.radio.adaptation import Adaptation, AdaptedAir, SinrSeries
 from testbed.channel.radio.model import RadioUe, Spectrum
 from testbed.errors import BadInput

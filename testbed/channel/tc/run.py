@@ -22,7 +22,7 @@ from testbed.channel.tc.execute import INTERFACES, attempt, last_line, require_r
 from testbed.channel.tc.pair import NamespacePair, delete_pair
 from testbed.channel.tc.state import Claim, Ledger, own_claim
 from testbed.errors import BadInput, TestbedError
-from testbed.interrupts import held_back
+from testbed.process.interrupts import held_back
 
 Say = Callable[[str], None]
 NAMESPACES = Path("/var/run/netns")

@@ -139,7 +139,7 @@ def emulate(
 
 def _shape(spec: ChannelSpec, config: EmulateOptions, force: int) -> None:
     """Emulate by tc."""
-    from testbed.bundled_files import find
+    from testbed.assets.bundled_files import find
     from testbed.channel.spec import tc_config
     from testbed.channel.tc.session import run_tc
     from testbed.channel.trace import read_trace

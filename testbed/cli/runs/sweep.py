@@ -102,7 +102,7 @@ def _run(config: SweepConfig, directory: Path, how: Executor, as_json: bool) -> 
 
 
 def _print_list(as_json: bool) -> None:
-    from testbed.bundled_files import folder
+    from testbed.assets.bundled_files import folder
     from testbed.experiments.sweep.files import sweep_files
 
     found = sweep_files()

@@ -27,7 +27,7 @@ from testbed.experiments.agent.work import check_reach, resolve_files
 from testbed.experiments.runs.journal import NAME as JOURNAL
 from testbed.experiments.runs.processes import command, environment, stop_group
 from testbed.files import held
-from testbed.heap import loaded_heap_frozen
+from testbed.process.heap import loaded_heap_frozen
 from testbed.protocols.codec import AnyArray, Packet, encode
 from testbed.protocols.messages import Message
 from testbed.protocols.orders import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from testbed.bundled_files import names
+from testbed.assets.bundled_files import names
 from testbed.channel.keys import load_client
 from testbed.channel.spec import ChannelSpec
 from testbed.config import RunConfig

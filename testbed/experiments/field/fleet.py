@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Collection
 from typing import Any
 
+from testbed.assets.model_names import named
 from testbed.errors import BadInput, LinkError
 from testbed.experiments.field.devices.agents import AgentConnection
 from testbed.experiments.field.devices.base import Say
@@ -13,7 +14,6 @@ from testbed.experiments.field.devices.remote import AgentDevice
 from testbed.experiments.field.log import CELL, FieldLog
 from testbed.experiments.field.plan import FieldPlan, Place
 from testbed.experiments.field.run import cell_config, progress_of
-from testbed.model_names import named
 
 
 def agent_device(plan: FieldPlan, place: Place, say: Say) -> AgentDevice:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from testbed.assets.bundled_files import find
 from testbed.bs.judging.registry import JUDGES
-from testbed.bundled_files import find
 from testbed.channel.link import check_address
 from testbed.channel.measuring.iperf3 import parse_server
 from testbed.channel.trace import read_trace

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from testbed.assets.fingerprints import model_fingerprint
 from testbed.bs.engines.base import VerifyEngine
 from testbed.bs.engines.model_files import ModelFiles, check_files
 from testbed.bs.engines.registry import ENGINES, leave_a_core, load_engine
@@ -28,7 +29,6 @@ from testbed.experiments.lockstep.completions import Completer
 from testbed.experiments.lockstep.decoding import NOTHING, Lockstep
 from testbed.experiments.runs.execute import drafter_of
 from testbed.experiments.runs.prepare import Workload, prepare
-from testbed.fingerprints import model_fingerprint
 from testbed.llama.context import MAX_SEQUENCES
 from testbed.models.bundle import BUNDLED
 from testbed.ue.drafters.base import Drafter

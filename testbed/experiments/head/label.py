@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.assets.fingerprints import model_fingerprint
 from testbed.bs.engines.registry import leave_a_core
 from testbed.bs.engines.target import Target, describe
 from testbed.decision_head.episodes import EpisodeStore, Mismatches
@@ -24,7 +25,6 @@ from testbed.experiments.inputs.scorers import scorer
 from testbed.experiments.lockstep.answers import Answers, AnswerTask
 from testbed.experiments.lockstep.completions import Completer
 from testbed.experiments.lockstep.decoding import NOTHING, Decoding, Lockstep
-from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import BUNDLED
 from testbed.ue.prompts import Prompter
 

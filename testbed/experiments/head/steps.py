@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.assets.fingerprints import model_fingerprint
 from testbed.bs.judging.token_rule import digit_free
 from testbed.decision_head.episodes import EpisodeStore, Meta, Mismatches
 from testbed.decision_head.evaluate import BANDS, Evaluation, evaluate
@@ -18,7 +19,6 @@ from testbed.decision_head.relabel import relabel
 from testbed.decision_head.settings import Relabelling, Training
 from testbed.decision_head.train import OnEpoch, train_head
 from testbed.errors import BadInput
-from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import bundled
 
 

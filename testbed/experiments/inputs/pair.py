@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from testbed.assets.model_names import named
 from testbed.bs.engines.registry import ENGINES
 from testbed.bs.engines.target import Target, describe
 from testbed.errors import ModelError
-from testbed.model_names import named
 from testbed.models.bundle import bundled, bundled_target
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from testbed.bundled_files import find
+from testbed.assets.bundled_files import find
 from testbed.channel.cost import Overheads, Sizes, id_bits
 from testbed.channel.csi import FEATURES
 from testbed.config import Config, load

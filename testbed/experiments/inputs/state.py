@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from testbed.bundled_files import find
+from testbed.assets.bundled_files import find
 from testbed.channel.csi import Csi, Source
 from testbed.channel.measuring.reports import Reports
 from testbed.channel.spec import ChannelSpec

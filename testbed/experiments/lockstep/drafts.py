@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from testbed.assets.fingerprints import model_fingerprint
 from testbed.bs.engines.base import VerifyEngine, VerifyRequest
 from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.inputs.pair import drafter_for, target_for
 from testbed.experiments.lockstep.decoding import Decoding, Lockstep, draft_window
-from testbed.fingerprints import model_fingerprint
 from testbed.ue.drafters.base import Drafter, DraftToken
 from testbed.ue.drafters.recorded import DraftRecording, Recorded, Statistics
 

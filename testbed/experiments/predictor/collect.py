@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from testbed import fields
+from testbed.assets.fingerprints import model_fingerprint
 from testbed.bs.engines.base import VerifyEngine, VerifyRequest
 from testbed.config import Config
 from testbed.errors import BadInput
@@ -17,7 +18,6 @@ from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.inputs.pair import drafter_for, target_for
 from testbed.experiments.lockstep.decoding import Decoding, Lockstep, draft_window
 from testbed.experiments.predictor.traces import TraceMeta, Traces, TraceStore
-from testbed.fingerprints import model_fingerprint
 from testbed.ue.drafters.base import Drafter, DraftToken
 from testbed.ue.windows.predictor import FEATURES, features
 

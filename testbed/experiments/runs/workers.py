@@ -10,7 +10,7 @@ from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 
 from testbed.errors import EngineError
-from testbed.interrupts import as_worker
+from testbed.process.interrupts import as_worker
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 from typing import NamedTuple
 
-from testbed import bundled_files
+from testbed.assets import bundled_files
 from testbed.errors import BadInput
 
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from testbed.assets.model_names import RELEASES, Part, Release, model_folder, part_of
 from testbed.errors import BadInput, ModelError, TestbedError
 from testbed.files import held, make_folder
-from testbed.model_names import RELEASES, Part, Release, model_folder, part_of
 from testbed.models.real.from_gguf import from_gguf
 from testbed.models.real.parity import prove_parity
 from testbed.protocols.vocabulary import BESIDE_GGUF

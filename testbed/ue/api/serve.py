@@ -14,7 +14,7 @@ import uvicorn
 
 from testbed.clock import Clock, WallClock
 from testbed.errors import BadInput, TestbedError
-from testbed.heap import loaded_heap_frozen
+from testbed.process.heap import loaded_heap_frozen
 from testbed.protocols import PROTOCOLS
 from testbed.protocols.adaptive import RULES
 from testbed.protocols.messages import Welcome

@@ -74,7 +74,7 @@ class Drafter(Protocol):
     context: int
     """Positions that one sequence may take."""
     fingerprint: str
-    """Fingerprint of its weights (`testbed.fingerprints`)."""
+    """Fingerprint of its weights (`testbed.assets.fingerprints`)."""
 
     def open(
         self, prompt: Sequence[int], *, distributions: bool = False, choose: Choose | None = None

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from testbed.assets.fingerprints import SYNTHETIC
 from testbed.errors import BadInput, ModelError
-from testbed.fingerprints import SYNTHETIC
 from testbed.synthetic import MIN_VOCAB, Peaked, next_token, noise, runner_up, uniform
 from testbed.ue.drafters.base import Choose, DraftToken
 

@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 
+from testbed.assets.fingerprints import model_fingerprint
 from testbed.errors import BadInput, ModelError
-from testbed.fingerprints import model_fingerprint
 from testbed.llama.context import LlamaContext, LlamaOptions
 from testbed.ue.drafters.base import Choose, DraftToken
 from testbed.ue.llama.logits import LogitReader

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from testbed.assets.fingerprints import model_fingerprint
 from testbed.bs.judging.base import StrictJudge
 from testbed.bs.judging.head import BudgetJudge, HeadJudge, TableJudge
 from testbed.bs.judging.registry import judge_kind, make_judge
 from testbed.bs.judging.token_rule import TokenRuleJudge
 from testbed.errors import BadInput
-from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import bundled
 from tests.support.heads import head_files
 from tests.support.refusals import refuse

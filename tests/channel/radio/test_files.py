@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.bundled_files import find, names
+from testbed.assets.bundled_files import find, names
 from testbed.channel.radio.config import RadioConfig
 from testbed.channel.radio.files import FileSource, RadioFile, noise_dbm, read_radio_file, snr_db
 from testbed.channel.radio.model import RadioUe, Spectrum

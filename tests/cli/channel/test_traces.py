@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from testbed import bundled_files
+from testbed.assets import bundled_files
 from testbed.channel.trace import COLUMNS, read_trace
 from testbed.cli.channel import convert, fading
 from testbed.errors import BadInput

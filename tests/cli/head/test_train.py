@@ -10,12 +10,12 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from testbed.assets.fingerprints import model_fingerprint
 from testbed.channel.csi import FEATURES
 from testbed.cli.head.train import evaluate, relabel, train
 from testbed.decision_head.episodes import EpisodeStore
 from testbed.decision_head.head import load_head
 from testbed.errors import BadInput
-from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import bundled
 from tests.support.mismatches import labelled_files, some_meta
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from testbed.bundled_files import find, names
+from testbed.assets.bundled_files import find, names
 from testbed.errors import BadInput, ConfigError
 from testbed.experiments.field.order import cells_of, williams
 from testbed.experiments.field.plan import (

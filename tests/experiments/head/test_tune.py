@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from testbed.assets.fingerprints import model_fingerprint
 from testbed.channel.csi import FEATURES
 from testbed.decision_head.head import DecisionHead
 from testbed.errors import BadInput
 from testbed.experiments.head.config import Goal, TuneConfig
 from testbed.experiments.head.tune import GRID, Trial, choose, load_problems, tune
-from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import bundled
 from tests.support.heads import random_head
 

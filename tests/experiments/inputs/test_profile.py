@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.bundled_files import names
+from testbed.assets.bundled_files import names
 from testbed.channel.csi import Csi
 from testbed.errors import BadInput
 from testbed.experiments.inputs.profile import (

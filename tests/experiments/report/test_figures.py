@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from testbed.bundled_files import folder
+from testbed.assets.bundled_files import folder
 from testbed.experiments.plots import capacity as capacity_plots
 from testbed.experiments.report import bench, capacity, figures, rounds
 from testbed.experiments.report.data import RowSource, Shown, load_shown

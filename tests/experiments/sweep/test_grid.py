@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from testbed.assets.fingerprints import model_fingerprint
 from testbed.errors import BadInput, ConfigError
 from testbed.experiments.sweep import run as sweep_run
 from testbed.experiments.sweep.grid import load_sweep, points, run_sweep
-from testbed.fingerprints import model_fingerprint
 from testbed.models.bundle import bundled
 from tests.support.heads import head_files
 from tests.support.refusals import refuse

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed import bundled_files
+from testbed.assets import bundled_files
 from testbed.cli.main import main
 from testbed.cli.runs.sweep import time_left
 from testbed.config import DemoConfig

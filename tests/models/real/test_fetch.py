@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from testbed import model_names
+from testbed.assets import model_names
+from testbed.assets.model_names import RELEASES, Release, named
 from testbed.bs.engines.target import describe
 from testbed.errors import BadInput, ModelError
 from testbed.experiments.inputs.pair import drafter_for, pair_paths, target_for
-from testbed.model_names import RELEASES, Release, named
 from testbed.models.export import export_gguf
 from testbed.models.real import fetch as fetching
 from testbed.models.real.fetch import fetch

@@ -1,6 +1,6 @@
 """Texts that hostile peers send: names, ids, digests, paths, code, controls, and long ones."""
 
-from testbed.fingerprints import SYNTHETIC
+from testbed.assets.fingerprints import SYNTHETIC
 from testbed.protocols import PROTOCOLS, TARGET_ONLY
 
 TEXTS = (

@@ -30,7 +30,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from testbed.heap import loaded_heap_frozen
+from testbed.process.heap import loaded_heap_frozen
 from testbed.tasks import cancel
 from testbed.ue.api.app import Service, make_app
 from testbed.ue.api.config import EndpointConfig

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from testbed.bundled_files import find
+from testbed.assets.bundled_files import find
+from testbed.assets.model_names import Part, named
 from testbed.config import RunConfig
 from testbed.errors import BadInput
 from testbed.experiments.field.devices.agents import AgentConnection, probe_order, run_order
 from testbed.experiments.field.devices.base import FILED, LINK, Probe, Reach, Say
 from testbed.experiments.results import directory as results
-from testbed.model_names import Part, named
 from testbed.protocols.orders import Order, Probing, Running, State, digest_of
 
 MOST_FILES = 32

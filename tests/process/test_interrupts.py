@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from testbed.interrupts import held_back
+from testbed.process.interrupts import held_back
 
 
 def test_ctrl_c_comes_after_the_block_and_only_then() -> None:

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from testbed.errors import BadInput
-from testbed.logs import VARIABLE, configure
+from testbed.process.logs import VARIABLE, configure
 
 LOG = logging.getLogger("testbed.tests")
 

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from testbed.bs import status as module
+from testbed.bs.monitor import status as module
+from testbed.bs.monitor.status import StatusLine
 from testbed.bs.observer import FinishedPass, Observer
 from testbed.bs.sessions import SessionTable
-from testbed.bs.status import StatusLine
 from testbed.clock import WallClock
 from testbed.optim.pass_time import RequestWork
 from tests.bs.monitor.test_recent import one, opened, told

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import time
 
-from testbed.bs.power import BsMeter
+from testbed.bs.monitor.power import BsMeter
 from testbed.power.reading import Reading
 from testbed.tasks import Background
 

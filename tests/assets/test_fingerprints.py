@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed import fingerprints
+from testbed.assets import fingerprints
+from testbed.assets.fingerprints import model_fingerprint
 from testbed.errors import BadInput
-from testbed.fingerprints import model_fingerprint
 from tests.support.refusals import refuse
 
 

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from testbed.heap import loaded_heap_frozen
+from testbed.process.heap import loaded_heap_frozen
 
 
 class Node:

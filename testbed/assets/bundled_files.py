@@ -6,7 +6,7 @@ from pathlib import Path
 
 from testbed.errors import BadInput
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parents[1]
 CHECKOUT = PACKAGE.parent
 KINDS = {"traces": ("traces", ".csv"), "profiles": ("hardware/profiles", ".yaml"), "sweeps": ("sweeps", ".yaml"),
          "plans": ("plans", ".yaml"), "radio files": ("traces/radio", ".npz")}  # fmt: skip

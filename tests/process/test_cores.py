@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from testbed.cores import POLLS, available_cores
+from testbed.process.cores import POLLS, available_cores
 
 LLAMA = "from testbed.llama.library import library; library()"
 TORCH = "from testbed.bs.engines.registry import leave_a_core; leave_a_core({}); import torch"
@@ -50,6 +50,7 @@ def test_threads_of_an_engine(asked: str, environment: dict[str, str], expected:
 
 def test_cores_that_a_process_may_use() -> None:
     code = (
-        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); from testbed.cores import available_cores"
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
+        "from testbed.process.cores import available_cores"
     )
     assert run(f"{code}; print(available_cores())").stdout.split() == ["1"]
