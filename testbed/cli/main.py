@@ -152,6 +152,12 @@ def check_files() -> None:
         raise BadInput(f"this process may open {files} files only, and needs {LEAST_FILES}: ulimit -n {LEAST_FILES}")
 
 
+def _terminate(number: int, _: object) -> None:
+    """Unwind; a second signal, as `timeout` sends it, does not break this off."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 def run() -> None:
     """Entry point of the console script; SIGTERM unwinds, so that child processes and files are seen to.
 
@@ -162,7 +168,7 @@ def run() -> None:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # notes on NUMA at every start
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         check_files()
         logs.configure()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -44,3 +46,36 @@ def test_other_threads_may_use_it() -> None:
     thread.start()
     thread.join(5)
     assert passed.is_set()
+
+
+STARTED = """
+import runpy, signal, sys, types
+main = types.ModuleType("testbed.cli.main")
+main.run = lambda: print(signal.getsignal(signal.SIGINT).name)
+sys.modules["testbed.cli.main"] = main
+runpy.run_module("testbed", run_name="__main__")
+"""
+
+
+def test_ctrl_c_while_modules_are_loaded_prints_no_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", STARTED], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "SIG_DFL\n"
+
+
+TERMINATED = """
+import os, signal, sys
+from testbed.cli import main
+def work():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("all of it")
+main.main = work
+main.run()
+"""
+
+
+def test_a_second_sigterm_does_not_break_off_what_the_first_began() -> None:
+    done = subprocess.run([sys.executable, "-c", TERMINATED], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "all of it\n", "")

@@ -87,9 +87,8 @@ def _link(row: Row) -> dict[str, Any]:
 
 
 def _panels(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Distinct links of the rows, fastest first, as in the table by window and link."""
-    found = {str(_link(row)): _link(row) for row in rows}
-    return sorted(found.values(), key=lambda link: (-(link["uplink_mbps"] or 0), link["rtt_ms"] or 0))
+    """Distinct links, in the order of the rows, as in tables."""
+    return list({str(_link(row)): _link(row) for row in rows}.values())
 
 
 # ---------------------------------------------------------------- latency
@@ -124,8 +123,10 @@ def _stacked(parts: Sequence[RowSource]) -> Any:
     """Groups of bars by window, one bar per series, one panel per link."""
     panels = _panels([part.row for part in parts])
     windows, names = sorted({part.row["window"] for part in parts}), list(dict.fromkeys(part.name for part in parts))
-    figure, axes = canvas(1, len(panels), width=8.0, height=2.5, sharex=True)
+    figure, axes = canvas(1, len(panels), width=8.0, height=2.6)
     width = 0.84 / len(names)
+    letters = [chr(ord("a") + i) for i in range(len(names))]
+    places = [at - 0.42 + width * (i + 0.5) for at in range(len(windows)) for i in range(len(names))]
     for one, panel in zip(axes[:, 0], panels, strict=True):
         mine = [part for part in parts if _link(part.row) == panel]
         top = _top([sum(part.row.get(key) or 0.0 for key in PARTS) for part in mine])
@@ -136,12 +137,10 @@ def _stacked(parts: Sequence[RowSource]) -> Any:
         one.set_ylabel("mean latency [s]")
         one.set_title(link_text(panel), loc="left", fontsize=9)
         one.grid(axis="x", visible=False)
-    axes[-1, 0].xaxis.remove_overlapping_locs = False
-    letters = [chr(ord("a") + i) for i in range(len(names))]
-    places = [at - 0.42 + width * (i + 0.5) for at in range(len(windows)) for i in range(len(names))]
-    axes[-1, 0].set_xticks(range(len(windows)), [f"\n{window}" for window in windows])
-    axes[-1, 0].set_xticks(places, letters * len(windows), minor=True, fontsize=7)
-    axes[-1, 0].tick_params(axis="x", which="both", length=0)
+        one.xaxis.remove_overlapping_locs = False
+        one.set_xticks(range(len(windows)), [f"\n{window}" for window in windows])
+        one.set_xticks(places, letters * len(windows), minor=True, fontsize=7)
+        one.tick_params(axis="x", which="both", length=0)
     key = ", ".join(f"{letter}: {name}" for letter, name in zip(letters, names, strict=True))
     axes[-1, 0].set_xlabel(f"draft window K [tokens]\n{key}")
     legend(figure, axes)

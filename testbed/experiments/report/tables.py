@@ -79,7 +79,6 @@ def pivot(rows: Sequence[Row], name: Sequence[str]) -> Pivot | None:
     windows = sorted({row["window"] for row in rows if row.get("window") is not None})
     keys = [key for key in LINK if len({str(row.get(key)) for row in rows}) > 1] or ["uplink_mbps"]
     links = list(dict.fromkeys(tuple(row.get(key) for key in keys) for row in rows))
-    links.sort(key=lambda link: [(v is None, -v if isinstance(v, int | float) else 0, str(v)) for v in link])
     cells = {
         (row["window"], own, tuple(row.get(key) for key in keys)): row for row, own in zip(rows, name, strict=True)
     }
