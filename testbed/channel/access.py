@@ -81,7 +81,7 @@ class Gate:
         while True:
             await self._authenticator.handle_zap_message(await self._asked.recv_multipart())
 
-    def protect(self, socket: zmq.asyncio.Socket) -> None:
+    def protect(self, socket: zmq.Socket[bytes]) -> None:
         """Make a socket accept CURVE only."""
         for option, value in (
             (zmq.CURVE_SERVER, 1), (zmq.CURVE_SECRETKEY, self._keys.secret), (zmq.ZAP_DOMAIN, DOMAIN),

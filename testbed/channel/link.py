@@ -12,7 +12,7 @@ import re
 import time
 import uuid
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 import zmq
 import zmq.asyncio
@@ -20,7 +20,7 @@ import zmq.asyncio
 from testbed.channel.access import Gate
 from testbed.channel.connections import CHECK_S, CHECK_SHARE, MOST_FRAMES, RECHECK_S, Connections
 from testbed.channel.keys import KEY_LENGTH, ClientKeys, ServerKeys
-from testbed.clock import within
+from testbed.channel.readiness import Readiness
 from testbed.errors import BadInput, LinkError, LinkTimeout
 from testbed.tasks import Background
 
@@ -98,7 +98,7 @@ def check_address(address: str) -> str:
     return address
 
 
-def _notice_gone_hosts(socket: zmq.asyncio.Socket) -> None:
+def _notice_gone_hosts(socket: zmq.Socket[bytes]) -> None:
     """Have the kernel close connections to hosts that have vanished; otherwise it keeps idle ones for ever."""
     for option, value in (
         (zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, round(GONE_S / 2)), (zmq.TCP_KEEPALIVE_CNT, PROBES),
@@ -112,8 +112,9 @@ class ZmqLink:
 
     def __init__(self, address: str, identity: bytes, keys: ClientKeys | None = None) -> None:
         self.address, self.identity = check_address(address), identity
-        self._context = zmq.asyncio.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
+        self._ready = Readiness(self._socket)
         self._hint = "is it running, and does it require keys?" if keys is None else "does it know this UE's key?"
         if keys is not None:
             self._socket.curve_serverkey = keys.server
@@ -135,9 +136,10 @@ class ZmqLink:
         """Queue one message for sending."""
         self._refresh()
         try:
-            await self._socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=True)
+            self._socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=True)
         except zmq.Again as exc:
             raise LinkError(f"{self.address} takes no more messages: {self._hint}") from exc
+        self._ready.taken()
         size = sum(map(len, frames))
         self._unanswered_bytes += size
         return size
@@ -156,15 +158,26 @@ class ZmqLink:
 
     async def recv(self, timeout_s: float) -> Received:
         """Wait for one message."""
+        until_s, left_s = time.monotonic() + timeout_s, timeout_s
+        await asyncio.sleep(0)  # others run, too, while one message follows another
+        while not (frames := self._take()):
+            if left_s <= 0:
+                raise LinkTimeout(f"{self.address} did not answer within {timeout_s:g} s")
+            await self._ready.wait(left_s)
+            left_s = until_s - time.monotonic()
+        self._unanswered_bytes = 0
+        return Received(frames, sum(map(len, frames)))
+
+    def _take(self) -> list[bytes]:
+        """A message that has come; empty: there is none."""
         try:
-            frames = list(await within(timeout_s, self._socket.recv_multipart()))
-            self._unanswered_bytes = 0
-            return Received(frames, sum(map(len, frames)))
-        except asyncio.TimeoutError as exc:
-            raise LinkTimeout(f"{self.address} did not answer within {timeout_s:g} s") from exc
+            return self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return []
 
     def close(self) -> None:
         """Close socket and context."""
+        self._ready.close()
         self._socket.close(0)
         self._context.term()
 
@@ -182,12 +195,12 @@ class ZmqServerLink:
     def __init__(self, *addresses: str, keys: ServerKeys | None = None, frame_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self.background = Background()
         """Tasks of the process beside its main work; cancelled by `close`."""
-        self._checking = self._waiting = False
+        self._checking = False
         self.connections = Connections(frozenset(), frame_bytes + OTHER_BYTES, INBOX)
         self._context = zmq.asyncio.Context()
         self._gate = None if keys is None else Gate(self._context, keys, self.background)
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._sync_socket: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
+        self._socket: zmq.Socket[bytes] = zmq.Socket(self._context, zmq.ROUTER)
+        self._ready = Readiness(self._socket)
         if self._gate is not None:
             self._gate.protect(self._socket)
         for option, value in (
@@ -218,9 +231,10 @@ class ZmqServerLink:
                 return
             peer = peer[KEY_LENGTH:]
         try:
-            await self._socket.send_multipart([peer, *frames], flags=zmq.NOBLOCK, copy=True)
+            self._socket.send_multipart([peer, *frames], flags=zmq.NOBLOCK, copy=True)
         except zmq.Again:
             return
+        self._ready.taken()
 
     async def recv(self) -> tuple[bytes, list[bytes]]:
         """Wait for one message."""
@@ -228,7 +242,9 @@ class ZmqServerLink:
             self._checking = True
             self.background.start("connection limits", self._check)
         while True:
-            first, frames = await self._next()
+            while (first := self._take()) is None:
+                await self._ready.wait()
+            frames = self._other_frames(first)
             self.connections.taken(int(first.get(zmq.SRCFD)), frames=len(frames))
             if self._gate is None:
                 return first.bytes, frames
@@ -236,29 +252,18 @@ class ZmqServerLink:
             if key in self._gate.allowed:
                 return key.encode() + first.bytes, frames
 
-    async def _next(self) -> tuple[zmq.Frame, list[bytes]]:
-        """A message's first frame, which names its sender, and its other frames, at most `MOST_FRAMES` + 1 of them."""
-        try:  # without a future, and its events, for a message that has come
-            first = self._sync_socket.recv(zmq.NOBLOCK, copy=False)
-            return first, self._other_frames(first)
-        except zmq.Again:
-            pass
-        coming = cast("asyncio.Future[zmq.Frame]", self._socket.recv(copy=False))
-        self._waiting = not coming.done()
+    def _take(self) -> zmq.Frame | None:
+        """The first frame of a message that has come, which names its sender; None: there is none."""
         try:
-            first = await coming
-        except asyncio.CancelledError:
-            if coming.done() and not coming.cancelled():  # received: its other frames must not start the next message
-                self._other_frames(coming.result())
-            raise
-        self._waiting = False
-        return first, self._other_frames(first)
+            return self._socket.recv(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
 
     def _other_frames(self, frame: zmq.Frame) -> list[bytes]:
-        """The frames that follow `frame`; libzmq has already received all of them."""
+        """The frames that follow `frame`, at most `MOST_FRAMES` + 1; libzmq has already received all of them."""
         frames: list[bytes] = []
         while frame.more:
-            frame = self._sync_socket.recv(zmq.NOBLOCK, copy=False)
+            frame = self._socket.recv(zmq.NOBLOCK, copy=False)
             if len(frames) <= MOST_FRAMES:
                 frames.append(frame.bytes)
         return frames
@@ -269,7 +274,7 @@ class ZmqServerLink:
         while True:
             await asyncio.sleep(RECHECK_S if again else max(CHECK_S, took_s / CHECK_SHARE))
             begun_s = time.perf_counter()
-            again = self.connections.check(drained=self._waiting)
+            again = self.connections.check(drained=self._ready.waiting)
             took_s = time.perf_counter() - begun_s
 
     def owner(self, peer: bytes) -> bytes:
@@ -282,5 +287,6 @@ class ZmqServerLink:
         self.connections.close()
         if self._gate is not None:
             self._gate.close()
+        self._ready.close()
         self._socket.close()
         self._context.term()
