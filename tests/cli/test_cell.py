@@ -42,6 +42,7 @@ def test_the_documented_file_is_answered(tmp_path: Path, capsys: pytest.CaptureF
     assert "seed: 2" in (out / "config.yaml").read_text()
     page = (out / "report.html").read_text()
     assert "bound by" in page and "goodput tok/s" in page and "alt='cell'" in page
+    assert (out / "ues.csv").read_text().count("\n") == 1 + 6
     assert list((out / "plots").glob("*-cell.png"))
     assert main(["cell", "run", str(tmp_path / "cell.yaml"), "--out", str(out)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

@@ -100,6 +100,9 @@ class RadioScheduler:
     kind: str
     about: str
     share: Share
+    """Takes the demands of a slot; returns the share of each."""
+    deadlines: bool = False
+    """Whether it reads `Demand.due_s`."""
 
 
 RADIO_SCHEDULERS: Registry[RadioScheduler] = Registry(
@@ -109,6 +112,6 @@ RADIO_SCHEDULERS: Registry[RadioScheduler] = Registry(
     RadioScheduler("proportional-fair", "the largest ratio of rate to average throughput", _proportional_fair),
     RadioScheduler("max-min", "equal throughput", _max_min),
     RadioScheduler("weights", "shares in proportion to fixed weights (edge-SD, eq. 27)", _weighted),
-    RadioScheduler("edf", "the UE whose message is due first", _earliest_deadline),
+    RadioScheduler("edf", "the UE whose message is due first", _earliest_deadline, deadlines=True),
     of=RadioScheduler,
 )

@@ -66,9 +66,17 @@ class UeGroup(Config, frozen=True):
     think_s: Annotated[float, option("Pause between a response and the next prompt.", least=0, most=1e5, unit="s")] = (
         0.0
     )
+    rate_rps: Annotated[
+        float | None,
+        option(
+            "Requests of each UE, at random (Poisson), in place of one after the other.", above=0, most=1e3, unit="1/s"
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.rate_rps is not None and self.think_s:
+            raise BadInput(f"group {self.name}: requests come at rate_rps or after think_s, not both")
         if not self.name:
             raise BadInput("a group of UEs needs a name")
         for what in ("prompt", "response"):

@@ -1,4 +1,4 @@
-"""A run of a cell and its output directory: `cell.json`, `series.json`, `summary.json` and a report."""
+"""A run of a cell and its output directory: `cell.json`, `ues.csv`, `series.json`, `summary.json` and a report."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import msgspec
 
 from testbed.experiments.cell.config import CellConfig
 from testbed.experiments.cell.real import run_cell_really
-from testbed.experiments.cell.rows import document
+from testbed.experiments.cell.rows import document, ue_rows
 from testbed.experiments.cell.run import CellRun, run_cell
 from testbed.experiments.report.cell import KIND, SERIES
 from testbed.experiments.report.page import write_report
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import claimed
+from testbed.experiments.results.csv_file import write_csv
 from testbed.files import whole_file
 from testbed.options import resolved
 
-CELL = "cell.json"
+CELL, UES = "cell.json", "ues.csv"
 
 
 def carry_out(config: CellConfig, real: bool, out: Path | None) -> dict[str, Any]:
@@ -47,6 +48,8 @@ def _write(config: CellConfig, run: CellRun, found: dict[str, Any], out: Path) -
     for name, content in files.items():
         with whole_file(out / name) as part:
             part.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1))
+    with whole_file(out / UES) as part:
+        write_csv(part, ue_rows(config, run))
     summary = results.summary(resolved(config), config.seed, results.host(), found["rows"])
     results.write_summary(out, {**summary, "kind": KIND, "cell": found["cell"]})
     write_report([out], out)

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from testbed.bs.scheduling.registry import SCHEDULERS
+from testbed.channel.radio.sharing import RADIO_SCHEDULERS
 from testbed.clock import WallClock
 from testbed.config import ServeConfig
 from testbed.errors import BadInput, EngineError
@@ -45,6 +46,10 @@ def run_cell_really(config: CellConfig) -> CellRun:
     decoding = {number: group for number, group in enumerate(members) if group.traffic == "tokens"}
     if len(decoding) > MOST_REAL_UES:
         raise BadInput(f"--real starts a process for each UE: at most {MOST_REAL_UES}, not {len(decoding)}")
+    if RADIO_SCHEDULERS[config.radio.scheduler].deadlines:
+        raise BadInput(
+            f"--real relays bytes without deadlines, which the radio scheduler {config.radio.scheduler} needs"
+        )
     for group in decoding.values():
         _check_real(group)
     for profile in {config.bs.profile, *(group.profile for group in decoding.values())}:

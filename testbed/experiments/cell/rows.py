@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.run import CellRun
 from testbed.experiments.cell.tally import UeTally
+from testbed.experiments.results.cell_columns import flat_row
 
 SCHEMA = 1
 
@@ -54,6 +56,14 @@ def group_row(group: UeGroup, tallies: Sequence[UeTally], seconds: float) -> dic
         "joules_per_token": joules_per_token(group, tallies, seconds),
         **{f"{part}_share": shares for part, shares in (_shares(tallies) if decodes else {}).items()},
     }
+
+
+def ue_rows(config: CellConfig, run: CellRun) -> list[dict[str, Any]]:
+    """A row for each UE, as `group_row`, with its number."""
+    seconds = config.seconds - config.warmup_s
+    one = [(msgspec.structs.replace(group, count=1), tally) for group, tallies in run.groups for tally in tallies]
+    rows = ({"ue": ue, **group_row(group, [tally], seconds)} for ue, (group, tally) in enumerate(one))
+    return [{name: value for name, value in row.items() if name != "ues"} for row in map(flat_row, rows)]
 
 
 def cell_row(run: CellRun, seconds: float) -> dict[str, Any]:

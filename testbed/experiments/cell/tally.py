@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
-from testbed.channel.link_model import OneWay
+from testbed.channel.radio.ports import RadioPort
 from testbed.clock import Clock
 from testbed.ue.records import RoundRecord
 
@@ -31,14 +32,31 @@ class UeTally:
         """Latencies of responses that began within the time and ended before the run."""
         self.judged = self.violated = 0
         """Responses that began within the time and were due before its end, and those of them that were late."""
+        self._deadlines: tuple[float, float] | None = None
+        """Time from which the tokens of the response in progress are due, and their speed; None: never."""
+        self._committed = 0
+        """Tokens of the response in progress."""
 
     @property
     def counting(self) -> bool:
         """Whether the time has begun and not ended."""
         return self._from_s <= self._clock.time() < self._to_s
 
+    @property
+    def due_s(self) -> float:
+        """Time by which the next token of the response in progress is due; infinite without a guaranteed speed."""
+        if self._deadlines is None:
+            return math.inf
+        from_s, speed_tps = self._deadlines
+        return from_s + (self._committed + 1) / speed_tps
+
+    def start(self, began_s: float, speed_tps: float | None) -> None:
+        """Begin to decode the response that arrived at `began_s`."""
+        self._deadlines, self._committed = None if speed_tps is None else (began_s, speed_tps), 0
+
     def round(self, record: RoundRecord) -> None:
         """Count a round that ends now."""
+        self._committed += record.committed
         if self.counting:
             self.tokens += record.committed
             self.rounds += 1
@@ -48,7 +66,7 @@ class UeTally:
             self.busy_s["verification"] += record.queue_s + record.verify_s + record.judge_s
 
     def response(self, tokens: int, speed_tps: float | None) -> Callable[[], None]:
-        """Count a response of `tokens` that begins now; call the result at its end."""
+        """Count a response of `tokens` that is requested now; call the result at its end."""
         began_s, counted, late = self._clock.time(), self.counting, False
         timer: asyncio.TimerHandle | None = None
         due_s = began_s + tokens / speed_tps if speed_tps else self._to_s
@@ -72,9 +90,9 @@ class UeTally:
 
 
 class Counted:
-    """Implements `OneWay`: another one, whose messages are counted."""
+    """Implements `OneWay`: a port whose messages are counted, and due with the next token of the UE."""
 
-    def __init__(self, way: OneWay, tally: UeTally, up: bool, clock: Clock) -> None:
+    def __init__(self, way: RadioPort, tally: UeTally, up: bool, clock: Clock) -> None:
         self._way, self._tally, self._up, self._clock = way, tally, up, clock
 
     def carry(self, size_bytes: float, deliver: Callable[[], None]) -> None:
@@ -89,4 +107,4 @@ class Counted:
                 tally.delays_s.append(self._clock.time() - sent_s)
             deliver()
 
-        self._way.carry(size_bytes, arrived)
+        self._way.carry(size_bytes, arrived, tally.due_s)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from testbed.channel.link_model import OneWay
 from testbed.clock import Clock
 from testbed.experiments.cell.config import UeGroup
 from testbed.experiments.cell.tally import UeTally
 from testbed.experiments.deployment.load import LoadUe
+from testbed.tasks import together
 from testbed.ue.records import RequestRecord
 
 
@@ -28,6 +30,18 @@ async def send_bytes(group: UeGroup, way: OneWay, clock: Clock, dice: random.Ran
         next_s += group.every_s
 
 
+class Request(NamedTuple):
+    """A requested response."""
+
+    ids: Sequence[int]
+    """Prompt."""
+    tokens: int
+    began_s: float
+    """Arrival on the clock."""
+    ended: Callable[[], None]
+    """Counts its end."""
+
+
 async def decode_responses(
     group: UeGroup,
     ue: LoadUe,
@@ -37,17 +51,36 @@ async def decode_responses(
     prompt: Callable[[int], Sequence[int]],
     seen: Callable[[Any, RequestRecord], object] = lambda prompt, record: None,
 ) -> None:
-    """Decode one response after the other, for ever.
+    """Decode one response at a time, for ever: requests come after a pause, or at random and wait for their turn.
 
     Args:
         prompt: makes a prompt of a length.
         seen: called with every prompt and its record.
     """
-    while True:
+
+    def requested() -> Request:
         length, tokens = dice.randint(*group.prompt), dice.randint(*group.response)
-        ids = prompt(length)
-        ended = tally.response(tokens, group.class_tps)
-        record = await ue.decode(ids, tokens, tally.round)
-        ended()
-        seen(ids, record)
-        await clock.sleep(group.think_s)
+        return Request(prompt(length), tokens, clock.time(), tally.response(tokens, group.class_tps))
+
+    async def answer(request: Request) -> None:
+        tally.start(request.began_s, group.class_tps)
+        record = await ue.decode(request.ids, request.tokens, tally.round)
+        request.ended()
+        seen(request.ids, record)
+
+    if group.rate_rps is None:
+        while True:
+            await answer(requested())
+            await clock.sleep(group.think_s)
+    waiting: asyncio.Queue[Request] = asyncio.Queue()
+
+    async def arrive(rate_rps: float) -> None:
+        while True:
+            await clock.sleep(dice.expovariate(rate_rps))
+            waiting.put_nowait(requested())
+
+    async def serve() -> None:
+        while True:
+            await answer(await waiting.get())
+
+    await together([arrive(group.rate_rps), serve()])

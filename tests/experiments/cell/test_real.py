@@ -59,6 +59,11 @@ def test_what_only_virtual_time_has_is_refused(group: UeGroup) -> None:
         run_cell_really(msgspec.structs.replace(CELL, ues=(group,)))
 
 
+def test_deadlines_are_for_virtual_time() -> None:
+    with pytest.raises(BadInput, match="without deadlines"):
+        run_cell_really(msgspec.structs.replace(CELL, radio=RadioConfig(scheduler="edf")))
+
+
 def test_what_processes_could_not_read_is_refused_before_they_start() -> None:
     nowhere = msgspec.structs.replace(CELL, ues=(UeGroup(name="a", profile="nowhere"),))
     with pytest.raises(BadInput, match="no profile 'nowhere'"):

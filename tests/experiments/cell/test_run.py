@@ -11,7 +11,7 @@ from testbed.channel.radio.config import ConstantSource, Harq, RadioConfig
 from testbed.channel.radio.model import ModelSource
 from testbed.errors import BadInput
 from testbed.experiments.cell.config import CellBs, CellConfig, UeGroup, UePower
-from testbed.experiments.cell.rows import document, jain, summary
+from testbed.experiments.cell.rows import document, jain, summary, ue_rows
 from testbed.experiments.cell.run import run_cell
 
 FH = UeGroup(name="fh", protocol="fh", alpha=0.8, class_tps=6.0)
@@ -129,6 +129,41 @@ def test_series_add_up_to_the_rows(duplex: Literal["fdd", "tdd"]) -> None:
     assert series.latencies_s["fh"] == [latency for tally in tallies for latency in tally.latencies_s]
 
 
+@pytest.mark.parametrize("load", [0.5, 0.8])
+def test_random_requests_wait_as_in_an_m_d_1_queue(load: float) -> None:
+    """Responses of constant length and acceptance 1 take a constant time D; the mean wait is ρ/(2(1 − ρ))·D."""
+    one = UeGroup(name="one", alpha=1.0, response=(20, 20), prompt=(50, 50), profile="edge-sd")
+    config = CellConfig(seconds=32.0, radio=RadioConfig(bandwidth_hz=1e9), ues=(one,))
+    seconds = rows(config)["one"]["latency_s"]
+    queued = msgspec.structs.replace(one, rate_rps=load / seconds)
+    runs = [
+        rows(msgspec.structs.replace(config, seconds=2000 * seconds, seed=seed, step_s=10.0, ues=(queued,)))["one"]
+        for seed in range(3)
+    ]
+    mean = sum(run["latency_s"] * run["responses"] for run in runs) / sum(run["responses"] for run in runs)
+    assert mean == pytest.approx(seconds * (1 + load / (2 * (1 - load))), rel=0.15)
+
+
+def test_edf_serves_the_ues_with_a_guaranteed_speed_first() -> None:
+    ues = (msgspec.structs.replace(FH, name="none", class_tps=None, count=3), msgspec.structs.replace(FH, name="due"))
+    found = {}
+    for name in ("round-robin", "edf"):
+        config = CellConfig(seconds=22.0, radio=RadioConfig(bandwidth_hz=1e6, scheduler=name), ues=ues)
+        found[name] = rows(config)["due"]["message_delay_s"]["mean"]
+    assert found["edf"] < 0.7 * found["round-robin"]
+
+
+def test_rows_of_ues_add_up_to_those_of_their_groups() -> None:
+    config = CellConfig(seconds=8.0, ues=(msgspec.structs.replace(FH, count=3), sending(2, 5000, 0.05)))
+    run = run_cell(config)
+    groups, ues = document(config, run)["rows"], ue_rows(config, run)
+    assert [(row["ue"], row["group"]) for row in ues] == [(0, "fh"), (1, "fh"), (2, "fh"), (3, "bytes"), (4, "bytes")]
+    for group in groups:
+        mine = [row for row in ues if row["group"] == group["group"]]
+        assert sum(row["uplink_bytes"] for row in mine) == pytest.approx(group["uplink_bytes"], abs=3)
+        assert sum(row["goodput_tps"] or 0 for row in mine) == pytest.approx(group["goodput_tps"] or 0)
+
+
 def test_the_same_seed_gives_the_same_document_and_another_seed_another() -> None:
     radio = RadioConfig(bandwidth_hz=5e6, duplex="tdd", grant_ms=2.0, harq=Harq(bler=0.1), wired_ms=3.0)
     config = CellConfig(seconds=8.0, radio=radio, ues=(msgspec.structs.replace(FH, count=3), sending(2, 5000, 0.05)))
@@ -180,6 +215,8 @@ def test_configurations_that_cannot_be_run() -> None:
         UeGroup(name="a", protocol="auto")
     with pytest.raises(BadInput, match="no judge keeps tokens under split"):
         UeGroup(name="a", protocol="split", judge_keeps=0.1)
+    with pytest.raises(BadInput, match="rate_rps or after think_s"):
+        UeGroup(name="a", rate_rps=1.0, think_s=1.0)
     with pytest.raises(BadInput, match="unknown window rule"):
         UeGroup(name="a", window_rule="none")
     with pytest.raises(BadInput, match="do not fit"):
