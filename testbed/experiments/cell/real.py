@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -44,17 +44,7 @@ def run_cell_really(config: CellConfig) -> CellRun:
     """
     members = [group for group in config.ues for _ in range(group.count)]
     decoding = {number: group for number, group in enumerate(members) if group.traffic == "tokens"}
-    if len(decoding) > MOST_REAL_UES:
-        raise BadInput(f"--real starts a process for each UE: at most {MOST_REAL_UES}, not {len(decoding)}")
-    if RADIO_SCHEDULERS[config.radio.scheduler].deadlines:
-        raise BadInput(
-            f"--real relays bytes without deadlines, which the radio scheduler {config.radio.scheduler} needs"
-        )
-    for group in decoding.values():
-        _check_real(group)
-    for profile in {config.bs.profile, *(group.profile for group in decoding.values())}:
-        load_profile(profile)  # raises here, rather than in a process
-    config.radio.air(radio_ues(config), config.seconds, config.seed)
+    _check(config, decoding)
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         with base_station(_serving(config, directory / METRICS)) as ready:
@@ -79,12 +69,27 @@ def run_cell_really(config: CellConfig) -> CellRun:
     )
 
 
-def _check_real(group: UeGroup) -> None:
-    rule = WINDOW_RULES[group.window_rule]
-    if group.method.sampled and group.protocol != TARGET_ONLY:
-        raise BadInput(f"group {group.name}: {group.protocol} samples, whose outputs --real cannot compare")
-    if group.judge_keeps or rule.predictor or rule.hinted:
-        raise BadInput(f"group {group.name}: --real has neither a judge that keeps tokens, predictors nor hints")
+def _check(config: CellConfig, decoding: Mapping[int, UeGroup]) -> None:
+    """Refuse what processes do not have, and what they could not read.
+
+    Raises:
+        BadInput: see `run_cell_really`.
+    """
+    if len(decoding) > MOST_REAL_UES:
+        raise BadInput(f"--real starts a process for each UE: at most {MOST_REAL_UES}, not {len(decoding)}")
+    if RADIO_SCHEDULERS[config.radio.scheduler].deadlines:
+        raise BadInput(
+            f"--real relays bytes without deadlines, which the radio scheduler {config.radio.scheduler} needs"
+        )
+    for group in decoding.values():
+        rule = WINDOW_RULES[group.window_rule]
+        if group.method.sampled and group.protocol != TARGET_ONLY:
+            raise BadInput(f"group {group.name}: {group.protocol} samples, whose outputs --real cannot compare")
+        if group.judge_keeps or rule.predictor or rule.hinted:
+            raise BadInput(f"group {group.name}: --real has neither a judge that keeps tokens, predictors nor hints")
+    for profile in {config.bs.profile, *(group.profile for group in decoding.values())}:
+        load_profile(profile)  # raises here, rather than in a process
+    config.radio.air(radio_ues(config), config.seconds, config.seed)
 
 
 def _serving(config: CellConfig, metrics: Path) -> ServeConfig:

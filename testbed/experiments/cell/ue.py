@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from testbed.channel.link_model import OneWay
@@ -72,15 +72,22 @@ async def decode_responses(
         while True:
             await answer(requested())
             await clock.sleep(group.think_s)
+    await _in_turn(lambda: clock.sleep(dice.expovariate(group.rate_rps or 1.0)), requested, answer)
+
+
+async def _in_turn(
+    gap: Callable[[], Awaitable[None]], requested: Callable[[], Request], answer: Callable[[Request], Awaitable[None]]
+) -> None:
+    """Answer requests one after the other, in order of arrival, for ever."""
     waiting: asyncio.Queue[Request] = asyncio.Queue()
 
-    async def arrive(rate_rps: float) -> None:
+    async def arrive() -> None:
         while True:
-            await clock.sleep(dice.expovariate(rate_rps))
+            await gap()
             waiting.put_nowait(requested())
 
     async def serve() -> None:
         while True:
             await answer(await waiting.get())
 
-    await together([arrive(group.rate_rps), serve()])
+    await together([arrive(), serve()])
