@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,9 +50,13 @@ class Chance:
 
     A token is accepted with probability α. The predictor predicts acceptance with probability `tpr` for an accepted
     token, `fpr` for the first rejected one, and `after` for those behind it.
+
+    Args:
+        agrees: whether the token at a position is the target's; None: drawn anew for every drafted token.
     """
 
-    def __init__(self, config: CapacityConfig, seed: int) -> None:
+    def __init__(self, config: CapacityConfig, seed: int, agrees: Callable[[int], bool] | None = None) -> None:
+        self._agrees = agrees
         self._alpha = config.acceptance
         self._tpr, self._fpr, self._after = config.tpr, config.fpr, config.after
         self._random = random.Random(seed)
@@ -72,10 +76,12 @@ class Chance:
         Args:
             choose: draws the token from the distribution at `position`; None: it is right with probability α.
         """
-        if choose is None:
-            right = self._random.random() < self._alpha
-        else:
+        if choose is not None:
             right = choose(self.probs(position)) == int(LANGUAGE[position])
+        elif self._agrees is not None:
+            right = self._agrees(position)
+        else:
+            right = self._random.random() < self._alpha
         chance = self._after if self._rejected else self._tpr if right else self._fpr
         self._rejected = self._rejected or not right
         return right, self._random.random() < chance

@@ -20,6 +20,7 @@ from testbed.channel.radio.mac import RadioCell
 from testbed.channel.radio.ports import RadioPort
 from testbed.clock import WallClock
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
+from testbed.experiments.cell.drafts import Agreement, RealDrafter
 from testbed.experiments.cell.tally import Counted, UeTally
 from testbed.experiments.cell.ue import decode_responses, dice_of, send_bytes
 from testbed.experiments.deployment.load import LoadUe
@@ -30,7 +31,6 @@ from testbed.protocols import TARGET_ONLY
 from testbed.synthetic import VOCAB, next_token
 from testbed.tasks import cancel
 from testbed.ue.client import Client
-from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
 from testbed.ue.windows.registry import window_policy
 
@@ -202,9 +202,8 @@ async def _decode(order: CellUeOrder) -> UeReport:
     profile = load_profile(group.profile)
     tally = UeTally(clock, order.start_s + order.warmup_s, order.start_s + order.seconds)
     client = Client(ZmqLink(order.address, new_identity()), clock, 0, TIMEOUT_S)
-    drafter = SyntheticDrafter(
-        vocab_size=VOCAB, alpha=group.alpha, hidden_size=profile.hidden_size or 64, seed=dice.getrandbits(64) >> 1
-    )
+    agreement = Agreement(order.seed, order.number, group.alpha)
+    drafter = RealDrafter(VOCAB, profile.hidden_size or 64, agreement)
     alone = group.protocol == TARGET_ONLY
     ue = LoadUe(
         client, drafter, None if alone else window_policy(group.window_rule, group.window),

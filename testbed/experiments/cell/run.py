@@ -12,8 +12,9 @@ from testbed.channel.radio.mac import RadioCell
 from testbed.channel.virtual import frame_bytes
 from testbed.experiments.capacity.bs import OFFER, PrefixCache, TrafficRunner
 from testbed.experiments.capacity.systems import NONE, CapacityConfig
-from testbed.experiments.capacity.ue import LANGUAGE, VOCAB, Chance, TrafficDrafter, policy
+from testbed.experiments.capacity.ue import LANGUAGE, VOCAB, policy
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
+from testbed.experiments.cell.drafts import Agreement, VirtualDrafter
 from testbed.experiments.cell.judge import ChanceJudge
 from testbed.experiments.cell.series import CellSeries, Ports, SeriesRecorder
 from testbed.experiments.cell.tally import Counted, UeTally
@@ -24,6 +25,7 @@ from testbed.experiments.deployment.virtual import VirtualDeployment, VirtualSta
 from testbed.experiments.inputs.coefficients import pass_coefficients
 from testbed.experiments.inputs.payloads import sizers
 from testbed.experiments.inputs.profile import Profile, load_profile
+from testbed.intervals import independent_seed
 from testbed.protocols import TARGET_ONLY
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.windows.registry import WINDOW_RULES
@@ -148,7 +150,7 @@ class _Cell:
         """Life of a UE that decodes responses."""
         config, clock = self._config, self._deployment.clock
         dice = dice_of(config.seed, number)
-        ue = self._ue(group, number, tally, dice.getrandbits(64))
+        ue = self._ue(group, number, tally, independent_seed(config.seed, "drafts", number))
         await clock.sleep(dice.uniform(0, min(1.0, config.warmup_s)))
         await ue.client.connect("", VOCAB)
         try:
@@ -164,7 +166,7 @@ class _Cell:
         sampled = group.method.sampled and group.protocol != TARGET_ONLY
         return LoadUe(
             client=self._bs.connect(self._ways(number, tally), counted),
-            drafter=TrafficDrafter(Chance(traffic, seed)),
+            drafter=VirtualDrafter(traffic, seed, Agreement(self._config.seed, number, group.alpha)),
             policy=policy(traffic, NONE if group.protocol == TARGET_ONLY else group.window_rule),
             pace=ProfilePace(profile, self._deployment.clock),
             speed_tps=group.class_tps,

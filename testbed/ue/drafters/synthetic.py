@@ -77,12 +77,16 @@ class SyntheticDrafter:
         """Free a sequence's place."""
         self._open.discard(sequence)
 
+    def agrees(self, prefix: Sequence[int]) -> bool:
+        """Whether the token drafted after a prefix is the target's."""
+        return uniform(prefix, self.seed, "agree") < self.alpha
+
     def predict(self, prefix: Sequence[int], distributions: bool) -> DraftToken:
         """The token drafted after a prefix, with statistics that are sharper where the drafter agrees."""
         best = next_token(prefix, self.vocab_size, self.target_seed)
         second = runner_up(prefix, self.vocab_size, self.target_seed)
         draw = uniform(prefix, self.seed, "sharpness")
-        if uniform(prefix, self.seed, "agree") < self.alpha:
+        if self.agrees(prefix):
             shape = Peaked(best, second, self.vocab_size, draw**0.5)
         else:
             shape = Peaked(second, best, self.vocab_size, draw**2)
