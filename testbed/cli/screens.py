@@ -30,6 +30,11 @@ TYPES = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER", "path": "PATH", "li
 class PanelCommand(TyperCommand):
     """A command with one panel for each group of its options."""
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Options and arguments of the usage line, named as in the panels."""
+        found = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]
+        return [self.options_metavar or "", *map(_usage, found)]
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help screen."""
         console = _headed(self, ctx)
@@ -98,10 +103,21 @@ def _panel(title: str, rows: Sequence[tuple[Text, Text]], widest: int) -> Panel:
     return Panel(table, title=title, title_align="left", border_style="dim")
 
 
+def _usage(argument: Any) -> str:
+    """An argument in the usage line: in brackets if it may be left out, with an ellipsis if it may be repeated."""
+    name = _argument(argument)
+    name += "..." if argument.nargs == -1 and not name.endswith("...") else ""
+    return name if argument.required else f"[{name}]"
+
+
+def _argument(argument: Any) -> str:
+    return str(argument.metavar or argument.name.upper())
+
+
 def _names(one: Any, ctx: Any) -> Text:
     """An option's names and what its value is."""
     if one.param_type_name == "argument":
-        return Text(one.metavar or one.name.upper(), style="bold cyan")
+        return Text(_argument(one), style="bold cyan")
     text = Text(" / ".join([*one.opts, *one.secondary_opts]), style="bold cyan")
     if not (one.is_flag or one.count):
         shown = one.display_type(ctx).strip("<>")

@@ -192,7 +192,7 @@ class Client:
         silence_s = now_s - self._silent_since_s
         if silence_s >= SILENT_S and not self._warned and isinstance(self.clock, WallClock):
             self._warned = True
-            LOG.warning("the BS has not answered for %.0f s; requests end after %g s", silence_s, self.timeout_s)
+            LOG.warning("the BS has not answered for %.0f s (timeout: %g s)", silence_s, self.timeout_s)
         return silence_s
 
     def waits(self) -> list[float]:

@@ -99,6 +99,20 @@ def numbers(command: Any) -> Iterator[str]:
             yield parameter.opts[0]
 
 
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        ("sweep", "[OPTIONS] [FILE]"),
+        ("report", "[OPTIONS] RUNS..."),
+        ("channel convert", "[OPTIONS] IN..."),
+        ("keys revoke", "[OPTIONS] DIR NAME"),
+    ],
+)
+def test_the_usage_names_arguments_as_the_panels_do(words: str, usage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main([*words.split(), "--help"])
+    assert f"Usage: testbed {words} {usage}\n" in "\n".join(map(str.strip, capsys.readouterr().out.splitlines())) + "\n"
+
+
 NUMBERS = [(words, option) for words, command in COMMANDS.items() for option in numbers(command)]
 
 

@@ -55,8 +55,8 @@ def bench(
             print("\n".join(report_lines(row)))
     print_rows(document["rows"], "Over the request rate", BENCH_COLUMNS)
     if config.requests < max(LEAST_VALUES.values()):
-        needed = " and ".join(f"p{share} from {least}" for share, least in LEAST_VALUES.items())
-        note(f"percentiles rest on the requests of a rate: {needed} on (--requests)")
+        needed = ", ".join(f"p{share} from {least}" for share, least in LEAST_VALUES.items())
+        note(f"percentiles need more --requests at each rate: {needed}")
     if out:
         note(f"wrote {out}; plots are in {out}/plots")
 
