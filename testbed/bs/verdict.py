@@ -13,6 +13,7 @@ from testbed.bs.observer import Observer
 from testbed.bs.scheduling.pass_ledger import PassLedger
 from testbed.bs.scheduling.window_hints import Windows
 from testbed.bs.sessions import Round, Session
+from testbed.channel.csi import single
 from testbed.clock import Clock
 from testbed.protocols.codec import AnyArray, pack_positions
 from testbed.protocols.messages import NO_HINT, Fault, NeedHidden, Verdict
@@ -78,15 +79,15 @@ def verdict(session: Session, round_: Round, kept: Kept, window: int, now_s: flo
         token=-1 if kept.token is None else kept.token,
         candidates=candidates,
         queried=candidates if round_.asked_s is not None else int(kept.target is not None),
-        gap=round_.result.gap(kept.accepted),
+        gap=single(round_.result.gap(kept.accepted)),
         batch_size=round_.batch_size,
-        queue_s=round_.queue_s,
-        verify_s=round_.verify_s,
-        judge_s=round_.judge_s,
-        bs_s=now_s - round_.arrived_s - round_.waited_s,
+        queue_s=single(round_.queue_s),
+        verify_s=single(round_.verify_s),
+        judge_s=single(round_.judge_s),
+        bs_s=single(now_s - round_.arrived_s - round_.waited_s),
         window=window,
         kept=sum(position < kept.accepted for position in positions),
-        risk=session.risk,
+        risk=single(session.risk),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from typing import Literal, get_args
 
@@ -67,6 +68,13 @@ class Csi(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
         rtt_ms = max(self.rtt_ms, LEAST_RTT_MS)
         logs = [math.log10(value) for value in (self.uplink_mbps, self.downlink_mbps, rtt_ms)]
         return np.array([*logs, self.per_up, self.per_down], np.float32)
+
+
+def single(value: float) -> float:
+    """A measured number in single precision, which takes 5 bytes in a message where a double takes 9; infinite if it is
+    out of range.
+    """
+    return ctypes.c_float(value).value
 
 
 def quality(csi: Csi, kind: QualityKind) -> float:

@@ -1,18 +1,25 @@
-"""Wire codec: a message and its arrays to ZeroMQ frames and back; everything that comes in is bounded and checked."""
+"""Wire codec: a message and its arrays to ZeroMQ frames and back; everything that comes in is bounded and checked.
+
+Headers are as short as msgpack allows without loss: fields at the end that have their default values are left out,
+whole numbers are integers, and other numbers have single precision where that is exact.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from testbed.channel.cost import position_bits
+from testbed.channel.csi import Csi, single
 from testbed.errors import BadInput, ProtocolError
 from testbed.protocols.messages import Array, Downlink, Message, Uplink
 
@@ -39,6 +46,10 @@ class Packet(Generic[M]):
     size_bytes: int
 
 
+SINGLE = struct.Struct(">cf")
+"""A float32 of msgpack: its type byte, and the number."""
+LARGEST_WHOLE = 2**31
+"""Whole numbers below it take no more bytes as integers than in single precision."""
 _ENCODER = msgspec.msgpack.Encoder()
 _UPLINK: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Uplink, strict=True)
 _DOWNLINK: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Downlink, strict=True)
@@ -51,14 +62,48 @@ def encode(message: Message, arrays: Mapping[str, AnyArray] | None = None) -> li
         ValueError: an array whose dtype does not travel.
     """
     if not arrays:
-        return [_ENCODER.encode(message)]
+        return [_header(message)]
     specs, frames = [], []
     for name, array in arrays.items():
         if array.dtype not in _NAMES:
             raise ValueError(f"array {name!r}: dtype {array.dtype} does not travel; use one of {', '.join(DTYPES)}")
         specs.append(Array(name, _NAMES[array.dtype], array.shape))
         frames.append(np.ascontiguousarray(array).tobytes())
-    return [_ENCODER.encode(msgspec.structs.replace(message, arrays=tuple(specs))), *frames]
+    return [_header(msgspec.structs.replace(message, arrays=tuple(specs))), *frames]
+
+
+def _header(message: Message) -> bytes:
+    return _ENCODER.encode(_fields(message, [message.__struct_config__.tag]))
+
+
+def _fields(message: msgspec.Struct, before: Sequence[Any] = ()) -> list[Any]:
+    """`before` and the fields of a message or channel state, less those at the end that have their default values."""
+    values, (defaults, places) = [*before, *msgspec.structs.astuple(message)], _layout(type(message))
+    left = len(defaults)
+    while left and values[-1] == defaults[left - 1]:
+        del values[-1]
+        left -= 1
+    for place in places:
+        if place < left:
+            values[place + len(before)] = _short(values[place + len(before)])
+    return values
+
+
+@functools.cache
+def _layout(kind: type[msgspec.Struct]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    """Defaults of a struct's fields, and places of those that may be a float or a channel state."""
+    fields = msgspec.structs.fields(kind)
+    hints = [{field.type, *get_args(field.type)} for field in fields]
+    return tuple(field.default for field in fields), tuple(i for i, one in enumerate(hints) if one & {float, Csi})
+
+
+def _short(value: Any) -> Any:
+    """A field as msgpack takes the fewest bytes for it."""
+    if type(value) is float:
+        if value.is_integer():
+            return int(value) if abs(value) < LARGEST_WHOLE else value
+        return msgspec.Raw(SINGLE.pack(b"\xca", value)) if single(value) == value else value
+    return _fields(value) if type(value) is Csi else value
 
 
 def decode_uplink(frames: Frames) -> Packet[Any]:

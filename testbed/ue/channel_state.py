@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from testbed.channel.csi import Csi
+from testbed.channel.csi import Csi, single
 from testbed.channel.measuring.passive import PassiveMeter
 from testbed.channel.measuring.reports import Reports
 from testbed.channel.trace import Trace
@@ -58,7 +58,7 @@ class ConstantChannel:
 
     def at(self, time_s: float) -> Csi:
         """The state, with a time since `origin_s`."""
-        return msgspec.structs.replace(self._csi, time_s=time_s)
+        return msgspec.structs.replace(self._csi, time_s=single(time_s))
 
     def now(self) -> Csi | None:
         """The state, with the current time."""
@@ -83,7 +83,8 @@ class TraceChannel:
 
     def at(self, time_s: float) -> Csi:
         """The trace's state at a time since `origin_s`."""
-        return self._trace.csi(max(0.0, time_s))
+        csi = self._trace.csi(max(0.0, time_s))
+        return msgspec.structs.replace(csi, time_s=single(csi.time_s))
 
     def now(self) -> Csi | None:
         """The trace's state at the current time."""
@@ -108,8 +109,8 @@ class HandshakeChannel:
         """Measure the RTT."""
         async with self._lock:
             rtt_s = await self._handshake()
-        time_s = self._clock.time() - self._start_s
-        self._csi = msgspec.structs.replace(self._csi, rtt_ms=rtt_s * 1e3, time_s=time_s, source="handshake")
+        time_s = single(self._clock.time() - self._start_s)
+        self._csi = msgspec.structs.replace(self._csi, rtt_ms=single(rtt_s * 1e3), time_s=time_s, source="handshake")
 
     def now(self) -> Csi | None:
         """The latest measurement."""
@@ -157,7 +158,9 @@ class MeasuredChannel:
 
     def now(self) -> Csi | None:
         """The current estimate."""
-        return self._meter.csi()
+        csi = self._meter.csi()
+        numbers = ("uplink_mbps", "downlink_mbps", "rtt_ms", "time_s")
+        return msgspec.structs.replace(csi, **{name: single(getattr(csi, name)) for name in numbers})
 
     def observe(self, record: RoundRecord) -> None:
         """Update the estimate with a round's bytes and its time on the link."""

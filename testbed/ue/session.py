@@ -10,7 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from testbed.channel.csi import Csi
+from testbed.channel.csi import Csi, single
 from testbed.errors import AdmissionError, LinkTimeout, ProtocolError
 from testbed.protocols.base import Drafted, RoundProtocol
 from testbed.protocols.codec import AnyArray, Packet
@@ -146,7 +146,7 @@ class DecodingSession:
         arrays = self._protocol.uplink(drafted)  # 2 encode
         draft = Draft(
             session=self._number, round=number, base_len=len(self._committed), csi=csi,
-            draft_s=drafted_s - begun_s, network_s=self._network_s,
+            draft_s=single(drafted_s - begun_s), network_s=single(self._network_s),
         )  # fmt: skip
         exchange = await self._exchange(draft, arrays, drafted)  # 3 send, and wait for the verdict
         committed, reason = self._commit(drafted, exchange, room)  # 8 commit

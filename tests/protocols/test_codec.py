@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from testbed.channel.csi import Csi
+from testbed.channel.csi import Csi, single
 from testbed.errors import ProtocolError
 from testbed.protocols.codec import AnyArray, Packet, decode_downlink, decode_uplink, encode
 from testbed.protocols.messages import (
@@ -143,6 +143,29 @@ def test_the_frames_of_a_draft_byte_by_byte() -> None:
     header, frame = encode(Draft(session=3, round=4, base_len=5, csi=None), {"ids": ids})
     assert msgspec.msgpack.decode(header) == ["Draft", 3, 4, 5, None, 0.0, 0.0, [["ids", "i4", [3]]]]
     assert frame == struct.pack("<iii", 1, 9, -2)
+
+
+@given(message=messages(UPLINK | DOWNLINK))
+@settings(max_examples=60)
+def test_a_header_is_no_longer_than_plain_msgpack_and_means_the_same(message: Message) -> None:
+    header, plain = encode(message)[0], msgspec.msgpack.encode(message)
+    assert len(header) <= len(plain)
+    assert msgspec.msgpack.decode(header, type=type(message)) == message
+
+
+def test_a_header_holds_what_is_known_and_no_more() -> None:
+    """Times measured in single precision take 5 bytes, zeros 1, defaults at the end none."""
+    told = {"session": 3, "round": 4, "accepted": 2, "token": 9, "candidates": 1, "queried": 0, "batch_size": 1}
+    times = {"queue_s": 0.0, "verify_s": single(0.1), "judge_s": 0.0, "bs_s": single(0.2)}
+    (header,) = encode(Verdict(**told, **times, gap=1.5))
+    assert len(header) == 1 + len("_Verdict") + len(told) + 2 * 1 + 2 * 5 + 5
+    assert msgspec.msgpack.decode(header)[1:] == [3, 4, 2, 9, 1, 0, 1.5, 1, 0, single(0.1), 0, single(0.2)]
+
+
+@given(value=REAL)
+def test_single_precision_is_that_of_numpy(value: float) -> None:
+    with np.errstate(over="ignore"):
+        assert single(value) == float(np.float32(value))
 
 
 @pytest.mark.parametrize("dtype", ["i8", "f8", ">i4", ">f2", "?", "U3", "O"])

@@ -52,8 +52,8 @@ def test_each_ue_has_its_own_link_and_each_base_station_its_own_times() -> None:
     )
     assert [r.token_ids for r in (near, far)] == [other.token_ids] * 2
     for record, one_way_s, verify_s in ((near, 0.01, 0.5), (far, 0.2, 0.5), (other, 0.01, 0.1)):
-        assert {round(r.link_s, 9) for r in record.rounds} == {2 * one_way_s}
-        assert {round(r.verify_s, 9) for r in record.rounds} == {verify_s}
+        assert {round(r.link_s, 6) for r in record.rounds} == {2 * one_way_s}  # the BS tells times in single precision
+        assert {round(r.verify_s, 6) for r in record.rounds} == {verify_s}
 
 
 def test_the_same_seeds_give_the_same_run() -> None:

@@ -21,16 +21,16 @@ PICKLE = b"cposix\n_exit\n(I1\ntR."
 
 
 def header_of(message: Message) -> list[Any]:
-    """A message as the list that is its header."""
-    found: list[Any] = msgspec.msgpack.decode(encode(message)[0])
+    """A message as the list that is its header, with all fields."""
+    found: list[Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(message))
     return found
 
 
 def with_arrays(header: Sequence[Any], arrays: Mapping[str, Any]) -> Frames:
     """A header, whose last field lists the arrays, with those arrays."""
     listed, *payload = encode(Message(), arrays)
-    described = msgspec.msgpack.decode(listed)[-1]
-    return [msgspec.msgpack.encode([*header[:-1], described]), *(bytes(frame) for frame in payload)]
+    described = msgspec.msgpack.decode(listed)[1:] or [[]]
+    return [msgspec.msgpack.encode([*header[:-1], *described]), *(bytes(frame) for frame in payload)]
 
 
 def patched(rng: random.Random, frames: Sequence[bytes]) -> Frames:
