@@ -23,10 +23,12 @@ class RunMethod(NamedTuple):
     """Whether tokens are drawn at a temperature above 0."""
     on_bs: bool = False
     """Whether both models run on the BS, with no link between them."""
+    drafts: bool = True
+    """Whether tokens are drafted; otherwise the target decodes alone."""
 
 
 OTHERS = (
-    RunMethod(TARGET_ONLY, "the target alone at the BS, its tokens streamed to the UE", sampled=True),
+    RunMethod(TARGET_ONLY, "the target alone at the BS, its tokens streamed to the UE", sampled=True, drafts=False),
     RunMethod(COLOCATED, "greedy speculation with both models at the BS", on_bs=True),
     RunMethod(AUTO, "fh or sh for each request, by the channel state", judged=True),
 )

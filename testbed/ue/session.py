@@ -37,8 +37,7 @@ from testbed.ue.exchange import Exchange, asked_positions, record_of
 from testbed.ue.pace import REAL_TIME, Pace
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.session_drafter import WindowDrafter
-from testbed.ue.windows.base import WindowPolicy
-from testbed.ue.windows.hinted import Hinted
+from testbed.ue.windows.base import Guided, WindowPolicy
 
 Progress = Callable[[RoundRecord], None]
 NOTHING = Drafted(np.zeros(0, np.int32), np.zeros((0, 0), np.float16))
@@ -85,7 +84,7 @@ class DecodingSession:
         self._windows = WindowDrafter(drafter, policy, sampler, pace, hidden_bits)
         self._speed_tps, self._accept_slower = speed_tps, accept_slower
         self._network_s, self._risk, self._opened_bytes = 0.0, 0.0, [0, 0]
-        self._hints = policy if isinstance(policy, Hinted) else None
+        self._hints = policy if isinstance(policy, Guided) else None
         self._alone = self._hints is not None and self._hints.off and not protocol.replaces
         self._number = client.new_session()
 

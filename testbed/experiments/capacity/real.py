@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from testbed.bs.scheduling.registry import SCHEDULERS
 from testbed.channel.spec import ChannelSpec
 from testbed.config import Config, ServeConfig, resolved
 from testbed.errors import BadInput, EngineError
@@ -223,12 +224,13 @@ def one_load(config: RealConfig, system: str, ues: int, seed: int, drafts: Path)
 def _serving(config: RealConfig, system: str) -> ServeConfig:
     """Configuration of the BS."""
     order, _, _ = order_and_window(system, config.window)
+    entry = SCHEDULERS.choose(order)
     return ServeConfig(
         bind="tcp://127.0.0.1:*",
         scheduler=order,
         max_batch=config.max_batch,
-        admission=config.admission or order != SLO,
-        coefficients=(config.coefficients or None) if order == SLO else None,
+        admission=config.admission or not entry.admits,
+        coefficients=(config.coefficients or None) if entry.needs_coefficients else None,
         prefix_cache=system != SLED,
     )
 
@@ -243,7 +245,8 @@ def _orders(
             number=number, ues=ues, address=address, recording=str(drafts), rule=rule,
             window=config.most if needs else window,
             predictor=str(predictor_directory(config.predictor)) if needs else None,
-            draft_tps=config.draft_tps, speed_tps=speed * (config.speed_scale or 1.0), promised=order == SLO, seed=seed,
+            draft_tps=config.draft_tps, speed_tps=speed * (config.speed_scale or 1.0),
+            promised=SCHEDULERS[order].admits, seed=seed,
             start_s=start_s, spread_s=config.warmup_s / 2,
             stop_s=start_s + config.warmup_s + config.horizon_s + config.tail_s,
         )

@@ -18,11 +18,7 @@ from testbed.bs.sessions import SessionTable
 from testbed.channel.link_model import round_delay
 from testbed.experiments.capacity.bs import OFFER, Observed, PrefixCache, Reservation, TrafficRunner
 from testbed.experiments.capacity.systems import (
-    CARRY,
-    FILLED,
-    HINTED,
     MOST_UES,
-    ROUND,
     CapacityConfig,
     System,
     hardware,
@@ -78,7 +74,7 @@ class _Traffic:
             OFFER,
             scheduler=self._scheduler,
             sessions=SessionTable(total=2 * MOST_UES),
-            windows=hinting(profile, max_requests=config.max_batch) if system.window == HINTED else None,
+            windows=hinting(profile, max_requests=config.max_batch) if system.window and system.window.hinted else None,
         )
 
     async def run(self, until: str, events: bool) -> CapacityRun:
@@ -151,35 +147,35 @@ class _Traffic:
             if ue.policy is not None:
                 ue.policy.observe(record)
 
-        whole = prompt + length if self._system.memory == "reserved" else 0
+        whole = prompt + length if self._system.memory.reserved else 0
         async with self._memory.reserved(whole):
             await ue.decode(ids, length - done, progress)
         ended()
 
 
 def _cache(config: CapacityConfig, system: System) -> PrefixCache | None:
-    if system.memory == "none":
+    if not system.memory.kept:
         return None
-    if system.memory == "reserved":
+    if system.memory.reserved:
         return PrefixCache(UNBOUNDED, tail=False)
     return PrefixCache(config.kv_tokens, config.evict == "tail")
 
 
 def _scheduler(config: CapacityConfig, system: System, coefficients: Coefficients, seed: int) -> Observed:
-    kv_tokens = config.kv_tokens if system.memory == "cache" else None
+    evicting = system.memory.kept and not system.memory.reserved
+    kv_tokens = config.kv_tokens if evicting else None
     setting = SchedulerSetting(
         config.max_batch,
         10**9,
         coefficients,
         kv_tokens=kv_tokens,
-        chunk_tokens=config.chunk_tokens if system.memory == "cache" else None,
-        protect=system.order != FILLED,
+        chunk_tokens=config.chunk_tokens if evicting else None,
+        protect=system.order.protect,
         rules=Rules(config.late, config.own_token, config.filling),
         guard_s=None if config.guard_ms is None else config.guard_ms / 1e3,
         committed=config.committed,
     )
-    each_round = system.order in (ROUND, FILLED)
-    chosen = SCHEDULERS.choose(CARRY if each_round else system.order)
+    chosen = SCHEDULERS.choose(system.order.kind)
     known = coefficients if chosen.needs_coefficients else None
     errors = config.estimate_bias, config.estimate_noise
-    return Observed(scheduler(chosen.kind, setting), known, each_round, *errors, seed, kv_tokens)
+    return Observed(scheduler(chosen.kind, setting), known, system.order.each_round, *errors, seed, kv_tokens)

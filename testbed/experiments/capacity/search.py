@@ -15,9 +15,7 @@ from testbed.config import resolved
 from testbed.errors import BadInput
 from testbed.experiments.capacity.run import run_capacity
 from testbed.experiments.capacity.systems import (
-    LEFT_OUT,
     MOST_UES,
-    NONE,
     CapacityConfig,
     System,
     hardware,
@@ -247,14 +245,14 @@ def guessed(config: CapacityConfig, system: System, speed_tps: float) -> int:
     low, high = config.response
     mean, square = (low + high) / 2, ((high - low) ** 2 / 12 + ((low + high) / 2) ** 2)
     context = sum(config.prompt) / 2 + square / (2 * mean)
-    alpha, window = config.acceptance, 0 if system.window == NONE else config.window
-    chance = alpha * (config.tpr if system.window == LEFT_OUT else 1.0)
+    alpha, window = config.acceptance, 0 if system.window is None else config.window
+    chance = alpha * (config.tpr if system.window and system.window.withholds else 1.0)
     committed = window + 1.0 if chance == 1 else (1 - chance ** (window + 1)) / (1 - chance)
-    new = window + (context if system.memory == "none" else 1)
-    work = PassWork(window, round(new), 0 if system.memory == "none" else round(context))
+    new = window + (1 if system.memory.kept else context)
+    work = PassWork(window, round(new), round(context) if system.memory.kept else 0)
     pass_s = cost.pass_s([work] * config.max_batch)
     ues = config.max_batch * committed / pass_s / speed_tps
-    if system.memory != "none":
+    if system.memory.kept:
         ues = min(ues, 1.1 * config.kv_tokens / context)
     return max(1, round(0.9 * ues))
 

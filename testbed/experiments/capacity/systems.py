@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
@@ -20,14 +20,38 @@ from testbed.experiments.capacity.paper import TABLE_2
 from testbed.experiments.inputs.profile import InteractionVerify, Profile, load_profile
 from testbed.intervals import LEAST_JUDGED
 from testbed.options import option
-from testbed.ue.windows.base import MAX_WINDOW
+from testbed.ue.windows.base import MAX_WINDOW, WindowRule
+from testbed.ue.windows.fixed import FIXED
+from testbed.ue.windows.gain import GAIN
+from testbed.ue.windows.predicted import BEFORE
+from testbed.ue.windows.registry import HINTED
 
-FIXED, LEFT_OUT, GAIN, HINTED, NONE = "fixed", "before-rejection", "gain", "hinted", "none"
-"""Draft windows: K tokens; those before the first predicted rejection, possibly none; by expected gain; hinted by the
-BS, 0 included; none: the target decodes alone."""
-FCFS, ROUND, FILLED, CARRY = "fcfs", "slo-round", "slo-filled", "slo"
-"""Schedulers: first come, first served; SLO-aware with a budget per round (WISP, eq. 6); the same, with passes always
-filled; SLO-aware with a response's slack carried over between rounds."""
+
+class ServingOrder(NamedTuple):
+    """A scheduler, and how it is used."""
+
+    kind: str
+    """Of the registry."""
+    each_round: bool = False
+    """Whether every round has a budget of its own (WISP, eq. 6); otherwise a response's slack is carried over."""
+    protect: bool = True
+    """Whether a pass is kept short for the sake of deadlines; otherwise passes are always filled."""
+
+
+class KvMemory(NamedTuple):
+    """Keys and values of sessions at the BS between rounds."""
+
+    kept: bool = True
+    """In an LRU prefix cache, unless reserved; otherwise prefixes are recomputed in every round."""
+    reserved: bool = False
+    """Whether memory for prompt and response is reserved per request, so that nothing is evicted."""
+
+
+FCFS, ROUND, FILLED, CARRY = (
+    ServingOrder("fcfs"), ServingOrder("slo", each_round=True), ServingOrder("slo", each_round=True, protect=False),
+    ServingOrder("slo"),
+)  # fmt: skip
+CACHED, RECOMPUTED, RESERVED = KvMemory(), KvMemory(kept=False), KvMemory(reserved=True)
 
 
 @dataclass(frozen=True)
@@ -36,26 +60,26 @@ class System:
 
     name: str
     about: str
-    order: str
-    window: str
-    memory: Literal["cache", "none", "reserved"]
-    """Keys and values: LRU prefix cache; none; memory for prompt and response reserved per request."""
+    order: ServingOrder
+    window: WindowRule | None
+    """None: the target decodes alone."""
+    memory: KvMemory = CACHED
 
 
 SYSTEMS = {
     system.name: system
     for system in (
-        System("wisp", "as in the paper: predicted windows, SLO scheduler, prefix cache", ROUND, LEFT_OUT, "cache"),
-        System("fcfs-cache", "fixed windows, first come first served, prefix cache", FCFS, FIXED, "cache"),
-        System("sled", "fixed windows, first come first served, prefixes recomputed", FCFS, FIXED, "none"),
-        System("centralized", "the target decodes everything, continuous batching", FCFS, NONE, "reserved"),
-        System("wisp-gain", "windows by expected gain, slack carried over between rounds", CARRY, GAIN, "cache"),
-        System("wisp-carry", "wisp, with slack carried over between rounds", CARRY, LEFT_OUT, "cache"),
-        System("wisp-fixed", "wisp, with fixed windows", ROUND, FIXED, "cache"),
-        System("wisp-filled", "wisp, with passes always filled", FILLED, LEFT_OUT, "cache"),
-        System("fixed-filled", "wisp-fixed, with passes always filled", FILLED, FIXED, "cache"),
-        System("fcfs-predicted", "fcfs-cache, with predicted windows", FCFS, LEFT_OUT, "cache"),
-        System("fcfs-hinted", "fcfs-cache, with windows hinted by the BS, 0 included", FCFS, HINTED, "cache"),
+        System("wisp", "as in the paper: predicted windows, SLO scheduler, prefix cache", ROUND, BEFORE),
+        System("fcfs-cache", "fixed windows, first come first served, prefix cache", FCFS, FIXED),
+        System("sled", "fixed windows, first come first served, prefixes recomputed", FCFS, FIXED, RECOMPUTED),
+        System("centralized", "the target decodes everything, continuous batching", FCFS, None, RESERVED),
+        System("wisp-gain", "windows by expected gain, slack carried over between rounds", CARRY, GAIN),
+        System("wisp-carry", "wisp, with slack carried over between rounds", CARRY, BEFORE),
+        System("wisp-fixed", "wisp, with fixed windows", ROUND, FIXED),
+        System("wisp-filled", "wisp, with passes always filled", FILLED, BEFORE),
+        System("fixed-filled", "wisp-fixed, with passes always filled", FILLED, FIXED),
+        System("fcfs-predicted", "fcfs-cache, with predicted windows", FCFS, BEFORE),
+        System("fcfs-hinted", "fcfs-cache, with windows hinted by the BS, 0 included", FCFS, HINTED),
     )
 }
 CACHE = "-cache"
@@ -77,7 +101,7 @@ def system_of(name: str) -> System:
         return SYSTEMS[name]
     if kind == name or kind not in SCHEDULERS:
         raise BadInput(f"unknown system {name!r}; known: {', '.join(system_names())}")
-    return System(name, f"fixed windows, {SCHEDULERS[kind].about}, prefix cache", kind, FIXED, "cache")
+    return System(name, f"fixed windows, {SCHEDULERS[kind].about}, prefix cache", ServingOrder(kind), FIXED)
 
 
 MOST_UES = 4000

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from testbed.experiments.capacity.pooled import BASELINE, pooled, run_row
 from testbed.experiments.capacity.search import CapacityPoint, Told, all_points, run_jobs
-from testbed.experiments.capacity.systems import LEFT_OUT, CapacityConfig, speeds, spread
+from testbed.experiments.capacity.systems import CapacityConfig, speeds, spread
 from testbed.experiments.capacity.tally import CapacityRun, RoundEvent
 from testbed.experiments.capacity.ue import LANGUAGE, Chance, TrafficSequence, policy
 from testbed.experiments.plots import capacity as plots
@@ -24,6 +24,7 @@ from testbed.experiments.results.csv_file import write_csv
 from testbed.intervals import repeats_interval
 from testbed.options import replaced
 from testbed.ue.windows.base import window_of
+from testbed.ue.windows.predicted import BEFORE
 
 Row = dict[str, Any]
 TABLE_5 = {"Qwen3-0.6B": (0.31, 0.48), "Qwen3-1.7B": (0.42, 0.63), "Qwen3-4B": (0.47, 0.66), "Qwen3-8B": (0.53, 0.71)}
@@ -74,7 +75,7 @@ def table_5(config: CapacityConfig) -> list[Row]:
 
 def _windows(config: CapacityConfig) -> tuple[int, int, int]:
     """Tokens sent, drafted and accepted in many predicted windows."""
-    chance, rule = Chance(config, config.seed), policy(config, LEFT_OUT)
+    chance, rule = Chance(config, config.seed), policy(config, BEFORE)
     assert rule is not None
     sent = drafted = accepted = 0
     for _ in range(WINDOWS):

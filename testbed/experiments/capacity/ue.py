@@ -14,12 +14,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.experiments.capacity.systems import LEFT_OUT, NONE, CapacityConfig
+from testbed.experiments.capacity.systems import CapacityConfig
 from testbed.ue.drafters.base import Choose, DraftToken
-from testbed.ue.windows.base import WindowPolicy
+from testbed.ue.windows.base import WindowPolicy, WindowRule
 from testbed.ue.windows.predicted import PredictedWindow
 from testbed.ue.windows.predictor import PredictorInfo, RejectionPredictor
-from testbed.ue.windows.registry import window_policy
 
 VOCAB = 512
 MOST_POSITIONS = 2**16
@@ -156,11 +155,11 @@ def predictor(config: CapacityConfig) -> RejectionPredictor:
     return RejectionPredictor(info, {"w0": weights, "b0": np.array([doubted])})
 
 
-def policy(config: CapacityConfig, window: str) -> WindowPolicy | None:
-    """A UE's window rule; None: the target decodes alone."""
-    if window == NONE:
+def policy(config: CapacityConfig, rule: WindowRule | None) -> WindowPolicy | None:
+    """A UE's window policy; None: the target decodes alone."""
+    if rule is None:
         return None
     known = predictor(config)
-    if window == LEFT_OUT:
+    if rule.withholds:
         return PredictedWindow(known, known.info.threshold, config.window, before=True, least=config.shortest)
-    return window_policy(window, config.window, known)
+    return rule.make(config.window, known)

@@ -11,7 +11,7 @@ from testbed.bs.sessions import SessionTable
 from testbed.channel.radio.mac import RadioCell
 from testbed.channel.virtual import frame_bytes
 from testbed.experiments.capacity.bs import OFFER, PrefixCache, TrafficRunner
-from testbed.experiments.capacity.systems import NONE, CapacityConfig
+from testbed.experiments.capacity.systems import CapacityConfig
 from testbed.experiments.capacity.ue import LANGUAGE, VOCAB, policy
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.drafts import Agreement, VirtualDrafter
@@ -26,7 +26,6 @@ from testbed.experiments.inputs.coefficients import pass_coefficients
 from testbed.experiments.inputs.payloads import sizers
 from testbed.experiments.inputs.profile import Profile, load_profile
 from testbed.intervals import independent_seed
-from testbed.protocols import TARGET_ONLY
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.windows.registry import WINDOW_RULES
 from testbed.virtual_time import run_virtually
@@ -163,11 +162,11 @@ class _Cell:
         sizes = profile.sizes
         counted = (frame_bytes, frame_bytes) if sizes is None else sizers(sizes, profile.overheads)
         traffic = CapacityConfig(acceptance=group.alpha, window=group.window)
-        sampled = group.method.sampled and group.protocol != TARGET_ONLY
+        sampled = group.method.sampled and group.method.drafts
         return LoadUe(
             client=self._bs.connect(self._ways(number, tally), counted),
             drafter=VirtualDrafter(traffic, seed, Agreement(self._config.seed, number, group.alpha)),
-            policy=policy(traffic, NONE if group.protocol == TARGET_ONLY else group.window_rule),
+            policy=policy(traffic, WINDOW_RULES[group.window_rule] if group.method.drafts else None),
             pace=ProfilePace(profile, self._deployment.clock),
             speed_tps=group.class_tps,
             protocol=group.protocol,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from testbed import fields
 from testbed.config import Config
@@ -10,7 +10,24 @@ from testbed.errors import BadInput
 from testbed.optim.bandwidth import POLICIES
 from testbed.options import option
 
-MODES = ("pipeline", "sequential", "continuous", "target-only")
+
+class PipelineMode(NamedTuple):
+    """How batches go through the two nodes."""
+
+    drafts: bool = True
+    """Whether tokens are drafted; otherwise the target decodes alone."""
+    overlaps: bool = True
+    """Whether both nodes may work at once."""
+    in_steps: bool = True
+    """Whether a step begins when the last one of all batches has ended, as in the recursion of eqs. 20-22."""
+
+
+MODES = {
+    "pipeline": PipelineMode(),
+    "sequential": PipelineMode(overlaps=False),
+    "continuous": PipelineMode(in_steps=False),
+    "target-only": PipelineMode(drafts=False),
+}
 QUICK: dict[str, Any] = {"batches": (1, 4, 8), "prefixes": (64, 256), "windows": (2, 6), "repeats": 3, "warmups": 1}
 """Fields that `--quick` sets."""
 Threads = Annotated[int, option("CPU threads of either model.", least=1, panel="Measurement")]
@@ -79,7 +96,7 @@ class PipelineConfig(Config, frozen=True):
         tuple[str, ...],
         option("Bandwidth shares of the uploads.", kinds="bandwidth policies"),
     ] = ("optimal", "uniform")
-    modes: Annotated[tuple[str, ...], option(f"Modes: {', '.join(MODES)}.", panel="Runs")] = MODES
+    modes: Annotated[tuple[str, ...], option(f"Modes: {', '.join(MODES)}.", panel="Runs")] = tuple(MODES)
     repeats: Annotated[int, option("Runs of each mode and policy, in random order; the median is used.", least=1)] = 3
     threads: Annotated[int, option("CPU threads of either node.", least=1)] = 1
     engine: fields.Engine = "vllm"
@@ -89,7 +106,7 @@ class PipelineConfig(Config, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, known in (("modes", MODES), ("policies", tuple(POLICIES))):
+        for name, known in (("modes", tuple(MODES)), ("policies", tuple(POLICIES))):
             if not getattr(self, name) or (unknown := [one for one in getattr(self, name) if one not in known]):
                 raise BadInput(f"no such {name}: {', '.join(unknown or ['none given'])}; known: {', '.join(known)}")
 

@@ -97,10 +97,10 @@ class Pipeline:
             raise BadInput(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
         if sorted(task for batch in batches for task in batch) != sorted(prompts):
             raise BadInput("every task must be in exactly one batch")
-        if (window < 1) != (mode == "target-only") or window < 0:
+        if (window < 1) == MODES[mode].drafts or window < 0:
             raise BadInput(f"mode {mode} does not take a window of {window}")
         self._drafter, self._verifier = drafter, verifier
-        self._prompts, self._mode, self._window = prompts, mode, window
+        self._prompts, self._mode, self._way, self._window = prompts, mode, MODES[mode], window
         self._max_tokens, self._end_ids = max_tokens, frozenset(end_ids)
         self._outputs: dict[int, list[int]] = {task: [] for task in prompts}
         self._to_draft = deque(_Batch(i, list(batch)) for i, batch in enumerate(batches) if batch)
@@ -133,13 +133,13 @@ class Pipeline:
         if not (self._to_draft or self._to_verify or self._drafting or self._verifying):
             self._to_draft.extend(sorted(self._next_step, key=lambda batch: batch.index))
             self._next_step = []
-        if self._mode == "target-only":
+        if not self._way.drafts:
             self._to_verify.extend(self._to_draft)
             self._to_draft.clear()
         if self._to_verify and self._verifying is None:
             self._verify(self._to_verify.popleft())
-        alone = self._mode != "sequential" or self._verifying is None
-        if self._to_draft and self._drafting is None and alone:
+        free = self._way.overlaps or self._verifying is None
+        if self._to_draft and self._drafting is None and free:
             self._draft(self._to_draft.popleft())
         return self._drafting is not None or self._verifying is not None
 
@@ -186,7 +186,7 @@ class Pipeline:
         )  # fmt: skip
         batch.tasks, batch.step = kept, batch.step + 1
         if kept:
-            (self._to_draft if self._mode == "continuous" else self._next_step).append(batch)
+            (self._next_step if self._way.in_steps else self._to_draft).append(batch)
 
     def _extend(self, output: list[int], tokens: Sequence[int]) -> bool:
         """Append tokens up to an end token or the maximum length; returns whether the task is finished."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from testbed.experiments.edge.config import MODES
 from testbed.experiments.edge.pipeline import PipelineRun, StepRecord
 from testbed.optim.inference_cost import Array, ServedPair, completion_s, draft_flops, verify_flops
 
@@ -70,8 +71,9 @@ def run_row(run: PipelineRun, number: int, serving: ServedPair, own: dict[int, l
         "model_s": None,
         "lossless": None if own is None else run.outputs == own,
     }  # fmt: skip
-    if run.mode in ("pipeline", "sequential"):
-        pipeline = run.mode == "pipeline"
+    mode = MODES[run.mode]
+    if mode.drafts and mode.in_steps:
+        pipeline = mode.overlaps
         row["recursion_s"] = recursion_s(run.steps, times, pipeline)
         row["recursion_cpu_s"] = recursion_s(run.steps, [step.cpu for step in run.steps], pipeline)
         row["model_s"] = recursion_s(run.steps, [model_step_s(serving, step) for step in run.steps], pipeline)

@@ -14,7 +14,7 @@ import numpy as np
 from testbed.bs.engines.target import Target
 from testbed.config import resolved, save
 from testbed.errors import BadInput, GateError
-from testbed.experiments.edge.config import QUICK, PipelineConfig
+from testbed.experiments.edge.config import MODES, QUICK, PipelineConfig
 from testbed.experiments.edge.fit import dimensions, measure, report
 from testbed.experiments.edge.pipeline import Pipeline, PipelineRun
 from testbed.experiments.edge.pipeline_nodes import NodeProcess, Orders, started
@@ -150,9 +150,10 @@ def _runs(
     """
 
     def one(mode: str, prompts: dict[int, list[int]]) -> PipelineRun:
-        batches = [list(prompts)] if mode == OWN else plan["batches"]
+        drafts = MODES[mode].drafts
+        batches = plan["batches"] if drafts else [list(prompts)]
         return Pipeline(
-            *nodes, prompts, batches, mode=mode, window=0 if mode == OWN else plan["window"],
+            *nodes, prompts, batches, mode=mode, window=plan["window"] if drafts else 0,
             max_tokens=config.max_tokens, end_ids=target.end_ids,
         ).run()  # fmt: skip
 

@@ -32,8 +32,7 @@ from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.experiments.runs.processes import base_station
 from testbed.files import require_empty
 from testbed.intervals import LEAST_VALUES
-from testbed.protocols import TARGET_ONLY
-from testbed.protocols.methods import COLOCATED, run_method
+from testbed.protocols.methods import run_method
 from testbed.ue.dial import dial
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.records import RequestRecord
@@ -157,9 +156,8 @@ def run_bench(config: BenchConfig, out: Path | None, say: Say) -> dict[str, Any]
     if not config.rates or not all(rate > 0 for rate in config.rates):
         raise BadInput("--rates takes positive numbers separated by commas, or inf")
     for method in config.methods:
-        run_method(method)
-        if method == COLOCATED:
-            raise BadInput("colocated has no link of its own; give other --methods")
+        if run_method(method).on_bs:
+            raise BadInput(f"{method} has no link of its own; give other --methods")
     if out is not None:
         require_empty(out)
     run = RunConfig(
@@ -227,7 +225,7 @@ async def _load(
     requests = [LoadRequest(ids, config.max_tokens, at_s) for ids, at_s in zip(prompts, times_s, strict=True)]
     served = await open_loop(fleet, requests)
     seconds = max(at_s + took_s for at_s, (_, took_s) in zip(times_s, served, strict=True)) - times_s[0]
-    window = 0 if fleet.method == TARGET_ONLY else config.window
+    window = config.window if run_method(fleet.method).drafts else 0
     found = [times_of(record, took_s) for record, took_s in served]
     return row_of(fleet.method, rate, window, found, list(map(len, prompts)), seconds, limits)
 

@@ -17,6 +17,9 @@ from testbed.errors import TestbedError
 from testbed.experiments.inputs.profile import Hot, LinearDraft, LinearVerify, Profile
 from testbed.experiments.results import directory as results
 from testbed.experiments.runs.processes import base_station, proxy, user_equipment
+from testbed.protocols import TARGET_ONLY
+from testbed.protocols.greedy import Greedy
+from testbed.protocols.methods import COLOCATED, run_method
 
 PROMPTS = 6
 """Decoded at every window; enough for some hundred rounds."""
@@ -57,7 +60,7 @@ def calibrate(
             say(f"measuring this machine: window {window} ({done + 1} of {len(kinds)})")
             out = Path(scratch) / str(window)
             decoded = RunConfig(
-                bs=relay["listen"], local_bs=ready["bind"], methods=("greedy", "colocated", "target-only"),
+                bs=relay["listen"], local_bs=ready["bind"], methods=(Greedy.kind, COLOCATED, TARGET_ONLY),
                 window=window, limit=PROMPTS, gate=False, csi="none", dataset=run.dataset, max_tokens=run.max_tokens,
                 drafter=run.drafter, tokenizer=run.tokenizer,
             )  # fmt: skip
@@ -77,9 +80,9 @@ def fit(rounds: Sequence[dict[str, Any]], about: str, rtt_ms: float) -> Profile:
     Raises:
         TestbedError: fewer than ten later rounds of a method, or all of one window.
     """
-    far = [r for r in rounds if r["method"] == "greedy"]
-    near = [r for r in rounds if r["method"] == "colocated"]
-    alone = [r for r in rounds if r["method"] == "target-only"]
+    near = [r for r in rounds if run_method(r["method"]).on_bs]
+    alone = [r for r in rounds if not run_method(r["method"]).drafts]
+    far = [r for r in rounds if r not in near and r not in alone]
     draft, verify, stack_s = _fit(far, rtt_ms / 1e3)
     hot_draft, hot_verify, hot_stack_s = _fit(near, 0.0)
     one_s = float(np.median(column(alone, "verify_s"))) if alone else hot_verify.base_s + hot_verify.per_new_s

@@ -19,7 +19,6 @@ from testbed.experiments.inputs.scorers import scorer
 from testbed.experiments.inputs.state import check_csi
 from testbed.experiments.power.recorder import check_power
 from testbed.models.bundle import bundled
-from testbed.protocols import TARGET_ONLY
 from testbed.protocols.adaptive import RULES
 from testbed.protocols.methods import run_method
 from testbed.protocols.quantise import check_bits
@@ -132,8 +131,8 @@ def unlabelled(config: RunConfig) -> list[str]:
     temperature above 0 (WISP, eq. 1), or a judge that may keep mismatches.
     """
     greedy = sampling_for(config.methods, config.temperature, config.top_k, config.top_p).greedy
-    known = [(name, run_method(name)) for name in config.methods if name != TARGET_ONLY]
-    return [name for name, one in known if (one.sampled and not greedy) or (one.judged and config.threshold > 0)]
+    drafting = [one for one in map(run_method, config.methods) if one.drafts]
+    return [one.kind for one in drafting if (one.sampled and not greedy) or (one.judged and config.threshold > 0)]
 
 
 def predictor_directory(given: str | None) -> Path:

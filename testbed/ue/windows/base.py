@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from testbed.errors import BadInput
 from testbed.ue.drafters.base import DraftToken
@@ -30,6 +30,22 @@ class WindowPolicy(Protocol):
         """The same policy with nothing learnt, for another protocol."""
 
 
+@runtime_checkable
+class Guided(WindowPolicy, Protocol):
+    """A window policy that follows windows hinted by the BS."""
+
+    @property
+    def limit(self) -> int:
+        """Largest window of all hints."""
+
+    @property
+    def off(self) -> bool:
+        """Whether the latest hint was 0: the BS decodes alone."""
+
+    def hinted(self, window: int) -> None:
+        """Take a hint of the BS."""
+
+
 def window_of(policy: WindowPolicy, drafted: Sequence[DraftToken]) -> int:
     """Length of the window after drafting ended: all of `drafted`, or what the policy's method `to_send` returns, if it
     has one: only the first tokens, possibly none.
@@ -48,7 +64,9 @@ class WindowRule(NamedTuple):
     predictor: bool = False
     """Whether it needs a rejection predictor."""
     hinted: bool = False
-    """Whether the BS is to hint windows: its policy is a `Hinted`."""
+    """Whether the BS hints windows: its policy is `Guided`."""
+    withholds: bool = False
+    """Whether drafted tokens that are predicted to be rejected are not sent."""
 
 
 def check_window(window: int) -> None:

@@ -59,4 +59,4 @@ def hinted(rule: WindowRule, kind: str) -> WindowRule:
     def make(max_window: int, predictor: RejectionPredictor | None) -> WindowPolicy:
         return Hinted(rule.make(max_window, predictor))
 
-    return WindowRule(kind, f"as the BS hints, below that: {rule.about}", make, rule.predictor, hinted=True)
+    return WindowRule(kind, f"as the BS hints, below that: {rule.about}", make, rule.predictor, True, rule.withholds)

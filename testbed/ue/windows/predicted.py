@@ -79,5 +79,9 @@ def _before(max_window: int, predictor: RejectionPredictor | None) -> WindowPoli
 
 PREDICTED = WindowRule("predicted", "up to the first predicted rejection", _predicted, predictor=True)
 BEFORE = WindowRule(
-    "before-rejection", "the tokens before the first predicted rejection, possibly none", _before, predictor=True
+    "before-rejection",
+    "the tokens before the first predicted rejection, possibly none",
+    _before,
+    predictor=True,
+    withholds=True,
 )

@@ -15,6 +15,7 @@ from testbed.experiments.capacity.ue import (
 )  # fmt: skip
 from testbed.ue.drafters.base import DraftToken
 from testbed.ue.windows.base import WindowPolicy, window_of
+from testbed.ue.windows.registry import WINDOW_RULES
 
 WINDOWS = 20_000
 
@@ -35,7 +36,7 @@ def right(tokens: list[DraftToken]) -> int:
 def committed(config: CapacityConfig, kind: str) -> float:
     """Mean tokens of a round, the verifier's own included."""
     chance = Chance(config, 1)
-    rule = policy(config, kind)
+    rule = policy(config, WINDOW_RULES[kind])
     assert rule is not None
     return 1 + float(np.mean([right(window(TrafficSequence(chance, 0), rule)) for _ in range(WINDOWS)]))
 
