@@ -62,7 +62,7 @@ def test_options_win_over_the_file_and_pairs_over_both(tmp_path: Path) -> None:
 
 def test_any_scheduler_makes_a_system() -> None:
     assert CapacityConfig(systems=("slo-cache",)).systems == ("slo-cache",)
-    with pytest.raises(BadInput, match="SCHEDULER-cache"):
+    with pytest.raises(BadInput, match=r"fcfs-cache.*slo-cache"):
         CapacityConfig(systems=("abacus-cache",))
 
 
