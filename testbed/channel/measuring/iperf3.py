@@ -124,8 +124,10 @@ def parse_iperf3(text: str | bytes, reverse: bool, server: str = "the iperf3 ser
     if document.error is not None:
         raise _refusal(document.error, server)
     test, sent = document.start.test_start, document.end.sum_sent
-    if test is None or sent is None or test.protocol != "TCP" or sent.seconds == 0 or sent.bytes == 0:
+    if test is None or sent is None or test.protocol != "TCP":
         raise BadInput("this iperf3 output holds no TCP transfer; run iperf3 --json without --udp")
+    if sent.seconds == 0 or sent.bytes == 0:
+        raise LinkError(f"iperf3 sent nothing between here and {server}; measure for a longer time")
     if bool(test.reverse) != reverse:
         raise BadInput(f"this iperf3 output is for the {'downlink' if test.reverse else 'uplink'}, not the other one")
     received = document.end.sum_received

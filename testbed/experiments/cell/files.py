@@ -34,7 +34,7 @@ def carry_out(config: CellConfig, real: bool, out: Path | None) -> dict[str, Any
     run_it = run_cell_really if real else run_cell
     if out is None:
         return document(config, run_it(config))
-    with claimed(config, out, KIND):
+    with claimed(config, out, KIND, resumes=False):
         run = run_it(config)
         found = document(config, run)
         _write(config, run, found, out)

@@ -67,7 +67,7 @@ def run_demo(config: DemoConfig, out: Path, say: Say, resume: bool = False) -> d
     channel = check_demo(config)
     if not (resume and (out / JOURNAL).exists()):
         check_new(out)
-    with claimed(config, out, "demo", None if resume else lambda _: None):
+    with claimed(config, out, "demo", None if resume else lambda _: None, resumes=False):
         run = _virtual if channel.is_virtual else _real
         rows, pids = run(config, channel, out, say, resume)
         save(config, out / CONFIG)

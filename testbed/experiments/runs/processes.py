@@ -31,7 +31,7 @@ COMPILING_S = 1800.0
 """Time for compiling a target, beside that for loading it."""
 WATCH_S = 0.5
 """Time between checks that the processes that serve a run still run."""
-INTERRUPTED = 130
+INTERRUPTED = (130, -signal.SIGINT)
 """Exit code of a `testbed` process that SIGINT ended."""
 
 
@@ -129,7 +129,7 @@ def _wait_ready(
             code = process.wait(STOP_S)
             complaining.join(STOP_S)
             reason = (complaints[-1] if complaints else "it said nothing").removeprefix("testbed: ")
-            if code == INTERRUPTED or reason == KeyboardInterrupt.__name__:  # the latter while it was importing
+            if code in INTERRUPTED or reason == KeyboardInterrupt.__name__:  # the latter while Python started
                 raise KeyboardInterrupt  # Ctrl-C strikes all of a terminal's processes: it was meant for us as well
             if code == 2:
                 raise BadInput(reason)

@@ -110,6 +110,8 @@ def test_other_documents_are_refused() -> None:
     datagrams = {"test_start": {"protocol": "UDP", "reverse": 0}}
     refuse(lambda: parse(document(start=datagrams)), BadInput, "without --udp")
     refuse(lambda: parse(document(end={})), BadInput, "no TCP transfer")
+    nothing = {"sum_sent": {"seconds": 1.0, "bytes": 0, "sender": True}}
+    refuse(lambda: parse(document(end=nothing)), LinkError, "measure for a longer time")
     for text in ("", "{}", "[]", "iperf3: error", '{"start": {}, "intervals": 1, "end": {}}', "[" * 10_000):
         refuse(lambda text=text: parse_iperf3(text, False), BadInput, "iperf3 --json")
 

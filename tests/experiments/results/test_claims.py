@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from testbed.config import RunConfig
 from testbed.errors import BadInput
 from testbed.experiments.results.claims import claimed, kept
@@ -54,3 +56,13 @@ def test_a_result_is_computed_once(tmp_path: Path) -> None:
     path = tmp_path / "loads.json"
     assert kept(path, list[float], lambda: [0.1, 2.0]) == [0.1, 2.0]
     assert kept(path, list[float], list) == [0.1, 2.0]
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_ctrl_c_tells_what_is_kept_where_the_same_command_goes_on(
+    resumes: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(KeyboardInterrupt), claimed(MINE, tmp_path / "out", "sweep", resumes=resumes):
+        raise KeyboardInterrupt
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"what the sweep has finished is kept in {tmp_path}/out; the same command goes on"] * resumes
