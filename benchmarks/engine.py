@@ -14,7 +14,6 @@ OMP_NUM_THREADS=1 they are the time of a pass on an idle machine.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -24,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.workers import Worker, answer, median
+from support.commands import measure, threads_of_a_server, with_engine
+from support.workers import Worker, median
 
 BLOCK = 32
 PREFIX = 6 * BLOCK + 1
@@ -40,25 +40,12 @@ PAIRS = (("engine", "generate"), ("compiled", "generate compiled"))
 
 def main() -> int:
     """Measure all systems in turn and print the rows."""
-    if sys.argv[1:] == ["--worker"]:
-        answer(load)
-        return 0
-    options = parse(sys.argv[1:])
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) - 1)))  # as `bs serve`
-    document = run(options)
-    if options.json:
-        print(json.dumps(document))
-    else:
-        show(document)
-    return 0
+    return measure(load, parse, run, show)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--engine", default="vllm", choices=("vllm", "llama", "transformers"))
-    parser.add_argument("--model", help="target by path or name; default: the bundled one")
+    parser = with_engine(__doc__)
     parser.add_argument("--sessions", type=numbers, default=[1, 4, 16])
     parser.add_argument("--windows", type=numbers, default=[0, 4, 8])
     parser.add_argument("--repeats", type=int, default=15)
@@ -77,6 +64,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     from testbed.experiments.inputs.pair import target_for
     from testbed.experiments.results.directory import host
 
+    threads_of_a_server()
     model = target_for(options.engine, options.model)
     most = max(options.sessions)
     with tempfile.TemporaryDirectory() as cache:

@@ -24,11 +24,13 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from support.commands import command_line, measure
 from support.decoders import Pair, load, pair_of
-from support.workers import Worker, answer, median
+from support.workers import Worker, median
 
 METHODS = ("target-only", "greedy")
 """Methods of the testbed."""
@@ -48,27 +50,23 @@ RATIOS = (
 
 def main() -> int:
     """Measure all systems in turn and print the rows."""
-    if sys.argv[1:] == ["--worker"]:
-        answer(load)
-        return 0
-    options = parse()
+    return measure(load, parse, run_all, show)
+
+
+def run_all(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure all systems, and keep the document and all outputs where `--out` says so."""
     if options.threads:
         os.environ["OMP_NUM_THREADS"] = str(options.threads)
     with tempfile.TemporaryDirectory() as folder:
         document, outputs = run(options, Path(folder))
     if options.out:
         options.out.write_text(json.dumps(document | {"outputs": outputs}, indent=1) + "\n")
-    if options.json:
-        print(json.dumps(document))
-    else:
-        show(document)
-    return 0
+    return document
 
 
-def parse() -> argparse.Namespace:
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser = command_line(__doc__)
     parser.add_argument("--model", help="name of a fetched model; default: the bundled pair")
     parser.add_argument("--out", type=Path, help="file for the document and all outputs")
     parser.add_argument("--prompts", type=int, default=10)
@@ -79,7 +77,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="CPU threads of every system; default: each library's own choice")
     parser.add_argument("--bs-threads", type=int, help="CPU threads of the base station; default: that of bs serve")
     parser.add_argument("--ue-threads", type=int, help="CPU threads of the UE; default: that of ue run")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def systems(options: argparse.Namespace, pair: Pair, folder: Path) -> dict[str, tuple[str, dict[str, Any]]]:

@@ -14,8 +14,6 @@ intervals.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.workers import Worker, answer, median
+from support.commands import measure, threads_of_a_server, with_engine
+from support.workers import Worker, median
 
 PREFIX = 209
 """Committed tokens of a session."""
@@ -35,25 +34,12 @@ ROOM = 64
 
 def main() -> int:
     """Measure all bounds in turn and print the rows."""
-    if sys.argv[1:] == ["--worker"]:
-        answer(load)
-        return 0
-    options = parse(sys.argv[1:])
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) - 1)))  # as `bs serve`
-    document = run(options)
-    if options.json:
-        print(json.dumps(document))
-    else:
-        show(document)
-    return 0
+    return measure(load, parse, run, show)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--engine", default="vllm", choices=("vllm", "llama", "transformers"))
-    parser.add_argument("--model", help="target by path or name; default: the bundled one")
+    parser = with_engine(__doc__)
     parser.add_argument("--prompt", type=int, default=8000)
     parser.add_argument("--chunks", type=bounds, default=[None, 512, 128], help="tokens, or none")
     parser.add_argument("--sessions", type=int, default=4)
@@ -75,6 +61,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     from testbed.experiments.inputs.pair import target_for
     from testbed.experiments.results.directory import host
 
+    threads_of_a_server()
     model = target_for(options.engine, options.model)
     workers: list[Worker] = []
     found: list[list[dict[str, float]]] = [[] for _ in options.chunks]
