@@ -43,7 +43,6 @@ RATE = st.floats(1e-6, 1e6)
 SHARE = st.floats(0, 1, exclude_max=True)
 CSI = st.builds(Csi, uplink_mbps=RATE, downlink_mbps=RATE, rtt_ms=RATE, per_up=SHARE, per_down=SHARE)
 ROUND = {"session": NUMBER, "round": NUMBER}
-BY_TYPE: dict[type, Any] = {int: NUMBER, float: REAL, str: TEXT, tuple[int, ...]: NUMBERS, tuple[str, ...]: TEXTS}
 
 UPLINK: dict[type[Message], dict[str, Any]] = {
     Hello: {"version": NUMBER, "tokenizer": TEXT, "vocab_size": NUMBER},

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
+
 from testbed.assets.bundled_files import find
 from testbed.bs.judging.registry import JUDGES
 from testbed.channel.link import check_address
@@ -25,6 +27,8 @@ from testbed.ue.windows.registry import WINDOW_RULES
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}"
 MOST_CELLS = 10_000
+RUN = RunConfig()
+"""Fields of plans and methods that a run has, too, go to every run under their name, and have its defaults."""
 
 
 class Place(Config, frozen=True):
@@ -48,12 +52,12 @@ class Method(Config, frozen=True):
 
     name: str
     protocol: str
-    window: int = 8
-    threshold: float = 0.0
-    hidden_bits: int = 16
-    window_rule: str = "fixed"
-    predictor: str | None = None
-    auto_rule: str = "rtt"
+    window: int = RUN.window
+    threshold: float = RUN.threshold
+    hidden_bits: int = RUN.hidden_bits
+    window_rule: str = RUN.window_rule
+    predictor: str | None = RUN.predictor
+    auto_rule: str = RUN.auto_rule
 
 
 class FieldPlan(Config, frozen=True):
@@ -78,24 +82,24 @@ class FieldPlan(Config, frozen=True):
     name: str = "field"
     repeats: int = 2
     prompts: int = 10
-    dataset: str = "bundled:test"
-    max_tokens: int = 256
-    warmup: int = 1
-    seed: int = 0
-    bs: str = "tcp://127.0.0.1:5555"
-    keys: str | None = None
-    insecure: bool = False
+    dataset: str = RUN.dataset
+    max_tokens: int = RUN.max_tokens
+    warmup: int = RUN.warmup
+    seed: int = RUN.seed
+    bs: str = RUN.bs
+    keys: str | None = RUN.keys
+    insecure: bool = RUN.insecure
     iperf3: str | None = None
     iperf3_s: int = 5
     handshakes: int = 20
-    drafter: str | None = None
-    tokenizer: str | None = None
-    threads: int | None = None
-    gpu_layers: int = -1
-    timeout_s: float = 60.0
+    drafter: str | None = RUN.drafter
+    tokenizer: str | None = RUN.tokenizer
+    threads: int | None = RUN.threads
+    gpu_layers: int = RUN.gpu_layers
+    timeout_s: float = RUN.timeout_s
     settle_s: float = 0.0
-    power: str | None = None
-    pad: str | None = None
+    power: str | None = RUN.power
+    pad: str | None = RUN.pad
     model: LinkModel = LinkModel()
     engine: str = "transformers"
     target: str | None = None
@@ -231,14 +235,9 @@ def run_config(plan: FieldPlan, method: str, bs: str, csi: str, dataset: str) ->
         dataset: data set with the prompts of the repeat.
     """
     one = next(m for m in plan.methods if m.name == method)
-    return RunConfig(
-        bs=bs, keys=plan.keys, insecure=plan.insecure, drafter=plan.drafter, tokenizer=plan.tokenizer,
-        methods=(one.protocol,), window=one.window, threshold=one.threshold, max_tokens=plan.max_tokens,
-        dataset=dataset, limit=plan.prompts, seed=plan.seed, warmup=plan.warmup, gate=False,
-        threads=plan.threads, gpu_layers=plan.gpu_layers, timeout_s=plan.timeout_s, csi=csi, auto_rule=one.auto_rule,
-        hidden_bits=one.hidden_bits, window_rule=one.window_rule, predictor=one.predictor, pad=plan.pad,
-        power=plan.power,
-    )  # fmt: skip
+    given = msgspec.structs.asdict(plan) | msgspec.structs.asdict(one)
+    given |= {"bs": bs, "csi": csi, "dataset": dataset, "limit": plan.prompts, "methods": (one.protocol,)}
+    return RunConfig(**{name: given[name] for name in RunConfig.__struct_fields__ if name in given}, gate=False)
 
 
 FIXED = ("methods", "name", "prompts", "dataset", "max_tokens", "warmup", "seed", "drafter", "tokenizer", "pad")

@@ -62,17 +62,28 @@ class Goal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Csi(self.rate_mbps, self.rate_mbps, self.rtt_ms, source="emulated")
 
 
-class TuneConfig(Config, frozen=True, kw_only=True):
-    """Configuration of `testbed head tune`."""
+class JudgedPairConfig(Config, frozen=True, kw_only=True):
+    """Problems and models of a comparison of heads or of values of θ."""
 
-    dataset: fields.Dataset = "bundled:calibration"
+    dataset: fields.Dataset = "bundled:test"
     first: fields.First = 0
-    prompts: Annotated[int, option("Problems to decode.", least=2, panel="Workload")] = 1000
-    max_tokens: fields.MaxTokens = 256
     prompt_format: fields.PromptFormat = "auto"
     shots: fields.Shots = 0
     scorer: fields.Scorer = "number"
+    max_tokens: fields.MaxTokens = 256
     window: fields.Window = 32
+    engine: fields.Engine = "vllm"
+    model: fields.Target = None
+    drafter: fields.DrafterFile = None
+    tokenizer: fields.Tokenizer = None
+    dtype: fields.Dtype = "float32"
+
+
+class TuneConfig(JudgedPairConfig, frozen=True, kw_only=True):
+    """Configuration of `testbed head tune`."""
+
+    dataset: fields.Dataset = "bundled:calibration"
+    prompts: Annotated[int, option("Problems to decode.", least=2, panel="Workload")] = 1000
     quality: Quality = "goodput"
     goals: tuple[Goal, ...] = (Goal(20.0, 50.0, 2.0), Goal(500.0, 50.0, 1.0))
     errors: Annotated[
@@ -81,11 +92,6 @@ class TuneConfig(Config, frozen=True, kw_only=True):
     profile: Annotated[
         str, option("Device profile of the latency that is shown.", completes="profiles", panel="Goals")
     ] = "wisv"
-    engine: fields.Engine = "vllm"
-    model: fields.Target = None
-    drafter: fields.DrafterFile = None
-    tokenizer: fields.Tokenizer = None
-    dtype: fields.Dtype = "float32"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,7 +112,7 @@ class ConstantLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Csi(self.rate_mbps, self.rate_mbps, self.rtt_ms, self.per, self.per, source="emulated")
 
 
-class CompareConfig(Config, frozen=True, kw_only=True):
+class CompareConfig(JudgedPairConfig, frozen=True, kw_only=True):
     """Configuration of `testbed head compare`.
 
     Raises:
@@ -125,23 +131,11 @@ class CompareConfig(Config, frozen=True, kw_only=True):
         option("Labelled episodes to compare on without decoding; losses are % of critical mismatches kept."),
     ] = None
     calibration: Annotated[str, option("Problems on which θ is chosen.", panel="Workload")] = "bundled:calibration"
-    first: fields.First = 0
     calibration_prompts: Annotated[int, option("Calibration problems.", least=2)] = 500
-    dataset: fields.Dataset = "bundled:test"
     prompts: Annotated[int, option("Test problems.", least=2)] = 1000
-    prompt_format: fields.PromptFormat = "auto"
-    shots: fields.Shots = 0
-    scorer: fields.Scorer = "number"
-    max_tokens: fields.MaxTokens = 256
-    window: fields.Window = 32
     seed: fields.Seed = 0
     concurrency: Annotated[int, option("Prompts decoded concurrently.", least=1, panel="Workload")] = 25
     threads: Annotated[int | None, option("CPU threads of each model. Default: all cores but one.")] = None
-    engine: fields.Engine = "vllm"
-    model: fields.Target = None
-    drafter: fields.DrafterFile = None
-    tokenizer: fields.Tokenizer = None
-    dtype: fields.Dtype = "float32"
 
     def __post_init__(self) -> None:
         super().__post_init__()
