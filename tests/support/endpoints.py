@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ from testbed.ue.client import Client
 from testbed.ue.drafters.base import Choose
 from testbed.ue.drafters.synthetic import SyntheticDrafter, SyntheticSequence
 from testbed.ue.prompts import Prompter
+from testbed.web.listening import listening, url_of
 from tests.support.stations import station
 
 WORDS = 64
@@ -121,11 +121,11 @@ async def endpoint(
 
 @contextlib.asynccontextmanager
 async def _web(service: Service) -> AsyncIterator[str]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(web_settings(service))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await serving
+    with listening("127.0.0.1", 0, guarded=service.token is not None) as listener:
+        server = uvicorn.Server(web_settings(service))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield url_of(listener)
+        finally:
+            server.should_exit = True
+            await serving

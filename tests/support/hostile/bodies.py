@@ -19,19 +19,39 @@ Place = tuple[Any, Any]
 """A list or dictionary, and an index or key of it."""
 
 
-def mutated(rng: random.Random, body: dict[str, Any], fields: Sequence[str]) -> bytes:
-    """A body with one to three changes.
+def mutated(rng: random.Random, body: dict[str, Any], fields: Sequence[str], changes: int) -> bytes:
+    """A body with some changes.
 
     Args:
         rng: generator of random numbers.
         body: the body, which is left as it is.
         fields: names of the fields that the endpoint knows.
+        changes: number of changes; its bytes may be changed, too, unless it is 0.
     """
     found = copy.deepcopy(body)
-    for _ in range(rng.randint(1, 3)):
+    for _ in range(changes):
         _change(rng, found, fields)
     text = json.dumps(found).encode()
-    return patched(rng, [text])[0] if rng.random() < PATCHED else text
+    return patched(rng, [text])[0] if changes and rng.random() < PATCHED else text
+
+
+def sound(rng: random.Random, chat: bool) -> dict[str, Any]:
+    """A request that is answered with an output: a few tokens, and some of the options."""
+    text = rng.choice(["w1", "w1 w2 w3", "w5 " * 40])
+    turns = [
+        {"role": role, "content": text} for role in rng.choice([("user",), ("system", "user", "assistant", "user")])
+    ]
+    prompt = rng.choice([text, [1, 2, 3], [text, text], [[1], [2, 3]]])
+    body: dict[str, Any] = {"messages": turns} if chat else {"prompt": prompt}
+    options: dict[str, Any] = {
+        "max_tokens": rng.choice([1, 2, 5]), "temperature": rng.choice([0, 0.7, 2]), "top_p": rng.choice([0.1, 1]),
+        "top_k": rng.choice([-1, 0, 3]), "seed": rng.choice([0, 7]), "stop": rng.choice(["w9", ["w7", "w8"]]),
+        "stream": rng.choice([False, True]), "stream_options": {"include_usage": True}, "ignore_eos": True,
+    }  # fmt: skip
+    chosen = ["max_tokens", *rng.sample(sorted(options), rng.randint(0, 4))]
+    if isinstance(prompt, list) and isinstance(prompt[0], list | str) and not chat:
+        chosen = [name for name in chosen if not name.startswith("stream")]
+    return body | {name: options[name] for name in chosen}
 
 
 def _change(rng: random.Random, body: dict[str, Any], fields: Sequence[str]) -> None:

@@ -37,7 +37,7 @@ from testbed.ue.api.config import EndpointConfig
 from testbed.ue.api.schema import ChatRequest, CompletionRequest
 from tests.support.endpoints import MODEL, endpoint
 from tests.support.heartbeat import Heartbeat, Stall
-from tests.support.hostile.bodies import mutated
+from tests.support.hostile.bodies import mutated, sound
 
 REQUESTS = int(os.environ.get("TESTBED_FUZZ", "0"))
 """Number of requests of the long run."""
@@ -48,7 +48,7 @@ STALL_S = 0.1
 """Longest stall of the event loop, without the time in which the machine ran something else; for long runs alone."""
 WAIT_S = 300.0
 MUTANTS, GETS = 19, 100
-"""Mutated copies of each request of the long run, and its requests without a body, per operation."""
+"""Mutated requests for each generated one of the long run, and its requests without a body, per operation."""
 FIELDS = tuple({**CompletionRequest.model_fields, **ChatRequest.model_fields})
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
 
@@ -156,7 +156,7 @@ class Sender:
 
     Args:
         url: the endpoint.
-        mutants: mutated copies of each request that has a body.
+        mutants: further requests for each that has a body: mutated copies of it, and nearly sound ones by turns.
 
     Attributes:
         sent: number of requests.
@@ -185,8 +185,11 @@ class Sender:
         @given(operation.as_strategy(generation_mode=mode))
         def each(case: Any) -> None:
             self._generated(case)
-            for _ in range(self._mutants if isinstance(case.body, dict) else 0):
-                self._mutant(operation.path, mutated(self._rng, case.body, FIELDS))
+            for number in range(self._mutants if isinstance(case.body, dict) else 0):
+                if number % 2:
+                    self._mutant(operation.path, mutated(self._rng, case.body, FIELDS, self._rng.randint(1, 3)))
+                else:
+                    self._nearly_sound(operation.path)
 
         each()
 
@@ -197,10 +200,17 @@ class Sender:
         case.validate_response(answer, checks=CHECKS)
         self._count(answer)
 
-    def _mutant(self, path: str, body: bytes) -> None:
+    def _nearly_sound(self, path: str) -> None:
+        """A request that gets outputs, mostly with one change."""
+        changes = self._rng.choice([0, 1, 1, 1])
+        status = self._mutant(path, mutated(self._rng, sound(self._rng, "chat" in path), FIELDS, changes))
+        assert changes or status == 200
+
+    def _mutant(self, path: str, body: bytes) -> int:
         answer = self._web.post(path, content=body, headers={"content-type": "application/json"})
         assert answer.status_code == 200 or 400 <= answer.status_code < 500, (answer.status_code, body)
         self._count(answer)
+        return answer.status_code
 
     def _count(self, answer: httpx.Response | requests.Response) -> None:
         self.sent += 1
