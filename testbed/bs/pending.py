@@ -35,6 +35,9 @@ class Pending:
     """Acceptance rate α of this session, accepted / (accepted + first rejections); None: not measured yet."""
     accepted_share: float | None = None
     """Accepted / drafted tokens of this session; None: not measured yet."""
+    turn_s: float = 0.0
+    """Time from the arrival within which its UE's part of the time that guarantees leave suffices for this request and
+    those of its UE before it; 0: it has a guarantee, or no session has one."""
 
     @property
     def cached_tokens(self) -> int:

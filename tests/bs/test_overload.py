@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 
 import pytest
 
 from testbed.bs.scheduling.admission import Admission
 from testbed.bs.scheduling.base import Fcfs, Scheduler
+from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.slo import Slo
+from testbed.bs.sessions import SessionTable
 from testbed.errors import AdmissionError
+from testbed.experiments.inputs.profile import InteractionVerify
 from testbed.optim.pass_time import Coefficients
 from testbed.synthetic import next_token
 from tests.support.fleet import VOCAB, Fleet, Served, serve_visits
@@ -76,3 +80,34 @@ def test_first_come_first_served_knows_no_order() -> None:
     speeds = [worth * speed for speed, worth in during.worth.items()]
     assert max(speeds) < 1.4 * min(speeds)
     assert before.slow[8.0] > KEPT and after.slow[8.0] > KEPT
+
+
+SLOW_PASSES = Coefficients(a=1e-3, b_compute=1e-7, b_read=5e-6, c=5e-3)
+"""A window of 64 tokens takes 70 ms."""
+HOG_SESSIONS = 20
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 5))])
+@pytest.mark.parametrize("prompt", [(50, 250), (600, 1500)], ids=["windows", "prompts"])
+def test_one_ues_sessions_without_a_guarantee_leave_another_its_own(prompt: tuple[int, int], seed: int) -> None:
+    """A UE sends windows of 64 tokens in 20 sessions without a pause, after another got 8 tokens/s."""
+    verify = InteractionVerify(*SLOW_PASSES.values)
+    polite = Fleet(verify=verify, output=(100, 200), spread_s=0.5, until_s=15.0, seed=seed)
+    hog = replace(polite, window=64, prompt=prompt, begin_s=0.6)
+    found = serve_visits(
+        [(polite, 8.0), *[(hog, None)] * HOG_SESSIONS],
+        Slo(coefficients=SLOW_PASSES, cuts=True),
+        estimator=OnlineEstimator(SLOW_PASSES),
+        admission=Admission(coefficients=SLOW_PASSES, max_requests=256),
+        sessions=SessionTable(owner=lambda peer: b"ue" if peer == b"ue-1" else b"hog"),
+        margin=0.02,
+    )
+    assert_lossless(found)
+    assert not found.failures
+    speeds = {
+        ue: [len(r.record.token_ids) / r.record.latency_s for r in found.responses if r.ue == ue] for ue in range(21)
+    }
+    free = [speed for ue in range(1, 21) for speed in speeds[ue]]
+    waits = [r.queue_s for response in found.responses for r in response.record.rounds]
+    print(f"\nseed {seed}, {prompt}: guaranteed {min(speeds[0]):.1f} tokens/s, others {statistics.median(free):.2f}")
+    assert min(speeds[0]) >= 8 and all(speeds.values()) and max(waits) < 60

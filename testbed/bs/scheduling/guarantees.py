@@ -1,15 +1,18 @@
-"""One UE's share of the token-speed guarantees that a base station can give."""
+"""One UE's share of the token-speed guarantees that a base station can give, and of the time that they leave."""
 
 from __future__ import annotations
 
 import bisect
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from testbed.bs.pending import Pending
 from testbed.bs.room import RefusedUes
 from testbed.bs.scheduling.admission import Admission, AdmissionDecision, Guarantees
 from testbed.bs.scheduling.averages import Averages
 from testbed.bs.sessions import Key, Session, SessionTable
+from testbed.optim.pass_time import Coefficients
 
 
 class GuaranteeShares:
@@ -79,6 +82,26 @@ class GuaranteeShares:
                     left, kept = left - part, kept - 1
                     found.append(session)
         return sorted(found, key=_in_turn)
+
+
+def turn_s(sessions: SessionTable, session: Session, item: Pending, times: Coefficients, rest: float) -> float:
+    """Time within which a UE's part of the time left by guarantees suffices for its waiting requests without one: their
+    verification time over `rest`, divided equally among the UEs with such sessions. A deadline at the end of it makes
+    those requests a total bandwidth server (Spuri and Buttazzo, 1994): served by earliest deadline first, they take no
+    more than `rest` of the time from guaranteed ones.
+
+    Args:
+        session: the session of `item`, a new request of that UE.
+        rest: share of the time that guarantees leave.
+    """
+    owner, ues, waiting = sessions.owner(session.key[0]), set[bytes](), [item]
+    for other in sessions:
+        if other.speed_tps is not None:
+            continue
+        ues.add(ue := sessions.owner(other.key[0]))
+        if ue == owner and other is not session and other.current is not None and other.current.pending is not None:
+            waiting.append(other.current.pending)
+    return len(ues) / rest * math.fsum(times.share_s(one.new_tokens, one.cached_tokens) for one in waiting)
 
 
 def _in_turn(session: Session) -> tuple[bool, float]:

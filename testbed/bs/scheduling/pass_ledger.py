@@ -11,11 +11,11 @@ from testbed.bs.engines.base import Share, VerifyRequest
 from testbed.bs.observer import FinishedPass
 from testbed.bs.pending import Pending
 from testbed.bs.queue import Taken
-from testbed.bs.scheduling.admission import Admission
+from testbed.bs.scheduling.admission import Admission, Guarantees
 from testbed.bs.scheduling.averages import Averages, OverheadEstimator, PassOverhead
 from testbed.bs.scheduling.base import Scheduler
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
-from testbed.bs.scheduling.guarantees import GuaranteeShares
+from testbed.bs.scheduling.guarantees import GuaranteeShares, turn_s
 from testbed.bs.scheduling.slo import Slo, geometric
 from testbed.bs.sessions import Key, Round, Session, SessionTable
 from testbed.optim.pass_time import Coefficients, RequestWork
@@ -27,6 +27,8 @@ RETRY_S = 5.0
 """After which a UE that was refused a speed may ask again."""
 PREPARED_S = 2.0
 """Drafting time before `Open` that counts: a UE computes its prompt while it opens the session."""
+LEAST_REST = 0.2
+"""Share of the verifier's time for requests without a guarantee, at least: admission leaves as much."""
 MOST_LAG_S = 2.0
 """Time by which a UE's own slowness may put its output behind the guarantee; the scheduler makes up for no more."""
 DEADLINES = Slo(coefficients=Coefficients(0.0, 0.0, 0.0, 1.0))
@@ -88,10 +90,7 @@ class PassLedger:
         speed_tps = message.speed_tps
         if speed_tps is None or self._admission is None:
             return None
-        admission = self._admission
-        known = admission.coefficients if self._estimator is None else self._estimator.coefficients
-        admission = replace(admission, coefficients=replace(known, c=known.c + self._overhead.mean_s))
-        answer, yielding = self._shares.decide(admission, key, speed_tps, now_s)
+        answer, yielding = self._shares.decide(self._admission_now(), key, speed_tps, now_s)
         for session in yielding:
             self._sessions.lose(session, "the time of its guarantee was needed for other UEs")
             forget(session)
@@ -117,17 +116,28 @@ class PassLedger:
             ahead_s = session.got / speed_tps - (drafted_s - session.begun_s)
             alpha = DEADLINES.acceptance if acceptance is None else acceptance
             _excuse(session, round_, geometric(alpha, len(round_.window.ids)) / speed_tps)
-        return Pending(
-            request,
-            round_.arrived_s,
-            session.computed,
-            speed_tps,
-            draft_s,
-            network_s,
-            ahead_s,
-            acceptance,
-            self._averages.accepted_share(owner, session.accepted, session.drafted),
+        share = self._averages.accepted_share(owner, session.accepted, session.drafted)
+        found = Pending(
+            request, round_.arrived_s, session.computed, speed_tps, draft_s, network_s, ahead_s, acceptance, share
         )
+        if speed_tps is None and self._estimator is not None and self._sessions.promised():
+            known = self._estimator.coefficients
+            found = replace(found, turn_s=turn_s(self._sessions, session, found, known, self._rest()))
+        return found
+
+    def _admission_now(self) -> Admission:
+        """Admission with the pass times and the overhead that were learnt."""
+        assert self._admission is not None
+        known = self._admission.coefficients if self._estimator is None else self._estimator.coefficients
+        return replace(self._admission, coefficients=replace(known, c=known.c + self._overhead.mean_s))
+
+    def _rest(self) -> float:
+        """Share of the verifier's time that guarantees leave, at least `LEAST_REST`."""
+        if self._admission is None:
+            return LEAST_REST
+        shape = self._averages.expected()
+        load = [Guarantees(speed, count, shape) for speed, count in self._sessions.promised().items()]
+        return max(LEAST_REST, 1 - self._admission_now().utilisation(load))
 
     # ------------------------------------------------------------ passes
 

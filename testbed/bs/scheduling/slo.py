@@ -138,7 +138,9 @@ class Slo(Scheduler):
     spend: float = 0.5
     """Share of its lead over the guarantee that an output may lose in one round."""
     patience_s: float = 1.0
-    """τ of a request without a guarantee."""
+    """Least τ of a request without a guarantee; `Pending.turn_s` keeps them to the time that guarantees leave."""
+    spare_s: float | None = None
+    """Longest pass that a request without a guarantee may join; None: any. `learn` sets it."""
     hold_s: float | None = None
     """Longest pass that an uncached prompt may cause; longer prompts are computed in pieces, so that requests that
     arrive during the pass wait less. None: prompts are never cut."""
@@ -185,13 +187,13 @@ class Slo(Scheduler):
         return Queues(tuple(urgent), tuple(others))
 
     def learn(self, coefficients: Coefficients | None, budget_s: float | None) -> Slo:
-        """The same scheduler with new coefficients and, if prompts are cut, passes of at most a `GUARD_PASSES`-th of
-        the budget: a round may have to wait for one pass before its own.
+        """The same scheduler with new coefficients. Requests without a guarantee and, if they are cut, prompts make no
+        pass longer than a `GUARD_PASSES`-th of the budget: a round may have to wait for one pass before its own.
         """
-        hold_s = self.hold_s
-        if self.cuts:
-            hold_s = max(0.0, self.patience_s if budget_s is None else budget_s) / GUARD_PASSES
-        return replace(self, coefficients=coefficients or self.coefficients, hold_s=hold_s)
+        spare_s = None if budget_s is None else max(0.0, budget_s) / GUARD_PASSES
+        cut_s = self.patience_s / GUARD_PASSES if spare_s is None else spare_s
+        hold_s = cut_s if self.cuts else self.hold_s
+        return replace(self, coefficients=coefficients or self.coefficients, hold_s=hold_s, spare_s=spare_s)
 
     def snapshot(self, pending: Sequence[Pending], now_s: float) -> dict[str, Any]:
         """Requests in both queues, and the longest pass that a prompt may cause."""
@@ -211,19 +213,17 @@ class Slo(Scheduler):
     def deadline_s(self, item: Pending, tokens: float) -> float:
         """d: deadline of a request with this many expected tokens (eq. 12)."""
         if item.speed_tps is None:
-            return item.arrived_s + self.patience_s
+            return item.arrived_s + max(self.patience_s, item.turn_s)
         return item.arrived_s + budget_s(tokens, item.speed_tps, item.draft_s, item.network_s, item.ahead_s, self.spend)
 
     def _entry(self, item: Pending, now_s: float) -> TimedRequest:
-        request, times = item.request, self.coefficients
-        new, cached = item.new_tokens, item.cached_tokens
-        tokens = self.expected(item)
+        times, tokens, new, cached = self.coefficients, self.expected(item), item.new_tokens, item.cached_tokens
         share_s = times.share_s(new, cached)
         deadline_s = self.deadline_s(item, tokens)
         alone_s = times.c + share_s
         return TimedRequest(
             item,
-            request.session,
+            item.request.session,
             deadline_s,
             deadline_s - alone_s,
             tokens / share_s if share_s > 0 else math.inf,
@@ -235,27 +235,27 @@ class Slo(Scheduler):
 
     def _pass_guard_s(self, entries: Sequence[TimedRequest]) -> float:
         """δ from the waiting requests; the sum is exact, so that their order does not matter."""
-        if not entries:
-            return 0.0
         size = min(len(entries), self.max_requests)
-        share_s = math.fsum(entry.share_s for entry in entries) / len(entries)
+        share_s = math.fsum(entry.share_s for entry in entries) / max(1, len(entries))
         return GUARD_PASSES * (self.coefficients.c + size * share_s)
 
     def _fill(self, line: Iterable[TimedRequest], now_s: float) -> list[Pending]:
         """FEASIBLEADD of Algorithm 1, request by request; T̂ grows by the share of each."""
         batch: list[Pending] = []
         room = math.inf if self.kv_tokens is None else self.kv_tokens
-        tokens = kv = 0
-        took_s, due_s = self.coefficients.c, math.inf
+        tokens, kv, took_s, due_s = 0, 0, self.coefficients.c, math.inf
         blocks = self.rules.late == "stop"
         for entry in line:
             exempt = not self.protect or (entry.late and not blocks)
             tightest_s = due_s if exempt else min(due_s, entry.deadline_s)
             fits = tokens + entry.new <= self.max_tokens and kv + entry.kv <= room
-            fits = fits and now_s + (took_s + entry.share_s) <= tightest_s
+            most_s = math.inf
+            if self.spare_s is not None and batch and entry.pending.speed_tps is None:
+                most_s = self.spare_s
+            fits = fits and now_s + (took_s + entry.share_s) <= tightest_s and took_s + entry.share_s <= most_s
             if self.hold_s is not None and entry.new - len(entry.pending.request.draft) > PIECE:
                 if not (fits and took_s + entry.share_s <= self.hold_s):
-                    spare_s = min(self.hold_s, due_s - now_s) - took_s
+                    spare_s = min(self.hold_s, most_s, due_s - now_s) - took_s
                     most = min(self._tokens(entry, spare_s), self.max_tokens - tokens, room - kv - entry.kv + entry.new)
                     cut = _piece(entry, most if batch else max(most, PIECE), self.coefficients)
                     if cut is None:

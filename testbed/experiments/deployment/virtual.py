@@ -43,7 +43,7 @@ class VirtualStation:
         **options: Any,
     ) -> None:
         self._clock, self._link, self._peers = clock, VirtualServerLink(), 0
-        intake = Intake(offer, sessions or SessionTable())
+        intake = Intake(offer, SessionTable() if sessions is None else sessions)
         self._bs = BaseStation(self._link, runner, intake, scheduler, judge or StrictJudge(), clock, **options)
 
     def connect(

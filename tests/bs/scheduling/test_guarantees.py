@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
-from testbed.bs.scheduling.admission import Admission
+from testbed.bs.engines.base import VerifyRequest
+from testbed.bs.scheduling.admission import Admission, Guarantees
+from testbed.bs.scheduling.averages import GUESS
 from testbed.bs.scheduling.base import Fcfs
-from testbed.bs.scheduling.pass_ledger import PassLedger
+from testbed.bs.scheduling.estimator_online import OnlineEstimator
+from testbed.bs.scheduling.pass_ledger import LEAST_REST, PassLedger
 from testbed.bs.sessions import Round, Session, SessionTable
 from testbed.optim.pass_time import Coefficients
 from testbed.protocols import protocol
@@ -102,3 +107,89 @@ def test_first_sessions_are_exempt(ue_share: float) -> None:
     cell.fill(b"a")
     for name in (b"b", b"c", b"d"):
         assert cell.open(name, 0, 8.0)
+
+
+# ---------------------------------------------------------------- the time that guarantees leave
+
+
+class Crowd:
+    """UEs that send windows without a guarantee, beside one session with a guarantee or none."""
+
+    def __init__(self, guaranteed: int, admission: Admission | None = None) -> None:
+        self.table = SessionTable(per_peer=1000)
+        self.ledger = PassLedger(self.table, Fcfs(), OnlineEstimator(TIMES), admission)
+        for number in range(guaranteed):
+            self._open(b"given", number, 8.0)
+
+    def _open(self, ue: bytes, number: int, speed_tps: float | None) -> Session:
+        tokens = np.zeros(300, np.int32)
+        return self.table.open((ue, number), tokens, protocol("greedy"), 0.0, 4, 999, speed_tps=speed_tps)
+
+    def send(self, ue: bytes, number: int, drafted: int, now_s: float) -> float:
+        """The time within which the window's turn comes."""
+        session = self.table.get((ue, number)) or self._open(ue, number, None)
+        session.computed = 299
+        session.current = Round(0, Window(np.zeros(drafted, np.int32), None), None, now_s)
+        request = VerifyRequest(session.name, session.prefix, session.current.window.ids)
+        session.current.pending = self.ledger.pending(session, session.current, request)
+        return session.current.pending.turn_s
+
+    def answer(self, ue: bytes, number: int) -> None:
+        session = self.table.get((ue, number))
+        assert session is not None
+        session.current = None
+
+
+def share_s(drafted: int) -> float:
+    """By eq. 19, with 299 cached tokens of 300."""
+    new = drafted + 1
+    return 1.4339e-4 * new + 2.53e-9 * (299 + new) * new + 2.67e-6 * 299
+
+
+def test_turns_by_hand() -> None:
+    alone = Crowd(guaranteed=0)
+    assert alone.send(b"a", 0, 20, 0.0) == 0.0  # patience is all there is
+    crowd = Crowd(guaranteed=1)
+    assert crowd.send(b"a", 0, 20, 0.0) == pytest.approx(share_s(20) / LEAST_REST)
+    assert crowd.send(b"a", 1, 5, 0.0) == pytest.approx((share_s(20) + share_s(5)) / LEAST_REST)
+    assert crowd.send(b"b", 0, 5, 0.0) == pytest.approx(2 * share_s(5) / LEAST_REST)  # two UEs share it
+    crowd.answer(b"a", 0)
+    assert crowd.send(b"a", 2, 5, 0.0) == pytest.approx(2 * 2 * share_s(5) / LEAST_REST)
+
+
+def test_few_guarantees_leave_more() -> None:
+    turns = [Crowd(count, GATE).send(b"a", 0, 20, 0.0) for count in (1, 20, 60, 500)]
+    assert turns == sorted(turns)
+    rest = 1 - GATE.utilisation([Guarantees(8.0, 20, GUESS)])
+    assert turns[1] == pytest.approx(share_s(20) / rest)
+    assert turns[3] == pytest.approx(share_s(20) / LEAST_REST)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_windows_that_wait_never_demand_more_than_what_is_left(seed: int) -> None:
+    """The condition of a total bandwidth server: the windows that wait and are due by a time fit the share that is
+    left, between the last of their arrivals and that time. Three UEs have eight sessions each, in any order.
+    """
+    rng, crowd, now_s = random.Random(seed), Crowd(guaranteed=1), 0.0
+    for ue in (b"a", b"b", b"c"):
+        crowd.send(ue, 0, 0, now_s)
+        crowd.answer(ue, 0)
+    work: dict[tuple[bytes, int], tuple[float, float, float]] = {}
+    for _ in range(300):
+        now_s += rng.choice([0.0, 0.001, 0.05])
+        key = (rng.choice([b"a", b"b", b"c"]), rng.randrange(8))
+        if key in work:
+            crowd.answer(*key)
+            del work[key]
+            continue
+        drafted = rng.choice([0, 5, 64, 256])
+        work[key] = (now_s, now_s + crowd.send(*key, drafted, now_s), share_s(drafted))
+        for _, due_s, _ in list(work.values()):
+            due = [entry for entry in work.values() if entry[1] <= due_s]
+            for ue in (b"a", b"b", b"c"):
+                own = [entry for name, entry in work.items() if name[0] == ue and entry[1] <= due_s]
+                if own:
+                    last_s = max(arrived_s for arrived_s, _, _ in own)
+                    assert sum(entry[2] for entry in own) <= (due_s - last_s) * LEAST_REST / 3 + 1e-12
+            first_s = min(arrived_s for arrived_s, _, _ in due)
+            assert sum(entry[2] for entry in due) <= (due_s - first_s) * LEAST_REST + 1e-12

@@ -339,6 +339,52 @@ def test_nobody_starves_behind_a_stream_of_the_urgent(kind: str) -> None:
     assert epoch > 10 and len(queue) <= 8
 
 
+ARRIVALS = st.lists(
+    st.tuples(st.floats(0, 0.3), st.integers(0, 64), st.sampled_from([None, 2.0, 8.0]), st.floats(0, 3)),
+    min_size=1,
+    max_size=60,
+)
+
+
+@given(arrivals=ARRIVALS, spare_s=st.sampled_from([None, 0.0, 0.05]), size=st.integers(1, 8))
+def test_a_request_waits_for_those_with_earlier_deadlines_and_one_pass(
+    arrivals: list[tuple[float, int, float | None, float]], spare_s: float | None, size: int
+) -> None:
+    """Starvation: whatever arrives, a request is taken before the time that one pass each for the requests with earlier
+    deadlines, its own and two more would take, counted without the scheduler.
+    """
+    plan, at_s, due_s = Slo(coefficients=A100, max_requests=size, spare_s=spare_s), 0.0, dict[str, float]()
+    queue, coming, took = list[Pending](), list[Pending](), dict[str, tuple[float, float]]()
+    for i, (gap_s, draft, speed, turn_s) in enumerate(arrivals):
+        at_s += gap_s
+        coming.append(waiting(str(i), at_s, draft=draft, speed_tps=speed, turn_s=0.0 if speed else turn_s))
+        due_s[str(i)] = at_s + (max(1.0, turn_s) if speed is None else geometric(0.8, draft) / speed)
+    now_s = longest_s = 0.0
+    while queue or coming:
+        now_s = max(now_s, coming[0].arrived_s) if not queue else now_s
+        while coming and coming[0].arrived_s <= now_s:
+            queue.append(coming.pop(0))
+        batch = plan.plan(queue, now_s)
+        assert batch
+        took |= {name: (now_s, took_s(batch)) for name in names(batch)}
+        queue = [item for item in queue if item not in batch]
+        now_s += took_s(batch)
+        longest_s = max(longest_s, took_s(batch))
+    for name, (start_s, _) in took.items():
+        before = sum(due <= due_s[name] for due in due_s.values())
+        assert start_s <= due_s[name] + (before + 2) * longest_s
+
+
+def test_requests_without_a_guarantee_make_no_pass_longer_than_may_be() -> None:
+    free = [waiting(f"free-{i}", NOW_S - 5, draft=60) for i in range(30)]
+    given = [waiting(f"given-{i}", NOW_S, speed_tps=2.0) for i in range(3)]
+    batch = Slo(coefficients=A100).learn(None, 0.12).plan([*free, *given], NOW_S)
+    joined = [item for item in batch if item in free]
+    assert took_s(joined) <= 0.04 < took_s([*joined, free[-1]]) and names(batch)[0] == "free-0"
+    assert set(names(given)) <= set(names(batch))
+    assert len(Slo(coefficients=A100).learn(None, None).plan([*free, *given], NOW_S)) == 33
+
+
 # ---------------------------------------------------------------- against brute force
 
 
