@@ -29,7 +29,7 @@ def vllm(directory: Path, _: Path, **options: Any) -> VerifyEngine:
         pytest.skip("vLLM is not installed")
     return VllmEngine(
         directory, vocab_size=TOKENS, max_batch=24, max_batch_tokens=256, chunk_tokens=CHUNK,
-        extra={"num_gpu_blocks_override": 100}, **options,
+        extra={"num_gpu_blocks_override": 64}, **options,
     )  # fmt: skip
 
 
@@ -83,6 +83,6 @@ def test_rounds_of_all_kinds_join_between_passes(loaded: tuple[VerifyEngine, Ref
 @pytest.mark.parametrize("loaded", LONG, indirect=True, ids="-".join)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_hundreds_of_passes(loaded: tuple[VerifyEngine, Reference], seed: int) -> None:
-    """Sixteen sessions on a hundred blocks, or on ten sequences: many are evicted."""
+    """Sixteen sessions on 64 blocks, or on ten sequences: many are evicted."""
     found = traffic(loaded, 400, 16, seed)
     assert found.rounds > 2000 and found.pieces > 100 and found.lost > 10

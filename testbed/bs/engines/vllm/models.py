@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence, Set
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 from vllm.tasks import PoolingTask
-from vllm.v1.pool.metadata import PoolingMetadata
+from vllm.v1.pool.metadata import PoolingMetadata, PoolingStates
 
 from testbed.bs.engines.vllm.compiled import read_compiled_code
 
@@ -46,6 +47,8 @@ class TailPooler(Pooler):
         super().__init__()
         self._compute_logits = compute_logits
         self._vocab_size = vocab_size
+        self._ends: WeakKeyDictionary[PoolingStates, int] = WeakKeyDictionary()
+        """Position after the last piece of each prompt that is computed in pieces."""
 
     def get_supported_tasks(self) -> Set[PoolingTask]:
         """See `Pooler`."""
@@ -60,13 +63,18 @@ class TailPooler(Pooler):
         asks = [params.extra_kwargs or WARM_UP for params in pooling_metadata.pooling_params]
         finished = pooling_metadata.get_pooling_cursor().get_finished_mask()
         states = pooling_metadata.pooling_states
-        positions, counts = _tail_positions(pooling_metadata, asks)
+        positions, counts, spans = _tail_positions(pooling_metadata, asks)
         computed = hidden_states[_indices(positions, hidden_states)]
         if all(finished) and not any(state.hidden_states_cache for state in states):  # no prompt in pieces
             return self._verdicts(computed, counts, asks)
         tails: list[Tensor] = []
-        for state, piece, done in zip(states, torch.split(computed, counts), finished, strict=True):
+        for state, piece, done, (start, end) in zip(
+            states, torch.split(computed, counts), finished, spans, strict=True
+        ):
+            if self._ends.get(state) != start:  # the first piece, or computed anew after its blocks were taken
+                state.clean()
             state.hidden_states_cache.append(piece)
+            self._ends[state] = end
             if done:
                 tails.append(torch.cat(state.hidden_states_cache))
                 state.clean()
@@ -101,13 +109,16 @@ class TailPooler(Pooler):
         return packed
 
 
-def _tail_positions(metadata: PoolingMetadata, asks: Sequence[dict[str, Any]]) -> tuple[list[int], list[int]]:
-    """Where the parts of every request's tail that this pass has computed lie among its tokens, and how long they are
-    (0 or more each).
+def _tail_positions(
+    metadata: PoolingMetadata, asks: Sequence[dict[str, Any]]
+) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+    """Where the parts of every request's tail that this pass has computed lie among its tokens, how long they are (0 or
+    more each), and which positions of its prompt the pass has computed.
     """
     cursor = metadata.get_pooling_cursor()
     positions: list[int] = []
     counts: list[int] = []
+    spans: list[tuple[int, int]] = []
     offset = 0
     for ask, prompt, end, computed in zip(
         asks,
@@ -119,7 +130,8 @@ def _tail_positions(metadata: PoolingMetadata, asks: Sequence[dict[str, Any]]) -
         offset += computed
         counts.append(max(0, end - max(prompt - len(ask["facing"]), end - computed)))
         positions.extend(range(offset - counts[-1], offset))
-    return positions, counts
+        spans.append((end - computed, end))
+    return positions, counts, spans
 
 
 def _indices(values: list[int], like: Tensor) -> Tensor:
