@@ -11,8 +11,9 @@ import argparse
 import json
 from typing import Any
 
+from testbed.experiments.capacity.config import CapacityConfig
 from testbed.experiments.capacity.run import run_capacity
-from testbed.experiments.capacity.systems import SYSTEMS, CapacityConfig
+from testbed.experiments.capacity.systems import SYSTEMS
 from testbed.experiments.results import directory as results
 
 VIRTUAL_S = 60.0

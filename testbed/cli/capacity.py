@@ -15,7 +15,7 @@ from testbed.cli.output import note, print_json, progress
 from testbed.cli.tables import print_rows
 from testbed.config import load, resolved
 from testbed.errors import BadInput
-from testbed.experiments.capacity.systems import CapacityConfig
+from testbed.experiments.capacity.config import CapacityConfig
 from testbed.options import C, replaced
 
 COLUMNS = {

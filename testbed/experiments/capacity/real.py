@@ -23,9 +23,9 @@ from testbed.bs.scheduling.registry import SCHEDULERS
 from testbed.channel.spec import ChannelSpec
 from testbed.config import Config, ServeConfig, resolved
 from testbed.errors import BadInput, EngineError
+from testbed.experiments.capacity.config import dealt
 from testbed.experiments.capacity.real_tally import RealRun, tally
 from testbed.experiments.capacity.real_ue import NONE, Report, UeOrder, run_ue
-from testbed.experiments.capacity.systems import dealt
 from testbed.experiments.lockstep.drafts import DraftsConfig, record
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import claimed, kept

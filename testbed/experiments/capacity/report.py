@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from testbed.config import resolved
 from testbed.errors import BadInput
+from testbed.experiments.capacity.config import CapacityConfig, spread
 from testbed.experiments.capacity.paper import ESTIMATES, SENSITIVITY, SWITCHES, TABLE_2
 from testbed.experiments.capacity.pooled import BASELINE, figures_of, pooled, run_row
 from testbed.experiments.capacity.search import (
@@ -22,7 +23,6 @@ from testbed.experiments.capacity.search import (
     run_jobs,
     single,
 )  # fmt: skip
-from testbed.experiments.capacity.systems import CapacityConfig, spread
 from testbed.experiments.capacity.tally import CapacityRun
 from testbed.experiments.plots.capacity import NOTHING
 from testbed.experiments.results import directory as results

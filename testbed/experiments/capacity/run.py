@@ -17,12 +17,8 @@ from testbed.bs.scheduling.slo import Rules
 from testbed.bs.sessions import SessionTable
 from testbed.channel.link_model import round_delay
 from testbed.experiments.capacity.bs import OFFER, Observed, PrefixCache, Reservation, TrafficRunner
-from testbed.experiments.capacity.systems import (
-    MOST_UES,
-    CapacityConfig,
-    System,
-    hardware,
-)
+from testbed.experiments.capacity.config import MOST_UES, CapacityConfig, hardware
+from testbed.experiments.capacity.systems import System
 from testbed.experiments.capacity.tally import ALL, CapacityRun, Tally
 from testbed.experiments.capacity.ue import LANGUAGE, VOCAB, Chance, TrafficDrafter, policy
 from testbed.experiments.deployment.load import LoadUe

@@ -13,16 +13,9 @@ from typing import NamedTuple, TypeVar
 
 from testbed.config import resolved
 from testbed.errors import BadInput
+from testbed.experiments.capacity.config import MOST_UES, CapacityConfig, hardware, speeds, spread
 from testbed.experiments.capacity.run import run_capacity
-from testbed.experiments.capacity.systems import (
-    MOST_UES,
-    CapacityConfig,
-    System,
-    hardware,
-    speeds,
-    spread,
-    system_of,
-)  # fmt: skip
+from testbed.experiments.capacity.systems import System, system_of
 from testbed.experiments.capacity.tally import ALL, ANY, CLEAR, CapacityRun
 from testbed.experiments.inputs.profile import PassWork
 from testbed.experiments.results.claims import kept

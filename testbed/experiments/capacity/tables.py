@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from testbed.experiments.capacity.config import CapacityConfig, speeds, spread
 from testbed.experiments.capacity.pooled import BASELINE, pooled, run_row
 from testbed.experiments.capacity.search import CapacityPoint, Told, all_points, run_jobs
-from testbed.experiments.capacity.systems import CapacityConfig, speeds, spread
 from testbed.experiments.capacity.tally import CapacityRun, RoundEvent
 from testbed.experiments.capacity.ue import LANGUAGE, Chance, TrafficSequence, policy
 from testbed.experiments.plots import capacity as plots

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from testbed.experiments.capacity.systems import CapacityConfig
+from testbed.experiments.capacity.config import CapacityConfig
 from testbed.intervals import ClassVerdict, class_verdict
 from testbed.ue.records import RoundRecord
 from testbed.virtual_time import VirtualClock

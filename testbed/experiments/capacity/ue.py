@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.experiments.capacity.systems import CapacityConfig
+from testbed.experiments.capacity.config import CapacityConfig
 from testbed.ue.drafters.base import Choose, DraftToken
 from testbed.ue.windows.base import WindowPolicy, WindowRule
 from testbed.ue.windows.predicted import PredictedWindow

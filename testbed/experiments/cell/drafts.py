@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from testbed.experiments.capacity.systems import CapacityConfig
+from testbed.experiments.capacity.config import CapacityConfig
 from testbed.experiments.capacity.ue import Chance, TrafficDrafter, TrafficSequence
 from testbed.ue.drafters.base import Choose
 from testbed.ue.drafters.synthetic import SyntheticDrafter, SyntheticSequence

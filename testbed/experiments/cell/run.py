@@ -11,7 +11,7 @@ from testbed.bs.sessions import SessionTable
 from testbed.channel.radio.mac import RadioCell
 from testbed.channel.virtual import frame_bytes
 from testbed.experiments.capacity.bs import OFFER, PrefixCache, TrafficRunner
-from testbed.experiments.capacity.systems import CapacityConfig
+from testbed.experiments.capacity.config import CapacityConfig
 from testbed.experiments.capacity.ue import LANGUAGE, VOCAB, policy
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.drafts import Agreement, VirtualDrafter

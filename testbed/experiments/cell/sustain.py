@@ -14,8 +14,8 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from testbed.errors import BadInput
+from testbed.experiments.capacity.config import dealt
 from testbed.experiments.capacity.search import largest
-from testbed.experiments.capacity.systems import dealt
 from testbed.experiments.cell.config import MOST_UES, CellConfig
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell

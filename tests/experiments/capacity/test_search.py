@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from testbed.errors import BadInput
 from testbed.experiments.capacity import search as capacity_search
+from testbed.experiments.capacity.config import CapacityConfig
 from testbed.experiments.capacity.search import (
     CapacityPoint,
     CapacityResult,
@@ -21,7 +22,7 @@ from testbed.experiments.capacity.search import (
     run_jobs,
     run_point,
 )  # fmt: skip
-from testbed.experiments.capacity.systems import SYSTEMS, CapacityConfig
+from testbed.experiments.capacity.systems import SYSTEMS
 from testbed.experiments.capacity.tally import CapacityRun
 from testbed.options import replaced
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.experiments.capacity import tables as capacity_tables
-from testbed.experiments.capacity.systems import CapacityConfig
+from testbed.experiments.capacity.config import CapacityConfig
 from testbed.experiments.capacity.tables import acceptance_of, attributed, table_1, table_3, table_5, table_6
 from testbed.experiments.capacity.tally import CapacityRun
 

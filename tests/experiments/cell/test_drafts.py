@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from testbed.experiments.capacity.systems import CapacityConfig
+from testbed.experiments.capacity.config import CapacityConfig
 from testbed.experiments.capacity.ue import LANGUAGE
 from testbed.experiments.cell.drafts import Agreement, RealDrafter, VirtualDrafter
 from testbed.synthetic import VOCAB, next_token
