@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -74,8 +75,9 @@ def test_a_command_ends_or_is_interrupted_and_a_wrong_one_fails(tmp_path: Path) 
 
 
 @pytest.mark.long
+@pytest.mark.timeout(7200)
 def test_all_commands_of_readme_and_docs_run(capsys: pytest.CaptureFixture[str]) -> None:
     failed = main([])
     said = capsys.readouterr().out
-    assert failed == 0, "\n".join(line for line in said.splitlines() if "FAILED" in line)
+    assert failed == 0, "\n".join(f"{a}\n{b}" for a, b in itertools.pairwise(said.splitlines()) if "FAILED" in b)
     assert doc_commands.LIMIT_S <= 60

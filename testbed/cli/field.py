@@ -15,6 +15,7 @@ from testbed.cli.output import note, print_json, progress
 from testbed.cli.screens import CommandGroup
 from testbed.cli.tables import TableCommand, print_rows
 from testbed.errors import BadInput, LinkError
+from testbed.experiments.results.field_columns import FIELD_COLUMNS
 
 if TYPE_CHECKING:
     from testbed.experiments.field.log import FieldLog
@@ -24,20 +25,6 @@ if TYPE_CHECKING:
 app = CommandGroup(
     no_args_is_help=True, help="A guided run at several distances, in the field or rehearsed at the desk."
 )
-COLUMNS = {
-    "place": ("place", "{}"),
-    "distance_m": ("m", "{:g}"),
-    "setting": ("method", "{}"),
-    "way": ("way", "{}"),
-    "requests": ("n", "{:d}"),
-    "latency_s": ("latency s", "{:.4f}"),
-    "gain": ("times as fast", "{:.3f}"),
-    "permissiveness": ("kept of judged", "{:.3f}"),
-    "aal": ("AAL", "{:.2f}"),
-    "accuracy": ("accuracy", "{:.3f}"),
-    "differs": ("off the field", "{:+.3f}"),
-    "same_outputs": ("same outputs", "{:.2f}"),
-}
 PlanFile = Annotated[
     str,
     typer.Argument(
@@ -242,7 +229,7 @@ def _report(log: FieldLog, emulated: bool, replay: bool, as_json: bool) -> None:
     if as_json:
         print_json(document)
         return
-    print_rows(document["rows"], log.plan.name, COLUMNS)
+    print_rows(document["rows"], log.plan.name, FIELD_COLUMNS)
     for way, worst in document["agreement"].items():
         note(f"{way}: latencies within {worst:.1%} of those that were measured")
     if document["left"]:

@@ -61,7 +61,8 @@ def make_field(out: Path) -> Path:
     }
     rows = [
         {"place": place, "distance_m": metres, "setting": setting, "way": way, "requests": PROMPTS, "latency_s": 1.0,
-         "gain": 1.5, "permissiveness": 0.5, "differs": None if way == "field" else 0.01, **ends,
+         "aal": 4.5, "accuracy": 0.75, "same_outputs": 1.0, "gain": 1.5, "permissiveness": 0.5,
+         "differs": None if way == "field" else 0.01, **ends,
          "temp_c_max": 61.5, "throttled_rounds": 7 if (place, setting, way) == ("far", "sh", "field") else 0}
         for place, metres in (("near", 2.0), ("far", 40.0))
         for setting in ("greedy", "sh")

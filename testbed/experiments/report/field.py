@@ -11,8 +11,11 @@ from typing import Any
 
 from testbed.experiments.plots.style import Figure, SeriesStyle, canvas, legend, styles_of
 from testbed.experiments.report.data import Row, Shown
+from testbed.experiments.report.rows_table import bounds_of, study_html, table_html, terms_html
 from testbed.experiments.report.tables import cell
+from testbed.experiments.results.field_columns import FIELD_COLUMNS, NAMES, TERMS
 
+KIND = "field"
 WAYS = {"field": "measured", "replay": "replayed link", "virtual": "modelled link"}
 COLUMNS = {
     "latency_s": ("mean latency [s]", "Mean latency per request over distance, with 95 % intervals"),
@@ -23,7 +26,7 @@ COLUMNS = {
 
 def figures(shown: Shown) -> list[Figure]:
     """Figures for a directory of `field run`."""
-    if shown.document.get("kind") != "field":
+    if shown.document.get("kind") != KIND:
         return []
     found = []
     looks = styles_of([row["setting"] for row in shown.rows])
@@ -35,10 +38,25 @@ def figures(shown: Shown) -> list[Figure]:
     return found
 
 
+def table(shown: Shown) -> str:
+    """The results by place, method and way, all columns folded, and the terms."""
+    rows = shown.rows
+    names = [name for name in FIELD_COLUMNS if name not in NAMES and any(row.get(name) is not None for row in rows)]
+    titles = [
+        f"{html.escape(str(row['place']))}, {row['distance_m']:g} m"
+        f"<br><small>{html.escape(str(row['setting']))}, {html.escape(str(row['way']))}</small>"
+        for row in rows
+    ]
+    bounds = [bounds_of(row, names) for row in rows]
+    most = table_html("place", titles, names, rows, bounds, lambda name: FIELD_COLUMNS[name][0])
+    told = [name for name in TERMS if name in names or name in NAMES]
+    return f"{most}<details><summary>All columns</summary>{study_html(rows)}</details>{terms_html(told, TERMS)}"
+
+
 def notes(shown: Shown) -> str:
     """HTML notes on a field run: completeness, agreement with virtual time, throttling; empty for other kinds."""
     document = shown.document
-    if document.get("kind") != "field":
+    if document.get("kind") != KIND:
         return ""
     warnings = [f"Not finished: {document['left']} runs are left."] if document.get("left") else []
     warnings += map(str, document.get("notes") or ())
@@ -54,7 +72,7 @@ def notes(shown: Shown) -> str:
 
 def visits(shown: Shown) -> str:
     """HTML table of a field run's visits, with links and the operator's notes, in order of time; else empty."""
-    if shown.document.get("kind") != "field":
+    if shown.document.get("kind") != KIND:
         return ""
     events: Sequence[Row] = shown.document.get("visits") or ()
     heads = ("time", "place", "uplink Mbit/s", "downlink Mbit/s", "RTT ms", "RSSI dBm", "clock ms", "notes")

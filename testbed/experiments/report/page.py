@@ -120,7 +120,8 @@ def _section(shown: Shown, intervals: Sequence[Intervals], out: Path, formats: S
 
 def _study_table(shown: Shown) -> str:
     """Rows of a directory without decoding methods."""
-    tables = {report_bench.KIND: report_bench.table, report_cell.KIND: report_cell.table}
+    sections = (report_bench, report_cell, report_field)
+    tables = {section.KIND: section.table for section in sections}
     kind = shown.document.get("kind")
     return tables[kind](shown) if kind in tables else study_html(shown.rows)
 

@@ -123,9 +123,9 @@ def _td(value: Any, interval: Interval | None) -> str:
     return f"<td>{cell(value)}{bounds}</td>"
 
 
-def terms_html(names: Sequence[str]) -> str:
+def terms_html(names: Sequence[str], terms: Mapping[str, tuple[str, str]] = TERMS) -> str:
     """A folded list of the terms among these columns; empty without any."""
-    items = "".join(f"<dt>{html.escape(TERMS[n][0])}</dt><dd>{html.escape(TERMS[n][1])}</dd>" for n in names)
+    items = "".join(f"<dt>{html.escape(terms[n][0])}</dt><dd>{html.escape(terms[n][1])}</dd>" for n in names)
     return f"<details><summary>Terms</summary><dl>{items}</dl></details>" if items else ""
 
 
@@ -146,7 +146,7 @@ def study_html(rows: Sequence[Row]) -> str:
     words = [name for name in left if any(isinstance(row.get(name), str) for row in rows)]
     results = sorted((name for name in left if name not in words), key=lambda name: f"{name}_low" not in names)
     titles = [_study_title(row, words) for row in rows] if words else None
-    table = table_html(words[0] if words else "", titles, results, rows, [_bounds(row, results) for row in rows])
+    table = table_html(words[0] if words else "", titles, results, rows, [bounds_of(row, results) for row in rows])
     stated = "; ".join(f"{HEADERS.get(name, name.replace('_', ' '))} {cell(rows[0].get(name))}" for name in same)
     return table + (f"<p><small>The same in all rows: {stated}.</small></p>" if stated else "")
 
@@ -156,6 +156,7 @@ def _study_title(row: Row, words: Sequence[str]) -> str:
     return "<br>".join(found[:1] + ([f"<small>{', '.join(found[1:])}</small>"] if found[1:] else []))
 
 
-def _bounds(row: Row, names: Sequence[str]) -> dict[str, Interval]:
+def bounds_of(row: Row, names: Sequence[str]) -> dict[str, Interval]:
+    """Intervals of a row that has their ends as columns of their own (`…_low`, `…_high`)."""
     found = {name: (row.get(name), row.get(f"{name}_low"), row.get(f"{name}_high")) for name in names}
     return {name: Interval(*values) for name, values in found.items() if None not in values}  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ IN_VIEW = """(names) => {
 }"""
 RESULTS = ["latency s", "tokens/s", "AAL", "α", "accuracy", "lossless", "up B", "down B"]
 BENCH = ["req/s", "TTFT ms", "TPOT ms", "ITL ms", "goodput/s", "tok/s", "latency ms"]
-FIELD = ["latency s", "gain", "permissiveness"]
+FIELD = ["latency s", "speed-up", "kept of judged", "AAL", "accuracy", "vs. field", "same outputs"]
 
 
 @pytest.fixture(scope="module")
