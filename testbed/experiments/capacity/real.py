@@ -15,42 +15,52 @@ import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from testbed.bs.scheduling.registry import SCHEDULERS
+from testbed.bs.scheduling.registry import SCHEDULERS, SchedulerEntry
 from testbed.channel.spec import ChannelSpec
 from testbed.config import Config, ServeConfig, resolved
 from testbed.errors import BadInput, EngineError
 from testbed.experiments.capacity.config import dealt
 from testbed.experiments.capacity.real_tally import RealRun, tally
-from testbed.experiments.capacity.real_ue import NONE, Report, UeOrder, run_ue
+from testbed.experiments.capacity.real_ue import Report, UeOrder, run_ue
 from testbed.experiments.lockstep.drafts import DraftsConfig, record
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import claimed, kept
 from testbed.experiments.runs.prepare import predictor_directory
 from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, proxy
 from testbed.options import replaced
-from testbed.ue.windows.base import MAX_WINDOW
+from testbed.ue.windows.base import MAX_WINDOW, WindowRule
 from testbed.ue.windows.fixed import FIXED
 from testbed.ue.windows.gain import GAIN
 from testbed.ue.windows.predicted import PREDICTED
-from testbed.ue.windows.registry import WINDOW_RULES
 
-FCFS, SLO = "fcfs", "slo"
-SLED = "sled"
+
+class RealSystem(NamedTuple):
+    """A serving system of real processes."""
+
+    order: SchedulerEntry
+    rule: WindowRule | None
+    """Window rule of the UEs; None: the target decodes alone."""
+    prefix_cache: bool = True
+    window: int | None = None
+    """K of fixed windows; None: the configuration's."""
+
+
+FCFS, SLO = SCHEDULERS["fcfs"], SCHEDULERS["slo"]
 SYSTEMS = {
-    "wisp": (SLO, PREDICTED.kind),
-    "wisp-gain": (SLO, GAIN.kind),
-    "wisp-fixed": (SLO, FIXED.kind),
-    "fcfs-cache": (FCFS, FIXED.kind),
-    "fcfs-predicted": (FCFS, PREDICTED.kind),
-    "fcfs-gain": (FCFS, GAIN.kind),
-    SLED: (FCFS, FIXED.kind),
-    "centralized": (FCFS, NONE),
+    "wisp": RealSystem(SLO, PREDICTED),
+    "wisp-gain": RealSystem(SLO, GAIN),
+    "wisp-fixed": RealSystem(SLO, FIXED),
+    "fcfs-cache": RealSystem(FCFS, FIXED),
+    "fcfs-predicted": RealSystem(FCFS, PREDICTED),
+    "fcfs-gain": RealSystem(FCFS, GAIN),
+    "sled": RealSystem(FCFS, FIXED, prefix_cache=False),
+    "centralized": RealSystem(FCFS, None),
 }
-"""Scheduler of the BS, window rule of the UEs. `fixed-K` is `fcfs-cache` with K tokens; sled has no prefix cache."""
+"""By name; `fixed-K` is `fcfs-cache` with K tokens."""
 CALIBRATED_BY = "fcfs-cache"
 LEAD_S = 2.0
 """Time between the start of UE processes and their first requests, and the addition for each process."""
@@ -108,7 +118,7 @@ class RealConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in self.systems:
-            order_and_window(name, self.window)
+            real_system(name)
         if not self.systems or len(set(self.systems)) < len(self.systems):
             raise BadInput("give one system or more, each once")
         if not self.ues or not all(1 <= n <= MOST_UES for n in self.ues):
@@ -129,11 +139,11 @@ class RealConfig(Config, frozen=True, kw_only=True):
     @property
     def depth(self) -> int:
         """Longest window of any system."""
-        return max(self.most, *(order_and_window(name, self.window)[2] for name in self.systems))
+        return max(self.most, *(real_system(name).window or self.window for name in self.systems))
 
 
-def order_and_window(system: str, window: int) -> tuple[str, str, int]:
-    """Scheduler of the BS, window rule, and K of fixed windows.
+def real_system(system: str) -> RealSystem:
+    """The system of that name.
 
     Raises:
         BadInput: an unknown system.
@@ -142,10 +152,10 @@ def order_and_window(system: str, window: int) -> tuple[str, str, int]:
     if kind == FIXED.kind and dash:
         if not size.isdecimal() or not 1 <= int(size) <= MAX_WINDOW:
             raise BadInput(f"fixed-K has a window K in 1..{MAX_WINDOW}, not {size!r}")
-        return FCFS, FIXED.kind, int(size)
+        return RealSystem(FCFS, FIXED, window=int(size))
     if system not in SYSTEMS:
         raise BadInput(f"unknown system {system!r}; known: {', '.join(SYSTEMS)}, fixed-K")
-    return (*SYSTEMS[system], window)
+    return SYSTEMS[system]
 
 
 def study(config: RealConfig, out: Path, told: Told) -> dict[str, Any]:
@@ -223,30 +233,30 @@ def one_load(config: RealConfig, system: str, ues: int, seed: int, drafts: Path)
 
 def _serving(config: RealConfig, system: str) -> ServeConfig:
     """Configuration of the BS."""
-    order, _, _ = order_and_window(system, config.window)
-    entry = SCHEDULERS.choose(order)
+    chosen = real_system(system)
     return ServeConfig(
         bind="tcp://127.0.0.1:*",
-        scheduler=order,
+        scheduler=chosen.order.kind,
         max_batch=config.max_batch,
-        admission=config.admission or not entry.admits,
-        coefficients=(config.coefficients or None) if entry.needs_coefficients else None,
-        prefix_cache=system != SLED,
+        admission=config.admission or not chosen.order.admits,
+        coefficients=(config.coefficients or None) if chosen.order.needs_coefficients else None,
+        prefix_cache=chosen.prefix_cache,
     )
 
 
 def _orders(
     config: RealConfig, system: str, ues: int, seed: int, address: str, drafts: Path, start_s: float
 ) -> list[UeOrder]:
-    order, rule, window = order_and_window(system, config.window)
-    needs = rule != NONE and WINDOW_RULES[rule].predictor
+    chosen = real_system(system)
+    needs = chosen.rule is not None and chosen.rule.predictor
     return [
         UeOrder(
-            number=number, ues=ues, address=address, recording=str(drafts), rule=rule,
-            window=config.most if needs else window,
+            number=number, ues=ues, address=address, recording=str(drafts),
+            rule=chosen.rule and chosen.rule.kind,
+            window=config.most if needs else chosen.window or config.window,
             predictor=str(predictor_directory(config.predictor)) if needs else None,
             draft_tps=config.draft_tps, speed_tps=speed * (config.speed_scale or 1.0),
-            promised=SCHEDULERS[order].admits, seed=seed,
+            promised=chosen.order.admits, seed=seed,
             start_s=start_s, spread_s=config.warmup_s / 2,
             stop_s=start_s + config.warmup_s + config.horizon_s + config.tail_s,
         )

@@ -23,8 +23,6 @@ from testbed.ue.windows.predictor import load_predictor
 from testbed.ue.windows.registry import window_policy
 
 TIMEOUT_S = 60.0
-NONE = "none"
-"""Window rule of a UE that does not draft: the target decodes alone."""
 
 
 class UeOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,8 +32,8 @@ class UeOrder(msgspec.Struct, frozen=True, kw_only=True):
     ues: int
     address: str
     recording: str
-    rule: str
-    """A window rule, or `none`."""
+    rule: str | None
+    """A window rule; None: the target decodes alone."""
     window: int
     predictor: str | None
     draft_tps: float
@@ -102,7 +100,7 @@ class _RealUe:
         self._drafter, self._ends, self._tokenizer = RecordedDrafter(recording), recording.end_ids, recording.tokenizer
         self._mine = recording.prompts[order.number :: order.ues]
         random.Random(f"{order.seed} {order.number}").shuffle(self._mine)
-        self._policy = None if order.rule == NONE else _policy(order)
+        self._policy = None if order.rule is None else _policy(order, order.rule)
         self._rounds: list[UeRound] = []
 
     async def run(self) -> Report:
@@ -140,9 +138,9 @@ class _RealUe:
         )  # fmt: skip
 
 
-def _policy(order: UeOrder) -> WindowPolicy:
+def _policy(order: UeOrder, rule: str) -> WindowPolicy:
     predictor = None if order.predictor is None else load_predictor(Path(order.predictor))
-    return window_policy(order.rule, order.window, predictor)
+    return window_policy(rule, order.window, predictor)
 
 
 def _again(prompts: list[Recorded]) -> Iterator[Recorded]:

@@ -24,7 +24,6 @@ from testbed.experiments.cell.run import CellRun, direction_slots
 from testbed.experiments.cell.tally import UeTally
 from testbed.experiments.inputs.profile import load_profile
 from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, counted_in
-from testbed.protocols import TARGET_ONLY
 from testbed.ue.windows.registry import WINDOW_RULES
 
 MOST_REAL_UES = 64
@@ -83,7 +82,7 @@ def _check(config: CellConfig, decoding: Mapping[int, UeGroup]) -> None:
         )
     for group in decoding.values():
         rule = WINDOW_RULES[group.window_rule]
-        if group.method.sampled and group.protocol != TARGET_ONLY:
+        if group.method.sampled and group.method.drafts:
             raise BadInput(f"group {group.name}: {group.protocol} samples, whose outputs --real cannot compare")
         if group.judge_keeps or rule.predictor or rule.hinted:
             raise BadInput(f"group {group.name}: --real has neither a judge that keeps tokens, predictors nor hints")

@@ -27,7 +27,6 @@ from testbed.experiments.deployment.load import LoadUe
 from testbed.experiments.deployment.profiled import ProfilePace
 from testbed.experiments.inputs.profile import load_profile
 from testbed.files import whole_file
-from testbed.protocols import TARGET_ONLY
 from testbed.synthetic import VOCAB, next_token
 from testbed.tasks import cancel
 from testbed.ue.client import Client
@@ -204,7 +203,7 @@ async def _decode(order: CellUeOrder) -> UeReport:
     client = Client(ZmqLink(order.address, new_identity()), clock, 0, TIMEOUT_S)
     agreement = Agreement(order.seed, order.number, group.alpha)
     drafter = RealDrafter(VOCAB, profile.hidden_size or 64, agreement)
-    alone = group.protocol == TARGET_ONLY
+    alone = not group.method.drafts
     ue = LoadUe(
         client, drafter, None if alone else window_policy(group.window_rule, group.window),
         ProfilePace(profile, clock), speed_tps=group.class_tps, protocol=group.protocol,

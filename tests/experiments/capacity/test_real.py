@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from testbed.bs.scheduling.registry import SCHEDULERS
 from testbed.cli.capacity import combined
 from testbed.errors import BadInput
-from testbed.experiments.capacity.real import RealConfig, _orders, _serving, order_and_window
+from testbed.experiments.capacity.real import RealConfig, _orders, _serving, real_system
 from testbed.experiments.capacity.real_tally import tally
 from testbed.experiments.capacity.real_ue import Report, Response, UeRound
+from testbed.ue.windows.fixed import FIXED
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,7 @@ def test_it_is_configured_as_the_virtual_study_is(tmp_path: Path) -> None:
 
 def test_systems_differ_in_what_they_are_named_for() -> None:
     config = RealConfig(coefficients="a100-qwen3-32b", max_batch=3)
-    assert order_and_window("fixed-7", 5) == ("fcfs", "fixed", 7)
+    assert real_system("fixed-7") == (SCHEDULERS["fcfs"], FIXED, True, 7)
     assert not _serving(config, "sled").prefix_cache and _serving(config, "wisp").prefix_cache
     assert _serving(config, "wisp").coefficients and not _serving(config, "fcfs-cache").coefficients
     orders = {
@@ -52,7 +54,7 @@ def test_systems_differ_in_what_they_are_named_for() -> None:
     }
     assert {one.promised for one in orders["wisp"]} == {True} and {one.promised for one in orders["sled"]} == {False}
     assert orders["wisp"][0].window == config.most and orders["sled"][0].window == config.window
-    assert orders["centralized"][0].rule == "none" and orders["wisp"][0].predictor is not None
+    assert orders["centralized"][0].rule is None and orders["wisp"][0].predictor is not None
     for name, given in orders.items():
         assert sorted(one.speed_tps for one in given) == [2.0, 4.0, 6.0, 8.0], name
         assert all(one.seed == 7 and one.stop_s == 100 + 4 + 20 + 3 for one in given)
