@@ -42,6 +42,8 @@ COMMITTED: dict[str, Callable[[float, int], float]] = {"geometric": geometric, L
 GUARD_PASSES = 3
 """A request may have to wait for the running pass, and shares its own pass with others, which takes longer than T̂({i}).
 The third pass is for requests before it: with two, deadlines are met in passes so small that others miss theirs."""
+WORTH = 2
+"""Passes with requests without a guarantee may last this many times c, however fast a guaranteed speed is."""
 
 
 def budget_s(
@@ -139,8 +141,8 @@ class Slo(Scheduler):
     """Share of its lead over the guarantee that an output may lose in one round."""
     patience_s: float = 1.0
     """Least τ of a request without a guarantee; `Pending.turn_s` keeps them to the time that guarantees leave."""
-    spare_s: float | None = None
-    """Longest pass that a request without a guarantee may join; None: any. `learn` sets it."""
+    spare_s: float = math.inf
+    """Longest pass that a request without a guarantee may join. `learn` sets it."""
     hold_s: float | None = None
     """Longest pass that an uncached prompt may cause; longer prompts are computed in pieces, so that requests that
     arrive during the pass wait less. None: prompts are never cut."""
@@ -190,10 +192,10 @@ class Slo(Scheduler):
         """The same scheduler with new coefficients. Requests without a guarantee and, if they are cut, prompts make no
         pass longer than a `GUARD_PASSES`-th of the budget: a round may have to wait for one pass before its own.
         """
-        spare_s = None if budget_s is None else max(0.0, budget_s) / GUARD_PASSES
-        cut_s = self.patience_s / GUARD_PASSES if spare_s is None else spare_s
-        hold_s = cut_s if self.cuts else self.hold_s
-        return replace(self, coefficients=coefficients or self.coefficients, hold_s=hold_s, spare_s=spare_s)
+        times, cut_s = coefficients or self.coefficients, self.patience_s if budget_s is None else max(0.0, budget_s)
+        spare_s = math.inf if budget_s is None else max(budget_s / GUARD_PASSES, WORTH * times.c)
+        hold_s = cut_s / GUARD_PASSES if self.cuts else self.hold_s
+        return replace(self, coefficients=times, hold_s=hold_s, spare_s=spare_s)
 
     def snapshot(self, pending: Sequence[Pending], now_s: float) -> dict[str, Any]:
         """Requests in both queues, and the longest pass that a prompt may cause."""
@@ -249,9 +251,7 @@ class Slo(Scheduler):
             exempt = not self.protect or (entry.late and not blocks)
             tightest_s = due_s if exempt else min(due_s, entry.deadline_s)
             fits = tokens + entry.new <= self.max_tokens and kv + entry.kv <= room
-            most_s = math.inf
-            if self.spare_s is not None and batch and entry.pending.speed_tps is None:
-                most_s = self.spare_s
+            most_s = self.spare_s if batch and entry.pending.speed_tps is None else math.inf
             fits = fits and now_s + (took_s + entry.share_s) <= tightest_s and took_s + entry.share_s <= most_s
             if self.hold_s is not None and entry.new - len(entry.pending.request.draft) > PIECE:
                 if not (fits and took_s + entry.share_s <= self.hold_s):

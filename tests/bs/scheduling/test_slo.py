@@ -346,9 +346,9 @@ ARRIVALS = st.lists(
 )
 
 
-@given(arrivals=ARRIVALS, spare_s=st.sampled_from([None, 0.0, 0.05]), size=st.integers(1, 8))
+@given(arrivals=ARRIVALS, spare_s=st.sampled_from([math.inf, 0.0, 0.05]), size=st.integers(1, 8))
 def test_a_request_waits_for_those_with_earlier_deadlines_and_one_pass(
-    arrivals: list[tuple[float, int, float | None, float]], spare_s: float | None, size: int
+    arrivals: list[tuple[float, int, float | None, float]], spare_s: float, size: int
 ) -> None:
     """Starvation: whatever arrives, a request is taken before the time that one pass each for the requests with earlier
     deadlines, its own and two more would take, counted without the scheduler.
@@ -382,6 +382,8 @@ def test_requests_without_a_guarantee_make_no_pass_longer_than_may_be() -> None:
     joined = [item for item in batch if item in free]
     assert took_s(joined) <= 0.04 < took_s([*joined, free[-1]]) and names(batch)[0] == "free-0"
     assert set(names(given)) <= set(names(batch))
+    least = Slo(coefficients=A100).learn(None, -1.0).plan(free, NOW_S)  # no time at all for a guaranteed round
+    assert len(least) > 1 and took_s(least) <= 2 * A100.c
     assert len(Slo(coefficients=A100).learn(None, None).plan([*free, *given], NOW_S)) == 33
 
 
