@@ -2,7 +2,7 @@
 
 `BaseStation._step` is the round. Two tasks share one event loop: `Dispatcher.receive` handles messages and fills the
 queue, `_run` takes a step whenever requests are waiting. The engine has a thread of its own, so that messages are
-handled during a pass.
+handled during a pass that is not short.
 """
 
 from __future__ import annotations

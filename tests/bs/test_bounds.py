@@ -243,22 +243,23 @@ def test_speeds_that_no_session_has_any_more_are_forgotten() -> None:
 def test_sessions_that_the_engine_never_saw_are_no_work_for_it() -> None:
     """Who opens and closes sessions during a long pass piles up nothing behind it."""
     engine, released = SyntheticEngine(vocab_size=VOCAB), list[str]()
+    begun, hold, step = threading.Event(), threading.Event(), engine.step
     engine.release = released.append  # type: ignore[method-assign]
+    engine.step = lambda: begun.set() or (hold.wait(20) and step())  # type: ignore[method-assign, assignment, return-value]
     with ThreadPoolExecutor(1) as thread:
         runner = ThreadRunner(engine, thread)
 
         async def run() -> None:
             runner.submit(VerifyRequest("seen", np.array([1], np.int32), np.zeros(0, np.int32)))
-            await runner.step()
-            begun, hold = threading.Event(), threading.Event()
-            thread.submit(lambda: begun.set() or hold.wait(20))
-            begun.wait(20)
+            passing = asyncio.create_task(runner.step())
+            await asyncio.to_thread(begun.wait, 20)
             for number in range(10_000):
                 runner.release(f"stranger/{number}")
             runner.release("seen")
             runner.release("seen")
-            assert thread._work_queue.qsize() == 1
+            assert thread._work_queue.qsize() == 0 and runner._leaving == ["seen"] and not released
             hold.set()
+            await passing
 
         asyncio.run(run())
     assert released == ["seen"]

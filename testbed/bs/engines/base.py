@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +89,8 @@ class VerifyEngine(ABC):
     """Tokens of a block of the prefix cache, which holds whole blocks only."""
     kv_tokens: int | None
     """Tokens whose keys and values fit the cache; None: no fixed number."""
+    any_thread: ClassVar[bool] = False
+    """Whether calls may come from different threads, one at a time."""
 
     @abstractmethod
     def submit(self, request: VerifyRequest) -> None:

@@ -88,6 +88,8 @@ class LlamaEngine(BatchedEngine):
         ConfigError: another option out of range.
     """
 
+    any_thread = True
+
     def __init__(
         self,
         model: str | Path,

@@ -17,6 +17,8 @@ from testbed.synthetic import MIN_VOCAB, VOCAB, Peaked, next_token, noise, runne
 class SyntheticEngine(BatchedEngine):
     """A target on `testbed.synthetic`'s language."""
 
+    any_thread = True
+
     def __init__(
         self,
         model: str | Path | None = None,
