@@ -98,7 +98,8 @@ class Traffic:
         if share.result is None:
             self.pieces += 1
             return
-        assert share.cached + share.new == len(share.request.prefix) + len(share.request.draft)
+        if self.engine.block_size == 1:  # otherwise it may be a prompt that brings missing rows back
+            assert share.cached + share.new == len(share.request.prefix) + len(share.request.draft)
         check(share.result, share.request, self.reference, self.atol)
         session.round, session.verified = None, (share.request.draft.tolist(), share.result.argmax.tolist())
         session.decide_at = self.passes + (2 if session.kind == "late" else 1)
