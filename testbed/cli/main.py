@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import os
 import resource
@@ -29,6 +30,10 @@ from testbed.errors import BadInput, TestbedError
 from testbed.process import logs
 
 INTERRUPTED = 130
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a full disk."""
+CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+"""Errors of a file that may not be used."""
 LEAST_FILES = 128
 """Files that any command may need: modules, sockets, libraries' own."""
 PR_SET_PDEATHSIG = 1
@@ -92,6 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code: 0 done, 1 the work failed, 2 bad input, 130 interrupted."""
     try:
         code = _command()(args=list(sys.argv[1:] if argv is None else argv), prog_name="testbed", standalone_mode=False)
+        sys.stdout.flush()
     except typer.Exit as exc:
         return exc.exit_code
     except (typer.Abort, KeyboardInterrupt):
@@ -107,12 +113,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ImportError as exc:  # of an installed package; those that are missing are reported with their extra
         return _say(f"{exc.name or 'a package'} cannot be loaded: {exc}", 1)
     except Exception as exc:
+        if isinstance(exc, OSError) and (exc.errno in FULL or (exc.errno in CLOSED and exc.filename)):
+            return _unwritten(exc)
         if not isinstance(exc, ClickError):
             raise
         return _usage(exc)
     if code == INTERRUPTED:  # typer's answer to Ctrl-C
         return _say("interrupted", INTERRUPTED)
     return code if isinstance(code, int) else 0
+
+
+def _unwritten(error: OSError) -> int:
+    """A file that may not be used, or a full disk, in one line."""
+    if error.filename is None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left for stdout would raise again at exit
+    return _say(f"cannot use {error.filename or 'the output'}: {error.strerror}", 1)
 
 
 def _usage(error: Any) -> int:

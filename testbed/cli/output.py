@@ -145,7 +145,8 @@ def progress(label: str = "loading", total: int | None = None) -> Iterator[Calla
 
 def note(text: str) -> None:
     """One line for people, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 def note_power(power: Mapping[str, Any]) -> None:

@@ -174,3 +174,27 @@ def test_a_lack_of_memory_is_not_taken_for_a_missing_extra(
     monkeypatch.setattr("testbed.experiments.doctor.checks.examine", fail)
     assert main(["doctor"]) == 1
     assert capsys.readouterr().err.startswith(says)
+
+
+FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+
+
+@FULL
+@pytest.mark.parametrize("words", ["channel cost --json", "sweep --list", "models path"])
+def test_a_full_disk_is_one_line(words: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "testbed", *words.split()], stdout=full, stderr=subprocess.PIPE, text=True,
+            timeout=120, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1 and done.stderr.endswith("testbed: cannot use the output: No space left on device\n")
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+
+
+def test_where_nothing_can_be_written_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    out = str(tmp_path / "file" / "out")
+    for words in (["bench", "--requests", "2"], ["demo", "--prompts", "1"]):
+        assert main([*words, "--out", out]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("testbed: ") and out in said and said.count("\n") == 1

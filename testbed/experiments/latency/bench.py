@@ -30,7 +30,7 @@ from testbed.experiments.results.csv_file import write_csv
 from testbed.experiments.runs.execute import drafter_of
 from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.experiments.runs.processes import base_station
-from testbed.files import require_empty
+from testbed.files import make_folder, require_empty
 from testbed.intervals import LEAST_VALUES
 from testbed.protocols.methods import run_method
 from testbed.ue.dial import dial
@@ -160,6 +160,7 @@ def run_bench(config: BenchConfig, out: Path | None, say: Say) -> dict[str, Any]
             raise BadInput(f"{method} has no link of its own; give other --methods")
     if out is not None:
         require_empty(out)
+        make_folder(out)
     run = RunConfig(
         methods=config.methods, window=config.window, limit=config.requests, dataset=config.dataset,
         max_tokens=config.max_tokens, drafter=config.drafter, seed=config.seed, concurrency=config.max_concurrency,
@@ -231,7 +232,6 @@ async def _load(
 
 
 def _write(out: Path, document: dict[str, Any]) -> None:
-    out.mkdir(parents=True, exist_ok=True)
     rows = document["rows"]
     write_csv(out / "bench.csv", rows)
     (out / "plots").mkdir(exist_ok=True)

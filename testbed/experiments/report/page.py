@@ -24,6 +24,7 @@ from testbed.experiments.report.intervals import Intervals, with_intervals
 from testbed.experiments.report.rows_table import rows_html, study_html
 from testbed.experiments.results.directory import write_text
 from testbed.experiments.results.traffic import by_meaning
+from testbed.files import make_folder
 
 __all__ = ["row_names", "write_report"]
 
@@ -65,12 +66,12 @@ def write_shown(shown: Sequence[Shown], out: Path, formats: Sequence[str] = ("pn
         formats: formats of the files in `plots/`: png, svg, pdf.
 
     Raises:
-        BadInput: an unknown format, or matplotlib is missing.
+        BadInput: an unknown format, matplotlib is missing, or `out` cannot be created.
     """
     check_formats(formats)
     intervals = [with_intervals(one.parts, one.config) if one.speculates else [] for one in shown]
     for folder in ("plots", "tables"):
-        (out / folder).mkdir(parents=True, exist_ok=True)
+        make_folder(out / folder)
     parts = [_section(one, found, out, formats) for one, found in zip(shown, intervals, strict=True)]
     compared = compared_html(shown) if len(shown) > 1 else ""
     names = [one.path.resolve().name for one in shown]
