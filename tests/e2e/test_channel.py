@@ -20,8 +20,11 @@ import pytest
 
 from testbed.channel.trace import Trace, write_trace
 from testbed.config import ServeConfig
+from testbed.experiments.inputs.pair import target_for
 from testbed.experiments.runs.processes import base_station
-from testbed.models.bundle import bundled
+
+ENGINE = "llama"
+"""Starts within a second; these tests are about links."""
 
 
 def command(*arguments: str) -> list[str]:
@@ -64,8 +67,7 @@ def emulating(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str
 
 @pytest.fixture(scope="module")
 def station() -> Iterator[str]:
-    model = str(bundled().require("target"))
-    with base_station(ServeConfig(engine="transformers", model=model, bind="tcp://127.0.0.1:*")) as ready:
+    with base_station(ServeConfig(engine=ENGINE, model=target_for(ENGINE, None), bind="tcp://127.0.0.1:*")) as ready:
         yield ready["bind"]
 
 
@@ -135,7 +137,7 @@ def test_the_demo_over_a_relay_and_in_virtual_time(tmp_path: Path) -> None:
     against each other on a quiet one.
     """
     link = "uplink_mbps=20,downlink_mbps=20,rtt_ms=50"
-    shared = ["--prompts", "2", "--methods", "greedy,fh,target-only", "--engine", "transformers", "--max-tokens", "32"]
+    shared = ["--prompts", "2", "--methods", "greedy,fh,target-only", "--engine", ENGINE, "--max-tokens", "32"]
     real = run("demo", *shared, "--channel", f"kind=proxy,{link}", "--out", str(tmp_path / "real"))
     virtual = run("demo", *shared, "--channel", f"kind=virtual,{link}", "--out", str(tmp_path / "virtual"))
     assert {"bs", "ue", "proxy"} <= set(real["host"]["pids"])
@@ -160,7 +162,7 @@ def test_the_demo_over_a_relay_and_in_virtual_time(tmp_path: Path) -> None:
 
 
 def test_a_virtual_demo_with_a_profile_repeats_to_the_byte(tmp_path: Path) -> None:
-    shared = ["--prompts", "2", "--methods", "greedy,sh", "--engine", "transformers"]
+    shared = ["--prompts", "2", "--methods", "greedy,sh", "--engine", ENGINE]
     channel = ["--channel", "kind=trace,file=drive,via=virtual,profile=wisv"]
     both = [start("demo", *shared, *channel, "--out", str(tmp_path / name)) for name in "ab"]  # no real time in it
     first, second = map(ended, both)
