@@ -13,7 +13,7 @@ from testbed.experiments.latency.load_config import LoadConfig
 from testbed.experiments.latency.ramp.config import HINTS, RampConfig
 from testbed.experiments.latency.ramp.measure import measure as climb
 
-TINY = LoadConfig(engine="transformers", windows=(2,), rates=1, requests=9, at_once=4, max_tokens=16, repeats=1)
+TINY = LoadConfig(engine="llama", windows=(2,), rates=1, requests=9, at_once=4, max_tokens=16, repeats=1)
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
