@@ -211,6 +211,7 @@ def test_a_damaged_head_is_refused(tmp_path: Path, name: str, damage: str) -> No
 @pytest.mark.parametrize("damage", ["truncated", "object"])
 def test_the_command_line_shows_one_line_and_exits_with_2(target: Path, damage: str) -> None:
     DAMAGES[damage](target / "tokenizer.json")
-    command = [sys.executable, "-m", "testbed", "bs", "serve", "--engine", "transformers", "--model", str(target)]
+    command = [sys.executable, "-m", "testbed", "bs", "serve", "--bind", "tcp://127.0.0.1:*"]
+    command += ["--engine", "transformers", "--model", str(target)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ})
     assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1 and "tokenizer.json" in done.stderr
