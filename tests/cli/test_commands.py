@@ -199,3 +199,9 @@ def test_a_bare_machine_is_told_how_to_get_everything(monkeypatch: pytest.Monkey
     assert all(finding.fix and finding.found for finding in lacking)
     assert all(re.search(r"make setup|apt install|modprobe|run as root|testbed models|optional|meter", finding.fix)
                for finding in lacking)  # fmt: skip
+
+
+def test_examples_in_help_keep_their_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["sweep", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "methods: [greedy, fh], prompts: 50" in said and "window: [8, 16], rate_mbps: [20, 500]" in said

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from testbed.config import DemoConfig
-from testbed.experiments.runs.demo import run_config
+from testbed.errors import BadInput
+from testbed.experiments.runs.demo import run_config, run_demo
 from testbed.models.export import export_gguf
 
 
@@ -25,3 +27,12 @@ def test_ties_are_counted_unless_the_target_computes_in_float32(
     assert (
         run_config(vllm).tie_tolerance == 0 < run_config(msgspec.structs.replace(vllm, dtype="bfloat16")).tie_tolerance
     )
+
+
+def test_the_bundled_drafter_is_refused_for_another_tokenizer_before_anything_starts(
+    random_models: dict[str, Path], tmp_path: Path
+) -> None:
+    started: list[str] = []
+    with pytest.raises(BadInput, match="another tokenizer"):
+        run_demo(DemoConfig(model=str(random_models["llama"])), tmp_path / "out", started.append)
+    assert not started and not (tmp_path / "out").exists()

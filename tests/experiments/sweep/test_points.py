@@ -18,7 +18,7 @@ from testbed.config import DemoConfig
 from testbed.errors import BadInput, ConfigError
 from testbed.experiments.sweep.files import find_sweep, sweep_files
 from testbed.experiments.sweep.grid import Executor
-from testbed.experiments.sweep.points import SweepConfig, load_sweep, points
+from testbed.experiments.sweep.points import SweepConfig, load_sweep, points, with_settings
 from tests.support.refusals import refuse
 
 RUN = DemoConfig(
@@ -178,3 +178,13 @@ def test_the_list_and_the_plan_on_the_command_line(tmp_path: Path, capsys: pytes
     assert "2 points, 1 to run (1 in virtual time, 0 in real time), 2 requests" in lines[2]
     assert main(["sweep"]) == 2
     assert "testbed sweep --list" in capsys.readouterr().err
+
+
+def test_settings_on_the_command_line_replace_those_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text("run: {channel: 'kind=virtual,profile=wisv', prompts: 50}\ngrid: {window: [4, 8]}\n")
+    found = with_settings(load_sweep(path), ["prompts=5", "grid.window=[16]", "repeats=2"])
+    assert (found.run.prompts, found.grid, found.repeats) == (5, {"window": [16]}, 2)
+    for wrong in ("prompts", "nothing=1", "prompts=many"):
+        with pytest.raises(BadInput):
+            with_settings(load_sweep(path), [wrong])
