@@ -27,7 +27,7 @@ from tests.faults.links import Reference, judged
 from tests.faults.outcome import Outcome, counted
 from tests.faults.site import SYNTHETIC, Site, Station, free_port, site
 
-FILES, STRANGERS = 96, 200
+FILES, STRANGERS = 128, 260
 """Descriptors of the base station, and connections that strangers open at once."""
 ROOM_BYTES = 96 * 2**20
 """Memory that a base station may take beyond that with which it started."""
