@@ -85,4 +85,4 @@ def test_rounds_of_all_kinds_join_between_passes(loaded: tuple[VerifyEngine, Ref
 def test_hundreds_of_passes(loaded: tuple[VerifyEngine, Reference], seed: int) -> None:
     """Sixteen sessions on 64 blocks, or on ten sequences: many are evicted."""
     found = traffic(loaded, 400, 16, seed)
-    assert found.rounds > 1000 and found.pieces > 100 and found.lost > 10
+    assert found.rounds > 900 and found.pieces > 100 and found.lost > 10
