@@ -9,8 +9,8 @@ transformers compute in float32, llama.cpp with the GGUF file. transformers and 
 with the same weights in float32, and so does `testbed vllm float32-drafter`, whose ratios compare equal drafters (those
 of the bundled pair are equal anyway). `tokens_per_pass` is the output's length over the passes of the target.
 
-A system that is missing or fails to load is left out with a line. After `--seconds` no further prompt is begun. Ratios
-are medians over the prompts with 95 % bootstrap intervals. `--out` keeps the document and every output's tokens,
+A system that is missing or fails to load is left out with a line. After `--seconds` no further prompt is begun.
+Tokens/s and their ratios are medians over the prompts with 95 % bootstrap intervals. `--out` keeps the document and every output's tokens,
 passes and seconds.
 """
 
@@ -179,12 +179,11 @@ def rows_of(found: dict[str, list[dict[str, Any]]], loading: dict[str, float]) -
     reference = next(iter(found.values()))
     rows = []
     for name, outputs in found.items():
-        _, low, high = median([speed(one) for one in outputs])
+        value, low, high = median([speed(one) for one in outputs])
         same = [one["ids"] == other["ids"] for one, other in zip(outputs, reference, strict=True)]
-        total_s = sum(one["s"] for one in outputs)
         tokens = sum(len(one["ids"]) for one in outputs)
         rows.append({
-            "system": name, "tokens_per_s": tokens / total_s, "interval": [low, high],
+            "system": name, "tokens_per_s": value, "interval": [low, high],
             "tokens_per_pass": tokens / sum(one["passes"] for one in outputs), "same": sum(same) / len(same),
             "load_s": loading.get(name) or loading[name.rpartition(" ")[0]],
         })  # fmt: skip
@@ -211,7 +210,7 @@ def show(document: dict[str, Any]) -> None:
     """Print the rows as tables."""
     about = document["host"]
     print(f"{document['model']}: {about['cpu']}, {about['cores']} cores; {document['prompts']} prompts")
-    print(f"{'system':34} {'tokens/s':>9} {'per prompt, 95 %':>19} {'per pass':>8} {'same output':>12} {'loaded':>8}")
+    print(f"{'system':34} {'tokens/s':>9} {'95 %':>19} {'per pass':>8} {'same output':>12} {'loaded':>8}")
     for row in document["rows"]:
         low, high = row["interval"]
         print(

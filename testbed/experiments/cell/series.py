@@ -20,8 +20,8 @@ class GroupSeries(msgspec.Struct):
     uplink_share: list[float] = []
     """Share of the uplink's bandwidth that it used, all UEs together."""
     downlink_share: list[float] = []
-    goodput_tps: list[float] = []
-    """Committed tokens per second, all UEs together."""
+    goodput_tps: list[float | None] = []
+    """Committed tokens per second, all UEs together; None: they send bytes."""
     window: list[float | None] = []
     """Mean number of drafted tokens per round; None: no round ended."""
 
@@ -62,11 +62,13 @@ class SeriesRecorder:
     def step(self) -> None:
         """Take the values of the step that ends now."""
         counts = self._counts()
-        for series, after, before in zip(self.series.groups.values(), counts, self._before, strict=True):
+        for (group, _), after, before in zip(self._groups, counts, self._before, strict=True):
+            series = self.series.groups[group.name]
             grown = {key: after[key] - before[key] for key in after}
             series.uplink_share.append(grown["up"] / self._slots[True])
             series.downlink_share.append(grown["down"] / self._slots[False])
-            series.goodput_tps.append(grown["tokens"] / self.series.step_s)
+            decodes = group.traffic == "tokens"
+            series.goodput_tps.append(grown["tokens"] / self.series.step_s if decodes else None)
             series.window.append(grown["drafted"] / grown["rounds"] if grown["rounds"] else None)
         self.series.queue.append(self._queue())
         self._before = counts

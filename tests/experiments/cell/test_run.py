@@ -125,7 +125,10 @@ def test_series_add_up_to_the_rows(duplex: Literal["fdd", "tdd"]) -> None:
     shares = [sum(group.uplink_share) for group in series.groups.values()]
     assert len(series.queue) == 100
     assert sum(shares) / 100 == pytest.approx(run.uplink, rel=1e-6)
-    assert sum(series.groups["fh"].goodput_tps) * 0.1 == pytest.approx(sum(t.tokens for t in tallies))
+    assert sum(rate or 0.0 for rate in series.groups["fh"].goodput_tps) * 0.1 == pytest.approx(
+        sum(t.tokens for t in tallies)
+    )
+    assert set(series.groups["bytes"].goodput_tps) == {None}
     assert series.latencies_s["fh"] == [latency for tally in tallies for latency in tally.latencies_s]
 
 
