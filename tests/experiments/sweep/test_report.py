@@ -59,9 +59,9 @@ def test_table_one_has_windows_and_methods_down_and_links_across(sweep: Path) ->
     assert table is not None
     rows = list(csv.reader(io.StringIO(report_tables.pivot_csv(table))))
     assert len(rows) == 1 + len(WINDOWS) * len(SERIES)
-    assert rows[0][:3] == ["window", "method", "latency_s @ 500 Mbit/s"]
+    assert rows[0][:3] == ["window", "method", "latency_s @ 20 Mbit/s"]
     first = next(
-        row for row in shown.rows if (row["window"], row["uplink_mbps"], row["series"]) == (4, 500.0, SERIES[0])
+        row for row in shown.rows if (row["window"], row["uplink_mbps"], row["series"]) == (4, 20.0, SERIES[0])
     )
     assert rows[1][:4] == ["4", "SD greedy", f"{first['latency_s']:.3f}", "3.500"]
     latex = report_tables.pivot_latex(table)
