@@ -10,8 +10,8 @@ with the same weights in float32, and so does `testbed vllm float32-drafter`, wh
 of the bundled pair are equal anyway). `tokens_per_pass` is the output's length over the passes of the target.
 
 A system that is missing or fails to load is left out with a line. After `--seconds` no further prompt is begun.
-Tokens/s and their ratios are medians over the prompts with 95 % bootstrap intervals. `--out` keeps the document and every output's tokens,
-passes and seconds.
+Tokens/s and their ratios are medians over the prompts with 95 % bootstrap intervals. `--out` keeps the document, and
+every output's tokens, passes and seconds.
 """
 
 from __future__ import annotations
