@@ -71,14 +71,18 @@ class TraceAir:
         traces: [n], one for each UE.
         bandwidth_hz: bandwidth on which the traces were recorded.
         bler: block error rate that applies in addition, in [0, 1).
+        starts_s: [n] time of each trace at which its UE starts. Default: its beginning.
     """
 
-    def __init__(self, traces: Sequence[Trace], bandwidth_hz: float, bler: float = 0.0) -> None:
+    def __init__(
+        self, traces: Sequence[Trace], bandwidth_hz: float, bler: float = 0.0, starts_s: Sequence[float] = ()
+    ) -> None:
         self._tables = [_Table(trace, bandwidth_hz, bler) for trace in traces]
+        self._starts_s = list(starts_s) or [0.0] * len(self._tables)
 
     def state(self, ue: int, up: bool, t_s: float) -> AirState:
         """See `Air.state`."""
-        return self._tables[ue].state(up, t_s)
+        return self._tables[ue].state(up, t_s + self._starts_s[ue])
 
     def learn(self, ue: int, up: bool, lost: bool) -> None:
         """See `Air.learn`: nothing changes."""

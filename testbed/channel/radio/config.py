@@ -49,6 +49,9 @@ class TraceSource(Config, frozen=True, tag="traces", tag_field="kind"):
     bandwidth_hz: Annotated[
         float | None, option("Bandwidth on which they were recorded. Default: the cell's.", above=0, unit="Hz")
     ] = None
+    stagger_s: Annotated[
+        float, option("UE n starts n times this much into its trace.", least=0, most=1e5, unit="s")
+    ] = 0.0
 
 
 class RadioConfig(Config, frozen=True):
@@ -110,7 +113,8 @@ class RadioConfig(Config, frozen=True):
                 raise BadInput("a source of kind traces needs files")
             traces = [read_trace(find("traces", name)) for name in source.files]
             chosen = [traces[ue % len(traces)] for ue in range(len(ues))]
-            return TraceAir(chosen, source.bandwidth_hz or self.bandwidth_hz, bler)
+            starts = [ue * source.stagger_s for ue in range(len(ues))]
+            return TraceAir(chosen, source.bandwidth_hz or self.bandwidth_hz, bler, starts)
         given = source.bits_per_s_per_hz
         groups = max((ue.group for ue in ues), default=0) + 1
         values = given if isinstance(given, tuple) else (given,) * groups

@@ -23,3 +23,12 @@ def test_a_trace_gives_its_rate_over_the_bandwidth_and_repeats() -> None:
 def test_each_ue_has_its_own_efficiency() -> None:
     air = ConstantAir([1.0, 4.0], bler=0.1)
     assert air.state(1, False, 3.0)[:2] == (4.0, 0.1)
+
+
+def test_ues_start_at_other_times_of_the_same_trace() -> None:
+    ones = np.ones(2)
+    trace = Trace(np.array([0.0, 1.0]), np.array([40.0, 10.0]), np.array([80.0, 20.0]), ones, 0 * ones, 0 * ones, ones)
+    air = TraceAir([trace, trace], bandwidth_hz=20e6, starts_s=[0.0, 1.25])
+    for t_s in (0.0, 0.5, 0.75, 1.5, 7.9):
+        assert air.state(1, True, t_s) == air.state(0, True, t_s + 1.25)
+    assert air.state(0, True, 0.0) != air.state(1, True, 0.0)
