@@ -11,11 +11,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from testbed.errors import BadInput, ModelError, TestbedError
 
 T = TypeVar("T")
 MISTAKEN = {errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG}
 """Error numbers that mean a wrong path, not a failing disk."""
+MOST_VALUES, MOST_DEPTH = 1_000_000, 100
+"""Largest number of values in a YAML document, and of lists and mappings within each other."""
 LOCK = ".lock"
 """Name of the lock file in a locked folder."""
 
@@ -61,6 +65,37 @@ def json_object(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ModelError(f"{path} holds no JSON object")
     return document
+
+
+def yaml_values(content: bytes) -> Any:
+    """The values in a YAML document.
+
+    Raises:
+        BadInput: it is no YAML, is nested too deeply, or has more than `MOST_VALUES` values, those of aliases counted
+            each time: a short file may stand for billions of them.
+    """
+    import yaml
+
+    depth = 0
+    try:
+        for event in yaml.parse(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MOST_DEPTH:  # libyaml's own recursion would overflow the stack
+                raise BadInput(f"values nested more than {MOST_DEPTH} deep")
+        found = msgspec.yaml.decode(content)
+    except (yaml.YAMLError, msgspec.DecodeError, ValueError) as exc:  # ValueError: a date or number that is none
+        raise BadInput(f"not YAML that can be used: {exc}") from exc
+    count, left = 0, [found]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple | set):
+            left += value
+        count += 1
+        if count + len(left) > MOST_VALUES:
+            raise BadInput(f"more than {MOST_VALUES} values, aliases included")
+    return found
 
 
 def make_folder(folder: Path) -> None:

@@ -6,6 +6,7 @@ line, checks of values, and reference pages all read it from there.
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import functools
 import math
@@ -18,11 +19,13 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 import msgspec
 
 from testbed.errors import BadInput, ConfigError
-from testbed.files import whole_file
+from testbed.files import whole_file, yaml_values
 
 C = TypeVar("C", bound="Config")
 S = TypeVar("S", bound=msgspec.Struct)
 
+DATES = (datetime.datetime, datetime.date)
+"""Types of YAML beside those of JSON."""
 METAVARS = {"s": "SECONDS"}
 """Placeholder of a value on help screens, by unit."""
 
@@ -54,12 +57,19 @@ class Bounds:
 
     def holds(self, value: float) -> bool:
         """Whether a number is finite and within."""
-        return math.isfinite(value) and not (
+        return _is_finite(value) and not (
             (self.least is not None and value < self.least)
             or (self.most is not None and value > self.most)
             or (self.above is not None and value <= self.above)
             or (self.below is not None and value >= self.below)
         )
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond the largest float
+        return False
 
 
 @dataclass(frozen=True)
@@ -173,8 +183,8 @@ def load(kind: type[C], path: Path) -> C:
         ConfigError: unreadable, unknown keys, or values of a wrong type or out of bounds.
     """
     try:
-        return msgspec.yaml.decode(path.read_bytes(), type=kind, strict=False)
-    except (OSError, msgspec.DecodeError, BadInput) as exc:
+        return msgspec.convert(yaml_values(path.read_bytes()), kind, strict=False, builtin_types=DATES)
+    except (OSError, msgspec.DecodeError, BadInput, RecursionError) as exc:
         raise ConfigError(f"{path}: {exc}{_nearest(str(exc), kind)}") from exc
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import BadInput, TestbedError
-from testbed.files import held, whole_file
+from testbed.files import held, whole_file, yaml_values
 from tests.support.refusals import refuse
 
 
@@ -23,6 +23,30 @@ def test_a_file_takes_the_place_of_the_old_one_in_the_end(tmp_path: Path) -> Non
         assert path.read_text() == "old" and part.parent == tmp_path
     assert path.read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+BOMB = "".join(f"l{i}: &l{i} [{','.join([f'*l{i - 1}' if i else 'x'] * 9)}]\n" for i in range(9))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (BOMB, "more than 1000000 values"),
+        ("a: &a [*a]", "more than 1000000 values"),
+        ("a: " + "[" * 100_000 + "]" * 100_000, "nested more than 100 deep"),
+        ("- " * 100_000, "nested more than 100 deep"),
+        ("a: 2001-99-99", "not YAML"),
+        ("a: " + "9" * 5000, "not YAML"),
+        ("a: *b", "not YAML"),
+    ],
+)
+def test_yaml_that_cannot_be_used_is_refused(text: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        yaml_values(text.encode())
+
+
+def test_values_in_yaml() -> None:
+    assert yaml_values(b"a: &x [1, 2.5]\nb: [*x, *x]") == {"a": [1, 2.5], "b": [[1, 2.5], [1, 2.5]]}
 
 
 FULL = os.strerror(errno.ENOSPC)

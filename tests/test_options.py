@@ -80,3 +80,11 @@ def test_a_file_of_a_configuration(tmp_path: Path) -> None:
     assert load(Basket, path) == Basket(apples=4, note="ripe")
     path.write_text("aples: 3\n")
     refuse(lambda: load(Basket, path), ConfigError, "did you mean 'apples'?")
+
+
+@pytest.mark.parametrize("text", ["apples: " + "9" * 400, "weight_s: " + "9" * 400, "apples: 2001-99-99", "&a [*a]"])
+def test_values_that_are_too_large_or_none_are_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "basket.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"basket\.yaml"):
+        load(Basket, path)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from testbed.cli.options import AsJson, Given, offering
@@ -16,6 +15,7 @@ from testbed.cli.tables import print_rows
 from testbed.config import load, resolved
 from testbed.errors import BadInput
 from testbed.experiments.capacity.config import CapacityConfig
+from testbed.files import yaml_values
 from testbed.options import C, replaced
 
 COLUMNS = {
@@ -178,8 +178,8 @@ def combined(default: C, file: Path | None, given: Mapping[str, Any], more: Sequ
             known = ", ".join(default.__struct_fields__)
             raise BadInput(f"--set takes FIELD=VALUE, not {text!r}; fields: {known}")
         try:
-            values[name] = msgspec.yaml.decode(value.encode())
-        except msgspec.DecodeError as exc:
+            values[name] = yaml_values(value.encode())
+        except BadInput as exc:
             raise BadInput(f"--set {name}: {value!r} is no value ({exc})") from exc
     return replaced(default, values, strict=False)
 

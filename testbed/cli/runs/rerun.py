@@ -20,6 +20,9 @@ MOST_ROWS = 60
 def rerun(
     run: Annotated[Path, typer.Argument(help="Directory of a demo, a `ue run`, a sweep or one of its points.")],
     out: Annotated[Path | None, typer.Option(help="Run directory. Default: runs/rerun-TIME.")] = None,
+    own_scorer: Annotated[
+        bool, typer.Option("--own-scorer", help="Run the scorer that the directory names also if it is code.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Repeat the run of a directory and compare outputs, token by token, and rows, column by column.
@@ -35,7 +38,7 @@ def rerun(
     from testbed.experiments.sweep.rerun import rerun as run_again
 
     directory = out or Path("runs") / f"rerun-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    document = run_again(run, directory, note)
+    document = run_again(run, directory, note, own_scorer)
     if as_json:
         print_json(document)
         return

@@ -21,7 +21,7 @@ from testbed.experiments.head.config import EpisodeCollectConfig
 from testbed.experiments.head.decoding import label_of
 from testbed.experiments.head.summary import summary
 from testbed.experiments.inputs.pair import target_for
-from testbed.experiments.inputs.scorers import scorer
+from testbed.experiments.inputs.scorers import check_builtin, scorer
 from testbed.experiments.lockstep.answers import Answers, AnswerTask
 from testbed.experiments.lockstep.completions import Completer
 from testbed.experiments.lockstep.decoding import NOTHING, Decoding, Lockstep
@@ -37,11 +37,14 @@ def label(directory: Path, chosen: str | None, config: EpisodeCollectConfig, pro
         config: engine, dtype, model, concurrency, threads and memory share; all else comes from the collection.
 
     Raises:
-        BadInput: no collection, a different target than it was collected with, or labels by another scorer.
+        BadInput: no collection, a different target than it was collected with, labels by another scorer, or a
+            collection that names code as its scorer while none is chosen.
         EngineError: the engine failed; labels already written are kept.
     """
     store = EpisodeStore(directory)
     meta = store.open()
+    if chosen is None:
+        check_builtin(meta.scorer, directory, f"give --scorer {meta.scorer}")
     score = scorer(chosen or meta.scorer)
     target = _target(store, config)
     choose(store, chosen)

@@ -45,6 +45,20 @@ def scorer(name: str) -> Scorer:
     return _checked(name, found)
 
 
+def check_builtin(name: str, where: object, remedy: str) -> None:
+    """Refuse a scorer that is not built in: files that come from others must not choose code that runs here.
+
+    Args:
+        where: what names it.
+        remedy: how its code is run nevertheless.
+
+    Raises:
+        BadInput: it is not built in.
+    """
+    if name not in SCORERS:
+        raise BadInput(f"{where} names code as its scorer, {name!r}: read that code, and {remedy}")
+
+
 def expected(example: Example, score: Scorer) -> Hashable:
     """The answer that an output must have to be right; None: the example has no reference answer.
 

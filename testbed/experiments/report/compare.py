@@ -57,7 +57,11 @@ def _key(part: RowSource, keys: Sequence[str]) -> tuple[str, ...]:
 
 def _line(first: Shown, base: RowSource, other: Shown, part: RowSource) -> list[str]:
     drawn = _together(first, base, other, part)
-    cells = [html.escape(other.path.resolve().name), html.escape(part.name), str(part.row.get("window", "–"))]
+    cells = [
+        html.escape(other.path.resolve().name),
+        html.escape(part.name),
+        html.escape(str(part.row.get("window", "–"))),
+    ]
     if drawn is None:
         return [*cells, "different", *(_change(base.row.get(k), part.row.get(k)) for k in
                 ("latency_s", "rounds", "throughput_tps", "aal")), _difference(base.row, part.row)]  # fmt: skip

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset
-from testbed.experiments.inputs.scorers import expected, scorer
+from testbed.experiments.inputs.scorers import SCORERS, expected
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.files import REQUESTS, ROUNDS, read_requests, read_rounds
 
@@ -48,12 +48,13 @@ class RowSource:
         return {name: values[order] for name, values in found.items()}
 
     def right(self, config: Mapping[str, Any]) -> NDArray[np.float64] | None:
-        """1 for each correct answer [n] by the data set and scorer of a run's configuration; None if unknown."""
-        found, dataset = self.requests, config.get("dataset")
-        if found is None or dataset is None or not len(found["request"]):
+        """1 for each correct answer [n] by the data set and scorer of a run's configuration; None if unknown, or if
+        the scorer is not built in: a report runs no code that a directory names.
+        """
+        found, dataset, score = self.requests, config.get("dataset"), SCORERS.get(str(config.get("scorer", "number")))
+        if found is None or dataset is None or score is None or not len(found["request"]):
             return None
         try:
-            score = scorer(config.get("scorer", "number"))
             examples = load_dataset(dataset, int(found["request"].max()) + 1)
             wanted = [expected(examples[i], score) for i in found["request"].tolist()]
             texts = found["text"].tolist()

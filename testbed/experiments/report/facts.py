@@ -79,4 +79,5 @@ def _named(one: Mapping[str, Any]) -> str:
 
 
 def _items(facts: Mapping[str, Any]) -> str:
-    return "<dl>" + "".join(f"<dt>{k}</dt><dd>{html.escape(str(v))}</dd>" for k, v in facts.items()) + "</dl>"
+    items = (f"<dt>{html.escape(name)}</dt><dd>{html.escape(str(value))}</dd>" for name, value in facts.items())
+    return f"<dl>{''.join(items)}</dl>"

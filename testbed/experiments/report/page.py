@@ -28,6 +28,8 @@ from testbed.files import make_folder
 
 __all__ = ["row_names", "write_report"]
 
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+"""A report shows results that may come from others: it runs no script and loads nothing."""
 MOST_ROWS = 24
 """Number of rows beyond which the table is collapsed."""
 STYLE = """
@@ -78,6 +80,7 @@ def write_shown(shown: Sequence[Shown], out: Path, formats: Sequence[str] = ("pn
     title = html.escape(", ".join(names[:4]) + (" …" if len(names) > 4 else ""))
     page = (
         f"<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'>"
+        f"<meta http-equiv='Content-Security-Policy' content=\"{POLICY}\">"
         f"<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<title>testbed report: {title}</title><style>{STYLE}</style></head>\n"
         f"<body><h1>testbed report</h1>{_contents(shown)}{compared}{''.join(parts)}</body></html>\n"

@@ -147,7 +147,8 @@ def study_html(rows: Sequence[Row]) -> str:
     results = sorted((name for name in left if name not in words), key=lambda name: f"{name}_low" not in names)
     titles = [_study_title(row, words) for row in rows] if words else None
     table = table_html(words[0] if words else "", titles, results, rows, [bounds_of(row, results) for row in rows])
-    stated = "; ".join(f"{HEADERS.get(name, name.replace('_', ' '))} {cell(rows[0].get(name))}" for name in same)
+    heads = {name: html.escape(HEADERS.get(name, name.replace("_", " "))) for name in same}
+    stated = "; ".join(f"{head} {cell(rows[0].get(name))}" for name, head in heads.items())
     return table + (f"<p><small>The same in all rows: {stated}.</small></p>" if stated else "")
 
 

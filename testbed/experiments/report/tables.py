@@ -96,7 +96,7 @@ def pivot_html(table: Pivot) -> str:
         groups.setdefault(window, []).append(line)
     body = "".join(
         f"<tbody><tr><th rowspan={len(lines)}>{window}</th>" + "</tr><tr>".join(map(_cells, lines)) + "</tr></tbody>"
-        for window, lines in groups.items()
+        for window, lines in ((html.escape(window), lines) for window, lines in groups.items())
     )
     return (
         f"<div class=wide><table class=pivot><thead><tr><th></th><th></th>{spans}</tr><tr><th>K</th><th>method</th>"

@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from testbed.experiments.inputs.payloads import OWN, PAYLOADS
 from testbed.experiments.inputs.profile import load_profile
 from testbed.experiments.runs.demo import check_demo, judging
 from testbed.experiments.runs.prepare import predictor_directory
+from testbed.files import yaml_values
 from testbed.models.bundle import head_directory
 from testbed.options import replaced
 from testbed.ue.windows.registry import WINDOW_RULES
@@ -30,7 +32,9 @@ PROTOCOL = "protocol"
 """Grid key for a single method."""
 LEVEL, LEVELS = "level", 16
 """Grid key for a threshold in units of the axis of WISV Fig. 3, and its maximum: level = 16 θ."""
-SEED = "seed"
+SEED, SCORER = "seed", "scorer"
+MOST_POINTS = 1_000_000
+"""Largest number of points of a sweep."""
 RUN_KEYS = DemoConfig.__struct_fields__
 NAME = "name"
 """Key of the name of a series."""
@@ -112,8 +116,8 @@ def with_settings(config: SweepConfig, given: Sequence[str]) -> SweepConfig:
         if not equals:
             raise BadInput(f"--set takes FIELD=VALUE, not {text!r}")
         try:
-            found = msgspec.yaml.decode(value.encode())
-        except msgspec.DecodeError as exc:
+            found = yaml_values(value.encode())
+        except BadInput as exc:
             raise BadInput(f"--set {name}: {value!r} is no value ({exc})") from exc
         if dot and part in ("grid", "zip"):
             document[part][key] = found if isinstance(found, list) else [found]
@@ -143,6 +147,14 @@ def points(config: SweepConfig) -> list[SweepPoint]:
     return list(found.values())
 
 
+def scorers(config: SweepConfig) -> set[str]:
+    """Scorers of all points, which are not validated: that would import those that are code."""
+    columns = itertools.chain(config.grid.items(), config.zip.items())
+    listed = [value for key, column in columns if key == SCORER for value in column]
+    single = [values[SCORER] for values in (*config.series, *config.include) if SCORER in values]
+    return {str(name) for name in (config.run.scorer, *listed, *single)}
+
+
 def values_text(values: Mapping[str, Any]) -> str:
     """Values of a point as text."""
     return ", ".join(f"{key}={value}" for key, value in values.items()) or "the only point"
@@ -167,6 +179,9 @@ def _check_keys(config: SweepConfig) -> None:
     given = {_SAME.get(key, key) for key in config.grid}
     if both := [key for key in config.zip if _SAME.get(key, key) in given]:
         raise BadInput(f"{both[0]!r} is in both grid and zip; give it once")
+    count = math.prod(map(len, config.grid.values())) * max(1, *map(len, config.zip.values()), len(config.series), 1)
+    if (count + len(config.include)) * config.repeats > MOST_POINTS:
+        raise BadInput(f"a sweep has at most {MOST_POINTS} points")
     if config.repeats < 1:
         raise BadInput(f"repeats must be at least 1, not {config.repeats}")
     if config.repeats > 1 and SEED in itertools.chain(config.grid, config.zip, *config.series, *config.include):

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from testbed.config import load
 from testbed.errors import BadInput, ConfigError
+from testbed.experiments.inputs.scorers import check_builtin
 from testbed.experiments.report.data import POINTS, RowSource, Shown, labels, shown_of
 from testbed.experiments.results.directory import SUMMARY, read_summary
 from testbed.experiments.results.files import FIELD_LOG
 from testbed.experiments.runs.journal import NAME as JOURNAL
 from testbed.experiments.sweep.grid import done, sweep_rows
-from testbed.experiments.sweep.points import SweepConfig, points
+from testbed.experiments.sweep.points import SweepConfig, points, scorers
 
 
 def load_all(paths: Sequence[Path]) -> list[Shown]:
@@ -38,6 +39,8 @@ def _partial(path: Path, label: str) -> Shown | None:
         config = load(SweepConfig, file)
     except ConfigError:
         return None
+    for name in scorers(config):
+        check_builtin(name, f"the unfinished sweep in {path}", "finish the sweep before its report")
     every = points(config)
     whole = [point for point in every if done(point, path)]
     if not whole:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,15 @@ import msgspec
 from testbed.channel.spec import channel_text, parse_channel
 from testbed.config import Config, DemoConfig, RunConfig, load
 from testbed.errors import BadInput, ConfigError
+from testbed.experiments.inputs.scorers import check_builtin
 from testbed.experiments.results.compare import POINTS, compare
 from testbed.experiments.results.directory import read_summary
 from testbed.experiments.runs.demo import run_demo
 from testbed.experiments.runs.uerun import GIVEN, run_ue
 from testbed.experiments.sweep.grid import run_sweep
-from testbed.experiments.sweep.points import SweepConfig, SweepPoint, load_sweep, points
+from testbed.experiments.sweep.points import SCORER, SweepConfig, SweepPoint, load_sweep, points, scorers
 from testbed.experiments.sweep.run import PointRunner
-from testbed.files import require_empty
+from testbed.files import require_empty, yaml_values
 
 Say = Callable[[str], None]
 POINT = "point.yaml"
@@ -32,27 +33,35 @@ KINDS: dict[str, tuple[str, type[Config]]] = {
 """Kinds of runs that can be repeated: a key that only their `config.yaml` has, and its type."""
 
 
-def rerun(run: Path, out: Path, say: Say) -> dict[str, Any]:
+def rerun(run: Path, out: Path, say: Say, own_scorer: bool = False) -> dict[str, Any]:
     """Repeat a run into `out` and compare; returns `run`, `rerun`, `kind` and the result of `compare`.
 
     A virtual demo that measured this machine uses the profile that it wrote then, so that its times repeat.
 
+    Args:
+        own_scorer: whether a scorer that is not built in may run, which is code that the directory names.
+
     Raises:
-        BadInput: not a run directory, a run of another command, or a non-empty `out`.
+        BadInput: not a run directory, a run of another command, a scorer that may not run, or a non-empty `out`.
     """
     read_summary(run)
     require_empty(out)
-    kind = _run(run, out, say)
+    kind = _run(run, out, say, own_scorer)
     return {"run": str(run), "rerun": str(out), "kind": kind, **compare(run, out)}
 
 
-def _run(run: Path, out: Path, say: Say) -> str:
-    if (point := point_of(run)) is not None:
+def _run(run: Path, out: Path, say: Say, own_scorer: bool) -> str:
+    def check(names: Iterable[str]) -> None:
+        for name in () if own_scorer else names:
+            check_builtin(name, run, "repeat it with --own-scorer")
+
+    if (point := point_of(run, check)) is not None:
         say(f"repeating one point: {point.config.channel}")
         with contextlib.closing(PointRunner([point])) as runner:
             runner.run(point, out)
         return "point"
     kind, config = config_of(run)
+    check(scorers(config) if isinstance(config, SweepConfig) else {getattr(config, SCORER)})
     if isinstance(config, SweepConfig):
         run_sweep(config, out, lambda done, total, text: say(f"{done} of {total} points {text}"))
     elif isinstance(config, DemoConfig):
@@ -62,17 +71,21 @@ def _run(run: Path, out: Path, say: Say) -> str:
     return kind
 
 
-def point_of(run: Path) -> SweepPoint | None:
-    """The sweep point of a run directory; None: it is not part of a sweep."""
+def point_of(run: Path, check: Callable[[Iterable[str]], None] = lambda names: None) -> SweepPoint | None:
+    """The sweep point of a run directory; None: it is not part of a sweep. `check` may refuse its scorers."""
     path, sweep = run / POINT, run.resolve().parent.parent / "config.yaml"
     if path.exists():
         try:
-            return msgspec.yaml.decode(path.read_bytes(), type=SweepPoint)
-        except (OSError, msgspec.DecodeError) as exc:
+            point = msgspec.convert(yaml_values(path.read_bytes()), SweepPoint)
+        except (OSError, msgspec.DecodeError, BadInput) as exc:
             raise ConfigError(f"{path}: {exc}") from exc
+        check([point.config.scorer])
+        return point
     if run.resolve().parent.name != POINTS or not sweep.exists():
         return None
-    found = [point for point in points(load_sweep(sweep)) if point.key == run.resolve().name]
+    config = load_sweep(sweep)
+    check(scorers(config))
+    found = [point for point in points(config) if point.key == run.resolve().name]
     if not found:
         raise BadInput(f"{run} is not a point of {sweep.parent} with this version and its heads")
     return found[0]
@@ -86,8 +99,8 @@ def config_of(run: Path) -> tuple[str, Config]:
     """
     path = run / "config.yaml"
     try:
-        keys = set(msgspec.yaml.decode(path.read_bytes()))
-    except (OSError, msgspec.DecodeError, TypeError) as exc:
+        keys = set(yaml_values(path.read_bytes()))
+    except (OSError, BadInput, TypeError) as exc:
         raise ConfigError(f"{path}: {exc}") from exc
     if "systems" in keys:
         raise BadInput(f"{run} is a capacity study; repeat it with testbed capacity --config {path} --out DIR")

@@ -11,7 +11,8 @@ from testbed.errors import BadInput
 from testbed.experiments.report import page as page_module
 from testbed.experiments.report.figures import row_names
 from testbed.experiments.report.page import write_report
-from tests.support.reports import Page, make_field, make_sweep, row, save_run
+from testbed.experiments.results import directory as results
+from tests.support.reports import Page, make_capacity, make_field, make_sweep, row, save_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -53,6 +54,30 @@ def test_a_field_run_shows_its_visits_and_what_to_know_of_it(tmp_path: Path) -> 
         assert words in text
     assert len(Page(text).images) == 3
     assert "Visits" not in write_report([save_run(tmp_path / "run", [row("fh")])], tmp_path / "other").read_text()
+
+
+def test_a_report_runs_no_code_that_a_directory_names(tmp_path: Path) -> None:
+    code, mark = tmp_path / "scorer.py", tmp_path / "ran"
+    code.write_text(f"open({str(mark)!r}, 'w').close()\n\ndef answer(text):\n    return text\n")
+    sweep = make_sweep(tmp_path / "sweep")
+    document = results.read_summary(sweep)
+    document["config"]["run"]["scorer"] = f"{code}:answer"
+    results.write_summary(sweep, document)
+    write_report([sweep, make_sweep(tmp_path / "other")], tmp_path / "out")
+    assert not mark.exists()
+
+
+def test_names_and_values_of_a_directory_are_shown_as_text(tmp_path: Path) -> None:
+    tag = "<b id=planted>"
+    run, study = save_run(tmp_path / "run", [row("fh", **{tag: tag})]), make_capacity(tmp_path / "study")
+    for directory in (run, study):
+        document = results.read_summary(directory)
+        document["config"] |= {tag: {tag: tag}, "model": tag}
+        document["rows"] = [{**one, tag: tag} for one in document["rows"]]
+        results.write_summary(directory, document)
+    text = write_report([run, study], tmp_path / "out").read_text()
+    assert tag not in text and "&lt;b id=planted&gt;" in text
+    assert "default-src 'none'" in text
 
 
 def test_several_runs_stand_one_under_another(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from testbed.experiments.results.compare import compare
 from testbed.experiments.runs.uerun import GIVEN
 from testbed.experiments.sweep.grid import run_sweep
 from testbed.experiments.sweep.points import SweepConfig, points
+from testbed.experiments.sweep.report import load_all
 from testbed.experiments.sweep.rerun import _given, config_of, point_of, rerun
 from tests.support.refusals import refuse
 
@@ -97,6 +98,26 @@ def test_the_prompt_of_a_command_line_comes_back(tmp_path: Path) -> None:
     assert _given(tmp_path, RunConfig(limit=1)) is None
     (tmp_path / GIVEN).write_text(json.dumps([1, 2, 3]))
     assert _given(tmp_path, RunConfig()) == [1, 2, 3]
+
+
+def test_a_scorer_that_is_code_runs_only_if_the_user_says_so(sweep: Path, tmp_path: Path) -> None:
+    code, mark = tmp_path / "scorer.py", tmp_path / "ran"
+    code.write_text(f"open({str(mark)!r}, 'w').close()\n\ndef answer(text):\n    return text\n")
+    given = shutil.copytree(sweep, tmp_path / "given")
+    for file in (given / "config.yaml", *given.glob("points/*/point.yaml")):
+        document = msgspec.yaml.decode(file.read_bytes())
+        document["run" if "run" in document else "config"]["scorer"] = f"{code}:answer"
+        file.write_bytes(msgspec.yaml.encode(document))
+    point = next((given / "points").iterdir())
+    for run in (given, point):
+        refuse(lambda: rerun(run, tmp_path / "out", print), BadInput, "names code as its scorer", "--own-scorer")  # noqa: B023
+    (point / "point.yaml").unlink()
+    refuse(lambda: rerun(point, tmp_path / "out", print), BadInput, "names code as its scorer")
+    (given / results.SUMMARY).unlink()
+    refuse(lambda: load_all([given]), BadInput, "names code as its scorer")
+    assert not mark.exists()
+    rerun(next(one for one in (given / "points").iterdir() if one != point), tmp_path / "out", print, own_scorer=True)
+    assert mark.exists()
 
 
 def test_what_cannot_be_run_again_is_refused(sweep: Path, tmp_path: Path) -> None:
