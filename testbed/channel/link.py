@@ -45,6 +45,8 @@ MAX_MESSAGE_BYTES = 65 * 2**20
 """Largest frame."""
 OTHER_BYTES = 2**20
 """Limit for all frames of a message except the largest: header, ids, scales, padding."""
+TURN_S = 2e-3
+"""Time after which the BS lets other tasks run although further messages have come."""
 
 
 class Received(NamedTuple):
@@ -196,6 +198,8 @@ class ZmqServerLink:
         self.background = Background()
         """Tasks of the process beside its main work; cancelled by `close`."""
         self._checking = False
+        self._turn_s = 0.0
+        """Time since which the receiver has had the event loop to itself."""
         self.connections = Connections(frozenset(), frame_bytes + OTHER_BYTES, INBOX)
         self._context = zmq.asyncio.Context()
         self._gate = None if keys is None else Gate(self._context, keys, self.background)
@@ -237,13 +241,17 @@ class ZmqServerLink:
         self._ready.taken()
 
     async def recv(self) -> tuple[bytes, list[bytes]]:
-        """Wait for one message."""
+        """Wait for one message. Other tasks run at least every `TURN_S`, even if messages never cease."""
         if not self._checking and self.connections.watched:
             self._checking = True
             self.background.start("connection limits", self._check)
         while True:
+            if time.monotonic() - self._turn_s > TURN_S:
+                await asyncio.sleep(0)
+                self._turn_s = time.monotonic()
             while (first := self._take()) is None:
                 await self._ready.wait()
+                self._turn_s = time.monotonic()
             frames = self._other_frames(first)
             self.connections.taken(int(first.get(zmq.SRCFD)), frames=len(frames))
             if self._gate is None:

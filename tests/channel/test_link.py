@@ -105,6 +105,28 @@ async def test_frames_arrive_as_they_were_sent_and_their_bytes_are_counted(addre
         assert (await one.recv(WAIT_S)).frames == [b"", b"answer"]
 
 
+async def test_other_tasks_run_although_messages_never_cease(monkeypatch: pytest.MonkeyPatch) -> None:
+    with server(ANYWHERE) as bs, ue(bs.addresses[0]) as one:
+        await one.send([b"again"])
+        while (first := bs._take()) is None:
+            await asyncio.sleep(0.001)
+        monkeypatch.setattr(bs, "_take", lambda: first)
+        monkeypatch.setattr(bs, "_other_frames", lambda _: [b"again"])
+        beats, until_s = 0, time.monotonic() + 0.3
+
+        async def beat() -> None:
+            nonlocal beats
+            while True:
+                await asyncio.sleep(0)
+                beats += 1
+
+        beating = asyncio.create_task(beat())
+        while time.monotonic() < until_s:
+            await bs.recv()
+        beating.cancel()
+        assert beats > 1
+
+
 async def test_peers_are_told_apart_and_order_is_kept(address: str) -> None:
     with server(address) as bs, ue(bs.addresses[0], b"ue-a") as a, ue(bs.addresses[0], b"ue-b") as b:
         for i in range(20):
