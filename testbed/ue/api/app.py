@@ -37,6 +37,8 @@ from testbed.web.server import RequestLimit
 GONE = 499
 """Status of a response that no one reads, because the client disconnected."""
 HEALTH = "/health"
+OPEN = frozenset({HEALTH})
+"""Paths that are served without a key and however many requests are in progress."""
 REQUESTS = 640
 """Largest number of requests in progress; beyond it, requests are answered 503. Load generators send 512 at once."""
 TOKENIZED = 2
@@ -74,8 +76,8 @@ class Service:
 def make_app(service: Service) -> FastAPI:
     """Create the web application; its paths exist with and without /v1."""
     app = FastAPI(title="testbed", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(BoundedBodies)
-    app.add_middleware(RequestLimit, most=service.requests, busy=_busy, exempt=frozenset({HEALTH}))
+    app.add_middleware(BoundedBodies, unread=OPEN)
+    app.add_middleware(RequestLimit, most=service.requests, busy=_busy, exempt=OPEN)
     app.add_middleware(EndpointGuard, rules=AccessRules(service.token, service.host))
     for error, answer in (
         (ApiError, _refused),
@@ -102,7 +104,7 @@ class EndpointGuard:
         refusal = None
         if scope["type"] == "http":
             headers = Headers(scope=scope)
-            refusal = self._rules.refusal(scope["method"], headers, secret=scope["path"] != HEALTH)
+            refusal = self._rules.refusal(scope["method"], headers, secret=scope["path"] not in OPEN)
         await (_refusal(refusal) if refusal else self._app)(scope, receive, send)
 
 

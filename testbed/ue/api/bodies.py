@@ -19,14 +19,26 @@ WITHIN_S = 30.0
 
 
 class BoundedBodies:
-    """ASGI middleware that reads each body completely: answers 413 if it is too large, 408 if it takes too long."""
+    """ASGI middleware that reads each body completely: answers 413 if it is too large, 408 if it takes too long.
 
-    def __init__(self, app: ASGIApp, most_bytes: int = MOST_BYTES, within_s: float = WITHIN_S) -> None:
-        self._app, self._most_bytes, self._within_s = app, most_bytes, within_s
+    Args:
+        unread: paths whose requests are served without their bodies. Without this, a client that may not do anything
+            else could keep connections busy with bodies that never end.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        most_bytes: int = MOST_BYTES,
+        within_s: float = WITHIN_S,
+        *,
+        unread: frozenset[str] = frozenset(),
+    ) -> None:
+        self._app, self._most_bytes, self._within_s, self._unread = app, most_bytes, within_s, unread
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["path"] in self._unread:
             await self._app(scope, receive, send)
             return
         try:

@@ -201,3 +201,14 @@ async def test_silent_connections_do_not_shut_out_the_owner_of_the_key(tmp_path:
         assert [m.id async for m in site.client.models.list()] == [MODEL]
         for writer in silent:
             writer.close()
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_health_waits_for_no_body(tmp_path: Path, method: str) -> None:
+    """Strangers may ask for it: with bodies that never end they would keep all connections busy."""
+    async with endpoint(tmp_path, CONFIG, token="s3cret") as site:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(site.url.rpartition(":")[2]))
+        writer.write(f"{method} /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{{".encode())
+        status = int((await asyncio.wait_for(reader.readline(), 20)).split()[1])
+        assert status == (200 if method == "GET" else 405)
+        writer.close()
