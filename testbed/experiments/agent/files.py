@@ -136,29 +136,26 @@ class StoredOrder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.order: Order = decode_order([(folder / ORDER).read_bytes()]).message
+        self.age = (folder / ORDER).stat().st_mtime_ns, folder.name
+        """Sort key: time of arrival, then name."""
         self._ended: dict[str, Any] | None = None
+        with contextlib.suppress(OSError, ValueError):
+            self._ended = json.loads((folder / STATE).read_text(encoding="utf-8"))
 
     @property
     def result(self) -> Path:
         """Directory of the results."""
         return self.folder / RESULT
 
-    @property
-    def age(self) -> tuple[int, str]:
-        """Sort key: time of arrival, then name."""
-        return (self.folder / ORDER).stat().st_mtime_ns, self.folder.name
-
     def ended(self) -> dict[str, Any] | None:
         """The final state document; None: not finished."""
-        if self._ended is None:
-            with contextlib.suppress(OSError, ValueError):
-                self._ended = json.loads((self.folder / STATE).read_text(encoding="utf-8"))
         return self._ended
 
     def end(self, document: Mapping[str, Any]) -> None:
         """Write the final state document atomically."""
         with whole_file(self.folder / STATE) as part:
             part.write_text(json.dumps(document), encoding="utf-8")
+        self._ended = dict(document)
 
     def count_crash(self) -> int:
         """Count a crash of the order's process; returns the number of crashes so far."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import platform
 import signal
 import time
@@ -53,6 +54,7 @@ from testbed.protocols.orders import (
 )
 from testbed.tasks import cancel, together
 
+LOG = logging.getLogger(__name__)
 TRIES = 3
 """Number of process crashes after which an order fails."""
 IDLE_S = 0.2
@@ -139,6 +141,9 @@ class Agent:
             return self.answer(packet.message, packet.arrays)
         except (TestbedError, OSError) as exc:
             return _refusal(exc), {}
+        except Exception:  # no reason to end the agent
+            LOG.exception("a message of a lab machine failed")
+            return Refused(reason="internal error; the agent's log says more"), {}
 
     def answer(self, message: Orders, arrays: dict[str, AnyArray]) -> Reply:
         """The reply to one message.

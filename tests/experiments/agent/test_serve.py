@@ -23,7 +23,7 @@ from testbed.experiments.agent import files as agent_files
 from testbed.experiments.agent.files import FILES, Files, OrderStore, chunk_of, result_files, state_of
 from testbed.experiments.agent.serve import Agent, AgentSetup, run_agent
 from testbed.experiments.agent.work import ALLOWED, CHECKED, FILED, resolve_files
-from testbed.protocols.codec import encode
+from testbed.protocols.codec import Packet, encode
 from testbed.protocols.orders import (
     CANCELLED,
     MAX_CHUNK_BYTES,
@@ -36,6 +36,7 @@ from testbed.protocols.orders import (
     Order,
     Probing,
     Put,
+    Refused,
     Running,
     Standing,
     State,
@@ -207,6 +208,23 @@ def test_results_are_given_out_when_an_order_is_done_and_dropped_when_told(tmp_p
     first = agent(tmp_path)
     refuse(lambda: first.answer(Get(id="hall-1", name="x", offset=0), {}), BadInput, "no order hall-1")
     assert first.answer(Drop(id="hall-1"), {})[0].state == "unknown"  # type: ignore[attr-defined]
+
+
+def test_a_message_that_the_agent_fails_on_does_not_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = agent(tmp_path)
+    packet: Packet[Call] = Packet(Call(version=1, token=5), {}, 1)
+    monkeypatch.setattr(first, "answer", lambda message, arrays: {}["missing"])
+    assert first._reply(packet)[0] == Refused(reason="internal error; the agent's log says more")
+
+
+def test_waiting_orders_are_known_without_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of them would otherwise keep the event loop busy."""
+    shelf = OrderStore(tmp_path)
+    for name in ("a", "b"):
+        shelf.add(Order(id=name, what=Probing("tcp://127.0.0.1:1", None, 1, 1, 1.0)))
+    for method in ("stat", "open"):
+        monkeypatch.setattr(Path, method, lambda *_, **__: pytest.fail("the disk was asked"))
+    assert [kept.order.id for kept in shelf.waiting()] == ["a", "b"]
 
 
 def test_a_failed_order_is_tried_again_when_it_is_given_again(tmp_path: Path) -> None:
