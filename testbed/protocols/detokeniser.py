@@ -22,21 +22,31 @@ class Detokeniser:
         """`prompt`: ids before the output."""
         self._tokenizer = tokenizer
         self._ids = list(prompt[-TAIL:])
-        self._start, self._settled = 0, len(self._ids)
+        self._start, self._settled, self._due = 0, len(self._ids), 1
+        """First id that is decoded together with the open ones, first open id, and number of open ids from which on
+        they are decoded."""
 
     def push(self, token: int) -> str:
-        """The text that this token settles; often empty."""
+        """The text that this token settles; often empty.
+
+        A long output whose characters are never whole is decoded less and less often, since each time takes as long as
+        all of it.
+        """
         self._ids.append(token)
+        open_ids = len(self._ids) - self._settled
+        if open_ids < self._due:
+            return ""
         text = self._open_text()
         if text.endswith(UNFINISHED):
+            self._due = open_ids + 1 + open_ids // 8
             return ""
-        self._start, self._settled = self._settled, len(self._ids)
+        self._start, self._settled, self._due = self._settled, len(self._ids), 1
         return text
 
     def flush(self) -> str:
         """The remaining text, with unfinished characters as replacement characters."""
         text = self._open_text()
-        self._start, self._settled = self._settled, len(self._ids)
+        self._start, self._settled, self._due = self._settled, len(self._ids), 1
         return text
 
     def _open_text(self) -> str:

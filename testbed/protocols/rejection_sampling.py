@@ -70,10 +70,10 @@ class RejectionSampling(RoundProtocol):
     def keep(self, window: Window, target: Callable[[int], Probs], draws: Draws) -> Kept:
         """See `RoundProtocol.keep`; a rejected token is replaced from the residual here."""
         assert window.q is not None
-        rows = probabilities(window.q)
-        stays = first_rejected(window, rows[np.arange(len(rows)), window.ids], target, draws)
+        q = window.q
+        stays = first_rejected(window, probabilities(q[np.arange(len(q)), window.ids]), target, draws)
         p = target(stays)
-        left = residual(p, rows[stays]) if stays < len(rows) else p
+        left = residual(p, probabilities(q[stays])) if stays < len(q) else p
         return Kept(stays, draw(left, draws.replace(stays)))
 
     # ------------------------------------------------------------ payload

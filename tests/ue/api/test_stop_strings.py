@@ -72,6 +72,24 @@ def test_the_first_word_keeps_the_space_before_it() -> None:
     assert pieces(FALLBACK, [1], prompt=[2, 3])[0] == " apples"
 
 
+class Counting:
+    """A tokenizer of bytes that counts the ids that it decodes."""
+
+    def __init__(self) -> None:
+        self.decoded = 0
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        self.decoded += len(ids)
+        return BYTES.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+
+def test_an_output_without_whole_characters_takes_time_in_proportion_to_its_length() -> None:
+    counting, count = Counting(), 5000
+    half = BYTES.encode("é").ids[0]
+    assert "".join(pieces(counting, [half] * count)) == "\ufffd" * count  # type: ignore[arg-type]
+    assert counting.decoded < 20 * count
+
+
 CUTS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=3)
 
 
