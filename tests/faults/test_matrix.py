@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults import ends, half_open, hosts, limits, links, mixed, runs
+from tests.faults import devices, ends, half_open, hosts, limits, links, mixed, runs
 from tests.faults.outcome import Outcome, show, write
 from tests.faults.site import METHODS, Job, Station, undisturbed
 from tests.support.full_disk import full_disk_available
@@ -53,6 +53,8 @@ SYNTHETIC: dict[str, tuple[Kind, int]] = {
 BUNDLED: dict[str, tuple[Kind, int]] = {
     "ue-killed": (runs.ue_killed, 25),
     "disk-full": (runs.disk_full, 25),
+    "endpoint-stopped": (devices.endpoint_stopped, 15),
+    "agent-stopped": (devices.agent_stopped, 16),
     "vllm-pass-failed": (runs.vllm_pass_failed, 25),
     "vllm-bs-killed": (runs.vllm_bs_killed, 4),
 }

@@ -50,9 +50,9 @@ def breakable(say: Say) -> None:
     """Make the tasks of this process break on signals; each that breaks is said."""
     background, serving, start = Fuses(say), Fuses(say), Background.start
 
-    def starting(self: Background, name: str, work: Work) -> Any:
+    def starting(self: Background, name: str, work: Work, **options: Any) -> Any:
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, background.blow, False)
-        return start(self, name, lambda: background.run(name, work()))
+        return start(self, name, lambda: background.run(name, work()), **options)
 
     Background.start = starting  # type: ignore[method-assign]
     for owner, name in SERVING:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 EVERY_S = 0.005
-SCHEDULED = Path("/proc/thread-self/schedstat")
-"""Time on a CPU and time runnable without one, in ns, of this thread."""
+THREADS = Path("/proc/self/task")
+"""Threads of this process; `schedstat` of each has its time on a CPU and its time runnable without one, in ns."""
 
 
 class Stall(NamedTuple):
@@ -19,7 +22,9 @@ class Stall(NamedTuple):
     cpu_s: float = 0.0
     """CPU time of the loop's thread: what it computed itself, whatever else the machine runs."""
     running_s: float = 0.0
-    """Time without that in which the thread waited for a CPU; waits for files and locks count."""
+    """Time in which the process computed, or which no wait of its threads for a CPU explains: waits for files and locks
+    count, waits for a thread that holds the interpreter's lock and has no CPU do not.
+    """
     wall_s: float = 0.0
     """Time by the clock."""
 
@@ -32,6 +37,23 @@ class Stall(NamedTuple):
 def longest(stalls: Iterable[Stall]) -> Stall:
     """The longest by each clock."""
     return Stall(*map(max, zip(*stalls, strict=True)))
+
+
+class Moment(NamedTuple):
+    """Clocks of one moment, in seconds."""
+
+    clock_s: float
+    thread_s: float
+    """CPU time of the loop's thread."""
+    process_s: float
+    """CPU time of all threads."""
+    waited_s: Mapping[int, float]
+    """Time that each running thread has waited for a CPU since it began; empty where the system does not tell."""
+
+    @classmethod
+    def now(cls) -> Moment:
+        """This moment."""
+        return cls(time.perf_counter(), time.thread_time(), time.process_time(), _waited_s())
 
 
 class Heartbeat:
@@ -47,23 +69,27 @@ class Heartbeat:
 
     async def beat(self) -> None:
         """Measure until cancelled."""
-        before = _now()
+        before = Moment.now()
         while True:
             await asyncio.sleep(EVERY_S)
-            now = _now()
-            cpu_s, waited_s, passed_s = (late - early for late, early in zip(now, before, strict=True))
-            stall = Stall(cpu_s, passed_s - EVERY_S - waited_s, passed_s - EVERY_S)
-            self.stall, self.beats, before = longest([self.stall, stall]), self.beats + 1, now
+            now = Moment.now()
+            self.stall, self.beats, before = longest([self.stall, stall(before, now)]), self.beats + 1, now
 
 
-def _now() -> tuple[float, float, float]:
-    """CPU time of this thread, its time runnable without a CPU, and the clock, in seconds."""
-    return time.thread_time(), _waited_s(), time.perf_counter()
+def stall(before: Moment, now: Moment) -> Stall:
+    """The stall between two beats."""
+    late_s = now.clock_s - before.clock_s - EVERY_S
+    waits_s = {thread: waited_s - before.waited_s.get(thread, 0.0) for thread, waited_s in now.waited_s.items()}
+    runnable_s = late_s - waits_s.get(threading.get_native_id(), 0.0)
+    computed_s = min(now.process_s - before.process_s, runnable_s)
+    unexplained_s = late_s - sum(waits_s.values())
+    return Stall(now.thread_s - before.thread_s, max(computed_s, unexplained_s), late_s)
 
 
-def _waited_s() -> float:
-    """Time that this thread has waited for a CPU since it began; 0 where the system does not tell."""
-    try:
-        return int(SCHEDULED.read_text().split()[1]) * 1e-9
-    except (OSError, IndexError):
-        return 0.0
+def _waited_s() -> dict[int, float]:
+    found = {}
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(THREADS):
+            with contextlib.suppress(OSError, IndexError):  # a thread that ended meanwhile
+                found[int(thread)] = int((THREADS / thread / "schedstat").read_text().split()[1]) * 1e-9
+    return found

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +39,10 @@ FILES, ORDERS, PARTS = "files", "orders", "parts"
 ORDER, STATE, CRASHES, RESULT = "order", "state.json", "crashes", "result"
 SPARE_BYTES = 2**28
 """Disk space that uploads must leave free."""
+MOST_PARTS = 32
+"""Most unfinished uploads; a further one replaces the one that was continued least recently."""
+PART_S, IDLE_PART_S = 86_400.0, 600.0
+"""Time without a chunk after which an unfinished upload is deleted: usually, and where a new one lacks disk space."""
 
 
 class _Part(NamedTuple):
@@ -62,6 +67,22 @@ class Files:
         """Identity (inode, size, time of change) and digest of complete files."""
         for folder in (self._root, self._parts):
             folder.mkdir(parents=True, exist_ok=True)
+
+    def expire(self, coming: int = 0, needed: int = 0) -> None:
+        """Delete unfinished uploads that nobody continues, the least recently continued first.
+
+        Args:
+            coming: number of uploads that begin now.
+            needed: free disk space that these need, in bytes.
+        """
+        now_s = time.time()
+        parts = sorted((part.stat().st_mtime, part) for part in self._parts.iterdir())
+        for number, (written_s, part) in enumerate(parts):
+            crowded = len(parts) - number + coming > MOST_PARTS
+            full = now_s - written_s > IDLE_PART_S and free_bytes(self._parts) < needed
+            if crowded or full or now_s - written_s > PART_S:
+                part.unlink()
+                self._hashes.pop(part.name, None)
 
     def path(self, name: str) -> Path:
         """Path of an uploaded file or folder.
@@ -90,7 +111,10 @@ class Files:
             return Stored(name=message.name, size=min(there, message.total))
         if there + len(data) > message.total:
             raise BadInput(f"{message.name} is longer than the announced {message.total} bytes")
-        if free_bytes(self._root) < message.total - there + SPARE_BYTES:
+        needed = message.total - there + SPARE_BYTES
+        if not there:
+            self.expire(coming=1, needed=needed)
+        if free_bytes(self._root) < needed:
             raise BadInput(f"not enough disk space for {message.name}: {message.total} bytes")
         self._append(message, part, data.tobytes(), there)
         if there + len(data) == message.total:
@@ -131,31 +155,31 @@ def _identity_of(path: Path) -> tuple[int, int, int]:
 
 
 class StoredOrder:
-    """An order on disk with its outcome."""
+    """An order on disk with its outcome.
+
+    Attributes:
+        arrived_ns: date of its arrival.
+        ended: the final state document, as of the last `end` or `reset`; None: not finished.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.order: Order = decode_order([(folder / ORDER).read_bytes()]).message
-        self.age = (folder / ORDER).stat().st_mtime_ns, folder.name
-        """Sort key: time of arrival, then name."""
-        self._ended: dict[str, Any] | None = None
+        self.arrived_ns = (folder / ORDER).stat().st_mtime_ns
+        self.ended: dict[str, Any] | None = None
         with contextlib.suppress(OSError, ValueError):
-            self._ended = json.loads((folder / STATE).read_text(encoding="utf-8"))
+            self.ended = json.loads((folder / STATE).read_text(encoding="utf-8"))
 
     @property
     def result(self) -> Path:
         """Directory of the results."""
         return self.folder / RESULT
 
-    def ended(self) -> dict[str, Any] | None:
-        """The final state document; None: not finished."""
-        return self._ended
-
     def end(self, document: Mapping[str, Any]) -> None:
         """Write the final state document atomically."""
         with whole_file(self.folder / STATE) as part:
             part.write_text(json.dumps(document), encoding="utf-8")
-        self._ended = dict(document)
+        self.ended = dict(document)
 
     def count_crash(self) -> int:
         """Count a crash of the order's process; returns the number of crashes so far."""
@@ -166,7 +190,7 @@ class StoredOrder:
 
     def reset(self) -> None:
         """Make a failed order pending again; partial results are kept."""
-        self._ended = None
+        self.ended = None
         for name in (STATE, CRASHES):
             (self.folder / name).unlink(missing_ok=True)
 
@@ -177,10 +201,12 @@ class OrderStore:
     def __init__(self, workdir: Path) -> None:
         self._root = workdir / ORDERS
         self._root.mkdir(parents=True, exist_ok=True)
-        self._kept: dict[str, StoredOrder] = {}
+        found = []
         for folder in sorted(self._root.iterdir()):
             with contextlib.suppress(OSError, TestbedError):  # incomplete, or written by another version
-                self._kept[folder.name] = StoredOrder(folder)
+                found.append(StoredOrder(folder))
+        self._kept = {kept.folder.name: kept for kept in sorted(found, key=lambda kept: kept.arrived_ns)}
+        """Orders in the sequence of their arrival."""
 
     def get(self, name: str) -> StoredOrder | None:
         """The order with this id; None: unknown."""
@@ -208,7 +234,7 @@ class OrderStore:
     def drop(self, name: str) -> None:
         """Delete a finished order."""
         kept = self._kept.get(name)
-        if kept is not None and kept.ended() is not None:
+        if kept is not None and kept.ended is not None:
             del self._kept[name]
             shutil.rmtree(kept.folder, ignore_errors=True)
 
@@ -218,7 +244,7 @@ class OrderStore:
 
     def waiting(self) -> list[StoredOrder]:
         """Unfinished orders, oldest first."""
-        return sorted((kept for kept in self._kept.values() if kept.ended() is None), key=lambda kept: kept.age)
+        return [kept for kept in self._kept.values() if kept.ended is None]
 
 
 def _identity(order: Order) -> Probing | Running:
@@ -229,7 +255,7 @@ def _identity(order: Order) -> Probing | Running:
 
 def state_of(kept: StoredOrder, running: bool) -> State:
     """State message of an order."""
-    ended = kept.ended()
+    ended = kept.ended
     if ended is None:
         return State(id=kept.order.id, state="running" if running else "waiting")
     files = tuple(File(*entry) for entry in ended["files"])
@@ -257,7 +283,7 @@ def chunk_of(kept: StoredOrder, message: Get) -> AnyArray:
     Raises:
         BadInput: the order is not finished, or has no such file.
     """
-    ended = kept.ended()
+    ended = kept.ended
     if ended is None or message.name not in [entry[0] for entry in ended["files"]]:
         raise BadInput(f"order {message.id} has no file {message.name!r}")
     with (kept.result / message.name).open("rb") as file:

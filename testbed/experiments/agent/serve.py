@@ -57,8 +57,6 @@ from testbed.tasks import cancel, together
 LOG = logging.getLogger(__name__)
 TRIES = 3
 """Number of process crashes after which an order fails."""
-IDLE_S = 0.2
-"""Polling interval for orders with a start time."""
 MOST_WAIT_S = 86_400.0
 """Longest wait for a start time. A later one is from before the last reboot (monotonic clock), so the order starts."""
 MOST_CHUNKS = 16
@@ -83,6 +81,7 @@ def run_agent(setup: AgentSetup, ready: Callable[[str], None], say: Callable[[st
 
     Raises:
         BadInput: an unusable address, keys or directory, or a directory in use by another agent.
+        TestbedError: it failed while it served.
     """
     require_keys([check_address(setup.listen)], setup.keys, setup.insecure)
     with held(setup.workdir, f"another agent uses {setup.workdir}"), loaded_heap_frozen():
@@ -100,6 +99,8 @@ async def _serve(agent: Agent, setup: AgentSetup, ready: Callable[[str], None]) 
         ready(link.addresses[0])
         with contextlib.suppress(asyncio.CancelledError):
             await working
+    except BadInput as exc:  # from then on no option is at fault: a supervisor restarts the agent
+        raise TestbedError(f"the agent failed: {exc}") from exc
     finally:
         link.close()
 
@@ -110,6 +111,7 @@ class Agent:
     def __init__(self, setup: AgentSetup, say: Callable[[str], None]) -> None:
         self._setup, self._say = setup, say
         self._files, self._orders = Files(setup.workdir), OrderStore(setup.workdir)
+        self._files.expire()
         self._running: str | None = None
         self._child: asyncio.Task[tuple[int, str]] | None = None
         """The running order's process."""
@@ -189,7 +191,7 @@ class Agent:
         else:
             check_reach(order.what.bs)
         kept = self._orders.add(order)
-        ended = kept.ended()
+        ended = kept.ended
         if ended is not None and ended["state"] == "failed":
             kept.reset()
         self._wake.set()
@@ -205,7 +207,7 @@ class Agent:
             if self._write_end(kept, "failed", CANCELLED, time.perf_counter()) and kept.order.id == self._running:
                 assert self._child is not None
                 self._child.cancel()
-        return sum((kept.ended() or {})["note"] == CANCELLED for kept in found)
+        return sum((kept.ended or {})["note"] == CANCELLED for kept in found)
 
     def _state(self, name: str) -> State:
         kept = self._orders.get(name)
@@ -216,16 +218,13 @@ class Agent:
     async def work(self) -> None:
         """Carry out waiting orders, oldest first, for ever."""
         while True:
-            due = [kept for kept in self._orders.waiting() if _due(kept)]
-            if due:
-                await self._carry_out(due[0])
+            waits_s = {kept: _wait_s(kept) for kept in self._orders.waiting()}
+            if due := next((kept for kept, wait_s in waits_s.items() if not wait_s), None):
+                await self._carry_out(due)
                 continue
             self._wake.clear()
-            if not self._orders.waiting():
-                await self._wake.wait()
-                continue
             with contextlib.suppress(asyncio.TimeoutError):
-                await within(IDLE_S, self._wake.wait())
+                await within(min(waits_s.values(), default=MOST_WAIT_S), self._wake.wait())
 
     async def _carry_out(self, kept: StoredOrder) -> None:
         name = kept.order.id
@@ -263,6 +262,8 @@ class Agent:
 
     async def _end(self, kept: StoredOrder, code: int, last_line: str, began_s: float) -> None:
         """Record the end of an order's process; a crashed one is tried again."""
+        if kept.ended is not None:  # cancelled at the same moment, and perhaps deleted since
+            return
         if code < 0:
             if kept.count_crash() >= TRIES:
                 note = f"its process was ended by signal {-code}, {TRIES} times in all"
@@ -280,7 +281,7 @@ class Agent:
         self, kept: StoredOrder, state: str, note: str, began_s: float, files: Sequence[tuple[str, int, str]] = ()
     ) -> bool:
         """Record the end of an order; returns False if it had ended before, for example cancelled."""
-        if kept.ended() is not None:
+        if kept.ended is not None:
             return False
         self._say(f"order {kept.order.id}: {state} {note}".rstrip())
         kept.end({"state": state, "note": note, "began_s": began_s, "ended_s": time.perf_counter(), "files": files})
@@ -291,6 +292,7 @@ def _refusal(exc: Exception) -> Refused:
     return Refused(reason=" ".join(str(exc).split())[:500])
 
 
-def _due(kept: StoredOrder) -> bool:
-    """Whether an order's start time is reached."""
-    return not 0 < kept.order.start_s - time.perf_counter() < MOST_WAIT_S
+def _wait_s(kept: StoredOrder) -> float:
+    """Time until an order's start; 0 if it is reached."""
+    wait_s = kept.order.start_s - time.perf_counter()
+    return wait_s if 0 < wait_s < MOST_WAIT_S else 0.0

@@ -15,6 +15,8 @@ from tests.support.hostile.values import INTS, REALS
 OTHERS = (None, True, False, [], {}, [[]], [None], {"": ""}, "\ud800", "w1 " * 2000, [1] * 2000, ["w1"] * 200, 10**400)
 PATCHED = 0.2
 """Probability that the bytes of a body are changed, too."""
+MOST_PLACES = 50
+"""Entries of a list that are candidates for a change; with all of them, a body that has grown takes seconds."""
 Place = tuple[Any, Any]
 """A list or dictionary, and an index or key of it."""
 
@@ -55,7 +57,7 @@ def sound(rng: random.Random, chat: bool) -> dict[str, Any]:
 
 
 def _change(rng: random.Random, body: dict[str, Any], fields: Sequence[str]) -> None:
-    places = _places(body)
+    places = _places(rng, body)
     way = rng.choice(["value", "value", "field", "field", "removed", "repeated"])
     if way == "field" or not places:
         body[rng.choice(fields)] = _value(rng)
@@ -75,12 +77,12 @@ def _value(rng: random.Random) -> Any:
     return copy.deepcopy(rng.choice(rng.choice([INTS, REALS, TEXTS, OTHERS])))
 
 
-def _places(found: Any) -> list[Place]:
-    """All places within a body."""
+def _places(rng: random.Random, found: Any) -> list[Place]:
+    """Places within a body: all, but of long lists a random choice."""
     if isinstance(found, dict):
         own: list[Place] = [(found, key) for key in found]
     elif isinstance(found, list):
-        own = [(found, index) for index in range(len(found))]
+        own = [(found, index) for index in rng.sample(range(len(found)), min(len(found), MOST_PLACES))]
     else:
         return []
-    return own + [place for inside, key in own for place in _places(inside[key])]
+    return own + [place for inside, key in own for place in _places(rng, inside[key])]

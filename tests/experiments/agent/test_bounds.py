@@ -1,0 +1,179 @@
+"""What an agent keeps of unfinished uploads, and what waiting orders cost it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from testbed.errors import BadInput, TestbedError
+from testbed.experiments.agent import files as agent_files
+from testbed.experiments.agent.files import IDLE_PART_S, MOST_PARTS, PART_S, PARTS, SPARE_BYTES, Files, StoredOrder
+from testbed.experiments.agent.serve import MOST_WAIT_S, Agent, AgentSetup, run_agent
+from testbed.protocols.orders import Cancel, Drop, Order, Probing, Put
+from testbed.tasks import cancel
+from tests.support.refusals import refuse
+
+
+def upload(files: Files, number: int, begin: int = 0, end: int = 60) -> int:
+    """Send a piece of the file of 100 bytes of a number; returns the stored size."""
+    data = bytes([number]) * 100
+    message = Put(name=f"f{number}", offset=begin, total=100, digest=hashlib.blake2b(data, digest_size=16).hexdigest())
+    return files.put(message, np.frombuffer(data[begin:end], np.uint8)).size
+
+
+def parts(workdir: Path) -> list[Path]:
+    """Unfinished uploads, the least recently continued first."""
+    return sorted((workdir / PARTS).iterdir(), key=lambda part: part.stat().st_mtime_ns)
+
+
+def age(part: Path, seconds: float) -> None:
+    """Have an upload been continued last at an earlier time."""
+    then_s = time.time() - seconds
+    os.utime(part, (then_s, then_s))
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_upload_that_nobody_continues_is_deleted_after_a_day(tmp_path: Path, restarted: bool) -> None:
+    files = Files(tmp_path)
+    for number in range(2):
+        upload(files, number)
+    old, young = parts(tmp_path)
+    age(old, PART_S + 60)
+    age(young, PART_S - 60)
+    if restarted:
+        Agent(AgentSetup("", tmp_path), lambda _: None)
+        assert parts(tmp_path) == [young]
+    else:
+        upload(files, 2)
+        assert len(parts(tmp_path)) == 2 and parts(tmp_path)[0] == young
+    assert upload(files, 1, 60, 100) == 100  # the younger one goes on
+    assert upload(files, 0, 60, 100) == 0  # the older one begins again
+    assert upload(files, 0) == 60 and upload(files, 0, 60, 100) == 100
+    assert files.path("f0").read_bytes() == bytes(100)
+
+
+def test_unfinished_uploads_are_bounded_in_number(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    for number in range(MOST_PARTS + 5):
+        upload(files, number)
+        age(parts(tmp_path)[-1], 200 - number)
+        assert len(parts(tmp_path)) <= MOST_PARTS
+    assert len(parts(tmp_path)) == MOST_PARTS == len(files._hashes)
+    assert upload(files, 5, 60, 100) == 100  # the sixth is the oldest that is kept
+    assert upload(files, 4, 60, 100) == 0
+
+
+def test_uploads_that_nobody_continues_make_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = Files(tmp_path)
+    upload(files, 0)
+    upload(files, 1)
+    idle, recent = parts(tmp_path)
+    monkeypatch.setattr(agent_files, "free_bytes", lambda _: SPARE_BYTES + (150 if len(parts(tmp_path)) < 2 else 50))
+    refuse(lambda: upload(files, 2), BadInput, "not enough disk space")
+    assert parts(tmp_path) == [idle, recent]
+    age(idle, IDLE_PART_S + 60)
+    assert upload(files, 2) == 60
+    assert idle not in parts(tmp_path) and recent in parts(tmp_path)
+
+
+def order(name: str, in_s: float) -> Order:
+    """A measurement that begins after some time."""
+    return Order(id=name, what=Probing("tcp://127.0.0.1:1", None, 1, 1, 1.0), start_s=time.perf_counter() + in_s)
+
+
+@contextlib.asynccontextmanager
+async def working(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Agent, asyncio.Queue[str], list[int]]]:
+    """An agent whose orders end at once: the agent, the orders in the sequence of their start, and the number of
+    waiting orders at each look at them.
+    """
+    agent, begun, looks = Agent(AgentSetup("", workdir), lambda _: None), asyncio.Queue[str](), list[int]()
+    waiting = agent._orders.waiting
+
+    async def carry_out(kept: StoredOrder) -> None:
+        assert not 0 < kept.order.start_s - time.perf_counter() < MOST_WAIT_S
+        kept.end({"state": "done", "note": "", "began_s": 0.0, "ended_s": 0.0, "files": []})
+        begun.put_nowait(kept.order.id)
+
+    def looked() -> list[StoredOrder]:
+        looks.append(len(waiting()))
+        return waiting()
+
+    monkeypatch.setattr(agent, "_carry_out", carry_out)
+    monkeypatch.setattr(agent._orders, "waiting", looked)
+    task = asyncio.create_task(agent.work())
+    try:
+        yield agent, begun, looks
+    finally:
+        await cancel(task)
+
+
+async def test_waiting_orders_cost_nothing_until_one_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state files of all waiting orders were looked for five times a second."""
+    async with working(tmp_path, monkeypatch) as (agent, begun, looks):
+        for number in range(20):
+            agent.answer(order(f"later-{number}", 3600), {})
+        await asyncio.sleep(0)
+        looks.clear()
+        shutil.rmtree(tmp_path / "orders")  # nothing is read from there
+        await asyncio.sleep(0.5)
+        assert looks == [] and begun.empty()
+        assert len(agent._orders.waiting()) == 20
+
+
+async def test_orders_begin_at_their_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with working(tmp_path, monkeypatch) as (agent, begun, looks):
+        for name, in_s in (("far", 3600), ("second", 0.4), ("first", 0.2), ("now", -1), ("reboot", 1e7)):
+            agent.answer(order(name, in_s), {})
+        names = [await asyncio.wait_for(begun.get(), 30) for _ in range(4)]
+        assert names == ["now", "reboot", "first", "second"]
+        assert [kept.order.id for kept in agent._orders.waiting()] == ["far"]
+        assert len(looks) < 20
+
+
+def test_orders_keep_the_sequence_of_their_arrival(tmp_path: Path) -> None:
+    agent = Agent(AgentSetup("", tmp_path), lambda _: None)
+    for number, name in enumerate("cab"):
+        agent.answer(order(name, 3600), {})
+        os.utime(tmp_path / "orders" / name / "order", ns=(number, number))
+    again = Agent(AgentSetup("", tmp_path), lambda _: None)
+    for found in (agent, again):
+        assert [kept.order.id for kept in found._orders.waiting()] == ["c", "a", "b"]
+
+
+# ---------------------------------------------------------------- ends
+
+
+def test_bad_input_while_it_serves_is_no_bad_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that ends with exit status 2 is not started again by systemd."""
+
+    async def failing(self: Agent) -> None:
+        raise BadInput("cannot write state.json")
+
+    monkeypatch.setattr(Agent, "work", failing)
+    ready: list[str] = []
+    with pytest.raises(TestbedError, match="the agent failed: cannot write") as caught:
+        run_agent(AgentSetup("tcp://127.0.0.1:*", tmp_path), ready.append, lambda _: None)
+    assert ready and not isinstance(caught.value, BadInput)
+
+
+async def test_an_order_that_was_cancelled_and_dropped_ends_without_a_trace(tmp_path: Path) -> None:
+    """Its process crashed at the same moment, and the agent ended when it counted the crash."""
+    agent = Agent(AgentSetup("", tmp_path), lambda _: None)
+    agent.answer(order("x", 0), {})
+    (kept,) = agent._orders.waiting()
+    agent.answer(Cancel(prefix="x"), {})
+    agent.answer(Drop(id="x"), {})
+    for code in (-9, 0, 1):
+        await agent._end(kept, code, "", 0.0)
+    assert not kept.folder.exists()
