@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable
 
@@ -9,6 +10,7 @@ from testbed.bs.engines.runner import EngineRunner
 from testbed.bs.metrics import Metrics
 from testbed.bs.observer import Observer
 from testbed.bs.queue import Queue
+from testbed.bs.scheduling.pass_ledger import PassLedger
 from testbed.bs.scheduling.window_hints import Windows
 from testbed.bs.sessions import Key, Session, SessionTable
 from testbed.bs.verdict import failure, reason
@@ -20,7 +22,11 @@ LOG = logging.getLogger(__name__)
 
 
 class SessionCloser:
-    """Ends sessions; the arguments are the parts of the base station that hold something for them."""
+    """Ends sessions; the arguments are the parts of the base station that hold something for them.
+
+    Args:
+        wake: set if the scheduler may plan another pass without the session.
+    """
 
     def __init__(
         self,
@@ -31,7 +37,10 @@ class SessionCloser:
         windows: Windows | None,
         observer: Observer,
         metrics: Metrics,
+        ledger: PassLedger,
+        wake: asyncio.Event,
     ) -> None:
+        self._ledger, self._wake = ledger, wake
         self._link, self._sessions, self._queue, self._runner = link, sessions, queue, runner
         self._windows, self._observer, self._metrics = windows, observer, metrics
 
@@ -42,6 +51,8 @@ class SessionCloser:
         self._queue.drop(session)
         self._observer.ended(session)
         self._runner.release(session.name)
+        if self._ledger.ended(session):
+            self._wake.set()
 
     async def give_up(self, session: Session, exc: Exception) -> None:
         """End a round whose verification failed; its session stays open, and its UE may send the window again."""

@@ -38,6 +38,8 @@ class Pending:
     turn_s: float = 0.0
     """Time from the arrival within which its UE's part of the time that guarantees leave suffices for this request and
     those of its UE before it; 0: it has a guarantee, or no session has one."""
+    ue: bytes = b""
+    """UE that the session belongs to."""
 
     @property
     def cached_tokens(self) -> int:

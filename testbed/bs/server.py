@@ -75,7 +75,9 @@ class BaseStation:
         self._windows, self._metrics, self._observer = windows, Metrics(), observer or Observer()
         self._verdicts = Verdicts(self._ledger, self._metrics, windows, self._observer, clock)
         self._queue, self._wake = Queue(), asyncio.Event()
-        self._closer = SessionCloser(link, intake.sessions, self._queue, runner, windows, self._observer, self._metrics)
+        self._closer = SessionCloser(
+            link, intake.sessions, self._queue, runner, windows, self._observer, self._metrics, self._ledger, self._wake
+        )
         self._dispatcher = Dispatcher(link, intake, judge, clock, self, self._closer)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -12,6 +12,8 @@ from testbed.errors import BadInput
 from testbed.optim.bandwidth import allocate, bits_per_token, communication_s, rates_bps, spectral_efficiency
 from testbed.optim.baselines import batch_by
 from testbed.optim.inference_cost import Array, Cost, IntArray, Model, ServedPair
+from testbed.optim.output_lengths import plan_by_lengths
+from testbed.optim.planner import Batching
 from testbed.options import Config
 
 T = TypeVar("T")
@@ -21,7 +23,7 @@ class Task(Config, frozen=True):
     """One user's task.
 
     Raises:
-        BadInput: no input tokens, or a power or gain that is not positive.
+        BadInput: no input or output tokens, or a power, gain or upload that is not positive.
     """
 
     input_tokens: int
@@ -30,12 +32,17 @@ class Task(Config, frozen=True):
     """p_k"""
     gain: float
     """g_k, uplink power gain."""
+    output_tokens: int | None = None
+    """O_k, after which the task leaves its batch; None: O_max."""
+    upload_bits: float | None = None
+    """D_k, such as the bits that a protocol sends; None: λ·I_k."""
 
     def __post_init__(self) -> None:
-        if self.input_tokens < 1:
-            raise BadInput(f"input_tokens of a task must be 1 or more, not {self.input_tokens}")
-        for name in ("power_w", "gain"):
-            if not 0 < (value := getattr(self, name)) < float("inf"):
+        for name in ("input_tokens", "output_tokens"):
+            if (tokens := getattr(self, name)) is not None and tokens < 1:
+                raise BadInput(f"{name} of a task must be 1 or more, not {tokens}")
+        for name in ("power_w", "gain", "upload_bits"):
+            if (value := getattr(self, name)) is not None and not 0 < value < float("inf"):
                 raise BadInput(f"{name} of a task must be positive and finite, not {value:g}")
 
 
@@ -43,7 +50,7 @@ class Problem(Config, frozen=True):
     """Tasks, their shared uplink and, for plans, models and hardware; units are in the names.
 
     Raises:
-        BadInput: no task, or a bandwidth, noise or λ that is not positive.
+        BadInput: no task, a bandwidth, noise or λ that is not positive, or a task with more output tokens than O_max.
     """
 
     bandwidth_hz: float
@@ -59,10 +66,15 @@ class Problem(Config, frozen=True):
     max_output_tokens: int | None = None
     alpha: float | None = None
     max_window: int = 10
+    drafting: Literal["node", "ues"] = "node"
+    """Whether one node drafts for all tasks, as in the paper, or each UE for its own."""
 
     def __post_init__(self) -> None:
         if not self.tasks:
             raise BadInput("tasks is empty; give at least one")
+        longest = max(task.output_tokens or 0 for task in self.tasks)
+        if self.max_output_tokens is not None and longest > self.max_output_tokens:
+            raise BadInput(f"a task has {longest} output tokens, max_output_tokens is {self.max_output_tokens}")
         for name in ("bandwidth_hz", "noise_w", "bits_per_token"):
             if (value := getattr(self, name)) is not None and not 0 < value < float("inf"):
                 raise BadInput(f"{name} must be positive and finite, not {value:g}")
@@ -74,17 +86,26 @@ class Problem(Config, frozen=True):
 
     @property
     def bits(self) -> Array:
-        """[K] uploads D_k = λ·I_k.
+        """[K] uploads D_k: the tasks' own, or λ·I_k.
 
         Raises:
-            BadInput: neither λ nor the models are given.
+            BadInput: a task's own is not given, and neither are λ and the models.
         """
+        own = [task.upload_bits for task in self.tasks]
         each = self.bits_per_token
-        if each is None:
+        if each is None and None in own:
             draft, verify = _given("draft_model", self.draft_model), _given("verify_model", self.verify_model)
             each = bits_per_token(draft.hidden, verify.hidden)
-        bits: Array = self.inputs * np.float64(each)
-        return bits
+        priced = zip(own, self.tasks, strict=True)
+        return np.array([(each or 0.0) * task.input_tokens if bits is None else bits for bits, task in priced])
+
+    @property
+    def outputs(self) -> IntArray | None:
+        """[K] output tokens; None: O_max for all."""
+        if all(task.output_tokens is None for task in self.tasks):
+            return None
+        longest = _given("max_output_tokens", self.max_output_tokens)
+        return np.array([task.output_tokens or longest for task in self.tasks])
 
     @property
     def efficiency(self) -> Array:
@@ -137,10 +158,10 @@ def plan(
     """Complete plan with T = T_inf + T_com (eq. 23): the output of `testbed optim plan --json`.
 
     Raises:
-        BadInput: as `allocate` and `batch_by`, or a key of the problem is missing.
+        BadInput: as `allocate`, `batch_by` and `plan_by_lengths`, or a key of the problem is missing.
     """
     shared = allocation(problem, policy)
-    found = batch_by(algorithm, problem.serving, problem.inputs, window)
+    found = _batched(problem, algorithm, window)
     return {
         "window": found.window,
         "batches": [list(batch) for batch in found.batches],
@@ -150,6 +171,14 @@ def plan(
         "communication_s": shared["communication_s"],
         "inference_s": found.inference_s,
     }
+
+
+def _batched(problem: Problem, algorithm: str, window: int | None) -> Batching:
+    """By the paper's model where that suffices."""
+    outputs, on_ues = problem.outputs, problem.drafting == "ues"
+    if outputs is None and not on_ues:
+        return batch_by(algorithm, problem.serving, problem.inputs, window)
+    return plan_by_lengths(problem.serving, problem.inputs, outputs, algorithm, window, on_ues)
 
 
 def _given(name: str, value: T | None) -> T:

@@ -24,6 +24,14 @@ class Scheduler(ABC):
         follows when another request arrives.
         """
 
+    def after(self, pending: Sequence[Pending], batch: Sequence[Pending]) -> Scheduler:
+        """The scheduler of the plan that follows this one, for schedulers whose batches depend on earlier ones."""
+        return self
+
+    def ended(self, session: str) -> Scheduler:
+        """The scheduler once a session has ended; if it is another one, the next plan follows at once."""
+        return self
+
     def learn(self, coefficients: Coefficients | None, budget_s: float | None) -> Scheduler:
         """The scheduler of the next pass.
 

@@ -118,8 +118,9 @@ class PassLedger:
             _excuse(session, round_, geometric(alpha, len(round_.window.ids)) / speed_tps)
         share = self._averages.accepted_share(owner, session.accepted, session.drafted)
         found = Pending(
-            request, round_.arrived_s, session.computed, speed_tps, draft_s, network_s, ahead_s, acceptance, share
-        )
+            request, round_.arrived_s, session.computed, speed_tps, draft_s, network_s, ahead_s, acceptance, share,
+            ue=owner,
+        )  # fmt: skip
         if speed_tps is None and self._estimator is not None and self._sessions.promised():
             known = self._estimator.coefficients
             found = replace(found, turn_s=turn_s(self._sessions, session, found, known, self._rest()))
@@ -155,7 +156,16 @@ class PassLedger:
         """The next batch."""
         self._learn_overhead(pending, now_s)
         self._last = _Planned(pending, now_s)
-        return self.scheduler.plan(pending, now_s) if pending else []
+        if not pending:
+            return []
+        batch = self.scheduler.plan(pending, now_s)
+        self.scheduler = self.scheduler.after(pending, batch)
+        return batch
+
+    def ended(self, session: Session) -> bool:
+        """Let the scheduler know that a session has ended; returns whether its next plan may be another one."""
+        before, self.scheduler = self.scheduler, self.scheduler.ended(session.name)
+        return self.scheduler is not before
 
     def expected_s(self, batch: Sequence[Taken]) -> float:
         """Estimated duration of a pass; 0 without an estimator."""

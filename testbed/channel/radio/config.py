@@ -92,6 +92,12 @@ class RadioConfig(Config, frozen=True):
         pattern = PATTERNS[self.duplex]
         return not pattern or pattern[slot % len(pattern)] == ("U" if up else "D")
 
+    @property
+    def uplink_share(self) -> float:
+        """Share of the slots that carry the uplink."""
+        pattern = PATTERNS[self.duplex]
+        return pattern.count("U") / len(pattern) if pattern else 1.0
+
     def slots(self, delay_ms: float) -> int:
         """Slots that a delay takes, rounded up, at least one."""
         return max(1, math.ceil(delay_ms / self.slot_ms - 1e-9))

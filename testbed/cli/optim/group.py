@@ -16,6 +16,7 @@ from testbed.cli.options import AsJson, completion
 from testbed.cli.output import print_json
 from testbed.cli.screens import CommandGroup
 from testbed.cli.tables import TableCommand
+from testbed.errors import BadInput
 
 HELP = "Bandwidth, batches and window of a cell that serves many users by speculative decoding."
 app = CommandGroup(no_args_is_help=True, help=HELP)
@@ -70,7 +71,10 @@ def bandwidth(
 
 @app.command()
 def plan(
-    tasks: Tasks,
+    tasks: Annotated[Path | None, typer.Option("--tasks", help="JSON file: tasks, link, models, hardware.")] = None,
+    run: Annotated[
+        Path | None, typer.Option("--from", metavar="DIR", help="Run of a cell, in place of a file: tasks are its UEs.")
+    ] = None,
     window: Window = None,
     algorithm: Algorithm = "best",
     policy: Policy = "optimal",
@@ -86,6 +90,12 @@ def plan(
 
         testbed optim plan --tasks cell.json --algorithm dp --window 4 --json
 
+        testbed optim plan --from runs/cell --json
+
+    With --from, spectral efficiencies, lengths, acceptance and bytes of a request are those that the run measured, UEs
+    draft for themselves, and the window is the run's unless --window is given. Tasks of a file may have output_tokens
+    and upload_bits; with "drafting": "ues" each UE drafts.
+
     The file (null or no `bits_per_token`: 16 bits for each element of both models' embeddings):
 
         {"bandwidth_hz": 2e7, "noise_w": 2.5e-14, "tasks": [{"input_tokens": 120, "power_w": 0.2, "gain": 1e-9}],
@@ -96,7 +106,17 @@ def plan(
     from testbed.optim.tasks import load_problem
     from testbed.optim.tasks import plan as planned
 
-    found = planned(load_problem(tasks), algorithm, window, policy)
+    if (tasks is None) == (run is None):
+        raise BadInput("give either --tasks FILE or --from DIR")
+    if tasks is not None:
+        problem = load_problem(tasks)
+    else:
+        from testbed.experiments.cell.planning import problem_of
+
+        assert run is not None
+        problem, used = problem_of(run)
+        window = used if window is None else window
+    found = planned(problem, algorithm, window, policy)
     if as_json:
         print_json(found)
         return

@@ -73,12 +73,18 @@ class UeGroup(Config, frozen=True):
         ),
     ] = None
 
+    together: Annotated[
+        bool, option("Requests of all such groups are sent at the same time, the next ones when all are answered.")
+    ] = False
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rate_rps is not None and self.think_s:
-            raise BadInput(f"group {self.name}: requests come at rate_rps or after think_s, not both")
+        if self.rate_rps is not None and (self.think_s or self.together):
+            raise BadInput(f"group {self.name}: requests come at rate_rps or after think_s or together, not both")
         if not self.name:
             raise BadInput("a group of UEs needs a name")
+        if self.together and self.traffic == "bytes":
+            raise BadInput(f"group {self.name}: messages without content come every_s, not together")
         for what in ("prompt", "response"):
             low, high = getattr(self, what)
             if not 1 <= low <= high <= 2**14:
@@ -106,6 +112,10 @@ class CellBs(Config, frozen=True):
     scheduler: Annotated[str, option("Order of verification.", kinds="schedulers")] = "fcfs"
     max_batch: Annotated[int, option("Requests of one pass, at most.", least=1, most=4096)] = 256
     kv_tokens: Annotated[int, option("Tokens in the KV cache.", least=1024, most=10**9, unit="tokens")] = 1_000_000
+    plan: Annotated[
+        str | None,
+        option("JSON of `optim plan`: its batches, window and shares are carried out, in place of the scheduler's."),
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -52,7 +52,7 @@ def run_cell_really(config: CellConfig) -> CellRun:
         raise EngineError(f"{lossy} responses differ from the target's own output")
     for number, (up, down) in radio.carried.items():
         reports[number].bytes_up, reports[number].bytes_down = up, down
-        reports[number].air_s = radio.air_s[number]
+        reports[number].air_s, reports[number].band_s = radio.air_s[number], radio.band_s[number]
     everyone = radio.senders | reports
     groups, first = [], 0
     for group in config.ues:
@@ -80,6 +80,8 @@ def _check(config: CellConfig, decoding: Mapping[int, UeGroup]) -> None:
         raise BadInput(
             f"--real relays bytes without deadlines, which the radio scheduler {config.radio.scheduler} needs"
         )
+    if config.bs.plan is not None:
+        raise BadInput("plans are carried out in virtual time alone; leave out bs.plan or --real")
     for group in decoding.values():
         rule = WINDOW_RULES[group.window_rule]
         if group.method.sampled and group.method.drafts:
@@ -115,12 +117,15 @@ def _run_processes(
     try:
         addresses: dict[int, str] = _received(ours, STOPPING_S)
         start_s = time.monotonic() + LEAD_S + EACH_S * len(decoding)
+        joint = sum(members[number].together for number in decoding)
+        barrier = context.Barrier(joint) if joint else None
         paths = {number: directory / f"{number}.json" for number in decoding}
         for number, path in paths.items():
             order = CellUeOrder(
                 members[number], number, addresses[number], config.seed, start_s, config.warmup_s, config.seconds
             )
-            processes.append(context.Process(target=run_ue, args=(order, path), daemon=True))
+            arguments = (order, path, barrier if members[number].together else None)
+            processes.append(context.Process(target=run_ue, args=arguments, daemon=True))
             processes[-1].start()
         ours.send(start_s)
         end_s = start_s + config.seconds + STOPPING_S

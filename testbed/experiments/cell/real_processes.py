@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import random
 import signal
+import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import msgspec
@@ -21,7 +23,7 @@ from testbed.channel.radio.ports import RadioPort
 from testbed.clock import WallClock
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.drafts import Agreement, RealDrafter
-from testbed.experiments.cell.tally import Counted, UeTally
+from testbed.experiments.cell.tally import Counted, ResponseSums, UeTally
 from testbed.experiments.cell.ue import decode_responses, dice_of, send_bytes
 from testbed.experiments.deployment.load import LoadUe
 from testbed.experiments.deployment.profiled import ProfilePace
@@ -52,6 +54,10 @@ class UeReport(msgspec.Struct):
     rounds: int = 0
     drafted: int = 0
     air_s: tuple[float, float] = (0.0, 0.0)
+    band_s: tuple[float, float] = (0.0, 0.0)
+    accepted: int = 0
+    rejected: int = 0
+    answered: ResponseSums = msgspec.field(default_factory=ResponseSums)
     lossy: int = 0
     """Responses that differ from the target's own."""
 
@@ -61,7 +67,8 @@ class UeReport(msgspec.Struct):
         return cls(
             tally.bytes[True], tally.bytes[False], tally.sent, tally.delays_s, tally.tokens, tally.busy_s,
             tally.latencies_s, tally.judged, tally.violated, tally.rounds, tally.drafted,
-            (tally.air_s[True], tally.air_s[False]), lossy,
+            (tally.air_s[True], tally.air_s[False]), (tally.band_s[True], tally.band_s[False]), tally.accepted,
+            tally.rejected, tally.answered, lossy,
         )  # fmt: skip
 
     def restore(self, tally: UeTally) -> UeTally:
@@ -70,7 +77,9 @@ class UeReport(msgspec.Struct):
         tally.sent, tally.delays_s, tally.tokens, tally.busy_s = self.sent, self.delays_s, self.tokens, self.busy_s
         tally.latencies_s, tally.judged, tally.violated = self.latencies_s, self.judged, self.violated
         tally.rounds, tally.drafted = self.rounds, self.drafted
-        tally.air_s = {True: self.air_s[0], False: self.air_s[1]}
+        tally.accepted, tally.rejected, tally.answered = self.accepted, self.rejected, self.answered
+        for there, (up, down) in ((tally.air_s, self.air_s), (tally.band_s, self.band_s)):
+            there.update({True: up, False: down})
         return tally
 
 
@@ -83,6 +92,8 @@ class RadioReport(msgspec.Struct):
     """Bytes that each decoding UE sent and received after the warm-up."""
     air_s: dict[int, tuple[float, float]]
     """Time of the slots in which each decoding UE sent and received after the warm-up."""
+    band_s: dict[int, tuple[float, float]]
+    """The same, times its shares of the bandwidth."""
     senders: dict[int, UeReport]
     """Reports of UEs that send bytes."""
 
@@ -155,13 +166,15 @@ class _Radio:
             await clock.sleep(until_s - clock.time())
             used = (cell.counters[True].used, cell.counters[False].used)
             moved = {number: proxy.moved_bytes() for number, proxy in proxies.items()}
-            seen.append((used, moved, {number: way.air_s() for number, way in ways.items()}))
+            seen.append((used, moved, {number: way.times() for number, way in ways.items()}))
         await cancel(*tasks)
-        (before, moved, aired), (after, moved_end, aired_end) = seen
+        (before, moved, timed), (after, moved_end, timed_end) = seen
+        spent = {n: [end - start for start, end in zip(timed[n], timed_end[n], strict=True)] for n in ways}
         return RadioReport(
             used=(after[0] - before[0], after[1] - before[1]),
             carried={n: (moved_end[n][0] - moved[n][0], moved_end[n][1] - moved[n][1]) for n in proxies},
-            air_s={n: (aired_end[n][0] - aired[n][0], aired_end[n][1] - aired[n][1]) for n in ways},
+            air_s={n: (up, down) for n, (up, down, _, _) in spent.items()},
+            band_s={n: (up, down) for n, (_, _, up, down) in spent.items()},
             senders={number: UeReport.of(tally) for number, tally in tallies.items()},
         )
 
@@ -179,24 +192,44 @@ class _Ways:
         self._made.append((up, down))
         return up, down
 
-    def air_s(self) -> tuple[float, float]:
-        """Time of the slots in which it has sent and received."""
+    def times(self) -> tuple[float, float, float, float]:
+        """Time of the slots in which it has sent and received, and the same times its shares of the bandwidth."""
         slot_s = self._cell.config.slot_s
-        return sum(up.slots for up, _ in self._made) * slot_s, sum(down.slots for _, down in self._made) * slot_s
+        up, down = ([ports[way] for ports in self._made] for way in (0, 1))
+        sent, received = (sum(port.slots for port in ports) * slot_s for ports in (up, down))
+        return sent, received, sum(port.used for port in up) * slot_s, sum(port.used for port in down) * slot_s
 
 
 # ---------------------------------------------------------------- UEs
 
 
-def run_ue(order: CellUeOrder, path: Path) -> None:
-    """Decode until the end, and write the report."""
+class _ProcessMeeting:
+    """Lets UEs in processes of their own wait until all of them are waiting."""
+
+    def __init__(self, barrier: Barrier) -> None:
+        self._barrier = barrier
+
+    async def meet(self) -> None:
+        """Return when all are waiting; never once one of them has ended."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, self._barrier.wait)
+        except threading.BrokenBarrierError:
+            await asyncio.Event().wait()
+
+
+def run_ue(order: CellUeOrder, path: Path, barrier: Barrier | None = None) -> None:
+    """Decode until the end, and write the report.
+
+    Args:
+        barrier: met before each request, by all UEs that send together; None: requests are independent.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    report = asyncio.run(_decode(order))
+    report = asyncio.run(_decode(order, barrier))
     with whole_file(path) as part:
         part.write_bytes(msgspec.json.encode(report))
 
 
-async def _decode(order: CellUeOrder) -> UeReport:
+async def _decode(order: CellUeOrder, barrier: Barrier | None) -> UeReport:
     group, clock, dice = order.group, WallClock(), dice_of(order.seed, order.number)
     profile = load_profile(group.profile)
     tally = UeTally(clock, order.start_s + order.warmup_s, order.start_s + order.seconds)
@@ -218,12 +251,15 @@ async def _decode(order: CellUeOrder) -> UeReport:
     await clock.sleep(max(0.0, begin_s - clock.time()))
     words = random.Random(f"prompts {order.seed} {order.number}")  # its own, so that lengths are those of virtual time
     living = decode_responses(
-        group, ue, tally, clock, dice, lambda length: [words.randrange(VOCAB) for _ in range(length)], seen
-    )
+        group, ue, tally, clock, dice, lambda length: [words.randrange(VOCAB) for _ in range(length)], seen,
+        None if barrier is None else _ProcessMeeting(barrier).meet,
+    )  # fmt: skip
     life = asyncio.create_task(living)
     await asyncio.wait([life], timeout=order.start_s + order.seconds - clock.time())
     if life.done():
         life.result()  # raises
+    if barrier is not None:
+        barrier.abort()  # the others are at their end, too
     await cancel(life)
     with contextlib.suppress(Exception):
         await client.close()

@@ -10,10 +10,13 @@ import numpy as np
 
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.run import CellRun
-from testbed.experiments.cell.tally import UeTally
+from testbed.experiments.cell.tally import ResponseSums, UeTally
 from testbed.experiments.results.cell_columns import flat_row
 
 SCHEMA = 1
+MEANS = ("acceptance_cond", "input_tokens", "output_tokens", "request_bytes")
+"""Columns of groups that decode: acceptance rate of drafted tokens; tokens of a prompt, tokens and uplink bytes of a
+response, on average."""
 
 
 def document(config: CellConfig, run: CellRun) -> dict[str, Any]:
@@ -22,12 +25,12 @@ def document(config: CellConfig, run: CellRun) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "seed": config.seed,
-        "rows": [group_row(group, tallies, seconds) for group, tallies in run.groups],
+        "rows": [group_row(group, tallies, seconds, config.radio.bandwidth_hz) for group, tallies in run.groups],
         "cell": cell_row(run, seconds),
     }
 
 
-def group_row(group: UeGroup, tallies: Sequence[UeTally], seconds: float) -> dict[str, Any]:
+def group_row(group: UeGroup, tallies: Sequence[UeTally], seconds: float, bandwidth_hz: float) -> dict[str, Any]:
     """Row of a group: sums of bytes and tokens over its UEs, means of times over messages and responses."""
     delays_s = [delay for tally in tallies for delay in tally.delays_s]
     latencies_s = [latency for tally in tallies for latency in tally.latencies_s]
@@ -53,6 +56,8 @@ def group_row(group: UeGroup, tallies: Sequence[UeTally], seconds: float) -> dic
         "latency_p95_s": float(np.quantile(latencies_s, 0.95)) if latencies_s else None,
         "latency_p99_s": float(np.quantile(latencies_s, 0.99)) if latencies_s else None,
         "window": sum(tally.drafted for tally in tallies) / rounds if rounds else None,
+        **(_means(tallies) if decodes else dict.fromkeys(MEANS)),
+        "uplink_bits_per_s_per_hz": efficiency(tallies, bandwidth_hz),
         "joules_per_token": joules_per_token(group, tallies, seconds),
         **{f"{part}_share": shares for part, shares in (_shares(tallies) if decodes else {}).items()},
     }
@@ -62,7 +67,10 @@ def ue_rows(config: CellConfig, run: CellRun) -> list[dict[str, Any]]:
     """A row for each UE, as `group_row`, with its number."""
     seconds = config.seconds - config.warmup_s
     one = [(msgspec.structs.replace(group, count=1), tally) for group, tallies in run.groups for tally in tallies]
-    rows = ({"ue": ue, **group_row(group, [tally], seconds)} for ue, (group, tally) in enumerate(one))
+    rows = (
+        {"ue": ue, **group_row(group, [tally], seconds, config.radio.bandwidth_hz)}
+        for ue, (group, tally) in enumerate(one)
+    )
     return [{name: value for name, value in row.items() if name != "ues"} for row in map(flat_row, rows)]
 
 
@@ -116,6 +124,23 @@ def summary(values: Sequence[float]) -> dict[str, float | None]:
         return {"mean": None, "p50": None, "p95": None}
     p50, p95 = np.quantile(values, [0.5, 0.95])
     return {"mean": float(np.mean(values)), "p50": float(p50), "p95": float(p95)}
+
+
+def efficiency(tallies: Sequence[UeTally], bandwidth_hz: float) -> float | None:
+    """Bits delivered on the uplink per second and hertz that the UEs were given; None: none was."""
+    given = bandwidth_hz * sum(tally.band_s[True] for tally in tallies)
+    return 8 * sum(tally.bytes[True] for tally in tallies) / given if given else None
+
+
+def _means(tallies: Sequence[UeTally]) -> dict[str, float | None]:
+    """Acceptance rate, and means over responses."""
+    judged = sum(tally.accepted + tally.rejected for tally in tallies)
+    responses = sum(len(tally.latencies_s) for tally in tallies)
+    sums = {name: sum(getattr(tally.answered, name) for tally in tallies) for name in ResponseSums.__struct_fields__}
+    found: dict[str, float | None] = {"acceptance_cond": sum(t.accepted for t in tallies) / judged if judged else None}
+    for name, total in zip(MEANS[1:], sums.values(), strict=True):
+        found[name] = total / responses if responses else None
+    return found
 
 
 def _shares(tallies: Sequence[UeTally]) -> dict[str, float | None]:

@@ -16,9 +16,10 @@ from testbed.experiments.capacity.ue import LANGUAGE, VOCAB, policy
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.drafts import Agreement, VirtualDrafter
 from testbed.experiments.cell.judge import ChanceJudge
+from testbed.experiments.cell.planning import read_plan, ue_name
 from testbed.experiments.cell.series import CellSeries, Ports, SeriesRecorder
 from testbed.experiments.cell.tally import Counted, UeTally
-from testbed.experiments.cell.ue import decode_responses, dice_of, send_bytes
+from testbed.experiments.cell.ue import Meeting, decode_responses, dice_of, send_bytes
 from testbed.experiments.deployment.load import LoadUe
 from testbed.experiments.deployment.profiled import ProfilePace, hinting
 from testbed.experiments.deployment.virtual import VirtualDeployment, VirtualStation
@@ -65,17 +66,19 @@ class _Cell:
     """The parts of a run."""
 
     def __init__(self, config: CellConfig) -> None:
-        self._config = config
+        self._plan = plan = None if config.bs.plan is None else read_plan(config)
+        config = self._config = config if plan is None else plan.applied(config)
         self._deployment = VirtualDeployment()
         self._profiles = {group.name: load_profile(group.profile) for group in config.ues if group.traffic == "tokens"}
         self._radio = RadioCell(
             config.radio, config.radio.air(radio_ues(config), config.seconds, config.seed), config.seed
         )
         self._bs = self._station(load_profile(config.bs.profile))
+        self._meeting = Meeting(sum(group.count for group in config.ues if group.together))
         self._members = [group for group in config.ues for _ in range(group.count)]
+        weights = [group.weight for group in self._members] if plan is None else plan.weights(config)
         self._ports: list[Ports] = [
-            {up: self._radio.port(number, up, group.weight) for up in (True, False)}
-            for number, group in enumerate(self._members)
+            {up: self._radio.port(number, up, weight) for up in (True, False)} for number, weight in enumerate(weights)
         ]
 
     def _station(self, profile: Profile) -> VirtualStation:
@@ -89,7 +92,7 @@ class _Cell:
         return self._deployment.base_station(
             TrafficRunner(profile.verify, cache, self._deployment.clock, linger=False, lenient=lenient),
             OFFER,
-            scheduler=scheduler(bs.scheduler, setting),
+            scheduler=scheduler(bs.scheduler, setting) if self._plan is None else self._plan.scheduler(self._config),
             judge=ChanceJudge(self._config.seed),
             sessions=SessionTable(total=2 * sum(group.count for group in groups) + 64),
             windows=hinting(profile, max_requests=bs.max_batch) if hinted else None,
@@ -116,7 +119,7 @@ class _Cell:
         slots = {up: direction_slots(config, up) for up in (True, False)}
         await clock.sleep(from_s - clock.time())
         before, up, down = self._bs.metrics(), used[True].used, used[False].used
-        aired = [{way: port.slots for way, port in ports.items()} for ports in self._ports]
+        aired = [{way: (port.slots, port.used) for way, port in ports.items()} for ports in self._ports]
         each = {way: count * config.step_s / (to_s - from_s) for way, count in slots.items()}
         recorder = SeriesRecorder(config.step_s, groups, self._ports, lambda: self._bs.waiting, each)
         for step in range(1, steps + 1):
@@ -126,7 +129,9 @@ class _Cell:
         after = self._bs.metrics()
         everyone = [tally for _, tallies in groups for tally in tallies]
         for tally, ports, first in zip(everyone, self._ports, aired, strict=True):
-            tally.air_s = {way: (port.slots - first[way]) * config.radio.slot_s for way, port in ports.items()}
+            for way, port in ports.items():
+                tally.air_s[way] = (port.slots - first[way][0]) * config.radio.slot_s
+                tally.band_s[way] = (port.used - first[way][1]) * config.radio.slot_s
         return CellRun(
             groups=groups,
             uplink=(used[True].used - up) / slots[True],
@@ -153,7 +158,8 @@ class _Cell:
         await clock.sleep(dice.uniform(0, min(1.0, config.warmup_s)))
         await ue.client.connect("", VOCAB)
         try:
-            await decode_responses(group, ue, tally, clock, dice, lambda length: LANGUAGE[:length].tolist())
+            meet = self._meeting.meet if group.together else None
+            await decode_responses(group, ue, tally, clock, dice, lambda length: LANGUAGE[:length].tolist(), meet=meet)
         finally:
             await ue.client.close()
 
@@ -164,7 +170,7 @@ class _Cell:
         traffic = CapacityConfig(acceptance=group.alpha, window=group.window)
         sampled = group.method.sampled and group.method.drafts
         return LoadUe(
-            client=self._bs.connect(self._ways(number, tally), counted),
+            client=self._bs.connect(self._ways(number, tally), counted, ue_name(number)),
             drafter=VirtualDrafter(traffic, seed, Agreement(self._config.seed, number, group.alpha)),
             policy=policy(traffic, WINDOW_RULES[group.window_rule] if group.method.drafts else None),
             pace=ProfilePace(profile, self._deployment.clock),

@@ -6,9 +6,26 @@ import asyncio
 import math
 from collections.abc import Callable
 
+import msgspec
+
 from testbed.channel.radio.ports import RadioPort
 from testbed.clock import Clock
-from testbed.ue.records import RoundRecord
+from testbed.ue.records import RequestRecord, RoundRecord
+
+
+class ResponseSums(msgspec.Struct):
+    """Sums over the responses whose latencies are counted."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    uplink_bytes: int = 0
+    """Bytes of their prompts and rounds."""
+
+    def add(self, record: RequestRecord) -> None:
+        """Count a response."""
+        self.input_tokens += record.prompt_len
+        self.output_tokens += len(record.token_ids)
+        self.uplink_bytes += record.uplink_bytes
 
 
 class UeTally:
@@ -24,8 +41,13 @@ class UeTally:
         """Uplink messages sent within the time."""
         self.tokens = self.rounds = self.drafted = 0
         """Committed tokens, rounds, and drafted tokens."""
+        self.accepted = self.rejected = 0
+        """Drafted tokens that were accepted, and first rejections."""
         self.air_s = {True: 0.0, False: 0.0}
         """Time of the slots in which it sent and received."""
+        self.band_s = {True: 0.0, False: 0.0}
+        """The same, times its shares of the bandwidth."""
+        self.answered = ResponseSums()
         self.busy_s = {"drafting": 0.0, "radio": 0.0, "verification": 0.0}
         """Time of its rounds by what it waited for."""
         self.latencies_s: list[float] = []
@@ -61,12 +83,14 @@ class UeTally:
             self.tokens += record.committed
             self.rounds += 1
             self.drafted += record.drafted
+            self.accepted += record.accepted
+            self.rejected += record.accepted < record.drafted
             self.busy_s["drafting"] += record.draft_s
             self.busy_s["radio"] += record.link_s
             self.busy_s["verification"] += record.queue_s + record.verify_s + record.judge_s
 
-    def response(self, tokens: int, speed_tps: float | None) -> Callable[[], None]:
-        """Count a response of `tokens` that is requested now; call the result at its end."""
+    def response(self, tokens: int, speed_tps: float | None) -> Callable[[RequestRecord], None]:
+        """Count a response of `tokens` that is requested now; call the result with its record at its end."""
         began_s, counted, late = self._clock.time(), self.counting, False
         timer: asyncio.TimerHandle | None = None
         due_s = began_s + tokens / speed_tps if speed_tps else self._to_s
@@ -80,11 +104,12 @@ class UeTally:
 
             timer = asyncio.get_running_loop().call_at(due_s + 1e-9, overdue)
 
-        def ended() -> None:
+        def ended(record: RequestRecord) -> None:
             if timer is not None and not late:
                 timer.cancel()
             if counted:
                 self.latencies_s.append(self._clock.time() - began_s)
+                self.answered.add(record)
 
         return ended
 

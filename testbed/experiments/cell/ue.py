@@ -30,6 +30,26 @@ async def send_bytes(group: UeGroup, way: OneWay, clock: Clock, dice: random.Ran
         next_s += group.every_s
 
 
+class Meeting:
+    """Lets UEs wait until all of them are waiting.
+
+    Python 3.10, which UEs may have, lacks `asyncio.Barrier`.
+    """
+
+    def __init__(self, ues: int) -> None:
+        self._ues, self._waiting = ues, list[asyncio.Future[None]]()
+
+    async def meet(self) -> None:
+        """Return when all are waiting."""
+        self._waiting.append(asyncio.get_running_loop().create_future())
+        if len(self._waiting) < self._ues:
+            await self._waiting[-1]
+            return
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            future.set_result(None)
+
+
 class Request(NamedTuple):
     """A requested response."""
 
@@ -38,7 +58,7 @@ class Request(NamedTuple):
     tokens: int
     began_s: float
     """Arrival on the clock."""
-    ended: Callable[[], None]
+    ended: Callable[[RequestRecord], None]
     """Counts its end."""
 
 
@@ -50,12 +70,15 @@ async def decode_responses(
     dice: random.Random,
     prompt: Callable[[int], Sequence[int]],
     seen: Callable[[Any, RequestRecord], object] = lambda prompt, record: None,
+    meet: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Decode one response at a time, for ever: requests come after a pause, or at random and wait for their turn.
+    """Decode one response at a time, for ever: requests come after a pause, together with those of other UEs, or at
+    random and wait for their turn.
 
     Args:
         prompt: makes a prompt of a length.
         seen: called with every prompt and its record.
+        meet: awaited before each request; returns once all UEs that send together are waiting.
     """
 
     def requested() -> Request:
@@ -65,11 +88,13 @@ async def decode_responses(
     async def answer(request: Request) -> None:
         tally.start(request.began_s, group.class_tps)
         record = await ue.decode(request.ids, request.tokens, tally.round)
-        request.ended()
+        request.ended(record)
         seen(request.ids, record)
 
     if group.rate_rps is None:
         while True:
+            if meet is not None:
+                await meet()
             await answer(requested())
             await clock.sleep(group.think_s)
     await _in_turn(lambda: clock.sleep(dice.expovariate(group.rate_rps or 1.0)), requested, answer)

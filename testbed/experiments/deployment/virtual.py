@@ -50,15 +50,17 @@ class VirtualStation:
         self,
         ways: tuple[OneWay, OneWay],
         sizers: tuple[Sizer, Sizer] = (frame_bytes, frame_bytes),
+        name: bytes | None = None,
     ) -> Client:
         """A new UE's connection over a link of its own.
 
         Args:
             ways: up and down.
             sizers: bytes of a message up and down.
+            name: identity of the UE; None: a number.
         """
         self._peers += 1
-        link = self._link.attach(f"ue-{self._peers}".encode(), *ways, sizers, patient=True)
+        link = self._link.attach(name or f"ue-{self._peers}".encode(), *ways, sizers, patient=True)
         return Client(link, self._clock, 0, TIMEOUT_S)
 
     async def serve(self) -> None:
