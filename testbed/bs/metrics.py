@@ -49,11 +49,11 @@ class Metrics:
         """Running mean of |T̂ − T| / T; None without an estimator."""
 
     def add_pass(self, done: FinishedPass) -> None:
-        """Count a pass."""
-        self.passes += 1
-        self.rounds += done.rounds
+        """Count a pass, or several in a row."""
+        self.passes += done.passes
+        self.rounds += done.rounds * done.passes
         self.pieces += len(done.works) - done.rounds
-        self.sizes[len(done.works)] += 1
+        self.sizes[len(done.works)] += done.passes
         self.busy_s += done.seconds
         for work in done.works:
             self.computed_tokens += work.new

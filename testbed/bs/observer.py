@@ -14,12 +14,12 @@ from testbed.protocols.messages import Verdict
 
 
 class FinishedPass(NamedTuple):
-    """An engine pass that is over, as it was measured."""
+    """An engine pass that is over, or several in a row over the same sessions, as measured."""
 
     works: Sequence[RequestWork]
     """Tokens computed and cached, request by request."""
     rounds: int
-    """Requests that were rounds; the others were pieces of prompts."""
+    """Requests that were rounds in every pass; the others were pieces of prompts."""
     waiting: int
     """Requests that waited when the pass was planned, its own included."""
     evicted: int
@@ -29,6 +29,8 @@ class FinishedPass(NamedTuple):
     seconds: float
     expected_s: float | None
     """Estimate for the same tokens; None: there is no estimator."""
+    passes: int = 1
+    """Passes in a row that it stands for: streams are decoded ahead."""
 
 
 class Observer:

@@ -31,6 +31,7 @@ from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.pass_ledger import PassLedger
 from testbed.bs.scheduling.window_hints import Windows
 from testbed.bs.sessions import Key, Round, Session
+from testbed.bs.streams import ahead, rounds_of
 from testbed.bs.verdict import Verdicts, need_hidden
 from testbed.channel.link import ServerLink
 from testbed.clock import Clock
@@ -144,7 +145,8 @@ class BaseStation:
         session.current = round_
         logprobs = session.drawn and not session.sampling.greedy
         hidden = len(round_.window.ids) > 0 and self._acceptance.needs_hidden(session)
-        request = VerifyRequest(session.name, session.prefix, round_.window.ids, hidden=hidden, logprobs=logprobs)
+        further, ends = 0 if self._ledger.estimates else ahead(session), self._intake.offer.end_ids
+        request = VerifyRequest(session.name, session.prefix, round_.window.ids, hidden, logprobs, further, ends)
         round_.pending = self._ledger.pending(session, round_, request)
         self._queue.put(session, round_.pending)
         self._wake.set()
@@ -191,7 +193,7 @@ class BaseStation:
         """
         if self._ledger.estimates or self._windows is not None:
             asyncio.get_running_loop().call_later(self._ledger.expected_s(running) / 2, self._learn)
-        return await self._runner.step()
+        return await self._runner.step(lambda: len(self._queue) > 0)
 
     def _learn(self) -> None:
         try:
@@ -245,7 +247,7 @@ class BaseStation:
             round_.queue_s = start_s - taken.pending.arrived_s - round_.pieces_s
             round_.verify_s = verify_s + round_.pieces_s
             if not await self._ask_hidden(session, round_):
-                ready.append((session, round_))
+                ready += [(session, one) for one in rounds_of(round_, share.passes, start_s, verify_s)]
         return ready
 
     async def _ask_hidden(self, session: Session, round_: Round) -> bool:
@@ -276,6 +278,8 @@ class BaseStation:
     async def _answer(self, judged: Sequence[Judged]) -> None:
         """Commit the tokens of each round and send its verdict; the target decodes on in sessions without drafts."""
         for session, round_, kept in judged:
+            if self._intake.sessions.get(session.key) is not session:  # closed after an error
+                continue
             try:
                 answer = self._verdicts.settle(session, round_, kept)
             except Exception as exc:
@@ -285,7 +289,7 @@ class BaseStation:
             if answer.round == session.last_round:
                 session.last_reply = frames
             await self._link.send(session.key[0], frames)
-            if session.alone and not self._intake.finished(session):
+            if session.alone and not round_.followed and not self._intake.finished(session):
                 self.begin(session, Round(round_.number + 1, self._intake.no_window, None, self._clock.time()))
 
     # ------------------------------------------------------------ sessions

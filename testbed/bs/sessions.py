@@ -54,6 +54,8 @@ class Round:
     """Tokens computed in its passes, pieces of the prefix included."""
     cached: int = 0
     """Tokens of the prefix that the last pass found in the cache."""
+    followed: bool = False
+    """Whether the next round was verified with it: a stream's tokens that were decoded ahead."""
 
     _candidates: tuple[VerifyResult, list[int]] | None = None
 

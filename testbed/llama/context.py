@@ -22,6 +22,8 @@ MAX_BATCH = 512
 MAX_OUTPUTS = 2
 """Largest number of tokens of a drafter's pass with logits (all have them, or none): what a round leaves to compute."""
 MAX_SEQUENCES = 256
+MOST_VIEWS = 64
+"""Cached views of llama.cpp's memory."""
 MAX_DEFAULT_CONTEXT = 8192
 
 
@@ -97,7 +99,7 @@ class LlamaContext:
             self.close()
             raise
         self._memory = self._lib.llama_get_memory(self._context)
-        self._logits, self._hidden = _LogitsView(self.rows), _LogitsView(self.hidden_size)
+        self._logits, self._hidden = _RowsView(self.rows), _RowsView(self.hidden_size)
         self._make_batch()
         self._outputs_on = True
 
@@ -138,11 +140,13 @@ class LlamaContext:
         """Logits [rows] of the last id computed with outputs; a view of llama.cpp's memory that the next pass
         overwrites.
         """
-        return self._logits.at(self._lib.llama_get_logits_ith(self._context, -1))
+        row: NDArray[np.float32] = self._logits.at(self._lib.llama_get_logits_ith(self._context, -1), 1)[0]
+        return row
 
     def hidden(self) -> NDArray[np.float32]:
         """Final-layer, normalised hidden state [hidden_size] that gave `logits`; a view like it."""
-        return self._hidden.at(self._lib.llama_get_embeddings_ith(self._context, -1))
+        row: NDArray[np.float32] = self._hidden.at(self._lib.llama_get_embeddings_ith(self._context, -1), 1)[0]
+        return row
 
     def vocab_size(self, ids: int | None) -> int:
         """The vocabulary size of a tokenizer with `ids` ids (None: all rows of the output head).
@@ -243,16 +247,18 @@ class LlamaContext:
         )
 
 
-class _LogitsView:
-    """A numpy view of `size` floats at llama.cpp's pointers; cached, since the pointers rarely change."""
+class _RowsView:
+    """Numpy views of rows of `size` floats at llama.cpp's pointers; cached, since the pointers rarely change."""
 
     def __init__(self, size: int) -> None:
-        self._size, self._address = size, 0
-        self._array = np.empty(0, np.float32)
+        self._size = size
+        self._arrays: dict[tuple[int, int], NDArray[np.float32]] = {}
 
-    def at(self, pointer: Any) -> NDArray[np.float32]:
-        address = ctypes.addressof(pointer.contents)
-        if address != self._address:
-            self._array = np.ctypeslib.as_array(pointer, (self._size,))
-            self._address = address
-        return self._array
+    def at(self, pointer: Any, rows: int) -> NDArray[np.float32]:
+        """[rows, size] floats."""
+        key = ctypes.addressof(pointer.contents), rows
+        if key not in self._arrays:
+            if len(self._arrays) == MOST_VIEWS:
+                self._arrays.clear()
+            self._arrays[key] = np.ctypeslib.as_array(pointer, (rows, self._size))
+        return self._arrays[key]

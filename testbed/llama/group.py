@@ -52,8 +52,7 @@ class LlamaGroup(LlamaContext):
         """
         try:
             self._together(rows, outputs=True)
-            pointer = self._lib.llama_get_logits(self._context)
-            logits = np.ctypeslib.as_array(pointer, (len(rows), self.rows))[:, :vocab_size]
+            logits = self._logits.at(self._lib.llama_get_logits(self._context), len(rows))[:, :vocab_size]
             if not np.isfinite(logits.max(axis=1)).all():
                 raise ModelError(f"{self.path}: the drafter's logits are not numbers")
         except ModelError:
@@ -79,10 +78,7 @@ class LlamaGroup(LlamaContext):
             self._forget_all(rows)
             raise
         logits, hidden = self._lib.llama_get_logits(self._context), self._lib.llama_get_embeddings(self._context)
-        return (
-            np.ctypeslib.as_array(logits, (count, self.rows)),
-            np.ctypeslib.as_array(hidden, (count, self.hidden_size)),
-        )
+        return self._logits.at(logits, count), self._hidden.at(hidden, count)
 
     def _together(self, rows: Sequence[SequenceInput], *, outputs: bool, hidden: bool = False) -> None:
         """One pass over all ids of all rows, with logits (and hidden states) for all of them or for none."""
@@ -90,13 +86,12 @@ class LlamaGroup(LlamaContext):
             self._lib.llama_set_embeddings(self._context, hidden)
             self._flags.fill(hidden)
             self._outputs_on = hidden
-        counts = [len(row.ids) for row in rows]
-        total = sum(counts)
-        self._ids[:total] = np.concatenate([np.asarray(row.ids, np.int32) for row in rows])
-        self._places[:total] = np.concatenate(
-            [np.arange(n) + row.position for n, row in zip(counts, rows, strict=True)]
-        )
-        self._sequences[:total] = np.repeat([row.sequence for row in rows], counts)
+        total = 0
+        for sequence, position, ids in rows:
+            start, total = total, total + len(ids)
+            self._ids[start:total] = ids
+            self._places[start:total] = range(position, position + len(ids))
+            self._sequences[start:total] = sequence
         self._flags[:total] = outputs
         self._batch.n_tokens = total
         code = self._lib.llama_decode(self._context, self._batch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -26,6 +26,10 @@ class VerifyRequest:
     draft: NDArray[np.int32]
     hidden: bool = False
     logprobs: bool = False
+    ahead: int = 0
+    """With K = 0: tokens that may be decoded greedily after the round's own while nobody waits; see `ThreadRunner`."""
+    ends: Collection[int] = ()
+    """Tokens after which that stops."""
 
     @property
     def prompt(self) -> NDArray[np.int32]:
@@ -38,7 +42,8 @@ class VerifyResult:
     """The target's outputs at the K+1 positions of one request.
 
     Row i belongs to the state that predicts the token after prefix + draft[:i]: rows 0..K-1 predict the positions of
-    the drafted tokens, row K the bonus token. Padded vocabulary rows are never chosen.
+    the drafted tokens, row K the bonus token. Padded vocabulary rows are never chosen. Further rows belong to tokens
+    that were decoded ahead.
     """
 
     argmax: NDArray[np.int32]
@@ -70,6 +75,8 @@ class Share(NamedTuple):
     """Positions before them, whose keys and values were read."""
     result: VerifyResult | None
     """Outputs of the round, which is finished; None: later passes compute the rest of its prefix."""
+    passes: int = 1
+    """Passes in a row, each of which but the first decoded a token ahead."""
 
 
 class VerifyEngine(ABC):

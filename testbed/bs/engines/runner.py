@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Protocol
 
-from testbed.bs.engines.base import Share, VerifyEngine, VerifyRequest
+import numpy as np
+
+from testbed.bs.engines.base import Share, VerifyEngine, VerifyRequest, VerifyResult
+from testbed.errors import EngineError
 
 SHORT_S = 2e-3
-"""Passes shorter than this run in the loop, where the engine allows it."""
+"""Passes shorter than this run in the loop, where the engine allows it; so long do passes in a row."""
+AHEAD_S = 1e-2
+"""Longest time of passes in a row in the engine's thread, unless the first one takes longer."""
+
+
+def nobody() -> bool:
+    """No request waits for the next pass."""
+    return False
 
 
 class EngineRunner(Protocol):
@@ -19,8 +31,12 @@ class EngineRunner(Protocol):
     def submit(self, request: VerifyRequest) -> None:
         """See `VerifyEngine.submit`."""
 
-    async def step(self) -> list[Share]:
-        """See `VerifyEngine.step`."""
+    async def step(self, waiting: Callable[[], bool] = nobody) -> list[Share]:
+        """See `VerifyEngine.step`.
+
+        Args:
+            waiting: whether a request waits for the next pass, so that no token is decoded ahead; from any thread.
+        """
 
     def cached(self, session: str) -> int | None:
         """Leading tokens of a session in the prefix cache; None: the engine reports hits only after a pass."""
@@ -38,6 +54,9 @@ class ThreadRunner:
     Handing a pass to the thread and back takes longer than a short pass of a small model. After a pass of less than
     `SHORT_S`, the next one therefore runs in the loop, if the engine allows it (`VerifyEngine.any_thread`) and no round
     is the first of its session, whose prompt may take long. Between passes the loop alone uses the engine.
+
+    Where all rounds of a pass allow it (`VerifyRequest.ahead`), further passes decode their next tokens before the loop
+    gets the results: a short pass takes no longer than what the loop does for it.
     """
 
     def __init__(self, engine: VerifyEngine, thread: ThreadPoolExecutor) -> None:
@@ -56,29 +75,40 @@ class ThreadRunner:
             self._short = False
         self._engine.submit(request)
 
-    async def step(self) -> list[Share]:
-        """See `VerifyEngine.step`."""
+    async def step(self, waiting: Callable[[], bool] = nobody) -> list[Share]:
+        """See `EngineRunner.step`."""
         if self._short:
-            shares = self._timed()
+            shares = self._passes(waiting)
             await asyncio.sleep(0)  # messages are received between passes
             return shares
         loop = asyncio.get_running_loop()
         done: asyncio.Future[list[Share]] = loop.create_future()
         self._passing = True
-        self._thread.submit(self._pass, loop, done)  # without the second future of `run_in_executor`
+        self._thread.submit(self._pass, loop, done, waiting)  # without the second future of `run_in_executor`
         return await done
 
-    def _timed(self) -> list[Share]:
+    def _passes(self, waiting: Callable[[], bool]) -> list[Share]:
+        """One pass, and those that decode ahead."""
         start_s = time.perf_counter()
         shares = self._engine.step()
-        self._short = self._engine.any_thread and time.perf_counter() - start_s < SHORT_S
+        took_s = time.perf_counter() - start_s
+        until_s = start_s + (SHORT_S if self._short else AHEAD_S) - took_s
+        self._short = self._engine.any_thread and took_s < SHORT_S
+        while time.perf_counter() < until_s and not waiting() and (requests := _next_rounds(shares)):
+            try:
+                results = self._engine.verify(requests)
+            except EngineError:  # sessions are as they were: the next step meets the reason again
+                break
+            shares = [_longer(*found) for found in zip(shares, requests, results, strict=True)]
         return shares
 
-    def _pass(self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[list[Share]]) -> None:
+    def _pass(
+        self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[list[Share]], waiting: Callable[[], bool]
+    ) -> None:
         """One pass in the engine's thread; its result or error goes to the loop, which may be closed by then."""
         found: list[Share] | BaseException
         try:
-            found = self._timed()
+            found = self._passes(waiting)
         except BaseException as exc:
             found = exc
         if not loop.is_closed():
@@ -112,3 +142,25 @@ class ThreadRunner:
             self._leaving.append(session)
         else:
             self._engine.release(session)
+
+
+def _next_rounds(shares: Sequence[Share]) -> list[VerifyRequest]:
+    """The rounds of the tokens after those that were found; empty: not all shares allow one."""
+    rounds = []
+    for request, _, _, result, _ in shares:
+        if result is None or len(result.argmax) > request.ahead or int(result.argmax[-1]) in request.ends:
+            return []
+        rounds.append(VerifyRequest(request.session, np.concatenate([request.prefix, result.argmax]), request.draft))
+    return rounds
+
+
+def _longer(share: Share, request: VerifyRequest, ahead: VerifyResult) -> Share:
+    """A share with the token that another pass decoded ahead."""
+    assert share.result is not None
+    computed = 1 if ahead.cached is None else len(request.prefix) - ahead.cached
+    result = replace(
+        share.result,
+        argmax=np.append(share.result.argmax, ahead.argmax),
+        margin=np.append(share.result.margin, ahead.margin),
+    )
+    return share._replace(new=share.new + computed, result=result, passes=share.passes + 1)

@@ -34,8 +34,8 @@ class StatusLine(Observer):
 
     def passed(self, done: FinishedPass) -> None:
         """See `Observer.passed`."""
-        self._passes += 1
-        self._waiting += done.waiting
+        self._passes += done.passes
+        self._waiting += done.waiting * done.passes
         self._seconds += done.seconds
         self._further.passed(done)
 

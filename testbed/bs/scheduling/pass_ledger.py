@@ -192,7 +192,8 @@ class PassLedger:
                 session.computed = self._kept(share.cached + share.new)
         expected_s = None if self._estimator is None else self._estimator.coefficients.batch_s(works)
         waiting, start_s = len(self._last.pending), self._last.now_s
-        done = FinishedPass(works, rounds, waiting, evicted, start_s, seconds, expected_s)
+        passes = max((share.passes for _, share in shares), default=1)
+        done = FinishedPass(works, rounds, waiting, evicted, start_s, seconds, expected_s, passes)
         if expected_s is not None and seconds > 0:
             self._unlearnt.append(done)
         if self.scheduler.learns:

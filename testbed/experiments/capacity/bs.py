@@ -9,12 +9,13 @@ import contextlib
 import math
 import random
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from testbed.bs.engines.base import Share, VerifyRequest, VerifyResult
+from testbed.bs.engines.runner import nobody
 from testbed.bs.intake import Offer
 from testbed.bs.pending import Pending
 from testbed.bs.scheduling.base import Scheduler
@@ -90,7 +91,7 @@ class TrafficRunner:
         """See `VerifyEngine.submit`."""
         self._submitted.append(request)
 
-    async def step(self) -> list[Share]:
+    async def step(self, waiting: Callable[[], bool] = nobody) -> list[Share]:
         """One pass over all submitted rounds."""
         batch, self._submitted = self._submitted, []
         works = [self._work(request) for request in batch]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from testbed.bs.engines.base import Share, VerifyEngine, VerifyRequest, VerifyResult
 from testbed.bs.engines.batched import BatchedEngine
+from testbed.bs.engines.runner import nobody
 from testbed.bs.scheduling.window_hints import Windows
 from testbed.clock import Clock
 from testbed.experiments.inputs.coefficients import pass_coefficients
@@ -91,7 +92,7 @@ class ProfileRunner:
         """See `VerifyEngine.submit`."""
         self._passes.submit(request)
 
-    async def step(self) -> list[Share]:
+    async def step(self, waiting: Callable[[], bool] = nobody) -> list[Share]:
         """One pass; cached tokens are the profile's, so that window hints are, too."""
         hot = self._profile.hot
         cost = hot.verify if hot and self._clock.time() - self._ended_s < hot.within_s else self._profile.verify

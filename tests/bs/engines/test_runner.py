@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from testbed.bs.engines.base import Share, VerifyRequest
-from testbed.bs.engines.runner import SHORT_S, ThreadRunner
+from testbed.bs.engines.runner import AHEAD_S, SHORT_S, ThreadRunner, nobody
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.errors import EngineError
 
@@ -25,13 +25,15 @@ class Watched(SyntheticEngine):
         self.passes: list[bool] = []
         """Whether each pass ran in the main thread."""
         self.now_s = self.lasts_s = 0.0
-        self.fails = False
+        self.fails, self.fails_at = False, 0
+        """Whether passes fail, and the number of one that does; 0: none."""
 
     def step(self) -> list[Share]:
         """A pass."""
         self.passes.append(threading.current_thread() is threading.main_thread())
         self.now_s += self.lasts_s
-        if self.fails:
+        if self.fails or len(self.passes) == self.fails_at:
+            self._submitted.clear()
             raise EngineError("broken")
         return super().step()
 
@@ -113,7 +115,66 @@ def test_errors_reach_the_loop(engine: Watched, runner: ThreadRunner, before: in
         with pytest.raises(EngineError, match="broken"):
             await runner.step()
         engine.fails = False
-        engine._submitted.clear()
         await rounds(runner, "first", 1)
 
     asyncio.run(run())
+
+
+async def streamed(runner: ThreadRunner, ahead: int, waiting: Callable[[], bool] = nobody) -> list[Share]:
+    """One step of a stream, after a step that the runner needs to know how long passes take."""
+    await rounds(runner, "stream", 1)
+    runner.submit(VerifyRequest("stream", np.ones(2, np.int32), np.zeros(0, np.int32), ahead=ahead))
+    return await runner.step(waiting)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 5])
+@pytest.mark.parametrize("any_thread", [True, False])
+def test_streams_are_decoded_ahead_as_one_token_at_a_time(
+    engine: Watched, runner: ThreadRunner, monkeypatch: pytest.MonkeyPatch, ahead: int, any_thread: bool
+) -> None:
+    monkeypatch.setattr(Watched, "any_thread", any_thread)
+    (share,) = asyncio.run(streamed(runner, ahead))
+    assert share.result is not None and share.passes == share.new == ahead + 1
+    assert len(engine.passes) == ahead + 2
+    prefix = np.ones(2, np.int32)
+    for token, margin in zip(share.result.argmax, share.result.margin, strict=True):
+        (one,) = engine.verify([VerifyRequest("other", prefix, prefix[:0])])
+        assert (token, margin) == (one.argmax[0], one.margin[0])
+        prefix = np.append(prefix, token)
+
+
+def test_nothing_is_decoded_ahead_for_long_or_while_others_wait(engine: Watched, runner: ThreadRunner) -> None:
+    (share,) = asyncio.run(streamed(runner, 5, waiting=lambda: True))
+    assert share.passes == 1
+    engine.lasts_s = 0.45 * SHORT_S
+    (share,) = asyncio.run(streamed(runner, 15))
+    assert share.passes == 2
+    engine.lasts_s = AHEAD_S
+    (share,) = asyncio.run(streamed(runner, 15))
+    assert share.passes == 1
+
+
+def test_a_stream_ends_with_its_end_token_and_at_a_failure(engine: Watched, runner: ThreadRunner) -> None:
+    (whole,) = asyncio.run(streamed(runner, 9))
+    assert whole.result is not None
+    tokens = whole.result.argmax.tolist()
+
+    async def again(ends: tuple[int, ...], fails: int) -> list[int]:
+        engine.fails_at = fails and len(engine.passes) + fails
+        runner.submit(VerifyRequest("stream", np.ones(2, np.int32), np.zeros(0, np.int32), ahead=9, ends=ends))
+        (share,) = await runner.step()
+        assert share.result is not None
+        return [int(token) for token in share.result.argmax]
+
+    assert asyncio.run(again((tokens[4],), 0)) == tokens[: tokens.index(tokens[4]) + 1]
+    assert asyncio.run(again((), 4)) == tokens[:3]
+    assert asyncio.run(again((), 0)) == tokens
+
+
+def test_streams_beside_a_round_with_drafts_take_one_pass(engine: Watched, runner: ThreadRunner) -> None:
+    async def both() -> list[Share]:
+        runner.submit(VerifyRequest("stream", np.ones(2, np.int32), np.zeros(0, np.int32), ahead=5))
+        runner.submit(VerifyRequest("drafts", np.ones(2, np.int32), np.ones(3, np.int32)))
+        return await runner.step()
+
+    assert [share.passes for share in asyncio.run(both())] == [1, 1]

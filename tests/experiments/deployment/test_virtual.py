@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from testbed.bs.engines.base import Share
+from testbed.bs.engines.runner import nobody
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.bs.intake import Offer
 from testbed.channel.link_model import Direction, constant, round_delay
@@ -75,7 +78,7 @@ def test_the_same_seeds_give_the_same_run() -> None:
 
 def test_a_base_station_that_fails_ends_the_run() -> None:
     class Broken(ProfileRunner):
-        async def step(self) -> list[Share]:
+        async def step(self, waiting: Callable[[], bool] = nobody) -> list[Share]:
             raise ValueError("broken engine")
 
     deployment = VirtualDeployment()

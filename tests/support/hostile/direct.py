@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from testbed.bs.engines.base import Share, VerifyRequest
-from testbed.bs.engines.runner import EngineRunner
+from testbed.bs.engines.runner import EngineRunner, nobody
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.bs.intake import Intake, Offer
 from testbed.bs.judging.base import Judge
@@ -41,7 +41,7 @@ class Straight(EngineRunner):
         """Add a round to the next pass."""
         self._engine.submit(request)
 
-    async def step(self) -> list[Share]:
+    async def step(self, waiting: Callable[[], bool] = nobody) -> list[Share]:
         """What one pass computed; messages are received during it."""
         await asyncio.sleep(0)
         return self._engine.step()

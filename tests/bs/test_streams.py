@@ -1,0 +1,94 @@
+"""Sessions that the target decodes alone: tokens and records do not depend on how far ahead they are decoded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from testbed.bs.engines.base import VerifyResult
+from testbed.bs.sessions import Round, Session
+from testbed.bs.streams import MOST_AHEAD, ahead, rounds_of
+from testbed.protocols import protocol
+from testbed.protocols.base import Window
+from testbed.protocols.sampling import Sampling
+from testbed.tasks import together
+from testbed.ue.drafters.synthetic import SyntheticDrafter
+from testbed.ue.records import RequestRecord
+from testbed.ue.session import DecodingSession
+from testbed.ue.target_only import decode_remotely
+from testbed.ue.windows.fixed import FixedWindow
+from tests.support.stations import VOCAB, client, station
+
+TOKENS = 60
+
+
+async def decode(kind: str, address: str, prompt: list[int], ends: tuple[int, ...] = ()) -> RequestRecord:
+    """A request of a UE of its own."""
+    async with client(address) as ue:
+        if kind == "target-only":
+            return await decode_remotely(ue, prompt, TOKENS, ends)
+        drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.7)
+        return await DecodingSession(ue, drafter, protocol(kind), FixedWindow(4)).decode(prompt, TOKENS, ends)
+
+
+async def test_streams_beside_each_other_and_beside_rounds_with_drafts_say_the_same() -> None:
+    prompts = [[3, 1, 4, 1, 5 + i] for i in range(3)]
+    async with station() as (bs, address):
+        alone = [await decode("greedy", address, prompt) for prompt in prompts]
+        before = bs.metrics()["rounds"]
+        streams = [decode("target-only", address, prompt) for prompt in prompts]
+        drafted = [decode("greedy", address, prompt) for prompt in prompts]
+        found = await together([*streams, *drafted])
+        counted = bs.metrics()
+    assert [record.token_ids for record in found] == [record.token_ids for record in alone] * 2
+    assert counted["rounds"] - before == sum(len(record.rounds) for record in found)
+    assert counted["passes"] <= counted["rounds"] and counted["pieces"] == 0
+
+
+async def test_a_stream_alone_takes_a_pass_and_has_a_record_for_each_token() -> None:
+    async with station() as (bs, address):
+        record = await decode("target-only", address, [2, 7])
+        counted = bs.metrics()
+    assert [round_.round for round_ in record.rounds] == list(range(TOKENS))
+    assert counted["passes"] == counted["rounds"] == counted["batch_sizes"]["1"] == TOKENS
+    assert counted["computed_tokens"] == 2 + TOKENS - 1
+    assert all(round_.verify_s > 0 and round_.batch_size == 1 for round_ in record.rounds)
+
+
+async def test_a_stream_ends_with_its_end_token() -> None:
+    async with station() as (_, address):
+        tokens = (await decode("target-only", address, [2, 7])).token_ids
+    end = tokens[20]
+    async with station(end_ids=(end,)) as (bs, address):
+        record = await decode("target-only", address, [2, 7], (end,))
+        assert record.token_ids == tokens[: tokens.index(end) + 1] and bs.rounds == len(record.token_ids)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_the_rounds_of_a_stream_share_the_time_of_its_passes(count: int) -> None:
+    window = Window(np.zeros(0, np.int32), None)
+    argmax, margin = np.arange(count, dtype=np.int32), np.linspace(1, 2, count, dtype=np.float32)
+    found = VerifyResult(argmax, margin, np.zeros(0, np.float32), cached=10)
+    round_ = Round(5, window, None, arrived_s=0.5, queue_s=0.5, verify_s=0.1 * count + 2.0, result=found)
+    round_.new, round_.cached, round_.batch_size = 3 + count - 1, 10, 2
+    rounds = list(rounds_of(round_, count, 1.0, 0.1 * count))
+    assert [one.number for one in rounds] == list(range(5, 5 + count))
+    assert [one.followed for one in rounds] == [True] * (count - 1) + [False]
+    results = [one.result for one in rounds if one.result is not None]
+    assert [result.argmax.tolist() for result in results] == [[token] for token in range(count)]
+    assert [result.gap(0) for result in results] == margin.tolist()
+    assert [one.verify_s for one in rounds] == pytest.approx([2.1] + [0.1] * (count - 1))
+    assert [one.arrived_s for one in rounds] == pytest.approx([0.5] + [1.0 + 0.1 * i for i in range(1, count)])
+    assert [(one.new, one.cached) for one in rounds] == [(3, 10)] + [(1, 12 + i) for i in range(1, count)]
+
+
+def test_only_greedy_tokens_without_a_guarantee_are_decoded_ahead() -> None:
+    def stream(wanted: int = 100) -> Session:
+        session = Session((b"", 0), "a", np.ones(9, np.int32), 9, None, 0, 1)
+        session.alone, session.wanted = True, wanted
+        return session
+
+    assert ahead(stream()) == MOST_AHEAD and ahead(stream(12)) == 2 and ahead(stream(9)) == 0
+    drawn, promised, drafting = stream(), stream(), stream()
+    drawn.sampling, promised.speed_tps, drafting.alone = Sampling(1.0), 5.0, False
+    assert [ahead(session) for session in (drawn, promised, drafting)] == [0, 0, 0]
