@@ -1,4 +1,4 @@
-"""What each part of planner `best` wins over Algorithm 1, at sizes beyond brute force; all windows up to 10.
+"""Gain of each part of planner `best` over Algorithm 1, at sizes beyond brute force; all windows up to 10.
 
 Cells "paper" are Tables I and II (LLaMA-1.1B drafts, LLaMA-7B verifies, 16 GB, α = 0.8, O_max = 2048, inputs up to
 512); cells "random" are those of `planner_gap.py`. `order` is Algorithm 1 with its batches in the order of Johnson's

@@ -62,7 +62,7 @@ class DocCommand(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """What became of a command."""
+    """Result of a command."""
 
     ok: bool
     text: str

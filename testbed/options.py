@@ -78,7 +78,7 @@ class Option:
 
     name: str
     kind: Any
-    """Its type, without the annotation."""
+    """Type of the field, without the annotation."""
     default: Any
     """`msgspec.NODEFAULT`: it must be given."""
     about: str

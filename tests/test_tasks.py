@@ -11,7 +11,7 @@ from testbed.virtual_time import VirtualClock, run_virtually
 
 
 class Log:
-    """What ended, and how."""
+    """Tasks that ended, and how."""
 
     def __init__(self) -> None:
         self.ended: list[str] = []

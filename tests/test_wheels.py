@@ -1,4 +1,4 @@
-"""What the wheel carries, and that a UE's part of it works alone, on every Python that a board may have."""
+"""Contents of the wheel; the UE's part of it works alone, on every Python that a board may have."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scripts.locked import CONSTRAINTS, ROOT
 from scripts.wheels import MUST_CARRY, PLATFORMS, PYTHONS, build, kind, main, normal, wheel_faults
 
 NEVER = ("torch", "transformers", "vllm", "matplotlib", "polars")
-"""What a UE must do without."""
+"""Packages that a UE does not have."""
 
 
 @pytest.fixture(scope="module")

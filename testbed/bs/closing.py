@@ -1,4 +1,4 @@
-"""The end of sessions and of failed rounds: what they hold is released, and their UEs are told."""
+"""The end of sessions and of failed rounds: what they hold is released, and their UEs are notified."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Dispatcher:
                 await self._link.send(peer, encode(reply))
 
     async def expire(self, idle_s: float) -> None:
-        """Close sessions that have been idle for too long; their UEs are told by `Resync` when they come back."""
+        """Close sessions that have been idle for too long; a `Resync` tells their UEs when they come back."""
         while True:
             await self._clock.sleep(idle_s / 4)
             for session in self._sessions.expire(self._clock.time()):

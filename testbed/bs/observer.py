@@ -139,7 +139,7 @@ class RecentActivity(msgspec.Struct, array_like=True, frozen=True):
     now_s: float
     sessions: int
     rows: list[Any]
-    """Each a `SessionRow`, or the list of its fields."""
+    """One `SessionRow` per session, or the list of its fields."""
     rounds: bytes
     """Packed; see `record_ring.rounds`."""
     passes: bytes

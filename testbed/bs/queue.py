@@ -92,7 +92,7 @@ class Queue:
         self._running.clear()
 
     def taken(self, request: VerifyRequest, finished: bool) -> Taken | None:
-        """What was taken as this request, which leaves the engine if it is finished; None: it was dropped meanwhile."""
+        """The round of this request, which leaves the engine if it is finished; None: it was dropped meanwhile."""
         taken = self._running.get(request.session)
         if taken is None or taken.pending.request is not request:
             return None

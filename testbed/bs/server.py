@@ -205,7 +205,7 @@ class BaseStation:
             self._metrics.failed_updates += 1
 
     async def _recover(self, running: Sequence[Taken], exc: Exception, again: bool) -> None:
-        """After a failed pass repeat each request by itself, so that only the one at fault fails; give up on that."""
+        """Repeat each request of a failed pass by itself, so that only the one at fault fails; that one is given up."""
         self._metrics.failed_passes += 1
         self._queue.stop()
         for taken in running:

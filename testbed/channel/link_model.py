@@ -43,7 +43,7 @@ class Recovery:
     """
 
     harq_rtt_s: float = 0.0
-    """From the end of a transmission to its repetition; 0: repetitions only cost air time (WISV eqs. 6, 10)."""
+    """Time from the end of a transmission to its repetition; 0: repetitions cost air time only (WISV eqs. 6, 10)."""
     attempts: int = 4
     """Transmissions of a packet before HARQ gives up."""
     rlc_s: float = 0.0
@@ -249,7 +249,7 @@ class Direction(Private):
         return self._arrived_s + self.origin_s
 
     def _late_s(self, losses: NDArray[np.int64] | None, packets: int, served_s: float) -> float:
-        """How long after the last transmission the last packet arrives, beyond the delay; negative by jitter only."""
+        """Time from the last transmission to the last packet's arrival, without the delay; negative by jitter only."""
         if not packets or (losses is None and not self.jitter_s):
             return 0.0
         late = np.zeros(packets) if losses is None else self.recovery.delay_s(losses)

@@ -21,7 +21,7 @@ Handshake = Callable[[], Awaitable[float]]
 
 
 class ChannelState(Protocol):
-    """Provides the channel state before every round, and is told of each round's record."""
+    """Provides the channel state before every round, and observes each round's record."""
 
     async def begin(self) -> None:
         """Called before every request, outside its latency."""

@@ -29,7 +29,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
     verify_s: float
     judge_s: float
     overhead_s: float
-    """All other time: software on both sides."""
+    """The rest of the time: software on both sides."""
     uplink_bytes: int
     downlink_bytes: int
     gap: float

@@ -1,4 +1,4 @@
-"""What a base station takes on: over each bound it says why and when to come back; idle sessions go, and say so."""
+"""Bounds of a base station: beyond each it says why and when to come back; idle sessions are closed with a reason."""
 
 from __future__ import annotations
 

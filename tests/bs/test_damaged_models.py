@@ -53,7 +53,7 @@ HARMLESS = {
     ("chat_template.jinja", "truncated"),
     *(("chat_template.jinja", name) for name in ("empty", "list", "object", "text", "null", "nested")),
 }
-"""What a target or a prompt can do with; a template of any text is one."""
+"""Damages without effect on the target or the prompt; a chat template of any text is valid."""
 VALUES: list[tuple[str, dict[str, Any]]] = [
     ("config.json", {"vocab_size": "x"}),
     ("config.json", {"vocab_size": -1}),

@@ -34,12 +34,12 @@ def assert_lossless(served: Served) -> None:
 
 
 def follow_up_waits(served: Served, guaranteed: bool = False) -> list[float]:
-    """Of all responses, or of those with a guarantee."""
+    """Queueing times of all rounds after the first, or of those with a guarantee."""
     responses = [response for response in served.responses if response.speed_tps or not guaranteed]
     return [r.queue_s for response in responses for r in response.record.rounds[1:]]
 
 
-def test_on_one_load_first_come_first_served_breaks_promises_and_slo_keeps_them() -> None:
+def test_on_one_load_first_come_first_served_violates_guarantees_and_slo_keeps_them() -> None:
     fcfs = serve_fleet(BUSY, MIX, Fcfs(CAP))
     slo = serve_fleet(BUSY, MIX, Slo(coefficients=TABLE_12, max_requests=CAP), margin=0.02)
     for served in (fcfs, slo):
@@ -134,7 +134,7 @@ def test_admission_keeps_promises_by_making_fewer() -> None:
     assert 20 < len({response.ue for response in some.responses}) < 90
     refused = [error for _, error in some.failures]
     assert refused and all(isinstance(error, AdmissionError) for error in refused)
-    assert all("8 tokens/s cannot be promised beside" in str(error) for error in refused)
+    assert all("8 tokens/s cannot be guaranteed beside" in str(error) for error in refused)
     assert some.metrics["refused_sessions"]["8"] == len(refused)
 
 

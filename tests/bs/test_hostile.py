@@ -50,7 +50,7 @@ COMPARED = {"session", "token", "version", "vocab_size", "base_len", "hidden_bit
 
 
 class Found(NamedTuple):
-    """What came of a run."""
+    """Outcome of a run."""
 
     answers: Counter[str]
     stall: Stall

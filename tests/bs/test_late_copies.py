@@ -62,7 +62,7 @@ async def test_windows_and_verdicts_that_later_ones_overtake_change_nothing(monk
 
 
 async def test_a_stream_whose_request_is_lost_is_asked_for_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not only after the silence in which a BS may be busy with a long prompt."""
+    """It does not wait for the longer silence that a BS with a long prompt may need."""
     monkeypatch.setattr("testbed.ue.target_only.RESEND_S", 0.2)
     lost = iter([Order(copies=0)] * 2)
 

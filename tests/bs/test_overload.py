@@ -71,9 +71,7 @@ def test_with_admission_the_crowd_is_refused_and_promises_hold_all_along() -> No
 
 @pytest.mark.long
 def test_first_come_first_served_knows_no_order() -> None:
-    """What the promises are worth: without them all get the same speed, busy or not, and the fastest class never what
-    it asked for.
-    """
+    """Without guarantees all classes get the same speed, busy or not, and the fastest never the requested one."""
     found = served(Fcfs(CAP))
     assert_lossless(found)
     before, during, after = phases(found)

@@ -239,7 +239,7 @@ async def test_a_session_that_the_bs_forgot_is_opened_again_and_nothing_is_lost(
 
 
 class Failing(SyntheticEngine):
-    """Its first passes fail."""
+    """An engine whose first passes fail."""
 
     failures = 1
 

@@ -33,7 +33,7 @@ def took_s(batch: Sequence[Pending]) -> float:
 
 
 def cut(batch: Sequence[Pending], queue: Sequence[Pending]) -> list[Pending]:
-    """What of a batch is a piece."""
+    """Items of a batch that are pieces of prompts."""
     return [item for item in batch if not any(item is waiting for waiting in queue)]
 
 

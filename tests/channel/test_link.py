@@ -207,7 +207,7 @@ async def test_a_ue_that_comes_back_under_its_identity_gets_what_is_sent_to_it()
 
 
 async def test_a_ue_whose_identity_was_taken_connects_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its connection stayed open at both ends, and nothing that it sent arrived."""
+    """Its connection stays open at both ends, but its messages no longer arrive."""
     monkeypatch.setattr("testbed.channel.link.SILENT_S", 0.3)
     identity = new_identity()
     with server(ANYWHERE) as bs, ue(bs.addresses[0], identity) as owner:

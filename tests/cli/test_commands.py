@@ -35,7 +35,7 @@ every = pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What is said of a command line that cannot be taken."""
+    """The error line of an invalid command line."""
     assert main(arguments) == 2
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.startswith("testbed: ") and shown.err.count("\n") == 1, arguments
@@ -137,7 +137,7 @@ def test_the_shell_completes(
 
 
 def completed(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """What the shell is offered for the last word."""
+    """Completions of the last word."""
     for name, value in (
         ("_TESTBED_COMPLETE", "complete_bash"),
         ("COMP_WORDS", words),

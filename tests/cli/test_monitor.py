@@ -1,4 +1,4 @@
-"""What `bs serve --monitor` refuses, in one line, before an engine is loaded."""
+"""Options that `bs serve --monitor` refuses in one line before it loads an engine."""
 
 from __future__ import annotations
 

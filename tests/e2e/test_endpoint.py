@@ -79,7 +79,7 @@ def questions() -> list[str]:
 
 @pytest.fixture(scope="module")
 def own(bs: str, questions: list[str]) -> list[str]:
-    """What the target says alone, greedily."""
+    """The target's own greedy output."""
     prompter = Prompter(bundled().require("tokenizer"))
 
     async def decode() -> list[str]:

@@ -62,7 +62,7 @@ async def went(socket: zmq.asyncio.Socket, frames: Any) -> bool:
 
 
 async def flood(address: str, reads: bool) -> int:
-    """As many sessions, long prompts, windows and large useless frames as go down; returns messages sent."""
+    """Send sessions, long prompts, windows and large useless frames as fast as possible; returns messages sent."""
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)

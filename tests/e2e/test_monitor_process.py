@@ -89,7 +89,7 @@ def test_without_it_the_base_station_serves_on() -> None:
 
 @pytest.mark.parametrize("early", [True, False], ids=["while it starts", "while it serves"])
 def test_what_interrupts_both_ends_both_without_a_trace(early: bool) -> None:
-    """As Ctrl-C does, which strikes all processes of a terminal."""
+    """The signal goes to all processes, as Ctrl-C of a terminal does."""
     process = subprocess.Popen(
         command("bs", "serve", "--json", *SERVE),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,

@@ -36,7 +36,7 @@ async def test_promises_between_processes(tmp_path: Path, coefficients: str) -> 
         async with client(ready["bind"]) as ue:
             session = DecodingSession(ue, drafter, protocol("sh"), FixedWindow(5), speed_tps=2.0)
             record = await session.decode([1, 2, 3], 40, ())
-            with pytest.raises(AdmissionError, match="cannot be promised"):
+            with pytest.raises(AdmissionError, match="cannot be guaranteed"):
                 await DecodingSession(ue, drafter, protocol("sh"), FixedWindow(5), speed_tps=1e9).decode(
                     [1, 2, 3], 40, ()
                 )

@@ -22,7 +22,7 @@ run: {channel: 'kind=virtual,profile=wisv,rtt_ms=50', methods: [greedy, fh], pro
 grid: {window: [4, 8], rate_mbps: [5, 500], per: [0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3]}
 """
 POINTS = 32
-"""So many that three kills come before the last, however fast the machine is."""
+"""Enough for three kills before the last point on a fast machine, too."""
 PATIENCE_S = 400
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]

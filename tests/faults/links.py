@@ -23,17 +23,17 @@ RESENT_S = 2.1
 
 
 def lost(dice: random.Random) -> Order:
-    """It does not arrive."""
+    """The message does not arrive."""
     return Order(copies=0)
 
 
 def delayed(dice: random.Random) -> Order:
-    """It comes late, one in five so late that it was sent again meanwhile."""
+    """The message is late; one in five is sent again meanwhile."""
     return Order(delay_s=dice.uniform(RESENT_S, 3.0) if dice.random() < 0.2 else dice.uniform(0.02, 0.5))
 
 
 def duplicated(dice: random.Random) -> Order:
-    """It comes twice, at once or when the session has gone on."""
+    """The message arrives twice, at once or after later ones of its session."""
     return Order(copies=2, behind=dice.choice((0, 0, 1, 2, 4)))
 
 
@@ -88,7 +88,7 @@ async def judged(fault: str, seed: int, found: Site, expected: Reference, start_
 async def messages(
     how: Callable[[random.Random], Order], times: int, seed: int, folder: Path, expected: Reference
 ) -> Outcome:
-    """So many messages, of all kinds and both directions, meet with one fate."""
+    """Apply one fault to a number of messages of all kinds and both directions."""
     fault, start_s = f"messages {how.__name__}", time.monotonic()
     dice = random.Random(f"{fault}/{seed}")
     async with site(Station(folder)) as found:
@@ -126,7 +126,7 @@ class Outages:
         return self.phases.total()
 
     def decide(self, letter: Letter) -> Order:
-        """What becomes of a letter."""
+        """The order for a letter."""
         now_s, ue = time.monotonic(), letter.ue
         if ue not in self._ends and self.begun < self._times:
             left = self._left.setdefault(ue, self._dice.randint(5, 30))

@@ -21,7 +21,7 @@ from tests.support.wall_clock import WallClock, wall_clock_available
 GREEDY = ("greedy", "fh", "sh")
 FAILURES = 3
 TIMES = 2
-"""Of everything else."""
+"""Times that each other fault is injected."""
 JUMPS_S = (86400, 0)
 """A day forward, and back."""
 

@@ -1,4 +1,4 @@
-"""What came of a kind of fault, and the table of all."""
+"""The outcome of a kind of fault, and the table of all kinds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     phases: dict[str, int]
     """The message or file at which it struck."""
     outputs: int
-    """That were held against those of a run that nothing happened to."""
+    """Number of outputs compared with those of a run without faults."""
     differing: list[str]
     recovery_s: list[float]
     """Sorted; of every session that was hit."""
@@ -35,16 +35,16 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def median_s(self) -> float:
-        """Of the recoveries."""
+        """Median of the recoveries."""
         return statistics.median(self.recovery_s or [math.nan])
 
     @property
     def p95_s(self) -> float:
-        """Of the recoveries: the smallest that 95 % do not exceed."""
+        """95th percentile of the recoveries: the smallest time that 95 % do not exceed."""
         return (self.recovery_s or [math.nan])[max(0, -(-95 * len(self.recovery_s) // 100) - 1)]
 
     def document(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The outcome as a JSON document."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         return {**found, "recovery_median_s": self.median_s, "recovery_p95_s": self.p95_s, "machine": machine()}
 

@@ -21,7 +21,7 @@ from tests.support.postman import Fault
 Outputs = list[tuple[tuple[str, str], list[int]]]
 PROMPTS = 4
 KILLS = 5
-"""Of one run."""
+"""Kills of one run."""
 
 
 def bundled_station(folder: Path, engine: str, **plan: Any) -> Station:
@@ -43,13 +43,13 @@ async def start(address: str, options: list[str], *more: str) -> Child:
 
 
 async def whole(child: Child) -> Outputs:
-    """What a run said in the end."""
+    """Outputs that a run printed at its end."""
     assert await child.ended() == 0, child.complaints[-3:]
     return outputs_of(child.said[-1])
 
 
 def compare_runs(outputs: Outputs, expected: dict[tuple[str, str], list[int]]) -> tuple[int, list[str]]:
-    """As `compare`, of runs that have all their outputs."""
+    """Like `compare`, for runs that have all their outputs."""
     assert set(Counter(job for job, _ in outputs).values()) == {len(outputs) // len(expected)}
     assert len({job for job, _ in outputs}) == len(expected)
     return compare(outputs, expected)
@@ -139,7 +139,7 @@ async def disk_full(times: int, seed: int, folder: Path) -> Outcome:
 
 
 async def vllm_bs_killed(times: int, seed: int, folder: Path) -> Outcome:
-    """As `bs_killed`, with vLLM under a real run; recovery counts from when it is ready again."""
+    """Like `bs_killed`, with vLLM under a real run; recovery counts from when it is ready again."""
     fault, start_s, options = "vLLM BS killed", time.monotonic(), orders("greedy,fh,sh", 3 * times)
     station = bundled_station(folder, "vllm")
     phases: list[str] = []
@@ -170,7 +170,7 @@ async def vllm_bs_killed(times: int, seed: int, folder: Path) -> Outcome:
 
 
 async def vllm_pass_failed(times: int, seed: int, folder: Path) -> Outcome:
-    """As `pass_failed`, inside vLLM: a step computes, raises, and what it computed is lost."""
+    """Like `pass_failed`, inside vLLM: a step computes and then raises, so that its results are lost."""
     fault, start_s, options = "vLLM pass failed", time.monotonic(), orders("greedy,fh,sh,target-only", 8)
     sound, broken = bundled_station(folder, "vllm"), bundled_station(folder, "vllm", fail=0.06, seed=seed)
     async with site(sound):

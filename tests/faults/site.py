@@ -1,4 +1,4 @@
-"""What faults are injected into: a BS process, UE processes, and a postman between them."""
+"""The system under faults: a BS process, UE processes, and a postman between them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Id of the process."""
         return self.process.pid
 
     async def _read(self) -> None:
@@ -71,7 +71,7 @@ class Child:
             self.complaints.append(line.decode(errors="replace").rstrip())
 
     async def word(self, wait_s: float) -> dict[str, Any]:
-        """Its first document."""
+        """First document that it printed."""
         waiting = asyncio.create_task(self._news.wait())
         await asyncio.wait({waiting, self._readers[0]}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -79,7 +79,7 @@ class Child:
         return self.said[0]
 
     async def ended(self, wait_s: float = STOP_S) -> int:
-        """Its exit code, once it and its last words are there."""
+        """Exit code, once it has ended and its output is read."""
         try:
             code = await asyncio.wait_for(self.process.wait(), wait_s)
         except asyncio.TimeoutError:
@@ -162,14 +162,14 @@ class Station:
         assert await self.child.ended(60.0) == 0, self.child.complaints[-3:]
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """What was written to its log."""
+        """Events of a kind in its log."""
         if not self.log_path.exists():
             return []
         found = [json.loads(line) for line in self.log_path.read_text().splitlines()]
         return [event for event in found if event["event"] == kind]
 
     def metrics(self) -> dict[str, Any]:
-        """Its counters as they were last written."""
+        """Counters as last written."""
         last: dict[str, Any] = json.loads(self.metrics_path.read_text().splitlines()[-1])
         return last
 
@@ -195,7 +195,7 @@ class Site:
             await ue.word(60.0)
 
     def pid(self, ue: bytes) -> int:
-        """Of the UE of an identity."""
+        """Process id of the UE with an identity."""
         return next(child.pid for child in self.ues if child.name == ue.decode())
 
     async def until(self, condition: Callable[[], object], wait_s: float = 240.0) -> None:

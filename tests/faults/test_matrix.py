@@ -49,7 +49,7 @@ SYNTHETIC: dict[str, tuple[Kind, int]] = {
     "background-dies": (limits.background_dies, 8),
     "serving-dies": (limits.serving_dies, 10),
 }
-"""On the synthetic pair: what injects them, and how often."""
+"""Faults on the synthetic pair: the function that injects them, and how often."""
 BUNDLED: dict[str, tuple[Kind, int]] = {
     "ue-killed": (runs.ue_killed, 25),
     "disk-full": (runs.disk_full, 25),

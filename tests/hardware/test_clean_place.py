@@ -61,7 +61,7 @@ class Place:
         )  # fmt: skip
 
     def _shared(self) -> list[Path]:
-        """What is looked at from inside: the checkout, and what pip is configured with."""
+        """Files that are visible inside: the checkout and pip's configuration."""
         values = [value for key, value in self.settings.items() if key in ("extra-index-url", "find-links", "cert")]
         words = [word.removeprefix("file://") for value in values for word in value.split()]
         local = [Path(word) for word in words if word.startswith("/") and Path(word).exists()]

@@ -42,7 +42,7 @@ def plan(script: str, root: Path, *arguments: str) -> list[list[str]]:
 
 
 def variables(command: list[str]) -> dict[str, str]:
-    """What `env NAME=VALUE ...` sets."""
+    """Variables that `env NAME=VALUE ...` sets."""
     assert command[0] == "env"
     return dict(word.split("=", 1) for word in command[1:] if re.match(r"[A-Z_]+=", word))
 

@@ -27,7 +27,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def setting(name: str, done: subprocess.CompletedProcess[str]) -> int:
-    """What the one OpenMP library that was loaded says."""
+    """Settings reported by the one OpenMP library that is loaded."""
     (found,) = re.findall(rf"{name} = '(\d+)'", done.stderr)
     return int(found)
 

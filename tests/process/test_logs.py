@@ -1,4 +1,4 @@
-"""What processes warn of: lines on stderr, or documents for a journal."""
+"""Warnings of processes: lines on stderr, or JSON documents for a journal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each protocol sends, asks for and refuses; payloads against numbers worked out by hand from WISV eqs. 3-9."""
+"""Arrays that each protocol sends, requests and refuses; payloads against WISV eqs. 3-9 by hand."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Fuses:
-    """What waits for a signal to fail."""
+    """Tasks that fail upon signals."""
 
     def __init__(self, say: Say) -> None:
         self._say, self._waiting = say, dict[asyncio.Event, str]()

@@ -29,7 +29,7 @@ from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.fixed import FixedWindow
 
 VOCAB = 512
-"""Of the synthetic engine."""
+"""Vocabulary of the synthetic engine."""
 PROMPTS = 5
 TOKENS = 24
 SAMPLED = ("rejection", "split")

@@ -30,7 +30,7 @@ REFUSED = re.compile(r"testbed: cannot write (\S+): No space left on device\n")
 
 
 class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to run, and how often."""
+    """The command, and how often it runs."""
 
     folder: str
     times: int

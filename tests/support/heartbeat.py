@@ -29,7 +29,7 @@ class Stall(NamedTuple):
     """Time by the clock."""
 
     def __str__(self) -> str:
-        """In milliseconds."""
+        """The three times in milliseconds."""
         cpu, running, wall = (f"{seconds * 1e3:.0f}" for seconds in self)
         return f"{cpu} ms of CPU time, {running} ms without waits for a CPU, {wall} ms by the clock"
 

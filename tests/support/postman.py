@@ -46,7 +46,7 @@ class Letter(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What to do with a message."""
+    """Treatment of a message."""
 
     copies: int = 1
     """Number of copies to forward; 0: drop."""

@@ -59,7 +59,7 @@ async def test_what_can_be_promised_is_served(method: str) -> None:
 async def test_what_cannot_is_refused_in_one_line(method: str, limit: float, slower: bool, answer: str) -> None:
     tight = replace(STRICT, limit=limit)
     async with station(admission=tight) as (bs, address), client(address) as connection:
-        with pytest.raises(AdmissionError, match=f"50 tokens/s cannot be promised beside 0 other sessions; {answer}"):
+        with pytest.raises(AdmissionError, match=f"50 tokens/s cannot be guaranteed beside 0 other sessions; {answer}"):
             await decode(connection, method, 50.0, slower)
         assert bs.rounds == 0 and not len(bs._intake.sessions)
 

@@ -51,7 +51,7 @@ class BatchedEngine(VerifyEngine):
         self._submitted: list[VerifyRequest] = []
         """Changed in place, since `submit` may run during a step."""
         self._prompts: dict[str, NDArray[np.int32]] = {}
-        """What the last pass of each session computed."""
+        """Progress of each session in its last pass."""
 
     @abstractmethod
     def compute(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:

@@ -75,5 +75,5 @@ class StrictJudge:
         return False
 
     def judge(self, batch: Sequence[Candidates]) -> list[NDArray[np.bool_]]:
-        """All False."""
+        """Reject all candidates."""
         return [np.zeros(len(c.draft_ids), np.bool_) for c in batch]

@@ -160,7 +160,7 @@ class Page(NamedTuple):
 
     html: str
     policy: str
-    """Its content security policy: its own script, style and updates only."""
+    """Content security policy of the page: its own script, style and updates only."""
 
 
 def read_page() -> Page:

@@ -44,7 +44,7 @@ class StatusLine(Observer):
         self._further.ended(session)
 
     def line(self, seconds: float) -> str | None:
-        """What happened in the last `seconds`, which begin anew; None if nothing did."""
+        """A line about the last `seconds`, after which a new period begins; None if nothing happened."""
         if not self._passes:
             return None
         text = (

@@ -61,7 +61,7 @@ class GuaranteeShares:
     def _needed(
         self, admission: Admission, owner: bytes, speed_tps: float, given: Sequence[Session], beyond: Sequence[Session]
     ) -> int:
-        """How many of these sessions have to be closed for another; more than there are: closing them is no use."""
+        """Number of these sessions to close for another one; more than there are if closing them does not help."""
 
         def fits(count: int) -> bool:
             return self._ask(admission, owner, speed_tps, _without(given, beyond[:count])).admitted

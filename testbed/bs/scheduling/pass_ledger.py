@@ -24,7 +24,7 @@ from testbed.protocols.sampling import Kept
 
 LOG = logging.getLogger(__name__)
 RETRY_S = 5.0
-"""After which a UE that was refused a speed may ask again."""
+"""Time after which a UE that was refused a speed may ask again."""
 PREPARED_S = 2.0
 """Drafting time before `Open` that counts: a UE computes its prompt while it opens the session."""
 LEAST_REST = 0.2
@@ -99,7 +99,7 @@ class PassLedger:
         others = sum(s.speed_tps is not None and s.key != key for s in self._sessions)
         best = answer.best_tps or 0.0
         can = f"{best:g} can" if best else "no slower class can either"
-        reason = f"{speed_tps:g} tokens/s cannot be promised beside {others} other sessions; {can}"
+        reason = f"{speed_tps:g} tokens/s cannot be guaranteed beside {others} other sessions; {can}"
         return Busy(session=message.session, reason=reason, retry_s=RETRY_S, speed_tps=best)
 
     def pending(self, session: Session, round_: Round, request: VerifyRequest) -> Pending:

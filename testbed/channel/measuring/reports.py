@@ -13,7 +13,7 @@ from testbed.options import Config, option
 
 
 class Reports(Config, frozen=True, kw_only=True):
-    """How a link's state is reported. The defaults are of the order of LTE and NR: 15 CQI levels (3GPP TS 38.214), a
+    """Reporting of a link's state. The defaults are of the order of LTE and NR: 15 CQI levels (3GPP TS 38.214), a
     report every 40 ms, used 10 ms later.
 
     Raises:

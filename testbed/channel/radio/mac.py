@@ -61,7 +61,7 @@ class RadioCell:
         """The slot that began last, and the one that the timer waits for."""
         self._in_air: list[tuple[RadioPort, list[Block], bool]] = []
         self.counters = {True: MacCounters(), False: MacCounters()}
-        """By direction; True: uplink."""
+        """Counters by direction; True: uplink."""
 
     def port(self, ue: int, up: bool, weight: float = 1.0) -> RadioPort:
         """Add one direction of a UE.

@@ -48,7 +48,7 @@ class Block:
 
     @property
     def bits(self) -> float:
-        """Its length."""
+        """Length of the block."""
         return self.end - self.start
 
 
@@ -115,7 +115,7 @@ class RadioPort:
         return min(slots)
 
     def demand(self, slot: int, slot_bits: float) -> Demand | None:
-        """Its demand in a slot; None: nothing to send."""
+        """Demand of the UE in a slot; None: nothing to send."""
         need = sum(block.bits for block in self._again if block.ready <= slot)
         if slot >= self._granted:
             need += self._end - self._next

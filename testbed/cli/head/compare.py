@@ -74,7 +74,7 @@ def compare(
 
 
 def _compared(config: CompareConfig, out: Path | None) -> dict[str, Any]:
-    """On decoded problems, kept in `out`, or on labelled mismatches."""
+    """The comparison: of problems decoded into `out`, or of labelled mismatches."""
     from testbed.experiments.head.compare import compare as run
     from testbed.experiments.head.equal_harm import compare_labelled
 

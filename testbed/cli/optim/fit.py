@@ -69,7 +69,7 @@ def _claim(out: Path) -> None:
 
 
 def _measure(config: Any) -> Any:
-    """With a progress bar on a terminal."""
+    """Measure the steps of both nodes; a terminal gets a progress bar."""
     from testbed.experiments.edge.fit import measure
 
     with progress() as told:

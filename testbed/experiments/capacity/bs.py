@@ -170,7 +170,7 @@ class Observed(Scheduler):
         return batch
 
     def due_s(self, item: Pending) -> float | None:
-        """As the other."""
+        """The deadline by the wrapped scheduler."""
         return self._scheduler.due_s(item)
 
     def _believing(self) -> Scheduler:

@@ -60,7 +60,7 @@ SYSTEMS = {
     "sled": RealSystem(FCFS, FIXED, prefix_cache=False),
     "centralized": RealSystem(FCFS, None),
 }
-"""By name; `fixed-K` is `fcfs-cache` with K tokens."""
+"""Systems by name; `fixed-K` is `fcfs-cache` with K tokens."""
 CALIBRATED_BY = "fcfs-cache"
 LEAD_S = 2.0
 """Time between the start of UE processes and their first requests, and the addition for each process."""
@@ -84,9 +84,9 @@ class RealConfig(Config, frozen=True, kw_only=True):
     mix: dict[float, int] = msgspec.field(default_factory=lambda: {2.0: 1, 4.0: 1, 6.0: 1, 8.0: 1})
     """Shares of UEs by speed, in units of `speed_scale` tokens a second."""
     speed_scale: float | None = None
-    """None: so that the promises add up to `load` of what fcfs-cache carries at this number of UEs, measured first."""
+    """None: the guarantees add up to `load` of what fcfs-cache carries at this number of UEs, measured first."""
     load: float = 0.6
-    """As in the virtual mix of 130 UEs, whose promises add up to 650 tokens a second where fcfs-cache carries 1090."""
+    """That of the virtual mix of 130 UEs, whose guarantees add up to 650 tokens/s; fcfs-cache carries 1090 there."""
     epsilon: float = 0.05
     repeats: int = 1
     seed: int = 0

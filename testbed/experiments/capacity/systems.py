@@ -18,7 +18,7 @@ class ServingOrder(NamedTuple):
     """A scheduler, and how it is used."""
 
     kind: str
-    """Of the registry."""
+    """Name of the scheduler in the registry."""
     each_round: bool = False
     """Whether every round has a budget of its own (WISP, eq. 6); otherwise a response's slack is carried over."""
     protect: bool = True
@@ -29,7 +29,7 @@ class KvMemory(NamedTuple):
     """Keys and values of sessions at the BS between rounds."""
 
     kept: bool = True
-    """In an LRU prefix cache, unless reserved; otherwise prefixes are recomputed in every round."""
+    """Whether they are kept, in an LRU prefix cache unless reserved; otherwise every round recomputes its prefix."""
     reserved: bool = False
     """Whether memory for prompt and response is reserved per request, so that nothing is evicted."""
 

@@ -204,7 +204,7 @@ class Tally:
             self.done.set()
 
     def _clear(self, count: ClassCount, early: int) -> bool | None:
-        """What `keeps` will say, whether or not the `early` responses of the class end."""
+        """The verdict of `keeps` if it no longer depends on the `early` responses of the class."""
         epsilon = self._config.epsilon
         worst = ClassCount(judged=count.judged + early, violated=count.violated + early, kept=count.kept)
         found = keeps(count, epsilon)

@@ -99,7 +99,7 @@ class UeGroup(Config, frozen=True):
 
     @property
     def method(self) -> RunMethod:
-        """Its protocol, or target-only."""
+        """Method of the group: a protocol, or target-only."""
         return run_method(self.protocol)
 
 

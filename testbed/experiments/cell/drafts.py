@@ -67,5 +67,5 @@ class RealDrafter(SyntheticDrafter):
         return super().open(prompt, distributions=distributions, choose=choose)
 
     def agrees(self, prefix: Sequence[int]) -> bool:
-        """By position, see `Agreement`."""
+        """Whether the token at this position equals the target's, see `Agreement`."""
         return self._agreement(len(prefix))

@@ -184,7 +184,7 @@ def judged_run(cell: CellConfig, epsilon: float) -> CellOutcome:
 
 
 def _verdict(violated: int, judged: int, epsilon: float) -> str:
-    """As `class_verdict`, but known as soon as the first responses that it needs would be violated in any case."""
+    """The verdict of `class_verdict`, known once enough of the first responses are violated in any case."""
     return class_verdict(violated, max(judged, LEAST_JUDGED) if violated > epsilon * LEAST_JUDGED else judged, epsilon)
 
 

@@ -108,7 +108,7 @@ class ConstantLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def csi(self) -> Csi:
-        """Its state."""
+        """State of the emulated link."""
         return Csi(self.rate_mbps, self.rate_mbps, self.rtt_ms, self.per, self.per, source="emulated")
 
 

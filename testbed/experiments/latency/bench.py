@@ -50,11 +50,11 @@ class RequestTimes(msgspec.Struct, frozen=True):
     """Times of one request in seconds, from its arrival; waiting for a free place is included."""
 
     ttft_s: float
-    """Until the first tokens."""
+    """Time to the first tokens."""
     latency_s: float
     tokens: int
     gaps_s: list[float]
-    """Between the arrivals of tokens: one for each round after the first."""
+    """Times between arrivals of tokens: one for each round after the first."""
 
     @property
     def tpot_s(self) -> float | None:

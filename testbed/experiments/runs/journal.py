@@ -142,7 +142,7 @@ def check_new(out: Path) -> None:
 
 
 def kept(out: Path | None) -> str:
-    """What is left of a run that ended early, and how to go on."""
+    """A sentence about what is kept of a run that ended early, and the command that resumes it."""
     if out is None:
         return "nothing is kept; with --out DIR, a run can be resumed (--resume)"
     try:
@@ -166,7 +166,7 @@ def _lock(file: BinaryIO, out: Path) -> None:
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
-    """What a resumed run has to agree in; a replayed trace begins anew."""
+    """The settings that a resumed run must share; a replayed trace begins anew."""
     found = {key: value for key, value in resolved(config).items() if key not in ELSEWHERE}
     return found | {"csi": re.sub(r",origin_s=[^,]*", "", config.csi)}
 

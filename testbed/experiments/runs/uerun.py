@@ -50,7 +50,7 @@ def run_ue(config: RunConfig, given: Sequence[int | str] | None, out: Path | Non
     """Run, and write a run directory where `out` says so.
 
     Args:
-        resume: go on with the unfinished run that is there.
+        resume: continue the unfinished run in the directory.
 
     Raises:
         BadInput: anything in the configuration that cannot be used.

@@ -16,7 +16,7 @@ class SweepFile(NamedTuple):
     name: str
     path: Path
     about: str
-    """Its leading comment as one paragraph, without command lines."""
+    """Leading comment of the file as one paragraph, without command lines."""
     command: str
     """Command to run it."""
 

@@ -37,7 +37,7 @@ the driver how long the rest of the journey will take. "About 25 minutes," he sa
 def passengers(first: int, off: int, on: int) -> int:
     return (first - off + on) // 2
 """
-"""What llama.cpp and transformers are compared on."""
+"""Text on which llama.cpp and transformers are compared."""
 
 
 def fetch(name: str, say: Say) -> dict[str, Any]:

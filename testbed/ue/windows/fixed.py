@@ -25,7 +25,7 @@ class FixedWindow:
         check_window(self.max_window)
 
     def keep_drafting(self, drafted: Sequence[DraftToken]) -> bool:
-        """Up to K tokens."""
+        """Keep drafting up to K tokens."""
         return len(drafted) < self.max_window
 
     def observe(self, record: RoundRecord) -> None:

@@ -36,11 +36,11 @@ class Hinted:
         self._window = min(window, self.limit)
 
     def keep_drafting(self, drafted: Sequence[DraftToken]) -> bool:
-        """Up to the hint, or until the rule stops."""
+        """Keep drafting up to the hint, or until the rule stops."""
         return len(drafted) < self.max_window and self._rule.keep_drafting(drafted)
 
     def to_send(self, drafted: Sequence[DraftToken]) -> int:
-        """As the rule sends."""
+        """As many tokens as the rule sends."""
         return window_of(self._rule, drafted)
 
     def observe(self, record: RoundRecord) -> None:

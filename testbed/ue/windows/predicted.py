@@ -50,7 +50,7 @@ class PredictedWindow:
         return self._accepts(drafted)
 
     def to_send(self, drafted: Sequence[DraftToken]) -> int:
-        """All of them, or those before the token predicted rejected (eq. 25)."""
+        """Send all of them, or those before the token predicted rejected (eq. 25)."""
         if not self.before or self._accepts(drafted):
             return len(drafted)
         return max(self.least, len(drafted) - 1)

@@ -54,7 +54,7 @@ class Traffic:
     """Rounds that began with fewer cached tokens than their sessions had computed, by a block or more: evictions."""
 
     def run(self, passes: int, sessions: int) -> None:
-        """So many passes over about so many sessions, and further ones until all rounds are finished."""
+        """Run a number of passes over about `sessions` sessions, and further ones until all rounds are finished."""
         while self.passes < passes or any(session.round is not None for session in self.sessions):
             while len(self.sessions) < sessions and self.passes < passes:
                 self.sessions.append(self._open())

@@ -1,4 +1,4 @@
-"""What is said of a target's files before an engine loads them."""
+"""Checks of a target's files before an engine loads them."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def risky(session: int, risks: list[float], threshold: float = 1.0, spent: float
 
 
 def judged(judge: BudgetJudge, session: int, risks: list[float]) -> np.ndarray:
-    """What the judge keeps of a response that has spent what the judge said last."""
+    """Candidates that the judge keeps after the response has spent the given part of its budget."""
     return judge.judge([risky(session, risks, spent=judge.risk(session))])[0]
 
 

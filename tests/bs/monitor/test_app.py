@@ -27,7 +27,7 @@ TOKEN = "s3cret"
 async def get(
     path: str, token: str | None = None, station: MonitoredStation | None = None, **headers: str
 ) -> httpx.Response:
-    """What a client is answered, whose headers have _ for -."""
+    """The answer to a request; `_` in the names of headers stands for `-`."""
     async with contextlib.AsyncExitStack() as stack:
         station = station or (await stack.enter_async_context(connected()))[1]
         app = make_app(station, Feed(station), token, "lab.example")

@@ -1,4 +1,4 @@
-"""What Prometheus reads, as Prometheus's own parser reads it."""
+"""The metrics, read by Prometheus's own parser."""
 
 from __future__ import annotations
 

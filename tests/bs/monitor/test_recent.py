@@ -1,4 +1,4 @@
-"""What lookers-on are shown, against what the UEs themselves recorded, and against times that are known exactly."""
+"""Rounds shown to viewers, compared with the records of the UEs and with times that are known exactly."""
 
 from __future__ import annotations
 

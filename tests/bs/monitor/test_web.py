@@ -47,7 +47,7 @@ async def test_silent_connections_and_viewers_leave_health_and_the_page_alone() 
 
 
 async def test_a_live_view_that_cannot_read_what_it_is_told_ends_with_an_error() -> None:
-    """It went on as if the base station were silent."""
+    """Malformed data must not look like a silent base station."""
     ours, theirs = socket.socketpair()
     with ours, socket.create_server(("127.0.0.1", 0)) as listener:
         ours.sendall(frame(MonitorSetup("127.0.0.1", None)) + (3).to_bytes(4, "little") + b"\xc1\xc1\xc1")

@@ -1,4 +1,4 @@
-"""Which promises can be made: by hand, by properties, and by keeping those that were made in a simulation."""
+"""Which guarantees are given: by hand, by properties, and by a simulation in which those given are kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed.optim.pass_time import Coefficients
 from tests.support.devices import A100, CAP, KV_TOKENS, Simulation
 
 SHAPE = RoundShape(new=3.0, cached=330.0, committed=2.41, draft_s=0.06, network_s=0.04)
-"""Of rounds that a predictor ends early."""
+"""Shape of rounds that a predictor ends early."""
 GATE = Admission(coefficients=A100, max_requests=CAP, kv_tokens=KV_TOKENS)
 
 

@@ -141,7 +141,7 @@ class Crowd:
 
 
 def share_s(drafted: int) -> float:
-    """By eq. 19, with 299 cached tokens of 300."""
+    """Time of a round by eq. 19, with 299 cached tokens of 300."""
     new = drafted + 1
     return 1.4339e-4 * new + 2.53e-9 * (299 + new) * new + 2.67e-6 * 299
 

@@ -1,4 +1,4 @@
-"""What the scheduler is told of a session, against cases worked out by hand."""
+"""The scheduler's view of a session, compared with cases worked out by hand."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ def test_admission_counts_everybody_else() -> None:
     busy = ledger.admit((b"x", 1), message)
     # 8 sessions at 8 tokens/s and 3 tokens a round: 21 passes of 40 ms a second; with 4 or 6 the last one fits no more
     assert busy is not None and busy.speed_tps in (0.0, 2.0) and busy.retry_s > 0
-    assert "8 tokens/s cannot be promised beside 7 other sessions" in busy.reason
+    assert "8 tokens/s cannot be guaranteed beside 7 other sessions" in busy.reason
     silent = Open(session=1, protocol="greedy", threshold=0.0, hidden_size=1)
     assert ledger.admit((b"x", 1), silent) is None
 

@@ -22,7 +22,7 @@ ENGINE = ["--engine", "transformers"]
 
 
 def document(*arguments: str) -> dict[str, Any]:
-    """What a command says with `--json`, in a process of its own since it claims stdout."""
+    """The document of a command with `--json`, in a process of its own since the command claims stdout."""
     command = [sys.executable, "-m", "testbed", "head", *arguments, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
     assert done.stdout.count("\n") == 1

@@ -146,7 +146,7 @@ def test_the_horizon_grows_until_each_class_is_judged_often_enough() -> None:
 
 
 def test_loads_draw_their_own_arrivals_and_systems_share_them() -> None:
-    """By the first pass: its requests, new and cached tokens, and its time."""
+    """Compared by the first pass: its requests, new and cached tokens, and its time."""
     first = {}
     for system, ues in itertools.product(("fcfs-cache", "sled"), (3, 4)):
         found = run_capacity(SMALL, SYSTEMS[system], (4.0,) * ues, 0, events=True)

@@ -1,4 +1,4 @@
-"""What a capacity study assumes, and what it refuses."""
+"""Assumptions of a capacity study, and the options that it refuses."""
 
 from __future__ import annotations
 

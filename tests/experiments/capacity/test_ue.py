@@ -21,7 +21,7 @@ WINDOWS = 20_000
 
 
 def window(sequence: TrafficSequence, rule: WindowPolicy) -> list[DraftToken]:
-    """As a session drafts it."""
+    """One window, drafted as a session does."""
     tokens = [sequence.draft_one()]
     while len(tokens) < rule.max_window and rule.keep_drafting(tokens):
         tokens.append(sequence.draft_one())

@@ -125,7 +125,7 @@ MOST = 14
 
 
 def own(prompt: list[int]) -> list[int]:
-    """What the target decodes by itself."""
+    """The target's own output."""
     output: list[int] = []
     while len(output) < MOST and END not in output:
         output.append(following([*prompt, *output]))

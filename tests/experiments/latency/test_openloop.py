@@ -152,7 +152,7 @@ def test_requests_count_while_load_is_steady() -> None:
 
 
 def test_repeats_are_pooled() -> None:
-    """As if all had been one load; most of them have to pile up before it does."""
+    """All repeats count as one load, which is overloaded only if most of them are."""
     repeats = [offered(rate, 90, seed) for seed, rate in enumerate((5.0, 6.0, 20.0))]
     alone, together = [point([served], 8) for served in repeats], point(repeats, 8)
     assert [p.saturated for p in alone] == [False, False, True] and not together.saturated

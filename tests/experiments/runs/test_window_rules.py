@@ -32,7 +32,7 @@ LINK = ChannelSpec(kind="virtual", uplink_mbps=2, downlink_mbps=1, rtt_ms=30)
 
 @pytest.fixture
 def predictor(tmp_path: Path) -> str:
-    """Of the synthetic drafter, whose top-1 probability is high where it agrees with the target."""
+    """A predictor of the synthetic drafter, whose top-1 probability is high where it agrees with the target."""
     save_predictor(stump(0.4, 0.95, cut=0.6), tmp_path / "p")
     return str(tmp_path / "p")
 

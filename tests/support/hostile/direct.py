@@ -42,7 +42,7 @@ class Straight(EngineRunner):
         self._engine.submit(request)
 
     async def step(self, waiting: Callable[[], bool] = nobody) -> list[Share]:
-        """What one pass computed; messages are received during it."""
+        """Result of one pass; messages are received during it."""
         await asyncio.sleep(0)
         return self._engine.step()
 
@@ -93,7 +93,7 @@ class Wire:
         self.to[peer].put_nowait([bytes(frame) for frame in frames])
 
     def heard(self, peer: bytes, decode: Callable[[Frames], Packet[Any]] = decode_downlink) -> list[Packet[Any]]:
-        """What came for a peer meanwhile."""
+        """Messages that arrived for a peer meanwhile."""
         found = []
         while not self.to[peer].empty():
             found.append(decode(self.to[peer].get_nowait()))

@@ -47,7 +47,7 @@ class Case(NamedTuple):
         return vocabulary(bundled().require("target")) if JUDGES[self.judge].needs_tokenizer else VOCAB
 
     def judging(self, heads: Path) -> Judge:
-        """Its judge, with a random head that is written to a directory."""
+        """Judge of the configuration, with a random head that is written to a directory."""
         entry = JUDGES[self.judge]
         target = bundled().require("target") if entry.needs_tokenizer else None
         return make_judge(self.judge, self._head(heads), BUDGET if entry.needs_budget else None, target)
@@ -90,7 +90,7 @@ CASES = [Case(*chosen) for chosen in itertools.product(SCHEDULERS, JUDGES, CONTR
 
 
 def covering() -> list[Case]:
-    """As few configurations as hold every scheduler, judge and controller once."""
+    """The fewest configurations that contain every scheduler, judge and controller once."""
     count = max(len(SCHEDULERS), len(JUDGES), len(CONTROLLERS))
     columns = (itertools.islice(itertools.cycle(kinds), count) for kinds in (SCHEDULERS, JUDGES, CONTROLLERS))
     return [Case(*chosen) for chosen in zip(*columns, strict=True)]

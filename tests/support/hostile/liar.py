@@ -54,7 +54,7 @@ MOST_BUSY = 5
 
 
 class Known(NamedTuple):
-    """What the liar knows of a base station."""
+    """Knowledge of a base station that invalid messages are built from."""
 
     vocab_size: int = 512
     positions: int = 160
@@ -123,7 +123,7 @@ class Liar:
         return with_arrays(self._extreme(message), arrays)
 
     def _next(self) -> tuple[Message, Mapping[str, Any]]:
-        """What a UE would send next in one of its sessions."""
+        """The valid next message of one of its sessions."""
         rng = self._rng
         if rng.random() < 0.03:
             return Ping(token=self._values.draw(Ping, "token", False)), {}

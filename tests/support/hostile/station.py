@@ -33,7 +33,7 @@ BURST_MS, LAST_MS = 2, 300
 
 
 class Besieged(NamedTuple):
-    """What came of it."""
+    """Outcome of a process."""
 
     answers: Counter[str]
     stall: Stall

@@ -126,7 +126,7 @@ class Talk:
     # ------------------------------------------------------------ answers
 
     def opened(self, message: Opened) -> None:
-        """It is open, and the base station knows so many tokens of it."""
+        """The session is open; the base station knows this number of its tokens."""
         self.tokens = self.tokens[: message.length]
         self.state = "waiting" if self._alone else "ready"
 

@@ -24,7 +24,7 @@ from tests.support.refusals import refuse
 PROMPT = [7, 250, 3, 3, 199, 42, 11]
 EXACT: dict[str, Any] = {"kv_type": "f32", "flash_attention": False, "threads": 1}
 HIDDEN_TOLERANCE = 5e-3
-"""Of float16 values below 8, and of what float32 sums differ by."""
+"""Rounding of float16 values below 8, and of sums in float32."""
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ def test_a_line_through_one_place_is_flat() -> None:
 
 EASY, HARD = 0.95, 0.3
 SHARE = 0.75
-"""Of easy tokens; the predictor knows which is which, and its probabilities are the true ones."""
+"""Share of easy tokens; the predictor knows which are easy, and its probabilities are the true ones."""
 MOST = 12
 
 

@@ -50,10 +50,10 @@ class PassStats:
 
 
 class PromptShare(NamedTuple):
-    """What one pass computed of a prompt."""
+    """The part of a prompt that one pass computed."""
 
     name: str
-    """As submitted."""
+    """Name under which the prompt was submitted."""
     new: int
     """Positions computed."""
     cached: int

@@ -56,7 +56,7 @@ def resident(engine: VllmEngine) -> bool:
 
 
 class Spent:
-    """What the engine's counters grew by since the last look."""
+    """Increase of the engine's counters since the last call."""
 
     def __init__(self, engine: VllmEngine) -> None:
         self._stats = engine.stats
@@ -256,7 +256,7 @@ def test_padded_rows_are_never_chosen(engine: VllmEngine, reference: Reference, 
 def test_a_failed_pass_leaves_nothing_behind(
     engine: VllmEngine, reference: Reference, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its blocks count as cached, though they were never computed: the cache has to go."""
+    """The failed pass's blocks count as cached without having been computed, so that the cache must be dropped."""
     from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
     prefix = tokens(rng, 100).tolist()

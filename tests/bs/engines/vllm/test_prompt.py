@@ -1,4 +1,4 @@
-"""Which prompts bring back rows that the prefix cache swallowed."""
+"""Prompts whose last rows lie in blocks of the prefix cache are computed again."""
 
 from __future__ import annotations
 
