@@ -47,6 +47,7 @@ from testbed.decision_head.head import INFO, WEIGHTS
 from testbed.errors import BadInput, TestbedError
 from testbed.optim.pass_time import Coefficients
 from testbed.process.heap import loaded_heap_frozen
+from testbed.process.interrupts import UNSTOPPABLE
 from testbed.protocols.vocabulary import tokenizer_directory
 from testbed.tasks import Background, cancel
 
@@ -103,8 +104,9 @@ def serve(
         meter = stack.enter_context(metered(config))
         if metrics is not None and meter is not None:
             metrics.add("power", meter.snapshot)
-        thread = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="engine"))
-        loaded = thread.submit(_load_all, config, coefficients, pace).result()
+        thread = ThreadPoolExecutor(1, thread_name_prefix=f"{UNSTOPPABLE} engine")
+        loaded = thread.submit(_load_all, config, coefficients, pace).result()  # a signal does not wait for it
+        stack.callback(thread.shutdown)
         if metrics is not None and isinstance(loaded.engine, PacedEngine):
             metrics.add("pace", loaded.engine.snapshot)
         stack.callback(lambda: thread.submit(loaded.engine.close).result())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import functools
@@ -9,8 +10,9 @@ import os
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.main import get_command
@@ -28,8 +30,11 @@ from testbed.cli.ue import agent, memory, serve
 from testbed.cli.ue import run as ue
 from testbed.errors import BadInput, TestbedError
 from testbed.process import logs
+from testbed.process.interrupts import UNSTOPPABLE
 
 INTERRUPTED = 130
+SIGNALLED = (INTERRUPTED, 128 + signal.SIGTERM)
+"""Exit codes of a process that SIGINT or SIGTERM ended."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a full disk."""
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -146,14 +151,16 @@ def _say(text: str, code: int) -> int:
     return code
 
 
-def end_with_parent() -> None:
-    """Have Linux send SIGTERM when the parent ends, for a child process of a run (`TESTBED_PARENT`)."""
+def end_with_parent() -> bool:
+    """Have Linux send SIGTERM when the parent ends, for a child process of a run (`TESTBED_PARENT`); returns whether
+    this is one.
+    """
     parent = os.environ.pop("TESTBED_PARENT", None)
-    if parent is None or sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if str(os.getppid()) != parent:  # it was quicker
-        sys.exit(128 + signal.SIGTERM)
+    if parent is not None and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if str(os.getppid()) != parent:  # it was quicker
+            sys.exit(128 + signal.SIGTERM)
+    return parent is not None
 
 
 def check_files() -> None:
@@ -173,20 +180,35 @@ def _terminate(number: int, _: object) -> None:
     sys.exit(128 + number)
 
 
-def run() -> None:
-    """Entry point of the console script; SIGTERM unwinds, so that child processes and files are seen to.
+def _end(code: Any) -> NoReturn:
+    """End the process; after a signal without waiting for threads that cannot be stopped."""
+    if code in SIGNALLED and any(thread.name.startswith(UNSTOPPABLE) for thread in threading.enumerate()):
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
-    SIGINT interrupts even where a shell started us in the background with it ignored.
+
+def run() -> None:
+    """Entry point of the console script; SIGTERM unwinds, so that child processes and files are cleaned up.
+
+    SIGINT interrupts even where a shell started us in the background with it ignored. A child process of a run takes
+    it as SIGTERM: Ctrl-C on a terminal reaches the parent as well, which reports it.
     """
-    end_with_parent()
+    is_child = end_with_parent()
     if not sys.stderr.isatty():  # bars are for people, those of libraries too
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # notes on NUMA at every start
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, _terminate if is_child else signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminate)
     try:
         check_files()
         logs.configure()
     except BadInput as exc:
         sys.exit(_say(str(exc), 2))
-    sys.exit(main())
+    try:
+        code = main()
+    except SystemExit as exc:  # of a signal
+        _end(exc.code)
+    _end(code)

@@ -12,6 +12,10 @@ from collections.abc import Iterator
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 PR_SET_PDEATHSIG = 1
+UNSTOPPABLE = "unstoppable"
+"""Beginning of the names of threads for which an interrupted process does not wait: nothing ends a load of a model, or
+an editor that reads a terminal.
+"""
 
 
 @contextlib.contextmanager

@@ -235,3 +235,8 @@ class Client:
 def _late(message: Message, token: int) -> bool:
     """Whether a message answers an earlier handshake, or is a duplicate Welcome."""
     return isinstance(message, Welcome) or (isinstance(message, Pong) and message.token != token)
+
+
+def short_name(model: str) -> str:
+    """Short name of a BS's model: the last part of a directory; a Hugging Face id as it is."""
+    return model.rstrip("/").rpartition("/")[2] if model[:1] in "/.~" else model

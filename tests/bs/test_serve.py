@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+
 import pytest
 
 from testbed.bs.serve import serve
@@ -21,3 +25,40 @@ def test_bad_input_while_it_serves_is_no_bad_option(monkeypatch: pytest.MonkeyPa
     with pytest.raises(TestbedError, match="the base station failed: a round commits something") as caught:
         serve(ServeConfig(engine="synthetic", bind="tcp://127.0.0.1:*"), lambda *said: ready.append(said))
     assert ready and not isinstance(caught.value, BadInput)
+
+
+LOADING = """
+import sys, time
+from testbed.bs.engines.registry import ENGINES, EngineEntry
+from testbed.cli.main import run
+
+class Slow:
+    def __init__(self, model):
+        print("loading", flush=True)
+        time.sleep(600)
+
+ENGINES.add(EngineEntry(kind="slow", about="loads for ten minutes", load="__main__:Slow", needs_model=False))
+sys.argv = ["testbed", "bs", "serve", "--engine", "slow", "--bind", "tcp://127.0.0.1:*", "--monitor", "0"]
+run()
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "says"),
+    [(signal.SIGINT, 130, "testbed: interrupted\n"), (signal.SIGTERM, 143, "")],
+    ids=["SIGINT", "SIGTERM"],
+)
+def test_a_signal_ends_it_while_the_engine_loads(number: signal.Signals, code: int, says: str) -> None:
+    """A thread that loads a model cannot be stopped; the process must not wait for it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOADING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    try:
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(number)
+        _, complaints = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, complaints) == (code, says)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from testbed.channel.trace import Trace, write_trace
 from testbed.config import ServeConfig
@@ -41,13 +42,18 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
+    return told(process)[0]
+
+
+def told(process: subprocess.Popen[str]) -> tuple[dict[str, Any], list[str]]:
+    """The document of a process that ends, and its lines on stderr."""
     try:
         out, err = process.communicate(timeout=280)
     finally:
         process.kill()
     assert process.returncode == 0, err
     document: dict[str, Any] = json.loads(out)
-    return document
+    return document, err.splitlines()
 
 
 @contextlib.contextmanager
@@ -168,3 +174,18 @@ def test_a_virtual_demo_with_a_profile_repeats_to_the_byte(tmp_path: Path) -> No
     first, second = map(ended, both)
     assert first["rows"] == second["rows"]
     assert len({r["csi_uplink_mbps"] for r in pq.read_table(tmp_path / "a" / "rounds.parquet").to_pylist()}) > 5
+
+
+@pytest.mark.long
+def test_a_virtual_demo_without_a_profile_measures_this_machine_and_says_so(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ["--methods", "greedy", "--prompts", "1", "--max-tokens", "32", "--window", "4", "--out", str(out)]
+    process = start("demo", "--engine", ENGINE, "--channel", "kind=virtual,rtt_ms=5", *words)
+    document, said = told(process)
+    assert said[0].startswith("no profile given: measuring drafts and passes of this machine first, for some minutes")
+    windows = [line for line in said if line.startswith("measuring this machine: 6 prompts at window ")]
+    assert [line.partition("window ")[2] for line in windows] == ["2 (1 of 3)", "4 (2 of 3)", "8 (3 of 3)"]
+    assert any(line.startswith("virtual run with profile measured") for line in said)
+    assert document["rows"][0]["lossless"] is True
+    profile = yaml.safe_load((out / "profile.yaml").read_text())
+    assert profile["name"] == "measured" and "rounds on this machine" in profile["source"]

@@ -25,6 +25,8 @@ from testbed.config import ServeConfig
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.runs.processes import base_station
 from testbed.models.bundle import bundled
+from testbed.models.export import export_gguf
+from testbed.models.random_model import RandomModel, make_random
 from testbed.ue.client import Client
 from testbed.ue.prompts import Prompter
 from testbed.ue.target_only import decode_remotely
@@ -257,3 +259,24 @@ def test_an_endpoint_whose_drafting_thread_ends_ends_with_status_1(bs: str) -> N
         assert broken.process.wait(30) == 1
         assert broken.process.stderr is not None
         assert "its drafting thread has ended" in broken.process.stderr.read()
+
+
+def test_a_long_model_has_its_own_positions_unless_told_otherwise(tmp_path: Path) -> None:
+    target, drafter = tmp_path / "target", tmp_path / "drafter.gguf"
+    make_random(RandomModel(hidden=64, heads=2, layers=1, ffn=64, positions=8192), target)
+    export_gguf(target, drafter)
+    pair = ["--drafter", str(drafter), "--tokenizer", str(target), "--sequences", "1"]
+    config = ServeConfig(engine="transformers", model=str(target), bind="tcp://127.0.0.1:*")
+    with base_station(config) as ready:
+        with serving(ready["bind"], *pair) as running:
+            whole = running.client.completions.create(
+                model="target", prompt=[5] * 8000, max_tokens=191, temperature=0, timeout=240
+            )
+            assert whole.usage and whole.usage.total_tokens == 8191
+            with pytest.raises(openai.BadRequestError, match=r"exceed the context of 8192 tokens.*--context"):
+                running.client.completions.create(model="target", prompt=[5] * 8000, max_tokens=192)
+        with (
+            serving(ready["bind"], *pair, "--context", "2048") as running,
+            pytest.raises(openai.BadRequestError, match=r"exceed the context of 2048 tokens.*--context"),
+        ):
+            running.client.completions.create(model="target", prompt=[5] * 2000, max_tokens=49)

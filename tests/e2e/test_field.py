@@ -246,6 +246,7 @@ def test_an_order_is_cancelled_from_the_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_the_whole_rehearsal_takes_less_than_ten_minutes_and_virtual_time_agrees(tmp_path: Path) -> None:
     """Results are checked on any machine; duration and the error of virtual time only on an idle one."""
     began_s, busy_s, own_s = time.monotonic(), machine_s(), sum(os.times()[:4])

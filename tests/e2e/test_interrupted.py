@@ -170,3 +170,15 @@ def test_a_load_whose_base_station_starts(tmp_path: Path) -> None:
     log = tmp_path / "log"
     asked = ["latency", "ramp", "--config", str(tmp_path / "ramp.yaml"), "--out", str(tmp_path / "out")]
     interrupted(asked, log, lambda: "the target's own outputs" in log.read_text(), alone=True)
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["the terminal's processes", "the demo alone"])
+def test_a_demo(tmp_path: Path, alone: bool) -> None:
+    """It said "interrupted" twice, and without the terminal nothing about what is kept."""
+    out, log = tmp_path / "run", tmp_path / "log"
+    command = ["demo", "--engine", "llama", "--methods", "target-only", "--prompts", "200", "--out", str(out)]
+    journal = out / "journal"
+    interrupted(command, log, lambda: journal.exists() and journal.stat().st_size > 3000, alone=alone)
+    said = log.read_text()
+    assert said.count("interrupted") == 1
+    assert f"finished requests kept in {out}: " in said and "resume with the same command and --resume" in said

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
-from collections.abc import AsyncIterator
+import termios
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from testbed.cli.options import AsJson, configured
 from testbed.cli.output import console, note, print_json
+from testbed.process.interrupts import UNSTOPPABLE
 from testbed.ue.chat.config import ChatConfig
 
 if TYPE_CHECKING:
@@ -34,7 +38,8 @@ def chat(config: ChatConfig, as_json: AsJson = False) -> None:
 
         testbed chat --bs tcp://192.0.2.7:5555 --keys orin-1 --drafter small.gguf --tokenizer ./large --protocol sh
     """
-    turns = asyncio.run(_talk(config, as_json))
+    with _terminal_restored():
+        turns = asyncio.run(_talk(config, as_json))
     if as_json:
         print_json({"turns": turns})
 
@@ -43,11 +48,12 @@ async def _talk(config: ChatConfig, quiet: bool) -> list[dict[str, Any]]:
     """Answer questions until there are no more; returns what was said."""
     from testbed.models.bundle import bundled
     from testbed.ue.chat.connect import connected
+    from testbed.ue.client import short_name
 
     out, turns, bundle = console(), [], bundled()
     async with connected(config, (bundle.drafter, bundle.tokenizer)) as conversation:
         if not quiet:
-            note(f"{conversation.welcome.model}; {NEW} begins anew, {QUIT} ends")
+            note(f"{short_name(conversation.welcome.model)}; {NEW} begins anew, {QUIT} ends")
         async for question in _questions():
             if question == NEW:
                 conversation.turns = []
@@ -62,15 +68,51 @@ async def _talk(config: ChatConfig, quiet: bool) -> list[dict[str, Any]]:
 
 async def _questions() -> AsyncIterator[str]:
     """Lines of the terminal or of stdin, read beside the event loop, which keeps the connection alive."""
+    read = (lambda: input(PROMPT)) if sys.stdin.isatty() else _line
     while True:
         try:
-            line = await asyncio.to_thread(input, PROMPT) if sys.stdin.isatty() else await asyncio.to_thread(_line)
+            line = await _read(read)
         except EOFError:
             return
         if line.strip() == QUIT:
             return
         if line.strip():
             yield line.strip()
+
+
+async def _read(read: Callable[[], str]) -> str:
+    """What `read` returns or raises in a thread of its own, for which nobody waits if the chat is interrupted."""
+    loop = asyncio.get_running_loop()
+    line: asyncio.Future[str] = loop.create_future()
+
+    def settle(text: str | None, exc: Exception | None) -> None:
+        if not line.done():
+            line.set_result(text or "") if exc is None else line.set_exception(exc)
+
+    def run() -> None:
+        text, failure = None, None
+        try:
+            text = read()
+        except Exception as exc:
+            failure = exc
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, text, failure)
+
+    threading.Thread(target=run, name=f"{UNSTOPPABLE} reader", daemon=True).start()
+    return await line
+
+
+@contextlib.contextmanager
+def _terminal_restored() -> Iterator[None]:
+    """Restore the terminal's settings, which a thread that still reads a line has changed for editing."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def _line() -> str:

@@ -13,7 +13,9 @@ from testbed.cli.tables import print_rows
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories, sweeps (finished or not), studies of capacity.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Directories of runs, sweeps (finished or not), studies, cells, benchmarks.")
+    ],
     out: Annotated[Path | None, typer.Option(help="Output directory; default: the first run directory.")] = None,
     formats: Annotated[str, typer.Option(help="Formats of the files in plots/: png, svg, pdf.")] = "png,svg,pdf",
     as_json: AsJson = False,

@@ -98,7 +98,8 @@ def _run(config: SweepConfig, directory: Path, how: Executor, as_json: bool) -> 
         return
     rows = list(map(by_meaning, document["rows"]))
     print_rows(rows, f"{config.name}: {len(rows)} rows", grid_columns(rows))
-    note(f"wrote {directory}; testbed report {directory} makes tables and plots of it")
+    state = "wrote" if bar.ran else "nothing left to run in"
+    note(f"{state} {directory}; testbed report {directory} makes tables and plots of it")
 
 
 def _print_list(as_json: bool) -> None:
@@ -159,6 +160,8 @@ class _Bar:
         self._bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
         self._task = self._bar.add_task(name, total=None, left="")
         self._began = self._first = 0.0
+        self.ran = False
+        """Whether a point was run."""
         self._said = time.monotonic()
 
     def __enter__(self) -> _Bar:
@@ -173,6 +176,7 @@ class _Bar:
         now = time.monotonic()
         if not text:
             self._began, self._first = now, done
+        self.ran = done > self._first
         left = time_left(done - self._first, total - done, now - self._began)
         self._bar.update(self._task, description=text or None, completed=done, total=total, left=left)
         if self._bar.disable and now - self._said >= LINE_S:

@@ -15,7 +15,7 @@ def memory(
         str | None, typer.Option(help="GGUF file, by path or name; default: the bundled drafter.", metavar="FILE")
     ] = None,
     context: Annotated[
-        int | None, typer.Option(help="Positions of a sequence: prompt and output. Default: the model's, 2048 at most.")
+        int | None, typer.Option(help="Positions of a sequence: prompt and output. Default: the model's, 8192 at most.")
     ] = None,
     sequences: Annotated[int, typer.Option(help="Concurrent requests.")] = 1,
     kv_type: Annotated[Literal["f16", "f32"], typer.Option(help="The drafter's KV cache.")] = "f16",

@@ -79,7 +79,7 @@ def _explained(out: Path | None) -> Iterator[None]:
 
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):  # SIGINT, SIGTERM
         note(kept(out))
         raise
     except LinkError as exc:

@@ -189,7 +189,7 @@ def _station(config: BenchConfig, say: Say) -> Iterator[str]:
     say(f"starting the base station ({config.engine})")
     model = str(target_for(config.engine, config.model)) if ENGINES.choose(config.engine).needs_model else None
     serve = ServeConfig(bind="tcp://127.0.0.1:*", engine=config.engine, model=model, dtype=config.dtype)
-    with base_station(serve) as ready:
+    with base_station(serve, say=say) as ready:
         yield ready["bind"]
 
 
@@ -208,7 +208,8 @@ async def _measure(
             fleet = MethodFleet((), clock, JobRunner(setting), method, welcome.end_ids, places)
             await fleet.decode(0, LoadRequest(work.prompts[0].ids, config.max_tokens))  # warm-up
             for rate in config.rates:
-                say(f"{method}: {config.requests} requests at {rate:g} requests/s")
+                least = f", {config.requests / rate:.0f} s or more" if math.isfinite(rate) else ""
+                say(f"{method}: {config.requests} requests at {rate:g} requests/s{least}")
                 rows.append(await _load(config, work, fleet, rate, limits))
         return rows
     finally:

@@ -53,11 +53,11 @@ def calibrate(
     rounds: list[dict[str, Any]] = []
     with (
         tempfile.TemporaryDirectory(prefix="testbed-") as scratch,
-        base_station(serve) as ready,
+        base_station(serve, say=say) as ready,
         proxy(link, ready["bind"]) as relay,
     ):
         for done, window in enumerate(kinds := list(dict.fromkeys(windows))):
-            say(f"measuring this machine: window {window} ({done + 1} of {len(kinds)})")
+            say(f"measuring this machine: {PROMPTS} prompts at window {window} ({done + 1} of {len(kinds)})")
             out = Path(scratch) / str(window)
             decoded = RunConfig(
                 bs=relay["listen"], local_bs=ready["bind"], methods=(Greedy.kind, COLOCATED, TARGET_ONLY),

@@ -58,7 +58,7 @@ def run_demo(config: DemoConfig, out: Path, say: Say, resume: bool = False) -> d
     """Run the demo and write its run directory; returns the document of `summary.json`.
 
     Args:
-        resume: go on with the unfinished demo in `out`. In virtual time it begins anew, with the profile measured then.
+        resume: continue the unfinished demo in `out`. In virtual time it begins anew, with the profile measured then.
 
     Raises:
         BadInput: anything in the configuration that cannot be used; nothing was started then.
@@ -195,7 +195,7 @@ def _real(
         say(f"starting the base station ({config.engine})")
         alone = channel.kind == "tc"  # the link is between two namespaces of this machine: no keys needed
         serve = msgspec.structs.replace(serve_config(config), bind=f"tcp://{host}:*,{local}", insecure=alone)
-        ready = held.enter_context(base_station(serve))
+        ready = held.enter_context(base_station(serve, say=say))
         bind = ready["bind"].split(",")[0]
         say(f"base station ready on {bind} (pid {ready['pid']}); starting the user equipment")
         pids, origin_s = {"bs": ready["pid"], "demo": os.getpid()}, 0.0
@@ -274,7 +274,8 @@ def _virtual(
         windows = (max(1, config.window // 2), config.window, min(2 * config.window, 64))
         rtt_ms = float(np.mean(trace.rtt_ms)) if (trace := channel.trace()) else channel.rtt_ms
         say(
-            "no profile given: measuring this machine first, some minutes; ,profile=NAME in --channel takes a known one"
+            "no profile given: measuring drafts and passes of this machine first, for some minutes; ,profile=NAME in "
+            "--channel takes known times"
         )
         profile = calibrate(serve_config(config), run, windows, rtt_ms, say)
         save(profile, measured)

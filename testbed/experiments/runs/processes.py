@@ -26,6 +26,8 @@ from testbed.errors import BadInput, TestbedError
 PARENT = "TESTBED_PARENT"
 """Environment variable by which a child knows whose end, even by SIGKILL, is its own."""
 STOP_S = 10.0
+LINE_S = 10.0
+"""Time between two lines about a process that loads."""
 PROXY_READY_S = 30.0
 COMPILING_S = 1800.0
 """Time for compiling a target, beside that for loading it."""
@@ -46,15 +48,23 @@ def command(*arguments: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def base_station(config: ServeConfig, ready_s: float = 300.0) -> Iterator[dict[str, Any]]:
+def base_station(
+    config: ServeConfig, ready_s: float = 300.0, say: Callable[[str], None] = lambda _: None
+) -> Iterator[dict[str, Any]]:
     """A `testbed bs serve` process; yields its ready line (`bind`, `pid`), and stops it afterwards.
+
+    Args:
+        say: takes a line every `LINE_S` while it loads.
 
     Raises:
         BadInput: it refused its configuration.
         TestbedError: it died, or was not ready in time.
     """
     limit_s = ready_s + (COMPILING_S if config.compiled else 0.0)
-    with _file(config) as file, _serving("base station", command("bs", "serve", "--json", *file), limit_s) as ready:
+    with (
+        _file(config) as file,
+        _serving("base station", command("bs", "serve", "--json", *file), limit_s, say) as ready,
+    ):
         yield ready
 
 
@@ -79,7 +89,9 @@ def proxy(channel: ChannelSpec, target: str, listen: str = "tcp://127.0.0.1:*") 
 
 
 @contextlib.contextmanager
-def _serving(name: str, arguments: Sequence[str], ready_s: float) -> Iterator[dict[str, Any]]:
+def _serving(
+    name: str, arguments: Sequence[str], ready_s: float, say: Callable[[str], None] = lambda _: None
+) -> Iterator[dict[str, Any]]:
     """A process that says one line when it is ready and then serves until it is stopped."""
     process = subprocess.Popen(
         arguments,
@@ -96,7 +108,7 @@ def _serving(name: str, arguments: Sequence[str], ready_s: float) -> Iterator[di
         reader.start()
     entry = (name, process, complaints, readers[1])
     try:
-        ready = _wait_ready(name, process, said, complaints, readers[1], ready_s)
+        ready = _wait_ready(name, process, said, complaints, readers[1], ready_s, say)
         _serving_now.append(entry)
         yield ready
     finally:
@@ -117,14 +129,19 @@ def _wait_ready(
     complaints: collections.deque[str],
     complaining: threading.Thread,
     ready_s: float,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
     """The first line that is a document, out of the lines `said` on stdout (None: its end)."""
-    deadline_s = time.monotonic() + ready_s
+    begun_s = time.monotonic()
     while True:
+        elapsed_s = time.monotonic() - begun_s
         try:
-            line = said.get(timeout=max(0.0, deadline_s - time.monotonic()))
+            line = said.get(timeout=max(0.0, min(LINE_S, ready_s - elapsed_s)))
         except queue.Empty:
-            raise TestbedError(f"the {name} was not ready within {ready_s:g} s") from None
+            if (elapsed_s := time.monotonic() - begun_s) >= ready_s:
+                raise TestbedError(f"the {name} was not ready within {ready_s:g} s") from None
+            say(f"the {name} is loading, {elapsed_s:.0f} s")
+            continue
         if line is None:
             code = process.wait(STOP_S)
             complaining.join(STOP_S)
@@ -163,7 +180,7 @@ def user_equipment(
     Args:
         out: run directory to write.
         prefix: words before the command line that start a process in a UE's namespace.
-        resume: go on with the unfinished run in `out`.
+        resume: continue the unfinished run in `out`.
 
     Raises:
         BadInput: it refused its configuration (the reason is on stderr).

@@ -28,7 +28,7 @@ from testbed.ue.api.config import EndpointConfig
 from testbed.ue.api.drafting_thread import DraftingThread
 from testbed.ue.api.schema import RequestLimits
 from testbed.ue.channel_state import ChannelState
-from testbed.ue.client import Client
+from testbed.ue.client import Client, short_name
 from testbed.ue.dial import check_silence, dial, keys_for
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.load_drafter import DrafterOptions, drafter_and_tokenizer, load_drafter
@@ -73,7 +73,7 @@ def serve(config: EndpointConfig, bundle: tuple[Path | None, Path | None], state
                     backend,
                     prompter,
                     RequestLimits(config.max_tokens, config.temperature, backend.pair.context),
-                    config.name or _short(welcome.model),
+                    config.name or short_name(welcome.model),
                     int(time.time()),
                     token,
                     config.host,
@@ -223,8 +223,3 @@ async def _run(service: Service, listener: socket.socket, ready: Callable[[], No
     if device.lost:
         raise TestbedError("the endpoint failed: its drafting thread has ended")
     await asyncio.gather(*closing)
-
-
-def _short(model: str) -> str:
-    """Short name of a model: the last part of a directory; a Hugging Face id as it is."""
-    return model.rstrip("/").rpartition("/")[2] if model[:1] in "/.~" else model

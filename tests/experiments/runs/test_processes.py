@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -103,6 +104,15 @@ def test_one_that_is_never_ready_is_given_up_and_ended(words: str, script: Scrip
         pass
     assert time.monotonic() - start_s < 10
     assert not pid.exists() or not alive(pid)
+
+
+def test_a_line_tells_that_it_still_loads(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "LINE_S", 0.1)
+    script("time.sleep(1)\n" + READY + "time.sleep(600)")
+    said: list[str] = []
+    with processes.base_station(ServeConfig(), ready_s=60, say=said.append):
+        pass
+    assert len(said) >= 3 and all(re.fullmatch(r"the base station is loading, \d+ s", line) for line in said)
 
 
 def test_an_error_in_the_run_ends_the_process_too(script: Script) -> None:

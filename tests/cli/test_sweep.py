@@ -1,0 +1,26 @@
+"""`testbed sweep`, run again when all points are there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed.cli.main import main
+
+SWEEP = """
+run: {channel: 'kind=virtual,profile=wisv,rtt_ms=50', engine: llama, methods: [greedy], prompts: 1, max_tokens: 8}
+grid: {window: [4]}
+"""
+
+
+def test_a_finished_sweep_says_that_nothing_was_left_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    out = tmp_path / "out"
+    said = []
+    for _ in range(2):
+        assert main(["sweep", str(tmp_path / "sweep.yaml"), "--out", str(out)]) == 0
+        found = capsys.readouterr()
+        assert "greedy" in found.out
+        said.append(found.err.splitlines()[-1])
+    assert said[0].startswith(f"wrote {out};") and said[1].startswith(f"nothing left to run in {out};")
