@@ -13,9 +13,8 @@ from testbed.channel.keys import load_server
 from testbed.channel.link import MAX_MESSAGE_BYTES, ZmqServerLink, check_address
 from testbed.config import ServeConfig
 from testbed.errors import BadInput
+from testbed.protocols.ranges import MAX_HIDDEN
 
-LARGEST_HIDDEN = 16384
-"""Hidden size up to which the largest window fits a frame; drafters with larger ones must draft shorter windows."""
 OVERBOOKED = 4
 """Tokens of open sessions per token of the engine's KV cache: sessions wait for their UEs most of the time, and evicted
 tokens are computed again."""
@@ -67,7 +66,7 @@ def listen(config: ServeConfig, offer: Offer) -> ZmqServerLink:
 
 def largest_frame(offer: Offer) -> int:
     """Size in bytes of the largest legitimate frame: a prompt, a window's hidden states or its distributions."""
-    window = 2 * offer.max_window * max(offer.vocab_size, LARGEST_HIDDEN)
+    window = 2 * offer.max_window * max(offer.vocab_size, MAX_HIDDEN)
     return min(MAX_MESSAGE_BYTES, max(window, 4 * offer.max_positions))
 
 

@@ -155,6 +155,7 @@ class Intake:
             return self.resync(key)
         if session.protocol is None:
             raise ProtocolError("a target-only session takes no drafts")
+        self._check_length(arrays)
         window = session.protocol.window(arrays, session.drafter_hidden, session.hidden_bits)
         ids = window.ids.tobytes()
         if message.round == session.last_round:
@@ -202,10 +203,13 @@ class Intake:
         if message.protocol == TARGET_ONLY and message.max_tokens < 1:
             raise ProtocolError("target-only needs max_tokens of at least 1")
 
+    def _check_length(self, arrays: dict[str, AnyArray]) -> None:
+        """Refuse a window that is too long before its arrays are read, which takes time in proportion to their size."""
+        if "ids" in arrays and arrays["ids"].size > self.offer.max_window:
+            raise ProtocolError(f"window of {arrays['ids'].size} tokens; at most {self.offer.max_window}")
+
     def _check_window(self, window: Window, base_len: int) -> None:
         self._check_ids(window.ids)
-        if len(window.ids) > self.offer.max_window:
-            raise ProtocolError(f"window of {len(window.ids)} tokens; at most {self.offer.max_window}")
         if window.q is not None and window.q.ndim == 2 and window.q.shape[1] != self.offer.vocab_size:
             raise ProtocolError(f"distributions over {window.q.shape[1]} ids; the BS knows {self.offer.vocab_size}")
         if base_len + len(window.ids) + 1 > self.offer.max_positions:

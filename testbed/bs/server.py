@@ -21,6 +21,7 @@ from testbed.bs.intake import Intake
 from testbed.bs.isolation import apart
 from testbed.bs.judging.acceptance import Acceptance, Judged, attach_hidden
 from testbed.bs.judging.base import Judge
+from testbed.bs.judging.drawing import Drawing
 from testbed.bs.metrics import Metrics
 from testbed.bs.observer import Observer
 from testbed.bs.queue import Queue, Taken
@@ -79,6 +80,7 @@ class BaseStation:
         self._closer = SessionCloser(
             link, intake.sessions, self._queue, runner, windows, self._observer, self._metrics, self._ledger, self._wake
         )
+        self._drawing = Drawing(self._acceptance, intake, runner, self._closer, clock)
         self._dispatcher = Dispatcher(link, intake, judge, clock, self, self._closer)
 
     @property
@@ -97,7 +99,7 @@ class BaseStation:
 
     async def serve(self) -> None:
         """Serve until cancelled; raises what a task raises."""
-        jobs = [self._dispatcher.receive(), self._run()]
+        jobs = [self._dispatcher.receive(), self._run(), self._drawing.run(self._answer)]
         if self._intake.sessions.idle_s is not None:
             jobs.append(self._dispatcher.expire(self._intake.sessions.idle_s))
         await together(jobs)
@@ -263,9 +265,9 @@ class BaseStation:
     # ------------------------------------------------------------ 6 judge
 
     async def _judge(self, ready: Ready) -> list[Judged]:
-        """The tokens that stay in each round, all candidates judged at once."""
+        """The tokens that stay in each round, all candidates judged at once, without rounds that were set aside."""
         start_s = self._clock.time()
-        judged, failed = apart(ready, self._acceptance.decide)
+        judged, failed = apart(self._drawing.set_aside(ready), self._acceptance.decide)
         await self._closer.fail_all((session, exc) for (session, _), exc in failed)
         await self._runner.judged(sum(len(r.candidates()) for s, r, _ in judged if self._acceptance.needs_hidden(s)))
         judge_s = self._clock.time() - start_s

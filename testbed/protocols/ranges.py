@@ -19,7 +19,7 @@ class Range(NamedTuple):
     unit: str = ""
 
 
-MAX_HIDDEN = 2**16
+MAX_HIDDEN = 2**14
 """Largest hidden size of a drafter; the BS allocates the hidden states that it requests by it."""
 _COUNT = Range(0, 2**31 - 1)
 _ROUND = Range(0, 2**32 - 1)

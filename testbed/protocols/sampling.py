@@ -130,10 +130,8 @@ def warp(logits: NDArray[Any], sampling: Sampling) -> Probs:
         weights[~_largest(weights, sampling.top_k)] = 0.0
     probs: Probs = weights / weights.sum()
     if sampling.top_p < 1:
-        some = np.flatnonzero(probs)
-        order = some[np.argsort(-probs[some], kind="stable")]
-        before = np.concatenate([[0.0], np.cumsum(probs[order])[:-1]])
-        probs[order[before >= sampling.top_p]] = 0.0
+        before = np.concatenate([[0.0], np.cumsum(np.sort(probs)[::-1])[:-1]])
+        probs[~_largest(probs, int(np.searchsorted(before, sampling.top_p)))] = 0.0
         probs /= probs.sum()
     return probs
 

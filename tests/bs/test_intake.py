@@ -19,10 +19,10 @@ def open_(hidden_size: int) -> Open:
     return Open(session=1, protocol="sh", threshold=0.0, hidden_size=hidden_size)
 
 
-@pytest.mark.parametrize("hidden_size", [-1, 0, 2**16 + 1, 2**45, 2**64 - 1])
+@pytest.mark.parametrize("hidden_size", [-1, 0, 2**14 + 1, 2**45, 2**64 - 1])
 def test_a_hidden_size_that_cannot_be_is_refused(hidden_size: int) -> None:
     intake = Intake(Offer("synthetic", "", 512, 64, (), 4096), SessionTable())
-    with pytest.raises(ProtocolError, match=f"hidden_size must lie in 1..65536, not {hidden_size}"):
+    with pytest.raises(ProtocolError, match=f"hidden_size must lie in 1..16384, not {hidden_size}"):
         intake.open(b"ue", open_(hidden_size), IDS)
     assert len(intake.sessions) == 0
 
@@ -55,10 +55,20 @@ async def test_hostile_levels_are_answered_and_end_nothing() -> None:
         assert isinstance((await ue.receive(number, 5)).message, Verdict)
 
 
+async def test_a_window_that_is_too_long_is_refused_before_its_states_are_read() -> None:
+    async with station() as (_, address), client(address) as ue:
+        number = ue.new_session()
+        await ue.send(Open(session=number, protocol="fh", threshold=0.0, hidden_size=64), IDS)
+        assert isinstance((await ue.receive(number, 5)).message, Opened)
+        arrays = {"ids": np.ones(257, np.int32), "hidden": np.zeros((1, 1), np.float16)}
+        await ue.send(Draft(session=number, round=0, base_len=3), arrays)
+        assert (await ue.receive(number, 5)).message.reason == "window of 257 tokens; at most 256"
+
+
 async def test_the_largest_one_is_served_and_a_wrong_answer_ends_nothing() -> None:
     async with station() as (_, address), client(address) as ue:
         number = ue.new_session()
-        await ue.send(open_(2**16), IDS)
+        await ue.send(open_(2**14), IDS)
         assert isinstance((await ue.receive(number, 5)).message, Opened)
         await ue.send(Draft(session=number, round=0, base_len=3), IDS)
         assert isinstance((await ue.receive(number, 5)).message, NeedHidden)

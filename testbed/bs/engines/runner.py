@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from testbed.bs.engines.base import Share, VerifyEngine, VerifyRequest, VerifyResult
 from testbed.errors import EngineError
 
+T = TypeVar("T")
 SHORT_S = 2e-3
 """Passes shorter than this run in the loop, where the engine allows it; so long do passes in a row."""
 AHEAD_S = 1e-2
@@ -43,6 +44,9 @@ class EngineRunner(Protocol):
 
     async def judged(self, positions: int) -> None:
         """Account for the time of judging this many positions by hidden states."""
+
+    async def beside(self, work: Callable[[], T]) -> T:
+        """The result of a computation that would stop the event loop for long."""
 
     def release(self, session: str) -> None:
         """Release a session of the engine, soon."""
@@ -132,6 +136,10 @@ class ThreadRunner:
 
     async def judged(self, positions: int) -> None:
         """Nothing: judging took its time."""
+
+    async def beside(self, work: Callable[[], T]) -> T:
+        """See `EngineRunner.beside`: in another thread."""
+        return await asyncio.to_thread(work)
 
     def release(self, session: str) -> None:
         """Release a session of the engine, after the running pass."""

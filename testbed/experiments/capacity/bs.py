@@ -11,6 +11,7 @@ import random
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from testbed.clock import Clock
 from testbed.experiments.capacity.ue import LANGUAGE, MOST_POSITIONS, VOCAB
 from testbed.experiments.inputs.profile import PassWork, VerifyCost
 from testbed.optim.pass_time import Coefficients
+
+T = TypeVar("T")
 
 OFFER = Offer("synthetic", "", VOCAB, 1, (), MOST_POSITIONS)
 """Work of a base station under synthetic traffic."""
@@ -123,6 +126,10 @@ class TrafficRunner:
 
     async def judged(self, positions: int) -> None:
         """Judging takes no time."""
+
+    async def beside(self, work: Callable[[], T]) -> T:
+        """See `EngineRunner.beside`: computations take no virtual time."""
+        return work()
 
     def release(self, session: str) -> None:
         """Remove a session from the cache, unless sessions linger."""

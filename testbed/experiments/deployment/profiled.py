@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from testbed.bs.engines.base import Share, VerifyEngine, VerifyRequest, VerifyResult
 from testbed.bs.engines.batched import BatchedEngine
@@ -14,6 +15,8 @@ from testbed.experiments.inputs.coefficients import pass_coefficients
 from testbed.experiments.inputs.profile import DraftCost, PassWork, Profile
 from testbed.optim.draft_window.controller import DEFAULT as WINDOWS
 from testbed.optim.draft_window.controller import WindowConfig
+
+T = TypeVar("T")
 
 
 def hinting(
@@ -110,6 +113,10 @@ class ProfileRunner:
         """The head's time (WISV eq. 17)."""
         if self._profile.head is not None:
             await self._clock.sleep(positions * self._profile.head.position_s)
+
+    async def beside(self, work: Callable[[], T]) -> T:
+        """See `EngineRunner.beside`: computations take no virtual time."""
+        return work()
 
     def release(self, session: str) -> None:
         """Let the engine forget a session."""

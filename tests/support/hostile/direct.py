@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from testbed.bs.engines.base import Share, VerifyRequest
 from testbed.bs.engines.runner import EngineRunner, nobody
@@ -23,6 +23,7 @@ from testbed.synthetic import VOCAB
 from testbed.tasks import cancel
 from testbed.ue.client import Client
 
+T = TypeVar("T")
 POSITIONS = 160
 CHUNK_TOKENS = 64
 """Tokens of a prompt that a pass computes; longer ones take several passes."""
@@ -51,6 +52,10 @@ class Straight(EngineRunner):
 
     async def judged(self, positions: int) -> None:
         """Nothing."""
+
+    async def beside(self, work: Callable[[], T]) -> T:
+        """In another thread."""
+        return await asyncio.to_thread(work)
 
     def release(self, session: str) -> None:
         """Release a session of the engine."""

@@ -1,0 +1,67 @@
+"""Sampled rounds that take long to decide: decided beside the event loop, one after another.
+
+A round of K tokens reads up to K + 1 distributions over the vocabulary: seconds of work for the largest windows and
+vocabularies, in which the base station would receive nothing and begin no pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+
+from testbed.bs.closing import SessionCloser
+from testbed.bs.engines.runner import EngineRunner
+from testbed.bs.intake import Intake
+from testbed.bs.isolation import apart
+from testbed.bs.judging.acceptance import Acceptance, Judged
+from testbed.bs.sessions import Round, Session
+from testbed.clock import Clock
+
+MOST_VALUES = 2**18
+"""Probabilities of the sampled rounds of a pass up to which they are decided at once: about two milliseconds."""
+Ready = Sequence[tuple[Session, Round]]
+
+
+class Drawing:
+    """Sampled rounds that were set aside; the arguments are parts of the base station."""
+
+    def __init__(
+        self,
+        acceptance: Acceptance,
+        intake: Intake,
+        runner: EngineRunner,
+        closer: SessionCloser,
+        clock: Clock,
+    ) -> None:
+        self._acceptance, self._runner, self._closer, self._clock = acceptance, runner, closer, clock
+        self._sessions, self._vocab_size = intake.sessions, intake.offer.vocab_size
+        self._aside: asyncio.Queue[tuple[Session, Round, float]] = asyncio.Queue()
+
+    def set_aside(self, ready: Ready) -> Ready:
+        """Verified rounds to decide at once; the sampled ones of a pass are set aside if they take long."""
+        rows = sum(len(round_.window.ids) + 1 for session, round_ in ready if session.drawn)
+        if rows * self._vocab_size <= MOST_VALUES:
+            return ready
+        for session, round_ in ready:
+            if session.drawn:
+                self._aside.put_nowait((session, round_, self._clock.time()))
+        return [(session, round_) for session, round_ in ready if not session.drawn]
+
+    async def run(self, answer: Callable[[Sequence[Judged]], Awaitable[None]]) -> None:
+        """Decide the rounds that were set aside, until cancelled; each is handed to `answer`."""
+        while True:
+            session, round_, since_s = await self._aside.get()
+            if not self._waits(session, round_):
+                continue
+            work = functools.partial(apart, [(session, round_)], self._acceptance.decide)
+            judged, failed = await self._runner.beside(work)
+            if not self._waits(session, round_):
+                continue
+            round_.judge_s = self._clock.time() - since_s
+            await self._closer.fail_all((lost, exc) for (lost, _), exc in failed)
+            await answer(judged)
+
+    def _waits(self, session: Session, round_: Round) -> bool:
+        """Whether the session is open and waits for this round."""
+        return self._sessions.get(session.key) is session and session.current is round_
