@@ -15,7 +15,7 @@ from testbed.cli.output import note, print_json, progress
 from testbed.cli.screens import CommandGroup
 from testbed.cli.tables import TableCommand, print_rows
 from testbed.errors import BadInput, LinkError
-from testbed.experiments.results.field_columns import FIELD_COLUMNS
+from testbed.experiments.results.field_columns import CONTENTION_COLUMNS, FIELD_COLUMNS
 
 if TYPE_CHECKING:
     from testbed.experiments.field.log import FieldLog
@@ -230,6 +230,8 @@ def _report(log: FieldLog, emulated: bool, replay: bool, as_json: bool) -> None:
         print_json(document)
         return
     print_rows(document["rows"], log.plan.name, FIELD_COLUMNS)
+    if document.get("together"):
+        print_rows(document["together"], "all places at the same time", CONTENTION_COLUMNS)
     for way, worst in document["agreement"].items():
         note(f"{way}: latencies within {worst:.1%} of those that were measured")
     if document["left"]:
@@ -255,6 +257,8 @@ def _plan(plan: FieldPlan, where: Path, emulated: bool, as_json: bool) -> None:
         print(f"{place['place']}: {place['distance_m']:g} m, {place['done']} of {place['cells']} runs done")
         for number, order in enumerate(place["order"], 1):
             print(f"    repeat {number}: {', '.join(order)}")
+    if found["together"]:
+        print(f"all places at the same time: {found['together']} steps")
     print(f"{found['out']}: {found['left']} runs to do, {plan.prompts} prompts each")
     if found["missing"]:
         note(f"it cannot be run from here yet: {found['missing']}")

@@ -112,6 +112,40 @@ def test_a_second_run_has_nothing_to_do_and_another_plan_is_refused(rehearsed: t
     assert {row["way"] for row in rows} == {"field"}
 
 
+TOGETHER = """
+name: both
+places: [{name: left, distance_m: 40}, {name: right, distance_m: 41}]
+methods: [{name: fh, protocol: fh, window: 6}]
+together: true
+repeats: 1
+prompts: 3
+max_tokens: 24
+warmup: 0
+handshakes: 6
+iperf3_s: 0
+threads: 1
+pad: wisv
+model: {anchors: [[2, 50], [40, 1]], bandwidth_hz: 2000000, fading: none, jitter_ms: 0, seconds: 60}
+engine: llama
+"""
+
+
+def test_ues_at_once_take_each_others_link_and_nothing_else(tmp_path: Path) -> None:
+    """24 KB a round take 200 ms of the radio, so that two UEs wait for each other on any machine."""
+    (tmp_path / "both.yaml").write_text(TOGETHER)
+    out = tmp_path / "run"
+    document = run("field", "run", str(tmp_path / "both.yaml"), "--emulated", "--out", str(out), "--json")
+    assert document["left"] == 0 and not document["notes"] and set(document["agreement"]) <= {"replay", "virtual"}
+    left, right, both = document["together"]
+    assert (left["place"], right["place"], both["place"]) == ("left", "right", "all places")
+    for row in (left, right):
+        assert row["overlap"] > 0.3 and row["share"] < 0.9 and row["link_ratio"] > 1.2
+    assert both["goodput_tps"] == pytest.approx(left["goodput_tps"] + right["goodput_tps"])
+    rows = {(row["place"], row["way"]): row for row in document["rows"]}
+    assert all(rows[place, "together"]["same_outputs"] == 1 for place in ("left", "right"))
+    assert "All places at the same time" in (out / "report.html").read_text()
+
+
 # ---------------------------------------------------------------- agents
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import BadInput, TestbedError
-from testbed.experiments.field.order import FieldCell, cells_of
+from testbed.experiments.field.order import FieldCell, cells_of, steps_together
 from testbed.experiments.field.plan import FieldPlan, check_same, load_plan, prompts_of
 from testbed.experiments.results.claims import claimed
 from testbed.experiments.results.directory import write_text
@@ -61,6 +61,10 @@ class FieldLog:
     def left(self, place: str) -> list[FieldCell]:
         """Unfinished cells of a place, in order."""
         return [cell for cell in cells_of(self.plan, place) if not self.done(cell)]
+
+    def left_together(self) -> list[list[FieldCell]]:
+        """Steps of all places at the same time of which a cell is unfinished, in order."""
+        return [step for step in steps_together(self.plan) if not all(map(self.done, step))]
 
     def last_visit(self, place: str) -> dict[str, Any] | None:
         """The last visit to a place; None: never visited."""

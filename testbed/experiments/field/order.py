@@ -13,11 +13,13 @@ class FieldCell(NamedTuple):
     place: str
     repeat: int
     method: str
+    together: bool = False
+    """Whether the UEs of all places run it at the same time."""
 
     @property
     def key(self) -> str:
         """Directory below `cells/`."""
-        return f"{self.place}/{self.repeat}-{self.method}"
+        return f"{self.place}/{'together-' * self.together}{self.repeat}-{self.method}"
 
 
 def cells_of(plan: FieldPlan, place: str) -> list[FieldCell]:
@@ -34,6 +36,19 @@ def cells_of(plan: FieldPlan, place: str) -> list[FieldCell]:
         FieldCell(place, repeat, names[i])
         for repeat in range(plan.repeats)
         for i in design[(first + repeat) % len(design)]
+    ]
+
+
+def steps_together(plan: FieldPlan) -> list[list[FieldCell]]:
+    """The cells that run at the same time, one of each place, in order; empty: the plan has none.
+
+    All UEs run the same method. Each repeat uses the next row of the design.
+    """
+    design, names = williams(len(plan.methods)), [method.name for method in plan.methods]
+    return [
+        [FieldCell(place.name, repeat, names[i], together=True) for place in plan.places]
+        for repeat in range(plan.repeats if plan.together else 0)
+        for i in design[repeat % len(design)]
     ]
 
 

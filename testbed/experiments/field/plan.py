@@ -72,6 +72,8 @@ class FieldPlan(Config, frozen=True):
         pad: device profile; messages are padded to the sizes of its models.
         iperf3: HOST[:PORT] of an iperf3 server at the base station; None: rates are estimated from rounds only.
         iperf3_s: duration of each iperf3 transfer; 0: none.
+        together: after each place alone, repeat all runs at all places at the same time, each with a UE of its own; in
+            an emulated run the UEs share one radio cell.
         model: link as a function of distance, for `--emulated` and for predictions in virtual time.
         engine: engine of the base station for `--emulated` and virtual runs, as are target, dtype, judge and head.
         target: directory or Hugging Face id; None: the bundled target.
@@ -100,6 +102,7 @@ class FieldPlan(Config, frozen=True):
     settle_s: float = 0.0
     power: str | None = RUN.power
     pad: str | None = RUN.pad
+    together: bool = False
     model: LinkModel = LinkModel()
     engine: str = "transformers"
     target: str | None = None
@@ -142,6 +145,8 @@ def check_plan(plan: FieldPlan) -> None:
     ):  # fmt: skip
         if value < least:
             raise BadInput(f"{name} must be at least {least}, not {value}")
+    if plan.together and len(plan.places) < 2:
+        raise BadInput("together needs two places or more")
     if len(plan.places) * len(plan.methods) * plan.repeats > MOST_CELLS:
         raise BadInput(f"places × methods × repeats exceeds {MOST_CELLS} runs")
     if not 0 <= plan.settle_s < 3600:
@@ -240,7 +245,19 @@ def run_config(plan: FieldPlan, method: str, bs: str, csi: str, dataset: str) ->
     return RunConfig(**{name: given[name] for name in RunConfig.__struct_fields__ if name in given}, gate=False)
 
 
-FIXED = ("methods", "name", "prompts", "dataset", "max_tokens", "warmup", "seed", "drafter", "tokenizer", "pad")
+FIXED = (
+    "methods",
+    "name",
+    "together",
+    "prompts",
+    "dataset",
+    "max_tokens",
+    "warmup",
+    "seed",
+    "drafter",
+    "tokenizer",
+    "pad",
+)
 """Fields of a plan that must not change when a field run is resumed."""
 EMULATION = ("model", "engine", "target", "dtype", "judge", "head")
 """Fields that must not change in an emulated run; in the field they only affect virtual runs."""

@@ -28,6 +28,9 @@ def check_here(plan: FieldPlan, emulated: bool = False) -> None:
     for method in plan.methods:
         with naming(f"method {method.name}"):
             check_window_rule(method.window_rule, method.predictor)
+    agents = [place.ue for place in plan.places]
+    if plan.together and not emulated and (None in agents or len(set(agents)) < len(agents)):
+        raise BadInput("together needs an agent of its own at every place: set ue: tcp://HOST:PORT")
     for place in plan.places if not emulated else ():
         with naming(f"place {place.name}"):
             _check_agent(place, plan) if place.ue is not None else _check_keys(plan)

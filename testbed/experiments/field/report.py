@@ -7,13 +7,22 @@ from typing import Any
 
 from testbed.config import resolved
 from testbed.errors import BadInput, EngineError
+from testbed.experiments.field.contention import contention
 from testbed.experiments.field.devices.base import Say
 from testbed.experiments.field.log import CELL, FieldLog
 from testbed.experiments.field.plan import FieldPlan, examples_of
 from testbed.experiments.field.replay import Progress, VirtualPair, record_links
 from testbed.experiments.field.rows import agreement, field_rows
 from testbed.experiments.field.run import progress_of
-from testbed.experiments.field.samples import FIELD, done_cells, requests_of, rounds_of, samples
+from testbed.experiments.field.samples import (
+    FIELD,
+    TOGETHER,
+    done_cells,
+    done_together,
+    requests_of,
+    rounds_of,
+    samples,
+)  # fmt: skip
 from testbed.experiments.report.page import write_report
 from testbed.experiments.results import directory as results
 
@@ -39,6 +48,9 @@ def report_field(log: FieldLog, emulated: bool, say: Say, progress: Progress, re
     found: Rows = []
     for cell in cells:
         found += samples(log.plan, cell, FIELD, requests_of(log, cell), rounds_of(log, cell), examples)
+    steps = done_together(log)
+    for cell in (cell for step in steps for cell in step):
+        found += samples(log.plan, cell, TOGETHER, requests_of(log, cell), rounds_of(log, cell), examples)
     record_links(log)
     notes = []
     if replay:
@@ -50,7 +62,7 @@ def report_field(log: FieldLog, emulated: bool, say: Say, progress: Progress, re
             notes.append(f"no virtual runs: {exc}")
             say(notes[-1])
     results.write_parquet(log.out / SAMPLES, found)
-    document = _document(log, emulated, field_rows(log, found), notes)
+    document = _document(log, emulated, field_rows(log, found), notes) | contention(log, steps, found)
     results.write_summary(log.out, document)
     write_report([log.out], log.out)
     return document

@@ -7,8 +7,10 @@ remaining prompts.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +22,12 @@ from testbed.experiments.field.devices.base import Device, Probe, Reach, Say
 from testbed.experiments.field.link import differences
 from testbed.experiments.field.log import CELL, NOTE, VISIT, FieldLog
 from testbed.experiments.field.operator import SKIP, STOP, Operator
-from testbed.experiments.field.order import FieldCell, cells_of
+from testbed.experiments.field.order import FieldCell, cells_of, steps_together
 from testbed.experiments.field.plan import FieldPlan, Place, run_config
 from testbed.experiments.field.stage import Stage
 
+LEAD_S = 3.0
+"""Time until UEs that run together start: orders arrive, and processes begin."""
 DeviceOf = Callable[[Place], contextlib.AbstractContextManager[Device]]
 
 
@@ -62,16 +66,53 @@ def visit_all(log: FieldLog, setup: FieldSetup) -> bool:
             setup.say(f"{place.name}: {exc}; its runs are postponed")
     if silent:
         raise LinkError(f"{', '.join(silent)} did not answer; run the same command again to continue")
-    return not any(log.left(place.name) for place in log.plan.places)
+    if any(log.left(place.name) for place in log.plan.places):
+        return False
+    if steps := log.left_together():
+        _run_together(log, steps, setup)
+    return True
+
+
+def _measured(log: FieldLog, place: Place, reach: Reach, device: Device) -> dict[str, Any]:
+    plan = log.plan
+    probe = Probe(plan.handshakes, max(1, plan.iperf3_s), plan.timeout_s)
+    return device.measure(reach, probe, log.place(place.name))
+
+
+def _run_together(log: FieldLog, steps: Sequence[Sequence[FieldCell]], setup: FieldSetup) -> None:
+    """Run the same method at all places at the same time, step by step; a step that broke off begins anew.
+
+    Raises:
+        LinkError: an agent or the base station does not answer.
+    """
+    with contextlib.ExitStack() as held:
+        reached = [held.enter_context(setup.stage.at(place)) for place in log.plan.places]
+        devices = [held.enter_context(setup.device_of(place)) for place in log.plan.places]
+        for place, reach, device in zip(log.plan.places, reached, devices, strict=True):
+            _measured(log, place, reach, device)
+        threads = held.enter_context(ThreadPoolExecutor(len(devices)))
+        for number, step in enumerate(steps, 1):
+            setup.say(f"all places: {step[0].method}, repeat {step[0].repeat + 1} ({number} of {len(steps)})")
+            for cell in step:
+                shutil.rmtree(log.cell(cell), ignore_errors=True)
+            start_s = time.perf_counter() + LEAD_S
+            running = [
+                threads.submit(
+                    device.run, cell_config(log, cell, reach.bs), log.place(cell.place), log.cell(cell), start_s
+                )
+                for cell, reach, device in zip(step, reached, devices, strict=True)
+            ]
+            for future in running:
+                future.result()
+            for cell, reach, device in zip(step, reached, devices, strict=True):
+                log.add(CELL, cell=cell.key, origin_s=reach.origin_s, offset_s=device.offset_s)
 
 
 def _visit(log: FieldLog, place: Place, setup: FieldSetup, note: str) -> str:
     """Measure the link and run the unfinished cells of a place; returns the operator's answer."""
     with setup.stage.at(place) as reach, setup.device_of(place) as device:
         setup.say(f"{place.name}: measuring the link")
-        plan = log.plan
-        folder = log.place(place.name)
-        measured = device.measure(reach, Probe(plan.handshakes, max(1, plan.iperf3_s), plan.timeout_s), folder)
+        measured = _measured(log, place, reach, device)
         before = log.last_visit(place.name)
         reasons = differences(before["measured"], measured) if before else []
         if reasons:
@@ -124,7 +165,9 @@ def progress_of(log: FieldLog) -> dict[str, Any]:
         for place in log.plan.places
         for order in [cells_of(log.plan, place.name)]
     ]
-    return {"out": str(log.out), "places": places, "left": sum(p["cells"] - p["done"] for p in places)}
+    steps = steps_together(log.plan)
+    left = sum(p["cells"] - p["done"] for p in places) + len(places) * len(log.left_together())
+    return {"out": str(log.out), "places": places, "together": len(steps), "left": left}
 
 
 def default_out(plan: FieldPlan, emulated: bool) -> Path:

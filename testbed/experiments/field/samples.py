@@ -7,7 +7,7 @@ from typing import Any
 
 from testbed.channel.csi import Csi
 from testbed.experiments.field.log import FieldLog
-from testbed.experiments.field.order import FieldCell, cells_of
+from testbed.experiments.field.order import FieldCell, cells_of, steps_together
 from testbed.experiments.field.plan import FieldPlan
 from testbed.experiments.inputs.datasets import Example
 from testbed.experiments.inputs.state import ASSUMED_MBPS
@@ -15,13 +15,19 @@ from testbed.experiments.results.files import read_requests, read_rounds
 from testbed.models.scoring import final_number
 
 Row = Mapping[str, Any]
-FIELD, REPLAY, VIRTUAL = "field", "replay", "virtual"
-"""Measured; in virtual time over the recorded link; in virtual time over the modelled link."""
-WAYS = (FIELD, REPLAY, VIRTUAL)
+FIELD, TOGETHER, REPLAY, VIRTUAL = "field", "together", "replay", "virtual"
+"""Measured alone; measured beside the UEs of all other places; in virtual time over the recorded link; in virtual time
+over the modelled link."""
+WAYS = (FIELD, TOGETHER, REPLAY, VIRTUAL)
+
+
+def done_together(log: FieldLog) -> list[list[FieldCell]]:
+    """Finished steps of all places at the same time."""
+    return [step for step in steps_together(log.plan) if all(map(log.done, step))]
 
 
 def done_cells(log: FieldLog) -> list[FieldCell]:
-    """Finished cells, by place."""
+    """Finished cells of places alone, by place."""
     return [cell for place in log.plan.places for cell in cells_of(log.plan, place.name) if log.done(cell)]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from testbed.bs.engines.registry import ENGINES
+from testbed.channel.radio.config import RadioConfig, TraceSource
 from testbed.channel.spec import ChannelSpec
 from testbed.config import ServeConfig
 from testbed.experiments.field.devices.base import Reach, Say
@@ -16,6 +17,7 @@ from testbed.experiments.field.link import write_model
 from testbed.experiments.field.log import FieldLog
 from testbed.experiments.field.plan import FieldPlan, Place
 from testbed.experiments.inputs.pair import target_for
+from testbed.experiments.links.shared import SharedRadio, shared_radio
 from testbed.experiments.links.validate import iperf3_server
 from testbed.experiments.runs.processes import base_station, proxy
 from testbed.models.bundle import head_directory
@@ -49,14 +51,19 @@ class Emulation:
     Args:
         bs: address of the base station.
         iperf3: port of the iperf3 server; None: none.
+        shared: a relay with the UEs of all places on one radio; None: each place has a link of its own.
     """
 
-    def __init__(self, log: FieldLog, bs: str, iperf3: int | None) -> None:
-        self._log, self._bs, self._iperf3 = log, bs, iperf3
+    def __init__(self, log: FieldLog, bs: str, iperf3: int | None, shared: SharedRadio | None = None) -> None:
+        self._log, self._bs, self._iperf3, self._shared = log, bs, iperf3, shared
 
     @contextlib.contextmanager
     def at(self, place: Place) -> Iterator[Reach]:
-        """Start relays that replay the place's trace, repeating it when it ends."""
+        """Start relays that replay the place's trace, repeating it when it ends, unless they are shared."""
+        if self._shared is not None:
+            listens = dict(zip((one.name for one in self._log.plan.places), self._shared.listens, strict=True))
+            yield Reach(listens[place.name], None, self._shared.origin_s)
+            return
         link = ChannelSpec(kind="trace", file=str(self._log.place(place.name) / MODEL))
         with contextlib.ExitStack() as held:
             relay = held.enter_context(proxy(link, self._bs))
@@ -81,11 +88,20 @@ def emulation(log: FieldLog, say: Say) -> Iterator[Emulation]:
             write_model(path, log.plan.model, place.distance_m, index)
     with contextlib.ExitStack() as held:
         say(f"starting the base station ({log.plan.engine})")
-        wanted = log.plan.iperf3_s > 0 and shutil.which("iperf3") is not None
+        wanted = log.plan.iperf3_s > 0 and not log.plan.together and shutil.which("iperf3") is not None
         ready = held.enter_context(base_station(serve_config(log.plan)))
         port = held.enter_context(iperf3_server("127.0.0.1")) if wanted else None
         say(f"base station ready on {ready['bind']} (pid {ready['pid']})")
-        yield Emulation(log, ready["bind"], port)
+        shared = held.enter_context(_shared(log, ready["bind"])) if log.plan.together else None
+        yield Emulation(log, ready["bind"], port, shared)
+
+
+def _shared(log: FieldLog, bs: str) -> contextlib.AbstractContextManager[SharedRadio]:
+    """The UEs of all places on one radio: a UE alone has the rates of its place's model, and all share the slots."""
+    model, places = log.plan.model, log.plan.places
+    traces = TraceSource(files=tuple(str(log.place(place.name) / MODEL) for place in places))
+    radio = RadioConfig(bandwidth_hz=model.bandwidth_hz, wired_ms=model.rtt_ms / 2, source=traces)
+    return shared_radio(radio, len(places), bs)
 
 
 def target_of(plan: FieldPlan) -> Path:

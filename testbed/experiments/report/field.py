@@ -13,10 +13,10 @@ from testbed.experiments.plots.style import Figure, SeriesStyle, canvas, legend,
 from testbed.experiments.report.data import Row, Shown
 from testbed.experiments.report.rows_table import bounds_of, study_html, table_html, terms_html
 from testbed.experiments.report.tables import cell
-from testbed.experiments.results.field_columns import FIELD_COLUMNS, NAMES, TERMS
+from testbed.experiments.results.field_columns import CONTENTION_COLUMNS, FIELD_COLUMNS, NAMES, TERMS
 
 KIND = "field"
-WAYS = {"field": "measured", "replay": "replayed link", "virtual": "modelled link"}
+WAYS = {"field": "measured", "together": "measured, all at once", "replay": "replayed link", "virtual": "modelled link"}
 COLUMNS = {
     "latency_s": ("mean latency [s]", "Mean latency per request over distance, with 95 % intervals"),
     "gain": ("speed-up", "Latency of the first method divided by that of each other method, over distance"),
@@ -68,6 +68,18 @@ def notes(shown: Shown) -> str:
     off = [f"{WAYS[way]}: within {worst:.1%}" for way, worst in (document.get("agreement") or {}).items()]
     agreement = f"<p>Mean latencies in virtual time relative to measured ones: {'; '.join(off)}.</p>" if off else ""
     return f"{marked}{agreement}"
+
+
+def contention(shown: Shown) -> str:
+    """HTML table of what UEs lose to each other at the same time; empty without such runs."""
+    rows: Sequence[Row] = shown.document.get("together") or ()
+    if shown.document.get("kind") != KIND or not rows:
+        return ""
+    titles = [f"{html.escape(str(row['place']))}<br><small>{html.escape(str(row['method']))}</small>" for row in rows]
+    names = [name for name in CONTENTION_COLUMNS if name not in ("place", "method")]
+    table = table_html("place", titles, names, rows, [{}] * len(rows), lambda name: CONTENTION_COLUMNS[name][0])
+    said = "Link and drafting time are relative to those alone; overlap: share of the rounds beside all others."
+    return f"<h3>All places at the same time</h3>{table}<p><small>{said}</small></p>"
 
 
 def visits(shown: Shown) -> str:

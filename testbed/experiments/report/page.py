@@ -112,7 +112,7 @@ def _section(shown: Shown, intervals: Sequence[Intervals], out: Path, formats: S
         figures += [*report_figures.figures(shown, intervals), *report_power.figures(shown)]
         blocks += [*_tables(shown, intervals, out / "tables"), report_power.notes(shown)]
     else:
-        blocks += [_study_table(shown), report_field.visits(shown)]
+        blocks += [_study_table(shown), report_field.contention(shown), report_field.visits(shown)]
     for figure in figures:
         image = write_figure(figure, out / "plots", shown.label, formats)
         blocks.append(

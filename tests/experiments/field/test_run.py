@@ -17,7 +17,7 @@ from testbed.errors import BadInput, LinkError, LinkTimeout
 from testbed.experiments.field.devices.base import Probe, Reach
 from testbed.experiments.field.log import LOG, FieldLog, open_log, read_field
 from testbed.experiments.field.operator import SKIP, STOP, OperatorAnswer, Terminal, Unattended
-from testbed.experiments.field.order import cells_of
+from testbed.experiments.field.order import cells_of, steps_together
 from testbed.experiments.field.plan import FieldPlan, Method, Place
 from testbed.experiments.field.run import FieldSetup, progress_of, visit_all
 from tests.support.refusals import refuse
@@ -37,6 +37,7 @@ class Stand:
         self.answers, self.rtt_ms, self.breaks_at = dict(answers or {}), rtt_ms, breaks_at
         self.asked: list[str] = []
         self.ran: list[str] = []
+        self.starts: list[float | None] = []
 
     @contextlib.contextmanager
     def at(self, place: Place) -> Iterator[Reach]:
@@ -59,7 +60,10 @@ class Stand:
     def expect(self, runs: Sequence[tuple[RunConfig, Path]]) -> None:
         self.asked.append(f"expect {len(runs)}")
 
-    def run(self, config: RunConfig, folder: Path, out: Path) -> None:
+    offset_s = 0.25
+
+    def run(self, config: RunConfig, folder: Path, out: Path, start_s: float | None = None) -> None:
+        self.starts.append(start_s)
         if len(self.ran) == self.breaks_at:
             raise LinkTimeout("the BS fell silent")
         out.mkdir(parents=True)
@@ -122,6 +126,37 @@ def test_agents_that_fall_silent_hold_up_no_other_place(tmp_path: Path) -> None:
     with pytest.raises(LinkTimeout):  # where this machine is the UE, it is the base station that is gone
         visit(tmp_path / "local", local)
     assert local.asked.count("closed") == 1
+
+
+def test_all_places_run_at_the_same_time_after_each_alone(tmp_path: Path) -> None:
+    plan = msgspec.structs.replace(PLAN, together=True)
+    stand = Stand()
+    assert visit(tmp_path / "run", stand, plan)
+    steps = steps_together(plan)
+    assert [cell.method for step in steps for cell in step] == ["a", "a", "b", "b", "b", "b", "a", "a"]
+    assert all([cell.place for cell in step] == ["near", "far"] for step in steps)
+    assert stand.starts[:8] == [None] * 8
+    assert [sorted(stand.ran[8 + 2 * i : 10 + 2 * i]) for i in range(4)] == [
+        sorted(cell.key for cell in step) for step in steps
+    ]
+    starts = stand.starts[8:]
+    assert starts[::2] == starts[1::2] and len(set(starts)) == 4
+    _, log, _ = read_field(tmp_path / "run")
+    assert [log.times_of(cell)["offset_s"] for cell in steps[0]] == [0.25] * 2  # type: ignore[index]
+    assert progress_of(log)["left"] == 0 and progress_of(log)["together"] == 4
+    again = Stand()
+    assert visit(tmp_path / "run", again, plan) and again.ran == []
+
+
+def test_a_step_of_all_places_that_broke_off_begins_anew(tmp_path: Path) -> None:
+    plan = msgspec.structs.replace(PLAN, together=True)
+    with pytest.raises(LinkTimeout):
+        visit(tmp_path / "run", Stand(breaks_at=11), plan)
+    with open_log(tmp_path / "run", plan, False) as log:
+        assert progress_of(log)["left"] == 6 and len(log.left_together()) == 3
+    second = Stand()
+    assert visit(tmp_path / "run", second, plan)
+    assert len(second.ran) == 6
 
 
 def test_a_place_can_be_skipped_and_a_day_stopped(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from testbed.experiments.links.measure import measure
 from testbed.experiments.results import directory as results
 from testbed.experiments.runs.journal import NAME as JOURNAL
 from testbed.experiments.runs.uerun import run_ue
+from testbed.experiments.runs.workers import pool_of
 
 LINK = "link.json"
 FILED = ("drafter", "tokenizer", "dataset", "predictor")
@@ -63,9 +64,16 @@ class Device(Protocol):
             BadInput: the device refuses a configuration.
         """
 
-    def run(self, config: RunConfig, folder: Path, out: Path) -> None:
+    @property
+    def offset_s(self) -> float:
+        """Offset of its monotonic clock from this machine's."""
+
+    def run(self, config: RunConfig, folder: Path, out: Path, start_s: float | None = None) -> None:
         """Decode as configured into the run directory `out`, with the channel state of the last measurement; resumes an
         interrupted run.
+
+        Args:
+            start_s: start on this machine's monotonic clock, beside other UEs; None: at once.
 
         Raises:
             BadInput: an invalid configuration.
@@ -100,12 +108,25 @@ class LocalDevice:
         """Wait for the operator to step aside."""
         time.sleep(self._settle_s)
 
-    def run(self, config: RunConfig, folder: Path, out: Path) -> None:
-        """See `Device.run`."""
-        decode(with_link(config, folder / LINK), out, self._say)
+    offset_s = 0.0
+
+    def run(self, config: RunConfig, folder: Path, out: Path, start_s: float | None = None) -> None:
+        """See `Device.run`; beside other UEs in a process of its own."""
+        config = with_link(config, folder / LINK)
+        if start_s is None:
+            decode(config, out, self._say)
+            return
+        with pool_of(1, "the process of a UE was killed") as pool:
+            pool.submit(_decode_at, start_s, config, out).result()
 
     def close(self) -> None:
         """Nothing to release."""
+
+
+def _decode_at(start_s: float, config: RunConfig, out: Path) -> None:
+    """Decode from a time on the monotonic clock on."""
+    time.sleep(max(0.0, start_s - time.perf_counter()))
+    decode(config, out, lambda _: None)
 
 
 def keep_link(folder: Path, document: dict[str, Any]) -> None:

@@ -57,13 +57,20 @@ class AgentDevice:
 
     def expect(self, runs: Sequence[tuple[RunConfig, Path]]) -> None:
         """Give all orders at once, so that the agent continues without a connection."""
-        start_s = time.perf_counter() + self._agent.offset.offset_s + self._settle_s if self._settle_s else 0.0
+        start_s = time.perf_counter() + self.offset_s + self._settle_s if self._settle_s else 0.0
         for config, out in runs:
             self._agent.order(msgspec.structs.replace(self._order(config, out), start_s=start_s))
 
-    def run(self, config: RunConfig, folder: Path, out: Path) -> None:
+    @property
+    def offset_s(self) -> float:
+        """See `Device.offset_s`."""
+        return self._agent.offset.offset_s
+
+    def run(self, config: RunConfig, folder: Path, out: Path, start_s: float | None = None) -> None:
         """See `Device.run`."""
         order = self._order(config, out)
+        if start_s is not None:
+            order = msgspec.structs.replace(order, start_s=start_s + self.offset_s)
         self._agent.order(order)
         self._bring(self._agent.wait(order.id), out)
 

@@ -1,0 +1,88 @@
+"""A relay for UEs that share one radio cell in front of a base station: a process with an address for each UE."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import signal
+from collections.abc import Iterator
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+from testbed.channel.emulate import endpoint
+from testbed.channel.link_model import Carrier
+from testbed.channel.proxy import Proxy, precise_loop
+from testbed.channel.radio.config import RadioConfig
+from testbed.channel.radio.mac import RadioCell
+from testbed.channel.radio.model import RadioUe
+from testbed.errors import EngineError
+
+HOST = "127.0.0.1"
+READY_S, STOP_S = 30.0, 5.0
+
+
+class SharedRadio(NamedTuple):
+    """A running relay."""
+
+    listens: tuple[str, ...]
+    """Address for each UE."""
+    origin_s: float
+    """Start of the UEs' channels on the host's monotonic clock."""
+
+
+@contextlib.contextmanager
+def shared_radio(radio: RadioConfig, ues: int, target: str) -> Iterator[SharedRadio]:
+    """Relay between `ues` UEs and a base station at `target` over one cell.
+
+    Raises:
+        BadInput: channels that cannot be computed, or an invalid address.
+        EngineError: the process did not start.
+    """
+    radio.air(_members(ues))  # raises here, rather than in the process
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_relay, args=(radio, ues, endpoint(target), theirs), daemon=True)
+    process.start()
+    theirs.close()  # so that its end is noticed
+    try:
+        try:
+            found = ours.recv() if ours.poll(READY_S) else None
+        except EOFError:
+            found = None
+        if found is None:
+            raise EngineError("the relay of the shared radio did not start")
+        yield SharedRadio(*found)
+    finally:
+        ours.close()  # which ends it
+        process.join(STOP_S)
+        process.terminate()
+
+
+def _members(ues: int) -> list[RadioUe]:
+    return [RadioUe(0)] * ues
+
+
+def _relay(radio: RadioConfig, ues: int, target: tuple[str, int], line: Connection) -> None:
+    """Tell addresses and origin, and relay until the other end of the line is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    precise_loop().run_until_complete(_serve(radio, ues, target, line))
+
+
+async def _serve(radio: RadioConfig, ues: int, target: tuple[str, int], line: Connection) -> None:
+    loop = asyncio.get_running_loop()
+    cell = RadioCell(radio, radio.air(_members(ues)))
+    origin_s = loop.time()
+    cell.granted(True)  # its first slot begins now
+
+    def ports(ue: int, connection: int) -> tuple[Carrier, Carrier]:
+        return cell.port(ue, True), cell.port(ue, False)
+
+    proxies = [Proxy(target, partial(ports, ue)) for ue in range(ues)]
+    listens = [f"tcp://{HOST}:{await proxy.start(HOST, 0)}" for proxy in proxies]
+    line.send((tuple(listens), origin_s))
+    with contextlib.suppress(EOFError, OSError):
+        await loop.run_in_executor(None, line.recv)
+    for proxy in proxies:
+        await proxy.close()
