@@ -21,7 +21,7 @@ from testbed.bs.intake import Intake
 from testbed.bs.isolation import apart
 from testbed.bs.judging.acceptance import Acceptance, Judged, attach_hidden
 from testbed.bs.judging.base import Judge
-from testbed.bs.judging.drawing import Drawing
+from testbed.bs.judging.drawing import Drawing, Ready
 from testbed.bs.metrics import Metrics
 from testbed.bs.observer import Observer
 from testbed.bs.queue import Queue, Taken
@@ -42,8 +42,6 @@ from testbed.protocols.messages import Busy, Open
 from testbed.tasks import together
 
 LOG = logging.getLogger(__name__)
-Ready = list[tuple[Session, Round]]
-"""Verified rounds that can be judged."""
 
 
 class BaseStation:
@@ -188,11 +186,7 @@ class BaseStation:
     # ------------------------------------------------------------ 5 verify
 
     async def _verify(self, running: Sequence[Taken]) -> list[Share]:
-        """One engine pass. Learning from earlier passes is due half-way through it, while the engine computes.
-
-        Raises:
-            BadInput, EngineError: the pass failed.
-        """
+        """One engine pass; learning from earlier ones is due half-way through it. Raises BadInput and EngineError."""
         if self._ledger.estimates or self._windows is not None:
             asyncio.get_running_loop().call_later(self._ledger.expected_s(running) / 2, self._learn)
         return await self._runner.step(lambda: len(self._queue) > 0)
@@ -230,7 +224,7 @@ class BaseStation:
         done = self._ledger.passed(found, verify_s)
         self._metrics.add_pass(done)
         self._observer.passed(done)
-        ready = []
+        ready = list[tuple[Session, Round]]()
         for taken, share in found:
             if taken is None or (round_ := (session := taken.session).current) is None:
                 continue

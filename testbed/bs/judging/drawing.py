@@ -21,6 +21,7 @@ from testbed.clock import Clock
 MOST_VALUES = 2**18
 """Probabilities of the sampled rounds of a pass up to which they are decided at once: about two milliseconds."""
 Ready = Sequence[tuple[Session, Round]]
+"""Verified rounds that can be judged."""
 
 
 class Drawing:
