@@ -69,6 +69,8 @@ class ThreadRunner:
         """Sessions known to the engine: only these are released, however fast others open and close."""
         self._short = self._passing = False
         """Whether the next pass will be short, and whether the thread runs one."""
+        self._unfinished: set[str] = set()
+        """Sessions whose rounds the engine has."""
         self._leaving: list[str] = []
         """Sessions to be released after the running pass."""
 
@@ -78,6 +80,7 @@ class ThreadRunner:
             self._known.add(request.session)
             self._short = False
         self._engine.submit(request)
+        self._unfinished.add(request.session)
 
     async def step(self, waiting: Callable[[], bool] = nobody) -> list[Share]:
         """See `EngineRunner.step`."""
@@ -94,16 +97,27 @@ class ThreadRunner:
     def _passes(self, waiting: Callable[[], bool]) -> list[Share]:
         """One pass, and those that decode ahead."""
         start_s = time.perf_counter()
-        shares = self._engine.step()
+        shares = self._step()
         took_s = time.perf_counter() - start_s
         until_s = start_s + (SHORT_S if self._short else AHEAD_S) - took_s
         self._short = self._engine.any_thread and took_s < SHORT_S
         while time.perf_counter() < until_s and not waiting() and (requests := _next_rounds(shares)):
+            if self._unfinished:  # rounds without room in this pass
+                break
             try:
                 results = self._engine.verify(requests)
             except EngineError:  # sessions are as they were: the next step meets the reason again
                 break
             shares = [_longer(*found) for found in zip(shares, requests, results, strict=True)]
+        return shares
+
+    def _step(self) -> list[Share]:
+        try:
+            shares = self._engine.step()
+        except BaseException:
+            self._unfinished.clear()  # all are dropped
+            raise
+        self._unfinished -= {share.request.session for share in shares if share.result is not None}
         return shares
 
     def _pass(
@@ -121,7 +135,7 @@ class ThreadRunner:
     def _passed(self, done: asyncio.Future[list[Share]], found: list[Share] | BaseException) -> None:
         self._passing = False
         for session in self._leaving:
-            self._engine.release(session)
+            self._drop(session)
         self._leaving.clear()
         if done.done():  # cancelled
             return
@@ -149,7 +163,11 @@ class ThreadRunner:
         if self._passing:
             self._leaving.append(session)
         else:
-            self._engine.release(session)
+            self._drop(session)
+
+    def _drop(self, session: str) -> None:
+        self._unfinished.discard(session)
+        self._engine.release(session)
 
 
 def _next_rounds(shares: Sequence[Share]) -> list[VerifyRequest]:

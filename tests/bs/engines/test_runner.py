@@ -171,6 +171,26 @@ def test_a_stream_ends_with_its_end_token_and_at_a_failure(engine: Watched, runn
     assert asyncio.run(again((), 0)) == tokens
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_streams_beyond_a_pass_wait_for_the_next_one(engine: Watched, runner: ThreadRunner, leaves: bool) -> None:
+    """The engine has more rounds than a pass takes: the others must not take part in passes that decode ahead."""
+    engine.max_requests = 2
+
+    async def three() -> list[Share]:
+        found = list[Share]()
+        for number in range(3):
+            runner.submit(VerifyRequest(f"stream {number}", np.ones(2, np.int32), np.zeros(0, np.int32), ahead=5))
+        for _ in range(2):
+            stepping = asyncio.ensure_future(runner.step())
+            await asyncio.sleep(0)
+            if leaves:
+                runner.release("stream 2")
+            found += await stepping
+        return found
+
+    assert [share.passes for share in asyncio.run(three())] == ([1, 1] if leaves else [1, 1, 6])
+
+
 def test_streams_beside_a_round_with_drafts_take_one_pass(engine: Watched, runner: ThreadRunner) -> None:
     async def both() -> list[Share]:
         runner.submit(VerifyRequest("stream", np.ones(2, np.int32), np.zeros(0, np.int32), ahead=5))
