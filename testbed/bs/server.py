@@ -266,7 +266,7 @@ class BaseStation:
         await self._runner.judged(sum(len(r.candidates()) for s, r, _ in judged if self._acceptance.needs_hidden(s)))
         judge_s = self._clock.time() - start_s
         for _, round_, _ in judged:
-            round_.judge_s = judge_s
+            round_.judge_s = 0.0 if round_.follows else judge_s
         return judged
 
     # ------------------------------------------------------------ 7 verdict

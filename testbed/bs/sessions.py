@@ -54,9 +54,11 @@ class Round:
     """Tokens computed in its passes, pieces of the prefix included."""
     cached: int = 0
     """Tokens of the prefix that the last pass found in the cache."""
+    shared_s: float = 0.0
+    """Part of its time at the BS that counts for other rounds of its stream."""
+    follows: bool = False
     followed: bool = False
-    """Whether the next round was verified with it: a stream's tokens that were decoded ahead."""
-
+    """Whether it was verified with the round before it, and with the one after it: a stream decoded ahead."""
     _candidates: tuple[VerifyResult, list[int]] | None = None
 
     def candidates(self) -> list[int]:
@@ -144,8 +146,7 @@ class Session:
     @property
     def prefix(self) -> NDArray[np.int32]:
         """The committed prefix, a copy [length]."""
-        prefix: NDArray[np.int32] = self.tokens[: self.length].copy()
-        return prefix
+        return np.array(self.tokens[: self.length])
 
     def append(self, ids: NDArray[np.int32]) -> None:
         """Commit tokens."""
@@ -245,8 +246,7 @@ class SessionTable:
 
     def close(self, key: Key) -> Session | None:
         """Remove a session and return it; None: it was not known."""
-        session = self._sessions.pop(key, None)
-        if session is None:
+        if (session := self._sessions.pop(key, None)) is None:
             return None
         owner = self.owner(key[0])
         self._owned[owner] -= 1
@@ -266,8 +266,7 @@ class SessionTable:
 
     def leave(self, peer: bytes) -> list[Session]:
         """Remove the sessions of a peer, and return them."""
-        found = [key for key in self._sessions if key[0] == peer]
-        return [session for key in found if (session := self.close(key))]
+        return [session for key in list(self._sessions) if key[0] == peer and (session := self.close(key))]
 
     def expire(self, now_s: float) -> list[Session]:
         """Remove the sessions that have been idle for too long, and return them."""

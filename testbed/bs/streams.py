@@ -38,9 +38,9 @@ def rounds_of(round_: Round, count: int, start_s: float, verify_s: float) -> Ite
         own = replace(result, argmax=result.argmax[i : i + 1], margin=result.margin[i : i + 1])
         if i == 0:
             first_s, new = round_.verify_s - verify_s + each_s, round_.new - count + 1
-            yield replace(round_, result=own, verify_s=first_s, new=new, followed=True)
+            yield replace(round_, result=own, verify_s=first_s, new=new, shared_s=verify_s - each_s, followed=True)
             continue
         yield replace(
             round_, number=round_.number + i, result=own, arrived_s=start_s + i * each_s, queue_s=0.0, verify_s=each_s,
-            new=1, cached=round_.cached + round_.new - count + i, followed=i < count - 1,
+            new=1, cached=round_.cached + round_.new - count + i, follows=True, followed=i < count - 1,
         )  # fmt: skip

@@ -36,6 +36,8 @@ class Verdicts:
 
     def settle(self, session: Session, round_: Round, kept: Kept) -> Verdict:
         """Commit the tokens of a round; returns its verdict."""
+        if round_.follows and session.free_s is not None:  # its own pass, and the time since the verdict before
+            round_.shared_s = session.free_s - round_.arrived_s - round_.verify_s
         self._commit(session, round_, kept)
         window = self._hint(session, round_, kept.accepted)
         answer = verdict(session, round_, kept, window, self._clock.time())
@@ -84,7 +86,7 @@ def verdict(session: Session, round_: Round, kept: Kept, window: int, now_s: flo
         queue_s=single(round_.queue_s),
         verify_s=single(round_.verify_s),
         judge_s=single(round_.judge_s),
-        bs_s=single(now_s - round_.arrived_s - round_.waited_s),
+        bs_s=single(now_s - round_.arrived_s - round_.waited_s - round_.shared_s),
         window=window,
         kept=sum(position < kept.accepted for position in positions),
         risk=single(session.risk),

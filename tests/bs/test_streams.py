@@ -55,6 +55,15 @@ async def test_a_stream_alone_takes_a_pass_and_has_a_record_for_each_token() -> 
     assert all(round_.verify_s > 0 and round_.batch_size == 1 for round_ in record.rounds)
 
 
+async def test_the_parts_of_a_streams_time_add_up_to_its_latency() -> None:
+    """Tokens that were decoded ahead counted the passes after their own, too."""
+    async with station() as (bs, address):
+        record = await decode("target-only", address, [2, 7])
+        assert bs.metrics()["passes"] == TOKENS
+    parts = [r.link_s + r.queue_s + r.verify_s + r.judge_s + r.overhead_s for r in record.rounds]
+    assert sum(parts) == pytest.approx(record.latency_s, rel=1e-3)
+
+
 async def test_a_stream_ends_with_its_end_token() -> None:
     async with station() as (_, address):
         tokens = (await decode("target-only", address, [2, 7])).token_ids
