@@ -231,6 +231,35 @@ def test_an_agent_that_is_killed_and_a_lab_machine_that_is_lost_cost_nothing(sta
         assert json.loads((cell / "summary.json").read_text())["rows"][0]["requests"] == 6
 
 
+def test_agents_start_together(station: str, tmp_path: Path) -> None:
+    """Two agents decode the same prompts at the same time, each into a directory of its own."""
+    with contextlib.ExitStack() as held:
+        places = []
+        for name in ("left", "right"):
+            keys = tmp_path / f"{name}-keys"
+            run("keys", "new", str(keys))
+            run("keys", "new", str(keys), "--ue", "lab", "--out", str(tmp_path / f"{name}-lab"))
+            _, address = held.enter_context(agent(keys, tmp_path / name))
+            places.append(f"{{name: {name}, distance_m: 2, ue: '{address}', ue_keys: '{tmp_path / name}-lab'}}")
+        plan = tmp_path / "plan.yaml"
+        content = (
+            f"{{name: both, bs: '{station}', together: true, places: [{', '.join(places)}], repeats: 1, prompts: 4, "
+            "warmup: 0, handshakes: 6, methods: [{name: greedy, protocol: greedy}]}"
+        )
+        plan.write_text(
+            content.replace(places[1].split("ue: ")[1].split(",")[0], places[0].split("ue: ")[1].split(",")[0])
+        )
+        refused = run("field", "run", str(plan), "--yes", "--out", str(tmp_path / "same"), code=2)
+        assert "an agent of its own at every place" in refused
+        plan.write_text(content)
+        arguments = ["field", "run", str(plan), "--yes", "--no-replay", "--out", str(tmp_path / "run"), "--json"]
+        document = run(*arguments)
+    assert document["left"] == 0
+    *ues, whole = document["together"]
+    assert [row["place"] for row in ues] == ["left", "right"] and whole["overlap"] > 0
+    assert {row["same_outputs"] for row in document["rows"] if row["way"] == "together"} == {1.0}
+
+
 def test_deploy_asks_agents_how_they_stand_and_passes_over_silent_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,20 +89,16 @@ def _run_together(log: FieldLog, steps: Sequence[Sequence[FieldCell]], setup: Fi
         devices = [held.enter_context(setup.device_of(place)) for place in log.plan.places]
         for place, reach, device in zip(log.plan.places, reached, devices, strict=True):
             _measured(log, place, reach, device)
-        threads = held.enter_context(ThreadPoolExecutor(len(devices)))
         for number, step in enumerate(steps, 1):
             setup.say(f"all places: {step[0].method}, repeat {step[0].repeat + 1} ({number} of {len(steps)})")
             for cell in step:
                 shutil.rmtree(log.cell(cell), ignore_errors=True)
             start_s = time.perf_counter() + LEAD_S
-            running = [
-                threads.submit(
-                    device.run, cell_config(log, cell, reach.bs), log.place(cell.place), log.cell(cell), start_s
-                )
-                for cell, reach, device in zip(step, reached, devices, strict=True)
-            ]
-            for future in running:
-                future.result()
+            for cell, reach, device in zip(step, reached, devices, strict=True):
+                config = cell_config(log, cell, reach.bs)
+                device.begin(config, log.place(cell.place), log.cell(cell), start_s)
+            for cell, reach, device in zip(step, reached, devices, strict=True):
+                device.run(cell_config(log, cell, reach.bs), log.place(cell.place), log.cell(cell))
             for cell, reach, device in zip(step, reached, devices, strict=True):
                 log.add(CELL, cell=cell.key, origin_s=reach.origin_s, offset_s=device.offset_s)
 

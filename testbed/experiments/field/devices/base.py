@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -68,12 +70,19 @@ class Device(Protocol):
     def offset_s(self) -> float:
         """Offset of its monotonic clock from this machine's."""
 
-    def run(self, config: RunConfig, folder: Path, out: Path, start_s: float | None = None) -> None:
-        """Decode as configured into the run directory `out`, with the channel state of the last measurement; resumes an
-        interrupted run.
+    def begin(self, config: RunConfig, folder: Path, out: Path, start_s: float) -> None:
+        """Start the run of which the next call of `run` waits for the end, beside those of other devices.
 
         Args:
-            start_s: start on this machine's monotonic clock, beside other UEs; None: at once.
+            start_s: start on this machine's monotonic clock.
+
+        Raises:
+            BadInput: the device refuses the configuration.
+        """
+
+    def run(self, config: RunConfig, folder: Path, out: Path) -> None:
+        """Decode as configured into the run directory `out`, with the channel state of the last measurement; resumes an
+        interrupted run.
 
         Raises:
             BadInput: an invalid configuration.
@@ -95,6 +104,8 @@ class LocalDevice:
     def __init__(self, keys: str | None, settle_s: float, say: Say) -> None:
         self._keys = load_client(Path(keys)) if keys else None
         self._settle_s, self._say = settle_s, say
+        self._process = contextlib.ExitStack()
+        self._begun: Future[None] | None = None
 
     def measure(self, reach: Reach, probe: Probe, folder: Path) -> dict[str, Any]:
         """See `Device.measure`."""
@@ -110,17 +121,23 @@ class LocalDevice:
 
     offset_s = 0.0
 
-    def run(self, config: RunConfig, folder: Path, out: Path, start_s: float | None = None) -> None:
-        """See `Device.run`; beside other UEs in a process of its own."""
-        config = with_link(config, folder / LINK)
-        if start_s is None:
-            decode(config, out, self._say)
+    def begin(self, config: RunConfig, folder: Path, out: Path, start_s: float) -> None:
+        """See `Device.begin`: in a process of its own."""
+        pool = self._process.enter_context(pool_of(1, "the process of a UE was killed"))
+        self._begun = pool.submit(_decode_at, start_s, with_link(config, folder / LINK), out)
+
+    def run(self, config: RunConfig, folder: Path, out: Path) -> None:
+        """See `Device.run`."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            decode(with_link(config, folder / LINK), out, self._say)
             return
-        with pool_of(1, "the process of a UE was killed") as pool:
-            pool.submit(_decode_at, start_s, config, out).result()
+        with self._process:
+            begun.result()
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Wait for the end of a process."""
+        self._process.close()
 
 
 def _decode_at(start_s: float, config: RunConfig, out: Path) -> None:

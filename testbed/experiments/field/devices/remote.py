@@ -66,11 +66,13 @@ class AgentDevice:
         """See `Device.offset_s`."""
         return self._agent.offset.offset_s
 
-    def run(self, config: RunConfig, folder: Path, out: Path, start_s: float | None = None) -> None:
+    def begin(self, config: RunConfig, folder: Path, out: Path, start_s: float) -> None:
+        """See `Device.begin`."""
+        self._agent.order(msgspec.structs.replace(self._order(config, out), start_s=start_s + self.offset_s))
+
+    def run(self, config: RunConfig, folder: Path, out: Path) -> None:
         """See `Device.run`."""
         order = self._order(config, out)
-        if start_s is not None:
-            order = msgspec.structs.replace(order, start_s=start_s + self.offset_s)
         self._agent.order(order)
         self._bring(self._agent.wait(order.id), out)
 
