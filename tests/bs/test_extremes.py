@@ -154,13 +154,16 @@ async def test_a_session_that_cannot_be_planned_fails_alone() -> None:
         assert bs.metrics()["failed_sessions"] == 1
 
 
-async def test_a_session_that_cannot_be_judged_fails_alone() -> None:
+@pytest.mark.parametrize("kind", ["fh", "sh"])
+async def test_a_session_that_cannot_be_judged_fails_alone(kind: str) -> None:
+    """Rounds of FH are judged with their pass, those of SH when their hidden states arrive."""
+    states = {"hidden": np.zeros((1, 4), np.float16)} if kind == "fh" else {}
     async with station(judge=WrongFor()) as (bs, address), client(address) as ue:
         number = ue.new_session()
-        await ue.send(Open(session=number, protocol="sh", threshold=0.5, hidden_size=4), IDS)
+        await ue.send(Open(session=number, protocol=kind, threshold=0.5, hidden_size=4), IDS)
         assert isinstance((await ue.receive(number, 5)).message, Opened)
         beside = asyncio.create_task(still_serves(address))
-        await ue.send(Draft(session=number, round=0, base_len=3), {"ids": np.array([9], np.int32)})
+        await ue.send(Draft(session=number, round=0, base_len=3), {"ids": np.array([9], np.int32), **states})
         while not isinstance(answer := (await ue.receive(number, 5)).message, Fault):
             await ue.send(Hidden(session=number, round=0), {"hidden": np.zeros((1, 4), np.float16)})
         await beside

@@ -9,10 +9,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from testbed.bs.dispatch import Dispatcher
+from testbed.bs.judging.drawing import Drawing
 from testbed.bs.server import BaseStation
 from testbed.tasks import Background, beside
 
-SERVING = ((Dispatcher, "receive"), (Dispatcher, "expire"), (BaseStation, "_run"))
+SERVING = ((Dispatcher, "receive"), (Dispatcher, "expire"), (BaseStation, "_run"), (Drawing, "run"))
 """The tasks of `BaseStation.serve`."""
 Say = Callable[..., None]
 Work = Callable[[], Coroutine[Any, Any, None]]
