@@ -160,7 +160,7 @@ class EpisodeStore:
         path = self.directory / META
         try:
             self._meta = msgspec.json.decode(path.read_bytes(), type=Meta)
-        except (OSError, msgspec.DecodeError) as exc:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as exc:
             raise BadInput(f"no episodes in {self.directory} ({exc}); run `testbed head collect`") from exc
         if self._meta.schema != SCHEMA:
             raise BadInput(f"{self.directory} has schema {self._meta.schema}, not {SCHEMA}: collect the episodes again")

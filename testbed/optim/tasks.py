@@ -139,7 +139,7 @@ def load_problem(path: Path) -> Problem:
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=Problem)
-    except (OSError, msgspec.DecodeError, BadInput) as exc:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, BadInput) as exc:
         raise BadInput(f"{path}: {exc}") from exc
 
 

@@ -171,6 +171,13 @@ def renamed(path: Path) -> None:
     save_file({"x": np.zeros(1, np.float32)}, path)
 
 
+def test_a_description_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    save_head(some_head(8), tmp_path)
+    (tmp_path / "head.json").write_bytes(b'{"drafter_fingerprint": "\xc7("}')
+    with pytest.raises(ModelError, match="not part of a decision head"):
+        load_head(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("harm", "message"),
     [

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ def read_radio_file(path: Path) -> RadioFile:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             up, down = (found[name].astype(np.float16) for name in ("uplink_db", "downlink_db"))
             return RadioFile(up, down, float(found["step_s"]), str(found["about"]))
-    except (OSError, KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as exc:
+    except (OSError, KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as exc:
         raise BadInput(f"{path} is no radio file: {exc}") from exc
 
 

@@ -125,7 +125,7 @@ class Ledger:
 def _read(path: Path) -> Claim:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Claim)
-    except (OSError, msgspec.DecodeError) as exc:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise BadInput(f"cannot read {path}, the record of an emulation; remove it: {exc}") from exc
 
 

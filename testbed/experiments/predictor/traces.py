@@ -7,6 +7,7 @@ are complete.
 from __future__ import annotations
 
 import zipfile
+import zlib
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -105,7 +106,7 @@ class TraceStore:
         """Provenance of the traces."""
         try:
             return msgspec.json.decode((self.directory / META).read_bytes(), type=TraceMeta)
-        except (OSError, msgspec.DecodeError) as exc:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as exc:
             raise BadInput(f"no traces in {self.directory} ({exc}); run `testbed predictor collect`") from exc
 
     def chunks(self) -> list[int]:
@@ -134,7 +135,7 @@ class TraceStore:
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 traces = Traces(**{f.name: arrays[f.name] for f in fields(Traces)})
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as exc:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as exc:
             raise BadInput(f"{path} is not a chunk of traces: {exc}") from exc
         if traces.features.shape != (len(traces), len(FEATURES)) or len(traces.accepted) != len(traces):
             raise BadInput(f"{path} is not a chunk of traces: inconsistent array shapes")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import zipfile
+import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -268,6 +269,6 @@ def load_predictor(directory: Path) -> RejectionPredictor:
         info = msgspec.json.decode((directory / "predictor.json").read_bytes(), type=PredictorInfo)
         with np.load(directory / "predictor.npz", allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as exc:
+    except (OSError, ValueError, EOFError, msgspec.DecodeError, zipfile.BadZipFile, zlib.error) as exc:
         raise BadInput(f"no predictor in {directory} ({exc}); `testbed predictor train` makes one") from exc
     return RejectionPredictor(info, arrays)

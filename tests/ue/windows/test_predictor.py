@@ -144,9 +144,12 @@ def test_what_is_no_predictor_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"no predictor in .*predictor train"):
         load_predictor(tmp_path)
     save_predictor(stump(0.2, 0.9), tmp_path)
-    (tmp_path / "predictor.npz").write_bytes(b"nonsense")
-    with pytest.raises(BadInput, match="no predictor in"):
-        load_predictor(tmp_path)
+    whole = (tmp_path / "predictor.npz").read_bytes()
+    damaged = bytes(byte ^ 0x55 if 60 <= at < 90 else byte for at, byte in enumerate(whole))
+    for content in (b"nonsense", b"", damaged):
+        (tmp_path / "predictor.npz").write_bytes(content)
+        with pytest.raises(BadInput, match="no predictor in"):
+            load_predictor(tmp_path)
     (tmp_path / "predictor.json").write_text('{"model": "mlp", "colour": "red"}')
     with pytest.raises(BadInput, match="no predictor in"):
         load_predictor(tmp_path)
