@@ -7,7 +7,9 @@ Every system is a process of its own; they take turns, prompt by prompt, in an o
 `--model smollm2` takes the fetched model, whose own GGUF file drafts for it; the default is the bundled pair. vLLM and
 transformers compute in float32, llama.cpp with the GGUF file. transformers and vLLM cannot read that file: they draft
 with the same weights in float32, and so does `testbed vllm float32-drafter`, whose ratios compare equal drafters (those
-of the bundled pair are equal anyway). `tokens_per_pass` is the output's length over the passes of the target.
+of the bundled pair are equal anyway). llama.cpp's server keeps keys and values in f16, and so does `testbed llama f16`;
+`testbed llama` keeps those of a float32 target in f32. `tokens_per_pass` is the output's length over the passes of the
+target.
 
 A system that is missing or fails to load is left out with a line. After `--seconds` no further prompt is begun.
 Tokens/s and their ratios are medians over the prompts with 95 % bootstrap intervals. `--out` keeps the document, and
@@ -44,6 +46,8 @@ RATIOS = (
     ("testbed vllm compiled target-only", "vllm compiled", 0.9),
     ("testbed llama target-only", "llama-server", 0.8),
     ("testbed llama greedy", "llama-server draft model", 0.8),
+    ("testbed llama f16 target-only", "llama-server", 0.8),
+    ("testbed llama f16 greedy", "llama-server draft model", 0.8),
 )
 """Pairs of systems, and the goal of the ratio of their tokens/s."""
 
@@ -102,6 +106,7 @@ def systems(options: argparse.Namespace, pair: Pair, folder: Path) -> dict[str, 
         found[f"testbed {engine}{' compiled' if compiled else ''}"] = (
             "testbed", {"engine": engine, "compiled": compiled, **threads},
         )  # fmt: skip
+    found["testbed llama f16"] = ("testbed", {"engine": "llama", "kv_type": "f16", **threads})
     if options.model:
         file = folder / "drafter.gguf"
         found[FLOAT32] = ("testbed", {"engine": "vllm", "drafter_gguf": str(file), **threads})

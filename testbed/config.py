@@ -6,7 +6,7 @@ The command line, `--config FILE`, child processes, sweeps and reference pages a
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from testbed import fields
 from testbed.options import Config, load, option, resolved, save
@@ -212,6 +212,10 @@ class ServeConfig(Config, frozen=True):
         bool, option("Read committed prefixes from vLLM's cache; otherwise recompute them every round.")
     ] = True
     compiled: fields.Compiled = False
+    kv_type: Annotated[
+        Literal["f16", "f32"] | None,
+        option("Type of llama.cpp's KV cache. Default: f32 for a float32 target, else f16, which is faster."),
+    ] = None
     scheduler: Annotated[str, option("Order of verification.", kinds="schedulers", panel="Scheduling")] = "fcfs"
     max_batch: Annotated[int, option("Requests of one engine pass, at most.", least=1)] = 256
     max_batch_tokens: Annotated[int, option("New tokens of one engine pass, at most.", least=1, unit="tokens")] = 8192

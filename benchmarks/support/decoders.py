@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from support.vocabulary import with_vocabulary
 
@@ -200,12 +200,14 @@ def loopback(
     ue_threads: int | None = None,
     waiting: str = "testbed",
     drafter_gguf: str | None = None,
+    kv_type: Literal["f16", "f32"] | None = None,
 ) -> Decode:
     """A base-station process, and a UE in this one, over loopback.
 
     Args:
         waiting: see `WAITING`.
         drafter_gguf: GGUF file of the drafter; None: the pair's.
+        kv_type: see `ServeConfig`.
     """
     os.environ.update(WAITING.get(waiting, {"GOMP_SPINCOUNT": waiting}))
     from testbed.bs.engines.target import describe
@@ -224,7 +226,7 @@ def loopback(
     model = pair.target_gguf if engine == "llama" else pair.target
     serve = ServeConfig(
         engine=engine, model=model, bind="tcp://127.0.0.1:*", compiled=compiled, threads=bs_threads,
-        max_model_len=POSITIONS,
+        max_model_len=POSITIONS, kv_type=kv_type,
     )  # fmt: skip
     held = contextlib.ExitStack()
     atexit.register(held.close)

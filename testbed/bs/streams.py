@@ -12,10 +12,10 @@ MOST_AHEAD = 15
 
 
 def ahead(session: Session) -> int:
-    """Tokens that a stream may be decoded ahead: none where they are drawn, or where a speed is guaranteed, whose
-    scheduler plans every pass.
+    """Tokens that a stream may be decoded ahead: none before its first token, which is sent at once, where tokens are
+    drawn, or where a speed is guaranteed, whose scheduler plans every pass.
     """
-    if not session.alone or session.drawn or session.speed_tps is not None:
+    if not session.alone or not session.got or session.drawn or session.speed_tps is not None:
         return 0
     return max(0, min(MOST_AHEAD, session.wanted - session.length - 1))
 

@@ -94,10 +94,10 @@ def test_the_rounds_of_a_stream_share_the_time_of_its_passes(count: int) -> None
 def test_only_greedy_tokens_without_a_guarantee_are_decoded_ahead() -> None:
     def stream(wanted: int = 100) -> Session:
         session = Session((b"", 0), "a", np.ones(9, np.int32), 9, None, 0, 1)
-        session.alone, session.wanted = True, wanted
+        session.alone, session.wanted, session.got = True, wanted, 1
         return session
 
     assert ahead(stream()) == MOST_AHEAD and ahead(stream(12)) == 2 and ahead(stream(9)) == 0
-    drawn, promised, drafting = stream(), stream(), stream()
-    drawn.sampling, promised.speed_tps, drafting.alone = Sampling(1.0), 5.0, False
-    assert [ahead(session) for session in (drawn, promised, drafting)] == [0, 0, 0]
+    drawn, promised, drafting, new = stream(), stream(), stream(), stream()
+    drawn.sampling, promised.speed_tps, drafting.alone, new.got = Sampling(1.0), 5.0, False, 0
+    assert [ahead(session) for session in (drawn, promised, drafting, new)] == [0, 0, 0, 0]

@@ -68,7 +68,7 @@ ENGINES = Registry(
         about="llama.cpp: a GGUF target, of floats or quantised; several sessions in one decode",
         load="testbed.bs.engines.llama:LlamaEngine",
         gguf=True,
-        options={"threads": "threads", "chunk_tokens": "chunk_tokens"},
+        options={"threads": "threads", "chunk_tokens": "chunk_tokens", "kv_type": "kv_type"},
     ),
     EngineEntry(
         kind="synthetic",

@@ -6,9 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 
+from testbed.bs.engines.base import VerifyRequest
+from testbed.bs.engines.llama import LlamaEngine
 from testbed.bs.engines.registry import ENGINES, load_engine
+from testbed.config import ServeConfig
 from testbed.errors import BadInput, ModelError
 from tests.support.models import TOKENS
 
@@ -30,6 +35,21 @@ def test_llama(random_ggufs: dict[str, Path]) -> None:
     engine = load_engine("llama", random_ggufs["qwen2-padded"], vocab_size=TOKENS, max_model_len=50, threads=1)
     assert (engine.vocab_size, engine.max_positions) == (TOKENS, 50)
     engine.close()
+
+
+def test_llamas_kv_cache(random_ggufs: dict[str, Path]) -> None:
+    """f32 by default for a float32 target."""
+    margins = {}
+    for kv_type in (None, "f32", "f16"):
+        keywords = ENGINES["llama"].keywords(msgspec.structs.asdict(ServeConfig(kv_type=kv_type, threads=1)))
+        engine = load_engine("llama", random_ggufs["llama"], vocab_size=TOKENS, max_model_len=50, **keywords)
+        assert isinstance(engine, LlamaEngine)
+        first = np.arange(1, 20, dtype=np.int32)
+        (result,) = engine.verify([VerifyRequest("a", first, first[:3])])
+        margins[kv_type] = result.margin
+        engine.close()
+    assert (margins[None] == margins["f32"]).all() and (margins["f16"] != margins["f32"]).any()
+    assert margins["f16"] == pytest.approx(margins["f32"], abs=0.05)
 
 
 def test_what_is_unknown_lists_what_is_known() -> None:
