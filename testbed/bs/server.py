@@ -120,7 +120,9 @@ class BaseStation:
             await self._recover(running, exc, again=repeated is None)
             return True
         ready = await self._complete(shares, start_s)  # prompts in pieces and SH's open questions stay behind
-        await self._answer(await self._judge(ready))  # 6 judge, 7 verdict
+        now, later = self._drawing.split(ready)
+        await self._answer(await self._judge(now))  # 6 judge, 7 verdict
+        await self._drawing.set_aside(later)
         return True
 
     async def resume(self, session: Session, round_: Round, arrays: dict[str, AnyArray]) -> None:
@@ -259,9 +261,9 @@ class BaseStation:
     # ------------------------------------------------------------ 6 judge
 
     async def _judge(self, ready: Ready) -> list[Judged]:
-        """The tokens that stay in each round, all candidates judged at once, without rounds that were set aside."""
+        """The tokens that stay in each round, all candidates judged at once."""
         start_s = self._clock.time()
-        judged, failed = apart(self._drawing.set_aside(ready), self._acceptance.decide)
+        judged, failed = apart(ready, self._acceptance.decide)
         await self._closer.fail_all((session, exc) for (session, _), exc in failed)
         await self._runner.judged(sum(len(r.candidates()) for s, r, _ in judged if self._acceptance.needs_hidden(s)))
         judge_s = self._clock.time() - start_s

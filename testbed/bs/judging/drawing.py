@@ -20,6 +20,8 @@ from testbed.clock import Clock
 
 MOST_VALUES = 2**18
 """Probabilities of the sampled rounds of a pass up to which they are decided at once: about two milliseconds."""
+MOST_HELD = 2**28
+"""Probabilities of rounds that are set aside: 1 GiB in single precision."""
 Ready = Sequence[tuple[Session, Round]]
 """Verified rounds that can be judged."""
 
@@ -38,30 +40,41 @@ class Drawing:
         self._acceptance, self._runner, self._closer, self._clock = acceptance, runner, closer, clock
         self._sessions, self._vocab_size = intake.sessions, intake.offer.vocab_size
         self._aside: asyncio.Queue[tuple[Session, Round, float]] = asyncio.Queue()
+        self._held, self._fewer = 0, asyncio.Event()
+        """Probabilities of the rounds that are set aside, and whether one was decided since."""
 
-    def set_aside(self, ready: Ready) -> Ready:
-        """Verified rounds to decide at once; the sampled ones of a pass are set aside if they take long."""
-        rows = sum(len(round_.window.ids) + 1 for session, round_ in ready if session.drawn)
-        if rows * self._vocab_size <= MOST_VALUES:
-            return ready
-        for session, round_ in ready:
-            if session.drawn:
-                self._aside.put_nowait((session, round_, self._clock.time()))
-        return [(session, round_) for session, round_ in ready if not session.drawn]
+    def split(self, ready: Ready) -> tuple[Ready, Ready]:
+        """Verified rounds of a pass to decide at once, and those to set aside: the sampled ones, if they take long."""
+        drawn = [one for one in ready if one[0].drawn]
+        if sum(self._values(round_) for _, round_ in drawn) <= MOST_VALUES:
+            return ready, ()
+        return [one for one in ready if not one[0].drawn], drawn
+
+    async def set_aside(self, rounds: Ready) -> None:
+        """Set rounds aside; waits while those before them hold too many probabilities."""
+        for session, round_ in rounds:
+            while self._held and self._held + self._values(round_) > MOST_HELD:
+                self._fewer.clear()
+                await self._fewer.wait()
+            self._held += self._values(round_)
+            self._aside.put_nowait((session, round_, self._clock.time()))
+
+    def _values(self, round_: Round) -> int:
+        return (len(round_.window.ids) + 1) * self._vocab_size
 
     async def run(self, answer: Callable[[Sequence[Judged]], Awaitable[None]]) -> None:
         """Decide the rounds that were set aside, until cancelled; each is handed to `answer`."""
         while True:
             session, round_, since_s = await self._aside.get()
-            if not self._waits(session, round_):
-                continue
-            work = functools.partial(apart, [(session, round_)], self._acceptance.decide)
-            judged, failed = await self._runner.beside(work)
-            if not self._waits(session, round_):
-                continue
-            round_.judge_s = self._clock.time() - since_s
-            await self._closer.fail_all((lost, exc) for (lost, _), exc in failed)
-            await answer(judged)
+            if self._waits(session, round_):
+                work = functools.partial(apart, [(session, round_)], self._acceptance.decide)
+                judged, failed = await self._runner.beside(work)
+                if self._waits(session, round_):
+                    round_.judge_s = self._clock.time() - since_s
+                    await self._closer.fail_all((lost, exc) for (lost, _), exc in failed)
+                    await answer(judged)
+            self._held -= self._values(round_)
+            self._fewer.set()
 
     def _waits(self, session: Session, round_: Round) -> bool:
         """Whether the session is open and waits for this round."""

@@ -58,6 +58,16 @@ async def test_others_are_served_while_a_round_is_decided(monkeypatch: pytest.Mo
         assert len(await slow) == 24
 
 
+async def test_rounds_that_hold_too_much_are_decided_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for one round, the others wait, and all of them end."""
+    monkeypatch.setattr(drawing, "MOST_VALUES", 0)
+    monkeypatch.setattr(drawing, "MOST_HELD", 1)
+    async with station() as (bs, address), client(address) as ue:
+        found = await asyncio.gather(*(decode(ue, "rejection") for _ in range(4)))
+        assert [len(tokens) for tokens in found] == [24] * 4
+        assert bs._drawing._held == 0
+
+
 async def test_a_round_that_fails_closes_its_session_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> Kept:
         raise RuntimeError("no distribution")
