@@ -36,7 +36,7 @@ from testbed.ue.api.app import Service, make_app
 from testbed.ue.api.config import EndpointConfig
 from testbed.ue.api.schema import ChatRequest, CompletionRequest
 from tests.support.endpoints import MODEL, endpoint
-from tests.support.heartbeat import Heartbeat, Stall
+from tests.support.heartbeat import Heartbeat, Stall, run_undelayed
 from tests.support.hostile.bodies import mutated, sound
 
 REQUESTS = int(os.environ.get("TESTBED_FUZZ", "0"))
@@ -80,6 +80,8 @@ class Running:
 
 def serve_until_told(directory: Path, control: Connection) -> None:
     """Serve, and answer questions about the event loop's stalls."""
+    if REQUESTS:
+        run_undelayed()
     with loaded_heap_frozen():
         asyncio.run(_serve(directory, control))
 
