@@ -106,11 +106,11 @@ def serve(
             metrics.add("power", meter.snapshot)
         thread = ThreadPoolExecutor(1, thread_name_prefix=f"{UNSTOPPABLE} engine")
         loaded = thread.submit(_load_all, config, coefficients, pace).result()  # a signal does not wait for it
+        stack.enter_context(loaded_heap_frozen())  # until the engine is closed, whose collections take long otherwise
         stack.callback(thread.shutdown)
         if metrics is not None and isinstance(loaded.engine, PacedEngine):
             metrics.add("pace", loaded.engine.snapshot)
         stack.callback(lambda: thread.submit(loaded.engine.close).result())
-        stack.enter_context(loaded_heap_frozen())
         asyncio.run(_run(config, ThreadRunner(loaded.engine, thread), loaded, ready, metrics, monitor, meter, say))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import signal
 import subprocess
 import sys
 
 import pytest
 
+from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.bs.serve import serve
 from testbed.bs.server import BaseStation
 from testbed.config import ServeConfig
@@ -25,6 +28,19 @@ def test_bad_input_while_it_serves_is_no_bad_option(monkeypatch: pytest.MonkeyPa
     with pytest.raises(TestbedError, match="the base station failed: a round commits something") as caught:
         serve(ServeConfig(engine="synthetic", bind="tcp://127.0.0.1:*"), lambda *said: ready.append(said))
     assert ready and not isinstance(caught.value, BadInput)
+
+
+def test_the_loaded_heap_is_frozen_until_the_engine_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM collects garbage when it is closed, and a collection over all modules takes seconds on a busy machine."""
+
+    async def at_once(self: BaseStation) -> None:
+        raise asyncio.CancelledError
+
+    frozen: list[int] = []
+    monkeypatch.setattr(BaseStation, "serve", at_once)
+    monkeypatch.setattr(SyntheticEngine, "close", lambda self: frozen.append(gc.get_freeze_count()))
+    serve(ServeConfig(engine="synthetic", bind="tcp://127.0.0.1:*"), lambda *_: None)
+    assert frozen[0] > 10_000 and gc.get_freeze_count() == 0
 
 
 LOADING = """

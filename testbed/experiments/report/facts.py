@@ -68,14 +68,16 @@ def _value(value: Any) -> str:
     if isinstance(value, Mapping):
         return "; ".join(f"{name}: {_value(one)}" for name, one in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(_named(one) if isinstance(one, Mapping) else _value(one) for one in value)
+        named = any(isinstance(one, Mapping) for one in value)
+        return ("; " if named else ", ").join(_named(one) if isinstance(one, Mapping) else _value(one) for one in value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _named(one: Mapping[str, Any]) -> str:
     """An entry of a list, such as a series: its name, and what it sets."""
     name, rest = one.get("name"), {key: value for key, value in one.items() if key != "name"}
-    return f"{name} ({_value(rest)})" if name is not None else f"({_value(rest)})"
+    sets = ", ".join(f"{field} {_value(one)}" for field, one in rest.items())
+    return f"{name} ({sets})" if name is not None else f"({sets})"
 
 
 def _items(facts: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from testbed.protocols import TARGET_ONLY
 
 MOST_BARS = 24
 """Maximum number of rows for the bar chart of latency."""
+KEY_WIDTH = 110
+"""Characters of a line of the key below bars."""
 CURVES = {
     "aal": "AAL [tokens/round]",
     "rounds": "rounds per request",
@@ -142,7 +145,7 @@ def _stacked(parts: Sequence[RowSource]) -> Any:
         one.set_xticks(places, letters * len(windows), minor=True, fontsize=7)
         one.tick_params(axis="x", which="both", length=0)
     key = ", ".join(f"{letter}: {name}" for letter, name in zip(letters, names, strict=True))
-    axes[-1, 0].set_xlabel(f"draft window K [tokens]\n{key}")
+    axes[-1, 0].set_xlabel(f"draft window K [tokens]\n{textwrap.fill(key, KEY_WIDTH)}")
     legend(figure, axes)
     return figure
 

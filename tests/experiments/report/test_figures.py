@@ -97,8 +97,9 @@ def test_rates_are_named_once_with_their_unit_and_series_by_name() -> None:
     assert figures.row_names(rows) == ["fh, 5 Mbit/s", "fh, 20 Mbit/s"]
     rows[0]["downlink_mbps"] = 7.0
     assert figures.row_names(rows)[0] == "fh, up 5 Mbit/s, down 7 Mbit/s"
-    page = facts_html({"config": {"run": {}, "series": [{"name": "WISV", "protocol": "fh"}]}})
-    assert "WISV (protocol: fh)" in page
+    series = [{"name": "WISV, strict", "protocol": "fh", "threshold": 0}, {"name": "greedy", "protocol": "greedy"}]
+    page = facts_html({"config": {"run": {}, "series": series}})
+    assert "WISV, strict (protocol fh, threshold 0); greedy (protocol greedy)" in page
     assert (text_of(38912.75), text_of(0.123456), text_of(1e12)) == ("38913", "0.1235", "1e+12")
 
 
