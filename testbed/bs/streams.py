@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from testbed.bs.sessions import Round, Session
 
-MOST_AHEAD = 15
+MOST_AHEAD = 7
 """Tokens decoded ahead, at most."""
 
 

@@ -38,17 +38,18 @@ class Verdicts:
         """Commit the tokens of a round; returns its verdict."""
         if round_.follows and session.free_s is not None:  # its own pass, and the time since the verdict before
             round_.shared_s = session.free_s - round_.arrived_s - round_.verify_s
-        self._commit(session, round_, kept)
+        now_s = self._clock.time()
+        self._commit(session, round_, kept, now_s)
         window = self._hint(session, round_, kept.accepted)
-        answer = verdict(session, round_, kept, window, self._clock.time())
+        answer = verdict(session, round_, kept, window, now_s)
         self._observer.round(session, round_, answer)
         return answer
 
-    def _commit(self, session: Session, round_: Round, kept: Kept) -> None:
-        session.free_s = self._clock.time()
+    def _commit(self, session: Session, round_: Round, kept: Kept, now_s: float) -> None:
+        session.free_s = now_s
         self._ledger.settled(session, round_, kept)
         if session.speed_tps is not None:
-            self._metrics.add_promised(session.speed_tps, self._ledger.late(round_, session.free_s))
+            self._metrics.add_promised(session.speed_tps, self._ledger.late(round_, now_s))
         session.append(round_.window.ids[: kept.accepted])
         if kept.token is not None:
             session.append(np.array([kept.token], np.int32))

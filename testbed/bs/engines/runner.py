@@ -16,9 +16,9 @@ from testbed.errors import EngineError
 
 T = TypeVar("T")
 SHORT_S = 2e-3
-"""Passes shorter than this run in the loop, where the engine allows it; so long do passes in a row."""
-AHEAD_S = 1e-2
-"""Longest time of passes in a row in the engine's thread, unless the first one takes longer."""
+"""Passes shorter than this run in the loop, where the engine allows it."""
+AHEAD_S = 2e-2
+"""Longest time of passes in a row, unless the first one takes longer."""
 
 
 def nobody() -> bool:
@@ -59,8 +59,9 @@ class ThreadRunner:
     `SHORT_S`, the next one therefore runs in the loop, if the engine allows it (`VerifyEngine.any_thread`) and no round
     is the first of its session, whose prompt may take long. Between passes the loop alone uses the engine.
 
-    Where all rounds of a pass allow it (`VerifyRequest.ahead`), further passes decode their next tokens before the loop
-    gets the results: a short pass takes no longer than what the loop does for it.
+    Where all rounds of a pass allow it (`VerifyRequest.ahead`), the thread decodes their next tokens in further passes
+    before the loop gets the results, until a request waits: what the loop does for a token takes long beside a pass of
+    a small model.
     """
 
     def __init__(self, engine: VerifyEngine, thread: ThreadPoolExecutor) -> None:
@@ -71,6 +72,8 @@ class ThreadRunner:
         """Whether the next pass will be short, and whether the thread runs one."""
         self._unfinished: set[str] = set()
         """Sessions whose rounds the engine has."""
+        self._streams = True
+        """Whether all rounds of the next pass may be decoded ahead."""
         self._leaving: list[str] = []
         """Sessions to be released after the running pass."""
 
@@ -79,12 +82,14 @@ class ThreadRunner:
         if request.session not in self._known:
             self._known.add(request.session)
             self._short = False
+        self._streams = self._streams and request.ahead > 0
         self._engine.submit(request)
         self._unfinished.add(request.session)
 
     async def step(self, waiting: Callable[[], bool] = nobody) -> list[Share]:
         """See `EngineRunner.step`."""
-        if self._short:
+        streams, self._streams = self._streams, True
+        if self._short and not streams:
             shares = self._passes(waiting)
             await asyncio.sleep(0)  # messages are received between passes
             return shares
@@ -99,7 +104,7 @@ class ThreadRunner:
         start_s = time.perf_counter()
         shares = self._step()
         took_s = time.perf_counter() - start_s
-        until_s = start_s + (SHORT_S if self._short else AHEAD_S) - took_s
+        until_s = start_s + AHEAD_S - took_s
         self._short = self._engine.any_thread and took_s < SHORT_S
         while time.perf_counter() < until_s and not waiting() and (requests := _next_rounds(shares)):
             if self._unfinished:  # rounds without room in this pass

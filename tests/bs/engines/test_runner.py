@@ -146,7 +146,7 @@ def test_streams_are_decoded_ahead_as_one_token_at_a_time(
 def test_nothing_is_decoded_ahead_for_long_or_while_others_wait(engine: Watched, runner: ThreadRunner) -> None:
     (share,) = asyncio.run(streamed(runner, 5, waiting=lambda: True))
     assert share.passes == 1
-    engine.lasts_s = 0.45 * SHORT_S
+    engine.lasts_s = 0.45 * AHEAD_S
     (share,) = asyncio.run(streamed(runner, 15))
     assert share.passes == 2
     engine.lasts_s = AHEAD_S
