@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -88,19 +89,31 @@ def read_plan(config: CellConfig) -> CellPlan:
 
 
 def problem_of(directory: Path) -> tuple[Problem, int]:
-    """The planning problem of a cell that was run, and the window of that run.
-
-    Every decoding UE is a task, with its measured spectral efficiency, acceptance rate, bytes of a request, and mean
-    lengths. Power and noise count as 1 W. Bytes are those of the run's window.
+    """The planning problem of a cell's run directory, see `measured_problem`.
 
     Raises:
-        BadInput: no run of a cell, UEs without responses, groups that differ, or profiles without FLOPs.
+        BadInput: no run of a cell, or see `measured_problem`.
     """
     try:
         rows = list(csv.DictReader((directory / UES).read_text(encoding="utf-8").splitlines()))
         config = load(CellConfig, directory / CONFIG)
     except OSError as exc:
         raise BadInput(f"{directory} is no run of a cell (`testbed cell run FILE.yaml --out DIR`): {exc}") from exc
+    return measured_problem(config, rows)
+
+
+def measured_problem(config: CellConfig, rows: Sequence[Mapping[str, Any]]) -> tuple[Problem, int]:
+    """The planning problem of a cell that was run, and the window of that run.
+
+    Every decoding UE is a task, with its measured spectral efficiency, acceptance rate, bytes of a request, and mean
+    lengths. Power and noise count as 1 W. Bytes are those of the run's window.
+
+    Args:
+        rows: one for each UE, as in `ues.csv`.
+
+    Raises:
+        BadInput: UEs without responses, groups that differ, or profiles without FLOPs.
+    """
     groups = [group for group in config.ues if group.traffic == "tokens"]
     profile, window = _same("profile", groups), int(_same("window", groups))
     draft, verify = load_profile(profile).draft, load_profile(config.bs.profile).verify
@@ -108,7 +121,7 @@ def problem_of(directory: Path) -> tuple[Problem, int]:
         raise BadInput(
             f"a plan needs the FLOPs of both models: {profile} and {config.bs.profile} must be of kind flops"
         )
-    measured = [_measured(rows[number], directory) for number in decoding(config)]
+    measured = [_measured(rows[number]) for number in decoding(config)]
     drafter = Model(draft.layers, draft.hidden, draft.ffn)
     tasks = tuple(
         Task(
@@ -133,14 +146,14 @@ def _members(config: CellConfig) -> list[UeGroup]:
     return [group for group in config.ues for _ in range(group.count)]
 
 
-def _measured(row: dict[str, str], directory: Path) -> dict[str, float]:
+def _measured(row: Mapping[str, Any]) -> dict[str, float]:
     """What a plan needs of a UE.
 
     Raises:
         BadInput: it was not measured.
     """
-    if missing := [name for name in MEASURED if not row.get(name)]:
-        raise BadInput(f"{directory / UES}: UE {row['ue']} has no {missing[0]}; run the cell for longer")
+    if missing := [name for name in MEASURED if row.get(name) in (None, "")]:
+        raise BadInput(f"UE {row['ue']} has no {missing[0]}; run the cell for longer")
     return {name: float(row[name]) for name in MEASURED}
 
 
