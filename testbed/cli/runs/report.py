@@ -32,13 +32,15 @@ def report(
 
         testbed report runs/near runs/far --out compared --formats pdf
     """
+    from testbed.experiments.report.data import readable
     from testbed.experiments.report.page import write_shown
     from testbed.experiments.results.traffic import by_meaning
     from testbed.experiments.sweep.report import load_all
 
-    shown = load_all(runs)
     directory = out or runs[0]
-    page = write_shown(shown, directory, [part.strip() for part in formats.split(",") if part.strip()])
+    with readable(runs):
+        shown = load_all(runs)
+        page = write_shown(shown, directory, [part.strip() for part in formats.split(",") if part.strip()])
     if as_json:
         print_json({"report": str(page), "runs": [{"run": str(one.path), **one.document} for one in shown]})
         return

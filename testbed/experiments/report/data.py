@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +19,7 @@ from testbed.experiments.inputs.scorers import SCORERS, expected
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.files import REQUESTS, ROUNDS, read_requests, read_rounds
 
+LOG = logging.getLogger(__name__)
 Row = Mapping[str, Any]
 POINTS = "points"
 
@@ -92,6 +95,21 @@ class Shown:
     def speculates(self) -> bool:
         """Whether the rows are of decoding methods; otherwise it is another kind of study."""
         return bool(self.parts) and all("method" in row and "latency_s" in row for row in self.rows)
+
+
+@contextlib.contextmanager
+def readable(paths: Sequence[Path]) -> Iterator[None]:
+    """Refuse directories in which values of other types or without their keys are found on the way.
+
+    Raises:
+        BadInput: such a value was found.
+    """
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as exc:
+        LOG.debug("a report failed", exc_info=True)
+        names = ", ".join(map(str, paths))
+        raise BadInput(f"{names}: not results that a report can show ({type(exc).__name__}: {exc})") from exc
 
 
 def load_shown(paths: Sequence[Path]) -> list[Shown]:

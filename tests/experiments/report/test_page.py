@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from testbed.cli.main import main
 from testbed.errors import BadInput
 from testbed.experiments.report import page as page_module
 from testbed.experiments.report.figures import row_names
@@ -78,6 +79,17 @@ def test_names_and_values_of_a_directory_are_shown_as_text(tmp_path: Path) -> No
     text = write_report([run, study], tmp_path / "out").read_text()
     assert tag not in text and "&lt;b id=planted&gt;" in text
     assert "default-src 'none'" in text
+
+
+@pytest.mark.parametrize("harm", [{"rows": [5]}, {"visits": 0.5}, {"config": 3}, {"host": "x"}])
+def test_results_that_make_no_sense_are_refused_in_one_line(
+    harm: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    field = make_field(tmp_path / "hall")
+    results.write_summary(field, {**results.read_summary(field), **harm})
+    assert main(["report", str(field), "--out", str(tmp_path / "out"), "--formats", "png"]) == 2
+    said = capsys.readouterr().err
+    assert "not results that a report can show" in said and said.count("\n") == 1
 
 
 def test_several_runs_stand_one_under_another(tmp_path: Path) -> None:
