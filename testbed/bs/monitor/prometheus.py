@@ -47,7 +47,10 @@ GAUGES = {
 BY_SPEED = {
     "promised_rounds": ("testbed_promised_rounds", "Rounds of sessions with a guaranteed token speed, by that speed."),
     "missed_deadlines": ("testbed_late_rounds", "Those of them that were verified after their deadline."),
-    "refused_sessions": ("testbed_refused_sessions", "Sessions refused by admission, by the speed they asked for."),
+    "refused_sessions": (
+        "testbed_refused_sessions",
+        "Sessions refused by admission, by the speed that they requested.",
+    ),
 }
 """Counters by speed; 0: speeds beyond `metrics.MOST_SPEEDS`."""
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ import typer
 
 from testbed.cli.options import OUTPUT, AsJson, configured
 from testbed.cli.output import note, print_json
-from testbed.cli.tables import TEXT, chosen_format, print_rows
+from testbed.cli.tables import JSON, TEXT, chosen_format, print_rows
 from testbed.experiments.latency.bench_config import BenchConfig
 from testbed.experiments.results.bench_columns import BENCH_COLUMNS
 from testbed.intervals import LEAST_VALUES
@@ -53,12 +54,18 @@ def bench(
     if chosen_format() == TEXT:
         for row in document["rows"]:
             print("\n".join(report_lines(row)))
-    print_rows(document["rows"], "Over the request rate", BENCH_COLUMNS)
+    print_rows(list(map(_named, document["rows"])), "Over the request rate", BENCH_COLUMNS)
     if config.requests < max(LEAST_VALUES.values()):
         needed = ", ".join(f"p{share} from {least}" for share, least in LEAST_VALUES.items())
         note(f"percentiles need more --requests at each rate: {needed}")
     if out:
         note(f"wrote {out}; plots are in {out}/plots")
+
+
+def _named(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row with rate inf, where all requests arrived at once; JSON has no such number."""
+    at_once = row["rate_rps"] is None and chosen_format() != JSON
+    return {**row, "rate_rps": math.inf} if at_once else row
 
 
 def report_lines(row: Mapping[str, Any]) -> Sequence[str]:

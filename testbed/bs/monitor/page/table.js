@@ -1,6 +1,6 @@
 // The table of UEs and the panel of one of them. What comes from UEs goes into text alone, never into markup.
 
-const STATES = { ue: "drafts", bs: "at the BS", hidden: "is asked for hidden states", alone: "BS decodes alone" };
+const STATES = { ue: "drafts", bs: "at the BS", hidden: "uploads hidden states", alone: "BS decodes alone" };
 const SHOWN_ROUNDS = 8;
 
 const ms = (seconds) => (seconds === null ? "–" : (1e3 * seconds).toFixed(seconds < 0.01 ? 2 : 1));
