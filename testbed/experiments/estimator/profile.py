@@ -265,7 +265,7 @@ TERMS: dict[str, Callable[[Sequence[RequestWork]], float]] = {
     "longest_sequence": lambda batch: max(work.cached + work.new for work in batch),
 }
 """Possible costs of a pass that eq. 19 omits: per request, the head's rows, cached tokens beyond the last full block
-(which are recomputed), attention within an uncached prompt, padding."""
+(recomputed by an engine whose sessions do not keep their blocks), attention within an uncached prompt, padding."""
 
 
 def _with_term(
