@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from testbed.experiments.plots.style import Figure, canvas, legend, styles_of
+from testbed.experiments.plots.style import Figure, canvas, from_zero, legend, styles_of
 
 PANELS = {
     "ttft": "time to first token [ms]",
@@ -48,7 +48,7 @@ def _drawn(rows: Sequence[Mapping[str, Any]], tail: str | None) -> Any:
         axes.flat[3].plot(rates, [row[last[0]] for row in mine], **look.line, label=method)
     for one, title in zip(axes.flat, (*PANELS.values(), last[1]), strict=True):
         one.set_ylabel(title)
-        one.set_ylim(bottom=0)
+        from_zero(one)
         one.set_xticks(sorted({row["rate_rps"] for row in rows}), minor=False)
         one.xaxis.set_major_formatter("{x:g}")
     for one in axes[-1, :]:

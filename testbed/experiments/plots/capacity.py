@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.experiments.plots.style import COLOURS, canvas, legend, styles_of
+from testbed.experiments.plots.style import COLOURS, canvas, from_zero, legend, styles_of
 
 Row = Mapping[str, Any]
 CAUSES = {"": ("in time", "#999999", "."), "queue": ("late by queueing", "#d55e00", "x"),
@@ -36,7 +36,7 @@ def capacities(rows: Sequence[Row], counted: str = "UEs sustained") -> Any:
     one.set_xlabel("token speed of the class [tokens/s]")
     one.set_ylabel(counted)
     one.set_xticks(sorted({row["class_tps"] for row in rows}))
-    one.set_ylim(bottom=0)
+    from_zero(one)
     legend(figure, axes)
     return figure
 
@@ -85,7 +85,7 @@ def goodput(rows: Sequence[Row]) -> Any:
     axes[0, 0].set_xlabel("UEs")
     axes[0, 0].set_ylabel("goodput [tokens/s]")
     axes[0, 0].xaxis.get_major_locator().set_params(integer=True)
-    axes[0, 0].set_ylim(bottom=0)
+    from_zero(axes[0, 0])
     legend(figure, axes)
     return figure
 

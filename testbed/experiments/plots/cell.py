@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.experiments.plots.style import COLOURS, canvas, legend, save_figure, styles_of
+from testbed.experiments.plots.style import COLOURS, canvas, from_zero, legend, save_figure, styles_of
 
 Row = Mapping[str, Any]
 BINDING = {"radio": COLOURS[0], "drafting": COLOURS[2], "verification": COLOURS[3]}
@@ -46,7 +46,7 @@ def _drawn(rows: Sequence[Row], varied: Sequence[str]) -> Any:
         )
         one.set_xlabel(first)
         one.set_title(name)
-        one.set_ylim(bottom=0)
+        from_zero(one)
     for part, colour in BINDING.items():
         axes[0, 0].plot([], [], MARKERS[part], color=colour, label=f"bound by {part}")
     axes[0, 0].set_ylabel("UEs")
@@ -87,7 +87,7 @@ def draw_series(series: Mapping[str, Any]) -> Any:
     tails.set_ylabel("share that takes longer")
     tails.set_xlabel("latency [s]")
     for one in axes.flat[:5]:
-        one.set_ylim(bottom=0)
+        from_zero(one)
         one.set_xlabel("time after the warm-up [s]")
     legend(figure, axes)
     return figure

@@ -90,6 +90,11 @@ def canvas(columns: int = 1, rows: int = 1, *, width: float = 3.6, height: float
     return figure, axes
 
 
+def from_zero(axes: Any) -> None:
+    """Begin the vertical axis at 0, with room above the highest marker."""
+    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+
+
 def legend(figure: Any, axes: Any) -> None:
     """Add one legend above all panels, with unique labels in as many columns as fit."""
     found: dict[str, Any] = {}
