@@ -43,6 +43,15 @@ def test_processes_decode_without_loss_over_one_radio() -> None:
     assert 0 < found["cell"]["uplink_utilisation"] < 1
 
 
+def test_processes_send_their_requests_together() -> None:
+    """UEs with short and long responses are answered equally often, as the next requests wait for the last answer."""
+    short, long = (UeGroup(name=f"{n} tokens", response=(n, n), together=True) for n in (2, 30))
+    run = run_cell_really(msgspec.structs.replace(CELL, ues=(short, long), bs=CellBs()))
+    counts = [len(tally.latencies_s) for _, (tally,) in run.groups]
+    assert min(counts) > 0 and max(counts) - min(counts) <= 2  # one at each end of the time
+    assert all(tally.answered.uplink_bytes > 0 and tally.band_s[True] > 0 for _, (tally,) in run.groups)
+
+
 def test_too_many_processes_are_refused() -> None:
     many = msgspec.structs.replace(CELL, ues=(UeGroup(name="many", count=100),))
     with pytest.raises(BadInput, match="at most 64, not 100"):
