@@ -36,6 +36,7 @@ class DecodingConfig(Config, frozen=True):
     auto_rule: fields.AutoRule = "rtt"
     hidden_bits: fields.HiddenBits = 16
     states: fields.States = "predicting"
+    drafter_memory: fields.DrafterMemory = 0
     window_rule: Annotated[
         str, option("When to stop drafting; with any rule but fixed, K is the upper limit.", kinds="window rules")
     ] = "fixed"
@@ -182,6 +183,7 @@ class ConnectedConfig(Config, frozen=True):
     threshold: fields.Threshold = 0.0
     hidden_bits: fields.HiddenBits = 16
     drafter: fields.DrafterFile = None
+    drafter_memory: fields.DrafterMemory = 0
     tokenizer: fields.Tokenizer = None
     kv_type: fields.KvType = "f16"
     threads: fields.DrafterThreads = None

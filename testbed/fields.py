@@ -25,12 +25,19 @@ Timeout = Annotated[float, option("Longest wait for an answer.", above=0, unit="
 DrafterFile = Annotated[
     str | None,
     option(
-        "Drafter: GGUF file, or name such as smollm2. Default: the bundled one.",
+        "Drafter: GGUF file, or name such as smollm2, suffix or suffix+FILE.gguf. Default: the bundled one.",
         metavar="FILE",
         kinds="drafters",
         panel="Models",
     ),
 ]
+DrafterMemory = Annotated[
+    int,
+    option(
+        "Tokens of earlier requests that the drafter suffix copies from, too; 0: none.",
+        least=0, most=1 << 17, panel="Models",
+    ),
+]  # fmt: skip
 Tokenizer = Annotated[
     str | None,
     option(

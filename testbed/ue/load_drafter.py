@@ -1,25 +1,37 @@
-"""Drafters by name: a GGUF file for llama.cpp, or an entry of the registry.
+"""Drafters by name: a GGUF file for llama.cpp, an entry of the registry, or both with a plus sign between them.
 
 An installed package adds a drafter by an entry point in the group `testbed.drafters`, which names a `DrafterKind`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from testbed.assets.model_names import RELEASES, named
 from testbed.errors import BadInput
+from testbed.protocols.methods import run_method
 from testbed.registry import Registry
 from testbed.synthetic import VOCAB
 from testbed.ue.drafters.base import Drafter
+from testbed.ue.drafters.hybrid import HybridDrafter
+from testbed.ue.drafters.index import IndexDrafter, IndexRule
+from testbed.ue.drafters.lookup import NgramLookup, SuffixLookup
 from testbed.ue.drafters.synthetic import SyntheticDrafter
+from testbed.ue.drafters.text_memory import TextMemory
 from testbed.ue.llama.drafter import LlamaDrafter
 
 CONTEXT = 4096
 """Positions of a sequence where the run leaves them to a drafter without a model."""
+BUNDLED = "bundled"
+"""The bundled drafter in the name of a hybrid."""
+MOST, LEAST = 8, 3
+"""Tokens of the n-grams that `ngram` looks up."""
+INDEX_RULE = IndexRule(floor=3, reach=2)
+HYBRID_RULE = IndexRule(floor=6, reach=2)
+"""Beside a model, the index drafts only where it is more likely right than the model."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +45,7 @@ class DrafterOptions:
         threads: CPU threads; None: the drafter's choice.
         gpu_layers: layers on a GPU; -1: all.
         kv_type: type of the KV cache.
+        memory_tokens: tokens of earlier requests that `suffix` drafts from, too.
     """
 
     vocab_size: int | None = None
@@ -41,6 +54,7 @@ class DrafterOptions:
     threads: int | None = None
     gpu_layers: int = -1
     kv_type: Literal["f16", "f32"] = "f16"
+    memory_tokens: int = 0
 
 
 class DrafterKind(NamedTuple):
@@ -50,11 +64,21 @@ class DrafterKind(NamedTuple):
     about: str
     load: Callable[[str, DrafterOptions], Drafter]
     """Takes the name as it was given, and the options."""
+    hidden: bool = True
+    """Whether its tokens carry hidden states, which fh and sh upload."""
+    pure: bool = True
+    """Whether its drafts depend on nothing but the prefix, so that runs in virtual time may share them."""
 
 
 def is_file(name: str) -> bool:
     """Whether a drafter is a GGUF file, given by path or by the name of a fetched model."""
-    return name.endswith(".gguf") or name in RELEASES or Path(name).is_file()
+    return hybrid_parts(name) is None and (name.endswith(".gguf") or name in RELEASES or Path(name).is_file())
+
+
+def hybrid_parts(name: str) -> tuple[str, str] | None:
+    """Index and model of a hybrid such as `suffix+FILE.gguf`; None if the name is not that of one."""
+    index, _, model = name.partition("+")
+    return (index, model) if model and index in INDEXES and not Path(name).is_file() else None
 
 
 def drafter_kind(name: str) -> DrafterKind:
@@ -63,7 +87,35 @@ def drafter_kind(name: str) -> DrafterKind:
     Raises:
         BadInput: unknown name; the message lists the known ones.
     """
-    return GGUF if is_file(name) else DRAFTERS.choose(name)
+    parts = hybrid_parts(name)
+    if parts is None:
+        return GGUF if is_file(name) else DRAFTERS.choose(name)
+    if parts[1] != BUNDLED and not is_file(parts[1]):
+        raise BadInput(f"{name}: after the plus sign stands a GGUF file, or a name: {BUNDLED}, {', '.join(RELEASES)}")
+    return HYBRID
+
+
+def needs_target(name: str) -> bool:
+    """Whether a drafter is, or holds, a model of its own, which drafts for one target."""
+    model = (hybrid_parts(name) or ("", name))[1]
+    return model != BUNDLED and is_file(model)
+
+
+def check_states(name: str, methods: Sequence[str], states: str = "predicting") -> None:
+    """Refuse a drafter without hidden states for methods that upload them, before anything is loaded.
+
+    Args:
+        states: which states tokens carry.
+
+    Raises:
+        BadInput: a method that uploads hidden states, states of another kind, or an unknown name.
+    """
+    if drafter_kind(name).hidden:
+        return
+    if wrong := [method for method in methods if run_method(method).judged]:
+        raise BadInput(f"drafter {name} has no hidden states, which {wrong[0]} uploads: use greedy or rejection")
+    if states == "after":
+        raise BadInput(f"drafter {name} has no hidden states: leave --states out")
 
 
 def load_drafter(name: str, options: DrafterOptions) -> Drafter:
@@ -82,21 +134,24 @@ def drafter_and_tokenizer(
     """Drafter and tokenizer directory as given, else those of the bundled pair.
 
     A fetched model has its own tokenizer, any other GGUF file none; a drafter without a model drafts for the bundled
-    tokenizer.
+    tokenizer, and a hybrid for that of its model.
 
     Raises:
         BadInput: no drafter, or an unknown name.
         ModelError: a model that has not been fetched.
     """
-    name = drafter or (str(bundled[0]) if bundled[0] else None)
+    index, model = (hybrid_parts(drafter) if drafter else None) or ("", drafter)
+    given = None if model == BUNDLED and index else model
+    name = given or (str(bundled[0]) if bundled[0] else None)
     if name is None:
         raise BadInput("which drafter? give --drafter FILE.gguf")
-    drafter_kind(name)
-    if tokenizer is None and drafter in RELEASES:
-        tokenizer = drafter
-    by_file = drafter is not None and is_file(drafter)
+    drafter_kind(f"{index}+{name}" if index else name)
+    if tokenizer is None and given in RELEASES:
+        tokenizer = given
+    by_file = given is not None and is_file(given)
     directory = Path(named(tokenizer, "tokenizer")) if tokenizer else None if by_file else bundled[1]
-    return named(name, "drafter"), directory
+    name = named(name, "drafter")
+    return f"{index}+{name}" if index else name, directory
 
 
 def _llama(name: str, options: DrafterOptions) -> Drafter:
@@ -120,11 +175,43 @@ def _synthetic(name: str, options: DrafterOptions) -> Drafter:
     )
 
 
+def _index(name: str, options: DrafterOptions) -> Drafter:
+    if options.vocab_size is None:
+        raise BadInput(f"drafter {name} needs a tokenizer: give --tokenizer DIR")
+    return _index_of(name, options.vocab_size, options.context or CONTEXT, INDEX_RULE, options.memory_tokens)
+
+
+def _index_of(kind: str, vocab_size: int, context: int, rule: IndexRule, memory_tokens: int) -> IndexDrafter:
+    if kind == NGRAM.kind:
+        return IndexDrafter(vocab_size, context, kind, lambda: NgramLookup(MOST, LEAST), rule)
+    memory = TextMemory(memory_tokens)
+    return IndexDrafter(vocab_size, context, kind, lambda: SuffixLookup(memory), rule, memory)
+
+
+def _hybrid(name: str, options: DrafterOptions) -> Drafter:
+    parts = hybrid_parts(name)
+    assert parts is not None
+    model = _llama(parts[1], options)
+    index = _index_of(parts[0], model.vocab_size, model.context, HYBRID_RULE, options.memory_tokens)
+    return HybridDrafter(index, model)
+
+
 GGUF = DrafterKind("FILE.gguf", "a model in a GGUF file, by llama.cpp", _llama)
+HYBRID = DrafterKind(
+    "suffix+FILE.gguf", "an index (ngram, suffix) where its match is long, else a model", _hybrid, False, False
+)
+NGRAM = DrafterKind("ngram", "what followed the same n-gram in prompt or output, without a model", _index, False, False)
+SUFFIX = DrafterKind(
+    "suffix", "what followed the longest suffix that occurred before, without a model", _index, False, False
+)
+INDEXES = (NGRAM.kind, SUFFIX.kind)
 DRAFTERS: Registry[DrafterKind] = Registry(
     "drafter",
     "testbed.drafters",
     GGUF,
+    HYBRID,
+    NGRAM,
+    SUFFIX,
     DrafterKind("synthetic", "agrees with `--engine synthetic` with probability 0.8, without a model", _synthetic),
     of=DrafterKind,
 )

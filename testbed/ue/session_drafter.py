@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from testbed.protocols.base import Drafted
 from testbed.protocols.sampling import Draws
-from testbed.ue.drafters.base import Drafter, DraftSequence, DraftToken
+from testbed.ue.drafters.base import Drafter, DraftSequence, DraftToken, IndexedSequence
 from testbed.ue.drafters.sampler import DraftSampler
 from testbed.ue.pace import Pace
 from testbed.ue.windows.base import WindowPolicy, window_of
@@ -49,9 +49,17 @@ class WindowDrafter:
             self._sequence = self._open()
         for token in committed[self._sequence.length :].tolist():
             self._sequence.commit(0, token)
-        if len(committed) > self._known:
-            await self._pace.opened(len(committed) - self._known)
+        await self._opened(len(committed) - self._known)
         self._known = len(committed)
+
+    async def _opened(self, count: int, drafted: int = 0) -> None:
+        """Wait for the passes over `count` committed and `drafted` new tokens, or, of an index, for those it needed."""
+        if isinstance(self._sequence, IndexedSequence):
+            count, drafted = self._sequence.passes()
+        if count:
+            await self._pace.opened(count)
+        if drafted:
+            await self._pace.drafted(drafted, self._known)
 
     def _open(self) -> DraftSequence:
         if self._sampler is None:
@@ -66,18 +74,25 @@ class WindowDrafter:
         if self._sampler:
             self._sampler.begin(number)
         tokens = self._tokens(room, ends)
-        count = window_of(self._policy, tokens)
-        ids, hidden = np.array([t.id for t in tokens], np.int32), np.stack([t.hidden for t in tokens])
-        q = self._sampler.window()[:count] if self._sampler else None
-        await self._pace.drafted(len(tokens), self._known)
+        count = window_of(self._policy, tokens) if tokens else 0
+        ids = np.array([t.id for t in tokens], np.int32)
+        hidden = np.array([t.hidden for t in tokens], np.float16).reshape(len(tokens), self._drafter.hidden_size)
+        q = self._sampler.window(self._drafter.vocab_size)[:count] if self._sampler else None
+        await self._opened(0, len(tokens))
         return Drafted(ids[:count], hidden[:count], q, self.replaced, self._hidden_bits, len(tokens) - count)
 
     def _tokens(self, room: int, ends: Set[int]) -> list[DraftToken]:
-        assert self._sequence is not None
+        sequence = self._sequence
+        assert sequence is not None
+        indexed = sequence if isinstance(sequence, IndexedSequence) else None
+        if indexed and not indexed.ready():
+            return []
         limit = min(self._policy.max_window, room)
-        tokens = [self._sequence.draft_one()]
+        tokens = [sequence.draft_one()]
         while len(tokens) < limit and tokens[-1].id not in ends and self._policy.keep_drafting(tokens):
-            tokens.append(self._sequence.draft_one())
+            if indexed and not indexed.ready():
+                break
+            tokens.append(sequence.draft_one())
         return tokens
 
     @property

@@ -94,7 +94,8 @@ def continuation(
         ids: Ids = ()
         for _ in range(min(window, room)):
             ids += (sampler(drafter(prompt + output + ids)),)
-        drafted = Drafted(np.array(ids, np.int32), np.zeros((len(ids), 1), np.float16), sampler.window(), replaced)
+        q = sampler.window(len(drafter(prompt)))
+        drafted = Drafted(np.array(ids, np.int32), np.zeros((len(ids), 1), np.float16), q, replaced)
         up = decode_uplink(encode(Draft(session=1, round=round_, base_len=len(prompt + output)), ue.uplink(drafted)))
         window_ = bs.window(up.arrays, 1)
         assert window_.token == replaced

@@ -45,7 +45,7 @@ from testbed.protocols.adaptive import RULES
 from testbed.protocols.methods import run_method
 from testbed.protocols.quantise import check_bits
 from testbed.protocols.vocabulary import fingerprint
-from testbed.ue.load_drafter import GGUF, drafter_kind
+from testbed.ue.load_drafter import check_states, needs_target
 from testbed.ue.run import sampling_for
 from testbed.ue.windows.registry import WINDOW_RULES
 
@@ -93,8 +93,10 @@ def check_demo(config: DemoConfig) -> ChannelSpec:
         run_method(method)
     check_window_rule(config.window_rule, config.predictor)
     engine = ENGINES.choose(config.engine)
-    if config.drafter and drafter_kind(config.drafter) is GGUF and not config.model:
-        raise BadInput("a drafter of your own needs its target: give --model too")
+    if config.drafter:
+        check_states(config.drafter, config.methods, config.states)
+        if needs_target(config.drafter) and not config.model:
+            raise BadInput("a drafter of your own needs its target: give --model too")
     if config.auto_rule not in RULES:
         raise BadInput(f"unknown auto-rule {config.auto_rule!r}; known: {', '.join(RULES)}")
     check_bits(config.hidden_bits)

@@ -79,6 +79,7 @@ def drafter_of(config: RunConfig, work: Workload) -> Drafter:
         threads=config.threads,
         gpu_layers=config.gpu_layers,
         kv_type=config.kv_type,
+        memory_tokens=config.drafter_memory,
     )
     return load_drafter(work.drafter, options)
 

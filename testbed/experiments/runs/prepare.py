@@ -23,7 +23,7 @@ from testbed.protocols.adaptive import RULES
 from testbed.protocols.methods import run_method
 from testbed.protocols.quantise import check_bits
 from testbed.ue.dial import check_silence, keys_for
-from testbed.ue.load_drafter import drafter_and_tokenizer
+from testbed.ue.load_drafter import check_states, drafter_and_tokenizer
 from testbed.ue.prompts import Prompter
 from testbed.ue.run import check_speed, sampling_for
 from testbed.ue.windows.base import WindowPolicy
@@ -145,6 +145,8 @@ def _check(config: RunConfig) -> None:
     for method in config.methods:
         run_method(method)
     check_window_rule(config.window_rule, config.predictor)
+    if config.drafter is not None:
+        check_states(config.drafter, config.methods, config.states)
     check_speed(config.speed_tps, config.accept_slower)
     if config.auto_rule not in RULES:
         raise BadInput(f"unknown auto-rule {config.auto_rule!r}; known: {', '.join(RULES)}")

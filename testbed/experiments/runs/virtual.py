@@ -28,6 +28,7 @@ from testbed.experiments.runs.memo_drafter import MemoDrafter, depends_on_passes
 from testbed.experiments.runs.prepare import Workload
 from testbed.protocols.quantise import quantised
 from testbed.ue.drafters.base import Drafter
+from testbed.ue.load_drafter import drafter_kind
 from testbed.ue.run import Clients, Outcome
 from testbed.ue.windows.registry import WINDOW_RULES
 from testbed.virtual_time import run_virtually
@@ -70,9 +71,10 @@ def load_models(
         end_ids=target.end_ids,
         max_positions=loaded.max_positions,
     )
-    return Models(
-        MemoEngine(loaded, hidden), MemoDrafter(drafter_of(config, work), depends_on_passes(work.drafter)), offer
-    )
+    drafter = drafter_of(config, work)
+    if drafter_kind(work.drafter).pure:
+        drafter = MemoDrafter(drafter, depends_on_passes(work.drafter))
+    return Models(MemoEngine(loaded, hidden), drafter, offer)
 
 
 def run_virtual(

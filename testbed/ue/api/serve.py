@@ -31,7 +31,7 @@ from testbed.ue.channel_state import ChannelState
 from testbed.ue.client import Client, short_name
 from testbed.ue.dial import check_silence, dial, keys_for
 from testbed.ue.drafters.base import Drafter
-from testbed.ue.load_drafter import DrafterOptions, drafter_and_tokenizer, load_drafter
+from testbed.ue.load_drafter import DrafterOptions, check_states, drafter_and_tokenizer, load_drafter
 from testbed.ue.prompts import Prompter
 from testbed.ue.run import Clients, JobRunner, Setting
 from testbed.ue.windows.fixed import FixedWindow
@@ -64,8 +64,9 @@ def serve(config: EndpointConfig, bundle: tuple[Path | None, Path | None], state
     token = key_in(config.token_file)
     with listening(config.host, config.port, guarded=token is not None) as listener:
         options = DrafterOptions(
-            prompter.vocab_size, config.context, config.sequences, config.threads, config.gpu_layers, config.kv_type
-        )
+            prompter.vocab_size, config.context, config.sequences, config.threads, config.gpu_layers, config.kv_type,
+            config.drafter_memory,
+        )  # fmt: skip
         drafter = load_drafter(name, options)
         try:
             with connected(config, drafter, prompter, state) as (backend, welcome):
@@ -91,7 +92,7 @@ def check(config: EndpointConfig, bundle: tuple[Path | None, Path | None]) -> tu
     Raises:
         BadInput: an invalid configuration.
     """
-    methods(config.protocols)
+    used = methods(config.protocols)
     Sampling(config.temperature)
     keys_for(config.bs, config.keys, config.insecure)
     check_silence(config.failover_s)
@@ -99,6 +100,7 @@ def check(config: EndpointConfig, bundle: tuple[Path | None, Path | None]) -> tu
     if config.auto_rule not in RULES:
         raise BadInput(f"unknown auto-rule {config.auto_rule!r}; known: {', '.join(RULES)}")
     drafter, directory = drafter_and_tokenizer(config.drafter, config.tokenizer, bundle)
+    check_states(drafter, used)
     if directory is None:
         raise BadInput("which tokenizer? give --tokenizer DIR, the directory of tokenizer.json")
     return drafter, Prompter(directory, config.prompt_format)

@@ -12,7 +12,7 @@ from testbed.protocols.sampling import Sampling
 from testbed.ue.chat.config import ChatConfig
 from testbed.ue.chat.conversation import Conversation
 from testbed.ue.dial import dial
-from testbed.ue.load_drafter import DrafterOptions, drafter_and_tokenizer, load_drafter
+from testbed.ue.load_drafter import DrafterOptions, check_states, drafter_and_tokenizer, load_drafter
 from testbed.ue.prompts import Prompter
 from testbed.ue.run import Clients, JobRunner, Setting
 from testbed.ue.windows.fixed import FixedWindow
@@ -32,10 +32,13 @@ async def connected(
         LinkError: the BS cannot be reached.
     """
     name, directory = drafter_and_tokenizer(config.drafter, config.tokenizer, bundle)
+    check_states(name, (config.protocol,))
     if directory is None:
         raise BadInput("which tokenizer? give --tokenizer DIR, the directory of tokenizer.json")
     prompter, sampling = Prompter(directory, config.prompt_format), Sampling(config.temperature)
-    options = DrafterOptions(prompter.vocab_size, config.context, 1, config.threads, config.gpu_layers, config.kv_type)
+    options = DrafterOptions(
+        prompter.vocab_size, config.context, 1, config.threads, config.gpu_layers, config.kv_type, config.drafter_memory
+    )
     drafter = load_drafter(name, options)
     client = dial(config.bs, config.keys, WallClock(), config.timeout_s, config.failover_s, config.insecure)
     try:

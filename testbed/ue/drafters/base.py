@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +63,17 @@ class DraftSequence(Protocol):
 
     def close(self) -> None:
         """Free the sequence's place and its cache; a second call does nothing."""
+
+
+@runtime_checkable
+class IndexedSequence(DraftSequence, Protocol):
+    """A sequence that may have nothing to draft, and whose tokens may cost no pass of a model."""
+
+    def ready(self) -> bool:
+        """Whether `draft_one` has a token to draft; otherwise the window ends here, possibly empty."""
+
+    def passes(self) -> tuple[int, int]:
+        """Tokens that a model computed since the last call: of the committed text, and drafted ones."""
 
 
 class Drafter(Protocol):

@@ -30,6 +30,6 @@ class DraftSampler:
         self._rows.append(row)
         return draw(row, self.draws.draft(len(self._rows) - 1))
 
-    def window(self) -> Counts:
-        """[K, V] distributions from which the window's tokens were sampled."""
-        return np.stack(self._rows)
+    def window(self, vocab_size: int) -> Counts:
+        """[K, V] distributions from which the window's tokens were sampled; K may be 0."""
+        return np.array(self._rows, np.uint16).reshape(len(self._rows), vocab_size)
