@@ -15,9 +15,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from testbed.ue.api.bodies import MOST_BRACKETS
 from testbed.ue.api.config import EndpointConfig
-from testbed.ue.api.schema import CompletionRequest, RequestLimits
+from testbed.ue.api.schema import ApiError, ChatRequest, CompletionRequest, RequestLimits
 from testbed.ue.prompts import Prompter
-from tests.support.endpoints import MODEL, Site, endpoint
+from tests.support.endpoints import MODEL, Site, endpoint, words
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 CONFIG = EndpointConfig(window=4)
@@ -99,6 +99,20 @@ def test_ids_are_compared_with_the_vocabulary_once(tmp_path: Path) -> None:
     (order,) = request.orders(prompter, RequestLimits(16, 0.0, 4096))
     assert order.prompt == [7] * 2000
     assert time.thread_time() - begun_s < 2
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chat: bool
+) -> None:
+    """Megabytes of text were tokenized first, which took seconds with a large vocabulary."""
+    prompter, text = Prompter(words(tmp_path)), "w1 " * 340_000
+    for name in ("raw", "conversation"):
+        monkeypatch.setattr(Prompter, name, lambda *_: pytest.fail("it was tokenized"))
+    request = ChatRequest(messages=[{"role": "user", "content": text}]) if chat else CompletionRequest(prompt=text)
+    with pytest.raises(ApiError) as caught:
+        request.orders(prompter, RequestLimits(16, 0.0, 4096))
+    assert caught.value.body["error"]["code"] == "context_length_exceeded"
 
 
 async def test_a_prompt_is_tokenized_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
