@@ -184,8 +184,9 @@ async def agent_stopped(times: int, seed: int, folder: Path) -> Outcome:
             while len(phases) < times:
                 order, number = an_order(f"stopped-{number}", found), number + 1
                 await lab.ask(lambda to, order=order: to.order(order))  # type: ignore[misc]
+                await found.until(found.postman.sessions_of)
                 for _ in range(min(STOPS, times - len(phases))):
-                    await asyncio.sleep(dice.uniform(0.0, 1.0))
+                    await asyncio.sleep(dice.uniform(0.0, 0.3))
                     agents = len(phases) % 2 == 0
                     stop = agent_once if agents else order_once
                     took_s = await stop(found, agent.pid, lab, order, dice)

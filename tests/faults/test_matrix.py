@@ -54,7 +54,7 @@ BUNDLED: dict[str, tuple[Kind, int]] = {
     "ue-killed": (runs.ue_killed, 25),
     "disk-full": (runs.disk_full, 25),
     "endpoint-stopped": (devices.endpoint_stopped, 15),
-    "agent-stopped": (devices.agent_stopped, 16),
+    "agent-stopped": (devices.agent_stopped, 12),
     "vllm-pass-failed": (runs.vllm_pass_failed, 25),
     "vllm-bs-killed": (runs.vllm_bs_killed, 4),
 }
