@@ -202,7 +202,7 @@ def read_summary(directory: Path) -> dict[str, Any]:
     path = directory / SUMMARY
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise BadInput(f"{directory} is not a run directory: cannot read summary.json ({exc})") from exc
     if not isinstance(document, dict):
         raise BadInput(f"{directory} is not a run directory: summary.json is not a JSON object")

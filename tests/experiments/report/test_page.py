@@ -92,6 +92,12 @@ def test_results_that_make_no_sense_are_refused_in_one_line(
     assert "not results that a report can show" in said and said.count("\n") == 1
 
 
+def test_a_summary_of_brackets_alone_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("[" * 100_000)
+    with pytest.raises(BadInput, match=r"cannot read summary\.json"):
+        results.read_summary(tmp_path)
+
+
 def test_several_runs_stand_one_under_another(tmp_path: Path) -> None:
     runs = [save_run(tmp_path / name, [row(method)]) for name, method in (("b", "sh"), ("a", "greedy"))]
     text = write_report(runs, tmp_path).read_text()
