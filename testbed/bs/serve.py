@@ -221,17 +221,13 @@ def _source(
     """The data source of the live view."""
     clock, offer = WallClock(), loaded.offer
     model = Path(offer.model).name if Path(offer.model).exists() else offer.model
+    judge, _, _ = offer.judge.partition(" ")
     return Source(
         look=lambda rounds, passes: recent.look(rounds, passes, clock.time()),
         count=lambda: (count(), recent.tally()),
         failing=lambda: background.failing,
         serving=MonitorServing(
-            about={
-                "model": model,
-                "engine": config.engine,
-                "scheduler": config.scheduler,
-                "judge": offer.judge.partition(" ")[0],
-            },
+            about={"model": model, "engine": config.engine, "scheduler": config.scheduler, "judge": judge},
             text=config.monitor_text,
             tokenizer=_tokenizer(config) if config.monitor_text else None,
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,9 @@ from testbed.cli.output import print_json
 from testbed.cli.screens import CommandGroup
 from testbed.cli.tables import TableCommand
 from testbed.errors import BadInput
+
+if TYPE_CHECKING:
+    from testbed.optim.tasks import Problem
 
 HELP = "Bandwidth, batches and window of a cell that serves many users by speculative decoding."
 app = CommandGroup(no_args_is_help=True, help=HELP)
@@ -86,8 +89,6 @@ def plan(
 
     Examples:
 
-        testbed optim plan --tasks cell.json
-
         testbed optim plan --tasks cell.json --algorithm dp --window 4 --json
 
         testbed optim plan --from runs/cell --json
@@ -103,24 +104,27 @@ def plan(
         32, "hidden": 4096, "ffn": 11008}, "cost": {"c1_draft": 4.11e-13, "c2_draft": 5.6e-4, "c1_verify": 2.08e-14,
         "c2_verify": 1.28e-2}, "memory_bytes": 16e9, "max_output_tokens": 2048, "alpha": 0.8, "max_window": 10}
     """
-    from testbed.optim.tasks import load_problem
     from testbed.optim.tasks import plan as planned
 
-    if (tasks is None) == (run is None):
-        raise BadInput("give either --tasks FILE or --from DIR")
-    if tasks is not None:
-        problem = load_problem(tasks)
-    else:
-        from testbed.experiments.cell.planning import problem_of
-
-        assert run is not None
-        problem, used = problem_of(run)
-        window = used if window is None else window
+    problem, window = _problem(tasks, run, window)
     found = planned(problem, algorithm, window, policy)
     if as_json:
         print_json(found)
-        return
-    _show_plan(found)
+    else:
+        _show_plan(found)
+
+
+def _problem(tasks: Path | None, run: Path | None, window: int | None) -> tuple[Problem, int | None]:
+    """The problem of a file or of a cell's run, and the window: that of the run unless one is given."""
+    from testbed.experiments.cell.planning import problem_of
+    from testbed.optim.tasks import load_problem
+
+    if tasks is not None and run is None:
+        return load_problem(tasks), window
+    if run is None or tasks is not None:
+        raise BadInput("give either --tasks FILE or --from DIR")
+    problem, used = problem_of(run)
+    return problem, used if window is None else window
 
 
 def _show_plan(found: Mapping[str, Any]) -> None:
