@@ -36,7 +36,6 @@ class DecodingConfig(Config, frozen=True):
     auto_rule: fields.AutoRule = "rtt"
     hidden_bits: fields.HiddenBits = 16
     states: fields.States = "predicting"
-    drafter_memory: fields.DrafterMemory = 0
     window_rule: Annotated[
         str, option("When to stop drafting; with any rule but fixed, K is the upper limit.", kinds="window rules")
     ] = "fixed"
@@ -89,6 +88,7 @@ class RunConfig(DecodingConfig, frozen=True):
     ] = None
     accept_slower: Annotated[bool, option("Accept a lower speed if the BS cannot guarantee that one.")] = False
     drafter: fields.DrafterFile = None
+    drafter_memory: fields.DrafterMemory = 0
     tokenizer: fields.Tokenizer = None
     kv_type: fields.KvType = "f16"
     threads: fields.DrafterThreads = None
@@ -142,6 +142,7 @@ class DemoConfig(DecodingConfig, frozen=True):
     engine: fields.Engine = "vllm"
     model: fields.Target = None
     drafter: fields.DrafterFile = None
+    drafter_memory: fields.DrafterMemory = 0
     dtype: fields.Dtype = "float32"
     compiled: fields.Compiled = False
     prompts: Annotated[int, option("Prompts to decode.", least=1, panel="Workload")] = 20
