@@ -155,12 +155,12 @@ def _estimator(config: ServeConfig, engine: VerifyEngine, coefficients: Coeffici
 def _load(config: ServeConfig) -> tuple[VerifyEngine, Offer, Judge]:
     """Load judge and engine in the thread that will own the engine."""
     kind = judge_kind(config.judge, config.head, config.quality_budget)
-    leave_a_core(config.threads)
     entry, target = ENGINES.choose(config.engine), None
     if entry.needs_model:
         if config.model is None:
             raise BadInput("which model? give --model DIR, a Hugging Face id or a GGUF file")
         target = describe(config.model)
+    leave_a_core(config.threads, target.weights_bytes if target else 0)
     judge = make_judge(kind, config.head, config.quality_budget, target.path if target else None)
     engine = load_engine(
         config.engine,

@@ -211,7 +211,7 @@ class LlamaContext:
         params.n_seq_max = options.sequences
         params.n_batch = params.n_ubatch = MAX_BATCH
         params.n_outputs_max = max(options.outputs or MAX_OUTPUTS, options.sequences)  # llama.cpp asserts the latter
-        params.n_threads = params.n_threads_batch = options.threads or default_threads()
+        params.n_threads = params.n_threads_batch = options.threads or default_threads(self.path.stat().st_size)
         params.embeddings = True
         params.pooling_type = lib.LLAMA_POOLING_TYPE_NONE
         params.kv_unified = False

@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any
 
 from testbed.errors import ModelError
-from testbed.process.cores import available_cores, poll_briefly
+from testbed.process.cores import model_threads, poll_briefly
 
 MAX_DEFAULT_THREADS = 8
 ERROR_LEVEL = 4
@@ -63,9 +63,9 @@ def _one_line(message: object) -> str:
     return " ".join(str(message).split())
 
 
-def default_threads() -> int:
-    """OMP_NUM_THREADS, or else the available cores minus one, at most MAX_DEFAULT_THREADS."""
+def default_threads(weights_bytes: int) -> int:
+    """OMP_NUM_THREADS, or else `model_threads`, at most MAX_DEFAULT_THREADS."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdecimal() and int(asked) > 0:
         return int(asked)
-    return max(1, min(available_cores() - 1, MAX_DEFAULT_THREADS))
+    return min(model_threads(weights_bytes), MAX_DEFAULT_THREADS)

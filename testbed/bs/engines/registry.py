@@ -15,7 +15,7 @@ from typing import Any
 
 from testbed.bs.engines.base import VerifyEngine
 from testbed.errors import BadInput
-from testbed.process.cores import available_cores, poll_briefly
+from testbed.process.cores import model_threads, poll_briefly
 from testbed.registry import Registry
 
 
@@ -81,15 +81,18 @@ ENGINES = Registry(
 )
 
 
-def leave_a_core(threads: int | None = None) -> None:
-    """Limit engines to `threads` threads; or else to OMP_NUM_THREADS, or to all cores but one: the rest of the process
-    needs it, and on cores that other processes use too, the threads of a pass wait for each other. Engines read this
-    when they are imported.
+def leave_a_core(threads: int | None = None, weights_bytes: int = 0) -> None:
+    """Limit engines to `threads` threads; or else to OMP_NUM_THREADS, or to `model_threads`: the rest of the process
+    needs a core, and on cores that other processes use too, the threads of a pass wait for each other. Engines read
+    this when they are imported.
+
+    Args:
+        weights_bytes: size of the target's weights.
     """
     poll_briefly()
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() - 1)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(model_threads(weights_bytes)))
 
 
 def load_engine(

@@ -30,6 +30,12 @@ class Target:
     end_ids: tuple[int, ...]
     max_positions: int
 
+    @property
+    def weights_bytes(self) -> int:
+        """Size of the files with its weights."""
+        files = [self.path] if self.path.is_file() else self.path.glob("*.safetensors")
+        return sum(file.stat().st_size for file in files)
+
 
 def find(model: str) -> Path:
     """Path of a model given as a directory, a GGUF file or a Hugging Face id (downloaded, or from the local cache).
