@@ -48,7 +48,9 @@ Tokenizer = Annotated[
     ),
 ]
 KvType = Annotated[Literal["f16", "f32"], option("Type of the drafter's KV cache.", panel="Models")]
-DrafterThreads = Annotated[int | None, option("CPU threads of the drafter. Default: llama.cpp's choice.", least=1)]
+DrafterThreads = Annotated[
+    int | None, option("CPU threads of the drafter. Default: as for `bs serve`, 8 at most.", least=1)
+]
 GpuLayers = Annotated[int, option("Layers of the drafter on a GPU; -1 for all.", least=-1, unit="layers")]
 Csi = Annotated[
     str,

@@ -77,7 +77,7 @@ class LlamaEngine(BatchedEngine):
         max_model_len: positions of a sequence; None: what the model was made for, at most MAX_DEFAULT_POSITIONS.
         max_sessions: sessions whose keys and values are kept, and that one decode computes together; None: as many as
             fit into KV_CACHE_BYTES, at most MAX_DEFAULT_SESSIONS.
-        threads: None: OMP_NUM_THREADS, or all cores but one.
+        threads: None: OMP_NUM_THREADS, or `model_threads`.
         chunk_tokens: new tokens of one prompt in a pass; None: as many as it has room for.
         gpu_layers: layers on the GPU, if llama.cpp was built for one; -1: all.
         kv_type: precision of keys and values; None: f32 for float32 weights, f16 for others.
