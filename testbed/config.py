@@ -210,10 +210,7 @@ class ServeConfig(Config, frozen=True):
     )
     tensor_parallel: Annotated[int, option("GPUs that share the model (vLLM).", least=1, unit="GPUs")] = 1
     memory_share: Annotated[float, option("Share of GPU memory for vLLM.", above=0, most=1)] = 0.9
-    threads: Annotated[
-        int | None,
-        option("CPU threads of the engine. Default: all cores but one; for large models at least two.", least=1),
-    ] = None
+    threads: fields.EngineThreads = None
     prefix_cache: Annotated[
         bool, option("Read committed prefixes from vLLM's cache; otherwise recompute them every round.")
     ] = True

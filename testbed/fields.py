@@ -51,6 +51,10 @@ KvType = Annotated[Literal["f16", "f32"], option("Type of the drafter's KV cache
 DrafterThreads = Annotated[
     int | None, option("CPU threads of the drafter. Default: as for `bs serve`, 8 at most.", least=1)
 ]
+EngineThreads = Annotated[
+    int | None,
+    option("CPU threads of the engine. Default: all cores but one; for large models at least two.", least=1),
+]
 GpuLayers = Annotated[int, option("Layers of the drafter on a GPU; -1 for all.", least=-1, unit="layers")]
 Csi = Annotated[
     str,
