@@ -55,7 +55,7 @@ class Queue:
         """Add a request, in place of the session's earlier one."""
         self.drop(session)
         self._waiting[session.name] = (session, item)
-        self._sizes[session.name] = size = session.current.window.size_bytes if session.current else 0
+        self._sizes[session.name] = size = session.waiting_bytes or 0
         self._size_bytes += size
 
     def drop(self, session: Session) -> None:

@@ -122,7 +122,7 @@ class BaseStation:
         ready = await self._complete(shares, start_s)  # prompts in pieces and SH's open questions stay behind
         now, later = self._drawing.split(ready)
         await self._answer(await self._judge(now))  # 6 judge, 7 verdict
-        await self._drawing.set_aside(later)
+        self._drawing.set_aside(later)
         return True
 
     async def resume(self, session: Session, round_: Round, arrays: dict[str, AnyArray]) -> None:
@@ -139,12 +139,12 @@ class BaseStation:
 
     @property
     def load(self) -> Load:
-        """Windows waiting for the engine."""
-        return self._queue.load
+        """Windows waiting for the engine, and sampled ones waiting to be decided."""
+        return Load(*map(sum, zip(self._queue.load, self._drawing.load, strict=True)))
 
     def begin(self, session: Session, round_: Round) -> None:
         """Queue a round for verification."""
-        session.current = round_
+        session.current, round_.probs_bytes = round_, self._drawing.probs_bytes(session, round_)
         logprobs = session.drawn and not session.sampling.greedy
         hidden = len(round_.window.ids) > 0 and self._acceptance.needs_hidden(session)
         further, ends = 0 if self._ledger.estimates else ahead(session), self._intake.offer.end_ids

@@ -48,6 +48,8 @@ class Round:
     """Time of the last round's messages on the link, as the UE measured it."""
     pending: Pending | None = None
     """The request that the scheduler sees."""
+    probs_bytes: int = 0
+    """Size of the distributions that decide about its drafted tokens; 0: none do."""
     pieces_s: float = 0.0
     """Time in passes that computed pieces of the prefix."""
     new: int = 0
@@ -135,8 +137,9 @@ class Session:
 
     @property
     def waiting_bytes(self) -> int | None:
-        """Size of its window if that waits for the engine; None: none does."""
-        return self.current.window.size_bytes if self.current is not None and not self.idle else None
+        """Size of its window, and of what decides about it, if that waits; None: none does."""
+        found = None if self.idle else self.current
+        return None if found is None else found.window.size_bytes + found.probs_bytes
 
     @property
     def drawn(self) -> bool:
@@ -249,13 +252,9 @@ class SessionTable:
         if (session := self._sessions.pop(key, None)) is None:
             return None
         owner = self.owner(key[0])
-        self._owned[owner] -= 1
-        if not self._owned[owner]:
-            del self._owned[owner]
+        self._owned -= Counter((owner,))
         if session.speed_tps is not None:
-            self._promised[session.speed_tps] -= 1
-            if not self._promised[session.speed_tps]:
-                del self._promised[session.speed_tps]
+            self._promised -= Counter((session.speed_tps,))
         return session
 
     def hear(self, key: Key, now_s: float) -> None:
