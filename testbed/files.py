@@ -7,7 +7,7 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,8 +18,8 @@ from testbed.errors import BadInput, ModelError, TestbedError
 T = TypeVar("T")
 MISTAKEN = {errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG}
 """Error numbers that mean a wrong path, not a failing disk."""
-MOST_VALUES, MOST_DEPTH = 1_000_000, 100
-"""Largest number of values in a YAML document, and of lists and mappings within each other."""
+MOST_VALUES, MOST_DEPTH, MOST_BYTES = 1_000_000, 100, 2**26
+"""Largest number of values in a YAML document, and of lists and mappings within each other; its largest size."""
 LOCK = ".lock"
 """Name of the lock file in a locked folder."""
 
@@ -67,6 +67,20 @@ def json_object(path: Path) -> dict[str, Any]:
     return document
 
 
+def yaml_file(path: Path) -> Any:
+    """The values in a YAML file.
+
+    Raises:
+        BadInput: see `yaml_values`; or more than `MOST_BYTES`, as of a device that never ends.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise BadInput(f"more than {MOST_BYTES} bytes")
+    return yaml_values(content)
+
+
 def yaml_values(content: bytes) -> Any:
     """The values in a YAML document.
 
@@ -76,26 +90,46 @@ def yaml_values(content: bytes) -> Any:
     """
     import yaml
 
-    depth = 0
     try:
-        for event in yaml.parse(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > MOST_DEPTH:  # libyaml's own recursion would overflow the stack
-                raise BadInput(f"values nested more than {MOST_DEPTH} deep")
-        found = msgspec.yaml.decode(content)
+        _check_size(yaml.parse(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+        return msgspec.yaml.decode(content)
     except (yaml.YAMLError, msgspec.DecodeError, ValueError) as exc:  # ValueError: a date or number that is none
         raise BadInput(f"not YAML that can be used: {exc}") from exc
-    count, left = 0, [found]
-    while left:
-        value = left.pop()
-        if isinstance(value, dict):
-            left += [*value.keys(), *value.values()]
-        elif isinstance(value, list | tuple | set):
-            left += value
-        count += 1
-        if count + len(left) > MOST_VALUES:
+
+
+def _check_size(events: Iterable[Any]) -> None:
+    """Count the values that a document stands for, before they are made: mappings that are merged (`<<`) are copied.
+
+    Raises:
+        BadInput: too many, or nested too deeply for libyaml, whose own recursion would overflow the stack.
+    """
+    import yaml
+
+    sizes: dict[str, int] = {}
+    """Number of values by anchor."""
+    open_: list[tuple[str | None, int]] = [(None, 0)]
+    """Anchors of the collections around the next value, and their numbers of values so far."""
+    for event in events:
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_.append((event.anchor, 1))
+            if len(open_) > MOST_DEPTH + 1:
+                raise BadInput(f"values nested more than {MOST_DEPTH} deep")
+            continue
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, more = open_.pop()
+        elif isinstance(event, yaml.AliasEvent):
+            within = any(anchor == event.anchor for anchor, _ in open_)
+            anchor, more = None, MOST_VALUES if within else sizes.get(event.anchor, 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            anchor, more = event.anchor, 1
+        else:
+            continue
+        if anchor is not None:
+            sizes[anchor] = more
+        outer, count = open_.pop()
+        open_.append((outer, count + more))
+        if count + more > MOST_VALUES:
             raise BadInput(f"more than {MOST_VALUES} values, aliases included")
-    return found
 
 
 def make_folder(folder: Path) -> None:

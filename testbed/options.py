@@ -183,7 +183,7 @@ def load(kind: type[C], path: Path) -> C:
         ConfigError: unreadable, unknown keys, or values of a wrong type or out of bounds.
     """
     try:
-        return msgspec.convert(yaml_values(path.read_bytes()), kind, strict=False, builtin_types=DATES)
+        return msgspec.convert(yaml_file(path), kind, strict=False, builtin_types=DATES)
     except (OSError, msgspec.DecodeError, BadInput, RecursionError) as exc:
         raise ConfigError(f"{path}: {exc}{_nearest(str(exc), kind)}") from exc
 

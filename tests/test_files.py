@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import BadInput, TestbedError
+from testbed.config import RunConfig, load
+from testbed.errors import BadInput, ConfigError, TestbedError
 from testbed.files import held, whole_file, yaml_values
 from tests.support.refusals import refuse
 
@@ -26,11 +27,16 @@ def test_a_file_takes_the_place_of_the_old_one_in_the_end(tmp_path: Path) -> Non
 
 
 BOMB = "".join(f"l{i}: &l{i} [{','.join([f'*l{i - 1}' if i else 'x'] * 9)}]\n" for i in range(9))
+MERGED = "l0: &l0 {x: 1}\n" + "".join(
+    f"l{i}: &l{i} {{<<: [{','.join([f'*l{i - 1}'] * 9)}], k{i}: 1}}\n" for i in range(1, 12)
+)
+"""Each mapping is merged nine times into the next."""
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        (MERGED, "more than 1000000 values"),
         (BOMB, "more than 1000000 values"),
         ("a: &a [*a]", "more than 1000000 values"),
         ("a: " + "[" * 100_000 + "]" * 100_000, "nested more than 100 deep"),
@@ -47,6 +53,7 @@ def test_yaml_that_cannot_be_used_is_refused(text: str, said: str) -> None:
 
 def test_values_in_yaml() -> None:
     assert yaml_values(b"a: &x [1, 2.5]\nb: [*x, *x]") == {"a": [1, 2.5], "b": [[1, 2.5], [1, 2.5]]}
+    assert yaml_values(b"a: &a {x: 1}\nb: {<<: *a, y: 2}") == {"a": {"x": 1}, "b": {"x": 1, "y": 2}}
 
 
 FULL = os.strerror(errno.ENOSPC)
@@ -102,3 +109,8 @@ with held(pathlib.Path(sys.argv[1]), "taken"):
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="cannot create"), held(tmp_path / "file", "taken"):
         pass
+
+
+def test_a_configuration_without_end_is_refused() -> None:
+    with pytest.raises(ConfigError, match="more than 67108864 bytes"):
+        load(RunConfig, Path("/dev/zero"))

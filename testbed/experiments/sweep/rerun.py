@@ -21,7 +21,7 @@ from testbed.experiments.runs.uerun import GIVEN, run_ue
 from testbed.experiments.sweep.grid import run_sweep
 from testbed.experiments.sweep.points import SCORER, SweepConfig, SweepPoint, load_sweep, points, scorers
 from testbed.experiments.sweep.run import PointRunner
-from testbed.files import require_empty, yaml_values
+from testbed.files import require_empty, yaml_file
 
 Say = Callable[[str], None]
 POINT = "point.yaml"
@@ -76,8 +76,8 @@ def point_of(run: Path, check: Callable[[Iterable[str]], None] = lambda names: N
     path, sweep = run / POINT, run.resolve().parent.parent / "config.yaml"
     if path.exists():
         try:
-            point = msgspec.convert(yaml_values(path.read_bytes()), SweepPoint)
-        except (OSError, msgspec.DecodeError, BadInput) as exc:
+            point = msgspec.convert(yaml_file(path), SweepPoint)
+        except (OSError, msgspec.DecodeError, BadInput, RecursionError) as exc:
             raise ConfigError(f"{path}: {exc}") from exc
         check([point.config.scorer])
         return point
@@ -99,7 +99,7 @@ def config_of(run: Path) -> tuple[str, Config]:
     """
     path = run / "config.yaml"
     try:
-        keys = set(yaml_values(path.read_bytes()))
+        keys = set(yaml_file(path))
     except (OSError, BadInput, TypeError) as exc:
         raise ConfigError(f"{path}: {exc}") from exc
     if "systems" in keys:
