@@ -134,7 +134,7 @@ def decode(
         raise ProtocolError(f"header of {len(frames[0])} bytes; at most {MAX_HEADER_BYTES}")
     try:
         message = decoder.decode(frames[0])
-    except (msgspec.DecodeError, UnicodeDecodeError, BadInput) as exc:  # msgspec lets bad UTF-8 through as it is
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, BadInput) as exc:  # msgspec lets some through
         raise ProtocolError(f"unreadable {direction} header: {exc}") from exc
     if len(message.arrays) != len(frames) - 1:
         raise ProtocolError(f"header names {len(message.arrays)} arrays, {len(frames) - 1} came")

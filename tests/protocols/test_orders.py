@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -111,6 +112,15 @@ def test_messages_of_a_base_station_are_no_orders() -> None:
     for message in (Ping(token=1), Draft(session=1, round=0, base_len=2)):
         with pytest.raises(ProtocolError):
             decode_order(encode(message))
+
+
+def test_values_nested_too_deeply_are_refused() -> None:
+    """msgspec skips what precedes the tag of an order's content, and fails in its own way where that is too deep."""
+    fields = msgspec.msgpack.decode(bytes(encode(Order(id="x", what=Probing("tcp://h:1", None, 5, 20, 10.0)))[0]))
+    place = next(i for i, value in enumerate(fields) if isinstance(value, dict))
+    fields[place] = msgspec.Raw(b"\x81\xa1a" + b"\x91" * 3000 + b"\xc0")
+    with pytest.raises(ProtocolError, match="unreadable order header"):
+        decode_order([msgspec.msgpack.encode(fields)])
 
 
 @given(st.binary(max_size=200))
