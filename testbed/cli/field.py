@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from testbed.cli.options import AsJson, completion
-from testbed.cli.output import note, print_json, progress
+from testbed.cli.output import note, print_json, progress, visible
 from testbed.cli.screens import CommandGroup
 from testbed.cli.tables import TableCommand, print_rows
 from testbed.errors import BadInput, LinkError
@@ -155,7 +155,7 @@ def deploy(
         print_json({"agents": rows})
     else:
         for row in rows:
-            print(f"{', '.join(row['places'])}: {row['error'] or _stands(row)}")
+            print(visible(f"{', '.join(row['places'])}: {row['error'] or _stands(row)}"))
     _all_answered([row["ue"] for row in rows if row["error"]])
 
 

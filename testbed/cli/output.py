@@ -73,6 +73,8 @@ GRID_COLUMNS: dict[str, tuple[str, str]] = {
 """Columns of a sweep's rows; those that differ from point to point come first."""
 UNDIVIDED = 1000
 """Width of a table that is not shown on a terminal."""
+CONTROLS = dict.fromkeys((*range(32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}") | {9: "\t", 10: "\n", 13: None}
+"""What stands for each control character on a terminal."""
 OF_A_SERIES = ("method", "judge", "head", "payload")
 """Fields that name a series."""
 
@@ -143,9 +145,16 @@ def progress(label: str = "loading", total: int | None = None) -> Iterator[Calla
         yield told
 
 
+def visible(text: str) -> str:
+    """Text from a model, a file or another machine, for a terminal: without the control characters that begin commands
+    to it (ANSI escape sequences), which could forge output or write to the clipboard.
+    """
+    return text.translate(CONTROLS)
+
+
 def note(text: str) -> None:
     """One line for people, on stderr."""
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{visible(text)}\n")
     sys.stderr.flush()
 
 

@@ -19,7 +19,7 @@ from rich.text import Text
 from typer.main import get_command
 
 from testbed.cli.options import OUTPUT
-from testbed.cli.output import console, note
+from testbed.cli.output import console, note, visible
 from testbed.cli.screens import PanelCommand
 from testbed.errors import BadInput
 from testbed.intervals import printable
@@ -32,7 +32,11 @@ ALL = "all"
 NAMES_SHARE = 0.6
 """Largest share of the width for the columns that name the rows; where they are wider, rows are numbered."""
 NOTHING = "–"
-TEX = str.maketrans({mark: rf"\{mark}" for mark in "%_&#${}"} | {"θ": r"$\theta$", "α": r"$\alpha$", "–": "--"})
+TEX = str.maketrans(
+    {mark: rf"\{mark}" for mark in "%_&#${}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"θ": r"$\theta$", "α": r"$\alpha$", "–": "--"}
+)
 
 
 class TableStyle(NamedTuple):
@@ -131,7 +135,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], title: str | None, columns: Co
 
 def markdown_rows(rows: Sequence[Mapping[str, Any]], columns: Columns) -> str:
     """Rows as a Markdown table, without empty columns."""
-    return _markdown(_table(rows, _chosen(rows, columns, ()), None))
+    return _markdown(_harmless(_table(rows, _chosen(rows, columns, ()), None)))
 
 
 def _table(rows: Sequence[Mapping[str, Any]], columns: Columns, title: str | None) -> TableData:
@@ -199,8 +203,14 @@ def _naming(lines: Sequence[Sequence[str]]) -> int:
 # ---------------------------------------------------------------- formats
 
 
+def _harmless(data: TableData) -> TableData:
+    """The table without control characters and line breaks: its text may come from results of others."""
+    headers, *lines = ([visible(cell).replace("\n", " ") for cell in line] for line in (data.headers, *data.lines))
+    return data._replace(headers=headers, lines=lines, title=None if data.title is None else visible(data.title))
+
+
 def _print(data: TableData) -> None:
-    form = STYLE.get().form
+    form, data = STYLE.get().form, _harmless(data)
     if form == TEXT:
         _print_text(data, console())
     else:
@@ -277,4 +287,4 @@ def _latex(data: TableData) -> str:
 
 
 def _plain(cell: Any) -> str:
-    return Text.from_markup(cell).plain if isinstance(cell, str) else str(getattr(cell, "plain", cell))
+    return str(getattr(cell, "plain", cell))

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from rich.table import Table
 
-from testbed.cli.output import COLUMNS, GRID_COLUMNS, grid_columns
-from testbed.cli.tables import print_rows
+from testbed.cli.main import main
+from testbed.cli.output import COLUMNS, GRID_COLUMNS, grid_columns, note, visible
+from testbed.cli.tables import FORMATS, STYLE, TableStyle, print_rows, print_table
+
+
+@pytest.fixture(autouse=True)
+def usual() -> Iterator[None]:
+    """The style that commands begin with."""
+    token = STYLE.set(TableStyle())
+    yield
+    STYLE.reset(token)
 
 
 def row(**values: Any) -> dict[str, Any]:
@@ -16,6 +27,39 @@ def row(**values: Any) -> dict[str, Any]:
 
 def test_of_a_run_the_usual_ones_are_shown() -> None:
     assert grid_columns([row(), row(method="sh")]) is COLUMNS
+
+
+def test_text_from_elsewhere_commands_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    forged = "a\x1b]52;c;cm0=\x1b\\b\x9b2J\x08\x7fc\r\nd\te\u00e9\U0001f642"
+    assert visible(forged) == "a\ufffd]52;c;cm0=\ufffd\\b\ufffd2J\ufffd\ufffdc\nd\te\u00e9\U0001f642"
+    note(forged)
+    assert main([forged]) == 2
+    for form in FORMATS:
+        STYLE.set(TableStyle(form))
+        print_rows([row(method=forged)], forged, COLUMNS)
+        table = Table("name", title=forged)
+        table.add_row(forged)
+        print_table(table)
+    said = capsys.readouterr()
+    assert not set(said.out + said.err) & {"\x1b", "\x9b", "\x08", "\r"}
+
+
+def test_cells_cannot_add_rows_or_commands_of_latex(capsys: pytest.CaptureFixture[str]) -> None:
+    for form in ("md", "latex"):
+        STYLE.set(TableStyle(form))
+        print_rows([row(method="a\n| b | 1 |"), row(method=r"\input /etc/passwd~^")], None, COLUMNS)
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if line.startswith("| ")]) == 4
+    cell = r"\textbackslash{}input /etc/passwd\textasciitilde{}\textasciicircum{} "
+    assert any(line.startswith(cell) for line in lines)
+
+
+@pytest.mark.parametrize("cell", ["[/nothing]", "[4, 8]", "[bold]x"])
+def test_brackets_are_no_markup_of_tables(cell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("name")
+    table.add_row(cell)
+    print_table(table)
+    assert cell in capsys.readouterr().out
 
 
 def test_of_a_sweep_what_differs_is_shown_and_what_does_not_is_left_out() -> None:

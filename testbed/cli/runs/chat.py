@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from testbed.cli.options import AsJson, configured
-from testbed.cli.output import console, note, print_json
+from testbed.cli.output import console, note, print_json, visible
 from testbed.process.interrupts import UNSTOPPABLE
 from testbed.ue.chat.config import ChatConfig
 
@@ -129,7 +129,7 @@ def _line() -> str:
 
 def _show(out: Any, piece: Any, quiet: bool) -> None:
     if not quiet:
-        out.print(Text(piece.text, STYLES[piece.origin]), end="", soft_wrap=True)
+        out.print(Text(visible(piece.text), STYLES[piece.origin]), end="", soft_wrap=True)
 
 
 def _turn(question: str, reply: ChatAnswer) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from testbed.cli.options import OUTPUT, AsJson, configured
-from testbed.cli.output import COLUMNS, ENERGY_COLUMNS, note, note_power, print_json
+from testbed.cli.output import COLUMNS, ENERGY_COLUMNS, note, note_power, print_json, visible
 from testbed.cli.screens import CommandGroup
 from testbed.cli.tables import TableCommand, print_rows
 from testbed.config import RunConfig
@@ -92,10 +92,10 @@ def _show(result: UeResult, with_text: bool, out: Path | None) -> None:
         prompts, methods = ({output[name] for output in result.outputs} for name in ("prompt", "method"))
         for prompt, outputs in itertools.groupby(result.outputs, lambda output: output["prompt"]):
             if len(prompts) > 1:
-                print(f"> {prompt}")
+                print(visible(f"> {prompt}"))
             for output in outputs:
                 label = f"{output['method']}: " if len(methods) > 1 else ""
-                print(label + (output["text"] or ",".join(map(str, output["token_ids"]))))
+                print(visible(label + (output["text"] or ",".join(map(str, output["token_ids"])))))
     print_rows(result.rows, None, COLUMNS)
     if result.power is not None:
         print_rows(result.rows, None, ENERGY_COLUMNS)
