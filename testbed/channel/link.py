@@ -8,6 +8,7 @@ included.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 import uuid
@@ -140,6 +141,7 @@ class ZmqLink:
         try:
             self._socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=True)
         except zmq.Again as exc:
+            self._ready.taken()
             raise LinkError(f"{self.address} takes no more messages: {self._hint}") from exc
         self._ready.taken()
         size = sum(map(len, frames))
@@ -234,10 +236,8 @@ class ZmqServerLink:
             if self.owner(peer).decode() not in self._gate.allowed:
                 return
             peer = peer[KEY_LENGTH:]
-        try:
+        with contextlib.suppress(zmq.Again):
             self._socket.send_multipart([peer, *frames], flags=zmq.NOBLOCK, copy=True)
-        except zmq.Again:
-            return
         self._ready.taken()
 
     async def recv(self) -> tuple[bytes, list[bytes]]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 
 from testbed.channel.link import ZmqLink, ZmqServerLink, check_address, new_identity
 from testbed.errors import BadInput, LinkError, LinkTimeout
@@ -125,6 +126,25 @@ async def test_other_tasks_run_although_messages_never_cease(monkeypatch: pytest
             await bs.recv()
         beating.cancel()
         assert beats > 1
+
+
+async def test_a_full_queue_hides_no_message() -> None:
+    """A send that fails takes libzmq's notice of a message away, too."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as bs:
+        bs.linger = 0
+        with ue(f"tcp://127.0.0.1:{bs.bind_to_random_port('tcp://127.0.0.1')}") as one:
+            await one.send([b"hello"])
+            peer, _ = await asyncio.to_thread(bs.recv_multipart)
+            with pytest.raises(LinkError, match="takes no more messages"):
+                while True:
+                    await one.send([bytes(2**16)])
+            receiving = asyncio.create_task(one.recv(WAIT_S))
+            await asyncio.sleep(0.1)  # it waits
+            bs.send_multipart([peer, b"answer"])
+            time.sleep(0.2)  # it has come, and the event loop has not seen it
+            with pytest.raises(LinkError):
+                await one.send([b"too much"])
+            assert (await receiving).frames == [b"answer"]
 
 
 async def test_peers_are_told_apart_and_order_is_kept(address: str) -> None:

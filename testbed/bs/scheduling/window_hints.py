@@ -30,6 +30,8 @@ UE_MEMORY = 32.0
 """The same for the means of one UE."""
 MOST_UES = 4096
 """Controllers kept; the least recently used one is dropped first."""
+MOST_OF_UE = 64
+"""The same for one UE, whatever identities and largest windows it gives: it cannot push out those of idle UEs."""
 SHARED_TOKENS = 64.0
 """Weight of the typical acceptance rate in the estimate of each UE, in drafted tokens of its own."""
 MEASURED = 4
@@ -240,20 +242,27 @@ class Windows:
         """The hints of this session's peer, created on first use."""
         stays = int(session.protocol is not None and session.protocol.replaces)
         least = max(self._config.least_window, stays)
-        key = (session.key[0], session.hinted, least)
+        most = max(1, least, min(self._config.max_window, session.hinted))
+        key = (session.key[0], most, least)
         found = self._ues.get(key)
         if found is None:
-            most = max(1, least, min(self._config.max_window, session.hinted))
+            self._make_room(self._owner(session.key[0]))
             config = msgspec.structs.replace(
                 self._config, max_window=most, least_window=min(least, most), alpha=self._alpha.value
             )
             costs = _Costs(self._shape.costs(self._coefficients(), self._shape.draft_s.value, self._max_requests))
             controller = WindowController(costs, load=self._load_tps, config=config)
             found = self._ues[key] = _UeHints(controller, costs, self._shape)
-            while len(self._ues) > MOST_UES:
-                self._ues.popitem(last=False)
         self._ues.move_to_end(key)
         return found
+
+    def _make_room(self, owner: bytes) -> None:
+        """Drop the least recently used controller of this UE, or of all, where there are too many for another one."""
+        own = [key for key in self._ues if self._owner(key[0]) == owner]
+        if len(own) >= MOST_OF_UE:
+            del self._ues[own[0]]
+        elif len(self._ues) >= MOST_UES:
+            self._ues.popitem(last=False)
 
 
 def _token_s(session: Session, csi: Csi | None, vocab_size: int) -> float:

@@ -71,6 +71,11 @@ class SweepConfig(Config, frozen=True, kw_only=True):
     include: list[Values] = msgspec.field(default_factory=list)
     repeats: int = 1
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if "/" in self.name or not self.name.strip(".") or not self.name.isprintable():  # it names a folder in runs/
+            raise BadInput(f"name must be the name of a folder, not {self.name!r}")
+
 
 class SweepPoint(msgspec.Struct, frozen=True):
     """One point of a sweep."""

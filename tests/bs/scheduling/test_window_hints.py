@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.bs.intake import Intake, Offer
 from testbed.bs.judging.base import StrictJudge
+from testbed.bs.scheduling import window_hints
 from testbed.bs.scheduling.averages import PassOverhead
 from testbed.bs.scheduling.base import Fcfs
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
@@ -367,6 +368,25 @@ def test_hints_keep_to_what_the_ue_drafts_at_most_and_ues_are_told_apart() -> No
     assert far[-1] > near[-1]
     counted = windows.snapshot()
     assert sum(counted["hints"].values()) == 900 and 0 < counted["acceptance"] < 1 and counted["load_tps"] > 0
+
+
+def test_a_ue_with_many_identities_and_windows_leaves_the_controllers_of_idle_ues(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(window_hints, "MOST_OF_UE", 4)
+    monkeypatch.setattr(window_hints, "MOST_UES", 6)
+    known = Coefficients(1e-4, 1e-8, 1e-6, 0.02)
+    windows = Windows(WindowConfig(), lambda: known, owner=lambda peer: peer[:1])
+    for peer in (b"honest", b"other"):
+        serve(windows, 1.0, 20, peer=peer)
+    honest = {peer: ue for (peer, *_), ue in windows._ues.items()}
+    for number in range(40):
+        serve(windows, 1.0, 1, peer=b"liar%d" % (number % 8), hinted=1 + number)
+    kept = {peer: ue for (peer, *_), ue in windows._ues.items()}
+    assert all(kept[peer] is ue for peer, ue in honest.items()) and len(windows._ues) == 6
+    for number in range(40):  # beyond the controller's largest window, all are one
+        serve(windows, 1.0, 1, peer=b"honest", hinted=300 + number)
+    assert sum(peer == b"honest" for peer, *_ in windows._ues) <= 2
 
 
 def test_means_and_rates_are_right_from_the_start_on() -> None:
