@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 import msgspec
 
 from testbed.errors import BadInput, ConfigError
-from testbed.files import whole_file, yaml_values
+from testbed.files import whole_file, yaml_file
 
 C = TypeVar("C", bound="Config")
 S = TypeVar("S", bound=msgspec.Struct)

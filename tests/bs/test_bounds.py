@@ -215,7 +215,8 @@ async def test_large_windows_wait_up_to_a_number_of_bytes() -> None:
         answers = [(await ue.receive(number, 5)).message for number in numbers]
         refused = [a for a in answers if isinstance(a, Busy)]
         assert isinstance(answers[0], Verdict) and len(refused) in (2, 3)
-        assert all(f"windows of {ids.nbytes + q.nbytes} bytes wait" in a.reason for a in refused)
+        whole = ids.nbytes + q.nbytes + 3 * 4 * VOCAB  # and the target's distributions at three positions
+        assert all(f"windows of {whole} bytes wait" in a.reason for a in refused)
 
 
 async def test_ues_over_the_bounds_wait_and_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,18 @@ async def test_other_tasks_run_although_messages_never_cease(monkeypatch: pytest
         assert beats > 1
 
 
+async def fill(link: ZmqLink) -> None:
+    """Send until the link takes no more messages, a while later either."""
+    taken = 1
+    while taken:
+        taken = 0
+        with contextlib.suppress(LinkError):
+            while True:
+                await link.send([bytes(2**16)])
+                taken += 1
+        await asyncio.sleep(0.2)
+
+
 async def test_a_full_queue_hides_no_message() -> None:
     """A send that fails takes libzmq's notice of a message away, too."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as bs:
@@ -135,9 +147,7 @@ async def test_a_full_queue_hides_no_message() -> None:
         with ue(f"tcp://127.0.0.1:{bs.bind_to_random_port('tcp://127.0.0.1')}") as one:
             await one.send([b"hello"])
             peer, _ = await asyncio.to_thread(bs.recv_multipart)
-            with pytest.raises(LinkError, match="takes no more messages"):
-                while True:
-                    await one.send([bytes(2**16)])
+            await fill(one)
             receiving = asyncio.create_task(one.recv(WAIT_S))
             await asyncio.sleep(0.1)  # it waits
             bs.send_multipart([peer, b"answer"])
