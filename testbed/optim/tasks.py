@@ -174,7 +174,7 @@ def plan(
 
 
 def _batched(problem: Problem, algorithm: str, window: int | None) -> Batching:
-    """By the paper's model where that suffices."""
+    """The batching of a problem: the paper's model, unless lengths are known or the UEs draft."""
     outputs, on_ues = problem.outputs, problem.drafting == "ues"
     if outputs is None and not on_ues:
         return batch_by(algorithm, problem.serving, problem.inputs, window)

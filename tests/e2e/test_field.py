@@ -27,7 +27,17 @@ from testbed.experiments.runs.journal import NAME as JOURNAL
 from testbed.experiments.runs.processes import base_station
 from testbed.models.bundle import bundled
 
-SMALL = """
+BRIEF = """
+max_tokens: 24
+warmup: 0
+handshakes: 6
+iperf3_s: 0
+threads: 1
+pad: wisv
+"""
+SMALL = (
+    BRIEF
+    + """\
 name: small
 places: [{name: near, distance_m: 2}, {name: far, distance_m: 40}]
 methods:
@@ -35,16 +45,11 @@ methods:
   - {name: wisv, protocol: fh, window: 6, threshold: 0.5}
 repeats: 1
 prompts: 2
-max_tokens: 24
-warmup: 0
-handshakes: 6
-iperf3_s: 0
-threads: 1
-pad: wisv
 model: {anchors: [[2, 50], [40, 1]], bandwidth_hz: 2000000, fading: none, seconds: 60}
 judge: head
 head: bundled
 """
+)
 
 pytestmark = pytest.mark.slow
 
@@ -112,22 +117,19 @@ def test_a_second_run_has_nothing_to_do_and_another_plan_is_refused(rehearsed: t
     assert {row["way"] for row in rows} == {"field"}
 
 
-TOGETHER = """
+TOGETHER = (
+    BRIEF
+    + """\
 name: both
 places: [{name: left, distance_m: 40}, {name: right, distance_m: 41}]
 methods: [{name: fh, protocol: fh, window: 6}]
 together: true
 repeats: 1
 prompts: 3
-max_tokens: 24
-warmup: 0
-handshakes: 6
-iperf3_s: 0
-threads: 1
-pad: wisv
 model: {anchors: [[2, 50], [40, 1]], bandwidth_hz: 2000000, fading: none, jitter_ms: 0, seconds: 60}
 engine: llama
 """
+)
 
 
 def test_ues_at_once_take_each_others_link_and_nothing_else(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from tests.faults.site import Child, Site, site
 T = TypeVar("T")
 CLIENTS = 3
 STOPS = 4
-"""Of one order at most: by turns of the agent and of the order's process."""
+"""Most stops during one order, of the agent and of the order's process in turn."""
 METHODS = ("greedy", "sh")
 
 

@@ -27,7 +27,7 @@ class VerifyRequest:
     hidden: bool = False
     logprobs: bool = False
     ahead: int = 0
-    """With K = 0: tokens that may be decoded greedily after the round's own while nobody waits; see `ThreadRunner`."""
+    """With K = 0: further tokens that the engine may decode greedily while no request waits; see `ThreadRunner`."""
     ends: Collection[int] = ()
     """Tokens after which that stops."""
 

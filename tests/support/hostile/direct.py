@@ -54,7 +54,7 @@ class Straight(EngineRunner):
         """Nothing."""
 
     async def beside(self, work: Callable[[], T]) -> T:
-        """In another thread."""
+        """Run the work in another thread."""
         return await asyncio.to_thread(work)
 
     def release(self, session: str) -> None:
