@@ -24,6 +24,7 @@ COLUMNS = {
     "class_tps": ("class tok/s", "{:g}"),
     "ues": ("UEs", "{:d}"),
     "capacity": ("capacity", "{:d}"),
+    "capacity_mean": ("mean", "{:.1f}"),
     "capacity_low": ("from", "{:.1f}"),
     "capacity_high": ("to", "{:.1f}"),
     "difference": ("minus fcfs-cache", "{:+.1f}"),

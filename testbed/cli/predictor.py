@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from rich.table import Table
 
@@ -21,6 +22,7 @@ from testbed.experiments.predictor.train import TrainConfig
 
 if TYPE_CHECKING:
     from testbed.experiments.predictor.traces import TraceMeta, Traces
+    from testbed.ue.windows.predictor import AcceptanceLabels
 
 app = CommandGroup(no_args_is_help=True, help="The rejection predictor, which tells a UE when to stop drafting.")
 SCORES = {
@@ -29,6 +31,11 @@ SCORES = {
     "fpr_at_recall_80": ("FPR at Rec1 0.8", "{:.4f}"), "brier": ("Brier", "{:.4f}"),
     "calibration_error": ("ECE", "{:.4f}"),
 }  # fmt: skip
+INTERVALS = {
+    f"{name}_{end}": (f"{header} {word}", "{:.4f}")
+    for name, header in (("auc", "AUC"), ("rec1", "Rec1"), ("fpr", "FPR"))
+    for end, word in (("low", "from"), ("high", "to"))
+}
 CONFUSION = {
     "tn": ("rejected: pred 0", "{:d}"), "fp": ("pred 1", "{:d}"), "fn": ("accepted: pred 0", "{:d}"),
     "tp": ("pred 1", "{:d}"), "rejected": ("#rejected", "{:d}"), "accepted": ("#accepted", "{:d}"),
@@ -54,11 +61,15 @@ def collect_command(
 ) -> None:
     """Decode prompts with fixed windows and record statistics and outcome of every drafted token.
 
-    Tokens after the first rejection of a round are stored separately, without a label. Run it again to resume.
+    Tokens are accepted as in a run with the same options: greedily, by rejection sampling with --temperature, or by a
+    judge with --threshold. Tokens after the first rejection of a round are stored separately, without a label. Run it
+    again to resume.
 
     Examples:
 
         testbed predictor collect --prompts 600 --out runs/traces
+
+        testbed predictor collect --prompts 600 --temperature 1 --out runs/sampled-traces
 
         testbed predictor collect --dataset bundled:test --prompts 100 --window 16 --out runs/test-traces --json
     """
@@ -145,11 +156,14 @@ def eval_command(
 
     found = load_families(predictor or bundled().require("predictor"))
     stdout = claim_stdout() if as_json and data is None else None
-    meta, traces = _traces(config, data)
+    meta, traces = _traces(config, data, next(iter(found.values())).info.labels)
     for one in found.values():
         check_traces(one, meta)
     rows = evaluate(found, traces)
-    document = {"dataset": meta.dataset, "prompts": meta.prompts, "window": meta.window, "rows": rows}
+    document = {
+        "dataset": meta.dataset, "prompts": meta.prompts, "window": meta.window, "labels": str(meta.labels),
+        "rows": rows,
+    }  # fmt: skip
     document["theorem1"] = theorem(found, traces)
     _write_figures(traces, out)
     if as_json:
@@ -158,14 +172,15 @@ def eval_command(
         _show(document)
 
 
-def _traces(config: EvalTraces, data: Path | None) -> tuple[TraceMeta, Traces]:
-    """Traces of a directory, or collected now."""
+def _traces(config: EvalTraces, data: Path | None, labels: AcceptanceLabels) -> tuple[TraceMeta, Traces]:
+    """Traces of a directory, or collected now with these labels."""
     from testbed.experiments.predictor.traces import TraceStore
 
     if data is not None:
         return TraceStore(data).meta(), TraceStore(data).load()
     with tempfile.TemporaryDirectory(prefix="testbed-") as scratch, progress("collecting") as told:
-        store = collect(TraceCollectConfig(**resolved(config)), Path(scratch), told)
+        asked = TraceCollectConfig(**resolved(config), **msgspec.structs.asdict(labels))
+        store = collect(asked, Path(scratch), told)
         return store.meta(), store.load()
 
 
@@ -178,7 +193,9 @@ def _write_figures(traces: Traces, out: Path | None) -> None:
 
 def _show(document: Mapping[str, Any]) -> None:
     rows, said = document["rows"], document["theorem1"]
-    _table(f"{document['dataset']}, {document['prompts']} prompts, window {document['window']}", rows, SCORES)
+    where = f"{document['dataset']}, {document['prompts']} prompts, window {document['window']}"
+    _table(f"{where}, accepted {document['labels']}", rows, SCORES)
+    _table("95 % intervals over prompts", rows, INTERVALS)
     _table("counts", rows, CONFUSION)
     _table("latency of one call [µs]", rows, LATENCY)
     print(
@@ -193,5 +210,6 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, 
     for header, _ in columns.values():
         table.add_column(header, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(row["model"], *(form.format(row[key]) for key, (_, form) in columns.items()))
+        cells = ("–" if row[key] is None else form.format(row[key]) for key, (_, form) in columns.items())
+        table.add_row(row["model"], *cells)
     print_table(table)

@@ -18,6 +18,10 @@ def report(
     ],
     out: Annotated[Path | None, typer.Option(help="Output directory; default: the first run directory.")] = None,
     formats: Annotated[str, typer.Option(help="Formats of the files in plots/: png, svg, pdf.")] = "png,svg,pdf",
+    against: Annotated[
+        str | None,
+        typer.Option(help="Series or method that speed-up and accuracy lost compare with. Default: the first."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write tables and plots of runs and sweeps: one self-contained HTML file, plots/, and LaTeX and CSV in tables/.
@@ -30,6 +34,8 @@ def report(
 
         testbed report runs/wisv-table1 --out table1
 
+        testbed report runs/wisv-csi --against "blind head, reports"
+
         testbed report runs/near runs/far --out compared --formats pdf
     """
     from testbed.experiments.report.data import readable
@@ -40,7 +46,8 @@ def report(
     directory = out or runs[0]
     with readable(runs):
         shown = load_all(runs)
-        page = write_shown(shown, directory, [part.strip() for part in formats.split(",") if part.strip()])
+        wanted = [part.strip() for part in formats.split(",") if part.strip()]
+        page = write_shown(shown, directory, wanted, against)
     if as_json:
         print_json({"report": str(page), "runs": [{"run": str(one.path), **one.document} for one in shown]})
         return

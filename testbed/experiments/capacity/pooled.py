@@ -14,7 +14,7 @@ from testbed.intervals import class_verdict, compared, paired_interval, repeats_
 
 Row = dict[str, Any]
 BASELINE = "fcfs-cache"
-"""The system that all others are compared with, seed by seed."""
+"""The system that all others are compared with, seed by seed; where it does not run, the first one."""
 
 
 def run_row(run: CapacityRun, epsilon: float) -> Row:
@@ -60,15 +60,17 @@ def pooled(rows: Iterable[Mapping[str, Any]], epsilon: float) -> list[Row]:
     for row in rows:
         for speed in row["classes"]:
             groups.setdefault((row["system"], row["ues"], speed, row.get("varied")), []).append(row)
-    return [_pooled(key, found, _others(key, groups), epsilon) for key, found in groups.items()]
+    systems = [system for system, *_ in groups]
+    base = BASELINE if BASELINE in systems else next(iter(systems), BASELINE)
+    return [_pooled(key, found, _others(key, groups, base), epsilon) for key, found in groups.items()]
 
 
 def _others(
-    key: tuple[Any, ...], groups: Mapping[tuple[Any, ...], list[Mapping[str, Any]]]
+    key: tuple[Any, ...], groups: Mapping[tuple[Any, ...], list[Mapping[str, Any]]], base: str
 ) -> Sequence[Mapping[str, Any]]:
     """Rows that a group is compared with; none for those themselves."""
     system, ues, speed, varied = key
-    other = (BASELINE, ues, speed, None) if varied is None else (system, ues, speed, NOTHING)
+    other = (base, ues, speed, None) if varied is None else (system, ues, speed, NOTHING)
     return [] if other == key else groups.get(other, [])
 
 
@@ -83,8 +85,8 @@ def _pooled(
                   "class_verdict": class_verdict(violated, judged, epsilon)}  # fmt: skip
     if varied is not None:
         found["varied"] = varied
-    means = {name: [row[name] for row in rows] for name in ("batch_size", "evicted_tokens", "memory_bound", "empty")}
-    found |= {name: statistics.fmean(values) for name, values in means.items()}
+    means = [name for name in ("batch_size", "evicted_tokens", "memory_bound", "empty") if name in rows[0]]
+    found |= {name: statistics.fmean(row[name] for row in rows) for name in means}
     theirs = [other["classes"][speed] for other in others]
     found |= _column("violation", [_share(count) for count in counts], [_share(count) for count in theirs], -1.0)
     return found | _column("goodput_tps", [r["goodput_tps"] for r in rows], [o["goodput_tps"] for o in others], 1.0)

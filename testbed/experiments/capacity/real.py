@@ -24,18 +24,20 @@ from testbed.channel.spec import ChannelSpec
 from testbed.config import Config, ServeConfig, resolved
 from testbed.errors import BadInput, EngineError
 from testbed.experiments.capacity.config import dealt
+from testbed.experiments.capacity.pooled import pooled
 from testbed.experiments.capacity.real_tally import RealRun, tally
 from testbed.experiments.capacity.real_ue import Report, UeOrder, run_ue
 from testbed.experiments.lockstep.drafts import DraftsConfig, record
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import claimed, kept
+from testbed.experiments.results.csv_file import write_csv
 from testbed.experiments.runs.prepare import predictor_directory
 from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, proxy
 from testbed.options import replaced
 from testbed.ue.windows.base import MAX_WINDOW, WindowRule
 from testbed.ue.windows.fixed import FIXED
 from testbed.ue.windows.gain import GAIN
-from testbed.ue.windows.predicted import PREDICTED
+from testbed.ue.windows.predicted import BEFORE
 
 
 class RealSystem(NamedTuple):
@@ -51,11 +53,11 @@ class RealSystem(NamedTuple):
 
 FCFS, SLO = SCHEDULERS["fcfs"], SCHEDULERS["slo"]
 SYSTEMS = {
-    "wisp": RealSystem(SLO, PREDICTED),
+    "wisp": RealSystem(SLO, BEFORE),
     "wisp-gain": RealSystem(SLO, GAIN),
     "wisp-fixed": RealSystem(SLO, FIXED),
     "fcfs-cache": RealSystem(FCFS, FIXED),
-    "fcfs-predicted": RealSystem(FCFS, PREDICTED),
+    "fcfs-predicted": RealSystem(FCFS, BEFORE),
     "fcfs-gain": RealSystem(FCFS, GAIN),
     "sled": RealSystem(FCFS, FIXED, prefix_cache=False),
     "centralized": RealSystem(FCFS, None),
@@ -100,9 +102,7 @@ class RealConfig(Config, frozen=True, kw_only=True):
     rtt_ms: float = 0.0
     """Round-trip time of a link through the proxy; 0: loopback only."""
     window: int = 5
-    """K of fixed windows."""
-    most: int = 8
-    """K_max of the others."""
+    """K of fixed windows, and K_max of all other rules."""
     predictor: str | None = None
     """Directory; None: the bundled one."""
     max_batch: int = 2
@@ -130,7 +130,7 @@ class RealConfig(Config, frozen=True, kw_only=True):
                 raise BadInput(f"{name.replace('_', '-')} must be positive, not {value:g}")
         for name, low, high in (
             ("epsilon", 0, 1), ("warmup_s", 0, 1e4), ("tail_s", 0, 1e4), ("rtt_ms", 0, 1e4), ("repeats", 1, 1000),
-            ("seed", 0, 2**31), ("window", 1, MAX_WINDOW), ("most", 1, MAX_WINDOW), ("max_batch", 1, 4096),
+            ("seed", 0, 2**31), ("window", 1, MAX_WINDOW), ("max_batch", 1, 4096),
             ("prompts", max(self.ues), 10**6), ("max_tokens", 1, 10**6),
         ):  # fmt: skip
             if not low <= getattr(self, name) <= high:
@@ -139,7 +139,7 @@ class RealConfig(Config, frozen=True, kw_only=True):
     @property
     def depth(self) -> int:
         """Longest window of any system."""
-        return max(self.most, *(real_system(name).window or self.window for name in self.systems))
+        return max(real_system(name).window or self.window for name in self.systems)
 
 
 def real_system(system: str) -> RealSystem:
@@ -159,7 +159,7 @@ def real_system(system: str) -> RealSystem:
 
 
 def study(config: RealConfig, out: Path, told: Told) -> dict[str, Any]:
-    """Run every system at every load with every seed, except for finished runs; writes `summary.json`.
+    """Run every system at every load with every seed, except for finished runs; writes `summary.json` and `pooled.csv`.
 
     Systems alternate within a seed, so that slow phases of the machine affect all of them.
 
@@ -188,7 +188,9 @@ def _study(config: RealConfig, out: Path, told: Told) -> dict[str, Any]:
         run = kept_load(at_scale, system, ues, seed, out / "real" / f"{system}-{ues}-{seed}.json", drafts, told)
         rows.append(run.row(config.epsilon))
     document = results.summary(resolved(config), config.seed, results.host(), rows)
+    document["pooled"] = pooled(rows, config.epsilon)
     results.write_summary(out, document)
+    write_csv(out / "pooled.csv", document["pooled"])
     return document
 
 
@@ -253,7 +255,7 @@ def _orders(
         UeOrder(
             number=number, ues=ues, address=address, recording=str(drafts),
             rule=chosen.rule and chosen.rule.kind,
-            window=config.most if needs else chosen.window or config.window,
+            window=chosen.window or config.window,
             predictor=str(predictor_directory(config.predictor)) if needs else None,
             draft_tps=config.draft_tps, speed_tps=speed * (config.speed_scale or 1.0),
             promised=chosen.order.admits, seed=seed,

@@ -33,6 +33,8 @@ class RealRun(msgspec.Struct, frozen=True, kw_only=True):
     queue_s: float
     verify_s: float
     wasted_s: float
+    empty: int = 0
+    """Rounds with an empty window."""
     different: int
     """Responses that differ from the target's own output."""
     wrapped: bool
@@ -40,24 +42,28 @@ class RealRun(msgspec.Struct, frozen=True, kw_only=True):
 
     def described(self) -> str:
         """Short description."""
-        shares = ", ".join(f"{speed}: {count.share:.1%}" for speed, count in self.classes.items())
+        shares = ", ".join(f"{speed}: {count.share or 0:.1%}" for speed, count in self.classes.items())
         return f"{self.goodput_tps:.1f} tokens/s, violated {shares}"
 
     def row(self, epsilon: float) -> dict[str, Any]:
         """Row of `summary.json`."""
         judged = sum(count.judged for count in self.classes.values())
         violated = sum(count.violated for count in self.classes.values())
+        verdicts = {speed: count.verdict(epsilon) for speed, count in self.classes.items()}
         return {
             "system": self.system,
             "ues": self.ues,
             "seed": self.seed,
             "violations": {speed: count.share for speed, count in self.classes.items()},
+            "verdicts": verdicts,
+            "classes": msgspec.to_builtins(self.classes),
             "speeds_tps": self.speeds,
-            "violation": violated / max(1, judged),
-            "holds": all(count.violated <= epsilon * count.judged for count in self.classes.values()),
+            "violation": violated / judged if judged else None,
+            "holds": set(verdicts.values()) == {"kept"},
             "judged": judged,
             "goodput_tps": self.goodput_tps,
             "acceptance": self.accepted / self.drafted if self.drafted else None,
+            "empty": self.empty / max(1, self.rounds),
             "batch_size": self.batch_size,
             "draft_s": self.draft_s,
             "link_s": self.link_s,
@@ -73,6 +79,8 @@ def tally(system: str, ues: int, seed: int, reports: Sequence[Report], from_s: f
     """Judge the responses that began, and count the rounds that ended, from `from_s` to `to_s`.
 
     A response is violated if it took longer than its tokens at its class's speed (the errata's reading of WISP eq. 20).
+    One that began before `from_s`, was due by `to_s` and ended later is violated, too: a class that is never served
+    begins no others.
     """
     classes: dict[str, ClassCount] = {}
     found: dict[str, list[float]] = {}
@@ -80,7 +88,9 @@ def tally(system: str, ues: int, seed: int, reports: Sequence[Report], from_s: f
         name = f"{report.speed_tps:g}"
         count = classes.setdefault(name, ClassCount())
         for one in report.responses:
-            if from_s <= one.begin_s < to_s:
+            starved = one.begin_s < from_s and one.begin_s + one.tokens / report.speed_tps <= to_s < one.end_s
+            count.starved += starved
+            if from_s <= one.begin_s < to_s or starved:
                 speed = one.tokens / (one.end_s - one.begin_s)
                 count.judged += 1
                 count.violated += speed < report.speed_tps
@@ -96,8 +106,8 @@ def tally(system: str, ues: int, seed: int, reports: Sequence[Report], from_s: f
         speeds={name: statistics.median(values) for name, values in found.items()},
         goodput_tps=sum(r.committed for r in rounds) / (to_s - from_s),
         drafted=sum(r.drafted for r in rounds), accepted=sum(r.accepted for r in rounds), rounds=len(rounds),
-        batch_size=mean("batch_size"), draft_s=mean("draft_s"), link_s=mean("link_s"), queue_s=mean("queue_s"),
-        verify_s=mean("verify_s"), wasted_s=mean("wasted_s"),
+        empty=sum(r.drafted == 0 for r in rounds), batch_size=mean("batch_size"), draft_s=mean("draft_s"),
+        link_s=mean("link_s"), queue_s=mean("queue_s"), verify_s=mean("verify_s"), wasted_s=mean("wasted_s"),
         different=sum(not one.same for report in reports for one in report.responses),
         wrapped=any(report.wrapped for report in reports),
     )  # fmt: skip

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from testbed.config import resolved
 from testbed.errors import BadInput
 from testbed.experiments.capacity.config import CapacityConfig, spread
@@ -147,9 +149,10 @@ def _capacity(config: CapacityConfig, system: str, speed: float, varied: str | N
 
 
 def _row(system: str, speed: float, result: CapacityResult, varied: str | None) -> Row:
-    low, high = repeats_interval(result.by_seed).ends
-    row: Row = {"system": system, "class_tps": speed, "capacity": result.ues, "capacity_low": low,
-                "capacity_high": high, "by_seed": list(result.by_seed)}  # fmt: skip
+    mean = repeats_interval(result.by_seed)
+    low, high = mean.ends
+    row: Row = {"system": system, "class_tps": speed, "capacity": result.ues, "capacity_mean": mean.value,
+                "capacity_low": low, "capacity_high": high, "by_seed": list(result.by_seed)}  # fmt: skip
     if varied is not None:
         row["varied"] = varied
     return row
@@ -205,11 +208,20 @@ def _compare_seeds(rows: list[Row], name: str) -> None:
 
 
 def _compare(rows: list[Row]) -> None:
-    """Add each variation's change of the capacity, and the factor of `wisp` (or the first system) over the others."""
-    base = {(row["system"], row["class_tps"]): row["capacity"] for row in rows if row["varied"] == NOTHING}
-    mine = {(row["system"], row["class_tps"], row["varied"]): row["capacity"] for row in rows}
+    """Add each variation's change of the capacity, and the factor of `wisp` (or the first system) over the others, with
+    intervals over the seeds.
+    """
+    known = {(row["system"], row["class_tps"], row["varied"]): row for row in rows}
     first = rows[0]["system"]
     for row in rows:
-        before = base[row["system"], row["class_tps"]]
-        row["change"] = row["capacity"] / before if before else None
-        row["factor"] = mine[first, row["class_tps"], row["varied"]] / row["capacity"] if row["capacity"] else None
+        before = known[row["system"], row["class_tps"], NOTHING]
+        row |= _ratio("change", row, before) | _ratio("factor", known[first, row["class_tps"], row["varied"]], row)
+
+
+def _ratio(name: str, row: Row, of: Row) -> Row:
+    """Mean ratio of two capacities over the seeds, with its interval; None where a capacity to divide by is 0."""
+    if not all(of["by_seed"]):
+        return {name: None}
+    found = repeats_interval(np.divide(row["by_seed"], of["by_seed"]))
+    low, high = found.ends
+    return {name: found.value, f"{name}_low": low, f"{name}_high": high}

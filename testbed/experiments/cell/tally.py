@@ -12,6 +12,9 @@ from testbed.channel.radio.ports import RadioPort
 from testbed.clock import Clock
 from testbed.ue.records import RequestRecord, RoundRecord
 
+TOLERANCE_S = 1e-9
+"""Tolerance for rounding errors of summed times."""
+
 
 class ResponseSums(msgspec.Struct):
     """Sums over the responses whose latencies are counted."""
@@ -53,7 +56,9 @@ class UeTally:
         self.latencies_s: list[float] = []
         """Latencies of responses that began within the time and ended before the run."""
         self.judged = self.violated = 0
-        """Responses that began within the time and were due before its end, and those of them that were late."""
+        """Responses that began within the time and were due before its end, and those of them that were late. One that
+        began earlier, was due and has not ended by the end of the time counts as late: who is never served begins no
+        others."""
         self._deadlines: tuple[float, float] | None = None
         """Time from which the tokens of the response in progress are due, and their speed; None: never."""
         self._committed = 0
@@ -91,27 +96,30 @@ class UeTally:
 
     def response(self, tokens: int, speed_tps: float | None) -> Callable[[RequestRecord], None]:
         """Count a response of `tokens` that is requested now; call the result with its record at its end."""
-        began_s, counted, late = self._clock.time(), self.counting, False
+        began_s, counted, loop = self._clock.time(), self.counting, asyncio.get_running_loop()
+        due_s = began_s + tokens / speed_tps if speed_tps else math.inf
         timer: asyncio.TimerHandle | None = None
-        due_s = began_s + tokens / speed_tps if speed_tps else self._to_s
-        if counted and due_s < self._to_s:
+        if due_s < self._to_s and counted:
             self.judged += 1
-
-            def overdue() -> None:
-                nonlocal late
-                late = True
-                self.violated += 1
-
-            timer = asyncio.get_running_loop().call_at(due_s + 1e-9, overdue)
+            timer = loop.call_at(due_s + TOLERANCE_S, self._violate)
+        elif due_s < self._to_s and began_s < self._from_s:
+            timer = loop.call_at(self._to_s - TOLERANCE_S, self._starve)
 
         def ended(record: RequestRecord) -> None:
-            if timer is not None and not late:
+            if timer is not None:
                 timer.cancel()
             if counted:
                 self.latencies_s.append(self._clock.time() - began_s)
                 self.answered.add(record)
 
         return ended
+
+    def _violate(self) -> None:
+        self.violated += 1
+
+    def _starve(self) -> None:
+        self.judged += 1
+        self.violated += 1
 
 
 class Counted:

@@ -1,4 +1,4 @@
-"""Collects drafting traces with the real drafter and target: greedy verification of many prompts in lockstep."""
+"""Collects drafting traces with the real drafter and target: verification of many prompts in lockstep."""
 
 from __future__ import annotations
 
@@ -6,20 +6,26 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
 from testbed import fields
 from testbed.assets.fingerprints import model_fingerprint
-from testbed.bs.engines.base import VerifyEngine, VerifyRequest
+from testbed.bs.engines.base import VerifyEngine
+from testbed.bs.judging.registry import JUDGES, judge_kind, make_judge
 from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.inputs.pair import drafter_for, target_for
+from testbed.experiments.lockstep.acceptance import STRICT, AcceptanceRule, JudgedRule, SampledRule
 from testbed.experiments.lockstep.decoding import Decoding, Lockstep, draft_window
 from testbed.experiments.predictor.traces import TraceMeta, Traces, TraceStore
+from testbed.models.bundle import head_directory
+from testbed.options import option
+from testbed.protocols.sampling import Sampling
 from testbed.ue.drafters.base import Drafter, DraftToken
-from testbed.ue.windows.predictor import FEATURES, features
+from testbed.ue.windows.predictor import FEATURES, AcceptanceLabels, features
 
 CHUNK = 25
 """Prompts per chunk, the unit of resuming."""
@@ -42,6 +48,32 @@ class TraceCollectConfig(Config, frozen=True):
     dtype: fields.Dtype = "float32"
     model: fields.Target = None
     drafter: fields.DrafterFile = None
+    temperature: Annotated[
+        float, option("Accept tokens by rejection sampling at this temperature; 0: greedily.", least=0, panel="Labels")
+    ] = 0.0
+    top_k: Annotated[int, option("Sample from the k most likely tokens only; 0 for all.", least=0)] = 0
+    top_p: Annotated[float, option("Nucleus sampling.", above=0, most=1)] = 1.0
+    judge: fields.Judge = None
+    head: fields.Head = None
+    threshold: fields.Threshold = 0.0
+    seed: Annotated[int, option("Seed of sampled tokens.", least=0)] = 0
+
+    @property
+    def labels(self) -> AcceptanceLabels:
+        """How tokens are accepted.
+
+        Raises:
+            BadInput: options that do not go together.
+        """
+        if self.temperature > 0 and self.threshold > 0:
+            raise BadInput("tokens are accepted by sampling or by a judge: give --temperature or --threshold")
+        kind = judge_kind(self.judge or ("head" if self.threshold > 0 else None), self.head, None)
+        if (kind == "strict") != (self.threshold == 0):
+            raise BadInput(f"judge {kind} needs --threshold above 0" if kind != "strict" else "judge strict has θ = 0")
+        return AcceptanceLabels(
+            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, judge=kind, head=self.head,
+            threshold=self.threshold,
+        )  # fmt: skip
 
 
 def collect(config: TraceCollectConfig, out: Path, progress: Progress) -> TraceStore:
@@ -82,6 +114,7 @@ def _meta(config: TraceCollectConfig, drafter: Path, target: Path) -> TraceMeta:
         drafter_fingerprint=model_fingerprint(drafter),
         target=config.model or "bundled",
         target_fingerprint=model_fingerprint(target),
+        labels=config.labels,
     )
 
 
@@ -112,7 +145,8 @@ def with_models(
     try:
         drafter = LlamaDrafter(paths[0], prompter.vocab_size, context=longest + config.max_tokens + 1, sequences=LANES)
         try:
-            decoder = TraceDecoder(drafter, engine, config.window, config.max_tokens, target.end_ids)
+            rule = _rule(config, drafter, target.path, engine.hidden_size)
+            decoder = TraceDecoder(drafter, engine, config.window, config.max_tokens, target.end_ids, rule)
             done = config.prompts - sum(map(len, prompts.values()))
             for number, chunk in prompts.items():
                 store.write(number, decoder.run(chunk, config.first + number * CHUNK))
@@ -124,19 +158,37 @@ def with_models(
         engine.close()
 
 
+def _rule(config: TraceCollectConfig, drafter: Drafter, target: Path, hidden_size: int) -> AcceptanceRule:
+    """How tokens are accepted. Heads judge as on a perfect channel.
+
+    Raises:
+        BadInput: a head that was not made for this pair.
+    """
+    labels = config.labels
+    if labels.temperature > 0:
+        return SampledRule(Sampling(labels.temperature, labels.top_k, labels.top_p), config.seed)
+    if labels.threshold == 0:
+        return STRICT
+    head = str(head_directory(labels.head)) if JUDGES.choose(labels.judge).needs_head else None
+    judge = make_judge(labels.judge, head, None, target, hidden_size)
+    judge.check(drafter.fingerprint, drafter.hidden_size)
+    return JudgedRule(judge, labels.threshold)
+
+
 TraceRow = tuple[int, int, int, DraftToken, int]
 """Prompt, round, position in the window, token, and label: 1 accepted, 0 the first rejection, -1 after it."""
 
 
 @dataclass(frozen=True)
 class TraceDecoder:
-    """Drafts fixed windows and verifies them greedily, without a link."""
+    """Drafts fixed windows and verifies them, without a link."""
 
     drafter: Drafter
     engine: VerifyEngine
     window: int
     max_tokens: int
     end_ids: Sequence[int]
+    rule: AcceptanceRule = STRICT
 
     def run(self, prompts: Sequence[Sequence[int]], first: int) -> Traces:
         """Decode prompts, numbered from `first`, `LANES` at a time; tokens are in the order of passes."""
@@ -148,23 +200,23 @@ class TraceDecoder:
 
     def _decode(self, number: int, prompt: Sequence[int], rows: list[TraceRow]) -> Decoding[None]:
         """Decode one prompt, appending its drafted tokens to `rows`."""
-        text, end = list(prompt), len(prompt) + self.max_tokens
-        sequence = self.drafter.open(prompt)
+        text, end, sampler = list(prompt), len(prompt) + self.max_tokens, self.rule.sampler(number)
+        sequence = self.drafter.open(prompt, choose=sampler)
         try:
             for round_ in itertools.count():
+                if sampler is not None:
+                    sampler.begin(round_)
                 tokens = draft_window(sequence, min(self.window, end - len(text)), self.end_ids)
-                ids = [token.id for token in tokens]
-                result = yield VerifyRequest(str(number), np.array(text, np.int32), np.array(ids, np.int32))
-                best = result.argmax.tolist()
-                kept = next((i for i, token in enumerate(ids) if token != best[i]), len(ids))
-                labels = [1] * kept + [0] + [-1] * len(ids)
-                rows += [(number, round_, i + 1, token, labels[i]) for i, token in enumerate(tokens)]
-                added = [*ids[:kept], best[kept]]
-                ends = [i for i, token in enumerate(added) if token in self.end_ids]
+                result = yield self.rule.request(str(number), text, tokens)
+                kept, token = self.rule.keep(tokens, result, sampler)
+                labels = [1] * kept + [0] + [-1] * len(tokens)
+                rows += [(number, round_, i + 1, drafted, labels[i]) for i, drafted in enumerate(tokens)]
+                added = [*(one.id for one in tokens[:kept]), token]
+                ends = [i for i, one in enumerate(added) if one in self.end_ids]
                 text += added[: ends[0] + 1] if ends else added
                 if ends or len(text) >= end:
                     return
-                sequence.commit(kept, best[kept])
+                sequence.commit(kept, token)
         finally:
             sequence.close()
 

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.decision_head.scores import auc_interval
 from testbed.errors import BadInput
 from testbed.experiments.predictor.scores import fpr_at_recall, scores_of
 from testbed.experiments.predictor.traces import TraceMeta, Traces
+from testbed.intervals import SEED, Bootstrap
 from testbed.ue.windows.predictor import FEATURES, RejectionPredictor
 
 CALLS = 1000
@@ -21,6 +23,7 @@ CALLS = 1000
 RECALLS = (0.7, 0.8, 0.9, 0.95, 0.99)
 """Operating points of every predictor at which Theorem 1 is tested."""
 POSITION = FEATURES.index("position")
+ENDS = ("low", "high")
 
 
 def check_traces(predictor: RejectionPredictor, meta: TraceMeta) -> None:
@@ -38,7 +41,7 @@ def check_traces(predictor: RejectionPredictor, meta: TraceMeta) -> None:
 
 
 def evaluate(predictors: Mapping[str, RejectionPredictor], traces: Traces) -> list[dict[str, Any]]:
-    """One row per predictor: scores at its own threshold, and latency of a call on this machine.
+    """One row per predictor: scores at its own threshold with intervals, and latency of a call on this machine.
 
     Raises:
         BadInput: the traces contain only accepted or only rejected tokens.
@@ -55,6 +58,7 @@ def evaluate(predictors: Mapping[str, RejectionPredictor], traces: Traces) -> li
                 "recall_target": info.recall,
                 "threshold": info.threshold,
                 **scores_of(traces.accepted, probabilities, info.threshold).numbers(),
+                **intervals(traces, probabilities, info.threshold),
                 "fpr_at_recall": fpr_at_recall(traces.accepted, probabilities, info.recall),
                 "fpr_at_recall_80": fpr_at_recall(traces.accepted, probabilities, 0.8),
                 "rejected": int(np.sum(traces.accepted == 0)),
@@ -63,6 +67,19 @@ def evaluate(predictors: Mapping[str, RejectionPredictor], traces: Traces) -> li
             }
         )
     return rows
+
+
+def intervals(traces: Traces, probabilities: NDArray[np.float64], threshold: float) -> dict[str, float | None]:
+    """95 % intervals of `auc`, `rec1` and `fpr` by bootstrap over prompts, since tokens of one answer are dependent."""
+    accepted, said = traces.accepted == 1, probabilities >= threshold
+    columns = {"accepted": accepted, "rejected": ~accepted, "tp": said & accepted, "fp": said & ~accepted}
+    drawn = Bootstrap(columns, groups=traces.prompt)
+    found = {
+        "auc": auc_interval(accepted, probabilities, traces.prompt, SEED) or (None, None),
+        "rec1": drawn.ratio("tp", "accepted").ends,
+        "fpr": drawn.ratio("fp", "rejected").ends,
+    }
+    return {f"{name}_{end}": value for name, ends in found.items() for end, value in zip(ENDS, ends, strict=True)}
 
 
 def latency(predictor: RejectionPredictor, traces: Traces) -> dict[str, float]:

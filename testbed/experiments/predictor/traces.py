@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from testbed.errors import BadInput
 from testbed.files import claim, whole_file
-from testbed.ue.windows.predictor import FEATURES
+from testbed.ue.windows.predictor import FEATURES, AcceptanceLabels
 
 META = "meta.json"
 
@@ -38,6 +38,7 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     drafter_fingerprint: str
     target: str
     target_fingerprint: str
+    labels: AcceptanceLabels = AcceptanceLabels()
 
 
 @dataclass(frozen=True)

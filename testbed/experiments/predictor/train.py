@@ -108,6 +108,7 @@ def _finished(
         form=form,  # type: ignore[arg-type]
         drafter_fingerprint=meta.drafter_fingerprint,
         target_fingerprint=meta.target_fingerprint,
+        labels=meta.labels,
         recall=config.recall,
         threshold=0.5,
         platt=(1.0, 0.0),

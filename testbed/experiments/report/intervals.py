@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.experiments.report.data import Row, RowSource
+from testbed.experiments.report.data import RowSource
 from testbed.intervals import Bootstrap, Interval
 
 LINK = ("uplink_mbps", "downlink_mbps", "rtt_ms", "per", "file", "jitter_ms")
@@ -20,7 +20,9 @@ METRICS = ("latency_s", "aal", "rounds", "throughput_tps", "accuracy")
 Intervals = dict[str, Interval]
 
 
-def with_intervals(parts: Sequence[RowSource], config: Mapping[str, Any]) -> list[Intervals]:
+def with_intervals(
+    parts: Sequence[RowSource], config: Mapping[str, Any], against: str | None = None
+) -> list[Intervals]:
     """Intervals by column (`METRICS`) for every row; empty if its prompts are unknown. Rows with a baseline also have
     `speedup`, the baseline's latency over the row's, and `accuracy_lost`, the baseline's accuracy minus the row's.
 
@@ -28,6 +30,7 @@ def with_intervals(parts: Sequence[RowSource], config: Mapping[str, Any]) -> lis
 
     Args:
         config: the run's; its data set and scorer decide which answers are right.
+        against: series or method of the baselines; None: any.
     """
     found: list[Intervals] = [{} for _ in parts]
     groups: dict[bytes, list[int]] = {}
@@ -40,7 +43,7 @@ def with_intervals(parts: Sequence[RowSource], config: Mapping[str, Any]) -> lis
         drawn = Bootstrap(
             {name: values for name, values in table.items() if not name.endswith(("request", "prompt_len"))}
         )
-        bases = _baselines([parts[i].row for i in members])
+        bases = _baselines([parts[i] for i in members], against)
         for i, base in zip(members, bases, strict=True):
             found[i] = _of_row(drawn, i, "right" in (columns[i] or {}))
             if base is not None:
@@ -78,11 +81,13 @@ def _against(drawn: Bootstrap, base: int, i: int, judged: bool) -> Intervals:
     return {**found, "accuracy_lost": drawn.difference(f"{base} right", f"{i} right")} if judged else found
 
 
-def _baselines(rows: Sequence[Row]) -> list[int | None]:
-    """Index of each row's baseline, the first row equal in `AT`; None if that is the row itself."""
+def _baselines(parts: Sequence[RowSource], against: str | None) -> list[int | None]:
+    """Index of each row's baseline, the first row equal in `AT` and named `against`; None if that is the row itself, or
+    if there is none.
+    """
+    keys = [tuple(str(part.row.get(key)) for key in AT) for part in parts]
     first: dict[tuple[str, ...], int] = {}
-    found: list[int | None] = []
-    for i, row in enumerate(rows):
-        base = first.setdefault(tuple(str(row.get(key)) for key in AT), i)
-        found.append(base if base != i else None)
-    return found
+    for i, (part, key) in enumerate(zip(parts, keys, strict=True)):
+        if against in (None, part.name):
+            first.setdefault(key, i)
+    return [base if (base := first.get(key)) != i else None for i, key in enumerate(keys)]

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from testbed.errors import BadInput
 from testbed.experiments.plots.style import check_formats, write_figure
 from testbed.experiments.report import bench as report_bench
 from testbed.experiments.report import capacity as report_capacity
@@ -61,23 +62,30 @@ def write_report(runs: Sequence[Path], out: Path, formats: Sequence[str] = ("png
     return write_shown(load_shown(runs), out, formats)
 
 
-def write_shown(shown: Sequence[Shown], out: Path, formats: Sequence[str] = ("png",)) -> Path:
+def write_shown(
+    shown: Sequence[Shown], out: Path, formats: Sequence[str] = ("png",), against: str | None = None
+) -> Path:
     """Write the report of directories already read.
 
     Args:
         formats: formats of the files in `plots/`: png, svg, pdf.
+        against: series or method that speed-up and accuracy lost compare with; None: the first with the same window
+            and link.
 
     Raises:
-        BadInput: an unknown format, matplotlib is missing, or `out` cannot be created.
+        BadInput: an unknown format, no row named `against`, matplotlib is missing, or `out` cannot be created.
     """
     check_formats(formats)
-    intervals = [with_intervals(one.parts, one.config) if one.speculates else [] for one in shown]
+    names = {part.name: None for one in shown if one.speculates for part in one.parts}
+    if against is not None and against not in names:
+        raise BadInput(f"no rows are named {against!r}; there are {', '.join(names)}")
+    intervals = [with_intervals(one.parts, one.config, against) if one.speculates else [] for one in shown]
     for folder in ("plots", "tables"):
         make_folder(out / folder)
     parts = [_section(one, found, out, formats) for one, found in zip(shown, intervals, strict=True)]
     compared = compared_html(shown) if len(shown) > 1 else ""
-    names = [one.path.resolve().name for one in shown]
-    title = html.escape(", ".join(names[:4]) + (" …" if len(names) > 4 else ""))
+    paths = [one.path.resolve().name for one in shown]
+    title = html.escape(", ".join(paths[:4]) + (" …" if len(paths) > 4 else ""))
     page = (
         f"<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'>"
         f"<meta http-equiv='Content-Security-Policy' content=\"{POLICY}\">"
@@ -143,7 +151,8 @@ def _tables(shown: Shown, intervals: Sequence[Intervals], folder: Path) -> list[
     if any(intervals):
         rows += (
             "<p><small>In small type: 95 % bootstrap intervals over the prompts. <i>Speed-up</i> and <i>accuracy "
-            "lost</i> compare a row with the first row of its window and link, paired by prompt.</small></p>"
+            "lost</i> compare a row with the first of its window and link, or the chosen one, paired by prompt."
+            "</small></p>"
         )
     if table is not None or len(shown.rows) > MOST_ROWS:
         unfolded = "" if len(shown.rows) > MOST_ROWS else " open"

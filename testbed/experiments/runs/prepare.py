@@ -20,14 +20,14 @@ from testbed.experiments.inputs.state import check_csi
 from testbed.experiments.power.recorder import check_power
 from testbed.models.bundle import bundled
 from testbed.protocols.adaptive import RULES
-from testbed.protocols.methods import run_method
+from testbed.protocols.methods import RunMethod, run_method
 from testbed.protocols.quantise import check_bits
 from testbed.ue.dial import check_silence, keys_for
 from testbed.ue.load_drafter import check_states, drafter_and_tokenizer
 from testbed.ue.prompts import Prompter
 from testbed.ue.run import check_speed, sampling_for
 from testbed.ue.windows.base import WindowPolicy
-from testbed.ue.windows.predictor import load_predictor
+from testbed.ue.windows.predictor import AcceptanceLabels, load_predictor
 from testbed.ue.windows.registry import WINDOW_RULES, window_policy
 
 LOG = logging.getLogger(__name__)
@@ -117,22 +117,31 @@ def policy_of(config: RunConfig, drafter: str) -> WindowPolicy:
         return window_policy(config.window_rule, config.window)
     predictor = load_predictor(predictor_directory(config.predictor))
     predictor.check_drafter(drafter)
-    others = unlabelled(config)
+    labels = predictor.info.labels
+    others = unlabelled(config, labels)
     if others:
         LOG.warning(
-            "the predictor was labelled by greedy decoding under the strict judge; its acceptance probabilities are "
-            "not calibrated for %s", ", ".join(others),
+            "the predictor was labelled %s; its acceptance probabilities are not calibrated for %s",
+            labels, ", ".join(others),
         )  # fmt: skip
     return window_policy(config.window_rule, config.window, predictor)
 
 
-def unlabelled(config: RunConfig) -> list[str]:
-    """Methods of a run that accept tokens by another rule than the labels of predictors: rejection sampling at a
-    temperature above 0 (WISP, eq. 1), or a judge that may keep mismatches.
+def unlabelled(config: RunConfig, labels: AcceptanceLabels) -> list[str]:
+    """Methods of a run that accept tokens by another rule than a predictor's labels: by rejection sampling (WISP, eq.
+    1) with other options, or under a judge with another θ. Which judge it is, the base station decides.
     """
-    greedy = sampling_for(config.methods, config.temperature, config.top_k, config.top_p).greedy
-    drafting = [one for one in map(run_method, config.methods) if one.drafts]
-    return [one.kind for one in drafting if (one.sampled and not greedy) or (one.judged and config.threshold > 0)]
+    sampling = sampling_for(config.methods, config.temperature, config.top_k, config.top_p)
+
+    def agrees(method: RunMethod) -> bool:
+        if method.sampled and not sampling.greedy:
+            return (labels.temperature, labels.top_k, labels.top_p) == msgspec.structs.astuple(sampling)
+        if method.judged and config.threshold > 0:
+            return labels.temperature == 0 and labels.threshold == config.threshold
+        return labels.temperature == labels.threshold == 0
+
+    drafting = (one for one in map(run_method, config.methods) if one.drafts)
+    return [one.kind for one in drafting if not agrees(one)]
 
 
 def predictor_directory(given: str | None) -> Path:

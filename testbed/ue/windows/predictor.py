@@ -35,6 +35,27 @@ def features(token: DraftToken, position: int) -> tuple[float, ...]:
     return token.top1, token.entropy, token.margin, token.logit_std, float(position)
 
 
+class AcceptanceLabels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the tokens were accepted that a predictor was trained on: greedily under a judge, or by sampling."""
+
+    temperature: float = 0.0
+    """Temperature of rejection sampling; 0: greedy."""
+    top_k: int = 0
+    top_p: float = 1.0
+    judge: str = "strict"
+    head: str | None = None
+    """Decision head of the judge."""
+    threshold: float = 0.0
+    """θ."""
+
+    def __str__(self) -> str:
+        if self.temperature > 0:
+            return f"by rejection sampling at temperature {self.temperature:g}"
+        if self.threshold > 0:
+            return f"by greedy decoding under judge {self.judge} at θ = {self.threshold:g}"
+        return "by greedy decoding under the strict judge"
+
+
 class PredictorInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Kind of a predictor, and the pair of models that it was trained for."""
 
@@ -45,6 +66,7 @@ class PredictorInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     features: tuple[str, ...] = FEATURES
     drafter_fingerprint: str
     target_fingerprint: str
+    labels: AcceptanceLabels = AcceptanceLabels()
     recall: float
     """Share of accepted tokens that the threshold was to find, on validation data."""
     threshold: float

@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from testbed.bs.scheduling.registry import SCHEDULERS
 from testbed.cli.capacity import combined
 from testbed.errors import BadInput
+from testbed.experiments.capacity.pooled import pooled
 from testbed.experiments.capacity.real import RealConfig, _orders, _serving, real_system
 from testbed.experiments.capacity.real_tally import tally
 from testbed.experiments.capacity.real_ue import Report, Response, UeRound
+from testbed.experiments.capacity.tally import ClassCount
 from testbed.ue.windows.fixed import FIXED
 
 
@@ -53,7 +56,8 @@ def test_systems_differ_in_what_they_are_named_for() -> None:
         name: _orders(config, name, 4, 7, "tcp://x", Path("d"), 100.0) for name in ("wisp", "sled", "centralized")
     }
     assert {one.promised for one in orders["wisp"]} == {True} and {one.promised for one in orders["sled"]} == {False}
-    assert orders["wisp"][0].window == config.most and orders["sled"][0].window == config.window
+    assert orders["wisp"][0].window == orders["sled"][0].window == config.window
+    assert orders["wisp"][0].rule == "before-rejection"
     assert orders["centralized"][0].rule is None and orders["wisp"][0].predictor is not None
     for name, given in orders.items():
         assert sorted(one.speed_tps for one in given) == [2.0, 4.0, 6.0, 8.0], name
@@ -68,7 +72,7 @@ def reply(end_s: float, **values: Any) -> UeRound:
 def test_only_the_horizon_counts() -> None:
     slow = Report(
         8.0,
-        [Response(9.9, 30.0, 10, True), Response(10.0, 12.0, 15, True), Response(19.9, 21.0, 10, False)],
+        [Response(9.9, 11.0, 10, True), Response(10.0, 12.0, 15, True), Response(19.9, 21.0, 10, False)],
         [reply(9.9), reply(10.0), reply(20.0)],
         False,
     )
@@ -80,10 +84,34 @@ def test_only_the_horizon_counts() -> None:
     assert run.different == 1 and run.wrapped
     row = run.row(0.05)
     assert row["violations"] == {"2": 0.0, "8": 0.5} and row["violation"] == pytest.approx(1 / 3)
-    assert not row["holds"] and run.row(0.5)["holds"] and not row["lossless"]
+    assert not row["holds"] and not row["lossless"]
     assert row["acceptance"] == pytest.approx(3 / 8)
 
 
-def test_a_load_that_judged_nobody_holds() -> None:
+def test_a_class_holds_only_if_enough_of_its_responses_were_judged() -> None:
     run = tally("wisp", 1, 0, [Report(8.0, [], [], False)], 0.0, 1.0)
-    assert run.row(0.05)["holds"] and run.goodput_tps == 0 and run.row(0.05)["acceptance"] is None
+    row = run.row(0.05)
+    assert not row["holds"] and row["verdicts"] == {"8": "undecided"} and row["violation"] is None
+    assert run.goodput_tps == 0 and row["acceptance"] is None and "8: 0.0%" in run.described()
+    for judged, verdict in ((59, "undecided"), (60, "kept")):
+        fast = [Response(float(i), i + 0.5, 10, True) for i in range(judged)]
+        row = tally("wisp", 1, 0, [Report(8.0, fast, [], False)], 0.0, 100.0).row(0.05)
+        assert row["verdicts"] == {"8": verdict} and row["holds"] == (verdict == "kept")
+
+
+def test_a_response_that_never_ends_is_violated_whenever_it_began() -> None:
+    """Begun before the horizon and due within it; one that is due after the horizon says nothing."""
+    starved, patient, late = Response(5.0, 30.0, 8, True), Response(5.0, 30.0, 200, True), Response(5.0, 15.0, 8, True)
+    run = tally("wisp", 1, 0, [Report(8.0, [starved, patient, late], [], False)], 10.0, 20.0)
+    assert run.classes["8"] == ClassCount(judged=1, violated=1, starved=1)
+
+
+def test_seeds_are_pooled_with_the_first_system_where_there_is_no_baseline() -> None:
+    rows = []
+    for seed, (slow, fast) in enumerate(zip((10.0, 11.0, 10.5), (14.0, 15.5, 14.0), strict=True)):
+        for system, goodput in (("fixed-8", slow), ("fcfs-predicted", fast)):
+            run = tally(system, 1, seed, [Report(8.0, [Response(0.0, 1.0, 10, True)], [], False)], 0.0, 1.0)
+            rows.append(msgspec.structs.replace(run, goodput_tps=goodput).row(0.05))
+    base, found = pooled(rows, 0.05)
+    assert "goodput_tps_verdict" not in base and found["goodput_tps_verdict"] == "ahead"
+    assert (found["seeds"], found["judged"], found["class_verdict"]) == (3, 3, "undecided")

@@ -136,6 +136,10 @@ def test_a_split_needs_something_on_both_sides(share: float) -> None:
         ({"first": -1}, "first must be at least 0"),
         ({"drafter": "mine.gguf"}, "also needs --model"),
         ({"dataset": "bundled:none"}, "bundled:test"),
+        ({"temperature": 1.0, "threshold": 0.2}, "by sampling or by a judge"),
+        ({"judge": "digits"}, "digits needs --threshold"),
+        ({"judge": "strict", "threshold": 0.2}, "strict has"),
+        ({"temperature": -1.0}, "temperature"),
     ],
 )
 def test_a_collection_that_cannot_be_made_is_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:

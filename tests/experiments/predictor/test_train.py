@@ -12,10 +12,18 @@ from hypothesis import strategies as st
 
 from testbed.errors import BadInput
 from testbed.experiments.predictor import models as predictor_models
-from testbed.experiments.predictor.eval import check_traces, evaluate, latency, rounds_of, theorem, waste
+from testbed.experiments.predictor.eval import (
+    check_traces,
+    evaluate,
+    intervals,
+    latency,
+    rounds_of,
+    theorem,
+    waste,
+)
 from testbed.experiments.predictor.figures import acceptance_table, correlation_table, waste_table, write_figures
 from testbed.experiments.predictor.scores import calibration_error, fpr_at_recall, scores_of, threshold_for
-from testbed.experiments.predictor.traces import TraceMeta, TraceStore, split
+from testbed.experiments.predictor.traces import TraceMeta, TraceStore, joined, split
 from testbed.experiments.predictor.train import TrainConfig, load_families, platt, train
 from testbed.ue.windows.predictor import FEATURES, load_predictor, save_predictor
 from tests.support.predictors import made_traces, stump
@@ -79,6 +87,19 @@ def test_scores_are_those_of_the_counts() -> None:
     assert found["balanced_accuracy"] == pytest.approx((0.8 + 2 / 3) / 2)
     pairs = [(a > r) + 0.5 * (a == r) for a in p[accepted == 1] for r in p[accepted == 0]]
     assert found["auc"] == pytest.approx(np.mean(pairs))
+
+
+def test_intervals_are_over_prompts(trained: Path) -> None:
+    """A prompt twice as often counts for no more: its tokens are dependent."""
+    traces, (predictor, *_) = made_traces(prompts=30), load_families(trained).values()
+    once = intervals(traces, predictor.probabilities(traces.features), predictor.info.threshold)
+    scores = scores_of(traces.accepted, predictor.probabilities(traces.features), predictor.info.threshold).numbers()
+    for name in ("auc", "rec1", "fpr"):
+        low, high = once[f"{name}_low"], once[f"{name}_high"]
+        assert low is not None and high is not None and low < scores[name] < high
+    twice = joined([traces, traces])
+    again = intervals(twice, predictor.probabilities(twice.features), predictor.info.threshold)
+    assert again == pytest.approx(once)
 
 
 def test_calibration_error_is_none_where_shares_are_as_said() -> None:

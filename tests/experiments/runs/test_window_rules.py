@@ -19,7 +19,7 @@ from testbed.experiments.sweep.grid import SweepConfig, points
 from testbed.ue.windows.fixed import FixedWindow
 from testbed.ue.windows.gain import ExpectedGain
 from testbed.ue.windows.predicted import PredictedWindow
-from testbed.ue.windows.predictor import save_predictor
+from testbed.ue.windows.predictor import AcceptanceLabels, save_predictor
 from tests.support.predictors import stump
 from tests.support.virtual import decode, synthetic_models
 
@@ -101,15 +101,25 @@ def test_a_sweep_tells_predictors_apart_by_their_files(predictor: str) -> None:
     assert points(given)[0].key != first
 
 
+SAMPLED, JUDGED = AcceptanceLabels(temperature=1.0), AcceptanceLabels(judge="head", threshold=0.2)
+
+
 @pytest.mark.parametrize(
-    ("values", "names"),
+    ("labels", "values", "names"),
     [
-        ({"methods": ("greedy", "fh", "target-only")}, []),
-        ({"methods": ("greedy", "fh", "sh"), "threshold": 0.2}, ["fh", "sh"]),
-        ({"methods": ("greedy", "rejection")}, ["rejection"]),
-        ({"methods": ("rejection", "split"), "temperature": 0.0}, []),
-        ({"methods": ("target-only", "auto"), "threshold": 0.2, "temperature": 1.0}, ["auto"]),
+        (AcceptanceLabels(), {"methods": ("greedy", "fh", "target-only")}, []),
+        (AcceptanceLabels(), {"methods": ("greedy", "fh", "sh"), "threshold": 0.2}, ["fh", "sh"]),
+        (AcceptanceLabels(), {"methods": ("greedy", "rejection")}, ["rejection"]),
+        (AcceptanceLabels(), {"methods": ("rejection", "split"), "temperature": 0.0}, []),
+        (AcceptanceLabels(), {"methods": ("target-only", "auto"), "threshold": 0.2, "temperature": 1.0}, ["auto"]),
+        (SAMPLED, {"methods": ("greedy", "rejection", "split")}, ["greedy"]),
+        (SAMPLED, {"methods": ("rejection",), "temperature": 0.5}, ["rejection"]),
+        (SAMPLED, {"methods": ("rejection",), "top_k": 5}, ["rejection"]),
+        (JUDGED, {"methods": ("greedy", "fh"), "threshold": 0.2}, ["greedy"]),
+        (JUDGED, {"methods": ("fh", "sh"), "threshold": 0.3}, ["fh", "sh"]),
     ],
 )
-def test_methods_that_accept_by_another_rule_than_the_labels(values: dict[str, Any], names: list[str]) -> None:
-    assert unlabelled(RunConfig(**values)) == names
+def test_methods_that_accept_by_another_rule_than_the_labels(
+    labels: AcceptanceLabels, values: dict[str, Any], names: list[str]
+) -> None:
+    assert unlabelled(RunConfig(**values), labels) == names

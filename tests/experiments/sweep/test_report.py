@@ -53,6 +53,18 @@ def test_intervals_are_paired_with_the_first_row_of_a_window_and_link(sweep: Pat
             assert tuple(intervals["speedup"]) == pytest.approx((2, 2, 2))  # twice as fast on every prompt
 
 
+def test_rows_are_compared_with_a_chosen_series(sweep: Path, tmp_path: Path) -> None:
+    """Half as fast as the second series on every prompt, at each window and link."""
+    shown = load_shown([sweep])[0]
+    found = with_intervals(shown.parts, shown.config, SERIES[1])
+    for part, intervals in zip(shown.parts, found, strict=True):
+        if part.name == SERIES[1]:
+            assert "speedup" not in intervals
+        elif part.name == SERIES[0]:
+            assert tuple(intervals["speedup"]) == pytest.approx((0.5, 0.5, 0.5))
+    refuse(lambda: write_shown([shown], tmp_path, against="nobody"), BadInput, "no rows are named 'nobody'")
+
+
 def test_table_one_has_windows_and_methods_down_and_links_across(sweep: Path) -> None:
     shown = load_shown([sweep])[0]
     table = report_tables.pivot(shown.rows, [part.name for part in shown.parts])

@@ -52,7 +52,7 @@ class RampConfig(VirtualLoadConfig, frozen=True, kw_only=True):
     alpha: Annotated[float, option("Acceptance rate imposed on drafts.", least=0, most=1)] = 0.758
     draft_ms: Annotated[
         float | None,
-        option("Drafting time per token. Default: the profile's; 0 with --real.", least=0, below=1e5, unit="ms"),
+        option("Drafting time per token. Default: the profile's; 2 with --real.", least=0, below=1e5, unit="ms"),
     ] = None
     max_batch: Annotated[int, option("Requests of one pass, at most.", least=1)] = 256
     learn_from: Annotated[

@@ -20,7 +20,7 @@ from testbed.experiments.latency.ramp.climb import (
     policy_of,
 )  # fmt: skip
 from testbed.experiments.latency.ramp.config import HINTS, RampConfig
-from testbed.experiments.latency.station import late_share, outputs_of, with_station, workload_of
+from testbed.experiments.latency.station import DRAFT_MS, late_share, outputs_of, with_station, workload_of
 from testbed.experiments.runs.prepare import Workload
 from testbed.experiments.runs.processes import counted_in
 from testbed.ue.client import Client
@@ -98,7 +98,8 @@ class RealRamp:
     def _fleet(self, policy: str, clients: Sequence[Client], drafter: ReplayDrafter) -> Fleet:
         welcome, clock = clients[0].welcome, clients[0].clock
         assert welcome is not None
-        pace = ConstantPace(clock, (self._config.draft_ms or 0.0) / 1e3)
+        draft_ms = DRAFT_MS if self._config.draft_ms is None else self._config.draft_ms
+        pace = ConstantPace(clock, draft_ms / 1e3)
         limit = self._config.limit
         return Fleet([LoadUe(c, drafter, policy_of(policy, limit), pace, welcome.end_ids) for c in clients], clock)
 
