@@ -31,6 +31,7 @@ class WindowDrafter:
         self._pace, self._hidden_bits = pace, hidden_bits
         self._prompt: list[int] = []
         self._sequence: DraftSequence | None = None
+        self._indexed: IndexedSequence | None = None
         self._known = 0
         self.replaced: int | None = None
         """The last committed token, where the UE drew it and the BS does not know it yet."""
@@ -47,6 +48,7 @@ class WindowDrafter:
         """
         if self._sequence is None:
             self._sequence = self._open()
+            self._indexed = self._sequence if isinstance(self._sequence, IndexedSequence) else None
         for token in committed[self._sequence.length :].tolist():
             self._sequence.commit(0, token)
         await self._opened(len(committed) - self._known)
@@ -54,8 +56,8 @@ class WindowDrafter:
 
     async def _opened(self, count: int, drafted: int = 0) -> None:
         """Wait for the passes over `count` committed and `drafted` new tokens, or, of an index, for those it needed."""
-        if isinstance(self._sequence, IndexedSequence):
-            count, drafted = self._sequence.passes()
+        if self._indexed is not None:
+            count, drafted = self._indexed.passes()
         if count:
             await self._pace.opened(count)
         if drafted:
@@ -82,9 +84,8 @@ class WindowDrafter:
         return Drafted(ids[:count], hidden[:count], q, self.replaced, self._hidden_bits, len(tokens) - count)
 
     def _tokens(self, room: int, ends: Set[int]) -> list[DraftToken]:
-        sequence = self._sequence
+        sequence, indexed = self._sequence, self._indexed
         assert sequence is not None
-        indexed = sequence if isinstance(sequence, IndexedSequence) else None
         if indexed and not indexed.ready():
             return []
         limit = min(self._policy.max_window, room)
