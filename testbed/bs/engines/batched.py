@@ -39,7 +39,8 @@ class BatchedEngine(VerifyEngine):
     """Puts passes together from submitted rounds, in their order, at most one per session.
 
     A pass takes rounds until `max_batch_tokens` new tokens or `max_requests` are reached. A prefix with more than
-    `chunk_tokens` uncached tokens, or more than a pass has room for, is computed in pieces; the round keeps its place.
+    `chunk_tokens` uncached tokens, or more than a pass has room for, is computed in pieces; the round keeps its place,
+    and leaves up to half of the room to later rounds that a pass finishes.
     """
 
     chunk_tokens: int | None = None
@@ -99,28 +100,41 @@ class BatchedEngine(VerifyEngine):
             self._submitted.remove(request)
 
     def _parts(self, waiting: Sequence[VerifyRequest]) -> list[_PassPart]:
-        """The parts of the next pass."""
-        parts: list[_PassPart] = []
-        room, sessions = self.max_batch_tokens, set()
-        for request in waiting:
-            if len(parts) == self.max_requests or request.session in sessions:
-                break
-            part = self._part(request, room, alone=not parts)
-            if part is None:
-                break
-            parts.append(part)
-            sessions.add(request.session)
-            room -= part.new
-        return parts
+        """The parts of the next pass, in the order of their rounds.
 
-    def _part(self, request: VerifyRequest, room: int, alone: bool) -> _PassPart | None:
-        """What a pass with room for this many tokens computes of a round; None: nothing."""
+        From the first round on that needs several passes, half of the room is kept for its pieces, and whole rounds
+        behind it take the rest.
+        """
+        parts: dict[int, _PassPart] = {}
+        pieces: list[int] = []
+        room, kept, sessions = self.max_batch_tokens, 0, set()
+        for place, request in enumerate(waiting):
+            if len(sessions) == self.max_requests or request.session in sessions:
+                break
+            sessions.add(request.session)
+            whole = _PassPart(request, request, self.cached(request))
+            if self._at_once(whole) and whole.new <= room - kept:
+                parts[place] = whole
+                room -= whole.new
+            else:
+                kept = kept or room // 2
+                pieces.append(place)
+        for place in pieces:
+            part = self._piece(waiting[place], room, alone=not parts)
+            if part is not None:
+                parts[place] = part
+                room -= part.new
+        return [parts[place] for place in sorted(parts)]
+
+    def _at_once(self, whole: _PassPart) -> bool:
+        """Whether the bound of one prefix's share lets a pass compute the whole round."""
+        return self.chunk_tokens is None or len(whole.submitted.prefix) - whole.cached <= self.chunk_tokens
+
+    def _piece(self, request: VerifyRequest, room: int, alone: bool) -> _PassPart | None:
+        """What a pass computes of a round that it cannot finish; None: nothing."""
         cached = self.cached(request)
-        most = room if self.chunk_tokens is None else min(room, self.chunk_tokens)
         prefix = len(request.prefix) - cached
-        if prefix <= most and prefix + len(request.draft) <= room:
-            return _PassPart(request, request, cached)
-        piece = min(prefix - 1, most)
+        piece = min(prefix - 1, room, self.chunk_tokens or room)
         if piece < min(LEAST_PIECE, prefix - 1) or piece == 0:
             return _PassPart(request, request, cached) if alone else None
         beginning = VerifyRequest(request.session, request.prefix[: cached + piece], _NOTHING)

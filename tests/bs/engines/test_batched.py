@@ -79,6 +79,23 @@ def test_a_long_prompt_does_not_hold_back_rounds_that_come_later() -> None:
     assert [dict(one)["0"] for one in engine.passes] == [64, 128, 192, 203]
 
 
+@pytest.mark.parametrize("longs", [1, 3])
+def test_prompts_that_fill_passes_leave_room_for_later_rounds(longs: int) -> None:
+    """The bound of one prompt's share is a whole pass; a round is submitted before each, and finished in it or the next."""
+    engine = Watched(max_batch_tokens=100, chunk_tokens=100)
+    waiting = {str(number) for number in range(longs)}
+    prompts = set(waiting)
+    for number in range(longs):
+        engine.submit(some(number, 400, 3))
+    for number in range(10, 10 + 8 * longs):
+        engine.submit(some(number, 20, 4))
+        shares = engine.step()
+        waiting = (waiting | {str(number)}) - {share.request.session for share in shares if share.result}
+        assert waiting - prompts <= {str(number)}
+        assert 84 < sum(share.new for share in shares) <= 100 or not waiting & prompts
+    assert not waiting & prompts
+
+
 def test_verify_steps_until_its_batch_is_finished_and_reports_what_was_cached_at_first() -> None:
     class Telling(Watched):
         def compute(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
