@@ -81,7 +81,7 @@ def test_a_long_prompt_does_not_hold_back_rounds_that_come_later() -> None:
 
 @pytest.mark.parametrize("longs", [1, 3])
 def test_prompts_that_fill_passes_leave_room_for_later_rounds(longs: int) -> None:
-    """The bound of one prompt's share is a whole pass; a round is submitted before each, and finished in it or the next."""
+    """The bound of a prompt's share is a whole pass. A short round before each pass is finished in it or the next."""
     engine = Watched(max_batch_tokens=100, chunk_tokens=100)
     waiting = {str(number) for number in range(longs)}
     prompts = set(waiting)
