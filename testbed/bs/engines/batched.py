@@ -107,7 +107,7 @@ class BatchedEngine(VerifyEngine):
         """
         parts: dict[int, _PassPart] = {}
         pieces: list[int] = []
-        room, kept, sessions = self.max_batch_tokens, 0, set()
+        room, kept, sessions = self.max_batch_tokens, 0, set[str]()
         for place, request in enumerate(waiting):
             if len(sessions) == self.max_requests or request.session in sessions:
                 break
