@@ -1,4 +1,4 @@
-"""Atomic file writes, JSON objects of models, output folders, and exclusive locks on them."""
+"""Atomic file writes, JSON objects of models, YAML, arrays, output folders, and exclusive locks on them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,8 @@ MISTAKEN = {errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM
 """Error numbers that mean a wrong path, not a failing disk."""
 MOST_VALUES, MOST_DEPTH, MOST_BYTES = 1_000_000, 100, 2**26
 """Largest number of values in a YAML document, and of lists and mappings within each other; its largest size."""
+MOST_UNPACKED_BYTES = 2**30
+"""Largest size of the arrays in a .npz file."""
 LOCK = ".lock"
 """Name of the lock file in a locked folder."""
 
@@ -130,6 +133,26 @@ def _check_size(events: Iterable[Any]) -> None:
         open_.append((outer, count + more))
         if count + more > MOST_VALUES:
             raise BadInput(f"more than {MOST_VALUES} values, aliases included")
+
+
+def npz_arrays(path: Path) -> dict[str, Any]:
+    """The arrays in a .npz file by name.
+
+    Raises:
+        BadInput: unreadable, damaged, with Python objects, or of more than `MOST_UNPACKED_BYTES`, which a file of a
+            thousandth of that size may unpack to.
+    """
+    import numpy as np
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(part.file_size for part in archive.infolist())  # zipfile reads no more than this
+        if unpacked > MOST_UNPACKED_BYTES:
+            raise BadInput(f"its arrays have {unpacked} bytes; at most {MOST_UNPACKED_BYTES}")
+        with np.load(path, allow_pickle=False) as found:
+            return {name: found[name] for name in found.files}
+    except Exception as exc:  # of zipfile, numpy, and the compressions
+        raise BadInput(f"{path} is no file of arrays that can be used: {exc}") from exc
 
 
 def make_folder(folder: Path) -> None:

@@ -31,8 +31,8 @@ class RoundHandler(Protocol):
     def begin(self, session: Session, round_: Round) -> None:
         """Queue a round for verification."""
 
-    async def resume(self, session: Session, round_: Round, arrays: dict[str, AnyArray]) -> None:
-        """Continue a round whose hidden states have arrived.
+    async def resume(self, session: Session, round_: Round, arrays: dict[str, AnyArray]) -> Busy | None:
+        """Continue a round whose hidden states have arrived, or refuse them.
 
         Raises:
             ProtocolError: the arrays are not those that were asked for.
@@ -125,6 +125,6 @@ class Dispatcher:
         if session is None:
             return self._intake.resync((peer, message.session))
         round_ = session.current
-        if round_ and round_.number == message.round and round_.asked_s is not None:
-            await self._rounds.resume(session, round_, packet.arrays)
+        if round_ and round_.number == message.round and round_.asking:
+            return await self._rounds.resume(session, round_, packet.arrays)
         return None

@@ -167,11 +167,16 @@ class Intake:
         if session.alone or session.current is not None or message.base_len != session.length + session.owed:
             return Resync(session=message.session)
         self._check_window(window, message.base_len)
-        if (reason := self.sessions.crowded(waiting, peer)) is not None:
-            return Busy(session=message.session, reason=reason, retry_s=RETRY_S, round=message.round)
+        if (busy := self.crowded(key, message.round, waiting)) is not None:
+            return busy
         self._commit_drawn(session, window.token)
         session.last_round, session.last_ids, session.last_reply = message.round, ids, []
         return session, window
+
+    def crowded(self, key: Key, round_: int, waiting: Load) -> Busy | None:
+        """The refusal of a window, or of its hidden states, while too much waits; None: they can be taken."""
+        reason = self.sessions.crowded(waiting, key[0])
+        return None if reason is None else Busy(session=key[1], reason=reason, retry_s=RETRY_S, round=round_)
 
     def resync(self, key: Key) -> Resync:
         """The answer to a message for an unknown session."""

@@ -21,7 +21,7 @@ from testbed.bs.intake import Intake
 from testbed.bs.isolation import apart
 from testbed.bs.judging.acceptance import Acceptance, Judged, attach_hidden
 from testbed.bs.judging.base import Judge
-from testbed.bs.judging.drawing import Drawing, Ready
+from testbed.bs.judging.long_rounds import LongRounds, Ready
 from testbed.bs.metrics import Metrics
 from testbed.bs.observer import Observer
 from testbed.bs.queue import Queue, Taken
@@ -78,13 +78,8 @@ class BaseStation:
         self._closer = SessionCloser(
             link, intake.sessions, self._queue, runner, windows, self._observer, self._metrics, self._ledger, self._wake
         )
-        self._drawing = Drawing(self._acceptance, intake, runner, self._closer, clock)
+        self._long = LongRounds(self._acceptance, intake, runner, self._closer, clock)
         self._dispatcher = Dispatcher(link, intake, judge, clock, self, self._closer)
-
-    @property
-    def passes(self) -> int:
-        """Passes so far."""
-        return self._metrics.passes
 
     @property
     def rounds(self) -> int:
@@ -97,7 +92,7 @@ class BaseStation:
 
     async def serve(self) -> None:
         """Serve until cancelled; raises what a task raises."""
-        jobs = [self._dispatcher.receive(), self._run(), self._drawing.run(self._answer)]
+        jobs = [self._dispatcher.receive(), self._run(), self._long.run(self._answer)]
         if self._intake.sessions.idle_s is not None:
             jobs.append(self._dispatcher.expire(self._intake.sessions.idle_s))
         await together(jobs)
@@ -120,31 +115,36 @@ class BaseStation:
             await self._recover(running, exc, again=repeated is None)
             return True
         ready = await self._complete(shares, start_s)  # prompts in pieces and SH's open questions stay behind
-        now, later = self._drawing.split(ready)
-        await self._answer(await self._judge(now))  # 6 judge, 7 verdict
-        self._drawing.set_aside(later)
+        await self._decide(ready)
         return True
 
-    async def resume(self, session: Session, round_: Round, arrays: dict[str, AnyArray]) -> None:
-        """Continue a round at step 6, now that its hidden states have arrived (SH).
+    async def resume(self, session: Session, round_: Round, arrays: dict[str, AnyArray]) -> Busy | None:
+        """Continue a round at step 6, now that its hidden states have arrived (SH), or refuse them.
 
         Raises:
             ProtocolError: the arrays are not those that were asked for.
         """
-        attach_hidden(session, round_, arrays)
-        round_.waited_s = self._clock.time() - (round_.asked_s or 0.0)
-        await self._answer(await self._judge([(session, round_)]))
+        if (busy := self._long.refusal(session, round_, self.load)) is None:
+            attach_hidden(session, round_, arrays)
+            round_.waited_s = self._clock.time() - (round_.asked_s or 0.0)
+            await self._decide([(session, round_)])
+        return busy
+
+    async def _decide(self, ready: Ready) -> None:
+        now, later = self._long.split(ready)
+        await self._answer(await self._judge(now))  # 6 judge, 7 verdict
+        self._long.set_aside(later)
 
     # ------------------------------------------------------------ 4 queue
 
     @property
     def load(self) -> Load:
-        """Windows waiting for the engine, and sampled ones waiting to be decided."""
-        return Load(*map(sum, zip(self._queue.load, self._drawing.load, strict=True)))
+        """Windows waiting for the engine, and those waiting to be decided."""
+        return Load(*map(sum, zip(self._queue.load, self._long.load, strict=True)))
 
     def begin(self, session: Session, round_: Round) -> None:
         """Queue a round for verification."""
-        session.current, round_.probs_bytes = round_, self._drawing.probs_bytes(session, round_)
+        session.current, round_.target_bytes = round_, self._long.target_bytes(session, round_)
         logprobs = session.drawn and not session.sampling.greedy
         hidden = len(round_.window.ids) > 0 and self._acceptance.needs_hidden(session)
         further, ends = 0 if self._ledger.estimates else ahead(session), self._intake.offer.end_ids
@@ -265,7 +265,7 @@ class BaseStation:
         start_s = self._clock.time()
         judged, failed = apart(ready, self._acceptance.decide)
         await self._closer.fail_all((session, exc) for (session, _), exc in failed)
-        await self._runner.judged(sum(len(r.candidates()) for s, r, _ in judged if self._acceptance.needs_hidden(s)))
+        await self._runner.judged(self._acceptance.by_hidden(judged))
         judge_s = self._clock.time() - start_s
         for _, round_, _ in judged:
             round_.judge_s = 0.0 if round_.follows else judge_s

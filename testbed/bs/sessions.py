@@ -48,8 +48,8 @@ class Round:
     """Time of the last round's messages on the link, as the UE measured it."""
     pending: Pending | None = None
     """The request that the scheduler sees."""
-    probs_bytes: int = 0
-    """Size of the distributions that decide about its drafted tokens; 0: none do."""
+    target_bytes: int = 0
+    """Size of the target's distributions or hidden states that decide about its drafted tokens; 0: none do."""
     pieces_s: float = 0.0
     """Time in passes that computed pieces of the prefix."""
     new: int = 0
@@ -62,6 +62,11 @@ class Round:
     followed: bool = False
     """Whether it was verified with the round before it, and with the one after it: a stream decoded ahead."""
     _candidates: tuple[VerifyResult, list[int]] | None = None
+
+    @property
+    def asking(self) -> bool:
+        """Whether hidden states were requested and have not arrived."""
+        return self.asked_s is not None and self.window.hidden is None
 
     def candidates(self) -> list[int]:
         """Positions whose drafted token is not the target's argmax."""
@@ -128,7 +133,7 @@ class Session:
     @property
     def idle(self) -> bool:
         """Whether it waits for its UE and not for the engine."""
-        return self.current is None or self.current.asked_s is not None
+        return self.current is None or self.current.asking
 
     @property
     def reserved(self) -> int:
@@ -139,7 +144,7 @@ class Session:
     def waiting_bytes(self) -> int | None:
         """Size of its window, and of what decides about it, if that waits; None: none does."""
         found = None if self.idle else self.current
-        return None if found is None else found.window.size_bytes + found.probs_bytes
+        return None if found is None else found.window.size_bytes + found.target_bytes
 
     @property
     def drawn(self) -> bool:

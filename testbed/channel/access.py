@@ -54,7 +54,7 @@ class AllowList:
                 found = entries(self._directory)
                 gone = {e.public_key for e in found if e.revoked}
                 self._keys, self._seen = frozenset({e.public_key for e in found} - gone), seen
-        except OSError as exc:
+        except (OSError, BadInput) as exc:
             LOG.warning("the list of keys cannot be read, so all clients are refused: %s", exc)
             self._keys, self._seen = frozenset(), None
 

@@ -118,11 +118,15 @@ def revoke(directory: Path, name: str) -> KeyEntry:
 
 
 def entries(directory: Path) -> list[KeyEntry]:
-    """All keys that are or were in the list, sorted by name; unreadable files are skipped."""
+    """All keys that are or were in the list, sorted by name; unreadable files in `clients/` are skipped.
+
+    Raises:
+        BadInput: an unreadable file in `revoked/`, whose key might be allowed under another name.
+    """
     found = []
     for place in (CLIENTS, REVOKED):
         for path in sorted((directory / place).glob("*.key")):
-            with contextlib.suppress(BadInput):
+            with contextlib.suppress(*(() if place == REVOKED else (BadInput,))):
                 found.append(KeyEntry(path.stem, _load(path)[0].decode(), place == REVOKED))
     return found
 

@@ -22,6 +22,7 @@ from testbed.cli.options import OUTPUT
 from testbed.cli.output import console, note, visible
 from testbed.cli.screens import PanelCommand
 from testbed.errors import BadInput
+from testbed.experiments.results.csv_file import plain_cell
 from testbed.intervals import printable
 
 Columns = Mapping[str, tuple[str, str]]
@@ -272,7 +273,7 @@ def _markdown(data: TableData) -> str:
 def _csv(data: TableData) -> str:
     buffer = io.StringIO()
     cells = [["" if cell == NOTHING else cell for cell in line] for line in data.lines]
-    csv.writer(buffer, lineterminator="\n").writerows([data.headers, *cells])
+    csv.writer(buffer, lineterminator="\n").writerows(map(plain_cell, line) for line in (data.headers, *cells))
     return buffer.getvalue()
 
 

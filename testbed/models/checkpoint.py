@@ -61,7 +61,7 @@ class Checkpoint:
             content: dict[str, Any] = json.loads(path.read_text())
         except FileNotFoundError:
             raise ModelError(f"{path}: no such file; give a Hugging Face model directory") from None
-        except (OSError, ValueError) as exc:
+        except (OSError, ValueError, RecursionError) as exc:
             raise ModelError(f"{path}: not readable as JSON ({exc})") from exc
         return content
 

@@ -25,8 +25,8 @@ VERSION = 1
 """Version of these messages."""
 MAX_CHUNK_BYTES = 2**20
 MAX_FILE_BYTES = 64 * 2**30
-MAX_ORDERS = 10_000
-"""Most orders that an agent keeps."""
+MAX_ORDERS, MAX_FILES = 10_000, 10_000
+"""Most orders and uploaded files that an agent keeps."""
 MAX_RESULT_FILES = 16
 """Most files in the result of an order."""
 CANCELLED = "cancelled"

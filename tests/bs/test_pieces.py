@@ -92,7 +92,7 @@ async def test_a_round_in_pieces_is_verified_once_whatever_is_sent_again() -> No
         await connection.send(draft, {"ids": np.array([1, 2], np.int32)})
         assert (await connection.receive(number, 5)).message == verdict and isinstance(verdict, Verdict)
     assert engine.asked == [[(128, 0)], [(256, 0)], [(300, 2)]]
-    assert (bs.passes, bs.rounds, bs.metrics()["pieces"]) == (3, 1, 2)
+    assert (bs.metrics()["passes"], bs.rounds, bs.metrics()["pieces"]) == (3, 1, 2)
     assert verdict.token == next_token([*range(300), 1, 2][: 300 + verdict.accepted], VOCAB, 0)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from testbed.channel.access import RELOAD_S, AllowList, is_loopback, require_keys
-from testbed.channel.keys import ClientKeys, load_client, load_server, new_client, new_server, revoke
+from testbed.channel.keys import ClientKeys, entries, load_client, load_server, new_client, new_server, revoke
 from testbed.channel.link import ZmqLink, ZmqServerLink, new_identity
 from testbed.errors import BadInput, LinkError, LinkTimeout
 from tests.support.refusals import refuse
@@ -247,6 +247,19 @@ def test_a_revoked_key_does_not_come_back_under_another_name(keys: Path, known: 
     revoke(keys, "known")
     (keys / "clients" / "other.key").write_bytes((keys / "revoked" / "known.key").read_bytes())
     assert known.public.decode() not in AllowList(keys)
+
+
+def test_a_revoked_key_that_cannot_be_read_lets_nobody_in(
+    keys: Path, known: ClientKeys, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It might be allowed under another name."""
+    damaged = keys / "revoked" / "damaged.key"
+    damaged.write_text("curve")
+    assert known.public.decode() not in AllowList(keys)
+    assert "all clients are refused" in caplog.text and "damaged.key" in caplog.text
+    refuse(lambda: entries(keys), BadInput, "damaged.key cannot be read as a key")
+    damaged.unlink()
+    assert known.public.decode() in AllowList(keys)
 
 
 # ---------------------------------------------------------------- where keys are needed

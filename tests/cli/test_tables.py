@@ -158,12 +158,13 @@ def test_columns_are_chosen_by_key_or_header_and_unknown_ones_are_refused(capsys
 def test_tables_that_commands_draw_themselves_take_formats_too(capsys: pytest.CaptureFixture[str]) -> None:
     table = Table("check", "state", title="doctor")
     table.add_row("a name[/from elsewhere]", "ok")
+    table.add_row("=1+1", "-0.5")
     STYLE.set(TableStyle(form="csv"))
     print_table(table)
-    assert capsys.readouterr().out == "check,state\na name[/from elsewhere],ok\n"
+    assert capsys.readouterr().out == "check,state\na name[/from elsewhere],ok\n'=1+1,-0.5\n"
     STYLE.set(TableStyle(form="json", columns=("state",)))
     print_table(table)
-    assert json.loads(capsys.readouterr().out) == [{"state": "ok"}]
+    assert json.loads(capsys.readouterr().out) == [{"state": "ok"}, {"state": "-0.5"}]
 
 
 def test_the_command_line_sets_the_style_and_forgets_it(

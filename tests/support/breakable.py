@@ -9,11 +9,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from testbed.bs.dispatch import Dispatcher
-from testbed.bs.judging.drawing import Drawing
+from testbed.bs.judging.long_rounds import LongRounds
 from testbed.bs.server import BaseStation
 from testbed.tasks import Background, beside
 
-SERVING = ((Dispatcher, "receive"), (Dispatcher, "expire"), (BaseStation, "_run"), (Drawing, "run"))
+SERVING = ((Dispatcher, "receive"), (Dispatcher, "expire"), (BaseStation, "_run"), (LongRounds, "run"))
 """The tasks of `BaseStation.serve`."""
 Say = Callable[..., None]
 Work = Callable[[], Coroutine[Any, Any, None]]

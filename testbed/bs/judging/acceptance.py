@@ -32,7 +32,7 @@ class Acceptance:
         keeps = dict(zip(judged, self._judge.judge(asked), strict=True)) if asked else {}
         if self._counts_risk is not None:
             for i in judged:
-                ready[i][0].risk = max(ready[i][0].risk, self._counts_risk.risk(ready[i][0].key))
+                ready[i][0].risk = max(ready[i][0].risk, self._counts_risk.risk(ready[i][0].name))
         found: list[Judged] = []
         for i, (session, round_) in enumerate(ready):
             if session.drawn:
@@ -50,6 +50,10 @@ class Acceptance:
         judged = session.protocol is not None and session.protocol.judged
         return judged and self._judge.needs_hidden(session.threshold)
 
+    def by_hidden(self, judged: Sequence[Judged]) -> int:
+        """Number of positions that were judged by hidden states."""
+        return sum(len(round_.candidates()) for session, round_, _ in judged if self.needs_hidden(session))
+
     def _candidates(self, session: Session, round_: Round) -> Candidates:
         rows = round_.candidates()
         result, hidden = round_.result, round_.window.hidden
@@ -62,7 +66,7 @@ class Acceptance:
             target_hidden=None if result.hidden is None else result.hidden[seen],
             csi=round_.csi,
             threshold=session.threshold,
-            session=session.key,
+            session=session.name,
             risk=session.risk,
         )
 
@@ -79,3 +83,4 @@ def attach_hidden(session: Session, round_: Round, arrays: dict[str, AnyArray]) 
     hidden = np.zeros((len(round_.window.ids), session.drafter_hidden), states.dtype)
     hidden[rows] = states
     round_.window = round_.window._replace(hidden=hidden)
+    session.last_reply = []  # a copy of the draft no longer asks for them

@@ -30,7 +30,7 @@ class Candidates:
     threshold: float
     """θ in [0, 1], as the UE requests it; 0 rejects every mismatch under any judge."""
     session: Hashable = ()
-    """Key of the response that they belong to."""
+    """Name of the response that they belong to."""
     risk: float = 0.0
     """Risk that the response has spent so far: see `Verdict.risk`."""
 

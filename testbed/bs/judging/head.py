@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
@@ -121,6 +122,8 @@ class BudgetJudge(HeadJudge):
             raise BadInput(f"the quality budget is a share of answers in (0, 1), such as 0.01, not {share}")
         self._whole = -math.log1p(-share)
         self._spent: OrderedDict[Hashable, float] = OrderedDict()
+        self._spending = threading.Lock()
+        """Rounds that take long are judged in a thread, others meanwhile in the event loop."""
 
     def needs_hidden(self, threshold: float) -> bool:
         """Whether anything is judged."""
@@ -145,10 +148,11 @@ class BudgetJudge(HeadJudge):
                 break
             kept[i] = True
             left += math.log1p(-risk)
-        self._spent[window.session] = self._whole - left
-        self._spent.move_to_end(window.session)
-        if len(self._spent) > ACCOUNTS:
-            self._spent.popitem(last=False)
+        with self._spending:
+            self._spent[window.session] = self._whole - left
+            self._spent.move_to_end(window.session)
+            if len(self._spent) > ACCOUNTS:
+                self._spent.popitem(last=False)
         return kept
 
 

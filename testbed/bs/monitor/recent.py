@@ -215,4 +215,4 @@ def _state(session: Session) -> str:
         return "alone"
     if session.current is None:
         return "ue"
-    return "bs" if session.current.asked_s is None else "hidden"
+    return "hidden" if session.current.asking else "bs"

@@ -114,7 +114,7 @@ def _read_iperf3(paths: Sequence[Path], options: Options, ratio: float) -> Conve
         if any(r.size for r in rtts):
             columns["rtt"] = np.array([r.mean() / 1000 if r.size else np.nan for r in rtts])
             notes.append("RTT: measured by TCP under full load")
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as exc:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
         raise BadInput(f"{name} is not the output of iperf3 --json ({type(exc).__name__}: {exc})") from exc
     return make_trace(columns, options, ratio, notes, name)
 

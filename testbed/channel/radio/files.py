@@ -10,8 +10,6 @@
 from __future__ import annotations
 
 import math
-import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +22,7 @@ from testbed.assets.bundled_files import find
 from testbed.channel.radio.adaptation import Adaptation, AdaptedAir, SinrSeries
 from testbed.channel.radio.model import RadioUe, Spectrum
 from testbed.errors import BadInput
-from testbed.files import whole_file
+from testbed.files import npz_arrays, whole_file
 from testbed.options import Config, option
 
 MOST_UES, MOST_STEPS = 10_000, 2_000_000
@@ -69,10 +67,10 @@ def read_radio_file(path: Path) -> RadioFile:
         BadInput: unreadable, or no radio file.
     """
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
-            up, down = (found[name].astype(np.float16) for name in ("uplink_db", "downlink_db"))
-            return RadioFile(up, down, float(found["step_s"]), str(found["about"]))
-    except (OSError, KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as exc:
+        found = npz_arrays(path)
+        up, down = (found[name].astype(np.float16) for name in ("uplink_db", "downlink_db"))
+        return RadioFile(up, down, float(found["step_s"]), str(found["about"]))
+    except (KeyError, ValueError, TypeError, BadInput) as exc:
         raise BadInput(f"{path} is no radio file: {exc}") from exc
 
 

@@ -48,7 +48,7 @@ def uplinks_mbps(path: Path, uplink_mbps: float | None = None) -> tuple[float, .
 def _document(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise BadInput(f"cannot read shares from {path}: {exc}") from exc
     if not isinstance(document, dict):
         raise BadInput(f"{path} holds no shares; write it with `testbed optim bandwidth --json`")

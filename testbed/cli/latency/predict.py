@@ -125,7 +125,7 @@ def _given(text: str | None) -> dict[str, Any]:
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise BadInput(f"cannot read a fit from {path}: {getattr(exc, 'strerror', None) or exc}") from exc
     if not isinstance(document, dict):
         raise BadInput(f"{path} is no fit as `testbed latency fit --json` writes it")

@@ -23,6 +23,13 @@ def rerun(
     own_scorer: Annotated[
         bool, typer.Option("--own-scorer", help="Run the scorer that the directory names also if it is code.")
     ] = False,
+    as_configured: Annotated[
+        bool,
+        typer.Option(
+            "--as-configured",
+            help="Let a `ue run` contact base stations on other machines and read a data set that is not bundled.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Repeat the run of a directory and compare outputs, token by token, and rows, column by column.
@@ -38,7 +45,7 @@ def rerun(
     from testbed.experiments.sweep.rerun import rerun as run_again
 
     directory = out or Path("runs") / f"rerun-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    document = run_again(run, directory, note, own_scorer)
+    document = run_again(run, directory, note, own_scorer, as_configured)
     if as_json:
         print_json(document)
         return

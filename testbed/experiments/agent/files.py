@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from testbed.files import whole_file
 from testbed.protocols.codec import AnyArray, encode
 from testbed.protocols.orders import (
     MAX_CHUNK_BYTES,
+    MAX_FILES,
     MAX_ORDERS,
     MAX_RESULT_FILES,
     File,
@@ -67,6 +67,7 @@ class Files:
         """Identity (inode, size, time of change) and digest of complete files."""
         for folder in (self._root, self._parts):
             folder.mkdir(parents=True, exist_ok=True)
+        self._count = sum(path.is_file() for path in self._root.rglob("*"))
 
     def expire(self, coming: int = 0, needed: int = 0) -> None:
         """Delete unfinished uploads that nobody continues, the least recently continued first.
@@ -99,7 +100,7 @@ class Files:
         """Append a chunk; the answer gives the size stored so far, which is the offset of the next chunk.
 
         Raises:
-            BadInput: not enough disk space, an oversized chunk, or a digest mismatch, after which the upload restarts.
+            BadInput: too many files, no disk space, an oversized chunk, or a wrong digest: then the upload restarts.
         """
         if data.dtype != np.uint8 or data.ndim != 1 or len(data) > MAX_CHUNK_BYTES:
             raise BadInput(f"a chunk must be u1 [n] with n up to {MAX_CHUNK_BYTES}")
@@ -111,6 +112,8 @@ class Files:
             return Stored(name=message.name, size=min(there, message.total))
         if there + len(data) > message.total:
             raise BadInput(f"{message.name} is longer than the announced {message.total} bytes")
+        if self._count >= MAX_FILES and not path.exists():
+            raise BadInput(f"the agent already stores {MAX_FILES} files; delete some from {self._root}")
         needed = message.total - there + SPARE_BYTES
         if not there:
             self.expire(coming=1, needed=needed)
@@ -137,6 +140,7 @@ class Files:
             raise BadInput(f"{message.name} was corrupted in transfer; upload it again")
         with contextlib.suppress(FileExistsError):
             path.parent.mkdir(parents=True, exist_ok=True)
+        self._count += not path.exists()
         part.replace(path)
         self._digests[path] = (_identity_of(path), message.digest)
 
@@ -293,5 +297,4 @@ def chunk_of(kept: StoredOrder, message: Get) -> AnyArray:
 
 def free_bytes(path: Path) -> int:
     """Free disk space."""
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_frsize
+    return shutil.disk_usage(path).free

@@ -69,7 +69,7 @@ def read_plan(config: CellConfig) -> CellPlan:
     path = Path(str(config.bs.plan))
     try:
         plan = msgspec.json.decode(path.read_bytes(), type=CellPlan)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise BadInput(f"{path}: {exc}; give the output of `testbed optim plan --json`") from exc
     tasks = sorted(k for batch in plan.batches for k in batch)
     count = len(decoding(config))

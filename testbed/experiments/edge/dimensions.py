@@ -21,7 +21,7 @@ def of_directory(directory: Path) -> Model:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         text = config.get("text_config", config)
         return Model(layers=text["num_hidden_layers"], hidden=text["hidden_size"], ffn=text["intermediate_size"])
-    except (OSError, ValueError, KeyError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise ModelError(f"{path} does not give layers, hidden and feed-forward size: {exc}") from exc
 
 

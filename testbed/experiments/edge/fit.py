@@ -212,5 +212,5 @@ def read_cost(path: Path) -> Cost:
     """
     try:
         return msgspec.convert(json.loads(path.read_text(encoding="utf-8"))["cost"], Cost)
-    except (OSError, ValueError, KeyError, TypeError, BadInput) as exc:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, BadInput) as exc:
         raise BadInput(f"{path} has no `cost`, as `testbed optim fit --json` writes it: {exc}") from exc

@@ -153,7 +153,7 @@ def read_log(out: Path) -> list[dict[str, Any]]:
         try:
             event = json.loads(line)
             known = event["event"] in (VISIT, CELL, NOTE)
-        except (ValueError, KeyError, TypeError) as exc:
+        except (ValueError, KeyError, TypeError, RecursionError) as exc:
             raise BadInput(f"{path} line {number} is invalid") from exc
         if known:
             found.append(event)

@@ -41,6 +41,8 @@ def read(path: Path) -> Coefficients:
     """
     try:
         document = json.loads(read_text(path))
+    except RecursionError as exc:
+        raise BadInput(f"{path.name} is nested too deeply; give the output of fit --json") from exc
     except json.JSONDecodeError as exc:
         raise BadInput(f"{path.name}, line {exc.lineno}: no JSON ({exc.msg}); give the output of fit --json") from exc
     if not isinstance(document, dict):

@@ -15,6 +15,8 @@ from testbed.errors import BadInput
 from testbed.models.problems import SPLITS, generate
 from testbed.models.scoring import final_number
 
+BUNDLED = "bundled:"
+"""Begin of the names of bundled data sets."""
 BUNDLED_SIZE = 500
 BUNDLED_SEED = 2026
 """Seed of the bundled calibration and test problems; training uses other seeds and another split."""
@@ -45,8 +47,8 @@ def load_dataset(spec: str, limit: int | None = None) -> list[Example]:
     """
     if limit is not None and limit < 1:
         raise BadInput(f"the number of prompts must be at least 1, not {limit}")
-    if spec.startswith("bundled:"):
-        examples = _bundled(spec.removeprefix("bundled:"), limit or BUNDLED_SIZE)
+    if spec.startswith(BUNDLED):
+        examples = _bundled(spec.removeprefix(BUNDLED), limit or BUNDLED_SIZE)
     elif spec.startswith("hf:"):
         examples = _hub(spec.removeprefix("hf:"), limit)
     else:
@@ -58,7 +60,7 @@ def load_dataset(spec: str, limit: int | None = None) -> list[Example]:
 
 def _bundled(split: str, count: int) -> list[Example]:
     if split not in SPLITS:
-        raise BadInput(f"no bundled data set {split!r}; known: {', '.join(f'bundled:{s}' for s in SPLITS)}")
+        raise BadInput(f"no bundled data set {split!r}; known: {', '.join(BUNDLED + s for s in SPLITS)}")
     return list(_generated(split, count))
 
 
@@ -80,7 +82,7 @@ def _jsonl(path: Path, limit: int | None) -> list[Example]:
 def _parse(path: Path, number: int, line: str) -> Any:
     try:
         return json.loads(line)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise BadInput(f"{path}:{number} is not JSON: {exc}") from exc
 
 

@@ -5,6 +5,7 @@ A profile is a YAML file (`hardware/profiles/`); virtual runs use its compute ti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -215,7 +216,7 @@ class Profile(Config, frozen=True, kw_only=True):
     """Compute times of a UE and a BS.
 
     Raises:
-        BadInput: negative times.
+        BadInput: times that are negative, not finite, or cannot be computed.
     """
 
     name: str
@@ -240,15 +241,18 @@ class Profile(Config, frozen=True, kw_only=True):
     """None: judging takes no time."""
 
     def __post_init__(self) -> None:
-        if (
-            min(
-                self.draft.window_s(1, 1),
-                self.draft.prefill_s(1),
-                self.verify.pass_s([PassWork(1, 1, 1)]),
-                self.stack_s,
-            )
-            < 0
-        ):
+        try:
+            times_s = [
+                self.draft.window_s(1, 1), self.draft.prefill_s(1), self.verify.pass_s([PassWork(1, 1, 1)]),
+                self.stack_s, 0.0 if self.head is None else self.head.position_s,
+            ]  # fmt: skip
+        except ArithmeticError as exc:  # no FLOPs a second, or numbers beyond the range of floats
+            raise BadInput(f"profile {self.name}: its times cannot be computed ({exc})") from exc
+        parts = (self, self.draft, self.verify, self.hot, self.head)
+        numbers = [value for part in parts if part is not None for value in msgspec.structs.astuple(part)]
+        if not all(math.isfinite(value) for value in (*times_s, *numbers) if isinstance(value, float)):
+            raise BadInput(f"profile {self.name}: times must be finite")
+        if min(times_s) < 0:
             raise BadInput(f"profile {self.name}: times must not be negative")
 
     @property

@@ -174,7 +174,7 @@ def _prior(path: Path) -> Csi:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         measured = dict(document["csi"])
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as exc:
         raise BadInput(f"bad channel state {str(path)!r}: not written by `channel measure`; use {FORMS}") from exc
     assumed = {"uplink_mbps": ASSUMED_MBPS, "downlink_mbps": ASSUMED_MBPS}
     try:

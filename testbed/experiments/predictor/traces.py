@@ -6,8 +6,6 @@ are complete.
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import BadInput
-from testbed.files import claim, whole_file
+from testbed.files import claim, npz_arrays, whole_file
 from testbed.ue.windows.predictor import FEATURES, AcceptanceLabels
 
 META = "meta.json"
@@ -134,9 +132,9 @@ class TraceStore:
     def _read(self, number: int) -> Traces:
         path = self._path(number)
         try:
-            with np.load(path, allow_pickle=False) as arrays:
-                traces = Traces(**{f.name: arrays[f.name] for f in fields(Traces)})
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as exc:
+            arrays = npz_arrays(path)
+            traces = Traces(**{f.name: arrays[f.name] for f in fields(Traces)})
+        except (KeyError, BadInput) as exc:
             raise BadInput(f"{path} is not a chunk of traces: {exc}") from exc
         if traces.features.shape != (len(traces), len(FEATURES)) or len(traces.accepted) != len(traces):
             raise BadInput(f"{path} is not a chunk of traces: inconsistent array shapes")

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from testbed.experiments.report.data import Row
 from testbed.experiments.report.intervals import LINK, Intervals
+from testbed.experiments.results.csv_file import plain_cell
 
 SETTINGS = ("window_rule", "drafter", "engine", "dtype", "temperature")
 """Settings of a run that a row names only where the rows differ in them."""
@@ -187,5 +188,5 @@ def rows_csv(rows: Sequence[Row], intervals: Sequence[Intervals]) -> str:
 
 def _csv(lines: Sequence[Sequence[Any]]) -> str:
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(lines)
+    csv.writer(buffer, lineterminator="\n").writerows(map(plain_cell, line) for line in lines)
     return buffer.getvalue()

@@ -10,9 +10,11 @@ from typing import Any
 
 import msgspec
 
+from testbed.channel.access import is_loopback
 from testbed.channel.spec import channel_text, parse_channel
 from testbed.config import Config, DemoConfig, RunConfig, load
 from testbed.errors import BadInput, ConfigError
+from testbed.experiments.inputs.datasets import BUNDLED
 from testbed.experiments.inputs.scorers import check_builtin
 from testbed.experiments.results.compare import POINTS, compare
 from testbed.experiments.results.directory import read_summary
@@ -22,6 +24,7 @@ from testbed.experiments.sweep.grid import run_sweep
 from testbed.experiments.sweep.points import SCORER, SweepConfig, SweepPoint, load_sweep, points, scorers
 from testbed.experiments.sweep.run import PointRunner
 from testbed.files import require_empty, yaml_file
+from testbed.ue.dial import addresses
 
 Say = Callable[[str], None]
 POINT = "point.yaml"
@@ -33,24 +36,26 @@ KINDS: dict[str, tuple[str, type[Config]]] = {
 """Kinds of runs that can be repeated: a key that only their `config.yaml` has, and its type."""
 
 
-def rerun(run: Path, out: Path, say: Say, own_scorer: bool = False) -> dict[str, Any]:
+def rerun(run: Path, out: Path, say: Say, own_scorer: bool = False, as_configured: bool = False) -> dict[str, Any]:
     """Repeat a run into `out` and compare; returns `run`, `rerun`, `kind` and the result of `compare`.
 
     A virtual demo that measured this machine uses the profile that it wrote then, so that its times repeat.
 
     Args:
         own_scorer: whether a scorer that is not built in may run, which is code that the directory names.
+        as_configured: whether a `ue run` may contact other machines and read a data set that is not bundled.
 
     Raises:
-        BadInput: not a run directory, a run of another command, a scorer that may not run, or a non-empty `out`.
+        BadInput: not a run directory, a run of another command, a scorer that may not run, a base station or data set
+            that may not be used, or a non-empty `out`.
     """
     read_summary(run)
     require_empty(out)
-    kind = _run(run, out, say, own_scorer)
+    kind = _run(run, out, say, own_scorer, as_configured)
     return {"run": str(run), "rerun": str(out), "kind": kind, **compare(run, out)}
 
 
-def _run(run: Path, out: Path, say: Say, own_scorer: bool) -> str:
+def _run(run: Path, out: Path, say: Say, own_scorer: bool, as_configured: bool) -> str:
     def check(names: Iterable[str]) -> None:
         for name in () if own_scorer else names:
             check_builtin(name, run, "repeat it with --own-scorer")
@@ -67,8 +72,26 @@ def _run(run: Path, out: Path, say: Say, own_scorer: bool) -> str:
     elif isinstance(config, DemoConfig):
         run_demo(_with_profile(config, run), out, say)
     elif isinstance(config, RunConfig):
+        found = beyond(config)
+        if found and not as_configured:
+            raise BadInput(
+                f"{run} names {' and '.join(found)}, and prompts are sent to base stations: check its "
+                "config.yaml, and repeat it with --as-configured"
+            )
+        say(f"base station {config.bs}, prompts of {config.dataset}")
         run_ue(config, _given(run, config), out)
     return kind
+
+
+def beyond(config: RunConfig) -> list[str]:
+    """Base stations that are not on this machine, and a data set that is not bundled, as words.
+
+    Raises:
+        BadInput: an invalid address.
+    """
+    stations = [one for text in (config.bs, config.local_bs) if text for one in addresses(text)]
+    far = [f"the base station {one}" for one in dict.fromkeys(stations) if not is_loopback(one)]
+    return far + ([] if config.dataset.startswith(BUNDLED) else [f"the data set {config.dataset}"])
 
 
 def point_of(run: Path, check: Callable[[Iterable[str]], None] = lambda names: None) -> SweepPoint | None:
@@ -126,7 +149,7 @@ def _given(run: Path, config: RunConfig) -> list[int] | list[str] | None:
         return list(json.loads((run / GIVEN).read_text(encoding="utf-8")))
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, TypeError) as exc:
+    except (OSError, ValueError, TypeError, RecursionError) as exc:
         raise BadInput(f"cannot read {run / GIVEN}: {exc}") from exc
     decoded = max((row["requests"] for row in read_summary(run)["rows"]), default=0)
     if decoded == 1 and config.limit is None:

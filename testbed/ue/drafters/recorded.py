@@ -74,7 +74,7 @@ def load_recording(path: Path) -> DraftRecording:
     """
     try:
         return msgspec.msgpack.decode(path.read_bytes(), type=DraftRecording)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise BadInput(f"{path} is no recording of drafts: {exc}") from exc
 
 

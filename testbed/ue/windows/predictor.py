@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import zipfile
-import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,13 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import BadInput
-from testbed.files import make_folder, whole_file
+from testbed.files import make_folder, npz_arrays, whole_file
 from testbed.ue.drafters.base import DraftToken
 
 FEATURES = ("top1", "entropy", "margin", "logit_std", "position")
 """WISP names four of its five features; the position in the window, from 1, is our choice of the fifth."""
 MOST_LEAVES = 64
 """Maximum number of leaves of a tree: each is one bit of a 64-bit word."""
+MOST_WORDS = 2**26
+"""Largest product of nodes and trees: half a gigabyte of bit vectors."""
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -139,12 +139,14 @@ class Trees:
             `value` (of leaves); `roots` (number of each tree's first node); `base` [1], added to the sum.
 
     Raises:
-        ValueError: arrays that are no trees, or a tree of more than 64 leaves.
+        ValueError: arrays that are no trees, too many trees, or a tree of more than 64 leaves.
     """
 
     def __init__(self, arrays: Arrays) -> None:
         feature, threshold = arrays["feature"], arrays["threshold"].astype(np.float64)
         roots = arrays["roots"].tolist()
+        if len(feature) * len(roots) > MOST_WORDS:
+            raise ValueError(f"{len(roots)} trees of {len(feature)} nodes in all")
         self._base = float(arrays["base"][0])
         self._values = np.zeros((len(roots), MOST_LEAVES))
         self._offsets = np.arange(len(roots), dtype=np.int64) * MOST_LEAVES - 1023
@@ -289,8 +291,7 @@ def load_predictor(directory: Path) -> RejectionPredictor:
     """
     try:
         info = msgspec.json.decode((directory / "predictor.json").read_bytes(), type=PredictorInfo)
-        with np.load(directory / "predictor.npz", allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, msgspec.DecodeError, zipfile.BadZipFile, zlib.error) as exc:
+        arrays = npz_arrays(directory / "predictor.npz")
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, BadInput) as exc:
         raise BadInput(f"no predictor in {directory} ({exc}); `testbed predictor train` makes one") from exc
     return RejectionPredictor(info, arrays)

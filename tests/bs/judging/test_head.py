@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -177,6 +179,20 @@ def test_accounts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for session in (1, 2, 1, 3, 4):
         judged(judge, session, [0.04])
     assert judge.risk(2) == judge.risk(99) == 0 < judge.risk(3) < judge.risk(1)
+
+
+def test_accounts_are_kept_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long rounds are judged in a thread, others meanwhile in the event loop."""
+    monkeypatch.setattr(head_judge, "ACCOUNTS", 1)
+    judge, interval_s = budget_judge(0.1), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            found = threads.map(lambda n: [judge.judge([risky(n, [0.04])])[0].all() for _ in range(2000)], range(4))
+            assert all(map(all, found))
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert len(judge._spent) == 1
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1])

@@ -85,6 +85,21 @@ def test_uploads_that_nobody_continues_make_room_on_the_disk(tmp_path: Path, mon
     assert idle not in parts(tmp_path) and recent in parts(tmp_path)
 
 
+def test_uploaded_files_are_bounded_in_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_files, "MAX_FILES", 3)
+    agent = Files(tmp_path)
+    for number in range(3):
+        assert upload(agent, number, 0, 100) == 100
+    for again in (agent, Files(tmp_path)):
+        refuse(lambda: upload(again, 3, 0, 100), BadInput, "already stores 3 files")  # noqa: B023
+        assert upload(again, 2, 0, 100) == 100
+        changed = Put(name="f1", offset=0, total=1, digest=hashlib.blake2b(b"x", digest_size=16).hexdigest())
+        assert again.put(changed, np.frombuffer(b"x", np.uint8)).size == 1  # in place of another
+        assert upload(again, 1, 0, 100) == 100
+    (tmp_path / agent_files.FILES / "f0").unlink()
+    assert upload(Files(tmp_path), 3, 0, 100) == 100
+
+
 def order(name: str, in_s: float) -> Order:
     """A measurement that begins after some time."""
     return Order(id=name, what=Probing("tcp://127.0.0.1:1", None, 1, 1, 1.0), start_s=time.perf_counter() + in_s)

@@ -117,6 +117,18 @@ def test_wisps_two_sets_differ_as_printed() -> None:
         ("draft: {kind: magic}", "magic"),
         ("draft: {kind: linear, per_token_s: 1, colour: red}", "colour"),
         ("verify: {kind: linear}", "base_s"),
+        (
+            "draft: {kind: utilisation, layers: 1, hidden: 1, ffn: 1, peak_flops: 0, utilisation: 1}",
+            "computed .*division",
+        ),
+        (
+            "verify: {kind: utilisation, layers: 1, hidden: 1, ffn: 1, peak_flops: 1, utilisation: 0}",
+            "computed .*division",
+        ),
+        ("verify: {kind: linear, base_s: .nan}", "must be finite"),
+        ("verify: {kind: linear, base_s: .inf}", "must be finite"),
+        (f"draft: {{kind: flops, layers: {10**400}, hidden: 1, ffn: 1, c1_s: 1, c2_s: 1}}", "lay|range|large"),
+        ("head: {drafter_hidden: 1, target_hidden: 1, width: 1, peak_flops: 0, utilisation: 1}", "computed .*division"),
     ],
 )
 def test_profiles_that_cannot_be(change: str, words: str, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from testbed.errors import BadInput
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.compare import compare
 from testbed.experiments.runs.uerun import GIVEN
+from testbed.experiments.sweep import rerun as again
 from testbed.experiments.sweep.grid import run_sweep
 from testbed.experiments.sweep.points import SweepConfig, points
 from testbed.experiments.sweep.report import load_all
@@ -118,6 +119,35 @@ def test_a_scorer_that_is_code_runs_only_if_the_user_says_so(sweep: Path, tmp_pa
     assert not mark.exists()
     rerun(next(one for one in (given / "points").iterdir() if one != point), tmp_path / "out", print, own_scorer=True)
     assert mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"bs": "tcp://203.0.113.5:5555", "insecure": True}, "the base station tcp://203.0.113.5:5555, and"),
+        ({"local_bs": "tcp://127.0.0.1:5555,tcp://203.0.113.5:5555"}, "the base station tcp://203.0.113.5:5555, and"),
+        ({"dataset": "private.jsonl"}, "the data set private.jsonl, and"),
+        ({"bs": "tcp://203.0.113.5:5555", "dataset": "hf:a"}, "203.0.113.5:5555 and the data set hf:a, and"),
+    ],
+)
+def test_what_leaves_this_machine_is_for_the_user_to_say(
+    options: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory of somebody else's must not send a local file to a base station that it names."""
+    ran: list[RunConfig] = []
+    monkeypatch.setattr(again, "run_ue", lambda config, *_: ran.append(config))
+    monkeypatch.setattr(again, "compare", lambda *_: {})
+    row = {"method": "greedy", "requests": 2}
+    results.write_summary(tmp_path, results.summary({}, 0, {}, [row]))
+    save(RunConfig(limit=2, **options), tmp_path / "config.yaml")
+    refuse(lambda: rerun(tmp_path, tmp_path / "out", print), BadInput, words, "--as-configured")
+    assert not ran
+    said: list[str] = []
+    rerun(tmp_path, tmp_path / "out", said.append, as_configured=True)
+    assert ran[0].dataset in said[0] and ran[0].bs in said[0]
+    save(RunConfig(limit=2, bs="tcp://localhost:5555,ipc:///tmp/bs"), tmp_path / "config.yaml")
+    rerun(tmp_path, tmp_path / "out", print)
+    assert len(ran) == 2
 
 
 def test_what_cannot_be_run_again_is_refused(sweep: Path, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class AgentDevice:
         self._link = order.id
         try:
             document: dict[str, Any] = msgspec.json.decode((folder / LINK).read_bytes())
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as exc:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise BadInput(f"the measurement from {self._agent.address} is unreadable: {exc}") from exc
         return document
 

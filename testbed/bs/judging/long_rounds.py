@@ -1,0 +1,141 @@
+"""Rounds that take long to decide: decided beside the event loop, a few at a time.
+
+A sampled round of K tokens reads up to K + 1 distributions over the vocabulary, and a decision head reads the hidden
+states of both models at every mismatch: seconds of work for the largest windows and models, in which the base station
+would receive nothing and begin no pass. Passes never wait for it: what may wait is bounded where windows and hidden
+states are taken, in all and for each UE (`Round.target_bytes`, `Room.crowded`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from testbed.bs.closing import SessionCloser
+from testbed.bs.engines.runner import EngineRunner
+from testbed.bs.intake import Intake
+from testbed.bs.isolation import apart
+from testbed.bs.judging.acceptance import Acceptance, Judged
+from testbed.bs.room import Load
+from testbed.bs.sessions import Round, Session
+from testbed.clock import Clock
+from testbed.protocols.messages import Busy
+
+MOST_VALUES = 2**18
+"""Probabilities and elements of hidden states up to which the rounds of a pass are decided at once, in milliseconds."""
+Ready = Sequence[tuple[Session, Round]]
+"""Verified rounds that can be judged."""
+
+
+class SetAside(NamedTuple):
+    """A round that was set aside."""
+
+    session: Session
+    round_: Round
+    since_s: float
+
+
+class LongRounds:
+    """Rounds that were set aside; the arguments are parts of the base station."""
+
+    def __init__(
+        self,
+        acceptance: Acceptance,
+        intake: Intake,
+        runner: EngineRunner,
+        closer: SessionCloser,
+        clock: Clock,
+    ) -> None:
+        self._acceptance, self._runner, self._closer, self._clock = acceptance, runner, closer, clock
+        self._intake, self._sessions, self._offer = intake, intake.sessions, intake.offer
+        self._aside: dict[bytes, deque[SetAside]] = {}
+        """Rounds by UE, the one whose turn it is first."""
+        self._filled = asyncio.Event()
+
+    def split(self, ready: Ready) -> tuple[Ready, Ready]:
+        """Verified rounds to decide at once, and those to set aside: all that read values, if they read many."""
+        read = [self._values(*one) for one in ready]
+        if sum(read) <= MOST_VALUES:
+            return ready, ()
+        now = [one for one, values in zip(ready, read, strict=True) if not values]
+        return now, [one for one, values in zip(ready, read, strict=True) if values]
+
+    def refusal(self, session: Session, round_: Round, load: Load) -> Busy | None:
+        """The refusal of hidden states with which a round would be set aside while too much waits; None: there is
+        room.
+        """
+        if self._values(session, round_) <= MOST_VALUES:
+            return None
+        return self._intake.crowded(session.key, round_.number, load)
+
+    def target_bytes(self, session: Session, round_: Round) -> int:
+        """See `Round.target_bytes`."""
+        drafted = len(round_.window.ids)
+        hidden = self._offer.hidden_size if self._acceptance.needs_hidden(session) else 0
+        return 4 * (drafted + 1) * (self._offer.vocab_size if session.drawn else hidden) if drafted else 0
+
+    @property
+    def load(self) -> Load:
+        """Rounds that are set aside."""
+        waiting = [one.round_ for rounds in self._aside.values() for one in rounds]
+        return Load(len(waiting), sum(round_.window.size_bytes + round_.target_bytes for round_ in waiting))
+
+    def set_aside(self, rounds: Ready) -> None:
+        """Set rounds aside; those whose sessions were closed meanwhile are dropped."""
+        now_s = self._clock.time()
+        for session, round_ in rounds:
+            waiting = self._aside.setdefault(self._sessions.owner(session.key[0]), deque())
+            waiting.append(SetAside(session, round_, now_s))
+        kept = {ue: deque(one for one in waiting if self._waits(*one[:2])) for ue, waiting in self._aside.items()}
+        self._aside = {ue: waiting for ue, waiting in kept.items() if waiting}
+        if self._aside:
+            self._filled.set()
+
+    async def run(self, answer: Callable[[Sequence[Judged]], Awaitable[None]]) -> None:
+        """Decide the rounds that were set aside until cancelled; they are handed to `answer`."""
+        while True:
+            await self._filled.wait()
+            if not self._aside:
+                self._filled.clear()
+                continue
+            taken = {one.session.name: one for one in self._next() if self._waits(*one[:2])}
+            if not taken:
+                continue
+            work = functools.partial(apart, [one[:2] for one in taken.values()], self._acceptance.decide)
+            judged, failed = await self._runner.beside(work)
+            await self._runner.judged(self._acceptance.by_hidden(judged))
+            judged = [one for one in judged if self._waits(*one[:2])]
+            for session, round_, _ in judged:
+                round_.judge_s = self._clock.time() - taken[session.name].since_s
+            await self._closer.fail_all((lost, exc) for (lost, round_), exc in failed if self._waits(lost, round_))
+            await answer(judged)
+
+    def _next(self) -> list[SetAside]:
+        """The rounds whose turn it is: one of each UE in turn, as many as may be decided at once, and one at least."""
+        found: list[SetAside] = []
+        values = 0
+        while self._aside:
+            ue, waiting = next(iter(self._aside.items()))
+            values += self._values(*waiting[0][:2])
+            if found and values > MOST_VALUES:
+                break
+            found.append(waiting.popleft())
+            del self._aside[ue]
+            if waiting:
+                self._aside[ue] = waiting
+        return found
+
+    def _values(self, session: Session, round_: Round) -> int:
+        """Number of values that decide about a round: probabilities, or elements of the hidden states of mismatches."""
+        if session.drawn:
+            return (len(round_.window.ids) + 1) * self._offer.vocab_size
+        if not self._acceptance.needs_hidden(session):
+            return 0
+        return len(round_.candidates()) * (session.drafter_hidden + self._offer.hidden_size)
+
+    def _waits(self, session: Session, round_: Round) -> bool:
+        """Whether the session is open and waits for this round."""
+        return self._sessions.get(session.key) is session and session.current is round_

@@ -1,0 +1,239 @@
+"""Rounds that take long to decide, drawn or judged by a head: the same tokens, and others are served meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from testbed.assets.fingerprints import SYNTHETIC
+from testbed.bs.judging import acceptance, long_rounds
+from testbed.bs.judging.base import Candidates, Judge
+from testbed.bs.judging.head import BudgetJudge, HeadJudge
+from testbed.bs.server import BaseStation
+from testbed.bs.sessions import Round, Session
+from testbed.decision_head.head import DecisionHead
+from testbed.errors import LinkTimeout, ProtocolError
+from testbed.protocols import protocol
+from testbed.protocols.base import Window
+from testbed.protocols.messages import Busy, Draft, Hidden, NeedHidden, Open, Opened, Verdict
+from testbed.protocols.sampling import Kept, Sampling
+from testbed.synthetic import next_token
+from testbed.ue.client import Client
+from testbed.ue.drafters.synthetic import SyntheticDrafter
+from testbed.ue.session import DecodingSession
+from testbed.ue.windows.fixed import FixedWindow
+from tests.support.heads import random_head
+from tests.support.stations import VOCAB, client, station
+
+PROMPT = [1, 2, 3]
+
+
+async def decode(ue: Client, kind: str, tokens: int = 24, threshold: float = 0.0) -> list[int]:
+    drafter, sampling = SyntheticDrafter(vocab_size=VOCAB, alpha=0.6), Sampling(1.0, 0, 0.9)
+    session = DecodingSession(ue, drafter, protocol(kind), FixedWindow(4), threshold, sampling=sampling, seed=7)
+    return (await session.decode(PROMPT, tokens, ())).token_ids
+
+
+async def aside(bs: BaseStation, count: int) -> None:
+    """Wait until this many rounds are set aside, beside the one that is decided."""
+
+    async def waiting() -> None:
+        while bs._long.load.windows < count:
+            await asyncio.sleep(0.001)
+
+    await asyncio.wait_for(waiting(), 15)
+
+
+class Held(HeadJudge):
+    """A head whose first call waits for `go`."""
+
+    def __init__(self) -> None:
+        super().__init__(random_head())
+        self.begun, self.go, self.sizes = threading.Event(), threading.Event(), list[int]()
+
+    def judge(self, batch: Sequence[Candidates]) -> list[NDArray[np.bool_]]:
+        self.begun.set()
+        assert self.go.wait(10)
+        self.sizes.append(len(batch))
+        return super().judge(batch)
+
+
+@pytest.mark.parametrize("kind", ["rejection", "split"])
+async def test_rounds_that_are_set_aside_have_the_same_tokens(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for most in (long_rounds.MOST_VALUES, 0):
+        monkeypatch.setattr(long_rounds, "MOST_VALUES", most)
+        async with station() as (_, address), client(address) as ue:
+            found.append(await decode(ue, kind))
+    assert found[0] == found[1] and len(found[0]) == 24
+
+
+@pytest.mark.parametrize("kind", ["fh", "sh"])
+@pytest.mark.parametrize("make", [HeadJudge, lambda head: BudgetJudge(head, 0.95)])
+async def test_judged_rounds_that_are_set_aside_have_the_same_tokens(
+    kind: str, make: Callable[[DecisionHead], Judge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, threads, whole = [], set[bool](), HeadJudge.probabilities
+
+    def seen(*arguments: Any) -> list[NDArray[np.float32]]:
+        threads.add(threading.current_thread() is threading.main_thread())
+        return whole(*arguments)
+
+    monkeypatch.setattr(HeadJudge, "probabilities", seen)
+    for most in (long_rounds.MOST_VALUES, 0):
+        monkeypatch.setattr(long_rounds, "MOST_VALUES", most)
+        threads.clear()
+        async with station(judge=make(random_head())) as (_, address), client(address) as ue:
+            found.append((await decode(ue, kind, threshold=0.6), set(threads)))
+    assert found[0][0] == found[1][0] and len(found[0][0]) == 24
+    assert found[0][1] == {True} and found[1][1] == {False}
+
+
+@pytest.mark.parametrize("kind", ["fh", "sh"])
+async def test_others_are_served_while_a_head_judges(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_rounds, "MOST_VALUES", 0)
+    judge = Held()
+    async with station(judge=judge) as (_, address), client(address) as one, client(address) as other:
+        slow = asyncio.create_task(decode(one, kind, threshold=0.6))
+        try:
+            assert await asyncio.to_thread(judge.begun.wait, 30)
+            assert len(await decode(other, "greedy")) == 24
+            assert not slow.done()
+        finally:
+            judge.go.set()
+        assert len(await slow) == 24
+
+
+async def test_rounds_of_several_ues_are_judged_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one is judged, those of others wait; together they are one evaluation of the head."""
+    judge, most = Held(), long_rounds.MOST_VALUES
+    monkeypatch.setattr(long_rounds, "MOST_VALUES", 0)
+    async with contextlib.AsyncExitStack() as stack:
+        bs, address = await stack.enter_async_context(station(judge=judge))
+        ues = [await stack.enter_async_context(client(address)) for _ in range(5)]
+        slow = [asyncio.create_task(decode(ue, "fh", threshold=0.6)) for ue in ues]
+        try:
+            await aside(bs, 4)
+            monkeypatch.setattr(long_rounds, "MOST_VALUES", most)
+        finally:
+            judge.go.set()
+        found = await asyncio.gather(*slow)
+    assert all(tokens == found[0] for tokens in found) and judge.sizes[:2] == [1, 4]
+
+
+async def test_hidden_states_are_taken_once_and_refused_while_too_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_rounds, "MOST_VALUES", 0)
+    judge = Held()
+    async with station(judge=judge) as (bs, address), client(address) as ue:
+        number = ue.new_session()
+        draft = Draft(session=number, round=0, base_len=len(PROMPT))
+        open_ = Open(session=number, protocol="sh", threshold=0.5, hidden_size=64, drafter=SYNTHETIC)
+        await ue.send(open_, {"ids": np.array(PROMPT, np.int32)})
+        wrong = np.array([(next_token(PROMPT, VOCAB, 0) + 1) % VOCAB], np.int32)
+        await ue.send(draft, {"ids": wrong})
+        kinds = [type((await ue.receive(number, 5)).message) for _ in range(2)]
+        assert kinds == [Opened, NeedHidden]
+        hidden, states = Hidden(session=number, round=0), {"hidden": np.ones((1, 64), np.float16)}
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(bs._intake.sessions.room, "windows_bytes", 0)
+                await ue.send(hidden, states)
+                busy = (await ue.receive(number, 5)).message
+            assert isinstance(busy, Busy) and busy.round == 0 and "wait for the engine" in busy.reason
+            for _ in range(3):
+                await ue.send(hidden, states)
+            await ue.send(draft, {"ids": wrong})  # its answer is the verdict
+            assert await asyncio.to_thread(judge.begun.wait, 30)
+            await ue.rtt_s(1)
+            assert bs.load.windows == 0 and not next(iter(bs._intake.sessions)).idle
+        finally:
+            judge.go.set()
+        verdict = (await ue.receive(number, 5)).message
+        assert isinstance(verdict, Verdict) and (verdict.candidates, verdict.queried) == (1, 1)
+        with pytest.raises(LinkTimeout):
+            await ue.receive(number, 0.1)
+        assert judge.sizes == [1]
+
+
+async def test_others_are_served_while_a_round_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go, whole = threading.Event(), threading.Event(), acceptance.drawn
+
+    def held(*arguments: Any) -> Kept:
+        begun.set()
+        assert go.wait(30)
+        return whole(*arguments)
+
+    monkeypatch.setattr(long_rounds, "MOST_VALUES", 0)
+    monkeypatch.setattr(acceptance, "drawn", held)
+    async with station() as (_, address), client(address) as one, client(address) as other:
+        slow = asyncio.create_task(decode(one, "rejection"))
+        try:
+            assert await asyncio.to_thread(begun.wait, 30)
+            assert len(await decode(other, "greedy")) == 24
+            assert not slow.done()
+        finally:
+            go.set()
+        assert len(await slow) == 24
+
+
+async def test_ues_take_turns_and_no_pass_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A UE with many sampled rounds delays another one's by one of its own; what waits counts as load."""
+    go, decided, whole = threading.Event(), list[bytes](), acceptance.drawn
+
+    def held(session: Session, *arguments: Any) -> Kept:
+        assert go.wait(30)
+        decided.append(session.key[0])
+        return whole(session, *arguments)
+
+    monkeypatch.setattr(long_rounds, "MOST_VALUES", 0)
+    monkeypatch.setattr(acceptance, "drawn", held)
+    async with station() as (bs, address), client(address) as many, client(address) as one, client(address) as other:
+        slow = [asyncio.create_task(decode(many, "split")) for _ in range(6)]
+        try:
+            await aside(bs, 5)  # one is being decided
+            slow.append(asyncio.create_task(decode(one, "split")))
+            await aside(bs, 6)
+            assert bs.load.size_bytes > 6 * 4 * (4 + 1) * VOCAB
+            assert len(await decode(other, "greedy")) == 24
+            bs._intake.sessions.room.windows_bytes = 6 * 4 * (4 + 1) * VOCAB
+            assert "wait for the engine" in (bs._intake.sessions.crowded(bs.load, b"other") or "")
+            bs._intake.sessions.room.windows_bytes = 2**30
+        finally:
+            go.set()
+        assert [len(tokens) for tokens in await asyncio.gather(*slow)] == [24] * 7
+        assert decided[0] == decided[1] != decided[2] and bs.load == (0, 0)
+
+
+async def test_rounds_of_closed_sessions_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_rounds, "MOST_VALUES", 0)
+    async with station() as (bs, address), client(address) as ue:
+        sessions, aside = bs._intake.sessions, bs._long
+        window = Window(np.zeros(4, np.int32), None, np.ones(4, np.uint16))
+        for number in range(3):
+            session = sessions.open((b"ue", number), np.ones(3, np.int32), protocol("split"), 0.0, 1, 300)
+            session.current = Round(0, window, None, 0.0)
+            aside.set_aside([(session, session.current)])
+            sessions.close(session.key)
+        assert aside.load.windows <= 1
+        assert len(await decode(ue, "split")) == 24 and aside.load == (0, 0)
+
+
+async def test_a_round_that_fails_closes_its_session_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Kept:
+        raise RuntimeError("no distribution")
+
+    monkeypatch.setattr(long_rounds, "MOST_VALUES", 0)
+    async with station() as (bs, address), client(address) as one, client(address) as other:
+        with monkeypatch.context() as patch:
+            patch.setattr(acceptance, "drawn", fails)
+            with pytest.raises(ProtocolError, match="internal error: no distribution"):
+                await decode(one, "rejection")
+        assert bs.metrics()["failed_sessions"] == 1
+        assert len(await decode(other, "rejection")) == 24
