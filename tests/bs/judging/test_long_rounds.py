@@ -52,7 +52,7 @@ async def aside(bs: BaseStation, count: int) -> None:
 
 
 class Held(HeadJudge):
-    """A head whose first call waits for `go`."""
+    """A head whose calls wait for `go`; `sizes`: windows of each call beside the event loop."""
 
     def __init__(self) -> None:
         super().__init__(random_head())
@@ -61,7 +61,8 @@ class Held(HeadJudge):
     def judge(self, batch: Sequence[Candidates]) -> list[NDArray[np.bool_]]:
         self.begun.set()
         assert self.go.wait(10)
-        self.sizes.append(len(batch))
+        if threading.current_thread() is not threading.main_thread():
+            self.sizes.append(len(batch))
         return super().judge(batch)
 
 
@@ -125,7 +126,7 @@ async def test_rounds_of_several_ues_are_judged_together(monkeypatch: pytest.Mon
         finally:
             judge.go.set()
         found = await asyncio.gather(*slow)
-    assert all(tokens == found[0] for tokens in found) and judge.sizes[:2] == [1, 4]
+    assert all(tokens == found[0] for tokens in found) and judge.sizes == [1, 4]
 
 
 async def test_hidden_states_are_taken_once_and_refused_while_too_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
