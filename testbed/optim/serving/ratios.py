@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import BadInput
-from testbed.intervals import Interval, repeats_interval
+from testbed.intervals import Interval, compared, repeats_interval
 from testbed.optim.serving.fit import fit
 from testbed.optim.serving.model import Array, Comparison, Costs, CycleCosts, Wins, compare
 from testbed.optim.serving.points import Points
@@ -40,6 +40,8 @@ class SpeculationRatios(NamedTuple):
     c2_ratio: Interval
     wins: Wins
     """Loads at which speculation wins, according to the fits of the two series."""
+    decided: bool
+    """Whether the intervals of both ratios exclude 1; if not, `wins` is undecided."""
     predicted_rps: Interval | None
     """Break-even by the fits of the two series; None: the curves do not cross."""
     forecast_rps: float | None
@@ -69,12 +71,16 @@ def _compared(plain: LoadSeries, one: LoadSeries, others: list[LoadSeries]) -> S
     numbers = sorted(set(plain.repeat.tolist()) & set(one.repeat.tolist()))
     each = [compare(_costs(plain, number), _costs(one, number)) for number in numbers] if len(numbers) > 1 else []
     low, high = _common(plain, one)
+    both = (
+        _over(whole.c1_ratio, [found.c1_ratio for found in each]),
+        _over(whole.c2_ratio, [found.c2_ratio for found in each]),
+    )
     return SpeculationRatios(
         one.k,
         one.imposed,
-        _over(whole.c1_ratio, [found.c1_ratio for found in each]),
-        _over(whole.c2_ratio, [found.c2_ratio for found in each]),
+        *both,
         whole.wins,
+        all(compared(ratio, 1.0) != "undecided" for ratio in both),
         None if whole.break_even_rps is None else _over(whole.break_even_rps, [c.break_even_rps for c in each]),
         _forecast(plain, one, others),
         _measured(plain, one, numbers),

@@ -43,7 +43,7 @@ def six(alpha: float, k: int) -> tuple[float, float]:
 def test_the_worked_example() -> None:
     a, b = ratios([series(DENSE, 0), series(A, 6), series(B, 2)])
     assert (a.c1_ratio.value, a.c2_ratio.value) == pytest.approx((0.65, 1.214), rel=1e-3)
-    assert a.wins == b.wins == "below"
+    assert a.wins == b.wins == "below" and a.decided
     assert a.predicted_rps is not None and a.predicted_rps.value == pytest.approx(8.9, abs=0.06)
     assert b.predicted_rps is not None and b.predicted_rps.value == pytest.approx(
         12.6, abs=0.5
@@ -65,7 +65,15 @@ def test_intervals_over_repeats_hold_the_truth_and_a_single_repeat_has_none() ->
     assert np.all(inside >= 11)
     (single,) = ratios([series(DENSE, 0, repeats=1), series(A, 6, repeats=1)])
     assert single.c1_ratio.ends == (None, None)
-    assert single.measured_rps is not None and single.measured_rps.ends == (None, None)
+    assert single.measured_rps is not None and single.measured_rps.ends == (None, None) and not single.decided
+
+
+def test_where_speculation_wins_is_decided_only_by_both_ratios() -> None:
+    """C2 of the window is a hundredth above that of plain decoding, which noise hides; its C1 is far below."""
+    near = (0.78, 1.01 * DENSE[1])
+    for sigma, decided in ((0.0, True), (0.05, False)):
+        (found,) = ratios([series(DENSE, 0, sigma=sigma), series(near, 6, sigma=sigma)])
+        assert found.decided == decided and (found.wins == "below" or not decided)
 
 
 def test_the_forecast_takes_the_other_series_alone() -> None:
