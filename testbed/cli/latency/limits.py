@@ -61,8 +61,8 @@ def ratios(
     """Compare speculation with plain decoding at every window and acceptance rate: C1,R, C2,R and break-even load.
 
     The break-even load is given by the fits of both series (predicted), by six coefficients fitted to all other series
-    (forecast), and where the measured curves cross (measured). Intervals are over repeats; where that of a ratio contains
-    1, the loads at which speculation wins are undecided.
+    (forecast), and where the measured curves cross (measured). Intervals are over repeats; where that of a ratio
+    contains 1, the loads at which speculation wins are undecided.
 
     Example:
 
@@ -93,9 +93,10 @@ def _shown(row: dict[str, Any]) -> dict[str, str | None]:
         ends = "" if value["low"] is None else f" ({value['low']:.3g} … {value['high']:.3g})"
         return f"{value['value']:.3g}{ends}"
 
+    wins = row["wins"] if row["decided"] else f"{row['wins']}, undecided"
     return {
         "K": str(row["k"]), "α": text(row["imposed"]), "C1,R": text(row["c1_ratio"]), "C2,R": text(row["c2_ratio"]),
-        "wins": row["wins"] if row["decided"] else f"{row['wins']}, undecided", "predicted": text(row["predicted_rps"]), "forecast": text(row["forecast_rps"]),
+        "wins": wins, "predicted": text(row["predicted_rps"]), "forecast": text(row["forecast_rps"]),
         "measured": text(row["measured_rps"]), "loads": f"{row['measured_from']:.3g} … {row['measured_to']:.3g}",
     }  # fmt: skip
 
