@@ -140,6 +140,8 @@ def missing(root: Path = ROOT) -> list[Missing]:
     found: list[Missing] = []
     for path in [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
         page, text = path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
+        if page == f"{RESULTS}/index.md":  # names machines, holds no figures
+            continue
         if page.startswith(RESULTS):
             found += of_results(page, text, root)
         elif not page.startswith(ELSEWHERE):
