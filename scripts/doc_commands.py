@@ -1,9 +1,9 @@
 """Run the commands of README and docs: `python -m scripts.doc_commands [--list] [--page PAGE] [WORDS]`.
 
-Each line of a code block that begins with `testbed` is run, page by page, in a scratch folder. Studies run with their
-own options but smaller sizes (`SMALLER`), so that later commands of a page find what earlier ones leave. A server must
-become ready and end on Ctrl-C; every other command must end with exit code 0. Lines that cannot run here are set aside
-with a reason.
+Each line of a code block that begins with `testbed`, after a prompt or not, is run, page by page, in a scratch folder.
+Studies run with their own options but smaller sizes (`SMALLER`), so that later commands of a page find what earlier
+ones leave. A server must become ready and end on Ctrl-C; every other command must end with exit code 0. Lines that
+cannot run here are set aside with a reason.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ LIMIT_S = 600.0
 GRACE_S = 60.0
 """Time that an interrupted server has to end."""
 INTERRUPTED = 130
+COMMAND = re.compile(r"^\s*(\w+\$\s+)?(as_|/opt/testbed/venv/bin/)?(?=testbed )")
+"""Beginning of a command line: a machine's prompt, and what calls an installed testbed."""
 READY = "Ctrl-C stops it"
 """What every server prints when it is ready."""
 SERVERS = re.compile(r"^testbed (bs serve|ue serve|ue agent|channel emulate)\b(?!.*--dry-run)")
@@ -44,7 +46,7 @@ CACHED = Path("~/.cache/testbed").expanduser()
 ASIDE = {
     r"192\.0\.2\.|198\.51\.100\.|example\.|ADDRESS|EDGE": "names a machine that is not here",
     r"\b(Qwen2\.5-\d|qwen-\d|Llama-\d)|\./large|small\.gguf|hf:": "needs a model that is not here",
-    r"--keys |keys (new|list|revoke)": "needs keys made for the reader's machines",
+    r"/var/lib/": "needs an installed testbed",
     r"channel radio": "needs Sionna",
     r"\btc\b|kind=tc|--via tc|namespaces": "changes network settings",
     r"jetson|tegrastats|--power|power (read|account)": "needs a power sensor",
@@ -67,8 +69,7 @@ SMALLER = {
     r"^testbed capacity --real": "--horizon-s 3 --repeats 1 --ues 2 --set warmup_s=1",
     r"^testbed cell run": "--seconds 6",
     r"^testbed cell sustain": "--repeats 1 --ues 4",
-    r"^testbed head (collect|label)": "--engine transformers",
-    r"^testbed head (tune|compare)": "--engine llama",
+    r"^testbed head (collect|label|tune|compare)": "--engine llama",
     r"^testbed head (collect|tune|compare)": "--prompts 8 --max-tokens 96",
     r"^testbed head compare": "--calibration-prompts 8",
     r"^testbed predictor (collect|eval)": "--prompts 12 --engine llama",
@@ -119,7 +120,9 @@ def commands(root: Path = ROOT) -> Iterator[DocCommand]:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines of code blocks that begin with `testbed`, joined where they end in a backslash, without comments."""
+    """Lines of code blocks that begin with `COMMAND`, without it, joined where they end in a backslash, and without
+    comments.
+    """
     inside, begun = False, None
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):
@@ -127,8 +130,8 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
             continue
         if begun is not None:
             begun = begun[0], begun[1][:-1] + line.strip()
-        elif inside and line.strip().startswith("testbed "):
-            begun = number, line.strip()
+        elif inside and (before := COMMAND.match(line)):
+            begun = number, line[before.end() :].strip()
         if begun is not None and not begun[1].endswith("\\"):
             yield begun[0], re.sub(r"\s{2,}#.*$", "", begun[1]).strip()
             begun = None
@@ -149,6 +152,7 @@ def _missing(words: Sequence[str], folder: Path) -> str | None:
     for before, word in itertools.pairwise(words):
         path = word.rpartition("=")[2] if "=" in word else word
         is_input = path.startswith("runs/") or Path(path).suffix in INPUTS
+        is_input |= before in ("--keys", "--bs-keys")
         if is_input and before not in (*OUTPUTS, ">") and not (folder / path).exists():
             return f"needs {path}, which no earlier command leaves"
     return None

@@ -39,12 +39,24 @@ def test_every_command_of_a_page_is_read_once_whole_and_without_its_comment(page
     assert {page: len(found) for page, found in by_page(pages).items()} == {"README.md": 2, "docs/start/other.md": 2}
 
 
+def test_prompts_and_what_calls_an_installed_testbed_are_no_part_of_a_command(pages: Path) -> None:
+    (pages / "hardware").mkdir()
+    lines = ("edge$    testbed keys new keys; testbed doctor   # comment", "device$  as_testbed keys new /var/lib/keys",
+             "/opt/testbed/venv/bin/testbed doctor", "edge$    curl testbed", "as_testbed() { testbed; }")  # fmt: skip
+    (pages / "hardware" / "README.md").write_text("\n".join(("```", *lines, "```")))
+    assert [one.text for one in by_page(pages)["hardware/README.md"]] == [
+        "testbed keys new keys; testbed doctor", "testbed keys new /var/lib/keys", "testbed doctor",
+    ]  # fmt: skip
+
+
 def test_what_cannot_run_here_has_a_reason(tmp_path: Path) -> None:
     for text, why in (
         ("testbed ue run --bs tcp://192.0.2.7:5555", "machine"),
         ("testbed report runs/far", "runs/far"),
         ("testbed bs serve --model ./Qwen2.5-7B-Instruct", "model"),
         ("testbed latency sizes --csv 4.7=runs/a/points.csv", "runs/a/points.csv"),
+        ("testbed bs serve --keys keys --bind tcp://0.0.0.0:5555", "needs keys,"),
+        ("testbed keys new /var/lib/testbed/keys", "installed"),
         ("testbed head compare csi=runs/head --out runs/b", "needs runs/head,"),
     ):
         assert why in (aside(DocCommand("README.md", 1, text), tmp_path) or ""), text

@@ -31,11 +31,12 @@ from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.inputs.state import _prior
 from testbed.experiments.predictor.traces import TraceStore
 from testbed.experiments.report.tables import rows_csv
-from testbed.experiments.results.csv_file import plain_cell, write_csv
+from testbed.experiments.results.csv_file import write_csv
 from testbed.experiments.runs.uerun import GIVEN
 from testbed.experiments.sweep.rerun import _given
 from testbed.files import npz_arrays
 from testbed.models.checkpoint import Checkpoint
+from testbed.table_text import plain_cell
 from testbed.ue.drafters.recorded import load_recording
 from testbed.ue.windows.predictor import Trees
 from tests.support.refusals import refuse

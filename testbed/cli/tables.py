@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import csv
+import difflib
 import functools
 import inspect
-import io
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -19,25 +19,21 @@ from rich.text import Text
 from typer.main import get_command
 
 from testbed.cli.options import OUTPUT
-from testbed.cli.output import console, note, visible
+from testbed.cli.output import console, visible
 from testbed.cli.screens import PanelCommand
 from testbed.errors import BadInput
-from testbed.experiments.results.csv_file import plain_cell
 from testbed.intervals import printable
+from testbed.table_text import NOTHING, TableData, as_csv, as_latex, as_markdown
 
 Columns = Mapping[str, tuple[str, str]]
 """Header and format of each column, by key."""
+Show = Callable[[Sequence[str]], None]
+"""Prints a table with columns of these keys; none: the usual ones."""
 TEXT, MARKDOWN, CSV, JSON, LATEX = FORMATS = ("text", "md", "csv", "json", "latex")
 ALL = "all"
 """Choice of every column that the rows have."""
 NAMES_SHARE = 0.6
 """Largest share of the width for the columns that name the rows; where they are wider, rows are numbered."""
-NOTHING = "–"
-TEX = str.maketrans(
-    {mark: rf"\{mark}" for mark in "%_&#${}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {"θ": r"$\theta$", "α": r"$\alpha$", "–": "--"}
-)
 
 
 class TableStyle(NamedTuple):
@@ -49,19 +45,18 @@ class TableStyle(NamedTuple):
     wide: bool = False
 
 
-class TableData(NamedTuple):
-    """A table as text."""
+@dataclass
+class ColumnSearch:
+    """The search for chosen columns in all tables of a command."""
 
-    headers: Sequence[str]
-    lines: Sequence[Sequence[str]]
-    names: int
-    """Number of first columns that name the rows."""
-    left: Sequence[bool]
-    """Columns that are aligned left."""
-    title: str | None = None
+    known: dict[str, str] = field(default_factory=dict)
+    """Keys of the columns of the tables so far, by key and by header."""
+    held: list[tuple[list[str], Show]] = field(default_factory=list)
+    """Tables that lack some of the columns: those that they have, and what prints them."""
 
 
 STYLE: ContextVar[TableStyle] = ContextVar("style", default=TableStyle())  # noqa: B039
+SEARCH: ContextVar[ColumnSearch] = ContextVar("search", default=ColumnSearch())  # noqa: B039
 
 
 class TableCommand(PanelCommand):
@@ -69,6 +64,21 @@ class TableCommand(PanelCommand):
 
     def __init__(self, *arguments: Any, params: list[Any] | None = None, **more: Any) -> None:
         super().__init__(*arguments, params=[*(params or []), *_options()], **more)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, then print the tables that lack chosen columns.
+
+        Raises:
+            BadInput: no table has one of the chosen columns.
+        """
+        SEARCH.set(ColumnSearch())
+        try:
+            result = super().invoke(ctx)
+        except typer.Exit:
+            print_held()
+            raise
+        print_held()
+        return result
 
 
 @functools.cache
@@ -122,21 +132,29 @@ def chosen_format() -> str:
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], title: str | None, columns: Columns) -> None:
-    """Print rows without empty columns; divided where the terminal is narrow, with the rows' names in each part.
+    """Print rows without empty columns; divided where the terminal is narrow, with the rows' names in each part."""
+    held = dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, dict | list))
+    every = {key: spec for key, spec in columns.items() if any(row.get(key) is not None for row in rows)}
+    every |= {key: (key, "{}") for key in held if key not in columns}
 
-    Raises:
-        BadInput: none of the chosen columns is known.
-    """
-    shown = _chosen(rows, columns, STYLE.get().columns)
-    if STYLE.get().form == JSON:
-        _write(json.dumps([{key: row.get(key) for key in shown} for row in rows], indent=1) + "\n")
-        return
-    _print(_table(rows, shown, title))
+    def show(keys: Sequence[str]) -> None:
+        shown = {key: every[key] for key in keys} or _filled(rows, columns)
+        if STYLE.get().form == JSON:
+            _write(json.dumps([{key: row.get(key) for key in shown} for row in rows], indent=1) + "\n")
+        else:
+            _print(_table(rows, shown, title))
+
+    _print_chosen({key: key for key in every} | {header: key for key, (header, _) in every.items()}, show)
 
 
 def markdown_rows(rows: Sequence[Mapping[str, Any]], columns: Columns) -> str:
     """Rows as a Markdown table, without empty columns."""
-    return _markdown(_harmless(_table(rows, _chosen(rows, columns, ()), None)))
+    return as_markdown(_harmless(_table(rows, _filled(rows, columns), None)))
+
+
+def _filled(rows: Sequence[Mapping[str, Any]], columns: Columns) -> Columns:
+    """The columns that have values to print."""
+    return {key: spec for key, spec in columns.items() if any(printable(row, key) is not None for row in rows)}
 
 
 def _table(rows: Sequence[Mapping[str, Any]], columns: Columns, title: str | None) -> TableData:
@@ -151,40 +169,52 @@ def print_table(table: Table) -> None:
     lines = [list(map(_plain, line)) for line in zip(*(column._cells for column in table.columns), strict=True)]
     left = [column.justify == "left" for column in table.columns]
     title = None if table.title is None else _plain(table.title)
-    if wanted := STYLE.get().columns:
-        places = [headers.index(name) for name in wanted if name in headers]
-        if wanted != (ALL,):
-            _check_known([name for name in wanted if name not in headers], places, headers)
-        if places:
-            headers, left = [headers[i] for i in places], [left[i] for i in places]
-            lines = [[line[i] for i in places] for line in lines]
-    if STYLE.get().form == JSON:
-        _write(json.dumps([dict(zip(headers, line, strict=True)) for line in lines], indent=1) + "\n")
+
+    def show(keys: Sequence[str]) -> None:
+        places = [headers.index(key) for key in keys] or list(range(len(headers)))
+        names, cells = [headers[i] for i in places], [[line[i] for i in places] for line in lines]
+        if STYLE.get().form == JSON:
+            _write(json.dumps([dict(zip(names, line, strict=True)) for line in cells], indent=1) + "\n")
+        else:
+            _print(TableData(names, cells, _naming(cells), [left[i] for i in places], title))
+
+    _print_chosen({header: header for header in headers}, show)
+
+
+def _print_chosen(known: Mapping[str, str], show: Show) -> None:
+    """Print a table with the chosen columns, or hold it until the command ends if it lacks some of them.
+
+    Args:
+        known: the columns' keys, by key and by header.
+    """
+    wanted, search = STYLE.get().columns, SEARCH.get()
+    if not wanted or wanted == (ALL,):
+        show(list(dict.fromkeys(known.values())) if wanted else ())
         return
-    _print(TableData(headers, lines, _naming(lines), left, title))
+    search.known |= known
+    found = [known[name] for name in wanted if name in known]
+    if len(found) == len(wanted):
+        show(found)
+    else:
+        search.held.append((found, show))
 
 
-def _chosen(rows: Sequence[Mapping[str, Any]], columns: Columns, wanted: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Columns to print: those with values or, if chosen by key or header, those."""
-    if not wanted:
-        return {key: spec for key, spec in columns.items() if any(printable(row, key) is not None for row in rows)}
-    known = {key: spec for key, spec in columns.items() if any(row.get(key) is not None for row in rows)}
-    held = dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, dict | list))
-    every = known | {key: (key, "{}") for key in held if key not in columns}
-    if tuple(wanted) == (ALL,):
-        return every
-    by_header = {spec[0]: key for key, spec in every.items()}
-    found = [name if name in every else by_header[name] for name in wanted if name in every or name in by_header]
-    _check_known([name for name in wanted if name not in every and name not in by_header], found, list(every))
-    return {key: every[key] for key in found}
+def print_held() -> None:
+    """Print the tables that lack chosen columns: with those that they have or, before an error, with the usual ones.
 
-
-def _check_known(unknown: Sequence[str], found: Sequence[object], known: Sequence[str]) -> None:
-    """Note unknown columns, which another table of the same command may have; refuse them if no other was chosen."""
-    if unknown and not found:
-        raise BadInput(f"no column {', '.join(unknown)}; known: {', '.join(known)}")
+    Raises:
+        BadInput: no table has one of the chosen columns.
+    """
+    search = SEARCH.get()
+    unknown = [name for name in STYLE.get().columns if search.known and name not in search.known]
+    for found, show in search.held:
+        if found or unknown:
+            show(() if unknown else found)
+    search.held.clear()
     if unknown:
-        note(f"this table has no column {', '.join(unknown)}; known: {', '.join(known)}")
+        near = difflib.get_close_matches(unknown[0], search.known, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ";"
+        raise BadInput(f"no column {unknown[0]!r}{hint} known: {', '.join(dict.fromkeys(search.known.values()))}")
 
 
 def _cell(value: Any, form: str) -> str:
@@ -215,7 +245,7 @@ def _print(data: TableData) -> None:
     if form == TEXT:
         _print_text(data, console())
     else:
-        _write({MARKDOWN: _markdown, CSV: _csv, LATEX: _latex}[form](data))
+        _write({MARKDOWN: as_markdown, CSV: as_csv, LATEX: as_latex}[form](data))
 
 
 def _write(text: str) -> None:
@@ -262,29 +292,6 @@ def _rich(data: TableData, places: Sequence[int], title: str | None = None) -> T
     for line in data.lines:
         table.add_row(*(Text(line[i]) for i in places))
     return table
-
-
-def _markdown(data: TableData) -> str:
-    rule = ["---" if left else "---:" for left in data.left]
-    lines = [data.headers, rule, *([cell.replace("|", r"\|") for cell in line] for line in data.lines)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _csv(data: TableData) -> str:
-    buffer = io.StringIO()
-    cells = [["" if cell == NOTHING else cell for cell in line] for line in data.lines]
-    csv.writer(buffer, lineterminator="\n").writerows(map(plain_cell, line) for line in (data.headers, *cells))
-    return buffer.getvalue()
-
-
-def _latex(data: TableData) -> str:
-    """Needs the package booktabs."""
-    body = [" & ".join(cell.translate(TEX) for cell in line) + r" \\" for line in (data.headers, *data.lines)]
-    kinds = "".join("l" if left else "r" for left in data.left)
-    return "\n".join(
-        [rf"\begin{{tabular}}{{{kinds}}}", r"\toprule", body[0], r"\midrule", *body[1:], r"\bottomrule",
-         r"\end{tabular}", ""]
-    )  # fmt: skip
 
 
 def _plain(cell: Any) -> str:

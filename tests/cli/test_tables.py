@@ -24,7 +24,7 @@ from rich.table import Table
 from testbed.cli import tables
 from testbed.cli.main import main
 from testbed.cli.output import COLUMNS, grid_columns
-from testbed.cli.tables import FORMATS, STYLE, TableStyle, print_rows, print_table
+from testbed.cli.tables import FORMATS, SEARCH, STYLE, ColumnSearch, TableStyle, print_held, print_rows, print_table
 from testbed.errors import BadInput
 from tests.support.reports import make_sweep, row, save_run
 
@@ -124,7 +124,9 @@ def test_a_wide_table_is_not_divided(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def shown_as(form: str, rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], *columns: str) -> str:
     STYLE.set(TableStyle(form=form, columns=columns))
+    SEARCH.set(ColumnSearch())
     print_rows(rows, "title", COLUMNS)
+    print_held()
     return capsys.readouterr().out
 
 
@@ -151,8 +153,13 @@ def test_columns_are_chosen_by_key_or_header_and_unknown_ones_are_refused(capsys
     rows = [{"method": "fh", "latency_s": 0.25, "judge_s": 0.125, "config": {}}]
     assert shown_as("md", rows, capsys, "judge_s", "latency s").startswith("| judge_s | latency s |")
     assert shown_as("md", rows, capsys, "all").startswith("| method | latency s | judge_s |")
-    with pytest.raises(BadInput, match="no column nothing; known: method"):
-        shown_as("md", rows, capsys, "nothing")
+    for names, refusal in (
+        (("nothing",), "no column 'nothing'; known: method, latency_s, judge_s"),
+        (("method", "latencys"), "no column 'latencys'; did you mean 'latency_s'"),
+    ):
+        with pytest.raises(BadInput, match=re.escape(refusal)):
+            shown_as("md", rows, capsys, *names)
+        assert capsys.readouterr().out.startswith("| method | latency s |"), "the usual columns, so that no row is lost"
 
 
 def test_tables_that_commands_draw_themselves_take_formats_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,13 +186,29 @@ def test_the_command_line_sets_the_style_and_forgets_it(
     assert ", ".join(FORMATS) in capsys.readouterr().err
 
 
-def test_columns_that_one_table_lacks_are_noted_and_empty_ones_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_columns_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"method": "fh", "requests": 4, "latency_s": 0.25, "latency_p95_s": 0.5}]
     assert "p95 s" not in shown_as("md", rows, capsys)  # of four requests, no percentile is shown
-    STYLE.set(TableStyle(form="md", columns=("latency_s", "foo")))
-    print_rows(rows, "title", COLUMNS)
-    found = capsys.readouterr()
-    assert found.out.startswith("| latency s |\n") and "this table has no column foo; known: method" in found.err
+
+
+def test_each_table_shows_the_chosen_columns_that_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+    STYLE.set(TableStyle(form="md", columns=("share", "latency_s")))
+    SEARCH.set(ColumnSearch())
+    for rows in ([{"method": "fh", "latency_s": 0.25}], [{"name": "a"}], [{"name": "a", "share": 1, "latency_s": 2.0}]):
+        print_rows(rows, None, COLUMNS)
+    print_held()
+    assert re.findall(r"^\|.*[a-z].*", capsys.readouterr().out, re.M) == ["| share | latency s |", "| latency s |"]
+
+
+def test_an_unknown_column_of_a_command_is_refused_with_the_nearest_one(
+    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for names in ("latencys", "method,latencys"):
+        assert main(["report", str(runs[0]), "--out", str(tmp_path), "--columns", names]) == 2
+        said = capsys.readouterr()
+        assert "no column 'latencys'; did you mean 'latency_s'? known: method" in said.err.splitlines()[-1]
+        assert "AAL" in said.out
+    assert main(["report", str(runs[0]), "--out", str(tmp_path), "--columns", "method,latency s"]) == 0
 
 
 def test_a_table_that_is_not_shown_on_a_terminal_is_not_divided(capsys: pytest.CaptureFixture[str]) -> None:

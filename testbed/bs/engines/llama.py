@@ -103,7 +103,7 @@ class LlamaEngine(BatchedEngine):
         kv_type: Literal["f16", "f32"] | None = None,
     ) -> None:
         super().__init__()
-        options = _options(Path(model), max_model_len, max_sessions, threads, gpu_layers, kv_type)
+        options = context_options(Path(model), max_model_len, max_sessions, threads, gpu_layers, kv_type)
         self._llama: LlamaGroup | None = LlamaGroup(Path(model), options)
         self._sessions: OrderedDict[str, _LlamaSession] = OrderedDict()
         """Sessions by name, the least recently used first."""
@@ -234,15 +234,19 @@ class LlamaEngine(BatchedEngine):
             self._llama = None
 
 
-def _options(
+def context_options(
     path: Path,
-    positions: int | None,
-    sessions: int | None,
-    threads: int | None,
-    gpu_layers: int,
-    kv_type: Literal["f16", "f32"] | None,
+    positions: int | None = None,
+    sessions: int | None = None,
+    threads: int | None = None,
+    gpu_layers: int = -1,
+    kv_type: Literal["f16", "f32"] | None = None,
 ) -> LlamaOptions:
-    """Options of a context for an engine, bounded in memory where the arguments leave them open."""
+    """Options of the engine's context, bounded in memory where the arguments leave them open.
+
+    Raises:
+        ModelError, BadInput, ConfigError: as `LlamaEngine`.
+    """
     if path.is_dir():
         raise ModelError(
             f"{path} is a directory, and llama.cpp takes a GGUF file: "

@@ -6,14 +6,14 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from testbed.assets.fingerprints import model_fingerprint
 from testbed.bs.engines.base import VerifyEngine
-from testbed.bs.engines.model_files import ModelFiles, check_files
+from testbed.bs.engines.llama import context_options
+from testbed.bs.engines.model_files import check_files
 from testbed.bs.engines.registry import ENGINES, leave_a_core, load_engine
 from testbed.bs.engines.target import Target
 from testbed.config import RunConfig
@@ -30,6 +30,8 @@ from testbed.experiments.lockstep.decoding import NOTHING, Lockstep
 from testbed.experiments.runs.execute import drafter_of
 from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.llama.context import MAX_SEQUENCES
+from testbed.llama.gguf_rules import check_gguf
+from testbed.llama.origin import states_fingerprint
 from testbed.models.bundle import BUNDLED
 from testbed.ue.drafters.base import Drafter
 
@@ -50,18 +52,18 @@ def collect(config: EpisodeCollectConfig, out: Path, progress: Progress) -> dict
     """
     check(config)
     score = scorer(config.scorer)
-    target, drafter_path = pair_paths(config.model, config.drafter)
-    files = check_files(target.path, dtype=config.dtype, vocab_size=target.vocab_size, max_model_len=None)
+    target, drafter_path = pair_paths(config.model, config.drafter, config.engine)
+    sizes = _sizes(config, target)
     work = _work(config, target, drafter_path)
     prompts = [prompt.ids for prompt in work.prompts[config.first :]]
-    _check_room(config, prompts, files.max_positions)
+    _check_room(config, prompts, sizes.positions)
     assert work.prompter is not None
     task = AnswerTask(Completer(target.end_ids), config.max_tokens, work.prompter.text, score)
     spent = NOTHING
     leave_a_core(config.threads)
     with contextlib.closing(drafter_of(_run(config), work)) as drafter:
         store = EpisodeStore(out)
-        store.create(_meta(config, store, drafter, drafter_path, files, len(prompts)))
+        store.create(_meta(config, store, drafter, drafter_path, target.path, sizes.hidden, len(prompts)))
         setup = EpisodeSetup(drafter, task, config.window, config.policy, config.explore, config.seed)
         if _to_do(store, setup, prompts):
             with contextlib.closing(load_target(config, target)) as engine:
@@ -154,6 +156,27 @@ def load_target(config: EpisodeCollectConfig, target: Target) -> VerifyEngine:
     return load_engine(config.engine, target.path, dtype=config.dtype, vocab_size=target.vocab_size, **options)
 
 
+class TargetSizes(NamedTuple):
+    """Sizes of a target that its engine can load."""
+
+    hidden: int
+    positions: int
+
+
+def _sizes(config: EpisodeCollectConfig, target: Target) -> TargetSizes:
+    """Sizes of the target, once the files are found to be usable by the engine.
+
+    Raises:
+        ModelError: they are not, or they are in another format than the engine's.
+    """
+    if not ENGINES.choose(config.engine).gguf:
+        files = check_files(target.path, dtype=config.dtype, vocab_size=target.vocab_size, max_model_len=None)
+        return TargetSizes(files.hidden_size, files.max_positions)
+    positions, header = context_options(target.path).context, check_gguf(target.path)
+    hidden = int(header.scalars[f"{header.scalars['general.architecture']}.embedding_length"])
+    return TargetSizes(hidden, positions or target.max_positions)
+
+
 def _check_room(config: EpisodeCollectConfig, prompts: Sequence[Sequence[int]], positions: int) -> None:
     longest = max(map(len, prompts))
     if longest + config.max_tokens + 1 > positions:
@@ -168,7 +191,8 @@ def _meta(
     store: EpisodeStore,
     drafter: Drafter,
     drafter_path: Path,
-    files: ModelFiles,
+    target: Path,
+    hidden: int,
     prompts: int,
 ) -> Meta:
     """Metadata of the collection. Except for policy `oracle`, a scorer already chosen for labels is kept."""
@@ -181,14 +205,14 @@ def _meta(
         max_tokens=config.max_tokens,
         policy=config.policy,
         explore=config.explore if config.policy == "explore" else 0.0,
-        engine=f"{config.engine} {config.dtype}",
+        engine=f"{config.engine} {quantisation(target) if target.is_file() else config.dtype}",
         drafter=config.drafter or BUNDLED,
         drafter_fingerprint=drafter.fingerprint,
         drafter_quantisation=quantisation(drafter_path),
         target=config.model or BUNDLED,
-        target_fingerprint=model_fingerprint(files.directory),
+        target_fingerprint=states_fingerprint(target),
         drafter_hidden=drafter.hidden_size,
-        target_hidden=files.hidden_size,
+        target_hidden=hidden,
         scorer=config.scorer,
         prompt_format=config.prompt_format,
         shots=config.shots,
@@ -198,11 +222,11 @@ def _meta(
     return meta
 
 
-def quantisation(drafter: Path) -> str:
+def quantisation(model: Path) -> str:
     """The most frequent weight type in a GGUF file, such as F32 or Q8_0."""
     from gguf import GGUFReader
 
     counts: Counter[str] = Counter()
-    for tensor in GGUFReader(drafter).tensors:
+    for tensor in GGUFReader(model).tensors:
         counts[tensor.tensor_type.name] += int(tensor.n_elements)
     return counts.most_common(1)[0][0]

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.assets.fingerprints import model_fingerprint
 from testbed.bs.engines.registry import leave_a_core
 from testbed.bs.engines.target import Target, describe
 from testbed.decision_head.episodes import EpisodeStore, Mismatches
@@ -25,6 +24,7 @@ from testbed.experiments.inputs.scorers import check_builtin, scorer
 from testbed.experiments.lockstep.answers import Answers, AnswerTask
 from testbed.experiments.lockstep.completions import Completer
 from testbed.experiments.lockstep.decoding import NOTHING, Decoding, Lockstep
+from testbed.llama.origin import states_fingerprint
 from testbed.models.bundle import BUNDLED
 from testbed.ue.prompts import Prompter
 
@@ -116,8 +116,8 @@ def _episode(found: Mismatches, rows: NDArray[np.intp], task: AnswerTask) -> Dec
 def _target(store: EpisodeStore, config: EpisodeCollectConfig) -> Target:
     """The target of the collection; any other is refused, since its completions would not be comparable."""
     name = store.meta.target
-    target = describe(target_for("vllm", config.model or (None if name == BUNDLED else name)))
-    fingerprint = model_fingerprint(target.path)
+    target = describe(target_for(config.engine, config.model or (None if name == BUNDLED else name)))
+    fingerprint = states_fingerprint(target.path)
     if fingerprint != store.meta.target_fingerprint:
         raise BadInput(
             f"{store.directory} was collected with target {name} ({store.meta.target_fingerprint}), not with "

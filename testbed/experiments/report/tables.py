@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from testbed.experiments.report.data import Row
 from testbed.experiments.report.intervals import LINK, Intervals
-from testbed.experiments.results.csv_file import plain_cell
+from testbed.table_text import plain_cell
 
 SETTINGS = ("window_rule", "drafter", "engine", "dtype", "temperature")
 """Settings of a run that a row names only where the rows differ in them."""

@@ -1,22 +1,13 @@
-"""Rows as CSV files, and cells that spreadsheets do not take for formulas."""
+"""Rows as CSV files."""
 
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-_FORMULA = re.compile(r"\s*[=+@-]")
-_NUMBERS = re.compile(r"[-+]?(inf|nan)|[-+\d.,eE%\s\[\]]*")
-"""A number, or an estimate with its interval: nothing that a formula could compute with."""
-
-
-def plain_cell(value: Any) -> Any:
-    """A cell's value; text that a spreadsheet would run as a formula gets an apostrophe in front, which it hides."""
-    formula = isinstance(value, str) and _FORMULA.match(value) and not _NUMBERS.fullmatch(value)
-    return f"'{value}" if formula else value
+from testbed.table_text import plain_cell
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]], names: Iterable[str] = (), newline: str = "\n") -> None:

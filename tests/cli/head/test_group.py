@@ -13,6 +13,7 @@ import pytest
 
 from testbed.cli.main import main
 from testbed.decision_head.episodes import EpisodeStore
+from testbed.llama.origin import STATES_TOLERANCE
 from testbed.models.bundle import bundled
 from testbed.models.scoring import final_number
 from testbed.ue.prompts import Prompter
@@ -76,6 +77,37 @@ def test_collect_label_and_collect_again(tmp_path: Path, capfd: pytest.CaptureFi
         assert f"critical: all {found['critical']:.1%}" in said and "0 requests" in said
     assert "holds another collection" in refusal(capfd, *collect, "--window", "4")
     assert "by scorer number" in refusal(capfd, "label", out, "--scorer", "exact", *ENGINE)
+
+
+@pytest.mark.slow
+def test_a_collection_on_llama_is_that_on_transformers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    stores = []
+    for name in ("llama", "transformers"):
+        out = tmp_path / name
+        few = ["--prompts", "2", "--max-tokens", "64", "--policy", "strict", "--engine", name]
+        assert "mismatches of 2 prompts in 1 chunks" in printed(capfd, "collect", "--out", str(out), *few)
+        stores.append(EpisodeStore(out))
+    llama, reference = (store.open() for store in stores)
+    assert (llama.engine, reference.engine) == ("llama F32", "transformers float32")
+    assert llama.target_fingerprint == reference.target_fingerprint and llama.target_hidden == reference.target_hidden
+    one, other = (store.read(0) for store in stores)
+    assert len(other) > 2
+    for name in ("prompt", "position", "draft_id", "target_id", "prefix_ids"):
+        assert np.array_equal(getattr(one, name), getattr(other, name)), name
+    most = float(np.abs(other.target_hidden).max())
+    assert float(np.abs(one.target_hidden - other.target_hidden).max()) < STATES_TOLERANCE * most
+    for name, other_engine in (("llama", "transformers"), ("transformers", "llama")):
+        printed(capfd, "label", str(tmp_path / name), "--engine", other_engine)
+    assert np.array_equal(*(store.read_labels(0)[0] for store in stores))
+
+
+def test_a_directory_is_no_target_for_llama(
+    tmp_path: Path, random_models: dict[str, Path], random_ggufs: dict[str, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    pair = ["--model", str(random_models["llama"]), "--drafter", str(random_ggufs["llama"])]
+    said = refusal(capfd, "collect", "--out", str(tmp_path / "x"), "--engine", "llama", *pair)
+    assert "is a directory, and llama.cpp takes a GGUF file" in said and "models export" in said
+    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize(
