@@ -7,8 +7,9 @@ from typing import Protocol
 from testbed.bs.closing import SessionCloser
 from testbed.bs.intake import Intake
 from testbed.bs.judging.base import Judge
+from testbed.bs.pending import Round
 from testbed.bs.room import Load
-from testbed.bs.sessions import Key, Round, Session
+from testbed.bs.sessions import Key, Session
 from testbed.bs.verdict import reason
 from testbed.channel.link import ServerLink
 from testbed.clock import Clock
@@ -111,13 +112,17 @@ class Dispatcher:
         taken = self._intake.draft(peer, message, packet.arrays, self._rounds.load)
         if isinstance(taken, Message):
             return taken
-        if isinstance(taken, tuple):
-            session, window = taken
+        if isinstance(taken, list):
+            await self._link.send(peer, taken)
+        elif taken is not None:
+            session, window, held = taken
             round_ = Round(message.round, window, message.csi, arrived_s)
             round_.draft_s, round_.network_s = message.draft_s, message.network_s
-            self._rounds.begin(session, round_)
-        elif taken is not None and taken.last_reply:
-            await self._link.send(peer, taken.last_reply)
+            round_.base_len, round_.guess = message.base_len, message.guess
+            if held:
+                self._sessions.hold(session, round_)
+            else:
+                self._rounds.begin(session, round_)
         return None
 
     async def _hidden(self, peer: bytes, packet: Packet[Message], message: Hidden) -> Message | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from testbed.bs.pending import Round
 from testbed.bs.room import NOTHING, Load
 from testbed.bs.sessions import Key, Session, SessionTable
 from testbed.errors import ModelError, ProtocolError
@@ -136,14 +137,15 @@ class Intake:
 
     def draft(
         self, peer: bytes, message: Draft, arrays: dict[str, AnyArray], waiting: Load = NOTHING
-    ) -> Message | Session | tuple[Session, Window] | None:
+    ) -> Message | list[bytes | memoryview] | tuple[Session, Window, bool] | None:
         """Check a window.
 
         Args:
             waiting: load of the engine's queue.
 
         Returns:
-            An answer, a session whose last reply is to be sent again, a window to verify, or None for a late copy.
+            An answer, a reply that is to be sent again, a window to verify, with True for one to be held until the
+            round before it is judged, or None for a late copy.
 
         Raises:
             ProtocolError: a window that the session cannot take.
@@ -158,24 +160,41 @@ class Intake:
         self._check_length(arrays)
         window = session.protocol.window(arrays, session.drafter_hidden, session.hidden_bits)
         ids = window.ids.tobytes()
-        if message.round == session.last_round:
-            if ids != session.last_ids:
-                raise ProtocolError(f"round {message.round} came before with other tokens")
-            return session
-        if message.round < session.last_round:
-            return None
-        if session.alone or session.current is not None or message.base_len != session.length + session.owed:
-            return Resync(session=message.session)
+        if message.round <= session.last_round:
+            return _again(session, message.round, ids)
+        ahead, now = message.guess is not None, not session.alone and session.current is None
+        if ahead and session.protocol.sampled:
+            raise ProtocolError(f"protocol {session.protocol.kind} draws its tokens: no window can come ahead")
+        now = now and session.continued_by(message.base_len, message.guess)
+        if not now and not (ahead and _awaited(session, message.round)):
+            return None if ahead else Resync(session=message.session)
         self._check_window(window, message.base_len)
-        if (busy := self.crowded(key, message.round, waiting)) is not None:
+        if (busy := self.crowded(key, message.round, waiting, not now)) is not None:
             return busy
-        self._commit_drawn(session, window.token)
-        session.last_round, session.last_ids, session.last_reply = message.round, ids, []
-        return session, window
+        if now:
+            self._commit_drawn(session, window.token)
+            session.take(message.round, ids, ahead)
+            if session.held is not None and session.held.number <= message.round:
+                self.sessions.hold(session, None)
+        return session, window, not now
 
-    def crowded(self, key: Key, round_: int, waiting: Load) -> Busy | None:
+    def following(self, session: Session, round_: Round, now_s: float) -> Round | None:
+        """The round that begins, now that `round_` is judged, without another message of the UE: the one whose window
+        came ahead, if it is still valid, or the next token of a session that the target decodes alone.
+        """
+        held = session.held
+        if held is not None and (session.alone or held.number <= round_.number + 1):
+            self.sessions.hold(session, None)
+            if not session.alone and session.continued_by(held.base_len, held.guess):
+                session.take(held.number, held.window.ids.tobytes(), ahead=True)
+                return held
+        if session.alone and not round_.followed and not self.finished(session):
+            return Round(round_.number + 1, self.no_window, None, now_s)
+        return None
+
+    def crowded(self, key: Key, round_: int, waiting: Load, ahead: bool = False) -> Busy | None:
         """The refusal of a window, or of its hidden states, while too much waits; None: they can be taken."""
-        reason = self.sessions.crowded(waiting, key[0])
+        reason = self.sessions.crowded(waiting, key[0], ahead)
         return None if reason is None else Busy(session=key[1], reason=reason, retry_s=RETRY_S, round=round_)
 
     def resync(self, key: Key) -> Resync:
@@ -223,6 +242,28 @@ class Intake:
     def _check_ids(self, ids: AnyArray) -> None:
         if ((ids < 0) | (ids >= self.offer.vocab_size)).any():
             raise ProtocolError(f"token ids must lie in 0..{self.offer.vocab_size - 1}")
+
+
+def _again(session: Session, number: int, ids: bytes) -> list[bytes | memoryview] | None:
+    """The reply to a round that came before, if it is known.
+
+    Raises:
+        ProtocolError: the last round came with other tokens.
+    """
+    if session.before is not None and number == session.before[0]:
+        return session.before[1] or None
+    if number < session.last_round:
+        return None
+    if ids != session.last_ids:
+        raise ProtocolError(f"round {number} came before with other tokens")
+    return session.last_reply or None
+
+
+def _awaited(session: Session, number: int) -> bool:
+    """Whether a window that came ahead is to be held: the round before it is in progress or has yet to come."""
+    if session.alone or (session.held is not None and number <= session.held.number):
+        return False
+    return session.current is not None or number > session.last_round + 1
 
 
 def _check_choices(message: Open) -> None:

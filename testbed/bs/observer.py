@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from testbed.bs.sessions import Round, Session
+from testbed.bs.pending import Round
+from testbed.bs.sessions import Session
 from testbed.channel.csi import Csi
 from testbed.optim.pass_time import RequestWork
 from testbed.protocols.messages import Verdict

@@ -1,4 +1,4 @@
-"""A request waiting for the engine, as schedulers see it."""
+"""A request waiting for the engine, as schedulers see it, and the round that it belongs to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from testbed.bs.engines.base import VerifyRequest
+from testbed.bs.engines.base import VerifyRequest, VerifyResult
+from testbed.channel.csi import Csi
+from testbed.protocols.base import Window
 
 PIECE = 64
 """Pieces of a prompt end at multiples of this many tokens, so that they leave whole blocks in the prefix cache."""
@@ -63,3 +65,57 @@ class Pending:
         """A pass over its first `end` tokens only, for the prefix cache; the request keeps waiting for the rest."""
         request = VerifyRequest(self.request.session, self.request.prefix[:end], _NOTHING)
         return replace(self, request=request)
+
+
+@dataclass(slots=True)
+class Round:
+    """A round in progress."""
+
+    number: int
+    window: Window
+    csi: Csi | None
+    arrived_s: float
+    queue_s: float = 0.0
+    verify_s: float = 0.0
+    judge_s: float = 0.0
+    batch_size: int = 0
+    result: VerifyResult | None = None
+    asked_s: float | None = None
+    """Time at which `NeedHidden` was sent; None: it was not."""
+    waited_s: float = 0.0
+    """Time between `NeedHidden` and `Hidden`."""
+    draft_s: float = 0.0
+    """Drafting time of this round, as the UE measured it."""
+    network_s: float = 0.0
+    """Time of the last round's messages on the link, as the UE measured it."""
+    pending: Pending | None = None
+    """The request that the scheduler sees."""
+    target_bytes: int = 0
+    """Size of the target's distributions or hidden states that decide about its drafted tokens; 0: none do."""
+    pieces_s: float = 0.0
+    """Time in passes that computed pieces of the prefix."""
+    new: int = 0
+    """Tokens computed in its passes, pieces of the prefix included."""
+    cached: int = 0
+    """Tokens of the prefix that the last pass found in the cache."""
+    shared_s: float = 0.0
+    """Part of its time at the BS that counts for other rounds of its stream."""
+    base_len: int = 0
+    guess: int | None = None
+    """Of a window that came ahead: the length and the last token of the prefix that it continues; None: it did not."""
+    follows: bool = False
+    followed: bool = False
+    """Whether it was verified with the round before it, and with the one after it: a stream decoded ahead."""
+    _candidates: tuple[VerifyResult, list[int]] | None = None
+
+    @property
+    def asking(self) -> bool:
+        """Whether hidden states were requested and have not arrived."""
+        return self.asked_s is not None and self.window.hidden is None
+
+    def candidates(self) -> list[int]:
+        """Positions whose drafted token is not the target's argmax."""
+        assert self.result is not None
+        if self._candidates is None or self._candidates[0] is not self.result:
+            self._candidates = self.result, np.flatnonzero(self.window.ids != self.result.argmax[:-1]).tolist()
+        return self._candidates[1]

@@ -39,8 +39,8 @@ class Holder(Protocol):
         """Tokens that count towards the bound."""
 
     @property
-    def waiting_bytes(self) -> int | None:
-        """Size of its window if that waits for the engine."""
+    def waiting(self) -> list[int]:
+        """Sizes of its windows that wait."""
 
 
 H = TypeVar("H", bound=Holder)
@@ -93,19 +93,24 @@ class Room:
         self._owner = owner
         self._refused = RefusedUes()
 
-    def crowded(self, load: Load, peer: bytes, sessions: Iterable[Holder]) -> str | None:
-        """The reason to refuse another window of this peer under this load; None: it can be taken."""
-        if self.pending is not None and load.windows >= self.pending:
-            return f"{load.windows} windows wait for the engine; at most {self.pending}"
-        if load.size_bytes >= self.windows_bytes:
-            return f"windows of {load.size_bytes} bytes wait for the engine; at most {self.windows_bytes}"
-        most = math.inf if self.pending is None else max(1, int(self.ue_share * self.pending))
-        most_bytes = self.ue_share * self.windows_bytes
+    def crowded(self, load: Load, peer: bytes, sessions: Iterable[Holder], part: float = 1.0) -> str | None:
+        """The reason to refuse another window of this peer under this load; None: it can be taken.
+
+        Args:
+            part: share of the room in which it must fit.
+        """
+        pending = math.inf if self.pending is None else int(part * self.pending)
+        windows_bytes = int(part * self.windows_bytes)
+        if load.windows >= pending:
+            return f"{load.windows} windows wait for the engine; at most {pending}"
+        if load.size_bytes >= windows_bytes:
+            return f"windows of {load.size_bytes} bytes wait for the engine; at most {windows_bytes}"
+        most = math.inf if self.pending is None else max(1, int(self.ue_share * pending))
+        most_bytes = self.ue_share * windows_bytes
         if load.windows < most and load.size_bytes < most_bytes:
             return None
         owner = self._owner(peer)
-        sizes = (s.waiting_bytes for s in sessions if self._owner(s.key[0]) == owner)
-        own = [size for size in sizes if size is not None]
+        own = [size for s in sessions if self._owner(s.key[0]) == owner for size in s.waiting]
         size_bytes = sum(own)
         if len(own) < most and size_bytes < most_bytes:
             return None

@@ -1,8 +1,7 @@
 """The base station: steps 4 to 7 of a round (queue, verify, judge, verdict) for all sessions at once.
 
 `BaseStation._step` is the round. Two tasks share one event loop: `Dispatcher.receive` handles messages and fills the
-queue, `_run` takes a step whenever requests are waiting. The engine has a thread of its own, so that messages are
-handled during a pass that is not short.
+queue, `_run` takes a step whenever requests are waiting. The engine has a thread of its own for longer passes.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from testbed.bs.judging.base import Judge
 from testbed.bs.judging.long_rounds import LongRounds, Ready
 from testbed.bs.metrics import Metrics
 from testbed.bs.observer import Observer
+from testbed.bs.pending import Round
 from testbed.bs.queue import Queue, Taken
 from testbed.bs.room import Load
 from testbed.bs.scheduling.admission import Admission
@@ -31,7 +31,7 @@ from testbed.bs.scheduling.base import Scheduler
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.pass_ledger import PassLedger
 from testbed.bs.scheduling.window_hints import Windows
-from testbed.bs.sessions import Key, Round, Session
+from testbed.bs.sessions import Key, Session
 from testbed.bs.streams import ahead, rounds_of
 from testbed.bs.verdict import Verdicts, need_hidden
 from testbed.channel.link import ServerLink
@@ -139,8 +139,8 @@ class BaseStation:
 
     @property
     def load(self) -> Load:
-        """Windows waiting for the engine, and those waiting to be decided."""
-        return Load(*map(sum, zip(self._queue.load, self._long.load, strict=True)))
+        """Windows waiting for the engine, to be decided, or for the round before them."""
+        return Load(*map(sum, zip(self._queue.load, self._long.load, self._intake.sessions.held, strict=True)))
 
     def begin(self, session: Session, round_: Round) -> None:
         """Queue a round for verification."""
@@ -287,8 +287,8 @@ class BaseStation:
             if answer.round == session.last_round:
                 session.last_reply = frames
             await self._link.send(session.key[0], frames)
-            if session.alone and not round_.followed and not self._intake.finished(session):
-                self.begin(session, Round(round_.number + 1, self._intake.no_window, None, self._clock.time()))
+            if (following := self._intake.following(session, round_, self._clock.time())) is not None:
+                self.begin(session, following)
 
     # ------------------------------------------------------------ sessions
 

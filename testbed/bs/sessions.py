@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.bs.engines.base import VerifyResult
-from testbed.bs.pending import Pending
+from testbed.bs.pending import Round
 from testbed.bs.room import WINDOWS_BYTES, Load, Room
-from testbed.channel.csi import Csi
-from testbed.protocols.base import RoundProtocol, Window
+from testbed.protocols.base import RoundProtocol
 from testbed.protocols.messages import Reading
 from testbed.protocols.sampling import GREEDY, Sampling
 
@@ -21,59 +19,10 @@ Key = tuple[bytes, int]
 """Identity of the peer and its session number: no peer can name another's session."""
 REMEMBERED = 4096
 """Lost sessions that are remembered, to tell their UEs why."""
+AHEAD_SHARE = 0.5
+"""Share of the room for waiting windows that may be taken before windows ahead are refused."""
 AHEAD_TOKENS = 256
 """Tokens to come that a session reserves at most, whatever it asks for: few outputs are as long as their limit."""
-
-
-@dataclass(slots=True)
-class Round:
-    """A round in progress."""
-
-    number: int
-    window: Window
-    csi: Csi | None
-    arrived_s: float
-    queue_s: float = 0.0
-    verify_s: float = 0.0
-    judge_s: float = 0.0
-    batch_size: int = 0
-    result: VerifyResult | None = None
-    asked_s: float | None = None
-    """Time at which `NeedHidden` was sent; None: it was not."""
-    waited_s: float = 0.0
-    """Time between `NeedHidden` and `Hidden`."""
-    draft_s: float = 0.0
-    """Drafting time of this round, as the UE measured it."""
-    network_s: float = 0.0
-    """Time of the last round's messages on the link, as the UE measured it."""
-    pending: Pending | None = None
-    """The request that the scheduler sees."""
-    target_bytes: int = 0
-    """Size of the target's distributions or hidden states that decide about its drafted tokens; 0: none do."""
-    pieces_s: float = 0.0
-    """Time in passes that computed pieces of the prefix."""
-    new: int = 0
-    """Tokens computed in its passes, pieces of the prefix included."""
-    cached: int = 0
-    """Tokens of the prefix that the last pass found in the cache."""
-    shared_s: float = 0.0
-    """Part of its time at the BS that counts for other rounds of its stream."""
-    follows: bool = False
-    followed: bool = False
-    """Whether it was verified with the round before it, and with the one after it: a stream decoded ahead."""
-    _candidates: tuple[VerifyResult, list[int]] | None = None
-
-    @property
-    def asking(self) -> bool:
-        """Whether hidden states were requested and have not arrived."""
-        return self.asked_s is not None and self.window.hidden is None
-
-    def candidates(self) -> list[int]:
-        """Positions whose drafted token is not the target's argmax."""
-        assert self.result is not None
-        if self._candidates is None or self._candidates[0] is not self.result:
-            self._candidates = self.result, np.flatnonzero(self.window.ids != self.result.argmax[:-1]).tolist()
-        return self._candidates[1]
 
 
 @dataclass(slots=True)
@@ -104,6 +53,10 @@ class Session:
     last_round: int = -1
     last_ids: bytes = b""
     last_reply: list[bytes | memoryview] = field(default_factory=list)
+    held: Round | None = None
+    """Round whose window came ahead of the verdict of the round before it."""
+    before: tuple[int, list[bytes | memoryview]] | None = None
+    """Number and reply of the round before one that came ahead, whose reply may have been lost."""
     speed_tps: float | None = None
     """Guaranteed token speed [tokens/s], the service class; None: no guarantee."""
     begun_s: float | None = None
@@ -147,6 +100,12 @@ class Session:
         return None if found is None else found.window.size_bytes + found.target_bytes
 
     @property
+    def waiting(self) -> list[int]:
+        """Sizes of its windows that wait, one that came ahead included."""
+        sizes = (self.waiting_bytes, None if self.held is None else self.held.window.size_bytes)
+        return [size for size in sizes if size is not None]
+
+    @property
     def drawn(self) -> bool:
         """Whether its tokens are sampled; otherwise they are the target's argmax."""
         return not self.sampling.greedy if self.protocol is None else self.protocol.sampled
@@ -155,6 +114,17 @@ class Session:
     def prefix(self) -> NDArray[np.int32]:
         """The committed prefix, a copy [length]."""
         return np.array(self.tokens[: self.length])
+
+    def take(self, number: int, ids: bytes, ahead: bool) -> None:
+        """Begin a round: its number, its drafted tokens, and whether they came ahead."""
+        self.before = (self.last_round, self.last_reply) if ahead else None
+        self.last_round, self.last_ids, self.last_reply = number, ids, []
+
+    def continued_by(self, base_len: int, guess: int | None) -> bool:
+        """Whether a window continues the committed prefix; of one that came ahead, the last token counts, too."""
+        if base_len != self.length + self.owed:
+            return False
+        return guess is None or guess == self.tokens[self.length - 1]
 
     def append(self, ids: NDArray[np.int32]) -> None:
         """Commit tokens."""
@@ -198,6 +168,8 @@ class SessionTable:
         self._sessions: dict[Key, Session] = {}
         self._promised: Counter[float] = Counter()
         self._opened, self._now_s = 0, 0.0  # time of the last message, on the server's clock
+        self.held = Load(0, 0)
+        """Windows that came ahead."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -209,9 +181,16 @@ class SessionTable:
         """The session, if it is known."""
         return self._sessions.get(key)
 
-    def crowded(self, load: Load, peer: bytes) -> str | None:
+    def crowded(self, load: Load, peer: bytes, ahead: bool = False) -> str | None:
         """The reason to refuse another window of this peer under this load; None: it can be taken."""
-        return self.room.crowded(load, peer, self)
+        return self.room.crowded(load, peer, self, AHEAD_SHARE if ahead else 1.0)
+
+    def hold(self, session: Session, round_: Round | None) -> None:
+        """Keep a round whose window came ahead, in place of the session's earlier one; None: drop that one."""
+        for found, sign in ((session.held, -1), (round_, 1)):
+            if found is not None:
+                self.held = Load(self.held.windows + sign, self.held.size_bytes + sign * found.window.size_bytes)
+        session.held = round_
 
     def refusal(self, key: Key, tokens: int) -> str | None:
         """The reason to refuse a new session of this many tokens under this key; None: it can be opened."""
@@ -257,6 +236,7 @@ class SessionTable:
         if (session := self._sessions.pop(key, None)) is None:
             return None
         owner = self.owner(key[0])
+        self.hold(session, None)
         self._owned -= Counter((owner,))
         if session.speed_tps is not None:
             self._promised -= Counter((session.speed_tps,))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from testbed.bs.sessions import Round, Session
+from testbed.bs.pending import Round
+from testbed.bs.sessions import Session
 
 MOST_AHEAD = 7
 """Tokens decoded ahead, at most."""

@@ -10,9 +10,10 @@ import numpy as np
 
 from testbed.bs.metrics import Metrics
 from testbed.bs.observer import Observer
+from testbed.bs.pending import Round
 from testbed.bs.scheduling.pass_ledger import PassLedger
 from testbed.bs.scheduling.window_hints import Windows
-from testbed.bs.sessions import Round, Session
+from testbed.bs.sessions import Session
 from testbed.channel.csi import single
 from testbed.clock import Clock
 from testbed.protocols.codec import AnyArray, pack_positions

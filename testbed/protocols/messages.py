@@ -12,7 +12,7 @@ import msgspec
 
 from testbed.channel.csi import Csi
 
-VERSION = 6
+VERSION = 7
 """Version of this wire format; `Hello` and `Welcome` must agree on it."""
 NO_HINT = -1
 """Stands in the place of a hinted window."""
@@ -100,6 +100,10 @@ class Draft(Message, frozen=True):
     """Time since the last verdict; in the first round, since the start of the request."""
     network_s: float = 0.0
     """Estimated time of the last round's messages on the link (WISP eq. 6); 0: not known."""
+    guess: int | None = None
+    """Of a window sent ahead, before the verdict of the round before it: the last token of its prefix, which the BS is
+    expected to add after accepting all of that round's window. If it does not, the window is dropped. None: the verdict
+    is known."""
 
 
 class Hidden(Message, frozen=True):

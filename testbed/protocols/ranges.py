@@ -47,7 +47,7 @@ RANGES: dict[type[msgspec.Struct], dict[str, Range]] = {
         "round": _ROUND,
         "risk": _RISK,
     },
-    Draft: {"round": _ROUND, "draft_s": _DURATION, "network_s": _DURATION},
+    Draft: {"round": _ROUND, "draft_s": _DURATION, "network_s": _DURATION, "guess": _COUNT},
     Csi: {
         "uplink_mbps": _RATE,
         "downlink_mbps": _RATE,

@@ -1,14 +1,46 @@
-"""The exchange of one round (window sent, verdict received) and the record that it leads to."""
+"""The exchanges of a session (a window sent, its verdict received) and the records that they lead to."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from testbed.errors import ProtocolError
+from testbed.errors import LinkTimeout, ProtocolError
 from testbed.protocols.base import Drafted
 from testbed.protocols.codec import AnyArray, Packet, unpack_positions
-from testbed.protocols.messages import Draft, NeedHidden, Verdict
+from testbed.protocols.messages import Busy, Draft, Fault, Hidden, NeedHidden, Opened, Resync, Verdict
+from testbed.ue.client import RESEND_S, Client
 from testbed.ue.records import RoundRecord
+
+SLOWEST_BPS = 1e6
+"""Lowest uplink rate expected, by which the time before a message is sent again is reckoned."""
+SILENCE_S = 10.0
+"""First wait for the next token of a BS that decodes alone before the session is opened again; doubled each time."""
+
+
+@dataclass
+class OutgoingWindow:
+    """A drafted window, and what is known of its way to the BS."""
+
+    draft: Draft
+    arrays: dict[str, AnyArray]
+    drafted: Drafted
+    begin_s: float
+    """Start of its drafting on the UE's clock, the time since the last verdict included."""
+    drafting_s: float = 0.0
+    """Time spent on its tokens."""
+    sent_s: float | None = None
+    """Time at which it was sent first; None: it was not."""
+    sent_bytes: int = 0
+    """Bytes of all its messages."""
+    known: bool = False
+    """Whether the BS has it, as far as the UE knows: it was sent and not refused, and the session was not reopened."""
+
+    @property
+    def patience_s(self) -> float:
+        """Time to wait for an answer before it is sent again the first time."""
+        return max(RESEND_S, 8 * self.sent_bytes / SLOWEST_BPS)
 
 
 class Exchange(NamedTuple):
@@ -21,7 +53,6 @@ class Exchange(NamedTuple):
     """Time from sending the window to the verdict; when the BS decodes alone, from the previous verdict."""
     reveal_s: float
     """The part of `seconds` in which the UE answered a query for hidden states."""
-    uplink_bytes: int
     downlink_bytes: int
     sent_s: float
     """Start, on the UE's clock."""
@@ -30,6 +61,138 @@ class Exchange(NamedTuple):
     def link_s(self) -> float:
         """Time on the link: `seconds` without the times of UE and BS."""
         return max(0.0, self.seconds - self.reveal_s - self.verdict.bs_s)
+
+
+class SessionExchanges:
+    """Exchanges of one session: what is lost is sent again, and a session that is unknown to the BS opened again.
+
+    Args:
+        open_: opens the session at a round.
+        refused: called for a `Busy` that refuses the session for its token speed.
+        reveal: makes the arrays of hidden states that the BS requests.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        number: int,
+        open_: Callable[[int], Awaitable[None]],
+        refused: Callable[[Busy], None],
+        reveal: Callable[[Drafted, Sequence[int]], dict[str, AnyArray]],
+    ) -> None:
+        self._client, self._clock, self._number = client, client.clock, number
+        self._open, self._refused, self._reveal = open_, refused, reveal
+        self._unanswered = 0
+        """Drafts that the BS may answer with a `Resync` each."""
+        self.ahead: OutgoingWindow | None = None
+        """The window that was sent ahead, after the one whose verdict is awaited."""
+        self.opened_bytes = 0
+        """Bytes of messages that say that the session is open."""
+
+    async def send(self, window: OutgoingWindow) -> None:
+        """Send a window, or send it again."""
+        if window.sent_s is None:
+            window.sent_s = self._clock.time()
+        window.sent_bytes += await self._client.send(window.draft, window.arrays)
+        window.known = True
+        self._unanswered += 1
+
+    async def verdict(self, window: OutgoingWindow) -> Exchange:
+        """Send a window if it was not sent ahead, and answer what the BS asks until its verdict comes.
+
+        Raises:
+            LinkTimeout: silence until the client's timeout.
+            AdmissionError: the BS cannot guarantee the speed.
+            ProtocolError: the BS refuses.
+        """
+        start_s, reveal_s, down, unknown, number = self._clock.time(), 0.0, 0, 0, window.draft.round
+        if not window.known:
+            await self.send(window)
+        wait_s = window.patience_s
+        while True:
+            packet = await self._next(start_s, wait_s)
+            if packet is None:
+                await self.send(window)
+                wait_s *= 2
+                continue
+            message = packet.message
+            down += packet.size_bytes
+            if isinstance(message, Verdict) and message.round == number:
+                self._unanswered = int(self.ahead is not None and self.ahead.known)
+                sent_s = start_s if window.sent_s is None else window.sent_s
+                return Exchange(message, packet.arrays, self._clock.time() - sent_s, reveal_s, down, sent_s)
+            if isinstance(message, NeedHidden) and message.round == number:
+                asked_s = self._clock.time()
+                revealed = self._reveal(window.drafted, asked_positions(packet, len(window.drafted.ids)))
+                reveal_s += self._clock.time() - asked_s
+                sent = await self._client.send(Hidden(session=self._number, round=number), revealed)
+                window.sent_bytes += sent
+                wait_s = max(wait_s, 8 * sent / SLOWEST_BPS)
+            elif isinstance(message, Resync) and unknown:
+                unknown -= 1
+            elif isinstance(message, Busy) and message.round not in (None, number):
+                if self.ahead is not None and message.round == self.ahead.draft.round:
+                    self.ahead.known = False
+            elif isinstance(message, Resync | Busy):
+                unknown = self._unanswered - isinstance(message, Resync)  # every other draft brings a Resync, too
+                await self._reopen(message, number)
+                self._unanswered = 0
+                if self.ahead is not None:
+                    self.ahead.known = False
+                await self.send(window)
+
+    async def listen(self, number: int) -> Exchange:
+        """Wait for the next token that the BS decodes alone; after a silence, open the session again.
+
+        Raises:
+            LinkTimeout, AdmissionError, ProtocolError: see `verdict`.
+        """
+        start_s, wait_s, down = self._clock.time(), SILENCE_S, 0
+        self._unanswered = 0
+        while True:
+            packet = await self._next(start_s, wait_s)
+            if packet is None:
+                wait_s *= 2
+                await self._open(number)
+                continue
+            message = packet.message
+            down += packet.size_bytes
+            if isinstance(message, Verdict) and message.round == number:
+                return Exchange(message, packet.arrays, self._clock.time() - start_s, 0.0, down, start_s)
+            late = isinstance(message, Busy) and message.round is not None  # it refuses a draft of an earlier round
+            if isinstance(message, Resync | Busy) and not late:
+                await self._reopen(message, number)
+
+    async def _next(self, start_s: float, wait_s: float) -> Packet[Any] | None:
+        """The session's next message but `Opened`; None after `wait_s` of silence.
+
+        Raises:
+            LinkTimeout: silence until the client's timeout, counted from `start_s`.
+            ProtocolError: the BS refuses.
+        """
+        while True:
+            left_s = self._client.timeout_s - (self._clock.time() - start_s)
+            try:
+                packet = await self._client.receive(self._number, min(wait_s, max(left_s, 0.0)))
+            except LinkTimeout:
+                if left_s <= wait_s:
+                    raise
+                return None
+            if isinstance(packet.message, Fault):
+                raise ProtocolError(f"the BS refuses: {packet.message.reason}")
+            if not isinstance(packet.message, Opened):
+                return packet
+            self.opened_bytes += packet.size_bytes
+
+    async def _reopen(self, message: Resync | Busy, round_: int) -> None:
+        """Open the session again after the BS has lost or refused it; after a refused draft, only wait."""
+        if isinstance(message, Busy):
+            if message.speed_tps is None:
+                await self._clock.sleep(message.retry_s)
+            else:
+                self._refused(message)
+        if isinstance(message, Resync) or message.round is None:
+            await self._open(round_)
 
 
 def asked_positions(packet: Packet[NeedHidden], window: int) -> list[int]:
@@ -45,34 +208,41 @@ def asked_positions(packet: Packet[NeedHidden], window: int) -> list[int]:
 
 
 def record_of(
-    kind: str,
-    draft: Draft,
-    exchange: Exchange,
-    drafted: Drafted,
-    committed: int,
-    span_s: tuple[float, float],
-    drafting_s: float,
+    kind: str, window: OutgoingWindow, exchange: Exchange, committed: int, span_s: tuple[float, float]
 ) -> RoundRecord:
     """The record of a finished round.
 
     Args:
         kind: kind of the protocol.
-        draft: the draft that was sent, or its substitute if the BS decoded alone.
-        drafted: the window, empty if the BS decoded alone.
+        window: the window that was sent, or an empty substitute if the BS decoded alone.
         committed: number of tokens added to the output.
         span_s: begin and end of the round.
-        drafting_s: time spent on the drafted tokens.
     """
-    verdict, (begin_s, end_s), count = exchange.verdict, span_s, len(drafted.ids)
+    verdict, draft, drafted, (begin_s, end_s) = exchange.verdict, window.draft, window.drafted, span_s
+    count, hidden_s = len(drafted.ids), max(0.0, begin_s - window.begin_s)
     paid = count + drafted.left_out
-    parts_s = (exchange.link_s, verdict.queue_s, verdict.verify_s, verdict.judge_s)
+    half_s = exchange.link_s / 2
+    draft_s, up_s, queue_s, verify_s, judge_s, down_s = _after(
+        hidden_s, draft.draft_s, half_s, verdict.queue_s, verdict.verify_s, verdict.judge_s, half_s
+    )
+    known_s = draft_s + up_s + queue_s + verify_s + judge_s + down_s
     return RoundRecord(
         round=draft.round, protocol=kind, base_len=draft.base_len, csi=draft.csi, drafted=count, committed=committed,
         accepted=verdict.accepted, kept=verdict.kept, candidates=verdict.candidates, queried=verdict.queried,
         batch_size=verdict.batch_size, gap=verdict.gap, hint=verdict.window,
-        draft_s=draft.draft_s, wasted_s=drafting_s * (1 - verdict.accepted / paid) if paid else 0.0,
-        link_s=exchange.link_s, queue_s=verdict.queue_s, verify_s=verdict.verify_s, judge_s=verdict.judge_s,
-        overhead_s=max(0.0, end_s - begin_s - draft.draft_s - sum(parts_s)),
-        uplink_bytes=exchange.uplink_bytes, downlink_bytes=exchange.downlink_bytes,
+        draft_s=draft_s, wasted_s=window.drafting_s * (1 - verdict.accepted / paid) if paid else 0.0,
+        link_s=up_s + down_s, queue_s=queue_s, verify_s=verify_s, judge_s=judge_s,
+        overhead_s=max(0.0, end_s - begin_s - known_s), hidden_s=hidden_s,
+        uplink_bytes=window.sent_bytes, downlink_bytes=exchange.downlink_bytes,
         begin_s=begin_s, sent_s=exchange.sent_s, verdict_s=exchange.sent_s + exchange.seconds, end_s=end_s,
     )  # fmt: skip
+
+
+def _after(hidden_s: float, *parts_s: float) -> list[float]:
+    """Durations that follow each other, without their first `hidden_s`."""
+    left = []
+    for part_s in parts_s:
+        cut_s = min(max(part_s, 0.0), hidden_s)
+        hidden_s -= cut_s
+        left.append(part_s - cut_s)
+    return left

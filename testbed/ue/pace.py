@@ -14,8 +14,8 @@ class Pace(Protocol):
     async def opened(self, prompt_len: int) -> None:
         """Wait after the prefill of a prompt."""
 
-    async def drafted(self, count: int, base_len: int) -> None:
-        """Wait after drafting `count` tokens on a prefix of `base_len`."""
+    async def drafted(self, count: int, base_len: int, before: int = 0) -> None:
+        """Wait after drafting `count` tokens on a prefix of `base_len`, of a window with `before` tokens already."""
 
 
 class RealTime:
@@ -24,7 +24,7 @@ class RealTime:
     async def opened(self, prompt_len: int) -> None:
         """Return at once."""
 
-    async def drafted(self, count: int, base_len: int) -> None:
+    async def drafted(self, count: int, base_len: int, before: int = 0) -> None:
         """Return at once."""
 
 
@@ -41,6 +41,6 @@ class ConstantPace:
     async def opened(self, prompt_len: int) -> None:
         """Return at once: prefill takes no time."""
 
-    async def drafted(self, count: int, base_len: int) -> None:
+    async def drafted(self, count: int, base_len: int, before: int = 0) -> None:
         """Sleep for `count` times the time per token."""
         await self.clock.sleep(count * self.per_token_s)

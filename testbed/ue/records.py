@@ -61,6 +61,15 @@ class RoundRecord(msgspec.Struct, frozen=True):
     """Temperature of the device's hottest zone."""
     throttled: str | None = None
     """Cause of throttling, as in `power.Reading`; empty: none."""
+    lookahead: int = 0
+    """Windows that were drafted ahead of the verdict, at most."""
+    drafted_ahead: int = 0
+    void: int = 0
+    """Tokens drafted while this round waited for its verdict, the guess of the next token included, and those of them
+    that the verdict made void."""
+    hidden_s: float = 0.0
+    """Time of this round that had passed when the round before it ended: drafting ahead, and waiting after that. The
+    durations above do not include it."""
     kept: int = 0
     """Number of accepted candidates. If the window was cut short, the candidate that ended it was judged too, later
     ones were not."""

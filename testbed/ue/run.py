@@ -164,7 +164,7 @@ class JobRunner:
 
     def observe(self, record: RoundRecord) -> None:
         """Learn from a finished round over the link."""
-        if record.drafted:
+        if record.drafted and not record.hidden_s:  # otherwise a part of its time on the link is missing
             self._setting.state.observe(record)
         self._policy(record.protocol).observe(record)
         if not PROTOCOLS[record.protocol].sampled:

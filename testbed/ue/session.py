@@ -4,36 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from testbed.channel.csi import Csi, single
-from testbed.errors import AdmissionError, LinkTimeout, ProtocolError
+from testbed.errors import AdmissionError, ProtocolError
 from testbed.protocols.base import Drafted, RoundProtocol
-from testbed.protocols.codec import AnyArray, Packet
-from testbed.protocols.messages import (
-    NO_HINT,
-    Busy,
-    Close,
-    Draft,
-    Fault,
-    Hidden,
-    NeedHidden,
-    Open,
-    Opened,
-    Resync,
-    Verdict,
-)  # fmt: skip
+from testbed.protocols.messages import NO_HINT, Busy, Close, Draft, Open, Verdict
 from testbed.protocols.quantise import FULL_BITS
 from testbed.protocols.sampling import GREEDY, Sampling
-from testbed.ue.client import RESEND_S, Client
+from testbed.tasks import cancel
+from testbed.ue.client import Client
 from testbed.ue.drafters.after import states_of
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.drafters.sampler import DraftSampler
-from testbed.ue.exchange import Exchange, asked_positions, record_of
+from testbed.ue.exchange import Exchange, OutgoingWindow, SessionExchanges, record_of
 from testbed.ue.pace import REAL_TIME, Pace
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.session_drafter import WindowDrafter
@@ -41,10 +28,6 @@ from testbed.ue.windows.base import Guided, WindowPolicy
 
 Progress = Callable[[RoundRecord], None]
 NOTHING = Drafted(np.zeros(0, np.int32), np.zeros((0, 0), np.float16))
-SLOWEST_BPS = 1e6
-"""Lowest uplink rate expected, by which the time before a message is sent again is reckoned."""
-SILENCE_S = 10.0
-"""First wait for the next token of a BS that decodes alone before the session is opened again; doubled each time."""
 
 
 class DecodingSession:
@@ -59,6 +42,7 @@ class DecodingSession:
         hidden_bits: bits per element of uploaded hidden states.
         speed_tps: tokens per second that the BS must guarantee; None: no guarantee.
         accept_slower: accept the speed that the BS offers where it cannot guarantee that one.
+        lookahead: 1: draft and send the next window before the verdict; protocols that sample never do. 0: do not.
     """
 
     def __init__(
@@ -76,6 +60,7 @@ class DecodingSession:
         hidden_bits: int = FULL_BITS,
         speed_tps: float | None = None,
         accept_slower: bool = False,
+        lookahead: int = 0,
     ) -> None:
         self._client, self._drafter, self._protocol = client, drafter, protocol
         self._threshold, self._csi, self._clock = threshold, csi, client.clock
@@ -83,10 +68,19 @@ class DecodingSession:
         sampler = DraftSampler(sampling, seed) if protocol.sampled else None
         self._windows = WindowDrafter(drafter, policy, sampler, pace, hidden_bits)
         self._speed_tps, self._accept_slower = speed_tps, accept_slower
-        self._network_s, self._risk, self._opened_bytes = 0.0, 0.0, [0, 0]
+        self._network_s, self._risk, self._open_bytes = 0.0, 0.0, 0
         self._hints = policy if isinstance(policy, Guided) else None
         self._alone = self._hints is not None and self._hints.off and not protocol.replaces
         self._number = client.new_session()
+        self._exchanges = SessionExchanges(client, self._number, self._open, self._refused, protocol.reveal)
+        self._lookahead = 0 if protocol.sampled else lookahead
+        self._next = 0
+        """Number of the next window."""
+        self._ahead: asyncio.Task[None] | None = None
+        self._hit: tuple[int, int] | None = None
+        """Accepted tokens and token of the verdict that made the window ahead valid."""
+        self._void_bytes = 0
+        """Bytes of the window that the last verdict made void."""
 
     @property
     def committed(self) -> list[int]:
@@ -116,12 +110,13 @@ class DecodingSession:
                 await self._windows.catch_up(self._committed)
             await self._open(0)
             while reason != "stop" and (room := max_tokens - (len(self._committed) - len(prompt))) > 0:
-                record, reason = await self._round(len(rounds), room, begun_s)
-                rounds.append(record)
+                record, reason = await self._round(room, begun_s)
+                rounds.append(replace(record, round=len(rounds), choice=self._choice, lookahead=self._lookahead))
                 begun_s = self._clock.time()
                 if progress:
-                    progress(record)
+                    progress(rounds[-1])
         finally:
+            await self._drop_ahead()
             self._windows.close()
             await self._close()
         return RequestRecord(
@@ -129,125 +124,91 @@ class DecodingSession:
             token_ids=self._committed[len(prompt) :].tolist(),
             finish_reason=reason,
             latency_s=begun_s - start_s,
-            uplink_bytes=self._opened_bytes[0] + sum(r.uplink_bytes for r in rounds),
-            downlink_bytes=self._opened_bytes[1] + sum(r.downlink_bytes for r in rounds),
+            uplink_bytes=self._open_bytes + sum(r.uplink_bytes for r in rounds),
+            downlink_bytes=self._exchanges.opened_bytes + sum(r.downlink_bytes for r in rounds),
             rounds=rounds,
         )
 
-    async def _round(self, number: int, room: int, begun_s: float) -> tuple[RoundRecord, str]:
+    async def _round(self, room: int, begun_s: float) -> tuple[RoundRecord, str]:
         """One round; `begun_s` is when the previous one ended."""
         if self._alone:
-            return await self._listened(number, room, begun_s)
+            return await self._listened(room, begun_s)
+        window = await self._from_ahead() or await self._drafted(room, begun_s)  # 1 draft, 2 encode
+        if self._lookahead:
+            self._ahead = asyncio.create_task(self._look_ahead(window, room - len(window.drafted.ids) - 1))
+        exchange = await self._exchanges.verdict(window)  # 3 send, and wait for the verdict
+        committed, reason = await self._commit(window.drafted, exchange, room)  # 8 commit
+        record = record_of(self._protocol.kind, window, exchange, committed, (begun_s, self._clock.time()))
+        if not record.hidden_s:
+            self._network_s = record.link_s
+        ahead = self._windows.drafted_ahead
+        record = replace(record, drafted_ahead=ahead, void=0 if self._hit else ahead)
+        return replace(record, uplink_bytes=record.uplink_bytes + self._void_bytes), reason
+
+    async def _drafted(self, room: int, begun_s: float) -> OutgoingWindow:
+        """The next window, drafted after the verdict of the one before it."""
         await self._windows.catch_up(self._committed)
         csi, start_s = self._csi(), self._clock.time()
-        drafted = await self._windows.draft(number, room, self._ends)  # 1 draft
+        drafted = await self._windows.draft(self._next, room, self._ends)
+        return self._outgoing(drafted, len(self._committed), (begun_s, start_s), csi)
+
+    def _outgoing(
+        self, drafted: Drafted, base_len: int, start_s: tuple[float, float], csi: Csi | None, guess: int | None = None
+    ) -> OutgoingWindow:
+        """A window after a prefix of `base_len`; `start_s`: end of the round before it, and start of its drafting."""
         drafted_s = self._clock.time()
-        arrays = self._protocol.uplink(drafted)  # 2 encode
         draft = Draft(
-            session=self._number, round=number, base_len=len(self._committed), csi=csi,
-            draft_s=single(drafted_s - begun_s), network_s=single(self._network_s),
+            session=self._number, round=self._next, base_len=base_len, csi=csi,
+            draft_s=single(drafted_s - start_s[0]), network_s=single(self._network_s), guess=guess,
         )  # fmt: skip
-        exchange = await self._exchange(draft, arrays, drafted)  # 3 send, and wait for the verdict
-        committed, reason = self._commit(drafted, exchange, room)  # 8 commit
-        span_s = (begun_s, self._clock.time())
-        record = record_of(self._protocol.kind, draft, exchange, drafted, committed, span_s, drafted_s - start_s)
-        self._network_s = record.link_s
-        return replace(record, choice=self._choice), reason
+        self._next += 1
+        return OutgoingWindow(draft, self._protocol.uplink(drafted), drafted, start_s[0], drafted_s - start_s[1])
 
-    async def _listened(self, number: int, room: int, begun_s: float) -> tuple[RoundRecord, str]:
+    async def _listened(self, room: int, begun_s: float) -> tuple[RoundRecord, str]:
         """One token that the BS decodes alone, while speculation is off."""
-        draft = Draft(session=self._number, round=number, base_len=len(self._committed))
-        exchange = await self._listen(number)
-        committed, reason = self._commit(NOTHING, exchange, room)
-        record = record_of(self._protocol.kind, draft, exchange, NOTHING, committed, (begun_s, self._clock.time()), 0.0)
-        return replace(record, choice=self._choice), reason
+        draft = Draft(session=self._number, round=self._next, base_len=len(self._committed))
+        self._next += 1
+        exchange = await self._exchanges.listen(draft.round)
+        committed, reason = await self._commit(NOTHING, exchange, room)
+        window = OutgoingWindow(draft, {}, NOTHING, begun_s)
+        return record_of(self._protocol.kind, window, exchange, committed, (begun_s, self._clock.time())), reason
 
-    async def _exchange(self, draft: Draft, arrays: dict[str, AnyArray], drafted: Drafted) -> Exchange:
-        """Send the window, and answer what the BS asks until its verdict comes."""
-        start_s, reveal_s, up, down = self._clock.time(), 0.0, 0, 0
-        answer: tuple[Draft | Hidden, dict[str, AnyArray]] = (draft, arrays)
-        wait_s, send, unknown, drafts = RESEND_S, True, 0, 0
-        while True:
-            if send:
-                sent = await self._client.send(*answer)
-                drafts += answer[0] is draft
-                up += sent
-                wait_s = max(wait_s, 8 * sent / SLOWEST_BPS)
-            packet = await self._next(start_s, wait_s)
-            if packet is None:
-                answer, send, wait_s = (draft, arrays), True, 2 * wait_s
-                continue
-            message, send = packet.message, False
-            down += packet.size_bytes
-            if isinstance(message, Verdict) and message.round == draft.round:
-                return Exchange(message, packet.arrays, self._clock.time() - start_s, reveal_s, up, down, start_s)
-            if isinstance(message, NeedHidden) and message.round == draft.round:
-                asked_s = self._clock.time()
-                revealed = self._protocol.reveal(drafted, asked_positions(packet, len(drafted.ids)))
-                answer, send = (Hidden(session=self._number, round=message.round), revealed), True
-                reveal_s += self._clock.time() - asked_s
-            elif isinstance(message, Resync) and unknown:
-                unknown -= 1
-            elif isinstance(message, Resync | Busy):
-                unknown = drafts - isinstance(message, Resync)  # every other draft brings a Resync, too
-                await self._reopen(message, draft.round)
-                answer, send, drafts = (draft, arrays), True, 0
+    # ------------------------------------------------------------ ahead of the verdict
 
-    async def _listen(self, number: int) -> Exchange:
-        """Wait for the next token that the BS decodes alone; after a silence, open the session again."""
-        start_s, wait_s, down = self._clock.time(), SILENCE_S, 0
-        while True:
-            packet = await self._next(start_s, wait_s)
-            if packet is None:
-                wait_s *= 2
-                await self._open(number)
-                continue
-            message = packet.message
-            down += packet.size_bytes
-            if isinstance(message, Verdict) and message.round == number:
-                return Exchange(message, packet.arrays, self._clock.time() - start_s, 0.0, 0, down, start_s)
-            late = isinstance(message, Busy) and message.round is not None  # it refuses a draft of an earlier round
-            if isinstance(message, Resync | Busy) and not late:
-                await self._reopen(message, number)
+    async def _look_ahead(self, away: OutgoingWindow, room: int) -> None:
+        """Draft the window after one that is away, for an output of `room` further tokens, and send it."""
+        start_s = self._clock.time()
+        drafted = await self._windows.draft_ahead(away.drafted, room, self._ends)
+        if drafted is not None:
+            base_len = away.draft.base_len + len(away.drafted.ids) + 1
+            times_s = (start_s, start_s)
+            window = self._outgoing(drafted, base_len, times_s, self._csi(), self._windows.guess)
+            self._exchanges.ahead = window
+            await self._exchanges.send(window)
 
-    async def _next(self, start_s: float, wait_s: float) -> Packet[Any] | None:
-        """The session's next message but `Opened`; None after `wait_s` of silence.
+    async def _from_ahead(self) -> OutgoingWindow | None:
+        """The window that was drafted ahead, once it is complete; None: there is none."""
+        if self._ahead is None or self._hit is None:
+            return None
+        await self._ahead
+        accepted, token = self._hit
+        window, self._exchanges.ahead, self._ahead, self._hit = self._exchanges.ahead, None, None, None
+        if window is None:
+            self._windows.commit(accepted, token)
+        else:
+            self._windows.advance(accepted)
+        return window
 
-        Raises:
-            LinkTimeout: silence until the client's timeout, counted from `start_s`.
-            ProtocolError: the BS refuses.
-        """
-        while True:
-            left_s = self._client.timeout_s - (self._clock.time() - start_s)
-            try:
-                packet = await self._client.receive(self._number, min(wait_s, max(left_s, 0.0)))
-            except LinkTimeout:
-                if left_s <= wait_s:
-                    raise
-                return None
-            if isinstance(packet.message, Fault):
-                raise ProtocolError(f"the BS refuses: {packet.message.reason}")
-            if not isinstance(packet.message, Opened):
-                return packet
-            self._opened_bytes[1] += packet.size_bytes
+    async def _drop_ahead(self) -> None:
+        """Drop the window that was drafted ahead, if there is one."""
+        if self._ahead is not None:
+            await cancel(self._ahead)
+        self._void_bytes = 0 if self._exchanges.ahead is None else self._exchanges.ahead.sent_bytes
+        self._ahead = self._exchanges.ahead = None
 
-    async def _reopen(self, message: Resync | Busy, round_: int) -> None:
-        """Open the session again after the BS has lost or refused it; after a refused draft, only wait.
+    # ------------------------------------------------------------ 8 commit
 
-        Raises:
-            AdmissionError: the BS cannot guarantee the speed.
-        """
-        if isinstance(message, Busy):
-            if message.speed_tps is None:
-                await self._clock.sleep(message.retry_s)
-            elif self._accept_slower and message.speed_tps > 0:
-                self._speed_tps = message.speed_tps
-            else:
-                raise AdmissionError(f"the BS refuses: {message.reason}")
-        if isinstance(message, Resync) or message.round is None:
-            await self._open(round_)
-
-    def _commit(self, drafted: Drafted, exchange: Exchange, room: int) -> tuple[int, str]:
+    async def _commit(self, drafted: Drafted, exchange: Exchange, room: int) -> tuple[int, str]:
         """Append the committed tokens and roll the drafter back to them; returns their number and the finish reason."""
         verdict = exchange.verdict
         if not 0 <= verdict.accepted <= len(drafted.ids):
@@ -263,13 +224,24 @@ class DecodingSession:
         if ends:
             added = added[: ends[0] + 1]
         self._committed = np.concatenate([self._committed, added])
-        if not ends and len(added) < room and drafted is not NOTHING:
-            self._windows.commit(verdict.accepted, token)
         self._risk = verdict.risk
         if self._hints and verdict.window != NO_HINT:
             self._hints.hinted(verdict.window)
             self._alone = verdict.window == 0
+        await self._settle(drafted, verdict, token, more=not ends and len(added) < room)
         return len(added), "stop" if ends else "length"
+
+    async def _settle(self, drafted: Drafted, verdict: Verdict, token: int, more: bool) -> None:
+        """Keep the window that was drafted ahead if it is valid; otherwise drop it and roll the drafter back."""
+        whole = more and self._ahead is not None and verdict.accepted == len(drafted.ids) and not self._alone
+        if whole and token == self._windows.guess:
+            self._hit, self._void_bytes = (verdict.accepted, token), 0
+            return
+        await self._drop_ahead()
+        if self._alone:
+            self._next = verdict.round + 1  # the BS counts on from this round
+        if more and drafted is not NOTHING:
+            self._windows.commit(verdict.accepted, token)
 
     async def _open(self, round_: int) -> None:
         """Open the session at the round that begins next."""
@@ -292,7 +264,17 @@ class DecodingSession:
             states=states_of(self._drafter),
             risk=self._risk,
         )
-        self._opened_bytes[0] += await self._client.send(message, {"ids": self._committed})
+        self._open_bytes += await self._client.send(message, {"ids": self._committed})
+
+    def _refused(self, message: Busy) -> None:
+        """Accept a slower speed, or give up.
+
+        Raises:
+            AdmissionError: the BS cannot guarantee the speed.
+        """
+        if not self._accept_slower or not message.speed_tps:
+            raise AdmissionError(f"the BS refuses: {message.reason}")
+        self._speed_tps = message.speed_tps
 
     async def _close(self) -> None:
         self._client.end_session(self._number)

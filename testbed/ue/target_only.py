@@ -14,8 +14,9 @@ from testbed.protocols.codec import AnyArray, Packet
 from testbed.protocols.messages import Busy, Close, Fault, Open, Opened, Resync, Verdict
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import RESEND_S, Client
+from testbed.ue.exchange import SILENCE_S, SLOWEST_BPS
 from testbed.ue.records import RequestRecord, RoundRecord
-from testbed.ue.session import SILENCE_S, SLOWEST_BPS, Progress
+from testbed.ue.session import Progress
 
 
 async def decode_remotely(

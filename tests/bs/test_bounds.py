@@ -100,7 +100,7 @@ async def test_a_ue_that_thinks_for_longer_loses_nothing() -> None:
         async def opened(self, prompt: int) -> None:
             return
 
-        async def drafted(self, tokens: int, prefix: int) -> None:
+        async def drafted(self, tokens: int, prefix: int, before: int = 0) -> None:
             await asyncio.sleep(0.25)
 
     async with station(sessions=SessionTable(idle_s=0.1)) as (bs, address), client(address) as ue:

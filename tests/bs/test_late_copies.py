@@ -12,39 +12,45 @@ from testbed.protocols import PROTOCOLS, TARGET_ONLY, protocol
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
-from testbed.ue.session import SILENCE_S, DecodingSession
+from testbed.ue.exchange import SILENCE_S
+from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.fixed import FixedWindow
 from tests.support.postman import AS_IT_IS, Letter, Order, postman
 from tests.support.stations import VOCAB, client, station
 
 METHODS = (*PROTOCOLS, TARGET_ONLY)
+AHEAD = tuple(kind for kind, one in PROTOCOLS.items() if not one.sampled)
 
 
-async def decode(ue: Client, method: str) -> list[int]:
+async def decode(ue: Client, method: str, lookahead: int = 0) -> list[int]:
     if method == TARGET_ONLY:
         return (await decode_remotely(ue, [3, 1, 4], 24, ())).token_ids
     sampling = Sampling(0.8) if PROTOCOLS[method].sampled else GREEDY
     drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.7)
-    session = DecodingSession(ue, drafter, protocol(method), FixedWindow(4), sampling=sampling, seed=5)
+    session = DecodingSession(
+        ue, drafter, protocol(method), FixedWindow(4), sampling=sampling, seed=5, lookahead=lookahead
+    )
     return (await session.decode([3, 1, 4], 24, ())).token_ids
 
 
 @pytest.mark.parametrize("behind", [0, 1, 3])
 async def test_every_message_twice_changes_nothing(behind: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("testbed.ue.session.RESEND_S", 0.2)
+    monkeypatch.setattr("testbed.ue.exchange.RESEND_S", 0.2)
     async with station() as (_, address), postman(address) as between:
         async with client(address) as ue:
             quiet = [await decode(ue, method) for method in METHODS]
         between.decide = lambda letter: Order(copies=2, behind=behind)
         async with client(between.address, timeout_s=30.0) as ue:
             assert await asyncio.gather(*(decode(ue, method) for method in METHODS)) == quiet
+            found = await asyncio.gather(*(decode(ue, method, 1) for method in AHEAD))
+            assert found == [quiet[METHODS.index(method)] for method in AHEAD]
     happened = {fault.kind for fault in between.faults if fault.happened}
     assert {"Open", "Draft", "Hidden", "Opened", "NeedHidden", "Verdict"} <= happened
 
 
 async def test_windows_and_verdicts_that_later_ones_overtake_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("testbed.ue.session.RESEND_S", 0.1)
+    monkeypatch.setattr("testbed.ue.exchange.RESEND_S", 0.1)
     monkeypatch.setattr("tests.support.postman.FLUSH_S", 1.0)
     dice = random.Random(2)
 
@@ -59,6 +65,30 @@ async def test_windows_and_verdicts_that_later_ones_overtake_change_nothing(monk
         async with client(between.address, timeout_s=30.0) as ue:
             assert await asyncio.gather(*(decode(ue, method) for method in PROTOCOLS)) == quiet
     assert sum(fault.happened for fault in between.faults) > 10
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_with_lookahead_any_message_may_be_lost_doubled_or_overtaken(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("testbed.ue.exchange.RESEND_S", 0.05)
+    monkeypatch.setattr("tests.support.postman.FLUSH_S", 0.3)
+    dice = random.Random(f"ahead/{seed}")
+
+    def decide(letter: Letter) -> Order:
+        if letter.kind not in ("Draft", "Verdict", "Hidden", "NeedHidden", "Open", "Resync") or dice.random() < 0.6:
+            return AS_IT_IS
+        return dice.choice([Order(copies=0), Order(copies=2), Order(copies=2, behind=1), Order(behind=2)])
+
+    async with station() as (bs, address), postman(address) as between:
+        async with client(address) as ue:
+            quiet = [await decode(ue, method) for method in AHEAD]
+        between.decide = decide
+        async with client(between.address, timeout_s=30.0) as ue:
+            for _ in range(2):
+                assert await asyncio.gather(*(decode(ue, method, 1) for method in AHEAD)) == quiet
+        assert bs._intake.sessions.held.windows <= len(bs._intake.sessions)
+    assert sum(fault.happened for fault in between.faults) > 20
 
 
 async def test_a_stream_whose_request_is_lost_is_asked_for_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from testbed.bs.engines.base import VerifyRequest
-from testbed.bs.pending import Pending
+from testbed.bs.pending import Pending, Round
 from testbed.bs.queue import Queue
-from testbed.bs.sessions import Round, Session, SessionTable
+from testbed.bs.sessions import Session, SessionTable
 from testbed.protocols.base import Window
 
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from testbed.bs.bounds import session_table
+from testbed.bs.pending import Round
 from testbed.bs.room import Load
 from testbed.bs.scheduling.admission import Admission
 from testbed.bs.scheduling.slo import Slo
-from testbed.bs.sessions import AHEAD_TOKENS, Round, Session, SessionTable
+from testbed.bs.sessions import AHEAD_TOKENS, Session, SessionTable
 from testbed.config import ServeConfig
 from testbed.optim.pass_time import Coefficients
 from testbed.protocols.base import Window

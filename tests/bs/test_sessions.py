@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from testbed.bs.engines.base import VerifyResult
-from testbed.bs.sessions import Key, Round, Session, SessionTable
+from testbed.bs.pending import Round
+from testbed.bs.sessions import Key, Session, SessionTable
 from testbed.protocols import protocol
 from testbed.protocols.base import Window
 

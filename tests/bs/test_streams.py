@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from testbed.bs.engines.base import VerifyResult
-from testbed.bs.sessions import Round, Session
+from testbed.bs.pending import Round
+from testbed.bs.sessions import Session
 from testbed.bs.streams import MOST_AHEAD, ahead, rounds_of
 from testbed.protocols import protocol
 from testbed.protocols.base import Window

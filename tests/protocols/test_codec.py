@@ -65,7 +65,14 @@ UPLINK: dict[type[Message], dict[str, Any]] = {
         "states": st.sampled_from(["predicting", "after"]),
         "risk": REAL,
     },
-    Draft: {**ROUND, "base_len": NUMBER, "csi": st.none() | CSI, "draft_s": REAL, "network_s": REAL},
+    Draft: {
+        **ROUND,
+        "base_len": NUMBER,
+        "csi": st.none() | CSI,
+        "draft_s": REAL,
+        "network_s": REAL,
+        "guess": st.none() | NUMBER,
+    },
     Hidden: ROUND,
     Close: {"session": NUMBER},
     Ping: {"token": NUMBER},
@@ -140,7 +147,7 @@ def test_downlink_messages_come_back_as_they_went(message: Message, arrays: dict
 def test_the_frames_of_a_draft_byte_by_byte() -> None:
     ids = np.array([[1, 9, -2], [7, 7, 7]], np.int32).T[:, 0]  # not contiguous
     header, frame = encode(Draft(session=3, round=4, base_len=5, csi=None), {"ids": ids})
-    assert msgspec.msgpack.decode(header) == ["Draft", 3, 4, 5, None, 0.0, 0.0, [["ids", "i4", [3]]]]
+    assert msgspec.msgpack.decode(header) == ["Draft", 3, 4, 5, None, 0.0, 0.0, None, [["ids", "i4", [3]]]]
     assert frame == struct.pack("<iii", 1, 9, -2)
 
 
@@ -225,7 +232,7 @@ def test_fields_of_any_other_type_raise_nothing_but_protocol_errors(
 
 
 def header(*arrays: Any, kind: str = "Draft", more: tuple[Any, ...] = ()) -> bytes:
-    return msgspec.msgpack.encode([kind, 1, 0, 5, None, 0.0, 0.0, list(arrays), *more])
+    return msgspec.msgpack.encode([kind, 1, 0, 5, None, 0.0, 0.0, None, list(arrays), *more])
 
 
 def test_the_header_that_the_refusals_below_vary_is_itself_good() -> None:
@@ -290,7 +297,7 @@ def test_frames_that_do_not_hold_together_are_refused(frames: list[bytes], reaso
 )
 def test_a_channel_state_that_cannot_be_is_refused(csi: Any) -> None:
     with pytest.raises(ProtocolError):
-        decode_uplink([msgspec.msgpack.encode(["Draft", 1, 0, 5, csi, 0.0, 0.0, []])])
+        decode_uplink([msgspec.msgpack.encode(["Draft", 1, 0, 5, csi, 0.0, 0.0, None, []])])
 
 
 def test_an_array_of_more_than_its_bound_is_refused() -> None:

@@ -116,12 +116,15 @@ async def decode(
     progress: Any = None,
     prompt: list[int] = PROMPT,
     theta: float = 0.0,
+    lookahead: int = 0,
 ) -> Any:
     if method == TARGET_ONLY:
         return await decode_remotely(client, prompt, length, (), progress)
     drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.7)
     sampling = Sampling(0.8) if method in ("rejection", "split") else Sampling(0.0)
-    session = DecodingSession(client, drafter, protocol(method), FixedWindow(4), theta, sampling=sampling, seed=7)
+    session = DecodingSession(
+        client, drafter, protocol(method), FixedWindow(4), theta, sampling=sampling, seed=7, lookahead=lookahead
+    )
     return await session.decode(prompt, length, (), progress)
 
 
@@ -133,10 +136,13 @@ async def test_the_first_serves_while_it_is_there() -> None:
         assert where.rounds()[1] == 0 and client.moves == []
 
 
-@pytest.mark.parametrize("method", ["greedy", "fh", "sh", "rejection", "split", TARGET_ONLY])
-async def test_the_next_goes_on_with_the_committed_prefix_and_the_first_comes_back(method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "lookahead"),
+    [*((one, 0) for one in ("greedy", "fh", "sh", "rejection", "split", TARGET_ONLY)), ("greedy", 1), ("sh", 1)],
+)
+async def test_the_next_goes_on_with_the_committed_prefix_and_the_first_comes_back(method: str, lookahead: int) -> None:
     async with site() as where, roaming(where) as client:
-        before = (await decode(client, method, 40)).token_ids
+        before = (await decode(client, method, 40, lookahead=lookahead)).token_ids
         rounds: list[int] = []
 
         def progress(record: RoundRecord) -> None:
@@ -144,7 +150,7 @@ async def test_the_next_goes_on_with_the_committed_prefix_and_the_first_comes_ba
             if len(rounds) == 3:
                 where.relays[0].down = True
 
-        record: RequestRecord = await decode(client, method, 40, progress)
+        record: RequestRecord = await decode(client, method, 40, progress, lookahead=lookahead)
         assert record.token_ids == before
         if method not in ("rejection", "split"):
             assert before == own(PROMPT, 40)
@@ -192,7 +198,8 @@ async def test_many_sessions_move_at_once_and_none_is_mixed_up() -> None:
                     where.relays[up].down = False
 
         cutting = asyncio.create_task(cuts())
-        records = await asyncio.gather(*(decode(client, "greedy", 400, prompt=prompt) for prompt in prompts))
+        jobs = (decode(client, "greedy", 400, prompt=prompt, lookahead=i % 2) for i, prompt in enumerate(prompts))
+        records = await asyncio.gather(*jobs)
         await cutting
     assert [record.token_ids for record in records] == [own(prompt, 400) for prompt in prompts]
     assert len(client.moves) >= 3

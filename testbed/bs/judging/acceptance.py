@@ -8,7 +8,8 @@ import numpy as np
 
 from testbed.bs.judging.base import Candidates, Judge, RiskJudge
 from testbed.bs.judging.distributions import drawn
-from testbed.bs.sessions import Round, Session
+from testbed.bs.pending import Round
+from testbed.bs.sessions import Session
 from testbed.protocols.base import expect_names, hidden_names, read_hidden
 from testbed.protocols.codec import AnyArray
 from testbed.protocols.sampling import Kept

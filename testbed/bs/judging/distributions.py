@@ -6,7 +6,8 @@ import functools
 from collections.abc import Callable
 
 from testbed.bs.engines.base import VerifyResult
-from testbed.bs.sessions import Round, Session
+from testbed.bs.pending import Round
+from testbed.bs.sessions import Session
 from testbed.protocols.sampling import Draws, Kept, Probs, Sampling, draw, one_hot, warp
 
 

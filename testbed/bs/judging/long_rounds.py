@@ -19,8 +19,9 @@ from testbed.bs.engines.runner import EngineRunner
 from testbed.bs.intake import Intake
 from testbed.bs.isolation import apart
 from testbed.bs.judging.acceptance import Acceptance, Judged
+from testbed.bs.pending import Round
 from testbed.bs.room import Load
-from testbed.bs.sessions import Round, Session
+from testbed.bs.sessions import Session
 from testbed.clock import Clock
 from testbed.protocols.messages import Busy
 

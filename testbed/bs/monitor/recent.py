@@ -15,7 +15,8 @@ import numpy as np
 
 from testbed.bs.monitor.record_ring import PASS, ROUND, Ring, columns
 from testbed.bs.observer import FinishedPass, Observer, RecentActivity, RoundSums, SessionRow
-from testbed.bs.sessions import Round, Session, SessionTable
+from testbed.bs.pending import Round
+from testbed.bs.sessions import Session, SessionTable
 from testbed.channel.csi import Csi
 from testbed.protocols import TARGET_ONLY
 from testbed.protocols.messages import NO_HINT, Verdict

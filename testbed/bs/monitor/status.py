@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from testbed.bs.observer import FinishedPass, Observer
-from testbed.bs.sessions import Round, Session, SessionTable
+from testbed.bs.pending import Round
+from testbed.bs.sessions import Session, SessionTable
 from testbed.clock import Clock
 from testbed.protocols.messages import Verdict
 

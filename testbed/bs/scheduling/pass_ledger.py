@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from testbed.bs.engines.base import Share, VerifyRequest
 from testbed.bs.observer import FinishedPass
-from testbed.bs.pending import Pending
+from testbed.bs.pending import Pending, Round
 from testbed.bs.queue import Taken
 from testbed.bs.scheduling.admission import Admission, Guarantees
 from testbed.bs.scheduling.averages import Averages, OverheadEstimator, PassOverhead
@@ -17,7 +17,7 @@ from testbed.bs.scheduling.base import Scheduler
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.guarantees import GuaranteeShares, turn_s
 from testbed.bs.scheduling.slo import Slo, geometric
-from testbed.bs.sessions import Key, Round, Session, SessionTable
+from testbed.bs.sessions import Key, Session, SessionTable
 from testbed.optim.pass_time import Coefficients, RequestWork
 from testbed.protocols.messages import Busy, Open
 from testbed.protocols.sampling import Kept

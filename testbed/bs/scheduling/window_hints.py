@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from testbed.bs.pending import Round
 from testbed.bs.scheduling.averages import NO_OVERHEAD, Mean, PassOverhead, Rate, TypicalMean
-from testbed.bs.sessions import Round, Session
+from testbed.bs.sessions import Session
 from testbed.channel.cost import Sizes
 from testbed.channel.csi import Csi
 from testbed.errors import BadInput

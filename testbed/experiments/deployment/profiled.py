@@ -48,9 +48,13 @@ class ProfilePace:
         await self._clock.sleep(self._factor * self._draft().prefill_s(prompt_len))
         self._ended_s = self._clock.time()
 
-    async def drafted(self, count: int, base_len: int) -> None:
-        """Drafting a window."""
-        await self._clock.sleep(self._factor * self._draft().window_s(count + self._ahead, base_len))
+    async def drafted(self, count: int, base_len: int, before: int = 0) -> None:
+        """Drafting a window, or more of it."""
+        draft = self._draft()
+        seconds = draft.window_s(before + count + self._ahead, base_len)
+        if before:
+            seconds -= draft.window_s(before + self._ahead, base_len)
+        await self._clock.sleep(self._factor * seconds)
         self._ended_s = self._clock.time()
 
 

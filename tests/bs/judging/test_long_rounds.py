@@ -16,8 +16,9 @@ from testbed.assets.fingerprints import SYNTHETIC
 from testbed.bs.judging import acceptance, long_rounds
 from testbed.bs.judging.base import Candidates, Judge
 from testbed.bs.judging.head import BudgetJudge, HeadJudge
+from testbed.bs.pending import Round
 from testbed.bs.server import BaseStation
-from testbed.bs.sessions import Round, Session
+from testbed.bs.sessions import Session
 from testbed.decision_head.head import DecisionHead
 from testbed.errors import LinkTimeout, ProtocolError
 from testbed.protocols import protocol

@@ -17,10 +17,11 @@ from testbed.bs.judging.base import Candidates, StrictJudge
 from testbed.bs.monitor.recent import BOUNDS_S, MOST_ROWS, MOST_UES, PARTS, RING, Recent
 from testbed.bs.monitor.record_ring import Ring, passes, rounds
 from testbed.bs.observer import FinishedPass
+from testbed.bs.pending import Round
 from testbed.bs.scheduling.base import Fcfs
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.slo import Slo
-from testbed.bs.sessions import Round, Session, SessionTable
+from testbed.bs.sessions import Session, SessionTable
 from testbed.channel.csi import Csi
 from testbed.experiments.inputs.profile import InteractionVerify
 from testbed.optim.pass_time import Coefficients, RequestWork

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from testbed.bs.engines.base import VerifyRequest
+from testbed.bs.pending import Round
 from testbed.bs.scheduling.admission import Admission, Guarantees
 from testbed.bs.scheduling.averages import GUESS
 from testbed.bs.scheduling.base import Fcfs
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.pass_ledger import LEAST_REST, PassLedger
-from testbed.bs.sessions import Round, Session, SessionTable
+from testbed.bs.sessions import Session, SessionTable
 from testbed.optim.pass_time import Coefficients
 from testbed.protocols import protocol
 from testbed.protocols.base import Window

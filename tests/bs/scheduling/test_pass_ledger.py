@@ -9,14 +9,14 @@ import pytest
 
 from testbed.bs.engines.base import Share, VerifyRequest, VerifyResult
 from testbed.bs.metrics import Metrics
-from testbed.bs.pending import Pending
+from testbed.bs.pending import Pending, Round
 from testbed.bs.queue import Taken
 from testbed.bs.scheduling.admission import Admission
 from testbed.bs.scheduling.base import Fcfs, Scheduler
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.pass_ledger import PassLedger
 from testbed.bs.scheduling.slo import Slo
-from testbed.bs.sessions import Round, Session, SessionTable
+from testbed.bs.sessions import Session, SessionTable
 from testbed.experiments.inputs.profile import InteractionVerify
 from testbed.optim.pass_time import Coefficients
 from testbed.protocols import protocol

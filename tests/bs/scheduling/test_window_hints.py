@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.bs.intake import Intake, Offer
 from testbed.bs.judging.base import StrictJudge
+from testbed.bs.pending import Round
 from testbed.bs.scheduling import window_hints
 from testbed.bs.scheduling.averages import PassOverhead
 from testbed.bs.scheduling.base import Fcfs
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.window_hints import Mean, Rate, Windows, window_config
 from testbed.bs.server import BaseStation
-from testbed.bs.sessions import Round, Session, SessionTable
+from testbed.bs.sessions import Session, SessionTable
 from testbed.channel.csi import Csi
 from testbed.channel.link import Frames
 from testbed.channel.link_model import Direction, constant

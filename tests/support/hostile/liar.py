@@ -43,7 +43,7 @@ from tests.support.hostile.talk import Talk
 from tests.support.hostile.values import Values
 
 KINDS: tuple[type[Message], ...] = Uplink.__args__  # type: ignore[attr-defined]
-COHERENT = {Open: ("hidden_size", "max_tokens", "window", "round"), Draft: ("round",)}
+COHERENT = {Open: ("hidden_size", "max_tokens", "window", "round"), Draft: ("round", "guess")}
 """Bounded fields whose values depend on others; in valid messages they are not replaced by extremes."""
 EXTREME = 0.3
 """Probability that a field of a valid message has a value from the edges of its range."""
@@ -131,6 +131,9 @@ class Liar:
             self._busy = 0
             self._talks.clear()
             return self._hello(), {}
+        waiting = [talk for talk in self._talks.values() if talk.can_look_ahead]
+        if waiting and rng.random() < 0.2:
+            return rng.choice(waiting).draft_ahead(rng)
         due = [talk for talk in self._talks.values() if talk.due]
         if len(self._talks) < TALKS and (rng.random() < 0.1 or not due):
             return self._opening()

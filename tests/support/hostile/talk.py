@@ -40,6 +40,7 @@ class Talk:
         self.asked: list[int] | None = None
         self.drafted: Drafted | None = None
         self._alone = opening.alone or opening.protocol not in PROTOCOLS
+        self._ahead: tuple[int, Drafted] | None = None
         self._replaced: int | None = None
         self._hidden = np.random.default_rng(opening.session & 0xFFFF)
 
@@ -66,7 +67,7 @@ class Talk:
 
     def open(self) -> Open:
         """Open it, or open it again with the committed prefix."""
-        self.state, self.asked, self._replaced = "opening", None, None
+        self.state, self.asked, self._replaced, self._ahead = "opening", None, None, None
         left = max(1, self._positions - len(self.tokens))
         opening = msgspec.structs.replace(self._opening, max_tokens=min(self._opening.max_tokens, left))
         return msgspec.structs.replace(opening, round=self.round) if opening.alone else opening
@@ -86,6 +87,27 @@ class Talk:
             arrays["ids"] = np.append(ids[:-1], np.int32(rng.choice([self._vocab, 2**31 - 1, -1, -(2**31)])))
         return Draft(session=self.number, round=self.round, base_len=len(self.tokens)), arrays
 
+    @property
+    def can_look_ahead(self) -> bool:
+        """Whether the window after the one that is away can be sent before its verdict."""
+        kind = PROTOCOLS.get(self._opening.protocol)
+        waiting = self.state == "waiting" and self.drafted is not None and self._ahead is None
+        return waiting and kind is not None and not kind.sampled and self.room > len(self._away) + 1
+
+    @property
+    def _away(self) -> list[int]:
+        return [] if self.drafted is None else self.drafted.ids.tolist()
+
+    def draft_ahead(self, rng: random.Random) -> tuple[Draft, Mapping[str, Any]]:
+        """The window after the one that is away; its guess is mostly right if all of that one is accepted."""
+        before = [*self.tokens, *self._away]
+        guess = next_token(before, self._vocab, 0) if rng.random() < 0.8 else rng.randrange(self._vocab)
+        size = max(0, min(rng.choice(WINDOWS), self.room - len(self._away) - 1))
+        ids = self._ids(size, rng, [*before, guess])
+        self._ahead = guess, Drafted(ids, self._states(size, rng), None, None, self._opening.hidden_bits)
+        arrays = _scaled(PROTOCOLS[self._opening.protocol].uplink(self._ahead[1]), rng)
+        return Draft(session=self.number, round=self.round + 1, base_len=len(before) + 1, guess=guess), arrays
+
     def reveal(self, rng: random.Random) -> tuple[Hidden, Mapping[str, Any]]:
         """The answer to a query for hidden states; without a query, any."""
         positions, self.asked = self.asked, None
@@ -96,12 +118,13 @@ class Talk:
                 return message, _scaled(PROTOCOLS[self._opening.protocol].reveal(self.drafted, known), rng)
         return message, hidden_arrays(self._states(rng.randint(1, 4), rng), self._opening.hidden_bits)
 
-    def _ids(self, size: int, rng: random.Random) -> NDArray[np.int32]:
+    def _ids(self, size: int, rng: random.Random, before: list[int] | None = None) -> NDArray[np.int32]:
         """Mostly what the synthetic target would choose, so that windows are accepted in part."""
-        ids = list(self.tokens)
+        ids = list(self.tokens if before is None else before)
+        start = len(ids)
         for _ in range(size):
             ids.append(next_token(ids, self._vocab, 0) if rng.random() < 0.7 else rng.randrange(self._vocab))
-        return np.array(ids[len(self.tokens) :], np.int32)
+        return np.array(ids[start:], np.int32)
 
     def _states(self, rows: int, rng: random.Random) -> NDArray[np.float16]:
         states = self._hidden.standard_normal((rows, self._opening.hidden_size), np.float32).astype(np.float16)
@@ -134,13 +157,18 @@ class Talk:
         """Commit a verdict's tokens."""
         if message.round != self.round:
             return
-        drafted = [] if self.drafted is None else self.drafted.ids.tolist()
+        drafted = self._away
         self._replaced = rng.randrange(self._vocab) if arrays else None
         self.tokens += [*drafted[: message.accepted], message.token if self._replaced is None else self._replaced]
         if message.window != NO_HINT:
             self._alone = message.window == 0
-        self.round, self.asked, self.drafted = message.round + 1, None, None
-        self.state = "waiting" if self._alone else "ready"
+        ahead, self._ahead = self._ahead, None
+        whole = message.accepted == len(drafted) and not self._alone
+        hit = ahead is not None and whole and message.token == ahead[0]
+        void = ahead is not None and not hit and not self._alone
+        self.round, self.asked = message.round + 1 + void, None
+        self.drafted = ahead[1] if ahead is not None and hit else None
+        self.state = "waiting" if self._alone or hit else "ready"
 
 
 def _scaled(arrays: dict[str, Any], rng: random.Random) -> dict[str, Any]:
