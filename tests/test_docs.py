@@ -81,7 +81,8 @@ def commands_of(text: str) -> list[str]:
     """Commands of a page: lines of its blocks, and what results say they were measured with."""
     text = text.replace("\\\n", " ")
     found = re.findall(r"^(?:\w+\$\s+)?(testbed [^#\n]*)", text, re.M)
-    return found + [code for line in re.findall(r"^- Command: (.*)", text, re.M) for code in CODE.findall(line)]
+    fields = re.findall(r"^- Command: (.*)", re.sub(r"\n  +", " ", text), re.M)
+    return found + [code for line in fields for code in CODE.findall(line)]
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -96,6 +97,16 @@ def test_commands_and_options_of_a_page_exist(page: Path) -> None:
         assert not (words and hasattr(command, "commands")), line
         known = {option for parameter in command.params for option in parameter.opts}
         assert {word.split("=")[0] for word in words if word.startswith("--")} <= known, line
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "results").glob("*.md")), ids=lambda path: path.name)
+def test_options_of_benchmarks_on_a_page_exist(page: Path) -> None:
+    shared = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks" / "support").glob("*.py"))
+    for line in commands_of(page.read_text(encoding="utf-8")):
+        if line.startswith("benchmarks/"):
+            script = (ROOT / line.split()[0]).read_text(encoding="utf-8") + shared
+            missing = [option for option in re.findall(r"(--[a-z-]+)", line) if f'"{option}"' not in script]
+            assert not missing, line
 
 
 def test_the_tutorial_names_every_key_of_a_sweep() -> None:

@@ -65,7 +65,11 @@ Switches = Annotated[
     bool, typer.Option("--switches", help="Algorithm 1 as printed, with each repair alone, and without each.")
 ]
 Estimates = Annotated[
-    bool, typer.Option("--estimates", help="Vary bias and noise of the pass times that schedulers plan by.")
+    bool,
+    typer.Option(
+        "--estimates",
+        help="Vary errors of the pass times that schedulers plan by, and of the predictor's probabilities.",
+    ),
 ]
 Tables = Annotated[
     bool, typer.Option("--tables", help="Also write the paper's Tables 1, 5, 6 and Figs. 7, 8; needs --out.")

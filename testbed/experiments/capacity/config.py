@@ -124,6 +124,10 @@ class CapacityConfig(Config, frozen=True, kw_only=True):
     after: Annotated[
         float, option("Predictor: share of tokens after a rejection predicted accepted. Assumption.", least=0, most=1)
     ] = 0.85
+    calibration_bias: Annotated[
+        float,
+        option("Error of the predictor's log-odds, which windows by expected gain weigh.", least=-10, most=10),
+    ] = 0.0
 
     max_batch: Annotated[
         int, option("Requests of a pass, in all systems. Assumption.", least=1, panel="Base station")

@@ -51,5 +51,6 @@ ESTIMATES: tuple[dict[str, Any], ...] = (
     {"estimate_bias": -0.3}, {"estimate_bias": -0.1}, {"estimate_bias": 0.1}, {"estimate_bias": 0.3},
     {"estimate_noise": 0.1}, {"estimate_noise": 0.3},
     {"estimate_bias": -0.3, "estimate_noise": 0.3}, {"estimate_bias": 0.3, "estimate_noise": 0.3},
+    {"calibration_bias": -1.0}, {"calibration_bias": 1.0},
 )  # fmt: skip
-"""Variations of `--estimates`: errors of the pass times that schedulers plan by."""
+"""Variations of `--estimates`: errors of the pass times that schedulers plan by, and of the predictor's log-odds."""

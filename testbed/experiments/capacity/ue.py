@@ -134,8 +134,9 @@ class TrafficSequence:
 
 def predictor(config: CapacityConfig) -> RejectionPredictor:
     """A rejection predictor for `Chance`: the probability that a token is accepted if all before it are, by Bayes' rule
-    from α, `tpr` and `fpr`; its threshold tells doubted tokens from the others.
+    from α, `tpr` and `fpr`, with an error of the log-odds; its threshold tells doubted tokens from the others.
     """
+    bias = config.calibration_bias
 
     def log_odds(accepted: float, rejected: float) -> float:
         alpha = min(max(config.acceptance, 1e-9), 1 - 1e-9)
@@ -148,8 +149,8 @@ def predictor(config: CapacityConfig) -> RejectionPredictor:
         drafter_fingerprint=SYNTHETIC,
         target_fingerprint=SYNTHETIC,
         recall=config.tpr,
-        threshold=1 / (1 + math.exp(-(doubted + liked) / 2)),
-        platt=(1.0, 0.0),
+        threshold=1 / (1 + math.exp(-(doubted + liked) / 2 - bias)),
+        platt=(1.0, bias),
     )
     weights = np.array([[liked - doubted], [0.0], [0.0], [0.0], [0.0]])
     return RejectionPredictor(info, {"w0": weights, "b0": np.array([doubted])})

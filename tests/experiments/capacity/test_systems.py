@@ -94,7 +94,7 @@ def test_what_sensitivity_varies_can_be_and_differs() -> None:
 @pytest.mark.parametrize("path", sorted(Path("sweeps/capacity").glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_files_that_come_along_can_be_read(path: Path) -> None:
     if "capacity --real" in path.read_text():
-        assert combined(RealConfig(), path, {}).depth >= 8
+        assert combined(RealConfig(), path, {}).depth >= combined(RealConfig(), path, {}).window
     else:
         assert set(combined(CapacityConfig(), path, {}).systems) <= set(SYSTEMS)
 

@@ -13,6 +13,7 @@ from testbed.experiments.capacity.ue import (
     policy,
     predictor,
 )  # fmt: skip
+from testbed.options import replaced
 from testbed.ue.drafters.base import DraftToken
 from testbed.ue.windows.base import WindowPolicy, window_of
 from testbed.ue.windows.registry import WINDOW_RULES
@@ -73,3 +74,14 @@ def test_what_follows_a_rejection_is_believed_as_often_as_told() -> None:
         chance.draw()
         liked.append(chance.draw()[1])
     assert np.mean(liked) == pytest.approx(0.3, abs=0.02)
+
+
+@pytest.mark.parametrize("bias", [-1.0, 1.0])
+def test_a_predictor_that_is_badly_calibrated_doubts_the_same_tokens(bias: float) -> None:
+    config = CapacityConfig()
+    right, wrong = predictor(config), predictor(replaced(config, {"calibration_bias": bias}))
+    for liked in (0.0, 1.0):
+        x = (liked, 0.0, 0.0, 0.0, 1.0)
+        p, shifted = right.probability(x), wrong.probability(x)
+        assert np.log(shifted / (1 - shifted)) - np.log(p / (1 - p)) == pytest.approx(bias)
+        assert (p >= right.info.threshold) == (shifted >= wrong.info.threshold) == bool(liked)
