@@ -21,11 +21,13 @@ from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
 from testbed.experiments.results.claims import kept
 from testbed.experiments.runs.workers import pool_of
-from testbed.intervals import LEAST_JUDGED, class_verdict, repeats_interval
+from testbed.intervals import LEAST_JUDGED, class_verdict, independent_seed, repeats_interval
 from testbed.options import Config, option, replaced, resolved
 
-LONGEST = 64
+LONGEST = 64.0
 """Limit of the factor by which runs are prolonged until every class has been judged often enough."""
+SPARE, LEAP = 1.2, 8.0
+"""Factor beyond the time in which enough responses are expected, and limit of one prolongation."""
 Row = dict[str, Any]
 Told = Callable[[int, int], None]
 """Called after every finished point, with the numbers of finished and of all points."""
@@ -158,8 +160,8 @@ def crowded(cell: CellConfig, ues: int) -> CellConfig:
 
 
 def judged_run(cell: CellConfig, epsilon: float) -> CellOutcome:
-    """Run a cell, for longer if a class has too few responses to be judged."""
-    longer = 1
+    """Run a cell, and again for longer while a class has too few responses to be judged."""
+    longer = 1.0
     while True:
         seconds = cell.warmup_s + longer * (cell.seconds - cell.warmup_s)
         tried = msgspec.structs.replace(cell, seconds=seconds)
@@ -169,7 +171,8 @@ def judged_run(cell: CellConfig, epsilon: float) -> CellOutcome:
         verdict = next((one for one in ("violated", "undecided") if one in verdicts), "kept")
         if verdict != "undecided" or longer >= LONGEST:
             break
-        longer *= 2
+        fewest = max(1, min(row["judged"] for row in classes))
+        longer = min(LONGEST, longer * min(LEAP, SPARE * max(1.0, LEAST_JUDGED / fewest)))
     whole = found["cell"]
     return CellOutcome(
         ues=sum(group.count for group in cell.ues if group.traffic == "tokens"),
@@ -192,7 +195,7 @@ def point_rows(config: SustainConfig, point: CellPoint, out: Path | None) -> lis
     """Rows of one combination."""
 
     def run(ues: int, seed: int) -> CellOutcome:
-        cell = msgspec.structs.replace(crowded(point.cell, ues), seed=seed)
+        cell = msgspec.structs.replace(crowded(point.cell, ues), seed=independent_seed(seed, ues))
         if out is None:
             return judged_run(cell, config.epsilon)
         key = hashlib.blake2b(msgspec.json.encode([cell, config.epsilon]), digest_size=10).hexdigest()
@@ -204,8 +207,9 @@ def point_rows(config: SustainConfig, point: CellPoint, out: Path | None) -> lis
         return [point.labels | _at(ues, [run(ues, seed) for seed in seeds]) for ues in config.ues]
     found: list[int] = []
     ends: list[CellOutcome] = []
+    given = sum(group.count for group in point.cell.ues if group.traffic == "tokens")
     for seed in seeds:
-        found.append(_search(lambda ues, seed=seed: run(ues, seed), found[-1] if found else 8))  # type: ignore[misc]
+        found.append(_search(lambda ues, seed=seed: run(ues, seed), found[-1] if found else given))  # type: ignore[misc]
         ends.append(run(max(1, found[-1]), seed))
     interval = repeats_interval(found) if len(found) > 1 else None
     row = {

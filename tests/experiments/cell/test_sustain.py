@@ -21,6 +21,7 @@ from testbed.experiments.cell.sustain import (
     varied,
 )  # fmt: skip
 from testbed.experiments.plots.cell import write_plot
+from testbed.intervals import independent_seed
 from tests.support.refusals import refuse
 
 FH = UeGroup(name="fh", protocol="fh", class_tps=6.0, alpha=0.8, response=(8, 16))
@@ -30,9 +31,9 @@ CELL = CellConfig(seconds=12.0, radio=RadioConfig(bandwidth_hz=1.5e6), ues=(FH,)
 def test_the_search_finds_the_number_beyond_which_responses_are_late() -> None:
     (row,) = sustain(SustainConfig(cell=CELL, repeats=2), None, 1, lambda done, total: None)
     for seed, ues in enumerate(row["ues_by_seed"]):
-        cell = msgspec.structs.replace(CELL, seed=seed)
-        assert judged_run(crowded(cell, ues), 0.05).verdict == "kept"
-        assert judged_run(crowded(cell, ues + 1), 0.05).verdict == "violated"
+        for count, verdict in ((ues, "kept"), (ues + 1, "violated")):
+            cell = msgspec.structs.replace(CELL, seed=independent_seed(seed, count))
+            assert judged_run(crowded(cell, count), 0.05).verdict == verdict
     assert row["ues_low"] <= row["ues"] <= row["ues_high"]
     assert row["bound_by"] == "radio"
 
