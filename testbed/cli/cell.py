@@ -22,8 +22,13 @@ if TYPE_CHECKING:
 
 SUSTAINED = {
     "ues": ("UEs", "{:g}"),
+    "ues_mean": ("mean", "{:.1f}"),
     "ues_low": ("low", "{:.1f}"),
     "ues_high": ("high", "{:.1f}"),
+    "difference": ("difference", "{:+.1f}"),
+    "difference_low": ("from", "{:+.1f}"),
+    "difference_high": ("to", "{:+.1f}"),
+    "verdict": ("verdict", "{}"),
     "kept": ("kept", "{:.2f}"),
     "bound_by": ("bound by", "{}"),
     "uplink_utilisation": ("uplink", "{:.2f}"),

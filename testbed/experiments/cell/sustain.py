@@ -21,7 +21,7 @@ from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
 from testbed.experiments.results.claims import kept
 from testbed.experiments.runs.workers import pool_of
-from testbed.intervals import LEAST_JUDGED, class_verdict, independent_seed, repeats_interval
+from testbed.intervals import LEAST_JUDGED, class_verdict, compared, independent_seed, paired_interval, repeats_interval
 from testbed.options import Config, option, replaced, resolved
 
 LONGEST = 64.0
@@ -99,13 +99,31 @@ def sustain(config: SustainConfig, out: Path | None, workers: int, told: Told) -
         for number, point in enumerate(points):
             found[number] = point_rows(config, point, out)
             told(number + 1, len(points))
-        return list(itertools.chain(*found))
+        return _compare(config, list(itertools.chain(*found)))
     with pool_of(min(workers, len(points)), killed) as pool:
         running = {pool.submit(point_rows, config, point, out): number for number, point in enumerate(points)}
         for done, future in enumerate(futures.as_completed(running), 1):
             found[running[future]] = future.result()
             told(done, len(points))
-    return list(itertools.chain(*found))
+    return _compare(config, list(itertools.chain(*found)))
+
+
+def _compare(config: SustainConfig, rows: list[Row]) -> list[Row]:
+    """Add to each row of a search its difference to the one with the first value of the last varied field, paired by
+    seed, and a verdict.
+    """
+    if config.ues or not config.vary:
+        return rows
+    *others, last = config.vary
+    base = {tuple(row[name] for name in others): row for row in rows if row[last] == config.vary[last][0]}
+    for row in rows:
+        theirs = base[tuple(row[name] for name in others)]
+        if row is not theirs:
+            found = paired_interval(row["ues_by_seed"], theirs["ues_by_seed"])
+            low, high = found.ends
+            row |= {"difference": found.value, "difference_low": low, "difference_high": high,
+                    "verdict": compared(found)}  # fmt: skip
+    return rows
 
 
 def combinations(config: SustainConfig) -> list[CellPoint]:
@@ -211,11 +229,13 @@ def point_rows(config: SustainConfig, point: CellPoint, out: Path | None) -> lis
     for seed in seeds:
         found.append(_search(lambda ues, seed=seed: run(ues, seed), found[-1] if found else given))  # type: ignore[misc]
         ends.append(run(max(1, found[-1]), seed))
-    interval = repeats_interval(found) if len(found) > 1 else None
+    mean = repeats_interval(found)
+    low, high = mean.ends
     row = {
         "ues": statistics.median(found),
-        "ues_low": interval and interval.low,
-        "ues_high": interval and interval.high,
+        "ues_mean": mean.value,
+        "ues_low": low,
+        "ues_high": high,
         "ues_by_seed": found,
     }
     return [point.labels | _means(ends) | row]

@@ -13,6 +13,8 @@ from testbed.experiments.cell import sustain as searched
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.sustain import (
     CellOutcome,
+    CellPoint,
+    Row,
     SustainConfig,
     combinations,
     crowded,
@@ -45,6 +47,21 @@ def test_more_bandwidth_sustains_more_until_something_else_binds(tmp_path: Path)
     assert rows[0]["uplink_utilisation"] > rows[2]["uplink_utilisation"]
     assert rows[1]["kept"] == 0 and rows[2]["kept"] == 1
     assert write_plot(rows, ["radio.bandwidth_hz"], tmp_path / "map.png").stat().st_size > 5000
+
+
+def test_rows_are_compared_with_the_first_value_of_the_last_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within each value of the other fields, and paired by seed."""
+    found = {(1e6, "greedy"): [5, 9, 7], (1e6, "sh"): [6, 10, 8], (3e6, "greedy"): [9, 9, 9], (3e6, "sh"): [8, 9, 10]}
+
+    def rows(config: SustainConfig, point: CellPoint, out: Path | None) -> list[Row]:
+        return [point.labels | {"ues_by_seed": found[tuple(point.labels.values())]}]
+
+    monkeypatch.setattr(searched, "point_rows", rows)
+    vary = {"radio.bandwidth_hz": (1e6, 3e6), "ues.*.protocol": ("greedy", "sh")}
+    one, ahead, other, same = sustain(SustainConfig(cell=CELL, vary=vary), None, 1, lambda done, total: None)
+    assert "difference" not in one and "difference" not in other
+    assert (ahead["difference"], ahead["difference_low"], ahead["verdict"]) == (1.0, 1.0, "ahead")
+    assert (same["difference"], same["verdict"]) == (0.0, "undecided")
 
 
 def test_finished_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
