@@ -122,6 +122,7 @@ async def test_rounds_of_several_ues_are_judged_together(monkeypatch: pytest.Mon
         ues = [await stack.enter_async_context(client(address)) for _ in range(5)]
         slow = [asyncio.create_task(decode(ue, "fh", threshold=0.6)) for ue in ues]
         try:
+            assert await asyncio.to_thread(judge.begun.wait, 15)
             await aside(bs, 4)
             monkeypatch.setattr(long_rounds, "MOST_VALUES", most)
         finally:
