@@ -43,6 +43,8 @@ CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 """Errors of a file that may not be used."""
 LEAST_FILES = 128
 """Files that any command may need: modules, sockets, libraries' own."""
+MOST_CHARACTERS = 2000
+"""Largest number of characters of an error message: some quote what a file holds."""
 PR_SET_PDEATHSIG = 1
 ClickError = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 """Base of what typer raises for a command line it cannot take; typer itself exports only a leaf of it."""
@@ -149,7 +151,7 @@ def _usage(error: Any) -> int:
 def _say(text: str, code: int) -> int:
     """One line on stderr."""
     line = " ".join(text.split())
-    print(f"testbed: {visible(line)}", file=sys.stderr)
+    print(f"testbed: {visible(line[:MOST_CHARACTERS])}", file=sys.stderr)
     return code
 
 

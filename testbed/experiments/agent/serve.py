@@ -23,10 +23,10 @@ from testbed.channel.keys import load_server
 from testbed.channel.link import ZmqServerLink, check_address
 from testbed.clock import within
 from testbed.errors import BadInput, ProtocolError, TestbedError
+from testbed.experiments.agent.child import run_child
 from testbed.experiments.agent.files import Files, OrderStore, StoredOrder, chunk_of, free_bytes, result_files, state_of
 from testbed.experiments.agent.work import check_reach, resolve_files
 from testbed.experiments.runs.journal import NAME as JOURNAL
-from testbed.experiments.runs.processes import command, environment, stop_group
 from testbed.files import held
 from testbed.process.heap import loaded_heap_frozen
 from testbed.protocols.codec import AnyArray, Packet, encode
@@ -230,7 +230,10 @@ class Agent:
         name = kept.order.id
         self._say(f"order {name}")
         self._running, began_s = name, time.perf_counter()
-        self._child = child = asyncio.create_task(self._run_child(name))
+        arguments = ["ue", "agent", "--workdir", str(self._setup.workdir), "--carry-out", name]
+        arguments += ["--bs-keys", self._setup.bs_keys] if self._setup.bs_keys else []
+        arguments += ["--insecure"] if self._setup.insecure else []
+        self._child = child = asyncio.create_task(run_child(arguments, self._say))
         try:
             await asyncio.wait([child])
             if not child.cancelled():  # otherwise the order was cancelled
@@ -238,27 +241,6 @@ class Agent:
         finally:
             await cancel(child)
             self._running = self._child = None
-
-    async def _run_child(self, name: str) -> tuple[int, str]:
-        """Run the order's process; returns its exit code (negative: the signal) and its last line on stderr."""
-        setup = self._setup
-        arguments = ["ue", "agent", "--workdir", str(setup.workdir), "--carry-out", name]
-        arguments += ["--bs-keys", setup.bs_keys] if setup.bs_keys else []
-        arguments += ["--insecure"] if setup.insecure else []
-        process = await asyncio.create_subprocess_exec(
-            *command(*arguments), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE, env=environment(), limit=2**20, start_new_session=True,
-        )  # fmt: skip
-        last_line = ""
-        try:
-            assert process.stderr is not None
-            async for line in process.stderr:
-                if text := line.decode(errors="replace").strip():
-                    last_line = text
-                    self._say(f"    {last_line}")
-            return await process.wait(), last_line.removeprefix("testbed: ")[:500]
-        finally:
-            await stop_group(process)
 
     async def _end(self, kept: StoredOrder, code: int, last_line: str, began_s: float) -> None:
         """Record the end of an order's process; a crashed one is tried again."""

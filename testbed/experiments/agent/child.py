@@ -1,0 +1,42 @@
+"""The process of an order: its exit code, and what it says on stderr, however long its lines are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+
+from testbed.experiments.runs.processes import command, environment, stop_group
+
+MOST_LINE_BYTES = 2**16
+"""Bytes of a line that are kept; of a longer one, its end."""
+MOST_CHARACTERS = 500
+"""Largest number of characters of a line that are passed on."""
+
+
+async def run_child(arguments: Sequence[str], say: Callable[[str], None]) -> tuple[int, str]:
+    """Run a command of the testbed; returns its exit code (negative: the signal) and its last line on stderr."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command(*arguments), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE, env=environment(), limit=MOST_LINE_BYTES, start_new_session=True,
+        )  # fmt: skip
+    except OSError as exc:  # no file, process or memory is left
+        return 1, f"its process cannot be started: {exc.strerror or exc}"
+    last_line = ""
+    try:
+        assert process.stderr is not None
+        while line := await _line(process.stderr):
+            if text := line.decode(errors="replace").strip():
+                last_line = text[:MOST_CHARACTERS]
+                say(f"    {last_line}")
+        return await process.wait(), last_line.removeprefix("testbed: ")
+    finally:
+        await stop_group(process)
+
+
+async def _line(stream: asyncio.StreamReader) -> bytes:
+    """The next line, or the end of one that is longer than the stream's limit; empty at the end of the stream."""
+    while True:
+        with contextlib.suppress(ValueError):  # the line is longer: what was received of it is dropped
+            return await stream.readline()
