@@ -127,6 +127,12 @@ class VerifyEngine(ABC):
     def close(self) -> None:
         """Free the model."""
 
+    def cached(self, request: VerifyRequest) -> int:
+        """Leading tokens of a request whose keys and values the engine holds, at most all but the prefix's last; 0 also
+        where it does not know. For engines with `any_thread`.
+        """
+        return 0
+
     def check(self, request: VerifyRequest) -> None:
         """Refuse a request that no pass can verify.
 

@@ -17,6 +17,8 @@ from testbed.errors import EngineError
 T = TypeVar("T")
 SHORT_S = 2e-3
 """Passes shorter than this run in the loop, where the engine allows it."""
+FEW_TOKENS = 16
+"""New tokens of a pass that takes no longer than the last one by much, however few that one computed."""
 AHEAD_S = 2e-2
 """Longest time of passes in a row, unless the first one takes longer."""
 
@@ -56,8 +58,9 @@ class ThreadRunner:
     """Runs passes in a thread of the engine's own, so that messages are handled meanwhile.
 
     Handing a pass to the thread and back takes longer than a short pass of a small model. After a pass of less than
-    `SHORT_S`, the next one therefore runs in the loop, if the engine allows it (`VerifyEngine.any_thread`) and no round
-    is the first of its session, whose prompt may take long. Between passes the loop alone uses the engine.
+    `SHORT_S`, the next one therefore runs in the loop, if the engine allows it (`VerifyEngine.any_thread`), no round is
+    the first of its session, whose prompt may take long, and there are not many more tokens to compute: `FEW_TOKENS`,
+    or twice those of the last pass. Between passes the loop alone uses the engine.
 
     Where all rounds of a pass allow it (`VerifyRequest.ahead`), the thread decodes their next tokens in further passes
     before the loop gets the results, until a request waits: what the loop does for a token takes long beside a pass of
@@ -70,8 +73,10 @@ class ThreadRunner:
         """Sessions known to the engine: only these are released, however fast others open and close."""
         self._short = self._passing = False
         """Whether the next pass will be short, and whether the thread runs one."""
-        self._unfinished: set[str] = set()
-        """Sessions whose rounds the engine has."""
+        self._unfinished: dict[str, int] = {}
+        """Sessions whose rounds the engine has, and the number of tokens that it computes for each at most."""
+        self._new = 0
+        """Tokens that the last pass computed."""
         self._streams = True
         """Whether all rounds of the next pass may be decoded ahead."""
         self._leaving: list[str] = []
@@ -84,12 +89,14 @@ class ThreadRunner:
             self._short = False
         self._streams = self._streams and request.ahead > 0
         self._engine.submit(request)
-        self._unfinished.add(request.session)
+        new = len(request.prefix) + len(request.draft) - self._engine.cached(request)
+        self._unfinished[request.session] = new
 
     async def step(self, waiting: Callable[[], bool] = nobody) -> list[Share]:
         """See `EngineRunner.step`."""
         streams, self._streams = self._streams, True
-        if self._short and not streams:
+        few = sum(self._unfinished.values()) <= max(FEW_TOKENS, 2 * self._new)
+        if self._short and few and not streams:
             shares = self._passes(waiting)
             await asyncio.sleep(0)  # messages are received between passes
             return shares
@@ -105,6 +112,7 @@ class ThreadRunner:
         shares = self._step()
         took_s = time.perf_counter() - start_s
         until_s = start_s + AHEAD_S - took_s
+        self._new = sum(share.new for share in shares)
         self._short = self._engine.any_thread and took_s < SHORT_S
         while time.perf_counter() < until_s and not waiting() and (requests := _next_rounds(shares)):
             if self._unfinished:  # rounds without room in this pass
@@ -122,7 +130,9 @@ class ThreadRunner:
         except BaseException:
             self._unfinished.clear()  # all are dropped
             raise
-        self._unfinished -= {share.request.session for share in shares if share.result is not None}
+        for share in shares:
+            if share.result is not None:
+                self._unfinished.pop(share.request.session, None)
         return shares
 
     def _pass(
@@ -171,7 +181,7 @@ class ThreadRunner:
             self._drop(session)
 
     def _drop(self, session: str) -> None:
-        self._unfinished.discard(session)
+        self._unfinished.pop(session, None)
         self._engine.release(session)
 
 

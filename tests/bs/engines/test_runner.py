@@ -69,6 +69,43 @@ def test_short_passes_run_in_the_loop_but_those_with_a_new_session(engine: Watch
     assert engine.passes == [False, True, True, False, True]
 
 
+@pytest.mark.parametrize(("drafted", "in_loop"), [(3, True), (200, False)])
+def test_a_large_window_leaves_the_loop(drafted: int, in_loop: bool, engine: Watched, runner: ThreadRunner) -> None:
+    """Rounds without drafts are short; what the next one computes may not be."""
+
+    async def run() -> None:
+        await rounds(runner, "first", 3)
+        runner.submit(VerifyRequest("first", np.ones(4, np.int32), np.ones(drafted, np.int32)))
+        await runner.step()
+
+    asyncio.run(run())
+    assert engine.passes == [False, True, True, in_loop]
+
+
+def test_sessions_that_lost_their_cache_leave_the_loop(engine: Watched, runner: ThreadRunner) -> None:
+    async def run() -> None:
+        await rounds(runner, "first", 40)
+        engine.passes.clear()
+        engine._prompts.clear()
+        runner.submit(VerifyRequest("first", np.ones(41, np.int32), np.zeros(0, np.int32)))
+        await runner.step()
+        await rounds(runner, "first", 2)
+
+    asyncio.run(run())
+    assert engine.passes == [False, True, True]
+
+
+def test_passes_that_grow_stay_in_the_loop_while_they_are_short(engine: Watched, runner: ThreadRunner) -> None:
+    async def run() -> None:
+        await rounds(runner, "first", 2)
+        for drafted in (15, 31, 62, 200):
+            runner.submit(VerifyRequest("first", np.ones(3, np.int32), np.ones(drafted, np.int32)))
+            await runner.step()
+
+    asyncio.run(run())
+    assert engine.passes == [False, True, True, True, True, False]
+
+
 def test_after_a_long_pass_the_thread_is_used(engine: Watched, runner: ThreadRunner) -> None:
     async def run() -> None:
         engine.lasts_s = 2 * SHORT_S
