@@ -47,6 +47,14 @@ Tokenizer = Annotated[
         completes="fetched models",
     ),
 ]
+SamplingRule = Annotated[
+    Literal["independent", "coupled"],
+    option(
+        "How fh, sh, auto and target-only sample: coupled with noise that UE and BS share, so that drafted tokens are "
+        "compared with samples of the target; or independent, where target-only samples by itself and the others are "
+        "greedy."
+    ),
+]
 KvType = Annotated[Literal["f16", "f32"], option("Type of the drafter's KV cache.", panel="Models")]
 DrafterThreads = Annotated[
     int | None, option("CPU threads of the drafter. Default: as for `bs serve`, 8 at most.", least=1)

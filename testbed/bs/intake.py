@@ -30,7 +30,7 @@ from testbed.protocols.messages import (
 )  # fmt: skip
 from testbed.protocols.quantise import HIDDEN_BITS
 from testbed.protocols.ranges import check_ranges
-from testbed.protocols.sampling import Sampling
+from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.protocols.vocabulary import check_same
 
 RETRY_S = 1.0
@@ -109,7 +109,7 @@ class Intake:
         check_ranges(message)
         key: Key = (peer, message.session)
         _check_choices(message)
-        sampling = Sampling(message.temperature, message.top_k, message.top_p)
+        sampling = _sampling(message)
         expect_names(arrays, "ids")
         ids = read_ids(arrays)
         self._check_prompt(ids, message)
@@ -276,6 +276,19 @@ def _check_choices(message: Open) -> None:
         raise ProtocolError(f"unknown protocol {message.protocol!r}; known: {TARGET_ONLY}, {', '.join(PROTOCOLS)}")
     if message.hidden_bits not in HIDDEN_BITS:
         raise ProtocolError(f"hidden_bits must be one of {HIDDEN_BITS}, not {message.hidden_bits}")
+
+
+def _sampling(message: Open) -> Sampling:
+    """How the tokens of a session are sampled.
+
+    Raises:
+        ProtocolError: coupled sampling under a protocol that samples by itself.
+    """
+    protocol = PROTOCOLS.get(message.protocol)
+    if message.coupled and protocol is not None and protocol.sampled:
+        raise ProtocolError(f"protocol {protocol.kind} draws its own tokens, without coupled sampling")
+    sampling = Sampling(message.temperature, message.top_k, message.top_p, message.coupled)
+    return sampling if message.coupled or protocol is None or protocol.sampled else GREEDY
 
 
 def _check_hints(message: Open) -> None:

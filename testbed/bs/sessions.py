@@ -107,8 +107,8 @@ class Session:
 
     @property
     def drawn(self) -> bool:
-        """Whether its tokens are sampled; otherwise they are the target's argmax."""
-        return not self.sampling.greedy if self.protocol is None else self.protocol.sampled
+        """Whether its tokens are drawn here; otherwise they are those that come with the results of passes."""
+        return self.sampling.independent if self.protocol is None else self.protocol.sampled
 
     @property
     def prefix(self) -> NDArray[np.int32]:

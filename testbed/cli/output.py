@@ -57,6 +57,7 @@ GRID_COLUMNS: dict[str, tuple[str, str]] = {
     "engine": ("engine", "{}"),
     "dtype": ("dtype", "{}"),
     "temperature": ("T", "{:g}"),
+    "sampling": ("sampling", "{}"),
     "judge": ("judge", "{}"),
     "head": ("head", "{}"),
     "payload": ("payload", "{}"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from testbed.protocols.base import RoundProtocol
 from testbed.protocols.fh import FullHidden
-from testbed.protocols.greedy import Greedy
+from testbed.protocols.greedy import Coupled, Greedy
 from testbed.protocols.rejection_sampling import RejectionSampling, SplitSampling
 from testbed.protocols.sh import SelectiveHidden
 from testbed.registry import Registry
@@ -21,6 +21,7 @@ PROTOCOLS: Registry[RoundProtocol] = Registry(
     SelectiveHidden(),
     RejectionSampling(),
     SplitSampling(),
+    Coupled(),
     of=RoundProtocol,
 )
 

@@ -66,6 +66,8 @@ class RoundProtocol:
     """Whether mismatches go to the judge; otherwise the first one ends the window."""
     sampled: ClassVar[bool] = False
     """Whether tokens are drawn by rejection sampling; then `keep` decides which are accepted."""
+    coupled: ClassVar[bool] = False
+    """Whether tokens are always chosen by coupled sampling; other protocols that do not draw tokens can be asked to."""
     replaces: ClassVar[bool] = False
     """Whether the UE draws the token after a rejection, by `replace`; then the BS cannot decode on without the UE."""
 

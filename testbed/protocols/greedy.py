@@ -1,4 +1,4 @@
-"""Greedy verification: ids up; the first position that differs from the target's argmax ends the window."""
+"""Verification by equality: ids up; the first position that differs from the target's token ends the window."""
 
 from __future__ import annotations
 
@@ -10,3 +10,11 @@ class Greedy(RoundProtocol):
 
     kind = "greedy"
     about = "ids up; the first token that differs from the target's ends the window"
+
+
+class Coupled(Greedy):
+    """Greedy verification of samples: both sides choose tokens with the same noise (`protocols.sampling.Coupling`)."""
+
+    kind = "coupled"
+    about = "as greedy, at any temperature: UE and BS sample with shared noise"
+    coupled = True

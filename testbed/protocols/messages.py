@@ -61,7 +61,8 @@ class Open(Message, frozen=True):
     max_tokens: int = 0
     """Tokens to decode, under `target-only` and with hints."""
     temperature: float = 0.0
-    """Sampling temperature of protocols that sample and of `target-only`; 0: greedy (`protocols.sampling.Sampling`)."""
+    """Sampling temperature of protocols that sample, of coupled sampling and of `target-only`; 0: greedy
+    (`protocols.sampling.Sampling`)."""
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
@@ -84,6 +85,9 @@ class Open(Message, frozen=True):
     risk: float = 0.0
     """Risk that the response has spent so far, as the last `Verdict` said, so that a quality budget holds across base
     stations."""
+    coupled: bool = False
+    """Whether UE and BS choose tokens with noise that they share, a function of `seed` (`protocols.sampling.Coupling`);
+    never under a protocol that draws tokens itself."""
 
 
 class Draft(Message, frozen=True):
@@ -178,7 +182,7 @@ class Verdict(Message, frozen=True):
     token: int
     """-1: the UE draws it."""
     candidates: int
-    """Number of positions whose drafted token was not the target's argmax."""
+    """Number of positions whose drafted token was not the target's (its argmax, or its sample if they are coupled)."""
     queried: int
     """Number of requested positions; under `split`, 1 where the target's distribution comes down."""
     gap: float

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from testbed.channel.cost import Sizes
 from testbed.errors import BadInput
 from testbed.protocols import PROTOCOLS, TARGET_ONLY
+from testbed.protocols.sampling import GREEDY, Sampling
 
 COLOCATED = "colocated"
 AUTO = "auto"
@@ -21,10 +24,20 @@ class RunMethod(NamedTuple):
     """Whether a judge may keep mismatched tokens, so that θ and the hidden states' bits matter."""
     sampled: bool = False
     """Whether tokens are drawn at a temperature above 0."""
+    coupled: bool = False
+    """Whether they are always chosen by coupled sampling."""
     on_bs: bool = False
     """Whether both models run on the BS, with no link between them."""
     drafts: bool = True
     """Whether tokens are drafted; otherwise the target decodes alone."""
+
+    def sampling(self, asked: Sampling) -> Sampling:
+        """How its tokens are sampled in a run with these options."""
+        if asked.greedy:
+            return GREEDY
+        if self.coupled or (self.sampled and self.drafts):
+            return replace(asked, coupled=self.coupled)
+        return asked if self.sampled or (self.judged and asked.coupled) else GREEDY
 
 
 OTHERS = (
@@ -36,7 +49,7 @@ OTHERS = (
 
 def methods() -> dict[str, RunMethod]:
     """All methods by name, protocols of installed packages included."""
-    protocols = (RunMethod(p.kind, p.about, p.judged, p.sampled) for p in PROTOCOLS.values())
+    protocols = (RunMethod(p.kind, p.about, p.judged, p.sampled, p.coupled) for p in PROTOCOLS.values())
     return {method.kind: method for method in (*OTHERS, *protocols)}
 
 

@@ -10,11 +10,15 @@ long as q is what x was drawn from. Hence what travels:
 - **p** cannot be so coarse, for its rounding reaches the output. It travels as half-precision numbers, scaled so that
   small probabilities keep their precision (`pack_target`), and what judges a window is the rounded p, so that the
   output is distributed as exactly that: within `TARGET_TV` of p in total variation.
+
+Under coupled sampling (`Coupling`) no distribution travels: both sides add the same noise before the argmax, and a
+drafted token is accepted where it equals the target's.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,6 +27,7 @@ from numpy.typing import NDArray
 
 from testbed.errors import BadInput, ProtocolError
 from testbed.intervals import independent_seed
+from testbed.noise import exponentials
 
 Probs = NDArray[np.float64]
 """[V], not negative, adding up to 1."""
@@ -48,6 +53,8 @@ class Sampling(msgspec.Struct, frozen=True):
     """Tokens kept; 0: all."""
     top_p: float = 1.0
     """Nucleus sampling: keep the smallest set of tokens with at least this total probability."""
+    coupled: bool = False
+    """Whether tokens are chosen with noise that UE and BS share: see `Coupling`."""
 
     def __post_init__(self) -> None:
         """Refuse values out of range.
@@ -66,6 +73,15 @@ class Sampling(msgspec.Struct, frozen=True):
     def greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature == 0
+
+    @property
+    def independent(self) -> bool:
+        """Whether tokens are drawn with random numbers of the target's own."""
+        return not self.greedy and not self.coupled
+
+    def coupling(self, seed: int) -> Coupling | None:
+        """The coupling of a request's tokens; None: they are not coupled."""
+        return Coupling(self, seed) if self.coupled and not self.greedy else None
 
 
 GREEDY = Sampling(temperature=0.0)
@@ -105,6 +121,28 @@ class Kept(NamedTuple):
     """Correction or bonus token; None where the UE draws it."""
     target: NDArray[np.float16] | None = None
     """[V] distribution from which the UE draws it: see `pack_target`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coupling:
+    """Coupled sampling: the token at position t of a sequence is argmax_v ln p(v) + G(v), where the Gumbel noise G is a
+    function of seed, t and v (`testbed.noise`). It is distributed as p, and is the same whoever computes it from the
+    same p (Daliri et al., arXiv 2408.07978). Computed as argmax_v p(v) / E(v) with G = −ln E; equal ones rank by id.
+    """
+
+    sampling: Sampling
+    seed: int
+    """In [0, 2⁶⁴)."""
+
+    def __call__(self, probs: NDArray[np.float32], position: int) -> int:
+        """The token of a drafter with these probabilities [V] at temperature 1."""
+        with np.errstate(divide="ignore"):
+            warped = warp(np.log(probs), self.sampling)
+        return int((warped / self.times(position, len(warped))).argmax())
+
+    def times(self, position: int, size: int) -> NDArray[np.float64]:
+        """E(v) [size]."""
+        return exponentials(self.seed, position, size)
 
 
 def request_seed(seed: int, method: str, request: int) -> int:

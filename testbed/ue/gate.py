@@ -9,6 +9,7 @@ import numpy as np
 
 from testbed.errors import ProtocolError
 from testbed.protocols.messages import Close, Draft, Fault, Open, Verdict
+from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import Client
 
 SHOWN = 8
@@ -40,33 +41,51 @@ def first_difference(output: Sequence[int], target: Sequence[int]) -> int | None
 
 
 async def compare(
-    client: Client, request: int, prompt: Sequence[int], output: Sequence[int], target: Sequence[int], tolerance: float
+    client: Client,
+    request: int,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    target: Sequence[int],
+    tolerance: float,
+    sampling: Sampling = GREEDY,
+    seed: int = 0,
 ) -> Divergence | None:
     """Compare an output with the target's own; at the first difference, query the engine for the logit gap.
 
-    `tolerance` is the largest logit gap that counts as a tie; 0 in float32.
+    Args:
+        tolerance: largest logit gap that counts as a tie; 0 in float32.
+        sampling: greedy, or coupled sampling with the noise of `seed`.
     """
     position = first_difference(output, target)
     if position is None:
         return None
     gap = float("inf")
     if position < min(len(output), len(target)):
-        gap = await _gap(client, [*prompt, *target[:position]], output[position], target[position])
+        asked = _opening(client.new_session(), sampling, seed)
+        gap = await _gap(client, asked, [*prompt, *target[:position]], output[position], target[position])
     tie = tolerance > 0 and abs(gap) <= tolerance
     return Divergence(request, position, list(output[position:][:SHOWN]), list(target[position:][:SHOWN]), gap, tie)
 
 
-async def _gap(client: Client, prefix: list[int], output: int, target: int) -> float:
-    """Logit of the argmax after `prefix` minus that of the other of the two tokens."""
-    session = client.new_session()
-    ids = np.asarray(prefix, np.int32)
-    await client.send(Open(session=session, protocol="greedy", threshold=0.0, hidden_size=1), {"ids": ids})
+def _opening(session: int, sampling: Sampling, seed: int) -> Open:
+    return Open(
+        session=session, protocol="greedy", threshold=0.0, hidden_size=1, temperature=sampling.temperature,
+        top_k=sampling.top_k, top_p=sampling.top_p, seed=seed, coupled=sampling.coupled,
+    )  # fmt: skip
+
+
+async def _gap(client: Client, asked: Open, prefix: list[int], output: int, target: int) -> float:
+    """Logit of the target's token after `prefix` minus that of the other of the two tokens; with coupled sampling,
+    noise included.
+    """
+    session, ids = asked.session, np.asarray(prefix, np.int32)
+    await client.send(asked, {"ids": ids})
     gap = 0.0
     try:
         for number, token in enumerate((output, target)):
             if number:
                 await client.send(Close(session=session))
-                await client.send(Open(session=session, protocol="greedy", threshold=0.0, hidden_size=1), {"ids": ids})
+                await client.send(asked, {"ids": ids})
             draft = Draft(session=session, round=0, base_len=len(prefix))
             await client.send(draft, {"ids": np.array([token], np.int32)})
             verdict = await _verdict(client, session)

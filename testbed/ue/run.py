@@ -11,10 +11,11 @@ from typing import NamedTuple
 import msgspec
 
 from testbed.channel.cost import NO_OVERHEADS, Overheads, Sizes
+from testbed.config import DemoConfig, RunConfig
 from testbed.errors import BadInput
 from testbed.protocols import PROTOCOLS, TARGET_ONLY, protocol
 from testbed.protocols.adaptive import ByLatency, Choice, by_rtt
-from testbed.protocols.greedy import Greedy
+from testbed.protocols.greedy import Coupled, Greedy
 from testbed.protocols.methods import AUTO, COLOCATED, run_method
 from testbed.protocols.quantise import FULL_BITS, quantised
 from testbed.protocols.sampling import GREEDY, Sampling, request_seed
@@ -41,15 +42,41 @@ def check_speed(speed_tps: float | None, accept_slower: bool) -> None:
         raise BadInput("slower than what? give --speed-tps with --accept-slower")
 
 
-def sampling_for(methods: Sequence[str], temperature: float | None, top_k: int, top_p: float) -> Sampling:
-    """Sampling of a run; without a temperature, at 1 if a protocol among the methods samples, else greedy.
+def sampling_of(config: RunConfig | DemoConfig) -> Sampling:
+    """Sampling of a run; without a temperature, at 1 if a protocol samples or coupled sampling is asked for, else
+    greedy.
 
     Raises:
         BadInput: a value out of its range.
     """
+    coupled, temperature = config.sampling == "coupled", config.temperature
     if temperature is None:
-        temperature = 1.0 if any(m in PROTOCOLS and PROTOCOLS[m].sampled for m in methods) else 0.0
-    return Sampling(temperature, top_k, top_p)
+        protocols = [PROTOCOLS[method] for method in config.methods if method in PROTOCOLS]
+        temperature = 1.0 if coupled or any(p.sampled or p.coupled for p in protocols) else 0.0
+    return Sampling(temperature, config.top_k, config.top_p, coupled)
+
+
+class OwnOutput(NamedTuple):
+    """What the target's own output depends on, beside the prompt's text."""
+
+    request: int
+    max_tokens: int
+    sampling: Sampling = GREEDY
+    seed: int = 0
+    """Seed of its random numbers."""
+
+
+def own_output(method: str, sampling: Sampling, seed: int, request: int, max_tokens: int) -> OwnOutput:
+    """The output of the target alone that a method's output is compared with: greedy, or with the same noise.
+
+    Args:
+        sampling: sampling of the run.
+        seed: seed of the run.
+    """
+    how = run_method(method).sampling(sampling)
+    if not how.coupled:
+        return OwnOutput(request, max_tokens)
+    return OwnOutput(request, max_tokens, how, request_seed(seed, Coupled.kind, request))
 
 
 class Clients(NamedTuple):
@@ -85,7 +112,7 @@ class Setting:
     Attributes:
         tolerance: largest logit gap that counts as a tie (0 in float32).
         rule: rule of `auto`, one of `adaptive.RULES`.
-        sampling: how methods that sample draw tokens; the others are greedy.
+        sampling: how methods that sample draw or choose tokens; the others are greedy.
         seed: seed of the random numbers.
         hidden_bits: bits per element of uploaded hidden states.
         sizes: sizes by which `auto` computes payloads; None: those of this drafter.
@@ -136,14 +163,15 @@ class JobRunner:
         request: int = 0,
     ) -> RequestRecord:
         """Decode one prompt by one method; random numbers depend on `request`, the index of the prompt."""
-        link = self._setting.clients.link
-        seed = request_seed(self._setting.seed, method, request)
+        link, sampling = self._setting.clients.link, run_method(method).sampling(self._setting.sampling)
+        # methods with coupled sampling share the noise, so that their outputs can be compared
+        seed = request_seed(self._setting.seed, Coupled.kind if sampling.coupled else method, request)
         if method == TARGET_ONLY:
-            how = (self._setting.sampling, seed, self._setting.speed_tps, self._setting.accept_slower)
+            how = (sampling, seed, self._setting.speed_tps, self._setting.accept_slower)
             return await decode_remotely(link, prompt, max_tokens, end_ids, progress, *how)
         if method == COLOCATED:
             return await self._colocated(prompt, max_tokens, end_ids, progress)
-        session = await self.session(method, self._setting.sampling, seed)
+        session = await self.session(method, sampling, seed)
 
         def ended(record: RoundRecord) -> None:
             self.observe(record)
@@ -160,7 +188,7 @@ class JobRunner:
         """A session over the link, by a protocol or `auto`; pass its rounds to `observe`."""
         await self._setting.state.begin()
         choice = await self._choose() if method == AUTO else Choice(method, "")
-        return self._session(self._setting.clients.link, choice, sampling, seed)
+        return self._session(self._setting.clients.link, choice, run_method(method).sampling(sampling), seed)
 
     def observe(self, record: RoundRecord) -> None:
         """Learn from a finished round over the link."""
@@ -172,11 +200,16 @@ class JobRunner:
 
     def draws(self, method: str) -> bool:
         """Whether a method's output is random, so that it cannot be compared with the target's token by token."""
-        return run_method(method).sampled and not self._setting.sampling.greedy
+        return run_method(method).sampling(self._setting.sampling).independent
 
-    async def own(self, prompt: Sequence[int], max_tokens: int, end_ids: Sequence[int]) -> RequestRecord:
-        """The target's own greedy output."""
-        return await decode_remotely(self._setting.clients.link, prompt, max_tokens, end_ids)
+    def own_output(self, method: str, request: int, max_tokens: int) -> OwnOutput:
+        """See `own_output`."""
+        return own_output(method, self._setting.sampling, self._setting.seed, request, max_tokens)
+
+    async def own(self, prompt: Sequence[int], which: OwnOutput, end_ids: Sequence[int]) -> RequestRecord:
+        """The target's own output."""
+        link = self._setting.clients.link
+        return await decode_remotely(link, prompt, which.max_tokens, end_ids, sampling=which.sampling, seed=which.seed)
 
     def _session(self, client: Client, choice: Choice, sampling: Sampling = GREEDY, seed: int = 0) -> DecodingSession:
         setting = self._setting
@@ -228,11 +261,11 @@ class JobRunner:
         return msgspec.structs.replace(record, latency_s=record.latency_s + link_s, rounds=rounds)
 
     async def check(
-        self, request: int, prompt: Sequence[int], output: Sequence[int], target: Sequence[int]
+        self, which: OwnOutput, prompt: Sequence[int], output: Sequence[int], target: Sequence[int]
     ) -> Divergence | None:
         """Compare an output with the target's own."""
-        setting = self._setting
-        return await compare(setting.clients.local, request, prompt, output, target, setting.tolerance)
+        setting, drawn = self._setting, (which.sampling, which.seed)
+        return await compare(setting.clients.local, which.request, prompt, output, target, setting.tolerance, *drawn)
 
 
 def schedule(methods: Sequence[str], prompts: int, seed: int) -> list[Job]:

@@ -37,7 +37,7 @@ class DecodingSession:
         csi: called in every round for the channel state that is sent with the draft; None: not known.
         pace: how long drafting takes.
         choice: why the protocol was chosen, for the record.
-        sampling: how drafter and target draw tokens, for protocols that sample.
+        sampling: how drafter and target draw tokens, for protocols that sample, or choose them by coupled sampling.
         seed: seed of the request's random numbers.
         hidden_bits: bits per element of uploaded hidden states.
         speed_tps: tokens per second that the BS must guarantee; None: no guarantee.
@@ -65,8 +65,8 @@ class DecodingSession:
         self._client, self._drafter, self._protocol = client, drafter, protocol
         self._threshold, self._csi, self._clock = threshold, csi, client.clock
         self._choice, self._sampling, self._seed, self._hidden_bits = choice, sampling, seed, hidden_bits
-        sampler = DraftSampler(sampling, seed) if protocol.sampled else None
-        self._windows = WindowDrafter(drafter, policy, sampler, pace, hidden_bits)
+        choose = DraftSampler(sampling, seed) if protocol.sampled else sampling.coupling(seed)
+        self._windows = WindowDrafter(drafter, policy, choose, pace, hidden_bits)
         self._speed_tps, self._accept_slower = speed_tps, accept_slower
         self._network_s, self._risk, self._open_bytes = 0.0, 0.0, 0
         self._hints = policy if isinstance(policy, Guided) else None
@@ -250,7 +250,7 @@ class DecodingSession:
             protocol=self._protocol.kind,
             threshold=self._threshold,
             hidden_size=self._drafter.hidden_size,
-            temperature=self._sampling.temperature if self._protocol.sampled else 0.0,
+            temperature=self._sampling.temperature,
             top_k=self._sampling.top_k,
             top_p=self._sampling.top_p,
             seed=self._seed,
@@ -263,6 +263,7 @@ class DecodingSession:
             round=round_ if self._alone else 0,
             states=states_of(self._drafter),
             risk=self._risk,
+            coupled=self._sampling.coupled,
         )
         self._open_bytes += await self._client.send(message, {"ids": self._committed})
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from testbed.errors import ModelError
 from testbed.protocols.base import Drafted
 from testbed.protocols.sampling import Draws
-from testbed.ue.drafters.base import Drafter, DraftSequence, DraftToken, IndexedSequence
+from testbed.ue.drafters.base import Choose, Drafter, DraftSequence, DraftToken, IndexedSequence
 from testbed.ue.drafters.sampler import DraftSampler
 from testbed.ue.pace import Pace
 from testbed.ue.windows.base import WindowPolicy, window_of
@@ -26,15 +26,16 @@ class WindowDrafter:
     """Drafts windows after one prompt; the drafter's sequence is opened with the first window.
 
     Args:
-        sampler: draws the tokens; None: the most likely ones are taken.
+        choose: chooses the tokens; None: the most likely ones are taken.
         pace: how long drafting takes.
         hidden_bits: bits per element of uploaded hidden states.
     """
 
     def __init__(
-        self, drafter: Drafter, policy: WindowPolicy, sampler: DraftSampler | None, pace: Pace, hidden_bits: int
+        self, drafter: Drafter, policy: WindowPolicy, choose: Choose | None, pace: Pace, hidden_bits: int
     ) -> None:
-        self._drafter, self._policy, self._sampler = drafter, policy, sampler
+        self._drafter, self._policy, self._choose = drafter, policy, choose
+        self._sampler = choose if isinstance(choose, DraftSampler) else None
         self._pace, self._hidden_bits = pace, hidden_bits
         self._prompt: list[int] = []
         self._sequence: DraftSequence | None = None
@@ -82,9 +83,9 @@ class WindowDrafter:
             await self._pace.drafted(drafted, self._known, before)
 
     def _open(self) -> DraftSequence:
-        if self._sampler is None:
+        if self._choose is None:
             return self._drafter.open(self._prompt)
-        return self._drafter.open(self._prompt, choose=self._sampler)
+        return self._drafter.open(self._prompt, choose=self._choose)
 
     async def draft(self, number: int, room: int, ends: Set[int]) -> Drafted:
         """The window of a round: ended by the policy, an end id, or the room left for the output.

@@ -184,6 +184,7 @@ def _request(max_tokens: int, sampling: Sampling, seed: int, speed_tps: float | 
         top_p=sampling.top_p,
         seed=seed,
         speed_tps=speed_tps,
+        coupled=sampling.coupled,
     )
 
 

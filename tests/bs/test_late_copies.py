@@ -9,7 +9,8 @@ import time
 import pytest
 
 from testbed.protocols import PROTOCOLS, TARGET_ONLY, protocol
-from testbed.protocols.sampling import GREEDY, Sampling
+from testbed.protocols.methods import run_method
+from testbed.protocols.sampling import Sampling
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.exchange import SILENCE_S
@@ -26,7 +27,7 @@ AHEAD = tuple(kind for kind, one in PROTOCOLS.items() if not one.sampled)
 async def decode(ue: Client, method: str, lookahead: int = 0) -> list[int]:
     if method == TARGET_ONLY:
         return (await decode_remotely(ue, [3, 1, 4], 24, ())).token_ids
-    sampling = Sampling(0.8) if PROTOCOLS[method].sampled else GREEDY
+    sampling = run_method(method).sampling(Sampling(0.8))
     drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.7)
     session = DecodingSession(
         ue, drafter, protocol(method), FixedWindow(4), sampling=sampling, seed=5, lookahead=lookahead

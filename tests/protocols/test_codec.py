@@ -64,6 +64,7 @@ UPLINK: dict[type[Message], dict[str, Any]] = {
         "round": NUMBER,
         "states": st.sampled_from(["predicting", "after"]),
         "risk": REAL,
+        "coupled": st.booleans(),
     },
     Draft: {
         **ROUND,

@@ -93,7 +93,7 @@ def continuation(
         sampler.begin(round_)
         ids: Ids = ()
         for _ in range(min(window, room)):
-            ids += (sampler(drafter(prompt + output + ids)),)
+            ids += (sampler(drafter(prompt + output + ids), len(prompt + output + ids)),)
         q = sampler.window(len(drafter(prompt)))
         drafted = Drafted(np.array(ids, np.int32), np.zeros((len(ids), 1), np.float16), q, replaced)
         up = decode_uplink(encode(Draft(session=1, round=round_, base_len=len(prompt + output)), ue.uplink(drafted)))

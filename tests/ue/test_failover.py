@@ -19,6 +19,7 @@ from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock
 from testbed.errors import LinkTimeout, ModelError
 from testbed.protocols import TARGET_ONLY, protocol
+from testbed.protocols.methods import run_method
 from testbed.protocols.sampling import Sampling
 from testbed.synthetic import next_token
 from testbed.ue import failover
@@ -121,7 +122,7 @@ async def decode(
     if method == TARGET_ONLY:
         return await decode_remotely(client, prompt, length, (), progress)
     drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.7)
-    sampling = Sampling(0.8) if method in ("rejection", "split") else Sampling(0.0)
+    sampling = run_method(method).sampling(Sampling(0.8))
     session = DecodingSession(
         client, drafter, protocol(method), FixedWindow(4), theta, sampling=sampling, seed=7, lookahead=lookahead
     )
@@ -138,7 +139,12 @@ async def test_the_first_serves_while_it_is_there() -> None:
 
 @pytest.mark.parametrize(
     ("method", "lookahead"),
-    [*((one, 0) for one in ("greedy", "fh", "sh", "rejection", "split", TARGET_ONLY)), ("greedy", 1), ("sh", 1)],
+    [
+        *((one, 0) for one in ("greedy", "fh", "sh", "rejection", "split", "coupled", TARGET_ONLY)),
+        ("greedy", 1),
+        ("sh", 1),
+        ("coupled", 1),
+    ],
 )
 async def test_the_next_goes_on_with_the_committed_prefix_and_the_first_comes_back(method: str, lookahead: int) -> None:
     async with site() as where, roaming(where) as client:
@@ -152,7 +158,7 @@ async def test_the_next_goes_on_with_the_committed_prefix_and_the_first_comes_ba
 
         record: RequestRecord = await decode(client, method, 40, progress, lookahead=lookahead)
         assert record.token_ids == before
-        if method not in ("rejection", "split"):
+        if method not in ("rejection", "split", "coupled"):
             assert before == own(PROMPT, 40)
         assert client.moves == [where.addresses[1]] and where.rounds()[1] > 0
         where.relays[0].down = False

@@ -16,7 +16,7 @@ from testbed.synthetic import next_token
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
-from testbed.ue.run import Clients, JobRunner, Setting
+from testbed.ue.run import Clients, JobRunner, OwnOutput, Setting
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.fixed import FixedWindow
@@ -104,7 +104,7 @@ async def test_a_run_asks_for_its_speed_in_every_request() -> None:
         refused = JobRunner(Setting(both, drafter, FixedWindow(4), speed_tps=50.0))
         with pytest.raises(AdmissionError, match="50 tokens/s"):
             await refused.decode("greedy", PROMPT, 12, ())
-        assert (await refused.own(PROMPT, 12, ())).token_ids == own(12)  # nothing is promised to the gate
+        assert (await refused.own(PROMPT, OwnOutput(0, 12), ())).token_ids == own(12)  # nothing is promised to the gate
     assert bs.metrics()["refused_sessions"] == {"50": 4}
 
 

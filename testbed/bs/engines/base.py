@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import BadInput, EngineError
+from testbed.protocols.sampling import Coupling
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +31,8 @@ class VerifyRequest:
     """With K = 0: further tokens that the engine may decode greedily while no request waits; see `ThreadRunner`."""
     ends: Collection[int] = ()
     """Tokens after which that stops."""
+    coupling: Coupling | None = None
+    """With `logprobs`: chooses the tokens, in `EngineRunner.step`; None: they are the argmax."""
 
     @property
     def prompt(self) -> NDArray[np.int32]:

@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from testbed.bs.engines.base import Share, VerifyEngine, VerifyRequest, VerifyResult
+from testbed.bs.engines.coupled import chosen, coupled
 from testbed.errors import EngineError
 
 T = TypeVar("T")
@@ -19,6 +20,8 @@ SHORT_S = 2e-3
 """Passes shorter than this run in the loop, where the engine allows it."""
 FEW_TOKENS = 16
 """New tokens of a pass that takes no longer than the last one by much, however few that one computed."""
+MOST_VALUES = 2**18
+"""Probabilities and elements of hidden states that the rounds of a pass may read in the loop: a few milliseconds."""
 AHEAD_S = 2e-2
 """Longest time of passes in a row, unless the first one takes longer."""
 
@@ -59,8 +62,9 @@ class ThreadRunner:
 
     Handing a pass to the thread and back takes longer than a short pass of a small model. After a pass of less than
     `SHORT_S`, the next one therefore runs in the loop, if the engine allows it (`VerifyEngine.any_thread`), no round is
-    the first of its session, whose prompt may take long, and there are not many more tokens to compute: `FEW_TOKENS`,
-    or twice those of the last pass. Between passes the loop alone uses the engine.
+    the first of its session, whose prompt may take long, there are not many more tokens to compute (`FEW_TOKENS`, or
+    twice those of the last pass), and coupled sampling has few to choose. Between passes the loop alone uses the
+    engine.
 
     Where all rounds of a pass allow it (`VerifyRequest.ahead`), the thread decodes their next tokens in further passes
     before the loop gets the results, until a request waits: what the loop does for a token takes long beside a pass of
@@ -84,7 +88,8 @@ class ThreadRunner:
 
     def submit(self, request: VerifyRequest) -> None:
         """See `VerifyEngine.submit`."""
-        if request.session not in self._known:
+        read = 0 if request.coupling is None else (len(request.draft) + 1) * self._engine.vocab_size
+        if request.session not in self._known or read > MOST_VALUES:
             self._known.add(request.session)
             self._short = False
         self._streams = self._streams and request.ahead > 0
@@ -121,12 +126,13 @@ class ThreadRunner:
                 results = self._engine.verify(requests)
             except EngineError:  # sessions are as they were: the next step meets the reason again
                 break
+            results = [chosen(*found) for found in zip(requests, results, strict=True)]
             shares = [_longer(*found) for found in zip(shares, requests, results, strict=True)]
         return shares
 
     def _step(self) -> list[Share]:
         try:
-            shares = self._engine.step()
+            shares = [coupled(share) for share in self._engine.step()]
         except BaseException:
             self._unfinished.clear()  # all are dropped
             raise
@@ -191,7 +197,7 @@ def _next_rounds(shares: Sequence[Share]) -> list[VerifyRequest]:
     for request, _, _, result, _ in shares:
         if result is None or len(result.argmax) > request.ahead or int(result.argmax[-1]) in request.ends:
             return []
-        rounds.append(VerifyRequest(request.session, np.concatenate([request.prefix, result.argmax]), request.draft))
+        rounds.append(replace(request, prefix=np.concatenate([request.prefix, result.argmax]), ahead=0))
     return rounds
 
 

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from testbed.bs.closing import SessionCloser
-from testbed.bs.engines.runner import EngineRunner
+from testbed.bs.engines.runner import MOST_VALUES, EngineRunner
 from testbed.bs.intake import Intake
 from testbed.bs.isolation import apart
 from testbed.bs.judging.acceptance import Acceptance, Judged
@@ -25,8 +25,6 @@ from testbed.bs.sessions import Session
 from testbed.clock import Clock
 from testbed.protocols.messages import Busy
 
-MOST_VALUES = 2**18
-"""Probabilities and elements of hidden states up to which the rounds of a pass are decided at once, in milliseconds."""
 Ready = Sequence[tuple[Session, Round]]
 """Verified rounds that can be judged."""
 

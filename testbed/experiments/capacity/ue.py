@@ -76,7 +76,7 @@ class Chance:
             choose: draws the token from the distribution at `position`; None: it is right with probability α.
         """
         if choose is not None:
-            right = choose(self.probs(position)) == int(LANGUAGE[position])
+            right = choose(self.probs(position), position) == int(LANGUAGE[position])
         elif self._agrees is not None:
             right = self._agrees(position)
         else:

@@ -84,7 +84,7 @@ def _check(config: CellConfig, decoding: Mapping[int, UeGroup]) -> None:
         raise BadInput("plans are carried out in virtual time alone; leave out bs.plan or --real")
     for group in decoding.values():
         rule = WINDOW_RULES[group.window_rule]
-        if group.method.sampled and group.method.drafts:
+        if group.method.drafts and (group.method.sampled or group.method.coupled):
             raise BadInput(f"group {group.name}: {group.protocol} samples, whose outputs --real cannot compare")
         if group.judge_keeps or rule.predictor or rule.hinted:
             raise BadInput(f"group {group.name}: --real has neither a judge that keeps tokens, predictors nor hints")

@@ -168,7 +168,6 @@ class _Cell:
         sizes = profile.sizes
         counted = (frame_bytes, frame_bytes) if sizes is None else sizers(sizes, profile.overheads)
         traffic = CapacityConfig(acceptance=group.alpha, window=group.window)
-        sampled = group.method.sampled and group.method.drafts
         return LoadUe(
             client=self._bs.connect(self._ways(number, tally), counted, ue_name(number)),
             drafter=VirtualDrafter(traffic, seed, Agreement(self._config.seed, number, group.alpha)),
@@ -177,6 +176,6 @@ class _Cell:
             speed_tps=group.class_tps,
             protocol=group.protocol,
             threshold=group.judge_keeps,
-            sampling=Sampling() if sampled else GREEDY,
+            sampling=group.method.sampling(Sampling()) if group.method.drafts else GREEDY,
             seeds=partial(Random(seed).getrandbits, 63),
         )

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from testbed.bs.engines.base import Share, VerifyEngine, VerifyRequest, VerifyResult
 from testbed.bs.engines.batched import BatchedEngine
+from testbed.bs.engines.coupled import coupled
 from testbed.bs.engines.runner import nobody
 from testbed.bs.scheduling.window_hints import Windows
 from testbed.clock import Clock
@@ -103,7 +104,7 @@ class ProfileRunner:
         """One pass; cached tokens are the profile's, so that window hints are, too."""
         hot = self._profile.hot
         cost = hot.verify if hot and self._clock.time() - self._ended_s < hot.within_s else self._profile.verify
-        shares = self._passes.step()
+        shares = [coupled(share) for share in self._passes.step()]
         works = [PassWork(0 if s.result is None else len(s.request.draft), s.new, s.cached) for s in shares]
         await self._clock.sleep(cost.pass_s(works))
         self._ended_s = self._clock.time()

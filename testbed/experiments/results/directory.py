@@ -24,6 +24,7 @@ from testbed.experiments.results.quality import quality
 from testbed.files import whole_file
 from testbed.models.scoring import final_number
 from testbed.protocols.methods import run_method
+from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.run import Outcome
 
@@ -41,9 +42,9 @@ def rows(
     threshold: float,
     hidden_bits: int = 16,
     window_rule: str = "fixed",
-    own: Mapping[int, str] | None = None,
+    own: Mapping[tuple[str, int], str] | None = None,
     idle_w: float | None = None,
-    temperature: float | None = None,
+    sampling: Sampling = GREEDY,
     score: Scorer = final_number,
 ) -> list[dict[str, Any]]:
     """One row per method, in order of first appearance; `docs/architecture.md` defines the columns.
@@ -51,20 +52,21 @@ def rows(
     Args:
         examples: prompts, by request index.
         texts: output texts, by (method, request).
-        own: the target's own output texts, by request; None: unknown.
+        own: the target's own output texts, by (method, request); None: unknown.
         idle_w: power of the idle device; None: not measured.
-        temperature: sampling temperature of methods that sample.
+        sampling: how methods that sample draw or choose tokens.
         score: extracts the answer from a text.
     """
     channel = _channel(outcomes)
 
     def row(method: str) -> dict[str, Any]:
         mine = [o for o in outcomes if o.method == method]
+        target = None if own is None else {request: text for (kind, request), text in own.items() if kind == method}
         return {
-            **_settings(method, window, window_rule, threshold, hidden_bits, temperature),
+            **_settings(method, window, window_rule, threshold, hidden_bits, sampling),
             **channel,
             "requests": len(mine),
-            **quality({o.request: texts.get((method, o.request), "") for o in mine}, examples, own, score),
+            **quality({o.request: texts.get((method, o.request), "") for o in mine}, examples, target, score),
             **_speed([o.record for o in mine]),
             **_gate(mine),
             **energy_columns(method, [o.record for o in mine], idle_w),
@@ -74,17 +76,19 @@ def rows(
 
 
 def _settings(
-    method: str, window: int, window_rule: str, threshold: float, hidden_bits: int, temperature: float | None
+    method: str, window: int, window_rule: str, threshold: float, hidden_bits: int, asked: Sampling
 ) -> dict[str, Any]:
     """Method and settings of a row; None for settings that the method does not use."""
     kind = run_method(method)
+    sampling = kind.sampling(asked)
     return {
         "method": method,
         "window": window,
         "window_rule": window_rule,
         "threshold": threshold if kind.judged else None,
         "hidden_bits": hidden_bits if kind.judged else None,
-        "temperature": temperature if kind.sampled else None,
+        "temperature": sampling.temperature if kind.sampled or kind.coupled or sampling.coupled else None,
+        "sampling": "coupled" if sampling.coupled else None,
     }
 
 

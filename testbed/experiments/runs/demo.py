@@ -46,7 +46,7 @@ from testbed.protocols.methods import run_method
 from testbed.protocols.quantise import check_bits
 from testbed.protocols.vocabulary import fingerprint
 from testbed.ue.load_drafter import check_states, needs_target
-from testbed.ue.run import sampling_for
+from testbed.ue.run import sampling_of
 from testbed.ue.windows.registry import WINDOW_RULES
 
 Say = Callable[[str], None]
@@ -100,7 +100,7 @@ def check_demo(config: DemoConfig) -> ChannelSpec:
     if config.auto_rule not in RULES:
         raise BadInput(f"unknown auto-rule {config.auto_rule!r}; known: {', '.join(RULES)}")
     check_bits(config.hidden_bits)
-    sampling_for(config.methods, config.temperature, config.top_k, config.top_p)
+    sampling_of(config)
     check_judge(config)
     _check_pair(config)
     channel = parse_channel(config.channel)

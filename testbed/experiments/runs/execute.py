@@ -24,7 +24,7 @@ from testbed.ue.drafters.base import Drafter
 from testbed.ue.load_drafter import DrafterOptions, load_drafter
 from testbed.ue.pace import REAL_TIME, Pace
 from testbed.ue.records import RoundRecord
-from testbed.ue.run import Clients, Job, JobRunner, Outcome, Setting, sampling_for, schedule
+from testbed.ue.run import Clients, Job, JobRunner, Outcome, Setting, sampling_of, schedule
 
 Progress = Callable[[Job, RoundRecord], None]
 Done = Callable[[Outcome], None]
@@ -108,7 +108,7 @@ def setting_of(config: RunConfig, clients: Clients, drafter: Drafter, pace: Pace
         config.tie_tolerance,
         pace=pace,
         rule=config.auto_rule,
-        sampling=sampling_for(config.methods, config.temperature, config.top_k, config.top_p),
+        sampling=sampling_of(config),
         seed=config.seed,
         hidden_bits=config.hidden_bits,
         speed_tps=config.speed_tps,
@@ -192,23 +192,20 @@ def _teller(watch: Watch, job: Job) -> Callable[[RoundRecord], None]:
 async def _gated(
     config: RunConfig, work: Workload, runner: JobRunner, welcome: Welcome, outcomes: list[Outcome]
 ) -> list[Outcome]:
-    """Compare every output that is not sampled with the target's own, decoded by the same engine."""
-    if all(runner.draws(method) for method in config.methods):
-        return outcomes
-    longest = config.max_tokens
-    own, fixed = work.own, not runner.draws(TARGET_ONLY)
-    own |= {(o.request, longest): o.record.token_ids for o in outcomes if o.method == TARGET_ONLY and fixed}
-    for request, prompt in enumerate(work.prompts):
-        if (request, longest) not in own:
-            record = await runner.own(prompt.ids, longest, welcome.end_ids)
-            own[request, longest] = record.token_ids
+    """Compare every output that is not drawn independently with the target's own, decoded by the same engine."""
+    longest, own = config.max_tokens, work.own
+    if not runner.draws(TARGET_ONLY):
+        alone = [o for o in outcomes if o.method == TARGET_ONLY]
+        own |= {runner.own_output(TARGET_ONLY, o.request, longest): o.record.token_ids for o in alone}
     checked = []
     for outcome in outcomes:
         if runner.draws(outcome.method):
             checked.append(outcome)
             continue
-        ids = work.prompts[outcome.request].ids
-        found = await runner.check(outcome.request, ids, outcome.record.token_ids, own[outcome.request, longest])
+        ids, which = work.prompts[outcome.request].ids, runner.own_output(outcome.method, outcome.request, longest)
+        if which not in own:
+            own[which] = (await runner.own(ids, which, welcome.end_ids)).token_ids
+        found = await runner.check(which, ids, outcome.record.token_ids, own[which])
         lossless = found is None or found.tie
         checked.append(msgspec.structs.replace(outcome, lossless=lossless, divergence=found))
     return checked

@@ -22,10 +22,11 @@ from testbed.models.bundle import bundled
 from testbed.protocols.adaptive import RULES
 from testbed.protocols.methods import RunMethod, run_method
 from testbed.protocols.quantise import check_bits
+from testbed.protocols.sampling import Sampling
 from testbed.ue.dial import check_silence, keys_for
 from testbed.ue.load_drafter import check_states, drafter_and_tokenizer
 from testbed.ue.prompts import Prompter
-from testbed.ue.run import check_speed, sampling_for
+from testbed.ue.run import OwnOutput, check_speed, sampling_of
 from testbed.ue.windows.base import WindowPolicy
 from testbed.ue.windows.predictor import AcceptanceLabels, load_predictor
 from testbed.ue.windows.registry import WINDOW_RULES, window_policy
@@ -49,8 +50,8 @@ class Workload:
     prompter: Prompter | None
     drafter: str
     """GGUF file, or a name in `ue.load_drafter.DRAFTERS`."""
-    own: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    """The target's own outputs by (request, max_tokens), once they are known; runs of one work share them."""
+    own: dict[OwnOutput, list[int]] = field(default_factory=dict)
+    """The target's own outputs, once they are known; runs of one work share them."""
 
 
 def prepare(config: RunConfig, given: Sequence[int | str] | None = None) -> Workload:
@@ -131,11 +132,12 @@ def unlabelled(config: RunConfig, labels: AcceptanceLabels) -> list[str]:
     """Methods of a run that accept tokens by another rule than a predictor's labels: by rejection sampling (WISP, eq.
     1) with other options, or under a judge with another θ. Which judge it is, the base station decides.
     """
-    sampling = sampling_for(config.methods, config.temperature, config.top_k, config.top_p)
+    sampling = sampling_of(config)
 
     def agrees(method: RunMethod) -> bool:
-        if method.sampled and not sampling.greedy:
-            return (labels.temperature, labels.top_k, labels.top_p) == msgspec.structs.astuple(sampling)
+        how = method.sampling(sampling)
+        if not how.greedy:  # coupled samples are accepted by another rule
+            return how == Sampling(labels.temperature, labels.top_k, labels.top_p)
         if method.judged and config.threshold > 0:
             return labels.temperature == 0 and labels.threshold == config.threshold
         return labels.temperature == labels.threshold == 0
@@ -161,7 +163,7 @@ def _check(config: RunConfig) -> None:
         raise BadInput(f"unknown auto-rule {config.auto_rule!r}; known: {', '.join(RULES)}")
     check_bits(config.hidden_bits)
     check_pad(config.pad, config.methods)
-    sampling_for(config.methods, config.temperature, config.top_k, config.top_p)
+    sampling_of(config)
     check_csi(config.csi)
     scorer(config.scorer)
     keys_for(config.bs, config.keys, config.insecure)

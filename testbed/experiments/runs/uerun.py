@@ -22,7 +22,7 @@ from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.experiments.runs.progress import LiveProgress
 from testbed.power.reading import PowerSource
 from testbed.protocols.methods import run_method
-from testbed.ue.run import Outcome, sampling_for
+from testbed.ue.run import Outcome, own_output, sampling_of
 
 GIVEN = "prompt.json"
 """Prompts that were given on the command line, as a list of texts, or one as a list of ids."""
@@ -128,7 +128,7 @@ def result_of(
     rows = results.rows(
         ordered, examples, texts, window=config.window, threshold=config.threshold, hidden_bits=config.hidden_bits,
         window_rule=config.window_rule, own=_own_texts(config, work), idle_w=power["idle_w"] if power else None,
-        temperature=sampling_for(config.methods, config.temperature, config.top_k, config.top_p).temperature,
+        sampling=sampling_of(config),
         score=scorer(config.scorer),
     )  # fmt: skip
     rows = [row | {"bytes_counted": counted} for row in rows]
@@ -151,11 +151,17 @@ def _output(work: Workload, outcome: Outcome, text: str) -> dict[str, Any]:
     }
 
 
-def _own_texts(config: RunConfig, work: Workload) -> dict[int, str] | None:
-    """The target's own outputs by prompt, where the run has them."""
+def _own_texts(config: RunConfig, work: Workload) -> dict[tuple[str, int], str] | None:
+    """The target's own outputs by method and prompt, where the run has them."""
     if work.prompter is None or not work.own:
         return None
-    return {i: work.prompter.text(ids) for (i, longest), ids in work.own.items() if longest == config.max_tokens}
+    sampling, found = sampling_of(config), {}
+    for method in config.methods:
+        for i in range(len(work.prompts)):
+            ids = work.own.get(own_output(method, sampling, config.seed, i, config.max_tokens))
+            if ids is not None:
+                found[method, i] = work.prompter.text(ids)
+    return found
 
 
 def _loss(work: Workload, outcome: Outcome) -> str:

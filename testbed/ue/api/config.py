@@ -31,11 +31,11 @@ class EndpointConfig(ConnectedConfig, frozen=True):
     protocols: Annotated[
         tuple[str, ...],
         option(
-            "Protocols at temperature 0 (greedy, fh, sh, auto) and above 0 (rejection, split), separated by a comma. "
-            "rejection or split alone serves both.",
+            "Protocols at temperature 0 (greedy, fh, sh, auto) and above 0 (coupled, rejection, split), separated by a "
+            "comma. One of the latter alone serves both.",
             flags=("--protocol",),
             panel="Protocol",
         ),
-    ] = ("greedy", "rejection")
+    ] = ("greedy", "coupled")
     auto_rule: fields.AutoRule = "rtt"
     csi: fields.Csi = "passive"

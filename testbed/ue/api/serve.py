@@ -116,7 +116,7 @@ def methods(names: tuple[str, ...]) -> tuple[str, str]:
     for name in names:
         if name not in known:
             raise BadInput(f"unknown protocol {name!r}; an endpoint takes {', '.join(known)}")
-    sampled = [n for n in names if n in PROTOCOLS and PROTOCOLS[n].sampled]
+    sampled = [n for n in names if n in PROTOCOLS and (PROTOCOLS[n].sampled or PROTOCOLS[n].coupled)]
     greedy = [n for n in names if n not in sampled]
     if len(sampled) > 1 or len(greedy) > 1:
         raise BadInput(f"protocols {', '.join(names)}: give one for temperature 0 and one for those above")

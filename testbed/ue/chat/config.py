@@ -13,7 +13,9 @@ class ChatConfig(ConnectedConfig, frozen=True):
     """Configuration of `testbed chat`."""
 
     protocol: Annotated[str, option("Protocol of the rounds.", kinds="protocols", panel="Protocol")] = "greedy"
-    temperature: Annotated[float, option("Sampling temperature, for rejection and split.", panel="Sampling")] = 1.0
+    temperature: Annotated[
+        float, option("Sampling temperature, for coupled, rejection and split.", panel="Sampling")
+    ] = 1.0
     seed: Annotated[int, option("Seed of sampling.")] = 0
     context: Annotated[
         int | None,

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from testbed.protocols.messages import Reading
 from testbed.ue.drafters.base import Choose, Drafter, DraftSequence, DraftToken
+from testbed.ue.drafters.sampler import DraftSampler
 
 
 class StatesAfter:
@@ -20,9 +21,9 @@ class StatesAfter:
     def open(
         self, prompt: Sequence[int], *, distributions: bool = False, choose: Choose | None = None
     ) -> DraftSequence:
-        """See `Drafter.open`; sequences that sample upload no hidden states and stay as they are."""
+        """See `Drafter.open`; sequences of protocols that draw tokens upload no hidden states and stay as they are."""
         opened = self._drafter.open(prompt, distributions=distributions, choose=choose)
-        return opened if choose is not None else _Ahead(opened)
+        return opened if isinstance(choose, DraftSampler) else _Ahead(opened)
 
     def close(self) -> None:
         """Free the model."""

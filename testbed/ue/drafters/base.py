@@ -9,8 +9,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-Choose = Callable[[NDArray[np.float32]], int]
-"""Chooses the next token from the probabilities [vocab_size] at temperature 1."""
+Choose = Callable[[NDArray[np.float32], int], int]
+"""Chooses the token at a position of the sequence from the probabilities [vocab_size] at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,13 +101,14 @@ class IndexSequence:
         token = self._next()
         if token is None:
             raise ModelError("the index has nothing to draft")
-        if self.length + len(self._drafted) >= self._drafter.context:
+        position = self.length + len(self._drafted)
+        if position >= self._drafter.context:
             raise ModelError(f"the drafter's context of {self._drafter.context} tokens is full")
         probs = None
         if self._distributions or self._choose is not None:
             probs = np.zeros(self._drafter.vocab_size, np.float32)
             probs[token] = 1.0
-            token = self._choose(probs) if self._choose is not None else token
+            token = self._choose(probs, position) if self._choose is not None else token
         self._drafted.append(token)
         hidden = np.zeros(self._drafter.hidden_size, np.float16)
         return DraftToken(token, 1.0, 0.0, 1.0, 0.0, hidden, probs if self._distributions else None)

@@ -23,8 +23,10 @@ class DraftSampler:
         self.draws = Draws(self._seed, round_)
         self._rows = []
 
-    def __call__(self, probs: NDArray[np.float32]) -> int:
-        """Next token of the window, sampled from the drafter's probabilities [V], warped and quantised to 16 bits."""
+    def __call__(self, probs: NDArray[np.float32], position: int) -> int:
+        """Next token of the window, sampled from the drafter's probabilities [V], warped and quantised to 16 bits; its
+        position in the sequence does not matter.
+        """
         with np.errstate(divide="ignore"):
             row = quantise(warp(np.log(probs), self._sampling))
         self._rows.append(row)

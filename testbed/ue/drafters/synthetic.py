@@ -127,7 +127,8 @@ class SyntheticSequence:
             raise ModelError(f"the drafter's context of {self._drafter.context} tokens is full")
         token = self._drafter.predict(self._ids, self._distributions or self._choose is not None)
         if self._choose is not None and token.probs is not None:
-            token = replace(token, id=self._choose(token.probs), probs=token.probs if self._distributions else None)
+            chosen = self._choose(token.probs, len(self._ids))
+            token = replace(token, id=chosen, probs=token.probs if self._distributions else None)
         self._ids.append(token.id)
         return token
 

@@ -104,7 +104,7 @@ class LlamaDrafter:
                 raise ModelError(f"{self._llama.path}: the drafter's {exc}") from exc
             probs = self._reader.probs() if distribution or choose else None
             return DraftToken(
-                id=stats.argmax if choose is None or probs is None else choose(probs),
+                id=stats.argmax if choose is None or probs is None else choose(probs, start + len(ids)),
                 top1=stats.top1,
                 entropy=stats.entropy,
                 margin=stats.margin,

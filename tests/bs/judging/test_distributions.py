@@ -30,7 +30,7 @@ from testbed.protocols.sampling import GREEDY, Sampling, quantise
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
-from testbed.ue.run import Outcome, sampling_for
+from testbed.ue.run import Outcome, sampling_of
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.fixed import FixedWindow
@@ -97,12 +97,14 @@ def test_without_temperature_every_method_is_lossless() -> None:
 
 
 def test_which_temperature_a_run_takes() -> None:
-    assert sampling_for(("greedy", "target-only"), None, 0, 1.0) == GREEDY
-    assert sampling_for(("greedy", "split"), None, 5, 0.9) == Sampling(1.0, 5, 0.9)
-    assert sampling_for(("rejection",), 0.0, 0, 1.0) == GREEDY
-    assert sampling_for(("target-only",), 0.7, 0, 1.0) == Sampling(0.7)
+    assert sampling_of(RunConfig(methods=("greedy", "target-only"))) == GREEDY
+    assert sampling_of(RunConfig(methods=("greedy", "split"), top_k=5, top_p=0.9)) == Sampling(1.0, 5, 0.9)
+    assert sampling_of(RunConfig(methods=("coupled",))) == Sampling(1.0)
+    assert sampling_of(RunConfig(methods=("fh",), sampling="coupled")) == Sampling(1.0, coupled=True)
+    assert sampling_of(RunConfig(methods=("rejection",), temperature=0.0)) == GREEDY
+    assert sampling_of(RunConfig(methods=("target-only",), temperature=0.7)) == Sampling(0.7)
     with pytest.raises(BadInput, match="temperature"):
-        sampling_for(("greedy",), -1.0, 0, 1.0)
+        sampling_of(RunConfig(methods=("greedy",), temperature=-1.0))
 
 
 # ---------------------------------------------------------------- over a socket

@@ -50,7 +50,9 @@ OUTCOMES = [
 ]
 TEXTS = {("fh", 0): "so it is\n#### 2", ("fh", 1): "#### 31", ("target-only", 0): "#### 2.0"}
 
-OWN = {0: "#### 2", 1: "#### 30", 2: "who knows"}
+OWN = {
+    (method, i): text for method in ("fh", "target-only") for i, text in enumerate(("#### 2", "#### 30", "who knows"))
+}
 
 
 @pytest.fixture
@@ -69,6 +71,7 @@ def test_a_speculative_row_by_hand(table: dict[str, dict[str, Any]]) -> None:
             "threshold": 0.5,
             "hidden_bits": 8,
             "temperature": None,
+            "sampling": None,
             "uplink_mbps": 20.0,
             "downlink_mbps": 40.0,
             "rtt_ms": 50.0,

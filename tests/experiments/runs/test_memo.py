@@ -133,7 +133,7 @@ def test_prompts_that_cannot_be_are_the_drafters_to_refuse() -> None:
 def test_a_sequence_whose_tokens_are_chosen_is_the_drafters_own() -> None:
     memo = MemoDrafter(SyntheticDrafter(vocab_size=64, alpha=0.5))
     for token in (2, 3):
-        sequence = memo.open([1, 2, 3], choose=lambda _, token=token: token)
+        sequence = memo.open([1, 2, 3], choose=lambda _, __, token=token: token)
         assert [sequence.draft_one().id for _ in range(2)] == [token, token]
         sequence.close()
     assert memo.asked == 0 and not memo.tokens

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from testbed.protocols import PROTOCOLS, TARGET_ONLY, protocol
-from testbed.protocols.sampling import GREEDY, Sampling
+from testbed.protocols.methods import run_method
+from testbed.protocols.sampling import Sampling
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.session import DecodingSession
@@ -28,7 +29,7 @@ def jobs() -> list[Job]:
     found: list[Job] = [(TARGET_ONLY, 0.0, False)]
     for kind, entry in PROTOCOLS.items():
         found += [(kind, 0.0, False), (kind, 0.0, True)]
-        if entry.judged or entry.sampled:
+        if entry.judged or entry.sampled or entry.coupled:
             found.append((kind, LOSSY, False))
     return found
 
@@ -39,10 +40,10 @@ async def decode(client: Client, job: Job, prompt: list[int]) -> list[int]:
     if kind == TARGET_ONLY:
         return (await decode_remotely(client, prompt, TOKENS, ())).token_ids
     assert client.welcome is not None
-    drafter, sampled = SyntheticDrafter(vocab_size=client.welcome.vocab_size, alpha=0.7), PROTOCOLS[kind].sampled
+    drafter, judged = SyntheticDrafter(vocab_size=client.welcome.vocab_size, alpha=0.7), PROTOCOLS[kind].judged
     session = DecodingSession(
         client, drafter, protocol(kind), HINTED.make(4, None) if hinted else FixedWindow(4),
-        threshold=0.0 if sampled else level, sampling=Sampling(level) if sampled and level else GREEDY, seed=3,
+        threshold=level if judged else 0.0, sampling=run_method(kind).sampling(Sampling(level)), seed=3,
     )  # fmt: skip
     return (await session.decode(prompt, TOKENS, ())).token_ids
 

@@ -12,6 +12,7 @@ import openai
 import pytest
 from openai.types import Completion
 
+from testbed.protocols.sampling import Sampling, request_seed
 from testbed.synthetic import next_token
 from testbed.tasks import beside
 from testbed.ue import client as ue_client
@@ -45,7 +46,7 @@ def text(ids: list[int]) -> str:
 # ---------------------------------------------------------------- what is answered
 
 
-@pytest.mark.parametrize("protocol", ["greedy", "fh", "sh", "auto", "rejection", "split"])
+@pytest.mark.parametrize("protocol", ["greedy", "fh", "sh", "auto", "rejection", "split", "coupled"])
 async def test_temperature_0_is_the_targets_own_greedy_output(tmp_path: Path, protocol: str) -> None:
     async with endpoint(tmp_path, EndpointConfig(protocols=(protocol,), window=5, sequences=3)) as site:
         prompts = [[i, 7, 1] for i in range(5)]
@@ -129,7 +130,7 @@ async def test_a_stop_string_that_spans_tokens_cuts_and_ends_the_rounds(tmp_path
         await until(lambda: site.at_rest)
 
 
-@pytest.mark.parametrize("protocol", ["rejection", "split"])
+@pytest.mark.parametrize("protocol", ["rejection", "split", "coupled"])
 async def test_a_seed_repeats_what_is_drawn(tmp_path: Path, protocol: str) -> None:
     async with endpoint(tmp_path, EndpointConfig(protocols=(protocol,), window=4)) as site:
         same = [await complete(site, max_tokens=30, temperature=0.9, top_p=0.95, seed=-3) for _ in range(2)]
@@ -139,6 +140,21 @@ async def test_a_seed_repeats_what_is_drawn(tmp_path: Path, protocol: str) -> No
         others = [(await complete(site, max_tokens=30, temperature=0.9, seed=s)).choices[0].text for s in (1, 2)]
         free = [(await complete(site, max_tokens=30)).choices[0].text for _ in range(2)]
         assert len({streamed, *others, *free}) == 5
+
+
+async def test_samples_are_the_targets_own_for_the_seed_whatever_the_window(tmp_path: Path) -> None:
+    """The default above temperature 0 is coupled sampling, so that drafts decide about time alone."""
+    found = []
+    for window in (1, 6):
+        async with endpoint(tmp_path, EndpointConfig(window=window)) as site:
+            answer = await complete(site, max_tokens=30, temperature=0.9, top_p=0.95, seed=11)
+            found.append(answer.choices[0].text)
+            how, seed = Sampling(0.9, 0, 0.95, coupled=True), request_seed(11, "endpoint", 0)
+            async with connection(site.bs_address, greet=False) as alone:
+                await alone.connect("", WORDS)
+                record = await decode_remotely(alone, [5, 7, 1], 30, (), sampling=how, seed=seed)
+            found.append(text(record.token_ids))
+    assert len(set(found)) == 1
 
 
 async def test_a_narrow_top_p_leaves_the_targets_most_likely_tokens(tmp_path: Path) -> None:

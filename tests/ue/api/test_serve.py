@@ -18,8 +18,9 @@ from tests.support.endpoints import unknown, words
     [
         (("greedy", "rejection"), "greedy", "rejection"),
         (("split", "sh"), "sh", "split"),
-        (("auto",), "auto", "rejection"),
+        (("auto",), "auto", "coupled"),
         (("split",), "split", "split"),
+        (("coupled",), "coupled", "coupled"),
     ],
 )
 def test_one_method_at_temperature_0_and_one_above(names: tuple[str, ...], greedy: str, sampled: str) -> None:

@@ -127,7 +127,7 @@ def test_states_are_refused_before_anything_is_loaded(name: str) -> None:
     check_states(name, ("greedy", "rejection", "split", "target-only", "colocated"))
 
 
-@pytest.mark.parametrize("kind", ["greedy", "rejection", "split"])
+@pytest.mark.parametrize("kind", ["greedy", "rejection", "split", "coupled"])
 def test_sessions_are_lossless_and_drafting_takes_no_time(kind: str) -> None:
     models = synthetic_models()
     own = decode(LINK, PROFILE, models, methods=("target-only",), temperature=0.0)

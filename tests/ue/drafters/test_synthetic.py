@@ -169,7 +169,7 @@ def test_settings_it_refuses() -> None:
 def test_a_sequence_drafts_what_is_chosen_for_it() -> None:
     seen: list[np.ndarray] = []
 
-    def least(probs: np.ndarray) -> int:
+    def least(probs: np.ndarray, position: int) -> int:
         seen.append(probs)
         return int(probs.argmin())
 

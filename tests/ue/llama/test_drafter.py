@@ -369,7 +369,7 @@ def test_a_closed_drafter_is_refused_not_read(random_ggufs: dict[str, Path]) -> 
 def test_a_sequence_drafts_what_is_chosen_for_it_and_goes_on_from_there(drafters: dict[str, LlamaDrafter]) -> None:
     drafter, seen = drafters["llama"], []
 
-    def third(probs: np.ndarray) -> int:
+    def third(probs: np.ndarray, position: int) -> int:
         seen.append(probs)
         return int(np.argsort(-probs)[2])
 
