@@ -75,7 +75,7 @@ async def test_target_only_streams_the_same_sample(sampling: Sampling) -> None:
     async with station() as (bs, address), client(address) as connection:
         record = await decode_remotely(connection, PROMPT, 40, (), sampling=sampling, seed=9)
         assert record.token_ids == own_sample(40, 9, sampling)
-        assert bs.passes == 40 and {r.batch_size for r in record.rounds} == {1}
+        assert bs.metrics()["passes"] == 40 and {r.batch_size for r in record.rounds} == {1}
         assert (await decode(address, "coupled", sampling=sampling, seed=9)).token_ids == record.token_ids
 
 
