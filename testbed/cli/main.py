@@ -24,7 +24,7 @@ from testbed.cli.channel import group as channel
 from testbed.cli.head import group as head
 from testbed.cli.latency import group as latency
 from testbed.cli.optim import group as optim
-from testbed.cli.output import visible
+from testbed.cli.output import for_stderr
 from testbed.cli.runs import bench, chat, demo, report, rerun, sweep
 from testbed.cli.screens import LINKS, RESULTS, START, STUDIES, TRAIN, CommandGroup
 from testbed.cli.tables import TableCommand
@@ -151,7 +151,7 @@ def _usage(error: Any) -> int:
 def _say(text: str, code: int) -> int:
     """One line on stderr."""
     line = " ".join(text.split())
-    print(f"testbed: {visible(line[:MOST_CHARACTERS])}", file=sys.stderr)
+    print(for_stderr(f"testbed: {line[:MOST_CHARACTERS]}"), file=sys.stderr)
     return code
 
 

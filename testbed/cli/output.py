@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
@@ -153,9 +154,18 @@ def visible(text: str) -> str:
     return text.translate(CONTROLS)
 
 
+def for_stderr(text: str) -> str:
+    """Text from elsewhere for stderr: `visible`, and broken between words where a terminal would break it in one."""
+    lines = visible(text).split("\n")
+    width = os.get_terminal_size(sys.stderr.fileno()).columns if sys.stderr.isatty() else 0
+    if width:
+        lines = [textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in lines]
+    return "\n".join(lines)
+
+
 def note(text: str) -> None:
     """One line for people, on stderr."""
-    sys.stderr.write(f"{visible(text)}\n")
+    sys.stderr.write(f"{for_stderr(text)}\n")
     sys.stderr.flush()
 
 

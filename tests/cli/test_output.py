@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import struct
+import sys
+import termios
 from collections.abc import Iterator
+from fcntl import ioctl
 from typing import Any
 
 import pytest
@@ -42,6 +48,21 @@ def test_text_from_elsewhere_commands_no_terminal(capsys: pytest.CaptureFixture[
         print_table(table)
     said = capsys.readouterr()
     assert not set(said.out + said.err) & {"\x1b", "\x9b", "\x08", "\r"}
+
+
+def test_lines_break_between_words_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, follower = pty.openpty()
+    ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 40, 0, 0))
+    text = f"{'word ' * 30}{'x' * 60} a-long-name-with-hyphens"
+    with os.fdopen(follower, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        note(text)
+        noted = os.read(leader, 65536).decode().splitlines()
+        assert main(["demo", "--out"]) == 2
+        refused = os.read(leader, 65536).decode().splitlines()
+    os.close(leader)
+    assert all(len(line) <= 40 or " " not in line for line in (*noted, *refused)) and max(map(len, noted)) == 60
+    assert " ".join(noted) == text and "requires an argument" in " ".join(refused) and len(refused) > 1
 
 
 def test_cells_cannot_add_rows_or_commands_of_latex(capsys: pytest.CaptureFixture[str]) -> None:

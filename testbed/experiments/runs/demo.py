@@ -199,7 +199,7 @@ def _real(
         serve = msgspec.structs.replace(serve_config(config), bind=f"tcp://{host}:*,{local}", insecure=alone)
         ready = held.enter_context(base_station(serve, say=say))
         bind = ready["bind"].split(",")[0]
-        say(f"base station ready on {bind} (pid {ready['pid']}); starting the user equipment")
+        say(f"base station ready on {bind} (pid {ready['pid']}); starting the UE")
         pids, origin_s = {"bs": ready["pid"], "demo": os.getpid()}, 0.0
         if channel.is_proxied:
             relay = held.enter_context(proxy(channel, bind))
