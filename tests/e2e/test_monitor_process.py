@@ -87,6 +87,16 @@ def test_without_it_the_base_station_serves_on() -> None:
     assert (out, process.returncode) == ("", 0) and "Traceback" not in err
 
 
+def test_one_that_stands_still_does_not_keep_the_base_station_from_ending() -> None:
+    process = subprocess.Popen(command("bs", "serve", "--json", *SERVE), stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline().startswith("{")
+    (web,) = children(process.pid)
+    os.kill(web, signal.SIGSTOP)
+    process.send_signal(signal.SIGINT)
+    assert (process.wait(60), alive(web)) == (0, False)
+    process.stdout.close()
+
+
 @pytest.mark.parametrize("early", [True, False], ids=["while it starts", "while it serves"])
 def test_what_interrupts_both_ends_both_without_a_trace(early: bool) -> None:
     """The signal goes to all processes, as Ctrl-C of a terminal does."""

@@ -32,7 +32,8 @@ WEB = "testbed.bs.monitor.web"
 NEEDS = ("prometheus_client", "starlette", "tokenizers", "uvicorn")
 LAST_S = 1.0
 """Time for the last message to the live view's process."""
-STOP_S = 10.0
+STOP_S = 2.0
+"""Time for its process to end by itself; it holds nothing that could be lost."""
 
 
 class Monitor:
