@@ -21,13 +21,16 @@ MOST_PANELS = 4
 
 
 def capacities(rows: Sequence[Row], counted: str = "UEs sustained") -> Any:
-    """Capacity over the class's token speed, one line per system; crosses mark the paper's values."""
+    """Capacity over the class's token speed, one line per system, with its interval where the rows have one; crosses
+    mark the paper's values.
+    """
     figure, axes = canvas(width=6.0)
     one, printed = axes[0, 0], "WISP's Table 2"
     for system, style in styles_of([row["system"] for row in rows]).items():
         mine = sorted((row for row in rows if row["system"] == system), key=lambda row: float(row["class_tps"]))
         speeds, found = ([row[key] for row in mine] for key in ("class_tps", "capacity"))
         one.plot(speeds, found, **style.line, label=system)
+        one.vlines(*_spans(mine, "class_tps", "capacity"), color=style.colour, linewidth=1)
         paper = [(row["class_tps"], row["paper"]) for row in mine if row.get("paper") is not None]
         if paper:
             one.plot(*zip(*paper, strict=True), "x", color=style.colour, markersize=8, markeredgewidth=1.6)
@@ -41,8 +44,18 @@ def capacities(rows: Sequence[Row], counted: str = "UEs sustained") -> Any:
     return figure
 
 
+def _spans(rows: Sequence[Row], place: str, name: str) -> tuple[list[float], list[float], list[float]]:
+    """Places and ends of the rows' intervals of a column, not below 0; rows without one are left out."""
+    known = [row for row in rows if row.get(f"{name}_low") not in (None, "")]
+    ends = ([max(0.0, float(row[f"{name}_{end}"])) for row in known] for end in ("low", "high"))
+    low, high = ends
+    return [float(row[place]) for row in known], low, high
+
+
 def violations(rows: Sequence[Row], epsilon: float | None) -> Any:
-    """Fraction of late responses over the number of UEs, one panel per class (Fig. 7), averaged over repetitions."""
+    """Fraction of late responses over the number of UEs, one panel per class (Fig. 7), averaged over repetitions, with
+    its interval where the rows have one.
+    """
     classes = sorted({row["class_tps"] for row in rows})
     width = 2.7 if len(classes) > 1 else 6.0
     figure, axes = canvas(
@@ -51,12 +64,13 @@ def violations(rows: Sequence[Row], epsilon: float | None) -> Any:
     for one, speed in zip(axes.flat, classes, strict=False):
         for system, style in styles_of([row["system"] for row in rows]).items():
             mine: dict[float, list[float]] = {}
-            for row in rows:
-                if row["system"] == system and row["class_tps"] == speed:
-                    mine.setdefault(row["ues"], []).append(row["violation"])
+            own = [row for row in rows if row["system"] == system and row["class_tps"] == speed]
+            for row in own:
+                mine.setdefault(row["ues"], []).append(row["violation"])
             places = sorted(mine)
             means = [float(np.mean(mine[at])) for at in places]
             one.plot(places, means, **style.line, label=system)
+            one.vlines(*_spans(own, "ues", "violation"), color=style.colour, linewidth=1)
         if epsilon is not None:
             one.axhline(epsilon, color="black", linestyle=":", linewidth=1, label=f"ε = {epsilon:g}")
         one.set_title(f"{speed:g} tokens/s", loc="left", fontsize=9)
