@@ -168,8 +168,9 @@ def warp(logits: NDArray[Any], sampling: Sampling) -> Probs:
         weights[~_largest(weights, sampling.top_k)] = 0.0
     probs: Probs = weights / weights.sum()
     if sampling.top_p < 1:
-        before = np.concatenate([[0.0], np.cumsum(np.sort(probs)[::-1])[:-1]])
-        probs[~_largest(probs, int(np.searchsorted(before, sampling.top_p)))] = 0.0
+        left = np.flatnonzero(probs)  # many equal values, as the zeros of top-k, take a partition long
+        before = np.concatenate([[0.0], np.cumsum(np.sort(probs[left])[::-1])[:-1]])
+        probs[left[~_largest(probs[left], int(np.searchsorted(before, sampling.top_p)))]] = 0.0
         probs /= probs.sum()
     return probs
 

@@ -23,6 +23,7 @@ from testbed.clock import WallClock
 from testbed.config import ServeConfig
 from testbed.experiments.runs.processes import base_station
 from testbed.protocols import PROTOCOLS, TARGET_ONLY, protocol
+from testbed.protocols.sampling import Sampling
 from testbed.ue.client import Client
 from testbed.ue.llama.drafter import LlamaDrafter
 from testbed.ue.records import RequestRecord
@@ -114,6 +115,28 @@ def test_every_protocol_is_lossless_at_block_boundaries_and_past_a_chunk(site: S
     prompts = [ids(n, seed) for seed, n in enumerate(LENGTHS)]
     for record, prompt in zip(asyncio.run(decode(site, kind, 8, prompts)), prompts, strict=True):
         assert record.token_ids == site.reference.greedy(prompt, TOKENS_OUT)
+
+
+async def sampled(site: Site, prompt: list[int], how: Sampling, seed: int) -> list[list[int]]:
+    """Samples of target-only and of every protocol that can be coupled, over one connection."""
+    client = Client(ZmqLink(site.address, new_identity()), WallClock(), 1, 60.0)
+    try:
+        ends = (await client.connect("", site.drafter.vocab_size)).end_ids
+        found = [(await decode_remotely(client, prompt, TOKENS_OUT, ends, sampling=how, seed=seed)).token_ids]
+        for kind in ("coupled", "fh", "sh"):
+            session = DecodingSession(client, site.drafter, protocol(kind), FixedWindow(5), sampling=how, seed=seed)
+            found.append((await session.decode(prompt, TOKENS_OUT, ends)).token_ids)
+        return found
+    finally:
+        await client.close()
+
+
+@pytest.mark.parametrize("how", [Sampling(1.5, coupled=True), Sampling(2.0, 40, 0.95, coupled=True)])
+def test_coupled_samples_are_those_of_target_only(site: Site, how: Sampling) -> None:
+    outputs = [asyncio.run(sampled(site, ids(20 + seed, 900 + seed), how, seed)) for seed in range(4)]
+    assert all(found == [found[0]] * 4 for found in outputs)
+    assert len({tuple(found[0]) for found in outputs}) == 4
+    assert any(found[0] != site.reference.greedy(ids(20 + i, 900 + i), TOKENS_OUT) for i, found in enumerate(outputs))
 
 
 @pytest.mark.parametrize("window", [1, 2, 7, 31, 64])
