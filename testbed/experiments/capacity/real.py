@@ -33,6 +33,7 @@ from testbed.experiments.results.claims import claimed, kept
 from testbed.experiments.results.csv_file import write_csv
 from testbed.experiments.runs.prepare import predictor_directory
 from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, proxy
+from testbed.intervals import independent_seed
 from testbed.options import replaced
 from testbed.ue.windows.base import MAX_WINDOW, WindowRule
 from testbed.ue.windows.fixed import FIXED
@@ -251,6 +252,7 @@ def _orders(
 ) -> list[UeOrder]:
     chosen = real_system(system)
     needs = chosen.rule is not None and chosen.rule.predictor
+    own = independent_seed(seed, ues)  # each load draws its own prompts and starts, the same for all systems
     return [
         UeOrder(
             number=number, ues=ues, address=address, recording=str(drafts),
@@ -258,7 +260,7 @@ def _orders(
             window=chosen.window or config.window,
             predictor=str(predictor_directory(config.predictor)) if needs else None,
             draft_tps=config.draft_tps, speed_tps=speed * (config.speed_scale or 1.0),
-            promised=chosen.order.admits, seed=seed,
+            promised=chosen.order.admits, seed=own,
             start_s=start_s, spread_s=config.warmup_s / 2,
             stop_s=start_s + config.warmup_s + config.horizon_s + config.tail_s,
         )

@@ -31,7 +31,7 @@ from testbed.experiments.runs.execute import drafter_of
 from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.experiments.runs.processes import base_station
 from testbed.files import make_folder, require_empty
-from testbed.intervals import LEAST_VALUES
+from testbed.intervals import LEAST_VALUES, independent_seed
 from testbed.protocols.methods import run_method
 from testbed.ue.dial import dial
 from testbed.ue.drafters.base import Drafter
@@ -162,7 +162,7 @@ def run_bench(config: BenchConfig, out: Path | None, say: Say) -> dict[str, Any]
         require_empty(out)
         make_folder(out)
     run = RunConfig(
-        methods=config.methods, window=config.window, limit=config.requests, dataset=config.dataset,
+        methods=config.methods, window=config.window, limit=config.requests * len(config.rates), dataset=config.dataset,
         max_tokens=config.max_tokens, drafter=config.drafter, seed=config.seed, concurrency=config.max_concurrency,
         tokenizer=config.tokenizer or (config.model if config.drafter else None), keys=config.keys,
         insecure=config.insecure, bs=config.bs or RunConfig().bs, threads=config.threads,
@@ -207,23 +207,30 @@ async def _measure(
             places = asyncio.Semaphore(config.max_concurrency)
             fleet = MethodFleet((), clock, JobRunner(setting), method, welcome.end_ids, places)
             await fleet.decode(0, LoadRequest(work.prompts[0].ids, config.max_tokens))  # warm-up
-            for rate in config.rates:
+            for number, rate in enumerate(config.rates):
                 least = f", {config.requests / rate:.0f} s or more" if math.isfinite(rate) else ""
                 say(f"{method}: {config.requests} requests at {rate:g} requests/s{least}")
-                rows.append(await _load(config, work, fleet, rate, limits))
+                rows.append(await _load(config, work, fleet, number, limits))
         return rows
     finally:
         await client.close()
 
 
+def arrivals(config: BenchConfig, rate: float) -> list[float]:
+    """Arrival times at a rate: its own Poisson process, the same for all methods; all at once at an infinite rate."""
+    if not math.isfinite(rate):
+        return [0.0] * config.requests
+    seed = independent_seed(config.seed, "arrivals", rate)
+    return poisson_arrivals([rate], [config.requests], np.random.default_rng(seed))
+
+
 async def _load(
-    config: BenchConfig, work: Workload, fleet: MethodFleet, rate: float, limits: Mapping[str, float]
+    config: BenchConfig, work: Workload, fleet: MethodFleet, number: int, limits: Mapping[str, float]
 ) -> dict[str, Any]:
-    """One method at one rate; the arrivals depend on the seed and the rate only."""
-    prompts = [work.prompts[i % len(work.prompts)].ids for i in range(config.requests)]
-    times_s = [0.0] * len(prompts)
-    if math.isfinite(rate):
-        times_s = poisson_arrivals([rate], [len(prompts)], np.random.default_rng([config.seed, len(prompts)]))
+    """One method at the rate of this number, with prompts that no other rate has as far as there are enough."""
+    rate, first = config.rates[number], number * config.requests
+    prompts = [work.prompts[i % len(work.prompts)].ids for i in range(first, first + config.requests)]
+    times_s = arrivals(config, rate)
     requests = [LoadRequest(ids, config.max_tokens, at_s) for ids, at_s in zip(prompts, times_s, strict=True)]
     served = await open_loop(fleet, requests)
     seconds = max(at_s + took_s for at_s, (_, took_s) in zip(times_s, served, strict=True)) - times_s[0]

@@ -61,7 +61,8 @@ def test_systems_differ_in_what_they_are_named_for() -> None:
     assert orders["centralized"][0].rule is None and orders["wisp"][0].predictor is not None
     for name, given in orders.items():
         assert sorted(one.speed_tps for one in given) == [2.0, 4.0, 6.0, 8.0], name
-        assert all(one.seed == 7 and one.stop_s == 100 + 4 + 20 + 3 for one in given)
+        assert all(one.seed == orders["wisp"][0].seed and one.stop_s == 100 + 4 + 20 + 3 for one in given)
+    assert _orders(config, "wisp", 8, 7, "tcp://x", Path("d"), 100.0)[0].seed != orders["wisp"][0].seed
 
 
 def reply(end_s: float, **values: Any) -> UeRound:

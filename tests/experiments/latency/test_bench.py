@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from testbed.cli.runs.bench import report_lines
 from testbed.config import ServeConfig
 from testbed.errors import BadInput
-from testbed.experiments.latency.bench import RequestTimes, limits_of, row_of, run_bench, times_of
+from testbed.experiments.latency.bench import RequestTimes, arrivals, limits_of, row_of, run_bench, times_of
 from testbed.experiments.latency.bench_config import BenchConfig
 from testbed.experiments.plots.bench import bench_figure
 from testbed.experiments.runs.processes import base_station
@@ -30,6 +30,16 @@ def record(ends_s: list[float], committed: list[int]) -> RequestRecord:
         for i, (end_s, count) in enumerate(zip(ends_s, committed, strict=True))
     ]
     return RequestRecord(5, list(range(sum(committed))), "length", 0.0, 9, 9, rounds)
+
+
+def test_every_rate_has_arrivals_of_its_own() -> None:
+    """Not one path, scaled: the gaps of two rates are uncorrelated. Another seed draws others."""
+    config = BenchConfig(requests=2000)
+    slow, fast = (np.diff(arrivals(config, rate)) for rate in (1.0, 4.0))
+    assert abs(np.corrcoef(slow, fast)[0, 1]) < 0.1
+    assert slow.mean() == pytest.approx(1.0, rel=0.1) and fast.mean() == pytest.approx(0.25, rel=0.1)
+    assert arrivals(config, 1.0) == arrivals(config, 1.0) != arrivals(BenchConfig(requests=2000, seed=1), 1.0)
+    assert arrivals(config, math.inf) == [0.0] * 2000
 
 
 @given(st.lists(st.tuples(st.floats(0.001, 5.0), st.integers(1, 9)), min_size=1, max_size=8), st.floats(0, 3))
