@@ -42,6 +42,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     """
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        part.unlink(missing_ok=True)  # a link to elsewhere, in a folder of somebody else's
         yield part
         part.replace(path)
     except OSError as exc:

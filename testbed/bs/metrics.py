@@ -106,7 +106,7 @@ def _by_speed(counts: Counter[float]) -> dict[str, int]:
 
 
 class MetricsFile:
-    """Appends whole lines of JSON.
+    """Appends whole lines of JSON, also to those of an earlier process.
 
     Raises:
         BadInput: the file cannot be written, or the interval is not positive.
@@ -118,7 +118,8 @@ class MetricsFile:
         self._interval_s = interval_s
         self._beside: dict[str, Callable[[], dict[str, Any]]] = {}
         try:
-            self._file, self._whole_bytes = path.open("wb", buffering=0), 0
+            self._file = path.open("ab", buffering=0)
+            self._whole_bytes = self._file.tell()
         except OSError as exc:
             raise BadInput(f"cannot write {path}: {exc.strerror}") from exc
 

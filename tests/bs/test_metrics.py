@@ -39,6 +39,16 @@ def test_a_line_every_interval_and_one_at_the_end(tmp_path: Path) -> None:
     assert sum(share * past for share, past in zip(shares, (0.5, 0.5, 0.47), strict=True)) == pytest.approx(0.35)
 
 
+def test_lines_of_an_earlier_process_stay(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    for number in range(3):
+        file = MetricsFile(path)
+        file._append(b'{"number": %d}\n' % number)
+        assert file._whole_bytes == path.stat().st_size
+        file.close()
+    assert [json.loads(line)["number"] for line in path.read_text().splitlines()] == [0, 1, 2]
+
+
 def test_the_estimators_error_is_a_running_mean() -> None:
     metrics = Metrics()
     assert metrics.error is None

@@ -48,8 +48,7 @@ def _write(config: CellConfig, run: CellRun, found: dict[str, Any], out: Path) -
     for name, content in files.items():
         with whole_file(out / name) as part:
             part.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1))
-    with whole_file(out / UES) as part:
-        write_csv(part, ue_rows(config, run))
+    write_csv(out / UES, ue_rows(config, run))
     summary = results.summary(resolved(config), config.seed, results.host(), found["rows"])
     results.write_summary(out, {**summary, "kind": KIND, "cell": found["cell"]})
     write_report([out], out)

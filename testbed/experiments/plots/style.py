@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from testbed.errors import BadInput
+from testbed.files import whole_file
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#000000", "#999999")
 """Okabe and Ito's palette without yellow, which is hard to see on white."""
@@ -116,7 +117,8 @@ def save_figure(draw: Callable[[], Any], path: Path) -> Path:
     (image,) = _images(draw, [path.suffix[1:]])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(image)
+        with whole_file(path) as part:
+            part.write_bytes(image)
     except OSError as exc:
         raise BadInput(f"cannot write plots into {path.parent}: {exc.strerror or exc}") from exc
     return path
@@ -127,7 +129,8 @@ def write_figure(figure: Figure, folder: Path, label: str, formats: Sequence[str
     kinds = list(dict.fromkeys(["png", *formats]))
     images = dict(zip(kinds, _images(figure.draw, kinds), strict=True))
     for kind in dict.fromkeys(formats):
-        (folder / f"{label}-{figure.name}.{kind}").write_bytes(images[kind])
+        with whole_file(folder / f"{label}-{figure.name}.{kind}") as part:
+            part.write_bytes(images[kind])
     return images["png"]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import BadInput
-from testbed.experiments.inputs.datasets import load_dataset
+from testbed.experiments.inputs.datasets import BUNDLED, load_dataset
 from testbed.experiments.inputs.scorers import SCORERS, expected
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.files import REQUESTS, ROUNDS, read_requests, read_rounds
@@ -22,6 +22,10 @@ from testbed.experiments.results.files import REQUESTS, ROUNDS, read_requests, r
 LOG = logging.getLogger(__name__)
 Row = Mapping[str, Any]
 POINTS = "points"
+MOST_PROMPTS, MOST_WINDOW = 20_000, 2**15 + 1
+"""Largest numbers of prompts of a data set, and of tokens of a round."""
+MOST_BYTES = 2**28
+"""Largest file of prompts."""
 
 
 @dataclass(eq=False)
@@ -38,8 +42,15 @@ class RowSource:
 
     @cached_property
     def rounds(self) -> dict[str, NDArray[Any]] | None:
-        """Columns of its rounds [n]; None: no file of rounds."""
-        return _columns(self.directory / ROUNDS, read_rounds, str(self.row["method"]))
+        """Columns of its rounds [n]; None: no file of rounds.
+
+        Raises:
+            BadInput: windows that no base station takes.
+        """
+        found = _columns(self.directory / ROUNDS, read_rounds, str(self.row["method"]))
+        for name in ("drafted", "accepted", "committed") if found else ():
+            _check_below(found[name], MOST_WINDOW)
+        return found
 
     @cached_property
     def requests(self) -> dict[str, NDArray[Any]] | None:
@@ -58,7 +69,8 @@ class RowSource:
         if found is None or dataset is None or score is None or not len(found["request"]):
             return None
         try:
-            examples = load_dataset(dataset, int(found["request"].max()) + 1)
+            _check_below(found["request"], MOST_PROMPTS)
+            examples = load_dataset(_local(str(dataset)), int(found["request"].max()) + 1)
             wanted = [expected(examples[i], score) for i in found["request"].tolist()]
             texts = found["text"].tolist()
             if None in wanted or None in texts:
@@ -140,6 +152,28 @@ def _columns(path: Path, read: Any, method: str) -> dict[str, NDArray[Any]] | No
     table = read(path.parent)
     mine = np.array(table["method"].to_pylist(), object) == method
     return {name: _array(table[name].to_pylist())[mine] for name in table.column_names if name != "token_ids"}
+
+
+def _check_below(values: NDArray[Any], most: int) -> None:
+    """Refuse numbers that are negative or above `most`, for a report counts up to them.
+
+    Raises:
+        BadInput: there are some.
+    """
+    if values.dtype.kind in "if" and ((values < 0) | (values > most)).any():
+        raise BadInput(f"the results have numbers of requests or tokens outside 0..{most}")
+
+
+def _local(dataset: str) -> str:
+    """The name of a data set that a report may read: bundled, or a regular file that is not too large.
+
+    Raises:
+        BadInput: it is neither: a directory of somebody else's must not choose what is downloaded or never ends.
+    """
+    path = Path(dataset)
+    if dataset.startswith(BUNDLED) or (path.is_file() and path.stat().st_size <= MOST_BYTES):
+        return dataset
+    raise BadInput(f"{dataset} is no data set that a report reads")
 
 
 def _array(values: list[Any]) -> NDArray[Any]:

@@ -80,8 +80,10 @@ def write_shown(
     if against is not None and against not in names:
         raise BadInput(f"no rows are named {against!r}; there are {', '.join(names)}")
     intervals = [with_intervals(one.parts, one.config, against) if one.speculates else [] for one in shown]
-    for folder in ("plots", "tables"):
-        make_folder(out / folder)
+    for folder in (out / "plots", out / "tables"):
+        if folder.is_symlink():
+            raise BadInput(f"{folder} is a link; choose another --out, or remove it")
+        make_folder(folder)
     parts = [_section(one, found, out, formats) for one, found in zip(shown, intervals, strict=True)]
     compared = compared_html(shown) if len(shown) > 1 else ""
     paths = [one.path.resolve().name for one in shown]

@@ -21,6 +21,8 @@ from testbed.ue.run import Outcome
 
 ROUNDS, REQUESTS, FIELD_LOG = "rounds.parquet", "requests.parquet", "log.jsonl"
 MARK = b"testbed.schema"
+MOST_ROWS = 2**21
+"""Largest number of rows of a file: a short one may stand for billions of equal ones."""
 
 Columns = dict[str, type]
 KEYS: Columns = {"method": str, "request": int}
@@ -118,6 +120,9 @@ def _write(path: Path, rows: Sequence[Mapping[str, Any]], columns: Columns) -> N
 def _read(path: Path, columns: Columns) -> Any:
     pa, schema = _arrow(), _schema(columns)
     try:
+        rows = pa.parquet.read_metadata(path).num_rows
+        if rows > MOST_ROWS:
+            raise BadInput(f"{path} has {rows} rows; at most {MOST_ROWS} are read")
         table = pa.parquet.read_table(path)
     except (OSError, pa.ArrowException) as exc:
         raise BadInput(f"{path.parent}: cannot read {path.name} ({exc})") from exc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import pytest
 
 from testbed.cli.main import main
 from testbed.errors import BadInput
+from testbed.experiments.report import data
 from testbed.experiments.report import page as page_module
 from testbed.experiments.report.figures import row_names
 from testbed.experiments.report.page import write_report
 from testbed.experiments.results import directory as results
+from testbed.experiments.results import files
 from tests.support.reports import Page, make_capacity, make_field, make_sweep, row, save_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -90,6 +93,54 @@ def test_results_that_make_no_sense_are_refused_in_one_line(
     assert main(["report", str(field), "--out", str(tmp_path / "out"), "--formats", "png"]) == 2
     said = capsys.readouterr().err
     assert "not results that a report can show" in said and said.count("\n") == 1
+
+
+def test_a_report_writes_through_no_link_of_a_directory(tmp_path: Path) -> None:
+    run, victim = save_run(tmp_path / "run", [row("fh")]), tmp_path / "victim"
+    victim.write_text("precious")
+    (run / "plots").mkdir()
+    write_report([run], run)
+    for path in [path for path in run.rglob("*") if path.is_file() and path.suffix in (".png", ".csv", ".html")]:
+        path.unlink()
+        path.symlink_to(victim)
+        path.with_name(f".{path.name}.{os.getpid()}").symlink_to(victim)
+    write_report([run], run)
+    assert victim.read_text() == "precious"
+    (run / "tables").rename(tmp_path / "elsewhere")
+    (run / "tables").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BadInput, match="tables is a link"):
+        write_report([run], run)
+
+
+@pytest.mark.parametrize("column", ["drafted", "accepted", "committed"])
+def test_counts_that_no_base_station_takes_are_refused(column: str, tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run", [row("fh")])
+    results.write_parquet(
+        run / "rounds.parquet",
+        [{"method": "fh", "request": 0, "drafted": 8, "accepted": 8, "committed": 9, column: 2**40}],
+    )
+    with pytest.raises(BadInput, match=r"outside 0\.\.32769"):
+        write_report([run], tmp_path / "out")
+
+
+@pytest.mark.parametrize("dataset", ["bundled:test", "/dev/zero", "hf:somebody/data", "pipe"])
+def test_a_report_reads_no_data_without_end(dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest number of a request is 2⁴⁰, or the data set never ends, or would be downloaded."""
+    read: list[str] = []
+    monkeypatch.setattr(data, "load_dataset", lambda name, _: read.append(name))
+    os.mkfifo(tmp_path / "pipe")
+    number = 2**40 if dataset == "bundled:test" else 0
+    known = {"method": "fh", "text": "1", "prompt_len": 1, "tokens": 1, "rounds": 1, "latency_s": 1.0}
+    results.write_parquet(tmp_path / "requests.parquet", [{"request": number, **known}])
+    named = str(tmp_path / "pipe") if dataset == "pipe" else dataset
+    assert data.RowSource({"method": "fh"}, tmp_path).right({"dataset": named}) is None and not read
+
+
+def test_files_of_too_many_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOST_ROWS", 3)
+    run = save_run(tmp_path / "run", [row("fh")])
+    with pytest.raises(BadInput, match="has 4 rows; at most 3 are read"):
+        write_report([run], tmp_path / "out")
 
 
 def test_a_summary_of_brackets_alone_is_refused(tmp_path: Path) -> None:

@@ -150,6 +150,16 @@ def test_what_leaves_this_machine_is_for_the_user_to_say(
     assert len(ran) == 2
 
 
+def test_hidden_files_of_the_output_folder_stay(sweep: Path, tmp_path: Path) -> None:
+    """A folder that holds nothing else counts as empty: a new repository, say."""
+    out = tmp_path / "repository"
+    (out / ".git").mkdir(parents=True)
+    (out / ".git" / "HEAD").write_text("ref")
+    (out / ".env").write_text("secret")
+    assert rerun(next((sweep / "points").iterdir()), out, lambda _: None)["same"]
+    assert (out / ".env").read_text() == "secret" and (out / ".git" / "HEAD").read_text() == "ref"
+
+
 def test_what_cannot_be_run_again_is_refused(sweep: Path, tmp_path: Path) -> None:
     refuse(lambda: rerun(tmp_path, tmp_path / "out", print), BadInput, "not a run directory")
     refuse(lambda: rerun(sweep, sweep, print), BadInput, "is not empty")
