@@ -48,8 +48,9 @@ class RowSource:
             BadInput: windows that no base station takes.
         """
         found = _columns(self.directory / ROUNDS, read_rounds, str(self.row["method"]))
-        for name in ("drafted", "accepted", "committed") if found else ():
-            _check_below(found[name], MOST_WINDOW)
+        if found is not None:
+            for name in ("drafted", "accepted", "committed"):
+                _check_below(found[name], MOST_WINDOW)
         return found
 
     @cached_property
