@@ -32,6 +32,7 @@ class DecodingConfig(Config, frozen=True):
     """Options of decoding, common to `ue run` and `demo`."""
 
     window: fields.Window = 8
+    lookahead: fields.Lookahead = 0
     threshold: fields.Threshold = 0.0
     auto_rule: fields.AutoRule = "rtt"
     hidden_bits: fields.HiddenBits = 16
@@ -182,6 +183,7 @@ class ConnectedConfig(Config, frozen=True):
     failover_s: fields.Failover = 5.0
     timeout_s: fields.Timeout = 60.0
     window: fields.Window = 8
+    lookahead: fields.Lookahead = 0
     threshold: fields.Threshold = 0.0
     hidden_bits: fields.HiddenBits = 16
     drafter: fields.DrafterFile = None

@@ -92,6 +92,13 @@ Compiled = Annotated[
 ]
 Dataset = Annotated[str, option("Prompts: bundled:test, FILE.jsonl, or hf:NAME.", panel="Workload")]
 Window = Annotated[int, option("Draft window K, drafted tokens per round.", least=1, most=256, panel="Protocol")]
+Lookahead = Annotated[
+    int,
+    option(
+        "1: draft and send the next window while the verdict is on its way (greedy, fh, sh). 0: wait for the verdict.",
+        least=0, most=1, panel="Protocol",
+    ),
+]  # fmt: skip
 Threshold = Annotated[
     float, option("Decision threshold θ; 0 rejects every mismatched token.", least=0, most=1, panel="Protocol")
 ]

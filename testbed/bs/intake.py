@@ -166,7 +166,7 @@ class Intake:
         if ahead and session.protocol.sampled:
             raise ProtocolError(f"protocol {session.protocol.kind} draws its tokens: no window can come ahead")
         now = now and session.continued_by(message.base_len, message.guess)
-        if not now and not (ahead and _awaited(session, message.round)):
+        if not now and not (ahead and session.awaits(message.round)):
             return None if ahead else Resync(session=message.session)
         self._check_window(window, message.base_len)
         if (busy := self.crowded(key, message.round, waiting, not now)) is not None:
@@ -257,13 +257,6 @@ def _again(session: Session, number: int, ids: bytes) -> list[bytes | memoryview
     if ids != session.last_ids:
         raise ProtocolError(f"round {number} came before with other tokens")
     return session.last_reply or None
-
-
-def _awaited(session: Session, number: int) -> bool:
-    """Whether a window that came ahead is to be held: the round before it is in progress or has yet to come."""
-    if session.alone or (session.held is not None and number <= session.held.number):
-        return False
-    return session.current is not None or number > session.last_round + 1
 
 
 def _check_choices(message: Open) -> None:

@@ -126,6 +126,12 @@ class Session:
             return False
         return guess is None or guess == self.tokens[self.length - 1]
 
+    def awaits(self, number: int) -> bool:
+        """Whether a window that came ahead is to be held: the round before it is in progress or has yet to come."""
+        if self.alone or (self.held is not None and number <= self.held.number):
+            return False
+        return self.current is not None or number > self.last_round + 1
+
     def append(self, ids: NDArray[np.int32]) -> None:
         """Commit tokens."""
         end = self.length + len(ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -30,6 +31,11 @@ class RunMethod(NamedTuple):
     """Whether both models run on the BS, with no link between them."""
     drafts: bool = True
     """Whether tokens are drafted; otherwise the target decodes alone."""
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether its windows can be drafted before the verdict of the one before is there."""
+        return self.drafts and not self.on_bs and not self.sampled
 
     def sampling(self, asked: Sampling) -> Sampling:
         """How its tokens are sampled in a run with these options."""
@@ -63,6 +69,16 @@ def run_method(name: str) -> RunMethod:
     if name not in known:
         raise BadInput(f"unknown protocol {name!r}; known: {', '.join(known)}")
     return known[name]
+
+
+def check_lookahead(lookahead: int, names: Sequence[str]) -> None:
+    """Refuse a lookahead that none of these methods has.
+
+    Raises:
+        BadInput: none has it.
+    """
+    if lookahead and not any(run_method(name).looks_ahead for name in names):
+        raise BadInput(f"lookahead is for windows without sampling over a link, not for {', '.join(names)}")
 
 
 def round_trips(protocol: str, queried: int) -> int:

@@ -119,6 +119,7 @@ class Setting:
         overheads: fixed bits of every message, for `auto`.
         speed_tps: token speed in tokens/s that the BS must guarantee every request; None: no guarantee.
         accept_slower: accept the speed that the BS offers where it cannot guarantee that one.
+        lookahead: see `DecodingSession`; `colocated` has none.
 
     Raises:
         BadInput: see `check_speed`.
@@ -139,6 +140,7 @@ class Setting:
     overheads: Overheads = NO_OVERHEADS
     speed_tps: float | None = None
     accept_slower: bool = False
+    lookahead: int = 0
 
     def __post_init__(self) -> None:
         check_speed(self.speed_tps, self.accept_slower)
@@ -188,7 +190,8 @@ class JobRunner:
         """A session over the link, by a protocol or `auto`; pass its rounds to `observe`."""
         await self._setting.state.begin()
         choice = await self._choose() if method == AUTO else Choice(method, "")
-        return self._session(self._setting.clients.link, choice, run_method(method).sampling(sampling), seed)
+        how = run_method(method).sampling(sampling)
+        return self._session(self._setting.clients.link, choice, how, seed, self._setting.lookahead)
 
     def observe(self, record: RoundRecord) -> None:
         """Learn from a finished round over the link."""
@@ -211,7 +214,9 @@ class JobRunner:
         link = self._setting.clients.link
         return await decode_remotely(link, prompt, which.max_tokens, end_ids, sampling=which.sampling, seed=which.seed)
 
-    def _session(self, client: Client, choice: Choice, sampling: Sampling = GREEDY, seed: int = 0) -> DecodingSession:
+    def _session(
+        self, client: Client, choice: Choice, sampling: Sampling = GREEDY, seed: int = 0, lookahead: int = 0
+    ) -> DecodingSession:
         setting = self._setting
         return DecodingSession(
             client,
@@ -227,6 +232,7 @@ class JobRunner:
             hidden_bits=setting.hidden_bits,
             speed_tps=setting.speed_tps,
             accept_slower=setting.accept_slower,
+            lookahead=lookahead,
         )
 
     def _policy(self, kind: str) -> WindowPolicy:

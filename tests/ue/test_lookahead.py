@@ -47,12 +47,13 @@ class Ue(NamedTuple):
     tokens: int = TOKENS
     hinted: bool = False
     ends: tuple[int, ...] = ()
+    sampling: Sampling = GREEDY
 
 
 def own(prompt: list[int], tokens: int, ends: tuple[int, ...] = ()) -> list[int]:
     """The target's output, by its definition."""
     ids = list(prompt)
-    while len(ids) < len(prompt) + tokens and ids[-1] not in ends:
+    while len(ids) < len(prompt) + tokens and (len(ids) == len(prompt) or ids[-1] not in ends):
         ids.append(next_token(ids, VOCAB, 0))
     return ids[len(prompt) :]
 
@@ -68,10 +69,9 @@ def serve(
         await client.connect("", VOCAB)
         drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=ue.alpha, hidden_size=8, seed=number)
         policy: WindowPolicy = Hinted(FixedWindow(ue.window)) if ue.hinted else FixedWindow(ue.window)
-        sampling = Sampling(0.8) if PROTOCOLS[ue.kind].sampled else GREEDY
         session = DecodingSession(
             client, drafter, protocol(ue.kind), policy, pace=ProfilePace(PROFILE, deployment.clock),
-            sampling=sampling, lookahead=ue.lookahead,
+            sampling=ue.sampling, seed=7, lookahead=ue.lookahead,
         )  # fmt: skip
         return await session.decode([*PROMPT, number % VOCAB], ue.tokens, ue.ends)
 
@@ -89,7 +89,7 @@ def serve(
 
 
 @pytest.mark.parametrize("kind", GREEDY_KINDS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     window=st.integers(1, 64), alpha=st.sampled_from([0.0, 0.3, 0.7, 0.95, 1.0]), rtt_ms=st.sampled_from([0, 20, 300]),
     tokens=st.integers(1, 90), ends=st.lists(st.integers(0, VOCAB - 1), max_size=2).map(tuple),
@@ -155,8 +155,18 @@ def test_a_miss_costs_no_pass() -> None:
 
 
 def test_protocols_that_sample_have_no_lookahead() -> None:
-    (found,), _ = serve([Ue("rejection")])
+    (found,), _ = serve([Ue("rejection", sampling=Sampling(0.8))])
     assert {(r.lookahead, r.drafted_ahead, r.hidden_s) for r in found.rounds} == {(0, 0, 0.0)}
+
+
+@pytest.mark.parametrize("kind", GREEDY_KINDS)
+@pytest.mark.parametrize("window", [1, 8])
+def test_coupled_samples_are_those_without_lookahead(kind: str, window: int) -> None:
+    ue = Ue(kind, window, alpha=0.9, tokens=60, sampling=Sampling(0.8, coupled=True))
+    (plain,), _ = serve([ue._replace(lookahead=0)])
+    (found,), _ = serve([ue])
+    assert found.token_ids == plain.token_ids != own([*PROMPT, 0], 60)
+    assert any(r.hidden_s for r in found.rounds) or kind == "greedy"
 
 
 def test_windows_ahead_that_a_full_bs_refuses_are_sent_after_the_verdict() -> None:

@@ -27,7 +27,7 @@ from testbed.ue.dial import addresses
 ALLOWED = (
     "bs", "methods", "window", "threshold", "max_tokens", "limit", "prompt_format", "shots", "seed", "warmup", "gate",
     "tie_tolerance", "concurrency", "kv_type", "threads", "gpu_layers", "timeout_s", "auto_rule", "temperature",
-    "top_k", "top_p", "sampling", "hidden_bits", "speed_tps", "accept_slower", "window_rule", "failover_s",
+    "top_k", "top_p", "sampling", "hidden_bits", "speed_tps", "accept_slower", "window_rule", "lookahead", "failover_s",
     "power_period_s", "power_idle_s",
 )  # fmt: skip
 """Fields that an order may set freely, since they name nothing on this machine."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from testbed import fields
 from testbed.bs.scheduling.registry import SCHEDULERS
 from testbed.channel.radio.config import RadioConfig
 from testbed.channel.radio.model import RadioUe
 from testbed.errors import BadInput
 from testbed.options import Config, option
 from testbed.protocols import PROTOCOLS, TARGET_ONLY
-from testbed.protocols.methods import RunMethod, run_method
+from testbed.protocols.methods import RunMethod, check_lookahead, run_method
 from testbed.ue.windows.registry import WINDOW_RULES
 
 MOST_UES = 5000
@@ -53,6 +54,7 @@ class UeGroup(Config, frozen=True):
     window_rule: Annotated[
         str, option("When to stop drafting; with any rule but fixed, K is the upper limit.", kinds="window rules")
     ] = "fixed"
+    lookahead: fields.Lookahead = 0
     judge_keeps: Annotated[
         float,
         option("Probability that the judge keeps a mismatched token, for protocols with a judge.", least=0, most=1),
@@ -96,6 +98,7 @@ class UeGroup(Config, frozen=True):
         if self.judge_keeps and not self.method.judged:
             raise BadInput(f"group {self.name}: no judge keeps tokens under {self.protocol}; take judge_keeps 0")
         WINDOW_RULES.choose(self.window_rule)
+        check_lookahead(self.lookahead, [self.protocol])
 
     @property
     def method(self) -> RunMethod:

@@ -240,6 +240,7 @@ async def _decode(order: CellUeOrder, barrier: Barrier | None) -> UeReport:
     ue = LoadUe(
         client, drafter, None if alone else window_policy(group.window_rule, group.window),
         ProfilePace(profile, clock), speed_tps=group.class_tps, protocol=group.protocol,
+        lookahead=group.lookahead,
     )  # fmt: skip
     found: list[tuple[list[int], list[int]]] = []
 

@@ -178,4 +178,5 @@ class _Cell:
             threshold=group.judge_keeps,
             sampling=group.method.sampling(Sampling()) if group.method.drafts else GREEDY,
             seeds=partial(Random(seed).getrandbits, 63),
+            lookahead=group.lookahead,
         )

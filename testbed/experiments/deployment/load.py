@@ -43,6 +43,8 @@ class LoadUe:
     sampling: Sampling = GREEDY
     seeds: Callable[[], int] = lambda: 0
     """Seed of each request's random numbers."""
+    lookahead: int = 0
+    """See `DecodingSession`."""
 
     async def decode(self, prompt: Sequence[int], tokens: int, progress: Progress | None = None) -> RequestRecord:
         """Decode at most `tokens` after a prompt; `progress` is called after every round."""
@@ -54,6 +56,7 @@ class LoadUe:
         session = DecodingSession(
             self.client, self.drafter, protocol(self.protocol), self.policy, self.threshold, pace=self.pace,
             sampling=self.sampling, seed=self.seeds(), speed_tps=self.speed_tps, accept_slower=self.accept_slower,
+            lookahead=self.lookahead,
         )  # fmt: skip
         return await session.decode(prompt, tokens, self.end_ids, progress)
 

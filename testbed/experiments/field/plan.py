@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from testbed import fields
 from testbed.assets.bundled_files import find
 from testbed.bs.judging.registry import JUDGES
 from testbed.channel.link import check_address
@@ -20,7 +21,7 @@ from testbed.experiments.field.link import LinkModel
 from testbed.experiments.inputs.datasets import Example, load_dataset
 from testbed.experiments.inputs.padding import check_pad
 from testbed.power.sources import check_source
-from testbed.protocols.methods import run_method
+from testbed.protocols.methods import check_lookahead, run_method
 from testbed.protocols.quantise import check_bits
 from testbed.ue.windows.base import check_window
 from testbed.ue.windows.registry import WINDOW_RULES
@@ -56,6 +57,7 @@ class Method(Config, frozen=True):
     threshold: float = RUN.threshold
     hidden_bits: int = RUN.hidden_bits
     window_rule: str = RUN.window_rule
+    lookahead: fields.Lookahead = RUN.lookahead
     predictor: str | None = RUN.predictor
     auto_rule: str = RUN.auto_rule
 
@@ -199,6 +201,7 @@ def _check_method(method: Method, plan: FieldPlan) -> None:
     check_window(method.window)
     WINDOW_RULES.choose(method.window_rule)
     check_bits(method.hidden_bits)
+    check_lookahead(method.lookahead, [method.protocol])
     check_pad(plan.pad, [method.protocol])
     if not 0 <= method.threshold <= 1:
         raise BadInput(f"threshold must lie in [0, 1], not {method.threshold}")

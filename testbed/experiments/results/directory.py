@@ -42,6 +42,7 @@ def rows(
     threshold: float,
     hidden_bits: int = 16,
     window_rule: str = "fixed",
+    lookahead: int = 0,
     own: Mapping[tuple[str, int], str] | None = None,
     idle_w: float | None = None,
     sampling: Sampling = GREEDY,
@@ -63,7 +64,7 @@ def rows(
         mine = [o for o in outcomes if o.method == method]
         target = None if own is None else {request: text for (kind, request), text in own.items() if kind == method}
         return {
-            **_settings(method, window, window_rule, threshold, hidden_bits, sampling),
+            **_settings(method, window, window_rule, lookahead, threshold, hidden_bits, sampling),
             **channel,
             "requests": len(mine),
             **quality({o.request: texts.get((method, o.request), "") for o in mine}, examples, target, score),
@@ -76,7 +77,13 @@ def rows(
 
 
 def _settings(
-    method: str, window: int, window_rule: str, threshold: float, hidden_bits: int, asked: Sampling
+    method: str,
+    window: int,
+    window_rule: str,
+    lookahead: int,
+    threshold: float,
+    hidden_bits: int,
+    asked: Sampling,
 ) -> dict[str, Any]:
     """Method and settings of a row; None for settings that the method does not use."""
     kind = run_method(method)
@@ -85,6 +92,7 @@ def _settings(
         "method": method,
         "window": window,
         "window_rule": window_rule,
+        "lookahead": lookahead if kind.looks_ahead else None,
         "threshold": threshold if kind.judged else None,
         "hidden_bits": hidden_bits if kind.judged else None,
         "temperature": sampling.temperature if kind.sampled or kind.coupled or sampling.coupled else None,
@@ -125,6 +133,9 @@ def _speed(records: Sequence[RequestRecord]) -> dict[str, Any]:
         "tokens": sum(tokens) / len(records),
         "wasted_tokens": (drafted - accepted) / len(records),
         "wasted_s": sum(r.wasted_s for r in rounds) / len(records),
+        "drafted_ahead": sum(r.drafted_ahead for r in rounds) / len(records),
+        "void": sum(r.void for r in rounds) / len(records),
+        "hidden_s": sum(r.hidden_s for r in rounds) / len(records),
         "uplink_bytes": sum(r.uplink_bytes for r in records) / len(records),
         "downlink_bytes": sum(r.downlink_bytes for r in records) / len(records),
         **{part: sum(getattr(r, part) for r in rounds) / len(records) for part in PARTS},

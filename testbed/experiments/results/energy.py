@@ -58,9 +58,7 @@ def _link_shares(request: RequestRecord) -> list[tuple[float, float]]:
 
     For `target-only`, whose link time is booked entirely on the first round, they are those of the whole request.
     """
-    times = [
-        ((r.verdict_s or 0.0) - (r.sent_s or 0.0), r.link_s, r.queue_s + r.verify_s + r.judge_s) for r in request.rounds
-    ]
+    times = [((r.verdict_s or 0.0) - _sent_s(r), r.link_s, r.queue_s + r.verify_s + r.judge_s) for r in request.rounds]
     if request.rounds and request.rounds[0].protocol == TARGET_ONLY:
         waits, links, works = (sum(column) for column in zip(*times, strict=True))
         times = [(waits, links, works)] * len(times)
@@ -71,11 +69,16 @@ def _link_shares(request: RequestRecord) -> list[tuple[float, float]]:
     return shares
 
 
+def _sent_s(record: RoundRecord) -> float:
+    """Start of a round's wait; of a window that was sent ahead, the start of the round."""
+    return max(record.begin_s or 0.0, record.sent_s or 0.0)
+
+
 def _spans(rounds: Sequence[tuple[RoundRecord, float, tuple[float, float]]]) -> Spans:
     """Time stamps of rounds in Unix time."""
     columns = np.array(
         [
-            (r.begin_s, (r.begin_s or 0.0) + r.draft_s, r.sent_s, r.verdict_s, r.end_s, *shares)
+            (r.begin_s, (r.begin_s or 0.0) + r.draft_s, _sent_s(r), r.verdict_s, r.end_s, *shares)
             for r, _, shares in rounds
         ],
         np.float64,

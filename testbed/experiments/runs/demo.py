@@ -42,7 +42,7 @@ from testbed.experiments.runs.virtual import counted_bytes, load_models, run_vir
 from testbed.llama.gguf_rules import check_gguf, is_float32
 from testbed.models.bundle import BUNDLED, bundled, head_directory
 from testbed.protocols.adaptive import RULES
-from testbed.protocols.methods import run_method
+from testbed.protocols.methods import check_lookahead, run_method
 from testbed.protocols.quantise import check_bits
 from testbed.protocols.vocabulary import fingerprint
 from testbed.ue.load_drafter import check_states, needs_target
@@ -91,6 +91,7 @@ def check_demo(config: DemoConfig) -> ChannelSpec:
     """Refuse what cannot run, before anything is started; returns the channel."""
     for method in config.methods:
         run_method(method)
+    check_lookahead(config.lookahead, config.methods)
     check_window_rule(config.window_rule, config.predictor)
     engine = ENGINES.choose(config.engine)
     if config.drafter:

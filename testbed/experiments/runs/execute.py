@@ -113,6 +113,7 @@ def setting_of(config: RunConfig, clients: Clients, drafter: Drafter, pace: Pace
         hidden_bits=config.hidden_bits,
         speed_tps=config.speed_tps,
         accept_slower=config.accept_slower,
+        lookahead=config.lookahead,
     )
 
 

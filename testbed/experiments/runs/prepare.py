@@ -20,7 +20,7 @@ from testbed.experiments.inputs.state import check_csi
 from testbed.experiments.power.recorder import check_power
 from testbed.models.bundle import bundled
 from testbed.protocols.adaptive import RULES
-from testbed.protocols.methods import RunMethod, run_method
+from testbed.protocols.methods import RunMethod, check_lookahead, run_method
 from testbed.protocols.quantise import check_bits
 from testbed.protocols.sampling import Sampling
 from testbed.ue.dial import check_silence, keys_for
@@ -155,6 +155,7 @@ def _check(config: RunConfig) -> None:
     """Refuse what can be refused before any file is read."""
     for method in config.methods:
         run_method(method)
+    check_lookahead(config.lookahead, config.methods)
     check_window_rule(config.window_rule, config.predictor)
     if config.drafter is not None:
         check_states(config.drafter, config.methods, config.states)

@@ -127,8 +127,8 @@ def result_of(
     ordered = sorted(outcomes, key=lambda o: config.methods.index(o.method))
     rows = results.rows(
         ordered, examples, texts, window=config.window, threshold=config.threshold, hidden_bits=config.hidden_bits,
-        window_rule=config.window_rule, own=_own_texts(config, work), idle_w=power["idle_w"] if power else None,
-        sampling=sampling_of(config),
+        window_rule=config.window_rule, lookahead=config.lookahead, own=_own_texts(config, work),
+        idle_w=power["idle_w"] if power else None, sampling=sampling_of(config),
         score=scorer(config.scorer),
     )  # fmt: skip
     rows = [row | {"bytes_counted": counted} for row in rows]

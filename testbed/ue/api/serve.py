@@ -171,6 +171,7 @@ async def _meet(
         state=await state(client, client.clock),
         rule=config.auto_rule,
         hidden_bits=config.hidden_bits,
+        lookahead=config.lookahead,
     )
     runner, (greedy, sampled) = JobRunner(setting), methods(config.protocols)
     for method in dict.fromkeys((greedy, sampled)):

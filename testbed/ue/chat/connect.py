@@ -45,7 +45,7 @@ async def connected(
         welcome = await client.connect(prompter.fingerprint, drafter.vocab_size)
         setting = Setting(
             Clients(client, client), drafter, FixedWindow(config.window), config.threshold,
-            hidden_bits=config.hidden_bits,
+            hidden_bits=config.hidden_bits, lookahead=config.lookahead,
         )  # fmt: skip
         context = min(drafter.context, welcome.max_positions)
         yield Conversation(

@@ -38,7 +38,8 @@ def request(latency_s: float, up: int, down: int, rounds: list[RoundRecord]) -> 
 
 
 # 4 accepted of 4, and a bonus: 5; then 1 of 4 and the correction: 2; tokens 7 in 2 rounds
-FIRST = request(0.5, 1000, 100, [round_(4, 4, 5), round_(4, 1, 2, csi=CSI)])
+AHEAD = {"drafted_ahead": 5, "hidden_s": 0.08}
+FIRST = request(0.5, 1000, 100, [round_(4, 4, 5, **AHEAD), round_(4, 1, 2, csi=CSI, drafted_ahead=3, void=3)])
 # 0 of 4 and the correction: 1; then the output's end cuts a window of 2 that was accepted: 2; tokens 3 in 2 rounds
 SECOND = request(1.5, 3000, 500, [round_(4, 0, 1, 3.0), round_(2, 2, 2)])
 ALONE = request(2.0, 50, 400, [round_(0, 0, 1, protocol="target-only")] * 4)
@@ -57,7 +58,7 @@ OWN = {
 
 @pytest.fixture
 def table() -> dict[str, dict[str, Any]]:
-    rows = results.rows(OUTCOMES, EXAMPLES, TEXTS, window=4, threshold=0.5, hidden_bits=8, own=OWN)
+    rows = results.rows(OUTCOMES, EXAMPLES, TEXTS, window=4, threshold=0.5, hidden_bits=8, lookahead=1, own=OWN)
     assert [row["method"] for row in rows] == ["fh", "target-only"]
     return {row["method"]: row for row in rows}
 
@@ -68,6 +69,7 @@ def test_a_speculative_row_by_hand(table: dict[str, dict[str, Any]]) -> None:
             "method": "fh",
             "window": 4,
             "window_rule": "fixed",
+            "lookahead": 1,
             "threshold": 0.5,
             "hidden_bits": 8,
             "temperature": None,
@@ -92,6 +94,9 @@ def test_a_speculative_row_by_hand(table: dict[str, dict[str, Any]]) -> None:
             "tokens": 5.0,
             "wasted_tokens": 3.5,  # 7 of 14 over two requests
             "wasted_s": 0.0,
+            "drafted_ahead": 4.0,
+            "void": 1.5,
+            "hidden_s": 0.04,
             "uplink_bytes": 2000.0,
             "downlink_bytes": 300.0,
             "draft_s": 0.03,  # (1 + 1 + 3 + 1) * 0.01 over two requests
@@ -109,7 +114,7 @@ def test_a_speculative_row_by_hand(table: dict[str, dict[str, Any]]) -> None:
 def test_a_target_only_row_by_hand(table: dict[str, dict[str, Any]]) -> None:
     row = table["target-only"]
     assert (row["aal"], row["rounds"], row["tokens"], row["requests"]) == (1.0, 4.0, 4.0, 1)
-    assert row["acceptance"] is row["acceptance_cond"] is row["threshold"] is None
+    assert row["acceptance"] is row["acceptance_cond"] is row["threshold"] is row["lookahead"] is None
     assert row["accuracy"] == 1.0  # 2.0 is 2
     assert row["throughput_tps"] == pytest.approx(2.0)
 
