@@ -66,6 +66,8 @@ SMALLER = {
     r"^testbed capacity(?!.* --real)": "--set prompt=[20,60] --set response=[10,30] --set kv_tokens=2000 "
     "--set max_batch=2 --set warmup_s=3 --set judged=8 --horizon-s 5 --repeats 1",
     r"^testbed capacity(?!.* --real).* --ues": "--ues 6",
+    r"^testbed capacity --config \S*(table2|mix)": "--systems sled,wisp",
+    r"^testbed capacity --config \S*table2": "--classes 8",
     r"^testbed capacity --real": "--horizon-s 3 --repeats 1 --ues 2 --set warmup_s=1",
     r"^testbed cell run": "--seconds 6",
     r"^testbed cell sustain": "--repeats 1 --ues 4",

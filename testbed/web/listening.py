@@ -6,6 +6,7 @@ Without a key, a server listens on loopback only.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import ipaddress
 import os
@@ -52,7 +53,8 @@ def listening(host: str, port: int, *, guarded: bool, flag: str = "--token-file"
             listener.bind(address)
             listener.listen()
         except OSError as exc:
-            raise BadInput(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
+            hint = "; choose another port" if exc.errno == errno.EADDRINUSE else ""
+            raise BadInput(f"cannot listen on {host}:{port}: {exc.strerror or exc}{hint}") from exc
         yield listener
     finally:
         listener.close()

@@ -41,4 +41,5 @@ def test_bad_input(
 def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        assert f"cannot listen on 127.0.0.1:{port}" in refused(["--monitor", str(port)], capsys)
+        line = refused(["--monitor", str(port)], capsys)
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another port" in line

@@ -48,9 +48,11 @@ class StatusLine(Observer):
         """A line about the last `seconds`, after which a new period begins; None if nothing happened."""
         if not self._passes:
             return None
+        sessions, passes = len(self._sessions), self._passes
         text = (
-            f"{len(self._sessions)} sessions, {self._rounds / seconds:.1f} rounds/s, {self._tokens / seconds:.1f} "
-            f"tokens/s, {self._waiting / self._passes:.1f} waiting, {1e3 * self._seconds / self._passes:.1f} ms a pass"
+            f"{sessions} session{'' if sessions == 1 else 's'}, {self._rounds / seconds:.1f} rounds/s, "
+            f"{self._tokens / seconds:.1f} tokens/s, {self._waiting / passes:.1f} waiting, "
+            f"{1e3 * self._seconds / passes:.1f} ms a pass"
         )
         self._rounds = self._tokens = self._passes = self._waiting = 0
         self._seconds = 0.0

@@ -131,8 +131,7 @@ def with_settings(config: SweepConfig, given: Sequence[str]) -> SweepConfig:
         elif name in SweepConfig.__struct_fields__:
             document[name] = found
         else:
-            known = ", ".join((*RUN_KEYS, "repeats", "grid.KEY", "zip.KEY"))
-            raise BadInput(f"--set: unknown field {name!r}; known: {known}")
+            raise _unknown("--set: unknown field", name, (*RUN_KEYS, "repeats", "grid.KEY", "zip.KEY"))
     return replaced(config, document)
 
 
@@ -171,10 +170,10 @@ def values_text(values: Mapping[str, Any]) -> str:
 def _check_keys(config: SweepConfig) -> None:
     for key in (*config.grid, *config.zip):
         if key not in KNOWN:
-            raise _unknown(key, KNOWN)
+            raise _unknown("unknown grid key", key, KNOWN)
     for key in itertools.chain(*config.series, *config.exclude, *config.include):
         if key not in KNOWN and key != NAME:
-            raise _unknown(key, (*KNOWN, NAME))
+            raise _unknown("unknown grid key", key, (*KNOWN, NAME))
     for key, column in (*config.grid.items(), *config.zip.items()):
         if not column:
             raise BadInput(f"grid key {key!r} has no values")
@@ -193,10 +192,10 @@ def _check_keys(config: SweepConfig) -> None:
         raise BadInput("repeats set the seeds; omit either the key 'seed' or repeats")
 
 
-def _unknown(key: str, known: Sequence[str]) -> BadInput:
+def _unknown(what: str, key: str, known: Sequence[str]) -> BadInput:
     near = difflib.get_close_matches(key, known, 1)
     hint = f"; did you mean {near[0]!r}?" if near else ";"
-    return BadInput(f"unknown grid key {key!r}{hint} known: {', '.join(known)}")
+    return BadInput(f"{what} {key!r}{hint} known: {', '.join(known)}")
 
 
 def _combinations(config: SweepConfig) -> Iterator[Values]:

@@ -41,7 +41,7 @@ def test_a_line_says_what_happened_since_the_last_one_and_the_next_observer_hear
     for seconds in (0.01, 0.03):
         line.passed(FinishedPass([RequestWork(1, 1)], 1, 3, 0, 0.0, seconds, None))
     tokens = 2 * (verdict.accepted + (verdict.token >= 0))
-    assert line.line(10.0) == f"1 sessions, 2.0 rounds/s, {tokens:.1f} tokens/s, 3.0 waiting, 20.0 ms a pass"
+    assert line.line(10.0) == f"1 session, 2.0 rounds/s, {tokens:.1f} tokens/s, 3.0 waiting, 20.0 ms a pass"
     assert line.line(10.0) is None
     line.ended(session)
     assert further.seen == ["round"] * 20 + ["pass"] * 2 + ["ended"]

@@ -185,6 +185,8 @@ def test_settings_on_the_command_line_replace_those_of_the_file(tmp_path: Path) 
     path.write_text("run: {channel: 'kind=virtual,profile=wisv', prompts: 50}\ngrid: {window: [4, 8]}\n")
     found = with_settings(load_sweep(path), ["prompts=5", "grid.window=[16]", "repeats=2"])
     assert (found.run.prompts, found.grid, found.repeats) == (5, {"window": [16]}, 2)
+    with pytest.raises(BadInput, match="unknown field 'promts'; did you mean 'prompts'"):
+        with_settings(load_sweep(path), ["promts=5"])
     for wrong in ("prompts", "nothing=1", "prompts=many"):
         with pytest.raises(BadInput):
             with_settings(load_sweep(path), [wrong])
