@@ -23,18 +23,35 @@ SPARE = 64
 OTHER_FILES = 64
 """Number of files that a process opens beside connections."""
 LEAST_REQUESTS = 8
+PIECE_BYTES = 2**12
+"""Bytes that are parsed at once: other connections have their turn before the rest."""
+MANY_CHUNKS, LEAST_CHUNK_BYTES = 256, 64
+"""Number of chunks of a body beyond which they must have this size on average."""
+MOST_LEFT_BYTES = 2**23
+"""Most bytes that wait to be parsed, or that follow a response to a request whose body is not complete."""
 
 
 class BoundedHead(h11.Connection):
-    """Server side of a connection that refuses large heads of requests. h11 itself bounds unfinished ones only."""
+    """Server side of a connection that refuses large heads of requests, and bodies of many small chunks, each of which
+    takes as long as a large one. h11 itself bounds unfinished heads only.
+    """
+
+    _chunks = _body_bytes = 0
 
     def next_event(self) -> Any:
         """The next event.
 
         Raises:
-            RemoteProtocolError: a head of more than `MOST_HEAD_BYTES`, or no HTTP.
+            RemoteProtocolError: a head of more than `MOST_HEAD_BYTES`, too many small chunks, or no HTTP.
         """
         event = super().next_event()
+        if isinstance(event, h11.Data):
+            self._chunks += 1
+            self._body_bytes += len(event.data)
+            if self._chunks > MANY_CHUNKS and self._body_bytes < LEAST_CHUNK_BYTES * self._chunks:
+                raise h11.RemoteProtocolError("the chunks of the body are too small", error_status_hint=400)
+        elif isinstance(event, h11.EndOfMessage):
+            self._chunks = self._body_bytes = 0
         if isinstance(event, h11.Request):
             fields = sum(len(name) + len(value) + LINE_BYTES for name, value in event.headers)
             if len(event.method) + len(event.target) + fields > MOST_HEAD_BYTES:
@@ -54,6 +71,8 @@ class BoundedHttp(H11Protocol):
         self.conn = BoundedHead(h11.SERVER, MOST_HEAD_BYTES)
         self._most, self.limit_concurrency = self.limit_concurrency, None
         self._timer: asyncio.TimerHandle | None = None
+        self._left, self._unread_bytes = bytearray(), 0
+        """Received bytes that are not parsed yet, and the number of those of a body that nobody reads any more."""
 
     @property
     def serving(self) -> bool:
@@ -69,10 +88,42 @@ class BoundedHttp(H11Protocol):
             min(idle, key=BoundedHttp.idle_until, default=self).give_up()
 
     def data_received(self, data: bytes) -> None:
-        """Stop the time limit once a request has its head."""
-        super().data_received(data)
+        """Parse received bytes piece by piece; stop the time limit once a request has its head."""
+        parsing = bool(self._left)
+        self._left += data
+        if not self.serving:
+            self._unread_bytes += len(data)
+        if max(len(self._left), self._unread_bytes) > MOST_LEFT_BYTES:
+            self.give_up()
+        elif not parsing:
+            self._parse()
+
+    def _parse(self) -> None:
+        """Parse one piece; the rest after other callbacks of the event loop."""
+        if self.transport.is_closing():
+            return
+        piece = bytes(self._left[:PIECE_BYTES])
+        try:
+            super().data_received(piece)
+        except h11.LocalProtocolError:  # no HTTP, behind a response that is complete
+            self.give_up()
+            return
+        del self._left[:PIECE_BYTES]
         if self.serving:
+            self._unread_bytes = 0
             self._stop_timer()
+        if self._left:
+            self.transport.pause_reading()
+            self.loop.call_soon(self._parse)
+        elif not self.flow.read_paused:
+            self.transport.resume_reading()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP; a request in progress gets no other answer."""
+        if self.serving:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
         """Start the time limit anew, unless the next request is there already."""

@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from testbed.errors import BadInput
 from testbed.web import server as web_server
@@ -40,6 +41,9 @@ class Connection:
 
     def send(self, data: bytes) -> None:
         self._writer.write(data)
+
+    async def drain(self) -> None:
+        await self._writer.drain()
 
     def close(self) -> None:
         self._writer.close()
@@ -144,6 +148,63 @@ async def test_a_response_may_take_longer_than_a_head(monkeypatch: pytest.Monkey
         await asyncio.sleep(0.6)
         web.free.set()
         assert (await asking.read()).startswith(b"HTTP/1.1 200")
+
+
+POST = b"POST /held HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("path", [b"/held", b"/", b"/health"])
+async def test_a_body_of_tiny_chunks_ends_its_connection(path: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """Each takes as long to parse as a large one, also where nobody reads the body."""
+    async with site(connections=20) as web:
+        asking, begun_s = await web.connect(), asyncio.get_running_loop().time()
+        asking.send(POST.replace(b"/held", path) + b"1\r\nx\r\n" * 2000)
+        answer = b""
+        while piece := await asking.read():
+            answer += piece
+        assert answer.startswith(b"HTTP/1.1 400") and "Exception" not in caplog.text
+        assert asyncio.get_running_loop().time() - begun_s < web_server.HEAD_S / 2
+        whole = await web.connect()
+        body = b"64\r\n" + b"x" * 100 + b"\r\n"
+        assert (await whole.ask(POST.replace(b"/held", b"/") + body * 2000 + b"0\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        assert (await whole.ask()).startswith(b"HTTP/1.1 200")
+
+
+async def test_received_bytes_are_parsed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other connections have their turn between them."""
+    sizes, turns, whole = list[int](), list[int](), H11Protocol.data_received
+
+    def parse(self: H11Protocol, data: bytes) -> None:
+        sizes.append(len(data))
+        asyncio.get_running_loop().call_soon(turns.append, len(sizes))
+        whole(self, data)
+
+    monkeypatch.setattr(H11Protocol, "data_received", parse)
+    async with site(connections=20) as web:
+        asking = await web.connect()
+        head = POST.replace(b"/held", b"/").replace(b"transfer-encoding: chunked", b"content-length: 200000")
+        assert (await asking.ask(head + b"x" * 200_000)).startswith(b"HTTP/1.1 200")
+        while sum(sizes) < 200_000:
+            await asyncio.sleep(0.01)
+        assert (await asking.ask()).startswith(b"HTTP/1.1 200")
+    assert max(sizes) <= web_server.PIECE_BYTES and turns == list(range(1, len(sizes) + 1))
+
+
+async def test_what_follows_a_response_and_is_no_http_ends_the_connection(caplog: pytest.LogCaptureFixture) -> None:
+    async with site(connections=20) as web:
+        asking = await web.connect()
+        assert (await asking.ask(POST.replace(b"/held", b"/"))).startswith(b"HTTP/1.1 200")
+        asking.send(b"no chunk\r\n")
+        while await asking.read():
+            pass
+        endless = await web.connect()
+        assert (await endless.ask(POST.replace(b"/held", b"/"))).startswith(b"HTTP/1.1 200")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(web_server.MOST_LEFT_BYTES // 2**20 + 64):
+                endless.send(b"100000\r\n" + bytes(2**20) + b"\r\n")
+                await endless.drain()
+        assert await endless.read() == b""
+    assert "Fatal error" not in caplog.text
 
 
 async def test_too_many_requests_are_told_so_but_health_is_answered() -> None:
