@@ -73,8 +73,9 @@ class LongRounds:
     def target_bytes(self, session: Session, round_: Round) -> int:
         """See `Round.target_bytes`."""
         drafted = len(round_.window.ids)
+        sampled = session.drawn or not session.sampling.greedy
         hidden = self._offer.hidden_size if self._acceptance.needs_hidden(session) else 0
-        return 4 * (drafted + 1) * (self._offer.vocab_size if session.drawn else hidden) if drafted else 0
+        return 4 * (drafted + 1) * (self._offer.vocab_size if sampled else hidden) if drafted else 0
 
     @property
     def load(self) -> Load:

@@ -75,7 +75,7 @@ def test_tokens_come_at_the_rate_of_the_acceptance() -> None:
     assert tally.tokens / tally.sent == pytest.approx((1 - 0.7**5) / 0.3, rel=0.08)
 
 
-@pytest.mark.parametrize("protocol", ["rejection", "split"])
+@pytest.mark.parametrize("protocol", ["rejection", "split", "coupled"])
 def test_protocols_that_sample_accept_with_the_same_probability(protocol: str) -> None:
     one = UeGroup(name="one", alpha=0.7, window=4, response=(200, 200), protocol=protocol)
     config = CellConfig(seconds=62.0, radio=RadioConfig(bandwidth_hz=1e9), ues=(one,))

@@ -70,9 +70,12 @@ def test_repeats_are_points_of_their_own_with_counted_seeds() -> None:
     assert len({p.key for p in made}) == 6
 
 
-@pytest.mark.parametrize("key", ["dataset", "dtype", "temperature", "top_k", "top_p", "tie_tolerance", "max_tokens"])
+@pytest.mark.parametrize(
+    "key", ["dataset", "dtype", "temperature", "top_k", "top_p", "sampling", "tie_tolerance", "max_tokens"]
+)
 def test_every_field_of_a_run_may_vary(key: str) -> None:
-    value = {"dataset": "bundled:calibration", "dtype": "bfloat16", "max_tokens": 9, "top_k": 3}.get(key, 0.5)
+    named = {"dataset": "bundled:calibration", "dtype": "bfloat16", "max_tokens": 9, "top_k": 3, "sampling": "coupled"}
+    value = named.get(key, 0.5)
     made = points(SweepConfig(run=RUN, grid={key: [value]}))
     assert getattr(made[0].config, key) == value
 
