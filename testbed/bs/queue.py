@@ -35,8 +35,8 @@ class Queue:
 
     @property
     def load(self) -> Load:
-        """Number and size of the waiting windows."""
-        return Load(len(self._waiting), self._size_bytes)
+        """Number and size of the waiting windows; rounds that the BS begins itself have none."""
+        return Load(len(self._sizes), self._size_bytes)
 
     @property
     def running(self) -> list[Taken]:
@@ -55,14 +55,15 @@ class Queue:
         """Add a request, in place of the session's earlier one."""
         self.drop(session)
         self._waiting[session.name] = (session, item)
-        self._sizes[session.name] = size = session.waiting_bytes or 0
-        self._size_bytes += size
+        if (size := session.waiting_bytes) is not None:
+            self._sizes[session.name] = size
+            self._size_bytes += size
 
     def drop(self, session: Session) -> None:
         """Remove a session's request, if there is one."""
         self._running.pop(session.name, None)
         if self._waiting.pop(session.name, None):
-            self._size_bytes -= self._sizes.pop(session.name)
+            self._size_bytes -= self._sizes.pop(session.name, 0)
 
     def take(self, planned: Sequence[Pending]) -> list[Taken]:
         """Take the batch that a scheduler chose; a request of which only a piece is taken keeps its place."""

@@ -134,15 +134,15 @@ class Room:
         self._refused.remove(self._owner(peer))
 
     def reclaimable(self, peer: bytes, tokens: int, others: Iterable[H]) -> list[H]:
-        """The sessions to close for a new one of a UE within its share: those of UEs beyond theirs that wait for their
-        UE, the least recently heard first, as many as needed; none where they would not suffice.
+        """The sessions to close for a new one of a UE within its share: those of UEs beyond theirs, first those that
+        wait for their UE, the least recently heard first, as many as needed; none where they would not suffice.
         """
         others = list(others)
         owner, held = self._owner(peer), self._held(others)
         found: list[H] = []
         if self.tokens is None or (held[owner] and held[owner] + tokens > self.ue_share * self.tokens):
             return found
-        for session in sorted((s for s in others if s.idle), key=lambda s: s.heard_s):
+        for session in sorted(others, key=lambda s: (not s.idle, s.heard_s)):
             other = self._owner(session.key[0])
             needed = sum(held.values()) + tokens > self.tokens
             if needed and other != owner and held[other] > self.ue_share * self.tokens:

@@ -95,8 +95,10 @@ class Session:
 
     @property
     def waiting_bytes(self) -> int | None:
-        """Size of its window, and of what decides about it, if that waits; None: none does."""
-        found = None if self.idle else self.current
+        """Size of its window, and of what decides about it, if that waits; None: none does, or the target decodes
+        alone, whose rounds are bounded by the number of sessions.
+        """
+        found = None if self.idle or self.alone else self.current
         return None if found is None else found.window.size_bytes + found.target_bytes
 
     @property

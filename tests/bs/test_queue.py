@@ -57,6 +57,20 @@ def test_dropping() -> None:
     assert [p.request.session for p in queue.pending()] == [sessions[1].name]
 
 
+def test_streams_count_as_no_windows() -> None:
+    """Hundreds of them refused the drafts of everybody."""
+    queue, table = Queue(), SessionTable(pending=2)
+    for number in range(3):
+        session = table.open((b"ue", number), np.arange(9, dtype=np.int32), None, 0.0, 1, 300)
+        session.alone, ids = number < 2, np.zeros(0, np.int32)
+        session.current = Round(0, Window(ids, None), None, 0.0)
+        queue.put(session, Pending(VerifyRequest(session.name, session.prefix, ids), 0.0, 0))
+        assert table.crowded(queue.load, b"ue") is None
+    assert len(queue) == 3 and queue.load == (1, 0)
+    queue.take(queue.pending())
+    assert not len(queue) and queue.load == (0, 0)
+
+
 def test_what_waits_is_weighed() -> None:
     queue, table = Queue(), SessionTable(windows_bytes=1500)
     sessions = [table.open((b"ue", n), np.arange(9, dtype=np.int32), None, 0.0, 1, 300) for n in range(2)]

@@ -98,6 +98,18 @@ def test_no_session_is_closed_for_one_that_does_not_fit_anyway(tokens: int) -> N
     assert len(table.reclaimable((b"two", 1), 500)) == 1
 
 
+def test_streams_of_a_ue_beyond_its_share_make_room_after_its_idle_sessions() -> None:
+    """They never wait for their UE, and grow: a few short prompts filled the room for minutes."""
+    table = SessionTable(tokens=1000, ue_share=0.5)
+    streams = [table.open((b"one", n), np.ones(100, np.int32), None, 0.0, 4, 0) for n in range(9)]
+    for session in streams[:8]:
+        session.alone, session.current = True, Round(0, Window(np.zeros(0, np.int32), None), None, 0.0)
+        session.heard_s = -1.0
+    assert table.reclaimable((b"two", 1), 150) == [streams[8]]
+    assert table.reclaimable((b"two", 1), 250) == [streams[8], streams[0]]
+    assert table.reclaimable((b"one", 99), 150) == []
+
+
 async def test_no_session_is_closed_for_one_that_is_refused_for_another_reason() -> None:
     """A UE within its share closed the sessions of others with messages that open none."""
     table = SessionTable(tokens=1000, ue_share=0.5, per_peer=6)

@@ -79,8 +79,8 @@ class LongRounds:
 
     @property
     def load(self) -> Load:
-        """Rounds that are set aside."""
-        waiting = [one.round_ for rounds in self._aside.values() for one in rounds]
+        """Windows that are set aside."""
+        waiting = [one.round_ for rounds in self._aside.values() for one in rounds if not one.session.alone]
         return Load(len(waiting), sum(round_.window.size_bytes + round_.target_bytes for round_ in waiting))
 
     def set_aside(self, rounds: Ready) -> None:
