@@ -93,10 +93,11 @@ Compiled = Annotated[
 Dataset = Annotated[str, option("Prompts: bundled:test, FILE.jsonl, or hf:NAME.", panel="Workload")]
 Window = Annotated[int, option("Draft window K, drafted tokens per round.", least=1, most=256, panel="Protocol")]
 Lookahead = Annotated[
-    int,
+    int | None,
     option(
-        "1: draft and send the next window while the verdict is on its way (greedy, fh, sh). 0: wait for the verdict.",
-        least=0, most=1, panel="Protocol",
+        "1: draft and send the next window while the verdict is on its way (greedy, coupled, fh, sh). 0: wait for the "
+        "verdict. auto: as it pays, by measured times and acceptance.",
+        least=0, most=1, none="auto", metavar="0|1|auto", panel="Protocol",
     ),
 ]  # fmt: skip
 Threshold = Annotated[

@@ -54,7 +54,7 @@ GRID_COLUMNS: dict[str, tuple[str, str]] = {
     "series": ("series", "{}"),
     "method": COLUMNS["method"],
     "window_rule": ("window rule", "{}"),
-    "lookahead": ("lookahead", "{:d}"),
+    "lookahead": ("lookahead", "{:g}"),
     "drafter": ("drafter", "{}"),
     "engine": ("engine", "{}"),
     "dtype": ("dtype", "{}"),

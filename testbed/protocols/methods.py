@@ -71,7 +71,7 @@ def run_method(name: str) -> RunMethod:
     return known[name]
 
 
-def check_lookahead(lookahead: int, names: Sequence[str]) -> None:
+def check_lookahead(lookahead: int | None, names: Sequence[str]) -> None:
     """Refuse a lookahead that none of these methods has.
 
     Raises:

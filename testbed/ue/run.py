@@ -140,7 +140,7 @@ class Setting:
     overheads: Overheads = NO_OVERHEADS
     speed_tps: float | None = None
     accept_slower: bool = False
-    lookahead: int = 0
+    lookahead: int | None = 0
 
     def __post_init__(self) -> None:
         check_speed(self.speed_tps, self.accept_slower)
@@ -215,7 +215,7 @@ class JobRunner:
         return await decode_remotely(link, prompt, which.max_tokens, end_ids, sampling=which.sampling, seed=which.seed)
 
     def _session(
-        self, client: Client, choice: Choice, sampling: Sampling = GREEDY, seed: int = 0, lookahead: int = 0
+        self, client: Client, choice: Choice, sampling: Sampling = GREEDY, seed: int = 0, lookahead: int | None = 0
     ) -> DecodingSession:
         setting = self._setting
         return DecodingSession(

@@ -25,6 +25,7 @@ from testbed.ue.pace import REAL_TIME, Pace
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.session_drafter import WindowDrafter
 from testbed.ue.windows.base import Guided, WindowPolicy
+from testbed.ue.windows.lookahead import Lookahead
 
 Progress = Callable[[RoundRecord], None]
 NOTHING = Drafted(np.zeros(0, np.int32), np.zeros((0, 0), np.float16))
@@ -42,7 +43,8 @@ class DecodingSession:
         hidden_bits: bits per element of uploaded hidden states.
         speed_tps: tokens per second that the BS must guarantee; None: no guarantee.
         accept_slower: accept the speed that the BS offers where it cannot guarantee that one.
-        lookahead: 1: draft and send the next window before the verdict; protocols that sample never do. 0: do not.
+        lookahead: 1: draft and send the next window before the verdict; 0: do not; None: choose for each window.
+            Protocols that sample never look ahead.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class DecodingSession:
         hidden_bits: int = FULL_BITS,
         speed_tps: float | None = None,
         accept_slower: bool = False,
-        lookahead: int = 0,
+        lookahead: int | None = 0,
     ) -> None:
         self._client, self._drafter, self._protocol = client, drafter, protocol
         self._threshold, self._csi, self._clock = threshold, csi, client.clock
@@ -73,7 +75,7 @@ class DecodingSession:
         self._alone = self._hints is not None and self._hints.off and not protocol.replaces
         self._number = client.new_session()
         self._exchanges = SessionExchanges(client, self._number, self._open, self._refused, protocol.reveal)
-        self._lookahead = 0 if protocol.sampled else lookahead
+        self._lookahead = Lookahead(0 if protocol.sampled else lookahead)
         self._next = 0
         """Number of the next window."""
         self._ahead: asyncio.Task[None] | None = None
@@ -111,7 +113,8 @@ class DecodingSession:
             await self._open(0)
             while reason != "stop" and (room := max_tokens - (len(self._committed) - len(prompt))) > 0:
                 record, reason = await self._round(room, begun_s)
-                rounds.append(replace(record, round=len(rounds), choice=self._choice, lookahead=self._lookahead))
+                rounds.append(replace(record, round=len(rounds), choice=self._choice))
+                self._lookahead.observe(rounds[-1])
                 begun_s = self._clock.time()
                 if progress:
                     progress(rounds[-1])
@@ -134,15 +137,16 @@ class DecodingSession:
         if self._alone:
             return await self._listened(room, begun_s)
         window = await self._from_ahead() or await self._drafted(room, begun_s)  # 1 draft, 2 encode
-        if self._lookahead:
+        lookahead = self._lookahead.now(len(window.drafted.ids))
+        if lookahead:
             self._ahead = asyncio.create_task(self._look_ahead(window, room - len(window.drafted.ids) - 1))
         exchange = await self._exchanges.verdict(window)  # 3 send, and wait for the verdict
         committed, reason = await self._commit(window.drafted, exchange, room)  # 8 commit
         record = record_of(self._protocol.kind, window, exchange, committed, (begun_s, self._clock.time()))
         if not record.hidden_s:
             self._network_s = record.link_s
-        ahead = self._windows.drafted_ahead
-        record = replace(record, drafted_ahead=ahead, void=0 if self._hit else ahead)
+        ahead = self._windows.drafted_ahead if lookahead else 0
+        record = replace(record, lookahead=lookahead, drafted_ahead=ahead, void=0 if self._hit else ahead)
         return replace(record, uplink_bytes=record.uplink_bytes + self._void_bytes), reason
 
     async def _drafted(self, room: int, begun_s: float) -> OutgoingWindow:

@@ -42,7 +42,7 @@ class Ue(NamedTuple):
     kind: str = "greedy"
     window: int = 4
     alpha: float = 0.8
-    lookahead: int = 1
+    lookahead: int | None = 1
     rtt_s: float = 0.1
     tokens: int = TOKENS
     hinted: bool = False
@@ -167,6 +167,17 @@ def test_coupled_samples_are_those_without_lookahead(kind: str, window: int) -> 
     (found,), _ = serve([ue])
     assert found.token_ids == plain.token_ids != own([*PROMPT, 0], 60)
     assert any(r.hidden_s for r in found.rounds) or kind == "greedy"
+
+
+@pytest.mark.parametrize(("rtt_s", "alpha", "chosen"), [(0.1, 0.9, 1), (0.0, 0.9, 1), (0.1, 0.1, 0)])
+def test_auto_looks_ahead_where_it_pays(rtt_s: float, alpha: float, chosen: int) -> None:
+    """A drafted token takes 10 ms, a pass 20 to 30 ms."""
+    (found,), _ = serve([Ue(window=3, alpha=alpha, rtt_s=rtt_s, tokens=200, lookahead=None)])
+    assert found.token_ids == own([*PROMPT, 0], 200)
+    choices = [r.lookahead for r in found.rounds]
+    assert choices[:3] == [0, 0, 0] and choices[20:].count(chosen) > 0.8 * len(choices[20:])
+    times_s = [serve([Ue(window=3, alpha=alpha, rtt_s=rtt_s, tokens=200, lookahead=one)])[0][0] for one in (0, 1)]
+    assert found.latency_s <= 1.03 * min(one.latency_s for one in times_s)
 
 
 def test_windows_ahead_that_a_full_bs_refuses_are_sent_after_the_verdict() -> None:

@@ -56,7 +56,7 @@ def group_row(group: UeGroup, tallies: Sequence[UeTally], seconds: float, bandwi
         "latency_p95_s": float(np.quantile(latencies_s, 0.95)) if latencies_s else None,
         "latency_p99_s": float(np.quantile(latencies_s, 0.99)) if latencies_s else None,
         "window": sum(tally.drafted for tally in tallies) / rounds if rounds else None,
-        "lookahead": group.lookahead if decodes and group.method.looks_ahead else None,
+        "lookahead": _lookahead(group, tallies, rounds) if decodes and group.method.looks_ahead else None,
         "drafted_ahead": sum(tally.drafted_ahead for tally in tallies) / rounds if rounds else None,
         "void": sum(tally.void for tally in tallies) / rounds if rounds else None,
         **(_means(tallies) if decodes else dict.fromkeys(MEANS)),
@@ -64,6 +64,13 @@ def group_row(group: UeGroup, tallies: Sequence[UeTally], seconds: float, bandwi
         "joules_per_token": joules_per_token(group, tallies, seconds),
         **{f"{part}_share": shares for part, shares in (_shares(tallies) if decodes else {}).items()},
     }
+
+
+def _lookahead(group: UeGroup, tallies: Sequence[UeTally], rounds: int) -> float | None:
+    """The group's lookahead; where it is chosen for each window, the mean."""
+    if group.lookahead is not None:
+        return group.lookahead
+    return sum(tally.looked_ahead for tally in tallies) / rounds if rounds else None
 
 
 def ue_rows(config: CellConfig, run: CellRun) -> list[dict[str, Any]]:

@@ -44,8 +44,8 @@ class UeTally:
         """Uplink messages sent within the time."""
         self.tokens = self.rounds = self.drafted = 0
         """Committed tokens, rounds, and drafted tokens."""
-        self.drafted_ahead = self.void = 0
-        """Tokens drafted before a verdict was there, and those of them that it made void."""
+        self.looked_ahead = self.drafted_ahead = self.void = 0
+        """Rounds with lookahead, tokens drafted before a verdict was there, and those of them that it made void."""
         self.accepted = self.rejected = 0
         """Drafted tokens that were accepted, and first rejections."""
         self.air_s = {True: 0.0, False: 0.0}
@@ -90,6 +90,7 @@ class UeTally:
             self.tokens += record.committed
             self.rounds += 1
             self.drafted += record.drafted
+            self.looked_ahead += record.lookahead
             self.drafted_ahead += record.drafted_ahead
             self.void += record.void
             self.accepted += record.accepted

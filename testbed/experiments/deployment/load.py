@@ -43,7 +43,7 @@ class LoadUe:
     sampling: Sampling = GREEDY
     seeds: Callable[[], int] = lambda: 0
     """Seed of each request's random numbers."""
-    lookahead: int = 0
+    lookahead: int | None = 0
     """See `DecodingSession`."""
 
     async def decode(self, prompt: Sequence[int], tokens: int, progress: Progress | None = None) -> RequestRecord:

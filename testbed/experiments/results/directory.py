@@ -42,7 +42,7 @@ def rows(
     threshold: float,
     hidden_bits: int = 16,
     window_rule: str = "fixed",
-    lookahead: int = 0,
+    lookahead: int | None = 0,
     own: Mapping[tuple[str, int], str] | None = None,
     idle_w: float | None = None,
     sampling: Sampling = GREEDY,
@@ -53,6 +53,7 @@ def rows(
     Args:
         examples: prompts, by request index.
         texts: output texts, by (method, request).
+        lookahead: None: chosen for each window, and rows have the mean.
         own: the target's own output texts, by (method, request); None: unknown.
         idle_w: power of the idle device; None: not measured.
         sampling: how methods that sample draw or choose tokens.
@@ -60,11 +61,16 @@ def rows(
     """
     channel = _channel(outcomes)
 
+    def looked(mine: Sequence[Outcome]) -> float:
+        if lookahead is not None:
+            return lookahead
+        return float(np.mean([r.lookahead for o in mine for r in o.record.rounds]))
+
     def row(method: str) -> dict[str, Any]:
         mine = [o for o in outcomes if o.method == method]
         target = None if own is None else {request: text for (kind, request), text in own.items() if kind == method}
         return {
-            **_settings(method, window, window_rule, lookahead, threshold, hidden_bits, sampling),
+            **_settings(method, window, window_rule, looked(mine), threshold, hidden_bits, sampling),
             **channel,
             "requests": len(mine),
             **quality({o.request: texts.get((method, o.request), "") for o in mine}, examples, target, score),
@@ -80,7 +86,7 @@ def _settings(
     method: str,
     window: int,
     window_rule: str,
-    lookahead: int,
+    lookahead: float,
     threshold: float,
     hidden_bits: int,
     asked: Sampling,
