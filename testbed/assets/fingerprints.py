@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from pathlib import Path
@@ -43,6 +44,18 @@ def model_fingerprint(path: Path) -> str:
     except OSError as exc:
         raise BadInput(f"{exc.filename or path} cannot be read: {exc.strerror or exc}") from exc
     return digest.hexdigest()
+
+
+def file_stamp(name: str) -> str | None:
+    """Fingerprint of an input file or model directory, computed again only after a change; None: it is neither."""
+    path = Path(name)
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    return _stamp(path, tuple((file.stat().st_size, file.stat().st_mtime_ns) for file in files)) if files else None
+
+
+@functools.lru_cache(maxsize=256)
+def _stamp(path: Path, written: tuple[tuple[int, int], ...]) -> str:
+    return model_fingerprint(path)
 
 
 def _add(digest: hashlib.blake2b, stream: BinaryIO) -> None:

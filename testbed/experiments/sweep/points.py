@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from testbed.assets.fingerprints import file_stamp
 from testbed.channel.spec import ChannelSpec, channel_text, parse_channel
 from testbed.config import Config, DemoConfig, load, resolved
 from testbed.errors import BadInput
@@ -91,6 +92,9 @@ class SweepPoint(msgspec.Struct, frozen=True):
         parts = [resolved(self.config), channel_text(self.channel), self.payload]
         if head := judging(self.config)[1]:
             parts.append(head_stamp(head))
+        link = [self.channel.file, self.channel.profile, self.channel.shares]
+        run = [self.config.dataset, self.config.model, self.config.drafter, self.config.scorer.partition(":")[0]]
+        parts += filter(None, (file_stamp(name.rpartition("+")[2]) for name in (*link, *run) if name))
         rule = WINDOW_RULES.choose(self.config.window_rule)
         if rule.predictor or rule.hinted:
             parts.append(directory_stamp(predictor_directory(self.config.predictor)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.assets import bundled_files
+from testbed.assets.bundled_files import find
+from testbed.channel.spec import parse_channel
 from testbed.cli.main import main
 from testbed.cli.runs.sweep import time_left
 from testbed.config import DemoConfig
 from testbed.errors import BadInput, ConfigError
 from testbed.experiments.sweep.files import find_sweep, sweep_files
 from testbed.experiments.sweep.grid import Executor
-from testbed.experiments.sweep.points import SweepConfig, load_sweep, points, with_settings
+from testbed.experiments.sweep.points import SweepConfig, SweepPoint, load_sweep, points, with_settings
 from tests.support.refusals import refuse
 
 RUN = DemoConfig(
@@ -193,3 +196,22 @@ def test_settings_on_the_command_line_replace_those_of_the_file(tmp_path: Path) 
     for wrong in ("prompts", "nothing=1", "prompts=many"):
         with pytest.raises(BadInput):
             with_settings(load_sweep(path), [wrong])
+
+
+@pytest.mark.parametrize("field", ["file", "profile", "dataset", "drafter", "hybrid", "scorer"])
+def test_a_point_is_another_one_once_a_file_that_it_names_has_changed(field: str, tmp_path: Path) -> None:
+    """A resumed sweep would mix results of both."""
+    path = tmp_path / f"input.{'py' if field == 'scorer' else 'yaml'}"
+    shutil.copy(find("profiles", "wisv"), path)
+    channel, run = {"kind": "virtual", "profile": "wisv"}, dict[str, Any]()
+    if field in ("file", "profile"):
+        channel |= {field: str(path)} | ({"kind": "trace", "via": "virtual"} if field == "file" else {})
+    else:
+        run[field] = {"scorer": f"{path}:answer"}.get(field, str(path))
+        run = {"drafter": f"suffix+{path}"} if field == "hybrid" else run
+    spec = parse_channel(",".join(f"{key}={value}" for key, value in channel.items()))
+    point = SweepPoint({}, DemoConfig(**run), spec)
+    before = point.key
+    assert point.key == before != SweepPoint({}, DemoConfig(), parse_channel("kind=virtual,profile=wisv")).key
+    path.write_text(path.read_text() + "# changed")
+    assert point.key != before
