@@ -146,6 +146,20 @@ def test_sessions_are_lossless_and_drafting_takes_no_time(kind: str) -> None:
     assert all(r.draft_s == 0 for r in rounds)
 
 
+def test_coupled_samples_are_the_targets_own() -> None:
+    """An index drafts guesses without noise; they are compared with the target's samples."""
+    models, how = synthetic_models(), {"temperature": 0.9, "sampling": "coupled"}
+    own = decode(LINK, PROFILE, models, methods=("target-only",), **how)
+    source = drafter(memory=4000)
+    for outcome in own[:2]:  # the third prompt's output is unknown
+        source.memory.add(outcome.record.token_ids)  # type: ignore[union-attr]
+    models = type(models)(models.engine, source, models.offer)
+    outcomes = decode(LINK, PROFILE, models, methods=("coupled",), **how)
+    assert {o.request: o.record.token_ids for o in outcomes} == {o.request: o.record.token_ids for o in own}
+    assert all(o.lossless for o in outcomes)
+    assert sum(r.accepted for o in outcomes for r in o.record.rounds) > 20
+
+
 @pytest.mark.parametrize("kind", ["rejection", "split"])
 def test_point_masses_keep_the_targets_distribution(kind: str) -> None:
     tables = np.random.default_rng(3).normal(size=(6, 6))
