@@ -5,8 +5,8 @@ Every table and every check that compares goes through this module, so that one 
 - Repeats are independent: each point of a curve, series and repeat draws with a seed of its own (`independent_seed`).
 - Values of one unit (a prompt, a seed) are dependent. Units are resampled as a whole, with all columns together, so
   that ratios of sums and differences are paired (Efron and Tibshirani, An Introduction to the Bootstrap, chs. 8, 13).
-- Few repeats are too few to resample: a percentile bootstrap of five seeds covers 83 %, not 95 %. Below `FEW`, the
-  interval is Student's t of the repeats (`repeats_interval`), or t times the cluster bootstrap's standard error.
+- Few repeats or prompts are too few to resample: a percentile bootstrap of five covers 83 %, not 95 %. Below `FEW`, the
+  interval is Student's t of the repeats (`repeats_interval`), or t times the bootstrap's standard error.
 - A comparison is decided only if its interval excludes equality, a class only if enough of its responses were judged.
 """
 
@@ -32,7 +32,7 @@ TAILS = 40
 CHUNK = 4_000_000
 """Maximum number of draws in memory."""
 FEW = 20
-"""Minimum number of clusters for percentiles of resamples."""
+"""Minimum number of units for percentiles of resamples."""
 LEAST_JUDGED = 60
 """Minimum number of judged responses for a verdict on a class."""
 LEAST_VALUES = {95: 200, 99: 1000}
@@ -112,12 +112,15 @@ def span(draws: ArrayLike, level: float = LEVEL) -> Reals:
 
 
 def mean_interval(values: NDArray[np.float64], level: float = LEVEL) -> tuple[float, float]:
-    """Bootstrap interval of the mean of many independent values, efficient for few distinct ones.
+    """Bootstrap interval of the mean of independent values, efficient for few distinct ones; below `FEW` values that of
+    `repeats_interval`.
 
     Raises:
         BadInput: no values, or a level outside (0, 1).
     """
     _check(len(values), level)
+    if 1 < len(values) < FEW and level == LEVEL:
+        return repeats_interval(values)[1:]
     kinds, counts = np.unique(values, return_counts=True)
     draws = np.random.default_rng(SEED).multinomial(len(values), counts / len(values), RESAMPLES)
     low, high = span(draws @ kinds / len(values), level).tolist()
@@ -214,7 +217,7 @@ class Bootstrap:
         if groups is not None:
             _, unit = np.unique(np.asarray(groups), return_inverse=True)
             table = np.stack([np.bincount(unit, column) for column in table.T], axis=1)
-        self._clusters = int(table.shape[0]) if groups is not None else None
+        self._units, self._grouped = int(table.shape[0]), groups is not None
         self._index = {name: i for i, name in enumerate(arrays)}
         self._sums: Reals = table.sum(axis=0)
         self._drawn = _resampled(table, resamples, seed)
@@ -240,10 +243,10 @@ class Bootstrap:
         return np.asarray(self._drawn[:, self._index[name]])
 
     def _interval(self, value: np.float64, drawn: Reals) -> Interval:
-        known, units = drawn[np.isfinite(drawn)], self._clusters
-        if not known.size or units == 1:
+        known, units = drawn[np.isfinite(drawn)], self._units
+        if not known.size or (units == 1 and self._grouped):
             return Interval(float(value), math.nan, math.nan)
-        if units is not None and units < FEW:
+        if 1 < units < FEW:
             half = student_t(units - 1) * float(known.std()) * math.sqrt(units / (units - 1))
             return Interval(float(value), float(value) - half, float(value) + half)
         low, high = span(known).tolist()

@@ -65,7 +65,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
 
 
 @settings(max_examples=40)
-@given(values=st.lists(st.floats(0.1, 100), min_size=1, max_size=30), factor=st.floats(0.1, 10))
+@given(values=st.lists(st.floats(0.1, 100), min_size=20, max_size=40), factor=st.floats(0.1, 10))
 def test_intervals_hold_their_value_and_scale(values: list[float], factor: float) -> None:
     column = np.array(values)
     drawn = Bootstrap({"a": column, "b": factor * column}, resamples=200)
@@ -75,6 +75,19 @@ def test_intervals_hold_their_value_and_scale(values: list[float], factor: float
     assert drawn.ratio("b", "a") == pytest.approx((factor, factor, factor))
     assert drawn.difference("a", "a") == pytest.approx((0, 0, 0))
     assert drawn.mean("b") == pytest.approx(tuple(factor * x for x in mean))
+
+
+@pytest.mark.parametrize("count", [4, 10, 19])
+def test_few_prompts_have_students_interval(count: int) -> None:
+    """Percentiles of resamples of four values cover 75 % or so."""
+    dice, inside, alone = np.random.default_rng(0), 0, 0
+    for _ in range(400):
+        values = dice.normal(2, 1, count)
+        found = Bootstrap({"x": values}, resamples=400).mean("x")
+        inside += found.low <= 2 <= found.high
+        low, high = mean_interval(values)
+        alone += low <= 2 <= high
+    assert 0.92 <= inside / 400 <= 0.98 and 0.92 <= alone / 400 <= 0.98
 
 
 def test_the_same_prompts_give_the_same_intervals() -> None:
