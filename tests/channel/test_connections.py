@@ -92,6 +92,26 @@ async def test_a_message_without_an_end_is_cut_off_and_the_others_are_served(bod
         assert [b"sound"] in heard and all(len(frames) == 1 for frames in heard)
 
 
+POST = b"POST / HTTP/1.1\r\nHost: 127.0.0.1:5555\r\nContent-Type: text/plain\r\nContent-Length: 3000\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"\x01\x00\x02\x00A", b"\xff" + bytes(7) + b"\x01\x7f\x01\x05\x00\x00\x00\x01A", POST + b"x" * 3000],
+    ids=["ZMTP 1.0", "ZMTP 2.0", "HTTP"],
+)
+async def test_peers_of_older_protocols_are_not_served_and_end_nothing(sent: bytes) -> None:
+    """libzmq does not know which connection their messages come from."""
+    async with echo() as (bs, heard):
+        with ue(bs) as honest, socket.create_connection(("127.0.0.1", next(iter(bs.connections.ports)))) as old:
+            assert await answered(honest)
+            for _ in range(5):
+                old.sendall(sent)
+                await asyncio.sleep(0.05)
+                assert await answered(honest)
+        assert heard == [[b"and me?"]] * 6
+
+
 async def test_large_messages_that_wait_are_no_message_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A BS is busy while a UE sends as much as it may: no disconnection, no loss."""
     monkeypatch.setattr("testbed.channel.link.CHECK_S", 0.02)
