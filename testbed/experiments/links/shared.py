@@ -20,7 +20,7 @@ from testbed.channel.radio.model import RadioUe
 from testbed.errors import EngineError
 
 HOST = "127.0.0.1"
-READY_S, STOP_S = 30.0, 5.0
+READY_S, STOP_S = 120.0, 5.0
 
 
 class SharedRadio(NamedTuple):

@@ -28,7 +28,7 @@ PARENT = "TESTBED_PARENT"
 STOP_S = 10.0
 LINE_S = 10.0
 """Time between two lines about a process that loads."""
-PROXY_READY_S = 30.0
+PROXY_READY_S = 120.0
 COMPILING_S = 1800.0
 """Time for compiling a target, beside that for loading it."""
 WATCH_S = 0.5

@@ -77,3 +77,10 @@ async def test_charts_hold_minutes_and_hours() -> None:
             assert len(places) > 20 and max(places) > 0.95
             assert min(places) == pytest.approx(first, abs=0.12), span
         assert not wrong
+
+
+@pytest.mark.slow
+async def test_axes_of_whole_numbers_have_whole_ticks() -> None:
+    async with view() as address, page(address) as (shown, _):
+        tops = await shown.evaluate("Array.from({length: 300}, (_, i) => axisTop(i + 2))")
+        assert all(top >= least and top % 2 == 0 for least, top in enumerate(tops, 2)) and tops[:4] == [2, 4, 4, 6]

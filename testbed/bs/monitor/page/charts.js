@@ -23,10 +23,10 @@ function context(canvas, height) {
   return { c, width: clientWidth, height: clientHeight };
 }
 
-/** The next number of 1, 2, 5, 10, … that is no less. */
-function round125(value) {
+/** The next number of 1, 2, 4, 6, 10, 20, … that is no less: a whole one from 2 on has a whole half. */
+function axisTop(value) {
   const ten = 10 ** Math.floor(Math.log10(Math.max(value, 1e-6)));
-  return [1, 2, 5, 10].map((m) => m * ten).find((bound) => bound >= value * 0.999);
+  return [1, 2, 4, 6, 10].map((m) => m * ten).find((bound) => bound >= value * 0.999);
 }
 
 /** Frame of a chart with a vertical axis from 0 to `top`; returns where things go. */
@@ -54,7 +54,8 @@ function frame(canvas, top, below) {
 /** Values over the last `span_s`; each series is {color, size: [wide, high], points: [[s, value], …]}. */
 function overTime(canvas, now_s, series, span_s = CHART_S, name = `−${CHART_S} s`) {
   const values = series.flatMap((one) => one.points.map((point) => point[1])).sort((a, b) => a - b);
-  const top = round125(Math.max(1e-3, values[Math.floor(0.995 * (values.length - 1))] || 1));
+  const least = values.every(Number.isInteger) ? 2 : 1e-3;
+  const top = axisTop(Math.max(least, values[Math.floor(0.995 * (values.length - 1))] || 1));
   const { c, x, y } = frame(canvas, top, [name, "now"]);
   for (const one of series) {
     const [wide, high] = one.size;
@@ -73,7 +74,7 @@ function histogram(canvas, sizes) {
   for (const size of sizes) counts[Math.max(0, SIZES.findIndex((bound) => size <= bound))] += 1;
   const last = Math.max(3, counts.findLastIndex((count) => count > 0));
   const labels = SIZES.slice(0, last + 1).map((bound, i) => (i < 2 ? `${bound}` : `${SIZES[i - 1] + 1}–${bound}`));
-  const { c, x, y } = frame(canvas, round125(Math.max(4, ...counts)), []);
+  const { c, x, y } = frame(canvas, axisTop(Math.max(4, ...counts)), []);
   const wide = 1 / labels.length;
   c.textAlign = "center";
   labels.forEach((label, i) => {
