@@ -41,6 +41,6 @@ def quality(
     if own is not None and all(i in own for i in scored):
         target = [score(own[i]) == wanted[i] for i in scored]
         lost = np.array(target, float) - np.array(right, float)
-        low, high = mean_interval(lost)
+        low, high = np.clip(mean_interval(lost), -1.0, 1.0).tolist()  # few prompts have wide intervals
         columns |= {"accuracy_lost": float(lost.mean()), "accuracy_lost_low": low, "accuracy_lost_high": high}
     return columns

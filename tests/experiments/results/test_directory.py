@@ -82,7 +82,7 @@ def test_a_speculative_row_by_hand(table: dict[str, dict[str, Any]]) -> None:
             "accuracy": 0.5,  # 2 is right, 31 is not 30
             "unparsed": 0.0,
             "accuracy_lost": 0.5,  # the target has both
-            "accuracy_lost_low": 0.0,
+            "accuracy_lost_low": -1.0,  # two prompts say nothing
             "accuracy_lost_high": 1.0,
             "aal": 2.5,  # (5 + 2 + 1 + 2) / 4
             "rounds": 2.0,
