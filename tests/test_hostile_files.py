@@ -30,7 +30,7 @@ from testbed.experiments.inputs.coefficients import read
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.inputs.state import _prior
 from testbed.experiments.predictor.traces import TraceStore
-from testbed.experiments.report.tables import rows_csv
+from testbed.experiments.report.tables import pivot, pivot_latex, rows_csv
 from testbed.experiments.results.csv_file import write_csv
 from testbed.experiments.runs.uerun import GIVEN
 from testbed.experiments.sweep.rerun import _given
@@ -111,6 +111,29 @@ def test_trees_whose_bit_vectors_fill_the_memory() -> None:
     values = {name: np.zeros(20_000) for name in ("threshold", "value", "base")}
     with pytest.raises(ValueError, match="20000 trees of 20000 nodes"):
         Trees({**nodes, **values, "roots": np.zeros(20_000, np.int64)})
+
+
+def test_many_trees_are_read_in_a_time_that_grows_with_their_number() -> None:
+    """All nodes were copied once for each tree."""
+    arrays = {name: np.full(4000, -1) for name in ("feature", "left", "right")}
+    arrays |= {name: np.zeros(4000) for name in ("threshold", "value", "base")}
+    copies: list[str] = []
+
+    class Counted(np.ndarray):  # type: ignore[type-arg]
+        def tolist(self) -> Any:
+            copies.append("")
+            return super().tolist()
+
+    Trees({**{n: a.view(Counted) for n, a in arrays.items()}, "roots": np.arange(4000)})
+    assert len(copies) < 20
+
+
+def test_commands_of_latex_in_names_are_text() -> None:
+    rows = [{"window": window, "uplink_mbps": 20.0, "latency_s": 1.0} for window in (4, 8)]
+    table = pivot(rows, [r"\input{/etc/passwd}~^"] * 2)
+    assert table is not None
+    text = pivot_latex(table)
+    assert r"\input" not in text and "passwd" in text and "~" not in text.replace(r"\textasciitilde", "")
 
 
 # ---------------------------------------------------------------- formulas

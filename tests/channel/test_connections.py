@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from testbed.channel.connections import CHECK_S, MOST_FRAMES, SPARE_BYTES, Connections
-from testbed.channel.link import INBOX, OTHER_BYTES, ZmqLink, ZmqServerLink, new_identity
+from testbed.channel.link import GONE_S, INBOX, OTHER_BYTES, ZmqLink, ZmqServerLink, new_identity
 from tests.support.zmtp import connect, frame
 
 FRAME_BYTES = 2**16
@@ -110,6 +110,21 @@ async def test_peers_of_older_protocols_are_not_served_and_end_nothing(sent: byt
                 await asyncio.sleep(0.05)
                 assert await answered(honest)
         assert heard == [[b"and me?"]] * 6
+
+
+async def test_the_kernel_closes_connections_to_hosts_that_are_gone() -> None:
+    async with echo() as (bs, _):
+        with ue(bs) as honest:
+            assert await answered(honest)
+            accepted = 0
+            for _, one, _ in bs.connections._open():
+                accepted += 1
+                assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == GONE_S / 2
+                probes = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT)
+                assert probes * one.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == GONE_S / 2
+                assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * GONE_S
+            assert accepted == 1
 
 
 async def test_large_messages_that_wait_are_no_message_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from testbed.experiments.report.data import Row
 from testbed.experiments.report.intervals import LINK, Intervals
-from testbed.table_text import plain_cell
+from testbed.table_text import TEX, plain_cell
 
 SETTINGS = ("window_rule", "lookahead", "drafter", "engine", "dtype", "temperature", "sampling")
 """Settings of a run that a row names only where the rows differ in them."""
@@ -41,7 +41,6 @@ CELLS = {
     "accuracy": ("Accuracy", "{:.3f}"),
 }
 """Columns of Table I: latency, AAL, rounds and throughput as in the paper, and accuracy."""
-TEX = str.maketrans({"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}"})
 
 
 class Pivot(NamedTuple):

@@ -152,8 +152,9 @@ class Trees:
         self._offsets = np.arange(len(roots), dtype=np.int64) * MOST_LEAVES - 1023
         masks = np.full(len(feature), ~np.uint64(0), np.uint64)
         tree_of = np.zeros(len(feature), np.int64)
+        nodes_of = tuple(arrays[name].tolist() for name in ("feature", "left", "right", "value"))
         for tree, root in enumerate(roots):
-            self._number(tree, root, arrays, masks, tree_of)
+            self._number(tree, root, nodes_of, masks, tree_of)
         self._ranks: list[list[float]] = []
         self._words: list[NDArray[np.uint64]] = []
         for f in range(len(FEATURES)):
@@ -167,10 +168,10 @@ class Trees:
         self._flat = self._values.reshape(-1)
 
     def _number(
-        self, tree: int, root: int, arrays: Arrays, masks: NDArray[np.uint64], tree_of: NDArray[np.int64]
+        self, tree: int, root: int, nodes: Sequence[list[Any]], masks: NDArray[np.uint64], tree_of: NDArray[np.int64]
     ) -> None:
         """Number a tree's leaves from the left, and note of each node which leaves its failing rules out."""
-        feature, left, right, value = (arrays[n].tolist() for n in ("feature", "left", "right", "value"))
+        feature, left, right, value = nodes
         count = 0
 
         def walk(node: int) -> None:
