@@ -94,7 +94,9 @@ async def answered(site: Site, job: Job, timeout_s: float = 60.0) -> RequestReco
         welcome = await client.connect("", site.drafter.vocab_size)
         if job.kind == TARGET_ONLY:
             return await decode_remotely(client, job.prompt, job.tokens, welcome.end_ids)
-        session = DecodingSession(client, site.drafter, protocol(job.kind), FixedWindow(job.window))
+        session = DecodingSession(
+            client, site.drafter, protocol(job.kind), FixedWindow(job.window), lookahead=job.window % 2
+        )
         return await session.decode(job.prompt, job.tokens, welcome.end_ids)
     finally:
         await client.close()

@@ -72,6 +72,7 @@ async def decode(client: Client, method: str, number: int, token_s: float) -> li
         pace=ConstantPace(client.clock, token_s),
         sampling=sampling,
         seed=number,
+        lookahead=number % 2,
     )
     return (await session.decode(prompt, TOKENS, ())).token_ids
 

@@ -44,6 +44,7 @@ async def decode(client: Client, job: Job, prompt: list[int]) -> list[int]:
     session = DecodingSession(
         client, drafter, protocol(kind), HINTED.make(4, None) if hinted else FixedWindow(4),
         threshold=level if judged else 0.0, sampling=run_method(kind).sampling(Sampling(level)), seed=3,
+        lookahead=sum(prompt) % 2,
     )  # fmt: skip
     return (await session.decode(prompt, TOKENS, ())).token_ids
 

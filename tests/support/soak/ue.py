@@ -47,7 +47,8 @@ async def decode(client: Client, job: Job, draft_s: float) -> list[int]:
     sampled = PROTOCOLS[job.kind].sampled
     session = DecodingSession(
         client, SyntheticDrafter(vocab_size=VOCAB, alpha=0.7), protocol(job.kind), FixedWindow(4), threshold=0.5,
-        pace=ConstantPace(client.clock, draft_s), seed=job.seed, **({"sampling": Sampling(0.8)} if sampled else {}),
+        pace=ConstantPace(client.clock, draft_s), seed=job.seed, lookahead=job.seed % 2,
+        **({"sampling": Sampling(0.8)} if sampled else {}),
     )  # fmt: skip
     return (await session.decode(job.prompt, job.tokens, ())).token_ids
 
