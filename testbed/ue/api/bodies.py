@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -14,6 +15,9 @@ MOST_BYTES = 2**20
 """Largest body."""
 MOST_BRACKETS = 2**15
 """Largest number of lists and objects of a body, brackets in texts included: each costs more than its bytes."""
+MOST_KEYS = 2**15
+"""Largest number of keys of all objects of a body, those in texts included: unknown ones are kept, too."""
+_KEY = re.compile(rb'"\s*:')
 WITHIN_S = 30.0
 """Time limit for receiving a body."""
 
@@ -72,12 +76,13 @@ class BoundedBodies:
                 raise self._too_large()
             if not message.get("more_body", False):
                 break
-        if body.count(b"[") + body.count(b"{") > MOST_BRACKETS:
+        if body.count(b"[") + body.count(b"{") > MOST_BRACKETS or sum(1 for _ in _KEY.finditer(body)) > MOST_KEYS:
             raise self._too_large()
         return bytes(body)
 
     def _too_large(self) -> ApiError:
-        bound = f"a body has at most {self._most_bytes} bytes, and {MOST_BRACKETS} opening brackets and braces"
+        most = f"{self._most_bytes} bytes, {MOST_BRACKETS} opening brackets and braces, and {MOST_KEYS} keys"
+        bound = f"a body has at most {most}"
         return ApiError(413, bound, code="request_too_large")
 
 

@@ -71,9 +71,11 @@ LARGE: list[tuple[str, bytes, int, str]] = [
     (COMPLETIONS, b'{"prompt": "w1", "stop": "%s"}' % (b"a" * 257), 400, "256 characters"),
     (COMPLETIONS, b'{"prompt": "w1", "model": "%s"}' % (b"a" * 10**6), 404, "aaa...aaa"),
     (CHAT, b'{"messages": [%s]}' % b",".join([b'{"role":"user","content":""}'] * 5000), 400, "at most 4096"),
-    (CHAT, b'{"messages": [%s]}' % b",".join([b'{"role":"x","content":3}'] * 30_000), 400, "messages.0.role"),
+    (CHAT, b'{"messages": [%s]}' % b",".join([b'{"role":"x","content":3}'] * 15_000), 400, "messages.0.role"),
     (CHAT, b'{"messages": [{"role": "user", "content": "%s"}]}' % (b"w1 " * 340_000), 400, "exceed the context"),
     (COMPLETIONS, b'{"prompt": "w1"}' + b" " * 2**20, 413, "bytes"),
+    (COMPLETIONS, b"{%s}" % b",".join(b'"k%d":1' % i for i in range(80_000)), 413, "32768 keys"),
+    (COMPLETIONS, b"{%s}" % b",".join(b'"k%d" :1' % i for i in range(80_000)), 413, "32768 keys"),
     (COMPLETIONS, b'{"prompt": ' + b"[" * 20_000, 400, ""),
     (COMPLETIONS, b'{"prompt": "w1", "seed": %s}' % (b"9" * 10**5), 400, ""),
 ]
