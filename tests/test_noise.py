@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import decimal
+import hashlib
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -83,6 +87,21 @@ def test_torch_computes_the_same_bits(seed: int, position: int) -> None:
         series = torch.add(torch.mul(series, square), 1 / denominator)
     found = torch.sub(-2.0 * ratio * series, exponent.double() * LN_2)
     assert np.array_equal(found.numpy(), exponentials(seed, position, 3000))
+
+
+def test_bits_do_not_depend_on_the_processors_instructions() -> None:
+    """In a process in which numpy uses none beyond its baseline (its own logarithm differs there)."""
+    from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
+
+    digest = (
+        "import hashlib, testbed.noise as n; print(hashlib.sha256(n.exponentials(7, 1, 30000).tobytes()).hexdigest())"
+    )
+    without = " ".join(name for name in __cpu_dispatch__ if __cpu_features__.get(name))
+    command = [sys.executable, "-W", "ignore", "-c", digest]
+    done = subprocess.run(
+        command, env={**os.environ, "NPY_DISABLE_CPU_FEATURES": without}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == hashlib.sha256(exponentials(7, 1, 30000).tobytes()).hexdigest()
 
 
 def test_the_ends_of_the_range() -> None:
