@@ -105,6 +105,7 @@ def continuation(target: Rows, drafter: Rows, prompt: Ids, sampling: Sampling, s
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "sampling", [Sampling(0.7, 6, 0.95), Sampling(1.0, 8, 0.99), Sampling(1.6, 5, 0.9)], ids=["0.7", "1.0", "1.6"]
 )

@@ -97,6 +97,7 @@ def test_outputs_are_distributed_as_the_targets_own() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("sampling", [Sampling(0.7, 4, 0.95), Sampling(1.0), Sampling(1.6, 3, 0.9)])
 def test_many_outputs_are_distributed_as_the_targets_own(sampling: Sampling) -> None:
     how = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
