@@ -100,7 +100,8 @@ def visits(shown: Shown) -> str:
         ]  # fmt: skip
         lines.append("<tr>" + "".join(f"<td>{cell(value)}</td>" for value in cells) + "</tr>")
     head = "".join(f"<th>{name}</th>" for name in heads)
-    table = f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    table = f"<div class=wide><table class=visits>{body}</table></div>"
     return f"<h3>Visits</h3>{table}<p><small>Clock: base station's offset from the UE's.</small></p>" if lines else ""
 
 

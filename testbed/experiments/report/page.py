@@ -44,6 +44,7 @@ summary{cursor:pointer}
 .pivot th{white-space:normal}.pivot td,.pivot tbody th{border:0;vertical-align:top}
 .pivot tbody{border-bottom:1px solid #999}
 .pivot [colspan]{text-align:center}.pivot th+td,.pivot tr:nth-child(2) th:nth-child(2){text-align:left}
+.visits tr>:nth-child(2),.visits tr>:last-child{text-align:left}
 figure{margin:1.5rem 0}figcaption{color:#444;max-width:46rem}img{max-width:100%;height:auto}
 code{background:#f3f3f3;padding:0 .2em}p.note{border-left:4px solid #e69f00;padding-left:.8rem}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:0 1rem}dd{margin:0;overflow-wrap:break-word;min-width:0}
