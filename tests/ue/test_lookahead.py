@@ -175,7 +175,7 @@ def test_auto_looks_ahead_where_it_pays(rtt_s: float, alpha: float, chosen: int)
     (found,), _ = serve([Ue(window=3, alpha=alpha, rtt_s=rtt_s, tokens=200, lookahead=None)])
     assert found.token_ids == own([*PROMPT, 0], 200)
     choices = [r.lookahead for r in found.rounds]
-    assert choices[:3] == [0, 0, 0] and choices[20:].count(chosen) > 0.8 * len(choices[20:])
+    assert choices[:3] == [1, 1, 1] and choices[20:].count(chosen) > 0.8 * len(choices[20:])
     times_s = [serve([Ue(window=3, alpha=alpha, rtt_s=rtt_s, tokens=200, lookahead=one)])[0][0] for one in (0, 1)]
     assert found.latency_s <= 1.03 * min(one.latency_s for one in times_s)
 

@@ -8,7 +8,7 @@ from testbed.ue.records import RoundRecord
 LEAST_GAIN = 1.02
 """Expected speed-up below which windows ahead are not worth their uplink and energy."""
 WARM_ROUNDS = 2
-"""Rounds without lookahead before the first choice."""
+"""Rounds that began after a verdict before the first choice; until then it is 1, which costs no time."""
 KEEP = 0.9
 """Weight of earlier rounds in the averages, per round."""
 
@@ -31,8 +31,10 @@ class Lookahead:
         """0 or 1, for a window of this length that is about to be sent."""
         if self.fixed is not None:
             return self.fixed
-        if self._rounds < WARM_ROUNDS or not window or not self._drafted:
+        if not window:
             return 0
+        if self._rounds < WARM_ROUNDS or not self._drafted:
+            return 1
         judged = self._accepted + self._rejected
         trip_s = self._trip_s / self._plain
         waits = Waits(self._draft_s / self._drafted, trip_s, min(trip_s, self._pass_s / self._plain))
