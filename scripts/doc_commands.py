@@ -59,6 +59,7 @@ ASIDE = {
 
 SMALLER = {
     r"^testbed demo": "--prompts 2 --max-tokens 48 --engine llama",
+    r"^testbed demo.* smollm2": "--prompts 1 --max-tokens 16 --methods target-only,greedy",
     r"^testbed ue run(?!.* --prompt)": "--limit 2 --max-tokens 48",
     r"^testbed bench": "--requests 4 --max-tokens 32",
     r"^testbed bench(?!.* --bs)": "--engine llama",

@@ -135,7 +135,7 @@ def test_a_sweep(tmp_path: Path) -> None:
 def test_measuring_a_base_station_under_load(tmp_path: Path) -> None:
     out = tmp_path / "load"
     command = [
-        "latency", "measure", "--engine", "transformers", "--windows", "0,2", "--rates", "1", "--requests", "8",
+        "latency", "measure", "--engine", "llama", "--windows", "0,2", "--rates", "1", "--requests", "8",
         "--at-once", "4", "--max-tokens", "16", "--out", str(out),
     ]  # fmt: skip
     log = tmp_path / "log"
