@@ -44,15 +44,7 @@ class DecodingConfig(Config, frozen=True):
         str | None,
         option("Rejection predictor. Default: the bundled one, where the rule needs one.", metavar="DIR"),
     ] = None
-    temperature: Annotated[
-        float | None,
-        option(
-            "Sampling temperature for coupled, rejection, split and target-only; 0 for greedy. Default: 1 if one of "
-            "the first three or coupled sampling is selected, else 0.",
-            least=0,
-            panel="Sampling",
-        ),
-    ] = None
+    temperature: fields.RunTemperature = None
     sampling: fields.SamplingRule = "independent"
     top_k: Annotated[int, option("Sample from the k most likely tokens only; 0 for all.", least=0)] = 0
     top_p: Annotated[

@@ -135,6 +135,15 @@ Shots = Annotated[int, option("Worked examples before every question.", least=0)
 Scorer = Annotated[
     str, option("Extracts the final answer: number, exact, package.module:function or file.py:function.")
 ]
+RunTemperature = Annotated[
+    float | None,
+    option(
+        "Sampling temperature for coupled, rejection, split and target-only; 0 for greedy. Default: 1 if one of "
+        "the first three or coupled sampling is selected, else 0.",
+        least=0,
+        panel="Sampling",
+    ),
+]
 Seed = Annotated[int, option("Seed of the random numbers.", least=0, panel="Workload")]
 Pace = Annotated[
     str | None,

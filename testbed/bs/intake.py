@@ -159,9 +159,8 @@ class Intake:
             raise ProtocolError("a target-only session takes no drafts")
         self._check_length(arrays)
         window = session.protocol.window(arrays, session.drafter_hidden, session.hidden_bits)
-        ids = window.ids.tobytes()
         if message.round <= session.last_round:
-            return _again(session, message.round, ids)
+            return _again(session, message.round, window.ids.tobytes())
         ahead, now = message.guess is not None, not session.alone and session.current is None
         if ahead and session.protocol.sampled:
             raise ProtocolError(f"protocol {session.protocol.kind} draws its tokens: no window can come ahead")
@@ -172,11 +171,15 @@ class Intake:
         if (busy := self.crowded(key, message.round, waiting, not now)) is not None:
             return busy
         if now:
-            self._commit_drawn(session, window.token)
-            session.take(message.round, ids, ahead)
-            if session.held is not None and session.held.number <= message.round:
-                self.sessions.hold(session, None)
+            self._take(session, message, window)
         return session, window, not now
+
+    def _take(self, session: Session, message: Draft, window: Window) -> None:
+        """Begin a round of a session."""
+        self._commit_drawn(session, window.token)
+        session.take(message.round, window.ids.tobytes(), message.guess is not None)
+        if session.held is not None and session.held.number <= message.round:
+            self.sessions.hold(session, None)
 
     def following(self, session: Session, round_: Round, now_s: float) -> Round | None:
         """The round that begins, now that `round_` is judged, without another message of the UE: the one whose window

@@ -159,12 +159,10 @@ def eval_command(
     meta, traces = _traces(config, data, next(iter(found.values())).info.labels)
     for one in found.values():
         check_traces(one, meta)
-    rows = evaluate(found, traces)
     document = {
         "dataset": meta.dataset, "prompts": meta.prompts, "window": meta.window, "labels": str(meta.labels),
-        "rows": rows,
+        "rows": evaluate(found, traces), "theorem1": theorem(found, traces),
     }  # fmt: skip
-    document["theorem1"] = theorem(found, traces)
     _write_figures(traces, out)
     if as_json:
         print_json(document, stdout)

@@ -122,12 +122,8 @@ class SessionExchanges:
                 sent_s = start_s if window.sent_s is None else window.sent_s
                 return Exchange(message, packet.arrays, self._clock.time() - sent_s, reveal_s, down, sent_s)
             if isinstance(message, NeedHidden) and message.round == number:
-                asked_s = self._clock.time()
-                revealed = self._reveal(window.drafted, asked_positions(packet, len(window.drafted.ids)))
-                reveal_s += self._clock.time() - asked_s
-                sent = await self._client.send(Hidden(session=self._number, round=number), revealed)
-                window.sent_bytes += sent
-                wait_s = max(wait_s, 8 * sent / SLOWEST_BPS)
+                took_s, sent = await self._upload(window, asked_positions(packet, len(window.drafted.ids)))
+                reveal_s, wait_s = reveal_s + took_s, max(wait_s, 8 * sent / SLOWEST_BPS)
             elif isinstance(message, Resync) and unknown:
                 unknown -= 1
             elif isinstance(message, Busy) and message.round not in (None, number):
@@ -140,6 +136,15 @@ class SessionExchanges:
                 if self.ahead is not None:
                     self.ahead.known = False
                 await self.send(window)
+
+    async def _upload(self, window: OutgoingWindow, positions: Sequence[int]) -> tuple[float, int]:
+        """Send the hidden states at `positions`; seconds in which they were made, and bytes."""
+        start_s = self._clock.time()
+        revealed = self._reveal(window.drafted, positions)
+        took_s = self._clock.time() - start_s
+        sent = await self._client.send(Hidden(session=self._number, round=window.draft.round), revealed)
+        window.sent_bytes += sent
+        return took_s, sent
 
     async def listen(self, number: int) -> Exchange:
         """Wait for the next token that the BS decodes alone; after a silence, open the session again.

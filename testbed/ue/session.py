@@ -100,13 +100,11 @@ class DecodingSession:
             LinkError: the BS cannot be reached.
             ProtocolError: the BS refuses.
         """
-        start_s = self._clock.time()
+        start_s = begun_s = self._clock.time()
         self._committed = np.asarray(prompt, np.int32)
         self._ends, self._end = frozenset(end_ids), len(prompt) + max_tokens
         self._windows.begin(list(prompt))
-        rounds: list[RoundRecord] = []
-        reason = "length"
-        begun_s = start_s
+        rounds, reason = list[RoundRecord](), "length"
         try:
             if not self._alone:
                 await self._windows.catch_up(self._committed)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from testbed.cli.options import AsJson
 from testbed.cli.output import grid_columns, note, print_json
 from testbed.cli.tables import print_rows
+
+if TYPE_CHECKING:
+    from testbed.experiments.report.data import Shown
 
 
 def report(
@@ -40,7 +44,6 @@ def report(
     """
     from testbed.experiments.report.data import readable
     from testbed.experiments.report.page import write_shown
-    from testbed.experiments.results.traffic import by_meaning
     from testbed.experiments.sweep.report import load_all
 
     directory = out or runs[0]
@@ -51,8 +54,14 @@ def report(
     if as_json:
         print_json({"report": str(page), "runs": [{"run": str(one.path), **one.document} for one in shown]})
         return
+    _print_rows(shown)
+    note(f"wrote {page}")
+
+
+def _print_rows(shown: Sequence[Shown]) -> None:
+    from testbed.experiments.results.traffic import by_meaning
+
     for one in shown:
         if one.speculates:
             rows = list(map(by_meaning, one.rows))
             print_rows(rows, str(one.path), grid_columns(rows))
-    note(f"wrote {page}")

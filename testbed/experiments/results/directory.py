@@ -51,27 +51,20 @@ def rows(
     """One row per method, in order of first appearance; `docs/architecture.md` defines the columns.
 
     Args:
-        examples: prompts, by request index.
-        texts: output texts, by (method, request).
+        examples, texts: prompts, by request index, and output texts, by (method, request).
         lookahead: None: chosen for each window, and rows have the mean.
-        own: the target's own output texts, by (method, request); None: unknown.
+        own: as `texts`, of the target; None: unknown.
         idle_w: power of the idle device; None: not measured.
         sampling: how methods that sample draw or choose tokens.
         score: extracts the answer from a text.
     """
-    channel = _channel(outcomes)
-
-    def looked(mine: Sequence[Outcome]) -> float:
-        if lookahead is not None:
-            return lookahead
-        return float(np.mean([r.lookahead for o in mine for r in o.record.rounds]))
 
     def row(method: str) -> dict[str, Any]:
         mine = [o for o in outcomes if o.method == method]
         target = None if own is None else {request: text for (kind, request), text in own.items() if kind == method}
         return {
-            **_settings(method, window, window_rule, looked(mine), threshold, hidden_bits, sampling),
-            **channel,
+            **_settings(method, window, window_rule, _looked(mine, lookahead), threshold, hidden_bits, sampling),
+            **_channel(outcomes),
             "requests": len(mine),
             **quality({o.request: texts.get((method, o.request), "") for o in mine}, examples, target, score),
             **_speed([o.record for o in mine]),
@@ -80,6 +73,13 @@ def rows(
         }
 
     return [row(method) for method in dict.fromkeys(o.method for o in outcomes)]
+
+
+def _looked(outcomes: Sequence[Outcome], lookahead: int | None) -> float:
+    """The lookahead of a run, or the mean over its rounds where each window chose its own."""
+    if lookahead is not None:
+        return lookahead
+    return float(np.mean([r.lookahead for o in outcomes for r in o.record.rounds]))
 
 
 def _settings(
