@@ -34,6 +34,8 @@ from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.protocols.vocabulary import check_same
 
 RETRY_S = 1.0
+OTHER = "it serves another target, judge or head than at the greeting; restart the UE to use it"
+"""Refusal of a UE that another base station welcomed, or this one before it was restarted with something else."""
 Admit = Callable[[Key, Open], "Busy | None"]
 """The refusal of a session whose token speed cannot be guaranteed; None: it can."""
 
@@ -68,23 +70,21 @@ class Intake:
         """Welcome a UE, or refuse it for its wire version or vocabulary."""
         if message.version != VERSION:
             return Fault(session=-1, reason=f"wire version {message.version}; this BS speaks {VERSION}")
-        offer = self.offer
         try:
-            check_same((message.tokenizer, message.vocab_size), (offer.tokenizer, offer.vocab_size))
+            check_same((message.tokenizer, message.vocab_size), (self.offer.tokenizer, self.offer.vocab_size))
         except ModelError as exc:
             return Fault(session=-1, reason=str(exc))
+        return self.welcome
+
+    @property
+    def welcome(self) -> Welcome:
+        """The answer to a UE's greeting."""
+        offer = self.offer
         return Welcome(
-            version=VERSION,
-            model=offer.model,
-            hidden_size=offer.hidden_size,
-            vocab_size=offer.vocab_size,
-            end_ids=offer.end_ids,
-            protocols=(TARGET_ONLY, *PROTOCOLS),
-            max_window=offer.max_window,
-            max_positions=offer.max_positions,
-            weights=offer.weights,
-            judge=offer.judge,
-        )
+            version=VERSION, model=offer.model, hidden_size=offer.hidden_size, vocab_size=offer.vocab_size,
+            end_ids=offer.end_ids, protocols=(TARGET_ONLY, *PROTOCOLS), max_window=offer.max_window,
+            max_positions=offer.max_positions, weights=offer.weights, judge=offer.judge,
+        )  # fmt: skip
 
     def ping(self, message: Ping, now_s: float) -> Pong:
         """Answer an RTT handshake; `now_s` is the time on the server's clock."""
@@ -110,6 +110,8 @@ class Intake:
         key: Key = (peer, message.session)
         _check_choices(message)
         sampling = _sampling(message)
+        if message.served not in ("", self.welcome.digest):
+            raise ProtocolError(OTHER)
         expect_names(arrays, "ids")
         ids = read_ids(arrays)
         self._check_prompt(ids, message)

@@ -6,16 +6,20 @@ dtype and shape. Integers count from 0; times are durations in seconds on the se
 
 from __future__ import annotations
 
-from typing import Literal, Union
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Literal, Union
 
 import msgspec
 
 from testbed.channel.csi import Csi
 
-VERSION = 7
+VERSION = 8
 """Version of this wire format; `Hello` and `Welcome` must agree on it."""
 NO_HINT = -1
 """Stands in the place of a hinted window."""
+SHARED = ("weights", "judge", "vocab_size", "hidden_size", "end_ids")
+"""Fields of `Welcome` that must stay the same as long as a UE decodes, on every BS."""
 Reading = Literal["predicting", "after"]
 """Hidden states of a token that are uploaded and judged: those that predict it, or those that have read it. WISV eq. 23
 says "at token position" and leaves both open."""
@@ -69,6 +73,8 @@ class Open(Message, frozen=True):
     """Seed of the request's random numbers, in [0, 2⁶⁴)."""
     drafter: str = ""
     """Fingerprint of the drafter (`assets/fingerprints.py`); a judge trained for one drafter refuses others."""
+    served: str = ""
+    """`Welcome.digest` of the BS that welcomed the UE; a BS with another one answers `Fault`. Empty: any BS will do."""
     speed_tps: float | None = None
     """Token speed in tokens/s that the UE wants guaranteed, its service class; None: no guarantee."""
     hidden_bits: int = 16
@@ -153,6 +159,17 @@ class Welcome(Message, frozen=True):
     """Fingerprint of the target (`testbed.assets.fingerprints`)."""
     judge: str = ""
     """Kind of the judge, and fingerprint of its head."""
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """The fields `SHARED`, in msgpack's types."""
+        values = {name: getattr(self, name) for name in SHARED}
+        return values | {"end_ids": list(self.end_ids)}
+
+    @property
+    def digest(self) -> str:
+        """Digest of the fields `SHARED`, 8 hexadecimal digits."""
+        return hashlib.blake2b(msgspec.msgpack.encode(self.shared), digest_size=4).hexdigest()
 
 
 class Opened(Message, frozen=True):
@@ -241,3 +258,12 @@ class Pong(Message, frozen=True):
 
 Uplink = Union[Hello, Open, Draft, Hidden, Close, Ping]  # noqa: UP007 (msgspec reads it at run time, on 3.10 too)
 Downlink = Union[Welcome, Opened, NeedHidden, Verdict, Resync, Busy, Fault, Pong]  # noqa: UP007
+
+
+def difference(mine: Mapping[str, Any], theirs: Mapping[str, Any], whose: str) -> str:
+    """The first difference between two BSs' `Welcome.shared`, for "it serves …"; empty if there is none."""
+    for name in SHARED:
+        if mine.get(name) != theirs.get(name):
+            what = "model" if name != "judge" else "judge or head"
+            return f"another {what} than {whose}: {name} {mine.get(name)!r}, not {theirs.get(name)!r}"
+    return ""

@@ -115,6 +115,11 @@ class Client:
         self.welcome = packet.message
         return packet.message
 
+    @property
+    def served(self) -> str:
+        """`Welcome.digest` of the BS at the greeting; empty before."""
+        return "" if self.welcome is None else self.welcome.digest
+
     async def rtt_s(self, count: int = 5) -> list[float]:
         """Round-trip times of `count` successive handshakes."""
         times = []

@@ -22,7 +22,7 @@ from testbed.channel.link import Link
 from testbed.clock import Clock
 from testbed.errors import LinkError, LinkTimeout, ModelError, ProtocolError
 from testbed.protocols.codec import AnyArray, Packet, decode_downlink, encode
-from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pong, Resync, Welcome
+from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pong, Resync, Welcome, difference
 from testbed.protocols.ranges import check_ranges
 from testbed.tasks import together
 from testbed.ue.client import Client
@@ -38,8 +38,6 @@ PROBES = 2**62
 """First token of the pings used as probes."""
 EPOCH = 2**40
 """Offset added to session numbers at every change of station."""
-SHARED = ("weights", "judge", "vocab_size", "hidden_size", "end_ids")
-"""Fields of `Welcome` in which all stations of a UE must agree."""
 
 
 class StationLink(NamedTuple):
@@ -213,11 +211,8 @@ class FailoverClient(Client):
         if self.welcome is not None:
             known.append((self.serving, self.welcome))
         for address, other in known:
-            for name in SHARED:
-                mine, theirs = getattr(welcome, name), getattr(other, name)
-                if mine != theirs:
-                    what = "model" if name != "judge" else "judge or head"
-                    return f"{station.address} serves another {what} than {address}: {name} {mine!r}, not {theirs!r}"
+            if found := difference(welcome.shared, other.shared, address):
+                return f"{station.address} serves {found}"
         return ""
 
     def _deliver(self, packet: Packet[Any]) -> None:

@@ -61,16 +61,17 @@ async def compare(
         return None
     gap = float("inf")
     if position < min(len(output), len(target)):
-        asked = _opening(client.new_session(), sampling, seed)
+        asked = _opening(client, sampling, seed)
         gap = await _gap(client, asked, [*prompt, *target[:position]], output[position], target[position])
     tie = tolerance > 0 and abs(gap) <= tolerance
     return Divergence(request, position, list(output[position:][:SHOWN]), list(target[position:][:SHOWN]), gap, tie)
 
 
-def _opening(session: int, sampling: Sampling, seed: int) -> Open:
+def _opening(client: Client, sampling: Sampling, seed: int) -> Open:
     return Open(
-        session=session, protocol="greedy", threshold=0.0, hidden_size=1, temperature=sampling.temperature,
-        top_k=sampling.top_k, top_p=sampling.top_p, seed=seed, coupled=sampling.coupled,
+        session=client.new_session(), protocol="greedy", threshold=0.0, hidden_size=1,
+        temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, seed=seed,
+        coupled=sampling.coupled, served=client.served,
     )  # fmt: skip
 
 

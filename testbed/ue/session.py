@@ -257,6 +257,7 @@ class DecodingSession:
             top_p=self._sampling.top_p,
             seed=self._seed,
             drafter=self._drafter.fingerprint,
+            served=self._client.served,
             hidden_bits=self._hidden_bits,
             speed_tps=self._speed_tps,
             window=self._hints.limit if self._hints else 0,

@@ -57,6 +57,7 @@ UPLINK: dict[type[Message], dict[str, Any]] = {
         "top_p": REAL,
         "seed": NUMBER,
         "drafter": TEXT,
+        "served": TEXT,
         "speed_tps": st.none() | REAL,
         "hidden_bits": NUMBER,
         "window": NUMBER,

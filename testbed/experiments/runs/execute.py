@@ -35,6 +35,8 @@ class Watch(NamedTuple):
 
     round: Progress
     done: Done
+    greeted: Callable[[Welcome], None] = lambda welcome: None
+    """Called with the BS's answer to the greeting, before anything is decoded."""
 
 
 class Begun(NamedTuple):
@@ -126,7 +128,7 @@ async def decode_all(
         done: finished outcomes of a resumed run.
 
     Raises:
-        BadInput: the BS refuses the drafter's vocabulary, or a prompt is too long for it.
+        BadInput: the BS refuses the drafter's vocabulary, a prompt is too long for it, or `watch.greeted` refuses it.
         LinkError: the BS cannot be reached.
     """
     link, local = setting.clients
@@ -135,6 +137,7 @@ async def decode_all(
         welcome = await link.connect(fingerprint, setting.drafter.vocab_size)
         if local is not link:
             await local.connect(fingerprint, setting.drafter.vocab_size)
+        watch.greeted(welcome)
         _check_context(work, config, welcome)
         state = await channel_state(config.csi, link, clock)
         zero_s = unix_zero_s() if isinstance(clock, WallClock) else None

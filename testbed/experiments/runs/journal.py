@@ -1,7 +1,8 @@
 """The journal of an unfinished run: finished outcomes, so that a killed run can be resumed.
 
-`DIR/journal` consists of msgpack blocks, each preceded by its length in 4 bytes: a heading, then the outcomes, each
-synced to disk before the next prompt begins. It exists until `summary.json` is written, locked by its run.
+`DIR/journal` consists of msgpack blocks, each preceded by its length in 4 bytes: a heading, what the BS serves, then
+the outcomes, each synced to disk before the next prompt begins. It exists until `summary.json` is written, locked by
+its run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Union
 
 import msgspec
 
@@ -22,12 +23,18 @@ from testbed.config import RunConfig, resolved
 from testbed.errors import BadInput, TestbedError
 from testbed.experiments.results.directory import SUMMARY
 from testbed.experiments.runs.prepare import Workload
+from testbed.protocols.messages import Welcome, difference
 from testbed.ue.run import Outcome
 
 NAME = "journal"
 SCHEMA = 1
 ELSEWHERE = frozenset({"bs", "local_bs", "keys", "insecure", "timeout_s", "failover_s"})
 """Configuration fields that may differ when the run is resumed."""
+
+Shared = dict[str, Any]
+"""`Welcome.shared`."""
+BLOCK: Any = Union[Outcome, tuple[Shared]]  # noqa: UP007 (msgspec reads it at run time)
+"""A block after the heading."""
 
 
 class Heading(msgspec.Struct, frozen=True):
@@ -49,8 +56,8 @@ class Journal:
         done: outcomes read from the journal.
     """
 
-    def __init__(self, file: BinaryIO, identity: bytes, done: list[Outcome]) -> None:
-        self._file, self.identity, self.done = file, identity, done
+    def __init__(self, file: BinaryIO, identity: bytes, done: list[Outcome], shared: Shared | None = None) -> None:
+        self._file, self.identity, self.done, self._shared = file, identity, done, shared
 
     @classmethod
     def begin(cls, out: Path, config: RunConfig, work: Workload) -> Journal:
@@ -92,14 +99,29 @@ class Journal:
             raise BadInput(f"cannot read {path}: {exc.strerror or exc}") from exc
         try:
             _lock(file, out)
-            heading, done, end = _read(file, path)
+            heading, shared, done, end = _read(file, path)
             _check(heading, config, work, out)
         except BaseException:
             file.close()
             raise
         file.truncate(end)  # an incomplete block
         file.seek(end)
-        return cls(file, heading.identity, done)
+        return cls(file, heading.identity, done, shared)
+
+    def greet(self, welcome: Welcome) -> None:
+        """Write down what the BS serves; a resumed run must be decoded by the same.
+
+        Raises:
+            BadInput: it serves another target, judge or head than when the run began.
+            TestbedError: writing failed.
+        """
+        if self._shared is None:
+            self._shared = welcome.shared
+            self._write((self._shared,))  # an array, unlike an outcome
+            return
+        whose = f"the run in {Path(self._file.name).parent} began with"
+        if found := difference(welcome.shared, self._shared, whose):
+            raise BadInput(f"the BS serves {found}")
 
     def add(self, outcome: Outcome) -> None:
         """Write an outcome, synced to disk.
@@ -147,7 +169,7 @@ def kept(out: Path | None) -> str:
         return "nothing is kept; with --out DIR, a run can be resumed (--resume)"
     try:
         with (out / NAME).open("rb") as file:
-            done = len(_read(file, out / NAME)[1])
+            done = len(_read(file, out / NAME)[2])
     except (OSError, BadInput):
         return f"nothing is kept in {out}"
     return f"finished requests kept in {out}: {done}; resume with the same command and --resume"
@@ -177,8 +199,8 @@ def _digest(work: Workload) -> str:
     return hashlib.blake2b(ids, digest_size=8).hexdigest()
 
 
-def _read(file: BinaryIO, path: Path) -> tuple[Heading, list[Outcome], int]:
-    """Heading, outcomes, and the end of the last complete block."""
+def _read(file: BinaryIO, path: Path) -> tuple[Heading, Shared | None, list[Outcome], int]:
+    """Heading, what the BS serves, outcomes, and the end of the last complete block."""
     try:
         blocks = _blocks(file)
         first = next(blocks, None)
@@ -187,13 +209,18 @@ def _read(file: BinaryIO, path: Path) -> tuple[Heading, list[Outcome], int]:
         heading, end = msgspec.msgpack.decode(first, type=Heading), file.tell()
         if heading.schema != SCHEMA:
             raise BadInput(f"{path} has schema {heading.schema}; this version reads {SCHEMA}")
-        done = []
+        shared: Shared | None = None
+        done: list[Outcome] = []
         for block in blocks:
-            done.append(msgspec.msgpack.decode(block, type=Outcome))
+            found: Outcome | tuple[Shared] = msgspec.msgpack.decode(block, type=BLOCK)
+            if isinstance(found, tuple):
+                (shared,) = found
+            else:
+                done.append(found)
             end = file.tell()
     except msgspec.DecodeError as exc:
         raise BadInput(f"{path} is not a journal of this version: {exc}") from exc
-    return heading, done, end
+    return heading, shared, done, end
 
 
 def _blocks(file: BinaryIO) -> Iterator[bytes]:

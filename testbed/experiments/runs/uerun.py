@@ -101,7 +101,7 @@ def _journalled(config: RunConfig, work: Workload, journal: Journal) -> list[Out
 
         for outcome in journal.done:
             live.done(outcome)
-        watch = Watch(live.round, ended)
+        watch = Watch(live.round, ended, journal.greet)
         return asyncio.run(execute(config, work, watch, Begun(journal.identity, journal.done)))
 
 

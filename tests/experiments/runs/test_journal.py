@@ -18,6 +18,7 @@ from testbed.errors import BadInput, TestbedError
 from testbed.experiments.inputs.datasets import Example
 from testbed.experiments.runs.journal import NAME, Journal, kept
 from testbed.experiments.runs.prepare import Prompt, Workload
+from testbed.protocols.messages import VERSION, Welcome
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.run import Outcome
 from tests.support.refusals import refuse
@@ -63,6 +64,7 @@ def test_a_journal_cut_off_anywhere_loses_no_more_than_its_last_block(
     out = tmp_path_factory.mktemp("run")
     journal = Journal.begin(out, CONFIG, work())
     sizes = [(out / NAME).stat().st_size]
+    journal.greet(welcome())
     for request in range(3):
         journal.add(outcome(request))
         sizes.append((out / NAME).stat().st_size)
@@ -102,6 +104,42 @@ def test_only_the_same_run_is_gone_on_with(tmp_path: Path) -> None:
     refuse(lambda: Journal.resume(tmp_path, CONFIG, work([1, 2], [4])), BadInput, "other prompts")
     elsewhere = msgspec.structs.replace(CONFIG, bs="tcp://127.0.0.1:7777", timeout_s=5.0, keys="pi", failover_s=9.0)
     Journal.resume(tmp_path, elsewhere, work()).close()
+
+
+def welcome(weights: str = "abc", model: str = "m") -> Welcome:
+    return Welcome(
+        version=VERSION, model=model, hidden_size=1, vocab_size=9, end_ids=(1, 2), protocols=(), max_window=1,
+        max_positions=1, weights=weights,
+    )  # fmt: skip
+
+
+def test_a_run_goes_on_with_the_same_target_only(tmp_path: Path) -> None:
+    journal = Journal.begin(tmp_path, CONFIG, work())
+    journal.greet(welcome())
+    journal.add(outcome(0))
+    journal.close()
+    size = (tmp_path / NAME).stat().st_size
+    for _ in range(2):
+        again = Journal.resume(tmp_path, CONFIG, work())
+        assert again.done == [outcome(0)]
+        refuse(
+            lambda again=again: again.greet(welcome("xyz")),  # type: ignore[misc]
+            BadInput,
+            f"the BS serves another model than the run in {tmp_path} began with: weights 'xyz', not 'abc'",
+        )
+        again.greet(welcome(model="renamed"))
+        again.close()
+        assert (tmp_path / NAME).stat().st_size == size
+
+
+def test_a_run_that_ended_before_the_greeting_goes_on_with_any_target(tmp_path: Path) -> None:
+    Journal.begin(tmp_path, CONFIG, work()).close()
+    again = Journal.resume(tmp_path, CONFIG, work())
+    again.greet(welcome("xyz"))
+    again.close()
+    third = Journal.resume(tmp_path, CONFIG, work())
+    refuse(lambda: third.greet(welcome()), BadInput, "weights 'abc', not 'xyz'")
+    third.close()
 
 
 def test_an_unfinished_run_is_not_written_over(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import http.client
 import json
 from pathlib import Path
@@ -404,6 +405,20 @@ async def test_a_bs_that_is_gone_is_said_so(tmp_path: Path) -> None:
             await complete(site, max_tokens=2)
         assert caught.value.status_code == 503 and caught.value.type == "server_error"
         await until(lambda: not site.drafter.places_taken and not site.backend.busy)
+
+
+async def test_a_bs_that_serves_another_target_is_refused_until_the_old_one_is_back(tmp_path: Path) -> None:
+    async with endpoint(tmp_path, PATIENT) as site:
+        before = site.bs._intake.offer
+        site.bs._intake.offer = dataclasses.replace(before, weights="other")
+        with pytest.raises(openai.InternalServerError) as caught:
+            await complete(site, max_tokens=2, temperature=0)
+        assert caught.value.status_code == 502 and caught.value.code == "backend_error"
+        assert "serves another target" in caught.value.message and "\n" not in caught.value.message
+        site.bs._intake.offer = before
+        answer = await complete(site, max_tokens=2, temperature=0)
+        assert answer.choices[0].text == text(await own(site, [5, 7, 1], 2))
+        await until(lambda: site.at_rest)
 
 
 async def test_a_bs_without_room_is_asked_again(tmp_path: Path) -> None:
