@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from testbed.bs.engines.base import Share, VerifyEngine, VerifyRequest, VerifyResult, common_prefix
+from testbed.bs.engines.fairness import fair_share, owner
 
 LEAST_PIECE = 16
 """Tokens of a piece, at least: what room is left below that stays free."""
@@ -38,9 +40,10 @@ class _PassPart(NamedTuple):
 class BatchedEngine(VerifyEngine):
     """Puts passes together from submitted rounds, in their order, at most one per session.
 
-    A pass takes rounds until `max_batch_tokens` new tokens or `max_requests` are reached. A prefix with more than
-    `chunk_tokens` uncached tokens, or more than a pass has room for, is computed in pieces; the round keeps its place,
-    and leaves up to half of the room to later rounds that a pass finishes.
+    A pass takes rounds until `max_batch_tokens` new tokens or `max_requests` are reached; where more sessions than
+    `max_requests` hold keys and values or wait, at most a fair share of each UE's (`fairness`). A prefix with more
+    than `chunk_tokens` uncached tokens, or more than a pass has room for, is computed in pieces; the round keeps its
+    place, and leaves up to half of the room to later rounds that a pass finishes.
     """
 
     chunk_tokens: int | None = None
@@ -68,6 +71,12 @@ class BatchedEngine(VerifyEngine):
         """
         known = self._prompts.get(request.session)
         return 0 if known is None else common_prefix(known, request.prefix, len(request.prefix) - 1)
+
+    def held(self) -> Collection[str]:
+        """Sessions whose keys and values the engine holds, the least recently used first, where it has a place for
+        `max_requests` of them; by default none.
+        """
+        return ()
 
     def submit(self, request: VerifyRequest) -> None:
         """See `VerifyEngine.submit`."""
@@ -108,9 +117,13 @@ class BatchedEngine(VerifyEngine):
         parts: dict[int, _PassPart] = {}
         pieces: list[int] = []
         room, kept, sessions = self.max_batch_tokens, 0, set[str]()
+        share, taken = self._fair_share(waiting), Counter[str]()
         for place, request in enumerate(waiting):
             if len(sessions) == self.max_requests or request.session in sessions:
                 break
+            if taken[owner(request.session)] == share:
+                continue
+            taken[owner(request.session)] += 1
             sessions.add(request.session)
             whole = _PassPart(request, request, self.cached(request))
             if self._at_once(whole) and whole.new <= room - kept:
@@ -125,6 +138,12 @@ class BatchedEngine(VerifyEngine):
                 parts[place] = part
                 room -= part.new
         return [parts[place] for place in sorted(parts)]
+
+    def _fair_share(self, waiting: Sequence[VerifyRequest]) -> int:
+        """Most rounds of one UE in the next pass."""
+        if not (held := self.held()):
+            return self.max_requests
+        return fair_share({*held, *(request.session for request in waiting)}, self.max_requests)
 
     def _at_once(self, whole: _PassPart) -> bool:
         """Whether the bound of one prefix's share lets a pass compute the whole round."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from testbed.bs.engines.base import VerifyRequest, VerifyResult, common_prefix
 from testbed.bs.engines.batched import BatchedEngine
+from testbed.bs.engines.fairness import to_evict
 from testbed.errors import BadInput, EngineError, ModelError
 from testbed.llama.context import MAX_BATCH, MAX_SEQUENCES, LlamaOptions
 from testbed.llama.gguf_rules import EMBEDDING, WITHOUT_ATTENTION, check_gguf, is_float32
@@ -68,8 +69,8 @@ class _Scores(NamedTuple):
 
 
 class LlamaEngine(BatchedEngine):
-    """Computes a pass in one decode after the prompts'; the least recently used sessions' caches are dropped beyond
-    `max_sessions`.
+    """Computes a pass in one decode after the prompts'; beyond `max_sessions`, the least recently used cache of the UE
+    with most sessions is dropped.
 
     Args:
         model: GGUF file, of floats or quantised.
@@ -122,6 +123,10 @@ class LlamaEngine(BatchedEngine):
         session = self._sessions.get(request.session)
         return 0 if session is None else common_prefix(session.ids, request.prefix, len(request.prefix) - 1)
 
+    def held(self) -> Collection[str]:
+        """See `BatchedEngine.held`."""
+        return self._sessions.keys()
+
     def compute(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
         """See `BatchedEngine.compute`; at most one request per sequence."""
         if self._llama is None:
@@ -129,10 +134,8 @@ class LlamaEngine(BatchedEngine):
         return self._verify_together(self._llama, batch)
 
     def _verify_together(self, llama: LlamaGroup, part: Sequence[VerifyRequest]) -> list[VerifyResult]:
-        for request in part:
-            if request.session in self._sessions:
-                self._sessions.move_to_end(request.session)
-        shares = [self._share(llama, request) for request in part]
+        busy = frozenset(request.session for request in part)
+        shares = [self._share(llama, request, busy) for request in part]
         try:
             llama.fill([share.inputs(share.cached, share.first) for share in shares])
             results = self._score(llama, part, shares)
@@ -144,9 +147,9 @@ class LlamaEngine(BatchedEngine):
             share.session.ids = share.prompt
         return results
 
-    def _share(self, llama: LlamaGroup, request: VerifyRequest) -> _SequenceShare:
+    def _share(self, llama: LlamaGroup, request: VerifyRequest, busy: Collection[str]) -> _SequenceShare:
         """A request's session, cut to what it has in common with the request's prompt."""
-        session = self._sessions.pop(request.session, None) or self._open(llama)
+        session = self._sessions.pop(request.session, None) or self._open(llama, request.session, busy)
         self._sessions[request.session] = session
         prompt, first = request.prompt, len(request.prefix) - 1
         cached = common_prefix(session.ids, prompt, first)
@@ -155,13 +158,10 @@ class LlamaEngine(BatchedEngine):
             session.ids = session.ids[:cached]
         return _SequenceShare(session, prompt, cached, first)
 
-    def _open(self, llama: LlamaGroup) -> _LlamaSession:
-        """A session with an empty sequence: an unused one, or that of the least recently used session.
-
-        A part has no more sessions than there are sequences, and its own are the most recently used ones: they stay.
-        """
+    def _open(self, llama: LlamaGroup, session: str, busy: Collection[str]) -> _LlamaSession:
+        """A session with an empty sequence: an unused one, or that of a session outside the pass (`busy`)."""
         if not self._free:
-            self._drop(llama, next(iter(self._sessions)))
+            self._drop(llama, to_evict(self._sessions, session, busy))
         return _LlamaSession(heapq.heappop(self._free), np.empty(0, np.int32))
 
     def _score(

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from testbed.bs.engines.base import VerifyRequest, VerifyResult, common_prefix
 from testbed.bs.engines.batched import BatchedEngine
+from testbed.bs.engines.fairness import to_evict
 from testbed.bs.engines.model_files import check_files
 from testbed.errors import EngineError, ModelError
 
@@ -29,8 +30,8 @@ class _CachedSession:
 
 
 class TransformersEngine(BatchedEngine):
-    """Computes the rounds of a pass one by one; the least recently used sessions' caches are dropped beyond
-    `max_sessions`.
+    """Computes the rounds of a pass one by one; beyond `max_sessions`, the least recently used cache of the UE with
+    most sessions is dropped.
 
     Args:
         model: directory of a Hugging Face model, or its id.
@@ -107,9 +108,9 @@ class TransformersEngine(BatchedEngine):
                 result = self._judge(hidden, request, cached)
         except Exception as exc:
             raise EngineError(f"transformers failed on session {request.session}: {exc}") from exc
+        if len(self._sessions) >= self._max_sessions:
+            del self._sessions[to_evict(self._sessions, request.session)]
         self._sessions[request.session] = _CachedSession(prompt, session.cache)
-        if len(self._sessions) > self._max_sessions:
-            self._sessions.popitem(last=False)
         return result
 
     def _forward(self, session: _CachedSession, prompt: NDArray[np.int32], first: int) -> tuple[Tensor, int]:
