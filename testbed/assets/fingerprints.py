@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +17,9 @@ END_BYTES = 2**20
 BLOCK_BYTES = 64 * 2**10
 BLOCKS = 16
 """Number of evenly spaced blocks read from a large file."""
+WEIGHTS = ("*.safetensors", "*.npz")
+DESCRIPTIONS = ("config.json", "head.json", "predictor.json")
+"""Files of the directory of a model, head or predictor."""
 SYNTHETIC = "synthetic"
 """Fingerprint of the synthetic pair, which has no files."""
 
@@ -36,26 +40,44 @@ def model_fingerprint(path: Path) -> str:
         files = [path / "config.json", *sorted(path.glob("*.safetensors"))]
         if len(files) == 1:
             raise BadInput(f"{path} contains no *.safetensors: give a GGUF file or a model directory")
+    return _fingerprint(files)
+
+
+def file_stamp(name: str) -> str | None:
+    """Fingerprint of an input file, or of the directory of a model, head or predictor, computed again only after a
+    change; None: it is neither.
+
+    Raises:
+        BadInput: it cannot be read.
+    """
+    path = Path(name)
+    files = [path] if path.is_file() else [file for kind in WEIGHTS for file in sorted(path.glob(kind))]
+    if not files:
+        return None
+    described = [file for file in (path / name for name in DESCRIPTIONS) if file.is_file()]
+    stats = [(file, file.stat()) for file in (*described, *files)]
+    return _stamp(tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in stats))
+
+
+@functools.lru_cache(maxsize=256)
+def _stamp(files: tuple[tuple[Path, int, int], ...]) -> str:
+    return _fingerprint([file for file, *_ in files])
+
+
+def _fingerprint(files: Sequence[Path]) -> str:
+    """Hash of files.
+
+    Raises:
+        BadInput: one cannot be read.
+    """
     digest = hashlib.blake2b(digest_size=8)
     try:
         for file in files:
             with file.open("rb") as stream:
                 _add(digest, stream)
     except OSError as exc:
-        raise BadInput(f"{exc.filename or path} cannot be read: {exc.strerror or exc}") from exc
+        raise BadInput(f"{exc.filename or files[0]} cannot be read: {exc.strerror or exc}") from exc
     return digest.hexdigest()
-
-
-def file_stamp(name: str) -> str | None:
-    """Fingerprint of an input file or model directory, computed again only after a change; None: it is neither."""
-    path = Path(name)
-    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
-    return _stamp(path, tuple((file.stat().st_size, file.stat().st_mtime_ns) for file in files)) if files else None
-
-
-@functools.lru_cache(maxsize=256)
-def _stamp(path: Path, written: tuple[tuple[int, int], ...]) -> str:
-    return model_fingerprint(path)
 
 
 def _add(digest: hashlib.blake2b, stream: BinaryIO) -> None:

@@ -108,7 +108,7 @@ def open_log(out: Path, plan: FieldPlan, emulated: bool) -> Iterator[FieldLog]:
             raise BadInput(f"the run in {out} was {was}; choose another --out")
 
     fresh = not (out / CONFIG).exists()
-    with claimed(plan, out, "field run", agree):
+    with claimed(plan, out, "field run", agree, stamped=False):
         if fresh and emulated:
             mark.touch()
         _mend(out / LOG)

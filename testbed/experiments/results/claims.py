@@ -4,46 +4,87 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from testbed.config import Config, load, save
+from testbed.assets.fingerprints import file_stamp
+from testbed.config import Config, load, resolved, save
+from testbed.errors import BadInput
 from testbed.files import claim, held, require_empty, whole_file
 
 LOG = logging.getLogger(__name__)
 CONFIG = "config.yaml"
+INPUTS = "inputs.json"
 C = TypeVar("C", bound=Config)
 T = TypeVar("T")
 
 
 @contextlib.contextmanager
 def claimed(
-    config: C, out: Path, what: str, agree: Callable[[C], None] | None = None, *, resumes: bool = True
+    config: C,
+    out: Path,
+    what: str,
+    agree: Callable[[C], None] | None = None,
+    *,
+    resumes: bool = True,
+    stamped: bool = True,
 ) -> Iterator[None]:
     """Reserve a directory for one configuration, saved as `config.yaml`, and lock it for this process.
+
+    Fingerprints of the files that the configuration names are kept, too, as `inputs.json`.
 
     Args:
         what: kind of run, for messages.
         agree: see `files.claim`.
         resumes: whether the same command goes on with what is finished; Ctrl-C logs it then.
+        stamped: whether finished results are kept only as long as these files do not change; False: results know by
+            themselves which files they were computed from.
 
     Raises:
         BadInput: the directory belongs to another configuration or contains other files, is in use by another process,
-            or cannot be written to.
+            or cannot be written to; or one of the files has changed.
     """
     if not (out / CONFIG).exists():
         require_empty(out, f"and holds no {what}")
     with held(out, f"another process is running the {what} in {out}; wait for it, or choose another --out"):
         claim(out / CONFIG, config, lambda path: load(type(config), path), save, what, agree)
+        if resumes and stamped:
+            _compare_inputs(_stamps(resolved(config)), out)
         try:
             yield
         except KeyboardInterrupt:
             if resumes:
                 LOG.warning("what the %s has finished is kept in %s; the same command goes on", what, out)
             raise
+
+
+def _compare_inputs(now: dict[str, str], out: Path) -> None:
+    """Compare files with those from which the results in a directory were computed, or write down those of the first.
+
+    Raises:
+        BadInput: one has changed.
+    """
+    before = kept(out / INPUTS, dict[str, str], lambda: now)
+    for name in sorted(before.keys() & now.keys()):
+        if before[name] != now[name]:
+            raise BadInput(f"{name} has changed since the results in {out} were begun; choose another --out")
+
+
+def _stamps(value: Any) -> dict[str, str]:
+    """Fingerprints of the files that are named anywhere in a configuration, be it as `key=FILE` or `suffix+FILE`."""
+    if isinstance(value, str):
+        found = {}
+        for name in filter(None, {value, *re.split("[+=,]", value)}):
+            with contextlib.suppress(OSError, ValueError):  # no possible name of a file
+                if (stamp := file_stamp(name)) is not None:
+                    found[name] = stamp
+        return found
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return {name: stamp for part in parts for name, stamp in _stamps(part).items()}
 
 
 def kept(path: Path, kind: type[T], make: Callable[[], T]) -> T:

@@ -101,7 +101,7 @@ def run_sweep(config: SweepConfig, out: Path, progress: Progress, executor: Exec
     """
     todo = points(config)
     executor.check(todo)
-    with claimed(config, out, "sweep"):
+    with claimed(config, out, "sweep", stamped=False):
         left = [point for point in todo if not done(point, out)]
         ended = len(todo) - len(left)
         progress(ended, len(todo), "")

@@ -58,6 +58,43 @@ def test_a_result_is_computed_once(tmp_path: Path) -> None:
     assert kept(path, list[float], list) == [0.1, 2.0]
 
 
+@pytest.mark.parametrize(
+    ("named", "file"),
+    [
+        ("{}/a.csv", "a.csv"),
+        ("kind=virtual,file={}/a.csv", "a.csv"),
+        ("suffix+{}/a.gguf", "a.gguf"),
+        ("{}/head", "head/head.json"),
+        ("{}/head", "head/head.safetensors"),
+        ("{}/predictor", "predictor/predictor.npz"),
+    ],
+)
+def test_results_are_not_continued_with_other_contents_of_a_file(named: str, file: str, tmp_path: Path) -> None:
+    inputs, out = tmp_path / "in", tmp_path / "out"
+    for name in ("a.csv", "a.gguf", "head/head.json", "head/head.safetensors", "predictor/predictor.npz"):
+        (inputs / name).parent.mkdir(parents=True, exist_ok=True)
+        (inputs / name).write_text(name)
+    config = RunConfig(drafter=named.format(inputs))
+    enter(config, out)
+    (inputs / file).write_text(file)  # the same contents at another time
+    enter(config, out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    (inputs / file).write_text(file[::-1])
+    for _ in range(2):
+        refuse(lambda: enter(config, out), BadInput, "has changed since the results", "choose another --out")
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    enter(config, tmp_path / "another")
+    with claimed(config, out, "sweep", stamped=False):
+        pass
+    (inputs / file).write_text(file)
+    enter(config, out)
+
+
+def test_a_configuration_without_files_is_stamped_as_well(tmp_path: Path) -> None:
+    enter(RunConfig(drafter="x" * 5000), tmp_path)
+    assert (tmp_path / "inputs.json").read_bytes() == b"{}"
+
+
 @pytest.mark.parametrize("resumes", [True, False])
 def test_ctrl_c_tells_what_is_kept_where_the_same_command_goes_on(
     resumes: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
