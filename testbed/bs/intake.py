@@ -98,10 +98,8 @@ class Intake:
         admit: Admit = lambda key, message: None,
         forget: Callable[[Session], None] = lambda session: None,
     ) -> tuple[Message, Session | None]:
-        """Start a session; returns the reply and the session, None if it was refused.
-
-        Args:
-            forget: called for each session that was closed to make room, once nothing else refuses this one.
+        """Start a session; returns the reply and the session, None if it was refused. Sessions that were closed to make
+        room are passed to `forget`.
 
         Raises:
             ProtocolError: a value that is out of range, or values that do not go together.
