@@ -117,5 +117,6 @@ class Round:
         """Positions whose drafted token is not the target's argmax."""
         assert self.result is not None
         if self._candidates is None or self._candidates[0] is not self.result:
-            self._candidates = self.result, np.flatnonzero(self.window.ids != self.result.argmax[:-1]).tolist()
+            ids = self.window.ids  # of a stream decoded ahead, none, although the target chose several tokens
+            self._candidates = self.result, np.flatnonzero(ids != self.result.argmax[: len(ids)]).tolist()
         return self._candidates[1]

@@ -236,22 +236,22 @@ class BaseStation:
                 round_.pieces_s += verify_s
                 self._queue.learn(session)
                 continue
-            try:
-                check_result(share.result)
-            except EngineError as exc:
-                await self._closer.give_up(session, exc)
-                continue
             round_.result, round_.batch_size = share.result, len(shares)
             round_.queue_s = start_s - taken.pending.arrived_s - round_.pieces_s
             round_.verify_s = verify_s + round_.pieces_s
-            if not await self._ask_hidden(session, round_):
-                ready += [(session, one) for one in rounds_of(round_, share.passes, start_s, verify_s)]
+            try:
+                check_result(share.result)
+                if not await self._ask_hidden(session, round_):
+                    ready += [(session, one) for one in rounds_of(round_, share.passes, start_s, verify_s)]
+            except EngineError as exc:
+                await self._closer.give_up(session, exc)
+            except Exception as exc:
+                await self._closer.fail_all([(session, exc)])
         return ready
 
     async def _ask_hidden(self, session: Session, round_: Round) -> bool:
         """Ask the UE for hidden states if its protocol sends them on request; returns whether they were requested."""
-        positions = session.protocol.asks_for(round_.candidates()) if session.protocol else []
-        if not positions:
+        if not (positions := session.protocol.asks_for(round_.candidates()) if session.protocol else []):
             return False
         round_.asked_s = self._clock.time()
         session.last_reply = encode(*need_hidden(session, round_, positions))

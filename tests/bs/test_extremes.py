@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from testbed.bs.judging.base import Candidates, StrictJudge
-from testbed.bs.pending import Pending
+from testbed.bs.pending import Pending, Round
 from testbed.bs.scheduling.admission import Admission
 from testbed.bs.scheduling.base import Fcfs, Scheduler
 from testbed.bs.scheduling.slo import Slo
@@ -150,6 +150,25 @@ async def test_a_session_that_cannot_be_planned_fails_alone() -> None:
         await ue.send(Draft(session=number, round=0, base_len=7), ONE)
         answer = (await ue.receive(number, 5)).message
         assert answer == Fault(session=number, reason="internal error: cannot convert float infinity to integer")
+        await beside
+        assert bs.metrics()["failed_sessions"] == 1
+
+
+async def test_a_session_whose_result_cannot_be_read_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Round.candidates
+
+    def candidates(self: Round) -> list[int]:
+        if 9 in self.window.ids:
+            raise ValueError("operands could not be broadcast together")
+        return read(self)
+
+    monkeypatch.setattr(Round, "candidates", candidates)
+    async with station() as (bs, address), client(address) as ue:
+        number = await opened(ue)
+        beside = asyncio.create_task(still_serves(address))
+        await ue.send(Draft(session=number, round=0, base_len=3), {"ids": np.array([9], np.int32)})
+        answer = (await ue.receive(number, 5)).message
+        assert answer == Fault(session=number, reason="internal error: operands could not be broadcast together")
         await beside
         assert bs.metrics()["failed_sessions"] == 1
 

@@ -9,8 +9,9 @@ from testbed.bs.engines.base import VerifyResult
 from testbed.bs.pending import Round
 from testbed.bs.sessions import Session
 from testbed.bs.streams import MOST_AHEAD, ahead, rounds_of
-from testbed.protocols import protocol
+from testbed.protocols import PROTOCOLS, protocol
 from testbed.protocols.base import Window
+from testbed.protocols.messages import Open, Opened, Verdict
 from testbed.protocols.sampling import Sampling
 from testbed.tasks import together
 from testbed.ue.drafters.synthetic import SyntheticDrafter
@@ -44,6 +45,20 @@ async def test_streams_beside_each_other_and_beside_rounds_with_drafts_say_the_s
     assert [record.token_ids for record in found] == [record.token_ids for record in alone] * 2
     assert counted["rounds"] - before == sum(len(record.rounds) for record in found)
     assert counted["passes"] <= counted["rounds"] and counted["pieces"] == 0
+
+
+@pytest.mark.parametrize("kind", [kind for kind, entry in PROTOCOLS.items() if not entry.replaces])
+async def test_a_session_that_drafts_no_more_says_what_the_target_says(kind: str) -> None:
+    """Of any protocol: by hints, its UE may leave decoding to the BS."""
+    async with station() as (bs, address), client(address) as ue:
+        expected = (await decode("target-only", address, [2, 7])).token_ids
+        opening = Open(session=ue.new_session(), protocol=kind, threshold=0.0, hidden_size=4, max_tokens=TOKENS,
+                       window=4, alone=True)  # fmt: skip
+        await ue.send(opening, {"ids": np.array([2, 7], np.int32)})
+        assert isinstance((await ue.receive(opening.session, 5)).message, Opened)
+        verdicts = [(await ue.receive(opening.session, 5)).message for _ in range(TOKENS)]
+        tokens = [verdict.token for verdict in verdicts if isinstance(verdict, Verdict)]
+        assert tokens == expected and bs.metrics()["failed_sessions"] == 0
 
 
 async def test_a_stream_alone_takes_a_pass_and_has_a_record_for_each_token() -> None:
