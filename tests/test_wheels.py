@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -52,6 +53,49 @@ def test_tags_as_pip_names_them() -> None:
     assert kind("typer-0.29.2-py3-none-any.whl") == "any"
     assert normal("Llama_cpp.python") == "llama-cpp-python"
     assert PLATFORMS[0] == "manylinux_2_28_aarch64" and "manylinux_2_17_aarch64" in PLATFORMS
+
+
+ONLY_A_UES = """
+import sys
+from importlib.metadata import packages_distributions, requires
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name as canonical
+
+def brought(name, extra, known):
+    for line in requires(name) or ():
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            found = canonical(requirement.name)
+            if found not in known:
+                known.add(found)
+                try:
+                    brought(found, "", known)
+                except ModuleNotFoundError:
+                    pass  # not installed here
+    return known
+
+kept = brought("wireless-sd-testbed", "ue", {"wireless-sd-testbed", "packaging"})
+
+class Missing:
+    places = packages_distributions()
+    def find_spec(self, name, path=None, target=None):
+        owners = self.places.get(name.partition(".")[0])
+        if owners and not kept & {canonical(owner) for owner in owners}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from testbed.cli.main import run
+sys.argv = ["testbed", *sys.argv[1:]]
+run()
+"""
+"""Runs the command line as it runs where only the extra `ue` is installed."""
+
+
+@pytest.mark.parametrize("words", [["ue", "run", "--help"], ["models", "path", "--json"]])
+def test_the_command_line_runs_with_the_packages_of_a_ue(words: list[str]) -> None:
+    call = [sys.executable, "-c", ONLY_A_UES, *words]
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def find_interpreter(python: str) -> str | None:

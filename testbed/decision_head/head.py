@@ -14,8 +14,6 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 from testbed.channel.csi import FEATURES, QualityKind
 from testbed.errors import BadInput, ModelError
@@ -189,6 +187,8 @@ def save_head(head: DecisionHead, directory: Path) -> None:
     Raises:
         BadInput, TestbedError: as `make_folder` and `whole_file`.
     """
+    from safetensors.numpy import save  # here, since a UE has no safetensors
+
     arrays = {name: np.ascontiguousarray(getattr(head, name)) for name in head.info.shapes}
     make_folder(directory)
     for name, content in ((WEIGHTS, save(arrays)), (INFO, _json(head.info))):
@@ -202,6 +202,9 @@ def load_head(directory: Path) -> DecisionHead:
     Raises:
         ModelError: no head there, or a malformed file.
     """
+    from safetensors import SafetensorError  # here, since a UE has no safetensors
+    from safetensors.numpy import load
+
     path = directory / INFO
     try:
         info = msgspec.json.decode(path.read_bytes(), type=HeadInfo)
