@@ -81,7 +81,8 @@ SMALLER = {
     r"^testbed latency measure(?!.* --model)": "--engine llama --alphas 0.5,0.9",
     r"^testbed latency measure.* --model": "--engine transformers",
     r"^testbed latency measure(?!.* --prefills)": "--max-tokens 16",
-    r"^testbed latency measure.* --prefills": "--prefills 16,32 --decodes 8,16",
+    r"^testbed latency measure.* --prefills": "--prefills 16,32,48 --decodes 8,16",
+    r"^testbed latency measure.* runs/moe": "--rates 4",
     r"^testbed latency ramp": "--steps 2 --requests 8 --step-s 2 --seeds 0",
     r"^testbed latency ramp.*ramp-real": "--engine llama --max-tokens 16",
 }
