@@ -89,6 +89,8 @@ def _pooled(
     found |= {name: statistics.fmean(row[name] for row in rows) for name in means}
     theirs = [other["classes"][speed] for other in others]
     found |= _column("violation", [_share(count) for count in counts], [_share(count) for count in theirs], -1.0)
+    for end in ("violation_low", "violation_high"):
+        found[end] = None if found[end] is None else min(max(found[end], 0.0), 1.0)
     return found | _column("goodput_tps", [r["goodput_tps"] for r in rows], [o["goodput_tps"] for o in others], 1.0)
 
 
