@@ -24,7 +24,8 @@ from testbed.channel.link import ZmqServerLink, check_address
 from testbed.clock import within
 from testbed.errors import BadInput, ProtocolError, TestbedError
 from testbed.experiments.agent.child import run_child
-from testbed.experiments.agent.files import Files, OrderStore, StoredOrder, chunk_of, free_bytes, result_files, state_of
+from testbed.experiments.agent.files import Files, free_bytes
+from testbed.experiments.agent.stored_orders import OrderStore, StoredOrder, chunk_of, result_files, state_of
 from testbed.experiments.agent.work import check_reach, resolve_files
 from testbed.experiments.runs.journal import NAME as JOURNAL
 from testbed.files import held

@@ -15,7 +15,8 @@ from testbed.channel.keys import load_client
 from testbed.channel.spec import ChannelSpec
 from testbed.config import RunConfig
 from testbed.errors import BadInput
-from testbed.experiments.agent.files import ORDERS, RESULT, Files, StoredOrder
+from testbed.experiments.agent.files import Files
+from testbed.experiments.agent.stored_orders import ORDERS, RESULT, StoredOrder
 from testbed.experiments.field.devices.base import FILED, LINK, decode
 from testbed.experiments.links.measure import measure
 from testbed.experiments.results import directory as results

@@ -16,8 +16,9 @@ import pytest
 
 from testbed.errors import BadInput, TestbedError
 from testbed.experiments.agent import files as agent_files
-from testbed.experiments.agent.files import IDLE_PART_S, MOST_PARTS, PART_S, PARTS, SPARE_BYTES, Files, StoredOrder
+from testbed.experiments.agent.files import IDLE_PART_S, MOST_PARTS, PART_S, PARTS, SPARE_BYTES, Files
 from testbed.experiments.agent.serve import MOST_WAIT_S, Agent, AgentSetup, run_agent
+from testbed.experiments.agent.stored_orders import StoredOrder
 from testbed.protocols.orders import Cancel, Drop, Order, Probing, Put
 from testbed.tasks import cancel
 from tests.support.refusals import refuse

@@ -20,8 +20,9 @@ import pytest
 from testbed.config import RunConfig
 from testbed.errors import BadInput
 from testbed.experiments.agent import files as agent_files
-from testbed.experiments.agent.files import FILES, Files, OrderStore, chunk_of, result_files, state_of
+from testbed.experiments.agent.files import FILES, Files
 from testbed.experiments.agent.serve import Agent, AgentSetup, run_agent
+from testbed.experiments.agent.stored_orders import OrderStore, chunk_of, result_files, state_of
 from testbed.experiments.agent.work import ALLOWED, CHECKED, FILED, resolve_files
 from testbed.protocols.codec import Packet, encode
 from testbed.protocols.orders import (
@@ -85,6 +86,27 @@ def test_what_did_not_arrive_as_it_was_sent_is_not_kept(tmp_path: Path) -> None:
     refuse(lambda: files.put(longer, np.zeros(MAX_CHUNK_BYTES + 1, np.uint8)), BadInput, "a chunk must be")
     huge = Put(name="c", offset=0, total=2**45, digest=mark)
     refuse(lambda: files.put(huge, np.zeros(3, np.uint8)), BadInput, "not enough disk space")
+
+
+def test_no_file_is_stored_below_or_in_place_of_another(tmp_path: Path) -> None:
+    """The first chunk was refused, and the next one reported as stored, although there was no such file."""
+    files = Files(tmp_path)
+    put(files, "a", b"file")
+    put(files, "d/e", b"below")
+    for name in ("a/b", "a/b/c", "d"):
+        for _ in range(3):
+            refuse(lambda name=name: put(files, name, b"other"), BadInput, f"{name} cannot be stored")  # type: ignore[misc]
+    assert files._count == 2 and files.path("a").read_bytes() == b"file"
+    assert files.path("d/e").read_bytes() == b"below" and not list((tmp_path / "parts").iterdir())
+
+
+def test_an_upload_that_was_received_but_not_put_in_its_place_is_stored_after_a_restart(tmp_path: Path) -> None:
+    files, data = Files(tmp_path), b"received"
+    (tmp_path / "parts" / hashlib.blake2b(data, digest_size=16).hexdigest()).write_bytes(data)
+    assert put(files, "a", data) == [len(data)] and files.path("a").read_bytes() == data
+    (tmp_path / "parts" / hashlib.blake2b(b"sent", digest_size=16).hexdigest()).write_bytes(b"torn")
+    refuse(lambda: put(files, "b", b"sent"), BadInput, "corrupted in transfer")
+    assert put(files, "b", b"sent") == [4] and files._count == 2
 
 
 def test_every_byte_is_hashed_once_while_it_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

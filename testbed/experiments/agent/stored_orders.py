@@ -1,0 +1,170 @@
+"""An agent's orders on disk, with their results."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from testbed.errors import BadInput, TestbedError
+from testbed.files import whole_file
+from testbed.protocols.codec import AnyArray, encode
+from testbed.protocols.orders import (
+    MAX_CHUNK_BYTES,
+    MAX_ORDERS,
+    MAX_RESULT_FILES,
+    File,
+    Get,
+    Order,
+    Probing,
+    Running,
+    State,
+    decode_order,
+    digest_of,
+)
+
+ORDERS = "orders"
+ORDER, STATE, CRASHES, RESULT = "order", "state.json", "crashes", "result"
+
+
+class StoredOrder:
+    """An order on disk with its outcome.
+
+    Attributes:
+        arrived_ns: date of its arrival.
+        ended: the final state document, as of the last `end` or `reset`; None: not finished.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.order: Order = decode_order([(folder / ORDER).read_bytes()]).message
+        self.arrived_ns = (folder / ORDER).stat().st_mtime_ns
+        self.ended: dict[str, Any] | None = None
+        with contextlib.suppress(OSError, ValueError):
+            self.ended = json.loads((folder / STATE).read_text(encoding="utf-8"))
+
+    @property
+    def result(self) -> Path:
+        """Directory of the results."""
+        return self.folder / RESULT
+
+    def end(self, document: Mapping[str, Any]) -> None:
+        """Write the final state document atomically."""
+        with whole_file(self.folder / STATE) as part:
+            part.write_text(json.dumps(document), encoding="utf-8")
+        self.ended = dict(document)
+
+    def count_crash(self) -> int:
+        """Count a crash of the order's process; returns the number of crashes so far."""
+        path = self.folder / CRASHES
+        count = 1 + (int(path.read_text()) if path.exists() else 0)
+        path.write_text(str(count))
+        return count
+
+    def reset(self) -> None:
+        """Make a failed order pending again; partial results are kept."""
+        self.ended = None
+        for name in (STATE, CRASHES):
+            (self.folder / name).unlink(missing_ok=True)
+
+
+class OrderStore:
+    """All orders of an agent, by id."""
+
+    def __init__(self, workdir: Path) -> None:
+        self._root = workdir / ORDERS
+        self._root.mkdir(parents=True, exist_ok=True)
+        found = []
+        for folder in sorted(self._root.iterdir()):
+            with contextlib.suppress(OSError, TestbedError):  # incomplete, or written by another version
+                found.append(StoredOrder(folder))
+        self._kept = {kept.folder.name: kept for kept in sorted(found, key=lambda kept: kept.arrived_ns)}
+        """Orders in the sequence of their arrival."""
+
+    def get(self, name: str) -> StoredOrder | None:
+        """The order with this id; None: unknown."""
+        return self._kept.get(name)
+
+    def add(self, order: Order) -> StoredOrder:
+        """Store an order; storing the same one again changes nothing.
+
+        Raises:
+            BadInput: a different order has this id, or too many orders are stored.
+        """
+        if (there := self._kept.get(order.id)) is not None:
+            if _identity(there.order) != _identity(order):
+                raise BadInput(f"order {order.id} exists with different content")
+            return there
+        if len(self._kept) >= MAX_ORDERS:
+            raise BadInput(f"the agent already stores {MAX_ORDERS} orders; collect and drop some")
+        folder = self._root / order.id
+        folder.mkdir(exist_ok=True)
+        with whole_file(folder / ORDER) as part:
+            part.write_bytes(bytes(encode(msgspec.structs.replace(order, arrays=()))[0]))
+        self._kept[order.id] = StoredOrder(folder)
+        return self._kept[order.id]
+
+    def drop(self, name: str) -> None:
+        """Delete a finished order."""
+        kept = self._kept.get(name)
+        if kept is not None and kept.ended is not None:
+            del self._kept[name]
+            shutil.rmtree(kept.folder, ignore_errors=True)
+
+    def named(self, prefix: str) -> list[StoredOrder]:
+        """Orders whose ids begin with `prefix`."""
+        return [kept for name, kept in self._kept.items() if name.startswith(prefix)]
+
+    def waiting(self) -> list[StoredOrder]:
+        """Unfinished orders, oldest first."""
+        return [kept for kept in self._kept.values() if kept.ended is None]
+
+
+def _identity(order: Order) -> Probing | Running:
+    """An order's content, except for the measurement that its channel state starts from."""
+    what = order.what
+    return msgspec.structs.replace(what, link=None) if isinstance(what, Running) else what
+
+
+def state_of(kept: StoredOrder, running: bool) -> State:
+    """State message of an order."""
+    ended = kept.ended
+    if ended is None:
+        return State(id=kept.order.id, state="running" if running else "waiting")
+    files = tuple(File(*entry) for entry in ended["files"])
+    return State(
+        id=kept.order.id, state=ended["state"], note=ended["note"], began_s=ended["began_s"],
+        ended_s=ended["ended_s"], files=files,
+    )  # fmt: skip
+
+
+def result_files(result: Path) -> list[tuple[str, int, str]]:
+    """Name, size in bytes and digest of each result file.
+
+    Raises:
+        TestbedError: more files than can be collected.
+    """
+    found = sorted(path for path in result.rglob("*") if path.is_file() and not path.name.startswith("."))
+    if len(found) > MAX_RESULT_FILES:
+        raise TestbedError(f"the result has {len(found)} files; at most {MAX_RESULT_FILES} can be collected")
+    return [(path.relative_to(result).as_posix(), path.stat().st_size, digest_of(path)) for path in found]
+
+
+def chunk_of(kept: StoredOrder, message: Get) -> AnyArray:
+    """A chunk of a result file: u1 [n], empty at the end of the file.
+
+    Raises:
+        BadInput: the order is not finished, or has no such file.
+    """
+    ended = kept.ended
+    if ended is None or message.name not in [entry[0] for entry in ended["files"]]:
+        raise BadInput(f"order {message.id} has no file {message.name!r}")
+    with (kept.result / message.name).open("rb") as file:
+        file.seek(message.offset)
+        return np.frombuffer(file.read(MAX_CHUNK_BYTES), np.uint8)
