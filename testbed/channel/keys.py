@@ -68,8 +68,7 @@ def new_server(directory: Path) -> str:
         for name in (CLIENTS, REVOKED, UES):
             _folder(directory / name)
         public, secret = zmq.curve_keypair()
-        _write(directory / f"{SERVER}.key_secret", public, secret)
-        _write(directory / f"{SERVER}.key", public)
+        _write((directory / f"{SERVER}.key_secret", public, secret), (directory / f"{SERVER}.key", public, None))
     return public.decode()
 
 
@@ -93,10 +92,11 @@ def new_client(directory: Path, name: str, out: Path | None = None) -> Path:
     public, secret = zmq.curve_keypair()
     with _as_bad_input(carried):
         _folder(carried)
-        _write(carried / f"{CLIENT}.key_secret", public, secret)
-        _write(carried / f"{SERVER}.key", server.public)
-    with _as_bad_input(directory):
-        _write(directory / CLIENTS / f"{name}.key", public)
+        _write(
+            (carried / f"{CLIENT}.key_secret", public, secret),
+            (carried / f"{SERVER}.key", server.public, None),
+            (directory / CLIENTS / f"{name}.key", public, None),
+        )
     return carried
 
 
@@ -179,13 +179,24 @@ def _load(path: Path) -> tuple[bytes, bytes]:
     raise BadInput(f"{path} holds no key")
 
 
-def _write(path: Path, public: bytes, secret: bytes | None = None) -> None:
-    """Write a new certificate that only its owner can read."""
-    lines = ["metadata", "curve", f'    public-key = "{public.decode()}"']
-    if secret is not None:
-        lines.append(f'    secret-key = "{secret.decode()}"')
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-        file.write("\n".join(lines) + "\n")
+def _write(*certificates: tuple[Path, bytes, bytes | None]) -> None:
+    """Write new certificates that only their owner can read, each with a public and perhaps a secret key; if one cannot
+    be written, none is kept.
+    """
+    made: list[Path] = []
+    try:
+        for path, public, secret in certificates:
+            lines = ["metadata", "curve", f'    public-key = "{public.decode()}"']
+            if secret is not None:
+                lines.append(f'    secret-key = "{secret.decode()}"')
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            made.append(path)
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write("\n".join(lines) + "\n")
+    except OSError:
+        for path in made:
+            path.unlink(missing_ok=True)
+        raise
 
 
 def _folder(path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from pathlib import Path
+from typing import IO
 
 import pytest
 import zmq
@@ -87,6 +89,36 @@ def test_what_is_there_is_never_written_over(bs: Path, tmp_path: Path) -> None:
     carried = new_client(bs, "a", tmp_path / "ue")
     refuse(lambda: new_client(bs, "b", carried), BadInput, "exists already")
     assert [e.name for e in entries(bs)] == ["a"]
+
+
+@pytest.mark.parametrize(("client", "at"), [(False, 0), (False, 1), (True, 0), (True, 1), (True, 2)])
+def test_a_full_disk_leaves_no_keys_behind(
+    client: bool, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of 0 bytes stayed, so that the same command was refused when there was room again."""
+    keys, number, fdopen = tmp_path / "keys", itertools.count(), os.fdopen
+
+    def found() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def command() -> object:
+        return new_client(keys, "pi") if client else new_server(keys)
+
+    def opened(descriptor: int, *how: str, **options: str) -> IO[str]:
+        file: IO[str] = fdopen(descriptor, *how, **options)  # type: ignore[call-overload]
+        if next(number) != at:
+            return file
+        file.close()
+        return Path("/dev/full").open("w")
+
+    if client:
+        new_server(keys)
+    before = found()
+    monkeypatch.setattr(os, "fdopen", opened)
+    refuse(command, BadInput, "cannot write", "No space left on device")
+    assert found() == before
+    command()
+    assert len(found()) == len(before) + (3 if client else 2)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "a b", ".hidden", "ü", "x" * 65, "a\n"])
