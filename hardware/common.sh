@@ -169,6 +169,8 @@ make_prefix() {
   if [[ -z $ROOT && -x $PREFIX/venv/bin/python ]] && "$PREFIX/venv/bin/python" -m pip --version >/dev/null 2>&1; then
     found "environment $PREFIX/venv"
   else
+    [[ -e $PREFIX/venv/pyvenv.cfg || -z $(ls -A "$PREFIX/venv" 2>/dev/null) ]] ||
+      die "$PREFIX/venv holds other files, and no virtual environment: name another --prefix"
     plan mkdir -p "$PREFIX"
     plan "$PYTHON" -m venv --clear "$PREFIX/venv"
     FRESH=yes

@@ -220,6 +220,8 @@ def make_venv(venv: Path, python: str) -> Path:
         there = subprocess.run([str(inside), "-c", version], capture_output=True, text=True, check=False).stdout
         if there and there == output(python, "-c", version):
             return inside
+    if venv.is_dir() and any(venv.iterdir()) and not (venv / "pyvenv.cfg").exists():
+        raise SetupError(f"{venv} holds other files, and no virtual environment: name a new folder")
     done = subprocess.run([python, "-m", "venv", "--clear", str(venv)], capture_output=True, text=True, check=False)
     if done.returncode:
         lines = (done.stdout + done.stderr).strip().splitlines() or ["no message"]

@@ -34,6 +34,13 @@ def pins() -> list[re.Match[str]]:
 # ---------------------------------------------------------------- what is installed
 
 
+def test_a_folder_with_other_files_is_not_cleared(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(SetupError, match="holds other files"):
+        environment.make_venv(tmp_path, sys.executable)
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
 @pytest.mark.parametrize("module", environment.LEFT_OUT)
 def test_what_breaks_transformers_is_left_out(module: str) -> None:
     assert importlib.util.find_spec(module) is None
