@@ -89,7 +89,7 @@ class Ledger:
         """
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if self.folder.stat().st_uid != os.geteuid():
+            if {self.folder.stat().st_uid, self.folder.lstat().st_uid} != {os.geteuid()}:  # the link, too, if it is one
                 raise BadInput(f"{self.folder} belongs to another user; remove it, or name another folder")
             lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as exc:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -136,6 +137,16 @@ def test_a_ledger_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "1-a.json").write_text("{")
     refuse(lambda: Ledger(tmp_path / "file").locked().__enter__(), BadInput, "file")
     refuse(lambda: Ledger(tmp_path).claims(), BadInput, "1-a.json", "remove it")
+
+
+def test_another_users_link_to_a_folder_of_ones_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In /tmp, which all can write to, it would name the folder whose files are removed."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "own")
+    with Ledger(tmp_path / "link").locked():
+        pass
+    monkeypatch.setattr(Path, "lstat", lambda path: SimpleNamespace(st_uid=os.geteuid() + 1))
+    refuse(lambda: Ledger(tmp_path / "link").locked().__enter__(), BadInput, "belongs to another user")
 
 
 def test_a_claim_reads_back(tmp_path: Path) -> None:
