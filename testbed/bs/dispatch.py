@@ -18,6 +18,11 @@ from testbed.protocols import PROTOCOLS
 from testbed.protocols.codec import AnyArray, Packet, decode_uplink, encode
 from testbed.protocols.messages import Busy, Close, Draft, Fault, Hello, Hidden, Message, Open, Ping
 
+MOST_WAIT_S = 5.0
+"""Longest time for which sessions of a UE whose key was revoked stay open."""
+OTHER = "it serves another target, judge or head than at the greeting; restart the UE to use it"
+"""Refusal of a UE that another base station welcomed, or this one before it was restarted with something else."""
+
 
 class RoundHandler(Protocol):
     """The rounds that messages start and continue."""
@@ -76,6 +81,8 @@ class Dispatcher:
     async def _handle(self, peer: bytes, packet: Packet[Message]) -> Message | None:
         """Handle one message; returns the immediate answer, if any."""
         message = packet.message
+        if isinstance(message, Open | Ping) and message.served not in ("", self._intake.welcome.digest):
+            raise ProtocolError(OTHER)
         if isinstance(message, Draft):
             return await self._draft(peer, packet, message)
         if isinstance(message, Hidden):

@@ -34,8 +34,6 @@ from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.protocols.vocabulary import check_same
 
 RETRY_S = 1.0
-OTHER = "it serves another target, judge or head than at the greeting; restart the UE to use it"
-"""Refusal of a UE that another base station welcomed, or this one before it was restarted with something else."""
 Admit = Callable[[Key, Open], "Busy | None"]
 """The refusal of a session whose token speed cannot be guaranteed; None: it can."""
 
@@ -108,8 +106,6 @@ class Intake:
         key: Key = (peer, message.session)
         _check_choices(message)
         sampling = _sampling(message)
-        if message.served not in ("", self.welcome.digest):
-            raise ProtocolError(OTHER)
         expect_names(arrays, "ids")
         ids = read_ids(arrays)
         self._check_prompt(ids, message)

@@ -14,7 +14,7 @@ import msgspec
 
 from testbed.channel.csi import Csi
 
-VERSION = 8
+VERSION = 9
 """Version of this wire format; `Hello` and `Welcome` must agree on it."""
 NO_HINT = -1
 """Stands in the place of a hinted window."""
@@ -135,6 +135,8 @@ class Ping(Message, frozen=True):
     """RTT handshake; answered by `Pong` at once."""
 
     token: int
+    served: str = ""
+    """See `Open.served`."""
 
 
 # ---------------------------------------------------------------- BS → UE

@@ -133,16 +133,18 @@ class Client:
             times.append(self.clock.time() - start_s)
         return times
 
-    async def answers(self, within_s: float) -> bool:
-        """Whether the BS answers a handshake in time; silence is logged as that of any wait."""
+    async def trouble(self, within_s: float) -> str:
+        """Why the BS cannot be used: it does not answer a handshake in time, or serves something else than at the
+        greeting; empty: it can. Silence is logged as that of any wait.
+        """
         token = next(self._pings)
         try:
-            await self.send(Ping(token=token))
-            while _late((await self.receive(-1, within_s)).message, token):
+            await self.send(Ping(token=token, served=self.served))
+            while _late(message := (await self.receive(-1, within_s)).message, token):
                 pass
         except LinkError:
-            return False
-        return True
+            return "the BS does not answer"
+        return message.reason if isinstance(message, Fault) else ""
 
     def new_session(self) -> int:
         """A new session number with a mailbox."""

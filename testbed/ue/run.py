@@ -182,9 +182,9 @@ class JobRunner:
 
         return await session.decode(prompt, max_tokens, end_ids, ended)
 
-    async def answers(self, within_s: float) -> bool:
-        """Whether the BS answers a handshake over the link in time."""
-        return await self._setting.clients.link.answers(within_s)
+    async def trouble(self, within_s: float) -> str:
+        """See `Client.trouble`."""
+        return await self._setting.clients.link.trouble(within_s)
 
     async def session(self, method: str, sampling: Sampling, seed: int) -> DecodingSession:
         """A session over the link, by a protocol or `auto`; pass its rounds to `observe`."""

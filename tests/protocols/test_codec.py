@@ -77,7 +77,7 @@ UPLINK: dict[type[Message], dict[str, Any]] = {
     },
     Hidden: ROUND,
     Close: {"session": NUMBER},
-    Ping: {"token": NUMBER},
+    Ping: {"served": TEXT, "token": NUMBER},
 }
 DOWNLINK: dict[type[Message], dict[str, Any]] = {
     Welcome: {

@@ -286,11 +286,11 @@ async def _failed(request: fastapi.Request, _: Exception) -> JSONResponse:
 
 
 def _health_of(service: Service) -> Callable[[], Awaitable[JSONResponse]]:
-    """The route of `HEALTH`: 200 while the BS answers, else 503."""
+    """The route of `HEALTH`: 200 while the BS answers and serves what it served at the start, else 503."""
 
     async def health() -> JSONResponse:
-        if await service.backend.reachable():
-            return JSONResponse({"status": "ok"})
-        return JSONResponse({"status": "unavailable", "reason": "the BS does not answer"}, 503)
+        if reason := await service.backend.trouble():
+            return JSONResponse({"status": "unavailable", "reason": reason}, 503)
+        return JSONResponse({"status": "ok"})
 
     return health

@@ -99,7 +99,7 @@ class Backend:
         self.device, self.pair = device, pair
         self._places, self._queue, self.waiting = asyncio.Semaphore(sequences), queue, 0
         self._choosing = asyncio.Lock()
-        self._probing, self._probed_s, self._reachable = asyncio.Lock(), -math.inf, True
+        self._probing, self._probed_s, self._trouble = asyncio.Lock(), -math.inf, ""
         self._jobs: set[DecodingJob] = set()
         self._closing = False
 
@@ -144,29 +144,29 @@ class Backend:
             job.cancel()
         await asyncio.gather(*(job.over.wait() for job in jobs))
 
-    async def reachable(self) -> bool:
-        """Whether the BS answers a handshake within `PROBE_S`; asked at most once per `PROBE_S`."""
+    async def trouble(self) -> str:
+        """Why the BS cannot be used, empty if it can, by a handshake within `PROBE_S`, at most once per `PROBE_S`."""
         async with self._probing:
             if time.monotonic() - self._probed_s >= PROBE_S:
                 future = asyncio.run_coroutine_threadsafe(self._probe(), self.device.loop)
-                self._reachable = await asyncio.wrap_future(future)
+                self._trouble = await asyncio.wrap_future(future)
                 self._probed_s = time.monotonic()
-            return self._reachable
+            return self._trouble
 
     async def watch(self) -> None:
         """Ask the BS again and again, so that a lost link is noticed, and logged by the client, without any request."""
         while True:
-            await self.reachable()
+            await self.trouble()
             await asyncio.sleep(PROBE_S)
 
-    async def _probe(self) -> bool:
+    async def _probe(self) -> str:
         """One handshake with the BS; called in the drafting thread."""
         try:
             await asyncio.wait_for(self._choosing.acquire(), PROBE_S)
-        except asyncio.TimeoutError:  # the handshakes of a request are not answered
-            return False
+        except asyncio.TimeoutError:
+            return "the BS does not answer the handshakes of a request"
         try:
-            return await self.pair.runner.answers(PROBE_S)
+            return await self.pair.runner.trouble(PROBE_S)
         finally:
             self._choosing.release()
 

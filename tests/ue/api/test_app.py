@@ -320,6 +320,18 @@ async def test_health_is_that_of_the_bs(tmp_path: Path, monkeypatch: pytest.Monk
         assert status == 503 and document["reason"] == "the BS does not answer"
 
 
+async def test_health_says_that_the_bs_serves_another_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "PROBE_S", 0.1)
+    async with endpoint(tmp_path, PATIENT) as site:
+        before = site.bs._intake.offer
+        for offer, wanted in ((before, 200), (dataclasses.replace(before, judge="other"), 503), (before, 200)):
+            site.bs._intake.offer = offer
+            await asyncio.sleep(0.15)
+            status, document = await asyncio.to_thread(ask, site, "GET", "/health")
+            assert status == wanted
+            assert wanted == 200 or "serves another target, judge or head" in document["reason"]
+
+
 async def test_a_lost_bs_is_said_once_without_any_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
