@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tokenizers import Encoding, Tokenizer
 
-from testbed.errors import BadInput
+from testbed.errors import BadInput, ModelError
 
 LETTERS = string.ascii_letters + string.digits + "#%&*@^~" + "".join(map(chr, range(0xE000, 0xE010)))
 """Characters of marks."""
@@ -103,8 +103,13 @@ def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False)
 
     Raises:
         BadInput: the text contains surrogates, which have no UTF-8.
+        ModelError: a pattern of the tokenizer fails on it.
     """
     try:
         return tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
     except TypeError as exc:
         raise BadInput("the prompt contains characters that are not valid Unicode") from exc
+    except BaseException as exc:
+        if type(exc).__name__ != "PanicException":  # of the library, in Rust: no Exception, and exported nowhere
+            raise
+        raise ModelError(f"the tokenizer fails on this prompt: {exc}") from exc

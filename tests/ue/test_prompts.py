@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from testbed.errors import BadInput, ModelError
 from testbed.protocols.vocabulary import fingerprint
 from testbed.ue.prompts import Prompter, Turn
+from tests.support.refusals import refuse
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] | trim }}<|im_end|>\n"
@@ -321,3 +322,16 @@ def test_settings_that_are_no_json_object_are_refused(content: str, words: str, 
     (plain / "tokenizer_config.json").write_text(content)
     with pytest.raises(ModelError, match=rf"tokenizer_config\.json {words}"):
         Prompter(plain)
+
+
+def test_a_pattern_that_fails_is_an_error_of_one_line(tmp_path: Path) -> None:
+    """The library panics, which is no Exception."""
+    directory = save_tokenizer(tmp_path / "model")
+    document = json.loads((directory / "tokenizer.json").read_text())
+    document["pre_tokenizer"] = {
+        "type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False,
+    }  # fmt: skip
+    (directory / "tokenizer.json").write_text(json.dumps(document))
+    prompter = Prompter(directory)
+    for prompt in (prompter.ids, prompter.raw):
+        refuse(lambda prompt=prompt: prompt("a" * 40 + "b"), ModelError, "the tokenizer fails on this prompt")  # type: ignore[misc]

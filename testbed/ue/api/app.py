@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import reprlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +43,7 @@ OPEN = frozenset({HEALTH})
 REQUESTS = 640
 """Largest number of requests in progress; beyond it, requests are answered 503. Load generators send 512 at once."""
 TOKENIZED = 2
-"""Number of prompts that are tokenized at once, in threads of their own."""
+"""Number of prompts that are tokenized at once, in threads of their own, those of clients that have gone included."""
 STATUS_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -66,7 +67,7 @@ class Service:
     token: str | None = None
     host: str = ""
     requests: int = REQUESTS
-    tokenizing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(TOKENIZED))
+    tokenizing: Executor = field(default_factory=lambda: ThreadPoolExecutor(TOKENIZED, "tokenizing"))
 
     def models(self) -> list[dict[str, Any]]:
         """List of the one model, in OpenAI's format."""
@@ -159,8 +160,8 @@ async def _answer(service: Service, request: fastapi.Request, body: ApiRequest, 
 async def _orders(service: Service, body: ApiRequest) -> list[OutputRequest]:
     """The request as orders; long prompts are tokenized beside the event loop."""
     body.check(service.name)
-    async with service.tokenizing:
-        return await asyncio.to_thread(body.orders, service.prompter, service.limits)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(service.tokenizing, body.orders, service.prompter, service.limits)
 
 
 async def _begin(job: DecodingJob) -> Text | Ended:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import http.client
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ import openai
 import pytest
 from openai.types import Completion
 
+from testbed.errors import BadInput
 from testbed.protocols.sampling import Sampling, request_seed
 from testbed.synthetic import next_token
-from testbed.tasks import beside
+from testbed.tasks import beside, cancel
 from testbed.ue import client as ue_client
 from testbed.ue.api import backend
+from testbed.ue.api.app import TOKENIZED
 from testbed.ue.api.config import EndpointConfig
+from testbed.ue.api.schema import CompletionRequest
 from testbed.ue.target_only import decode_remotely
 from tests.support.endpoints import MODEL, WORDS, Site, endpoint, until
 from tests.support.stations import client as connection
@@ -352,6 +356,33 @@ async def test_a_lost_bs_is_said_once_without_any_request(
 
 
 # ---------------------------------------------------------------- who leaves, who waits
+
+
+async def test_clients_that_left_count_among_those_whose_prompts_are_tokenized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their threads go on, and others began beside them."""
+    free, running, most = threading.Event(), [0], [0]
+
+    def orders(*_: object) -> None:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        assert free.wait(30)
+        running[0] -= 1
+        raise BadInput("refused")
+
+    monkeypatch.setattr(CompletionRequest, "orders", orders)
+    async with endpoint(tmp_path, PATIENT) as site:
+        for _ in range(3):
+            asking = [asyncio.create_task(complete(site)) for _ in range(3)]
+            await until(lambda: running[0] >= TOKENIZED)
+            await asyncio.sleep(0.1)
+            await cancel(*asking)
+        await asyncio.sleep(0.1)
+        free.set()
+        assert most[0] == TOKENIZED
+        with pytest.raises(openai.BadRequestError):
+            await complete(site)
 
 
 async def test_a_client_that_leaves_a_stream_frees_its_session(tmp_path: Path) -> None:
