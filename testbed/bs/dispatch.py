@@ -72,10 +72,10 @@ class Dispatcher:
                 await self._link.send(peer, encode(reply))
 
     async def expire(self, idle_s: float) -> None:
-        """Close sessions that have been idle for too long; a `Resync` tells their UEs when they come back."""
+        """Close sessions that were idle for too long, or of revoked keys; a `Resync` tells UEs that come back."""
         while True:
-            await self._clock.sleep(idle_s / 4)
-            for session in self._sessions.expire(self._clock.time()):
+            await self._clock.sleep(min(idle_s / 4, MOST_WAIT_S))
+            for session in self._sessions.expire(self._clock.time(), self._link.serves):
                 self._closer.forget(session)
 
     async def _handle(self, peer: bytes, packet: Packet[Message]) -> Message | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Collection, Iterable
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 WINDOWS_BYTES = 2**30
 """Bound on all waiting windows: with a large vocabulary, a hundred of the largest would take tens of gigabytes."""
 WAIT_S = 30.0
 """Time for which a UE counts as waiting after it was refused room."""
+MOST_REFUSED = 1024
+"""UEs that are remembered as waiting; without keys, each identity is one."""
 
 
 class Load(NamedTuple):
@@ -29,6 +31,7 @@ class Holder(Protocol):
 
     key: tuple[bytes, int]
     heard_s: float
+    speed_tps: float | None
 
     @property
     def idle(self) -> bool:
@@ -46,6 +49,40 @@ class Holder(Protocol):
 H = TypeVar("H", bound=Holder)
 
 
+class SessionsByUe(Generic[H]):
+    """The sessions of each UE, and the number of UEs with sessions that have no guarantee."""
+
+    def __init__(self, owner: Callable[[bytes], bytes]) -> None:
+        self.owner = owner
+        self._of: dict[bytes, dict[tuple[bytes, int], H]] = {}
+        self._without: Counter[bytes] = Counter()
+
+    def add(self, session: H) -> None:
+        """Add a session."""
+        ue = self.owner(session.key[0])
+        self._of.setdefault(ue, {})[session.key] = session
+        if session.speed_tps is None:
+            self._without[ue] += 1
+
+    def remove(self, session: H) -> None:
+        """Remove a session."""
+        ue = self.owner(session.key[0])
+        del self._of[ue][session.key]
+        if not self._of[ue]:
+            del self._of[ue]
+        if session.speed_tps is None:
+            self._without -= Counter((ue,))
+
+    def of(self, ue: bytes) -> Collection[H]:
+        """The sessions of a UE."""
+        return self._of.get(ue, {}).values()
+
+    @property
+    def without_guarantee(self) -> int:
+        """Number of UEs with sessions that have no guarantee."""
+        return len(self._without)
+
+
 class RefusedUes:
     """UEs that were refused something within the last `WAIT_S`."""
 
@@ -57,6 +94,8 @@ class RefusedUes:
         """Note a refusal."""
         self._since_s[owner] = now_s
         self._since_s.move_to_end(owner)
+        if len(self._since_s) > MOST_REFUSED:
+            self._since_s.popitem(last=False)
 
     def remove(self, owner: bytes) -> None:
         """Note that a UE waits no longer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.bs.pending import Round
-from testbed.bs.room import WINDOWS_BYTES, Load, Room
+from testbed.bs.room import WINDOWS_BYTES, Load, Room, SessionsByUe
 from testbed.protocols.base import RoundProtocol
 from testbed.protocols.messages import Reading
 from testbed.protocols.sampling import GREEDY, Sampling
@@ -31,7 +32,7 @@ class Session:
 
     key: Key
     name: str
-    """Session name for the engine."""
+    """Session name for the engine: its UE, a slash, and what tells it from all other sessions."""
     tokens: NDArray[np.int32]
     """Buffer; the first `length` are the committed prefix."""
     length: int
@@ -170,7 +171,7 @@ class SessionTable:
         self.per_peer, self.total, self.idle_s = per_peer, total, idle_s
         self.room = Room(pending, tokens, windows_bytes, ue_share, owner)
         self.owner = owner
-        self._owned: Counter[bytes] = Counter()
+        self.ues: SessionsByUe[Session] = SessionsByUe(owner)
         self._lost: OrderedDict[Key, str] = OrderedDict()
         """Sessions that were closed without their UEs, and why."""
         self._sessions: dict[Key, Session] = {}
@@ -207,7 +208,7 @@ class SessionTable:
     def _full(self, key: Key) -> str | None:
         if key in self._sessions:
             return None
-        if (owned := self._owned[self.owner(key[0])]) >= self.per_peer:
+        if (owned := len(self.ues.of(self.owner(key[0])))) >= self.per_peer:
             return f"this UE has {owned} sessions; at most {self.per_peer}"
         return f"{len(self)} sessions are open; at most {self.total}" if len(self) >= self.total else None
 
@@ -227,14 +228,14 @@ class SessionTable:
         """Start a session, in place of an earlier one of the same key."""
         self._opened += 1
         tokens = np.concatenate([prefix, np.zeros(256, np.int32)])
-        name = f"{key[0].hex()}/{key[1]}/{self._opened}"
+        name = f"{self.owner(key[0]).hex()}/{key[1]}/{self._opened}"
         session = Session(key, name, tokens, len(prefix), protocol, threshold, drafter_hidden, wanted, sampling, seed)
         session.speed_tps, session.hidden_bits = speed_tps, hidden_bits
         self.close(key)
         self._lost.pop(key, None)
         self.room.granted(key[0])
-        self._owned[self.owner(key[0])] += 1
         self._sessions[key] = session
+        self.ues.add(session)
         if speed_tps is not None:
             self._promised[speed_tps] += 1
         return session
@@ -243,9 +244,8 @@ class SessionTable:
         """Remove a session and return it; None: it was not known."""
         if (session := self._sessions.pop(key, None)) is None:
             return None
-        owner = self.owner(key[0])
         self.hold(session, None)
-        self._owned -= Counter((owner,))
+        self.ues.remove(session)
         if session.speed_tps is not None:
             self._promised -= Counter((session.speed_tps,))
         return session
@@ -260,13 +260,13 @@ class SessionTable:
         """Remove the sessions of a peer, and return them."""
         return [session for key in list(self._sessions) if key[0] == peer and (session := self.close(key))]
 
-    def expire(self, now_s: float) -> list[Session]:
-        """Remove the sessions that have been idle for too long, and return them."""
-        if self.idle_s is None:
-            return []
-        found = [session for session in self if session.idle and session.heard_s < now_s - self.idle_s]
+    def expire(self, now_s: float, serves: Callable[[bytes], bool] = lambda peer: True) -> list[Session]:
+        """Remove the sessions that were idle for too long, or whose peers are not served any more; returns them."""
+        idle_s = math.inf if self.idle_s is None else self.idle_s
+        found = [s for s in self if (s.idle and s.heard_s < now_s - idle_s) or not serves(s.key[0])]
         for session in found:
-            self.lose(session, f"idle for more than {self.idle_s:g} s")
+            idle = f"idle for more than {idle_s:g} s"
+            self.lose(session, idle if serves(session.key[0]) else "its key was revoked")
         return found
 
     def reclaimable(self, key: Key, tokens: int) -> list[Session]:

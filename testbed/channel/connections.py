@@ -25,6 +25,8 @@ import termios
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import zmq
+
 CHECK_S = 0.05
 """Interval between checks; longer if a check takes long. On loopback at 5 GB/s, 250 MB may arrive in between."""
 RECHECK_S = 0.01
@@ -41,6 +43,10 @@ SHARE = 0.75
 """Share of the process's file descriptors that connections may take."""
 MOST_FRAMES = 64
 """Largest number of frames in a message; a peer that sends more is disconnected at once."""
+GONE_S = 60.0
+"""Silence of a peer's host after which TCP connections to it are closed."""
+PROBES = 3
+"""TCP keepalive probes in the second half of that time."""
 TCP_RECEIVED = 128
 """Offset of `tcpi_bytes_received` in Linux's `tcp_info`."""
 TCP_INFO_BYTES = 136
@@ -184,6 +190,15 @@ class Connections:
         finally:
             connected.detach()
             os.dup2(self._null, self._spare, inheritable=False)
+
+
+def notice_gone_hosts(socket: zmq.Socket[bytes]) -> None:
+    """Have the kernel close connections to hosts that have vanished; otherwise it keeps idle ones for ever."""
+    for option, value in (
+        (zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, round(GONE_S / 2)), (zmq.TCP_KEEPALIVE_CNT, PROBES),
+        (zmq.TCP_KEEPALIVE_INTVL, round(GONE_S / 2 / PROBES)), (zmq.TCP_MAXRT, round(GONE_S * 1000)),
+    ):  # fmt: skip
+        socket.setsockopt(option, value)
 
 
 def _descriptors() -> Iterable[int]:

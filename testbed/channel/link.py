@@ -19,7 +19,7 @@ import zmq
 import zmq.asyncio
 
 from testbed.channel.access import Gate
-from testbed.channel.connections import CHECK_S, CHECK_SHARE, MOST_FRAMES, RECHECK_S, Connections
+from testbed.channel.connections import CHECK_S, CHECK_SHARE, MOST_FRAMES, RECHECK_S, Connections, notice_gone_hosts
 from testbed.channel.keys import KEY_LENGTH, ClientKeys, ServerKeys
 from testbed.channel.readiness import Readiness
 from testbed.errors import BadInput, LinkError, LinkTimeout
@@ -36,10 +36,8 @@ SLOWEST_BPS = 1e5
 """Time without an answer, beyond that of sending at the slowest rate, after which a UE connects anew."""
 CURVE_BYTES = 33
 """Bytes that encryption adds to a frame."""
-GONE_S = 60.0
-"""Silence of a peer's host after which TCP connections to it are closed."""
-PROBES = 3
-"""TCP keepalive probes in the second half of that time."""
+NAMELESS = b"\0"
+"""First byte of libzmq's own identities, as of connections that lost theirs: nobody would close their sessions."""
 HANDSHAKE_MS = 5000
 """Timeout of the CURVE handshake."""
 MAX_MESSAGE_BYTES = 65 * 2**20
@@ -80,6 +78,9 @@ class ServerLink(Protocol):
     async def recv(self) -> tuple[bytes, list[bytes]]:
         """Next message, preceded by its sender."""
 
+    def serves(self, peer: bytes) -> bool:
+        """Whether messages of this peer are received and sent; False once its key was revoked."""
+
     def close(self) -> None:
         """Stop listening."""
 
@@ -99,15 +100,6 @@ def check_address(address: str) -> str:
     if not match or (match[2] and match[2] != "*" and not 0 < int(match[2]) < 65536):
         raise BadInput(f"bad address {address!r}; use tcp://HOST:PORT, such as tcp://127.0.0.1:5555, or ipc://PATH")
     return address
-
-
-def _notice_gone_hosts(socket: zmq.Socket[bytes]) -> None:
-    """Have the kernel close connections to hosts that have vanished; otherwise it keeps idle ones for ever."""
-    for option, value in (
-        (zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, round(GONE_S / 2)), (zmq.TCP_KEEPALIVE_CNT, PROBES),
-        (zmq.TCP_KEEPALIVE_INTVL, round(GONE_S / 2 / PROBES)), (zmq.TCP_MAXRT, round(GONE_S * 1000)),
-    ):  # fmt: skip
-        socket.setsockopt(option, value)
 
 
 class ZmqLink:
@@ -199,8 +191,7 @@ class ZmqServerLink:
     def __init__(self, *addresses: str, keys: ServerKeys | None = None, frame_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self.background = Background()
         """Tasks of the process beside its main work; cancelled by `close`."""
-        self._checking = False
-        self._turn_s = 0.0
+        self._checking, self._turn_s = False, 0.0
         """Time since which the receiver has had the event loop to itself."""
         self.connections = Connections(frozenset(), frame_bytes + OTHER_BYTES, INBOX)
         self._context = zmq.asyncio.Context()
@@ -215,7 +206,7 @@ class ZmqServerLink:
             (zmq.IPV6, any("[" in a for a in addresses)),
         ):  # fmt: skip
             self._socket.setsockopt(option, value)
-        _notice_gone_hosts(self._socket)
+        notice_gone_hosts(self._socket)
         self.addresses: list[str] = []
         try:
             for address in addresses:
@@ -232,12 +223,11 @@ class ZmqServerLink:
 
     async def send(self, peer: bytes, frames: Frames) -> None:
         """Send to a peer; the message is dropped if its queue is full, or if the peer is gone or revoked."""
-        if self._gate is not None:
-            if self.owner(peer).decode() not in self._gate.allowed:
-                return
-            peer = peer[KEY_LENGTH:]
+        if not self.serves(peer):
+            return
+        identity = peer if self._gate is None else peer[KEY_LENGTH:]
         with contextlib.suppress(zmq.Again):
-            self._socket.send_multipart([peer, *frames], flags=zmq.NOBLOCK, copy=True)
+            self._socket.send_multipart([identity, *frames], flags=zmq.NOBLOCK, copy=True)
         self._ready.taken()
 
     async def recv(self) -> tuple[bytes, list[bytes]]:
@@ -255,9 +245,8 @@ class ZmqServerLink:
             frames = self._other_frames(first)
             with contextlib.suppress(zmq.ZMQError):  # of peers below ZMTP 3.0, for which no bound holds: not served
                 self.connections.taken(int(first.get(zmq.SRCFD)), frames=len(frames))
-                if self._gate is None:
-                    return first.bytes, frames
-                if (key := str(first.get("User-Id"))) in self._gate.allowed:
+                key = "" if self._gate is None else str(first.get("User-Id"))
+                if (self._gate is None or key in self._gate.allowed) and not first.bytes.startswith(NAMELESS):
                     return key.encode() + first.bytes, frames
 
     def _take(self) -> zmq.Frame | None:
@@ -284,6 +273,10 @@ class ZmqServerLink:
             begun_s = time.perf_counter()
             again = self.connections.check(drained=self._ready.waiting)
             took_s = time.perf_counter() - begun_s
+
+    def serves(self, peer: bytes) -> bool:
+        """See `ServerLink.serves`."""
+        return self._gate is None or self.owner(peer).decode() in self._gate.allowed
 
     def owner(self, peer: bytes) -> bytes:
         """The key of a peer; without keys, the peer itself."""

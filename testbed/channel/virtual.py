@@ -81,6 +81,10 @@ class VirtualServerLink:
         """Wait for one message."""
         return await self._mail.get()
 
+    def serves(self, peer: bytes) -> bool:
+        """See `ServerLink.serves`."""
+        return True
+
     def close(self) -> None:
         """Forget all peers."""
         self._down.clear()

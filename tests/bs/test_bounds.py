@@ -125,6 +125,20 @@ async def test_a_ue_that_goes_silent_before_its_hidden_states_is_forgotten() -> 
         assert answer == Resync(session=number, reason="idle for more than 0.2 s")  # at once, not when it asks again
 
 
+async def test_sessions_of_a_ue_whose_key_was_revoked_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its guarantees and streams went on until they ended, or had been idle for minutes."""
+    monkeypatch.setattr("testbed.bs.dispatch.MOST_WAIT_S", 0.05)
+    async with station(sessions=SessionTable(idle_s=600.0)) as (bs, address), client(address) as ue:
+        number = ue.new_session()
+        assert isinstance(await ask(ue, number, opening(number), IDS), Opened)
+        (session,) = bs._intake.sessions
+        await asyncio.sleep(0.2)
+        assert len(bs._intake.sessions) == 1
+        monkeypatch.setattr(bs._link, "serves", lambda peer: False)
+        await asyncio.sleep(0.2)
+        assert len(bs._intake.sessions) == 0 and bs._intake.sessions.fate(session.key) == "its key was revoked"
+
+
 async def test_a_session_that_waits_for_the_engine_is_not_idle() -> None:
     engine = Slow(vocab_size=VOCAB)
     engine.seconds = 0.6
@@ -140,7 +154,7 @@ def test_no_more_is_remembered_of_expired_sessions_than_the_bound() -> None:
         table.open((b"ue", number), np.array([1], np.int32), protocol("greedy"), 0.0, 1, 0)
     assert len(table.expire(2.0)) == REMEMBERED + 50
     assert table.fate((b"ue", 0)) == "" and table.fate((b"ue", REMEMBERED + 49)) == "idle for more than 1 s"
-    assert len(table) == 0 and not table._owned and len(table._lost) == REMEMBERED
+    assert len(table) == 0 and not table.ues._of and not table.ues._without and len(table._lost) == REMEMBERED
 
 
 async def test_who_greets_again_under_its_identity_frees_what_it_had() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from testbed.bs.bounds import session_table
 from testbed.bs.pending import Round
-from testbed.bs.room import Load
+from testbed.bs.room import MOST_REFUSED, Load, RefusedUes
 from testbed.bs.scheduling.admission import Admission
 from testbed.bs.scheduling.slo import Slo
 from testbed.bs.sessions import AHEAD_TOKENS, Session, SessionTable
@@ -108,6 +108,14 @@ def test_streams_of_a_ue_beyond_its_share_make_room_after_its_idle_sessions() ->
     assert table.reclaimable((b"two", 1), 150) == [streams[8]]
     assert table.reclaimable((b"two", 1), 250) == [streams[8], streams[0]]
     assert table.reclaimable((b"one", 99), 150) == []
+
+
+def test_ues_that_were_refused_are_bounded_in_number() -> None:
+    """Without keys each identity is one, and a peer can take as many as it likes."""
+    refused = RefusedUes()
+    for number in range(3 * MOST_REFUSED):
+        refused.add(str(number).encode(), 1e-3 * number)
+    assert len(refused._since_s) == MOST_REFUSED and refused.others(b"0", 3.0)
 
 
 async def test_no_session_is_closed_for_one_that_is_refused_for_another_reason() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from testbed.bs.engines.base import VerifyResult
+from testbed.bs.engines.fairness import owner
 from testbed.bs.pending import Round
 from testbed.bs.sessions import Key, Session, SessionTable
 from testbed.protocols import protocol
@@ -17,8 +18,11 @@ from testbed.protocols.base import Window
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=300)
 
 
-def opened(table: SessionTable, key: Key = (b"ue", 1), prefix: list[int] | None = None) -> Session:
-    return table.open(key, np.array(prefix or [1, 2, 3], np.int32), protocol("fh"), 0.25, 96, 0)
+def opened(
+    table: SessionTable, key: Key = (b"ue", 1), prefix: list[int] | None = None, speed_tps: float | None = None
+) -> Session:
+    ids = np.array(prefix or [1, 2, 3], np.int32)
+    return table.open(key, ids, protocol("fh"), 0.25, 96, 0, speed_tps=speed_tps)
 
 
 @given(prompt=IDS.filter(bool), chunks=st.lists(IDS, max_size=6))
@@ -74,6 +78,14 @@ def test_no_peer_can_name_anothers_session() -> None:
     assert table.get((b"ue-a", 1)) is mine
 
 
+def test_the_engine_sees_one_owner_for_all_identities_of_a_ue() -> None:
+    """Fair shares of the engine's sequences are those of keys: another identity is no other UE."""
+    table = SessionTable(owner=lambda peer: peer[:3])
+    names = [opened(table, (peer, 1)).name for peer in (b"keyA", b"keyB", b"ownA")]
+    first, second, other = map(owner, names)
+    assert first == second != other and len(set(names)) == 3
+
+
 def test_closing_what_is_not_there_is_no_error() -> None:
     assert SessionTable().close((b"ue", 1)) is None
 
@@ -100,28 +112,31 @@ class Table(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.table = SessionTable(self.PER_PEER, self.TOTAL)
-        self.known: set[Key] = set()
+        self.known: dict[Key, float | None] = {}
         self.names: list[str] = []
 
-    @rule(key=keys)
-    def open(self, key: Key) -> None:
-        after = self.known | {key}
+    @rule(key=keys, speed_tps=st.sampled_from([None, 4.0]))
+    def open(self, key: Key, speed_tps: float | None) -> None:
+        after = {*self.known, key}
         full = len(after) > self.TOTAL or len([k for k in after if k[0] == key[0]]) > self.PER_PEER
         assert (self.table.refusal(key, 0) is not None) == (full)
         if not full:
-            self.names.append(opened(self.table, key).name)
-            self.known = after
+            self.names.append(opened(self.table, key, speed_tps=speed_tps).name)
+            self.known[key] = speed_tps
 
     @rule(key=keys)
     def close(self, key: Key) -> None:
         closed = self.table.close(key)
         assert (closed is not None) == (key in self.known)
-        self.known -= {key}
+        self.known.pop(key, None)
 
     @invariant()
     def same(self) -> None:
         assert len(self.table) == len(self.known)
-        assert {key for key in self.known if self.table.get(key) is not None} == self.known
+        assert {key for key in self.known if self.table.get(key) is not None} == set(self.known)
+        for ue in (b"a", b"b", b"c"):
+            assert {session.key for session in self.table.ues.of(ue)} == {key for key in self.known if key[0] == ue}
+        assert self.table.ues.without_guarantee == len({key[0] for key, speed in self.known.items() if speed is None})
         assert len(set(self.names)) == len(self.names)
 
 

@@ -130,8 +130,10 @@ async def test_what_waits_for_a_revoked_ue_is_not_sent(keys: Path, known: Client
         with linked(bs.addresses[0], known) as link:
             await link.send([b"question"])
             peer, _ = await asyncio.wait_for(bs.recv(), WAIT_S)
+            assert bs.serves(peer)
             revoke(keys, "known")
             await asyncio.sleep(RELOAD_S)
+            assert not bs.serves(peer)
             await bs.send(peer, [b"answer"])
             with pytest.raises(LinkTimeout):
                 await link.recv(SILENCE_S)

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from testbed.channel.connections import CHECK_S, MOST_FRAMES, SPARE_BYTES, Connections
-from testbed.channel.link import GONE_S, INBOX, OTHER_BYTES, ZmqLink, ZmqServerLink, new_identity
+from testbed.channel.connections import CHECK_S, GONE_S, MOST_FRAMES, SPARE_BYTES, Connections
+from testbed.channel.link import INBOX, OTHER_BYTES, ZmqLink, ZmqServerLink, new_identity
 from tests.support.zmtp import connect, frame
 
 FRAME_BYTES = 2**16

@@ -236,6 +236,35 @@ async def test_a_ue_that_comes_back_under_its_identity_gets_what_is_sent_to_it()
             assert (await after.recv(WAIT_S)).frames == [b"for the new one"]
 
 
+async def test_messages_that_a_taken_connection_left_behind_are_dropped() -> None:
+    """libzmq gives them another sender, for which sessions would be opened that nobody closes."""
+    identity = new_identity()
+    with server(ANYWHERE) as bs, ue(bs.addresses[0], identity) as before:
+        await before.send([b"first"])
+        assert (await asyncio.wait_for(bs.recv(), WAIT_S)) == (identity, [b"first"])
+        for _ in range(5):
+            await before.send([b"left behind"])
+        await asyncio.sleep(0.2)
+        with ue(bs.addresses[0], identity) as after:
+            await after.send([b"last"])
+            await asyncio.sleep(0.2)
+            frames = [b""]
+            while frames != [b"last"]:
+                peer, frames = await asyncio.wait_for(bs.recv(), WAIT_S)
+                assert peer == identity
+
+
+async def test_peers_without_a_name_are_not_served() -> None:
+    with server(ANYWHERE) as bs, zmq.Context() as context, context.socket(zmq.DEALER) as nameless:
+        nameless.setsockopt(zmq.LINGER, 0)
+        nameless.connect(bs.addresses[0])
+        nameless.send_multipart([b"nameless"])
+        await asyncio.sleep(0.2)
+        with ue(bs.addresses[0]) as named:
+            await named.send([b"named"])
+            assert (await asyncio.wait_for(bs.recv(), WAIT_S))[1] == [b"named"]
+
+
 async def test_a_ue_whose_identity_was_taken_connects_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connection stays open at both ends, but its messages no longer arrive."""
     monkeypatch.setattr("testbed.channel.link.SILENT_S", 0.3)

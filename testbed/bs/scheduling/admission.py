@@ -44,6 +44,17 @@ class Guarantees(NamedTuple):
     """Their mean round."""
 
 
+class _GuaranteedLoad(NamedTuple):
+    """What guarantees take together."""
+
+    rounds: float
+    """Rounds per second."""
+    busy: float
+    """Share of the verifier's time, without the constant of its passes."""
+    tokens: float
+    """Tokens in the prefix cache."""
+
+
 class AdmissionDecision(NamedTuple):
     """The answer to a UE that asks for a speed."""
 
@@ -109,24 +120,35 @@ class Admission:
             raise BadInput("the load is a number of UEs, 0 or more, by positive speed")
         others = max((given.speed_tps for given in load if given.sessions), default=0.0)
         need_s = self._slack_s(others, typical or shape) if others else math.inf
-        asked = self._holds(speed_tps, load, shape, need_s)
+        taken = self._load(load)
+        asked = self._holds(speed_tps, taken, shape, need_s)
         slower = sorted((speed for speed in self.classes if speed < speed_tps), reverse=True)
-        best = next((speed for speed in slower if self._holds(speed, load, shape, need_s)), None)
-        used = self.utilisation([*load, Guarantees(speed_tps, 1, shape)])
+        best = next((speed for speed in slower if self._holds(speed, taken, shape, need_s)), None)
+        used = self._used(self._joined(taken, speed_tps, shape))
         return AdmissionDecision(asked, speed_tps if asked else best, used)
 
     def utilisation(self, load: Sequence[Guarantees]) -> float:
         """Share of the verifier's time that these guarantees take."""
-        fixed_s = self.coefficients.c / self.max_requests
-        return math.fsum(_rounds_a_second(given) * (self._share_s(given.shape) + fixed_s) for given in load)
+        return self._used(self._load(load))
 
-    def _holds(self, speed_tps: float, load: Sequence[Guarantees], shape: RoundShape, need_s: float) -> bool:
+    def _load(self, load: Sequence[Guarantees]) -> _GuaranteedLoad:
+        rounds = [given.speed_tps * given.sessions / given.shape.committed for given in load]
+        busy = math.fsum(rate * self._share_s(given.shape) for rate, given in zip(rounds, load, strict=True))
+        tokens = math.fsum(given.sessions * (given.shape.cached + given.shape.new) for given in load)
+        return _GuaranteedLoad(math.fsum(rounds), busy, tokens)
+
+    def _joined(self, taken: _GuaranteedLoad, speed_tps: float, shape: RoundShape) -> _GuaranteedLoad:
+        return _GuaranteedLoad(*map(sum, zip(taken, self._load([Guarantees(speed_tps, 1, shape)]), strict=True)))
+
+    def _used(self, taken: _GuaranteedLoad) -> float:
+        return taken.busy + taken.rounds * self.coefficients.c / self.max_requests
+
+    def _holds(self, speed_tps: float, taken: _GuaranteedLoad, shape: RoundShape, need_s: float) -> bool:
         """Whether a UE can join where the others need passes of at most `need_s` / 2."""
-        joined = [*load, Guarantees(speed_tps, 1, shape)]
-        kept = math.fsum(given.sessions * (given.shape.cached + given.shape.new) for given in joined)
-        if self.utilisation(joined) > self.limit or kept > (self.kv_tokens or math.inf):
+        joined = self._joined(taken, speed_tps, shape)
+        if self._used(joined) > self.limit or joined.tokens > (self.kv_tokens or math.inf):
             return False
-        spare = 1 - math.fsum(_rounds_a_second(given) * self._share_s(given.shape) for given in joined)
+        spare = 1 - joined.busy
         share_s = self._share_s(shape)
         pass_s = max(self.coefficients.c / spare, self.coefficients.c + share_s) if spare > 0 else math.inf
         return min(need_s, self._slack_s(speed_tps, shape)) >= 2 * pass_s
@@ -138,7 +160,3 @@ class Admission:
     def _share_s(self, shape: RoundShape) -> float:
         times = self.coefficients
         return (times.a + times.b_compute * (shape.cached + shape.new)) * shape.new + times.b_read * shape.cached
-
-
-def _rounds_a_second(given: Guarantees) -> float:
-    return given.speed_tps * given.sessions / given.shape.committed

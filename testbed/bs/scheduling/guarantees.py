@@ -94,14 +94,13 @@ def turn_s(sessions: SessionTable, session: Session, item: Pending, times: Coeff
         session: the session of `item`, a new request of that UE.
         rest: share of the time that guarantees leave.
     """
-    owner, ues, waiting = sessions.owner(session.key[0]), set[bytes](), [item]
-    for other in sessions:
-        if other.speed_tps is not None:
-            continue
-        ues.add(ue := sessions.owner(other.key[0]))
-        if ue == owner and other is not session and other.current is not None and other.current.pending is not None:
+    waiting = [item]
+    for other in sessions.ues.of(sessions.owner(session.key[0])):
+        unbound = other.speed_tps is None and other is not session
+        if unbound and other.current is not None and other.current.pending is not None:
             waiting.append(other.current.pending)
-    return len(ues) / rest * math.fsum(times.share_s(one.new_tokens, one.cached_tokens) for one in waiting)
+    used_s = math.fsum(times.share_s(one.new_tokens, one.cached_tokens) for one in waiting)
+    return sessions.ues.without_guarantee / rest * used_s
 
 
 def _in_turn(session: Session) -> tuple[bool, float]:
