@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.bs.engines.base import Share, VerifyEngine, VerifyRequest, VerifyResult, common_prefix
-from testbed.bs.engines.fairness import fair_share, owner
+from testbed.bs.engines.fairness import STALE_PASSES, fair_share, owner
 
 LEAST_PIECE = 16
 """Tokens of a piece, at least: what room is left below that stays free."""
@@ -56,6 +56,9 @@ class BatchedEngine(VerifyEngine):
         """Changed in place, since `submit` may run during a step."""
         self._prompts: dict[str, NDArray[np.int32]] = {}
         """Progress of each session in its last pass."""
+        self._passes = 0
+        self._last_passes: dict[str, int] = {}
+        """Number of each session's last pass."""
 
     @abstractmethod
     def compute(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
@@ -78,6 +81,11 @@ class BatchedEngine(VerifyEngine):
         """
         return ()
 
+    def stale(self, held: Collection[str]) -> set[str]:
+        """Those of these sessions that had no round for `STALE_PASSES`."""
+        since = self._passes - STALE_PASSES
+        return {session for session in held if self._last_passes.get(session, self._passes) < since}
+
     def submit(self, request: VerifyRequest) -> None:
         """See `VerifyEngine.submit`."""
         self.check(request)
@@ -93,8 +101,10 @@ class BatchedEngine(VerifyEngine):
         except Exception:
             self._submitted.clear()
             raise
+        self._passes += 1
         for part in parts:
             self._prompts[part.submitted.session] = part.computed.prompt
+            self._last_passes[part.submitted.session] = self._passes
             if part.whole:
                 self._submitted.remove(part.submitted)
         return [
@@ -105,6 +115,7 @@ class BatchedEngine(VerifyEngine):
     def release(self, session: str) -> None:
         """See `VerifyEngine.release`."""
         self._prompts.pop(session, None)
+        self._last_passes.pop(session, None)
         for request in [request for request in self._submitted if request.session == session]:
             self._submitted.remove(request)
 
@@ -143,7 +154,8 @@ class BatchedEngine(VerifyEngine):
         """Most rounds of one UE in the next pass."""
         if not (held := self.held()):
             return self.max_requests
-        return fair_share({*held, *(request.session for request in waiting)}, self.max_requests)
+        used = set(held) - self.stale(held)
+        return fair_share({*used, *(request.session for request in waiting)}, self.max_requests)
 
     def _at_once(self, whole: _PassPart) -> bool:
         """Whether the bound of one prefix's share lets a pass compute the whole round."""

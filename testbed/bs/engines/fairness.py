@@ -9,6 +9,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 EMPTY: frozenset[str] = frozenset()
+STALE_PASSES = 1000
+"""Passes without a round after which a session counts no longer for its owner's share, and is the first to lose its
+place: its UE may be gone. A number of passes, not a time, so that the same requests have the same passes."""
 
 
 def owner(session: str) -> str:
@@ -30,14 +33,18 @@ def fair_share(sessions: Iterable[str], places: int) -> int:
     return places
 
 
-def to_evict(held: Collection[str], opening: str, busy: Collection[str] = EMPTY) -> str:
-    """The session to lose its place: the first of the owner with most sessions, that which is opened counted.
+def to_evict(held: Collection[str], opening: str, busy: Collection[str] = EMPTY, stale: Collection[str] = EMPTY) -> str:
+    """The session to lose its place: the first stale one; if there is none, the first of the owner with most sessions,
+    that which is opened counted.
 
     Args:
         held: sessions with a place, the least recently used first.
         opening: session that needs one.
         busy: sessions that must keep theirs; not all of `held`.
+        stale: sessions that were not used for `STALE_PASSES`.
     """
     counts = Counter(map(owner, held))
     counts[owner(opening)] += 1
-    return max((session for session in held if session not in busy), key=lambda session: counts[owner(session)])
+    free = [session for session in held if session not in busy]
+    found = next((session for session in free if session in stale), None)
+    return found or max(free, key=lambda session: counts[owner(session)])

@@ -161,7 +161,7 @@ class LlamaEngine(BatchedEngine):
     def _open(self, llama: LlamaGroup, session: str, busy: Collection[str]) -> _LlamaSession:
         """A session with an empty sequence: an unused one, or that of a session outside the pass (`busy`)."""
         if not self._free:
-            self._drop(llama, to_evict(self._sessions, session, busy))
+            self._drop(llama, to_evict(self._sessions, session, busy, self.stale(self._sessions)))
         return _LlamaSession(heapq.heappop(self._free), np.empty(0, np.int32))
 
     def _score(
@@ -180,15 +180,15 @@ class LlamaEngine(BatchedEngine):
             at += len(logits)
         scores = pieces[0] if len(pieces) == 1 else _joined(pieces)
         results: dict[int, VerifyResult] = {}
-        start = 0
+        start, own = 0, np.copy if len(part) > 1 else np.asarray  # a part would keep the whole pass's array
         for i in order:
             end = start + len(part[i].draft) + 1
             results[i] = VerifyResult(
                 argmax=scores.argmax[start:end],
                 margin=scores.margin[start:end],
                 draft_gap=scores.draft_gap[start : end - 1],
-                hidden=scores.hidden[start:end] if part[i].hidden else None,
-                logprobs=scores.logprobs[start:end] if part[i].logprobs and scores.logprobs is not None else None,
+                hidden=own(scores.hidden[start:end]) if part[i].hidden else None,
+                logprobs=None if scores.logprobs is None or not part[i].logprobs else own(scores.logprobs[start:end]),
                 cached=shares[i].cached,
             )
             start = end

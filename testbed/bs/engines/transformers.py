@@ -109,7 +109,7 @@ class TransformersEngine(BatchedEngine):
         except Exception as exc:
             raise EngineError(f"transformers failed on session {request.session}: {exc}") from exc
         if len(self._sessions) >= self._max_sessions:
-            del self._sessions[to_evict(self._sessions, request.session)]
+            del self._sessions[to_evict(self._sessions, request.session, stale=self.stale(self._sessions))]
         self._sessions[request.session] = _CachedSession(prompt, session.cache)
         return result
 
@@ -124,7 +124,7 @@ class TransformersEngine(BatchedEngine):
             session.cache.crop(kept - len(session.ids))
         ids = torch.from_numpy(prompt[kept:].astype(np.int64))[None].to(self._device)
         states: Tensor = self._model.base_model(ids, past_key_values=session.cache, use_cache=True).last_hidden_state
-        return states[0, first - kept :], kept
+        return states[0, first - kept :].clone(), kept  # a part would keep the whole pass's array
 
     def _judge(self, hidden: Tensor, request: VerifyRequest, cached: int) -> VerifyResult:
         logits: Tensor = self._model.get_output_embeddings()(hidden)[:, : self.vocab_size].float()

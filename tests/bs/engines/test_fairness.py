@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testbed.bs.engines import batched
 from testbed.bs.engines.batched import BatchedEngine
 from testbed.bs.engines.fairness import fair_share, owner, to_evict
 from testbed.bs.engines.llama import LlamaEngine
@@ -128,3 +130,45 @@ def test_the_owner_of_most_loses_its_oldest(held: list[str], opening: str) -> No
     assert counts[owner(lost)] == max(counts[name] for name in held)
     assert sessions.index(lost) == min(place for place, name in enumerate(held) if counts[name] == counts[owner(lost)])
     assert to_evict(sessions, "new", sessions[:-1]) == sessions[-1]
+    assert to_evict(sessions, "new", stale=sessions[-1:]) == sessions[-1]
+    assert to_evict(sessions, f"{opening}/new", sessions[:-1], sessions) == sessions[-1]
+
+
+def test_a_ue_that_is_gone_keeps_no_share(engine: BatchedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sessions stay open until they have been idle for minutes."""
+    monkeypatch.setattr(batched, "STALE_PASSES", 20)
+    talks = Talks(engine)
+    for number in range(3):
+        talks.send(f"gone/{number}/{number}")
+    while talks.waiting:
+        talks.step()
+    mine = [f"mine/{number}/{number}" for number in range(PLACES)]
+    for _ in range(40):
+        for session in mine:
+            talks.send(session)
+        talks.step()
+    while talks.waiting:
+        talks.step()
+    lost = Counter(talks.lost)
+    for _ in range(8):
+        for session in mine:
+            talks.send(session)
+        while talks.waiting:
+            talks.step()
+    assert talks.lost == lost
+    talks.end()
+
+
+def test_results_keep_no_array_of_the_whole_pass(engine: BatchedEngine) -> None:
+    """A round that waits kept the distributions of all others of its pass: 880 kB for 7 kB."""
+    long = ask("aa/1/1", list(range(1, 60)), [3] * 8)
+    results = engine.verify([long, ask("bb/1/2", [5, 6, 7], [3])])
+    results += engine.verify([ask("bb/1/2", list(range(1, 90)), [4])])
+    for result in results:
+        for array in (result.hidden, result.logprobs):
+            assert isinstance(array, np.ndarray)
+            whole = array if array.base is None else array.base
+            held = whole.nbytes if isinstance(whole, np.ndarray) else whole.untyped_storage().nbytes()
+            assert held <= array.nbytes
+    for session in ("aa/1/1", "bb/1/2"):
+        engine.release(session)
