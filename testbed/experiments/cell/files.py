@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from testbed.errors import BadInput
 from testbed.experiments.cell.config import CellConfig
 from testbed.experiments.cell.real import run_cell_really
 from testbed.experiments.cell.rows import document, ue_rows
@@ -29,12 +30,16 @@ def carry_out(config: CellConfig, real: bool, out: Path | None) -> dict[str, Any
         out: directory for the results; None: nothing is written.
 
     Raises:
-        BadInput: the directory belongs to another configuration, or see `run_cell` and `run_cell_really`.
+        BadInput: the directory belongs to another configuration or another kind of run, or see `run_cell` and
+            `run_cell_really`.
     """
     run_it = run_cell_really if real else run_cell
     if out is None:
         return document(config, run_it(config))
     with claimed(config, out, KIND, resumes=False):
+        if (out / CELL).exists() and (out / SERIES).exists() == real:
+            before = "in virtual time" if real else "with real processes"
+            raise BadInput(f"{out} holds a run {before}; choose another --out")
         run = run_it(config)
         found = document(config, run)
         _write(config, run, found, out)

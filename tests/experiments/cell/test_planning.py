@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from testbed.experiments.cell.files import carry_out
 from testbed.experiments.cell.planning import CellPlan, problem_of, read_plan
 from testbed.experiments.cell.run import run_cell
 from testbed.optim.tasks import plan
+from tests.support.refusals import refuse
 
 NEAR = UeGroup(
     name="near", count=3, profile="edge-sd", protocol="fh", window=5, alpha=1.0, prompt=(300, 300), response=(60, 60),
@@ -56,6 +58,16 @@ def test_a_problem_has_what_the_run_measured(measured: Path) -> None:
     # a token's id has 15 bits, its hidden state 2048 · 16; 60 tokens are 10 rounds of 5 drafted ones
     assert problem.tasks[0].upload_bits == pytest.approx(300 * 15 + 50 * (15 + 2048 * 16), rel=0.01)
     assert problem.tasks[3].upload_bits == pytest.approx(40 * 15 + 20 * (15 + 2048 * 16), rel=0.01)
+
+
+def test_runs_in_virtual_time_and_with_processes_are_not_mixed(measured: Path, tmp_path: Path) -> None:
+    """The series of the virtual run would be shown beside the rows of the real one."""
+    out = shutil.copytree(measured, tmp_path / "run")
+    for real, words in ((True, "holds a run in virtual time"), (False, "holds a run with real processes")):
+        before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        refuse(lambda real=real: carry_out(CELL, real, out), BadInput, words, "choose another --out")  # type: ignore[misc]
+        assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+        (out / "series.json").unlink(missing_ok=True)  # a real run has none
 
 
 def test_greedy_plans_take_as_long_as_predicted(tmp_path: Path) -> None:
