@@ -78,6 +78,7 @@ def test_what_cannot_be_is_one_line(
         (["ue", "run", "--bs", "tcp://127.0.0.1:1", "--bs", "tcp://127.0.0.1:1"], "each base station once"),
         (["ue", "run", "--failover-s", "1"], "failover-s"),
         (["ue", "run", "--resume"], "--out DIR"),
+        (["ue", "run", "--bs", "tcp://127.0.0.1:1", "--out", "{keys}"], "is not empty; choose another --out"),
         (["ue", "serve", "--bs", "tcp://192.0.2.7:5555"], "--insecure"),
     ],
 )

@@ -60,8 +60,11 @@ def run(
 
         testbed ue run --bs tcp://192.0.2.7:5555 --keys orin-1 --power auto --out runs/energy
     """
+    from testbed.experiments.runs.journal import check_folder
     from testbed.experiments.runs.uerun import run_ue
 
+    if out is not None and not resume:
+        check_folder(out)
     with _explained(out):
         result = run_ue(config, _given(prompt, prompt_ids), out, resume)
     if as_json:

@@ -16,7 +16,7 @@ from testbed.bs.engines.llama import context_options
 from testbed.bs.engines.model_files import check_files
 from testbed.bs.engines.registry import ENGINES, leave_a_core, load_engine
 from testbed.bs.engines.target import Target
-from testbed.config import RunConfig
+from testbed.config import RunConfig, resolved
 from testbed.decision_head.episodes import META, EpisodeStore, Meta
 from testbed.errors import BadInput
 from testbed.experiments.head.config import EpisodeCollectConfig
@@ -27,6 +27,7 @@ from testbed.experiments.inputs.scorers import scorer
 from testbed.experiments.lockstep.answers import AnswerTask
 from testbed.experiments.lockstep.completions import Completer
 from testbed.experiments.lockstep.decoding import NOTHING, Lockstep
+from testbed.experiments.results.claims import compare_inputs
 from testbed.experiments.runs.execute import drafter_of
 from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.llama.context import MAX_SEQUENCES
@@ -64,6 +65,7 @@ def collect(config: EpisodeCollectConfig, out: Path, progress: Progress) -> dict
     with contextlib.closing(drafter_of(_run(config), work)) as drafter:
         store = EpisodeStore(out)
         store.create(_meta(config, store, drafter, drafter_path, target.path, sizes.hidden, len(prompts)))
+        compare_inputs(resolved(config), out)
         setup = EpisodeSetup(drafter, task, config.window, config.policy, config.explore, config.seed)
         if _to_do(store, setup, prompts):
             with contextlib.closing(load_target(config, target)) as engine:

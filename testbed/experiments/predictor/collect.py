@@ -14,13 +14,14 @@ from testbed import fields
 from testbed.assets.fingerprints import model_fingerprint
 from testbed.bs.engines.base import VerifyEngine
 from testbed.bs.judging.registry import JUDGES, judge_kind, make_judge
-from testbed.config import Config
+from testbed.config import Config, resolved
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.inputs.pair import drafter_for, target_for
 from testbed.experiments.lockstep.acceptance import STRICT, AcceptanceRule, JudgedRule, SampledRule
 from testbed.experiments.lockstep.decoding import Decoding, Lockstep, draft_window
 from testbed.experiments.predictor.traces import TraceMeta, Traces, TraceStore
+from testbed.experiments.results.claims import compare_inputs
 from testbed.models.bundle import head_directory
 from testbed.options import option
 from testbed.protocols.sampling import Sampling
@@ -94,6 +95,7 @@ def collect(config: TraceCollectConfig, out: Path, progress: Progress) -> TraceS
         raise BadInput(f"{config.dataset} has {len(questions)} prompts from {config.first} on, not {config.prompts}")
     store = TraceStore(out)
     store.create(_meta(config, drafter, target))
+    compare_inputs(resolved(config), out)
     todo = [n for n in range(-(-config.prompts // CHUNK)) if n not in store.chunks()]
     progress(config.prompts - sum(len(_chunk(questions, n)) for n in todo), config.prompts)
     if todo:

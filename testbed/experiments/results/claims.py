@@ -53,7 +53,7 @@ def claimed(
     with held(out, f"another process is running the {what} in {out}; wait for it, or choose another --out"):
         claim(out / CONFIG, config, lambda path: load(type(config), path), save, what, agree)
         if resumes and stamped:
-            _compare_inputs(_stamps(resolved(config)), out)
+            compare_inputs(resolved(config), out)
         try:
             yield
         except KeyboardInterrupt:
@@ -62,35 +62,49 @@ def claimed(
             raise
 
 
-def _compare_inputs(now: dict[str, str], out: Path) -> None:
-    """Compare files with those from which the results in a directory were computed, or write down those of the first.
+def compare_inputs(settings: Any, out: Path) -> None:
+    """Compare the files that settings name with those from which the results in a directory were computed, or write
+    down their fingerprints, if these are the first.
 
     Raises:
         BadInput: one has changed.
     """
-    before = kept(out / INPUTS, dict[str, str], lambda: now)
-    for name in sorted(before.keys() & now.keys()):
-        if before[name] != now[name]:
-            raise BadInput(f"{name} has changed since the results in {out} were begun; choose another --out")
+    now = stamps(settings)
+    if name := changed(kept(out / INPUTS, dict[str, str], lambda: now), now):
+        raise BadInput(f"{name} has changed since the results in {out} were begun; choose another --out")
 
 
-def _stamps(value: Any) -> dict[str, str]:
-    """Fingerprints of the files that are named anywhere in a configuration, be it as `key=FILE` or `suffix+FILE`."""
+def changed(before: dict[str, str], now: dict[str, str]) -> str | None:
+    """The first file whose fingerprint has changed; None: none has."""
+    return next((name for name in sorted(before.keys() & now.keys()) if before[name] != now[name]), None)
+
+
+def stamps(value: Any) -> dict[str, str]:
+    """Fingerprints of the files that are named anywhere in settings, be it as `key=FILE`, `suffix+FILE` or
+    `FILE:function`.
+    """
     if isinstance(value, str):
         found = {}
-        for name in filter(None, {value, *re.split("[+=,]", value)}):
+        for name in filter(None, {value, value.rpartition(":")[0], *re.split("[+=,]", value)}):
             with contextlib.suppress(OSError, ValueError):  # no possible name of a file
                 if (stamp := file_stamp(name)) is not None:
                     found[name] = stamp
         return found
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return {name: stamp for part in parts for name, stamp in _stamps(part).items()}
+    return {name: stamp for part in parts for name, stamp in stamps(part).items()}
 
 
 def kept(path: Path, kind: type[T], make: Callable[[], T]) -> T:
-    """A result from its JSON file; computed and written there if the file is missing."""
+    """A result from its JSON file; computed and written there if the file is missing.
+
+    Raises:
+        BadInput: the file is damaged.
+    """
     if not path.exists():
         made = make()
         with whole_file(path) as part:
             part.write_bytes(msgspec.json.encode(made))
-    return msgspec.json.decode(path.read_bytes(), type=kind)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise BadInput(f"{path} is damaged ({exc}); remove it, and its result is computed again") from exc

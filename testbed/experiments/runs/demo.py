@@ -33,7 +33,7 @@ from testbed.experiments.results.claims import CONFIG, claimed
 from testbed.experiments.runs.calibrate import calibrate
 from testbed.experiments.runs.execute import Watch
 from testbed.experiments.runs.journal import NAME as JOURNAL
-from testbed.experiments.runs.journal import check_new
+from testbed.experiments.runs.journal import check_folder
 from testbed.experiments.runs.prepare import check_window_rule, prepare
 from testbed.experiments.runs.processes import base_station, proxy, user_equipment
 from testbed.experiments.runs.progress import LiveProgress
@@ -66,7 +66,7 @@ def run_demo(config: DemoConfig, out: Path, say: Say, resume: bool = False) -> d
     """
     channel = check_demo(config)
     if not (resume and (out / JOURNAL).exists()):
-        check_new(out)
+        check_folder(out)
     with claimed(config, out, "demo", None if resume else lambda _: None, resumes=False):
         run = _virtual if channel.is_virtual else _real
         rows, pids = run(config, channel, out, say, resume)

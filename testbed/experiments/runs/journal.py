@@ -21,8 +21,10 @@ import msgspec
 from testbed.channel.link import new_identity
 from testbed.config import RunConfig, resolved
 from testbed.errors import BadInput, TestbedError
+from testbed.experiments.results.claims import changed, stamps
 from testbed.experiments.results.directory import SUMMARY
 from testbed.experiments.runs.prepare import Workload
+from testbed.files import LOCK, require_empty
 from testbed.protocols.messages import Welcome, difference
 from testbed.ue.run import Outcome
 
@@ -46,6 +48,8 @@ class Heading(msgspec.Struct, frozen=True):
     """Digest of the prompts."""
     identity: bytes
     """Identity of the UE, by which the BS frees the sessions of a killed run when it is resumed."""
+    inputs: dict[str, str] = {}
+    """Fingerprints of the files that the settings name."""
 
 
 class Journal:
@@ -76,7 +80,7 @@ class Journal:
             raise BadInput(f"cannot write {path}: {exc.strerror or exc}") from exc
         try:
             _lock(journal._file, out)
-            journal._write(Heading(SCHEMA, _settings(config), _digest(work), journal.identity))
+            journal._write(Heading(SCHEMA, _settings(config), _digest(work), journal.identity, _inputs(config)))
         except TestbedError:
             journal.finish()
             raise
@@ -87,7 +91,7 @@ class Journal:
         """Resume a run.
 
         Raises:
-            BadInput: `out` has no unfinished run, one that still runs, or one with other settings or prompts.
+            BadInput: `out` has no unfinished run, one that still runs, or one with other settings, prompts or files.
         """
         path = out / NAME
         try:
@@ -163,6 +167,18 @@ def check_new(out: Path) -> None:
         raise BadInput(f"{out} holds a finished run; choose another --out, or remove the directory")
 
 
+def check_folder(out: Path) -> None:
+    """Refuse to begin a run in a directory that has one already, or files of others; a demo's UE writes into the
+    directory that the demo has reserved.
+
+    Raises:
+        BadInput: it has.
+    """
+    check_new(out)
+    if not (out / LOCK).exists():
+        require_empty(out)
+
+
 def kept(out: Path | None) -> str:
     """A sentence about what is kept of a run that ended early, and the command that resumes it."""
     if out is None:
@@ -191,6 +207,11 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     """The settings that a resumed run must share; a replayed trace begins anew."""
     found = {key: value for key, value in resolved(config).items() if key not in ELSEWHERE}
     return found | {"csi": re.sub(r",origin_s=[^,]*", "", config.csi)}
+
+
+def _inputs(config: RunConfig) -> dict[str, str]:
+    """Fingerprints of the files that a resumed run must share; its channel state may be measured again."""
+    return stamps({key: value for key, value in _settings(config).items() if key != "csi"})
 
 
 def _digest(work: Workload) -> str:
@@ -233,13 +254,15 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _check(heading: Heading, config: RunConfig, work: Workload, out: Path) -> None:
-    """Check that settings and prompts are those of the journal."""
+    """Check that settings, prompts and files are those of the journal."""
     now = msgspec.msgpack.decode(msgspec.msgpack.encode(_settings(config)))
     differing = sorted(key for key in now.keys() | heading.config.keys() if now.get(key) != heading.config.get(key))
     if differing:
         raise BadInput(f"the run in {out} had {_list(heading.config, differing)}; give it the same")
     if heading.prompts != _digest(work):
         raise BadInput(f"the run in {out} had other prompts; give it the same")
+    if name := changed(heading.inputs, _inputs(config)):
+        raise BadInput(f"{name} has changed since the run in {out} was begun; choose another --out")
 
 
 def _list(config: dict[str, Any], names: Iterable[str]) -> str:

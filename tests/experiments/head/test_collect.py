@@ -127,6 +127,18 @@ def test_a_collection_may_be_without_mismatches(tmp_path: Path) -> None:
     assert len(found) == len(critical) == 0
 
 
+def test_a_collection_goes_on_with_the_same_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers belonged to other questions than the episodes of the first chunks."""
+    monkeypatch.setattr(head_collect, "_to_do", lambda *_: [])
+    questions, out = tmp_path / "mine.jsonl", tmp_path / "out"
+    config = EpisodeCollectConfig(dataset=str(questions), prompts=1, engine="transformers", policy="strict")
+    for text in ("one", "one", "two"):
+        questions.write_text(f'{{"question": "{text}", "answer": "1"}}\n')
+        if text == "one":
+            head_collect.collect(config, out, Told())
+    refuse(lambda: head_collect.collect(config, out, Told()), BadInput, "mine.jsonl has changed since the results")
+
+
 def test_labels_are_those_that_the_oracle_makes_on_its_way(tmp_path: Path) -> None:
     made, told = store(tmp_path, "oracle"), Told()
     fill(made, "oracle", Told())

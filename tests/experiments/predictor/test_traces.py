@@ -148,6 +148,18 @@ def test_a_collection_that_cannot_be_made_is_refused(tmp_path: Path, change: dic
     assert not (tmp_path / "out").exists()
 
 
+def test_a_collection_goes_on_with_the_same_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("testbed.experiments.predictor.collect.with_models", lambda *_: None)
+    questions, out = tmp_path / "mine.jsonl", tmp_path / "out"
+    config = TraceCollectConfig(dataset=str(questions), prompts=1, engine="transformers")
+    for text in ("one", "one", "two"):
+        questions.write_text(f'{{"question": "{text}"}}\n')
+        if text == "one":
+            collect(config, out, lambda *_: None)
+    with pytest.raises(BadInput, match=r"mine\.jsonl has changed since the results"):
+        collect(config, out, lambda *_: None)
+
+
 @pytest.mark.slow
 def test_collecting_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("testbed.experiments.predictor.collect.CHUNK", 3)

@@ -58,6 +58,14 @@ def test_a_result_is_computed_once(tmp_path: Path) -> None:
     assert kept(path, list[float], list) == [0.1, 2.0]
 
 
+@pytest.mark.parametrize("content", [b"", b"[0.1", b"{}", b"\xff"])
+def test_a_damaged_result_is_an_error_of_one_line(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "loads.json"
+    path.write_bytes(content)
+    refuse(lambda: kept(path, list[float], list), BadInput, f"{path} is damaged", "remove it")
+    assert path.read_bytes() == content
+
+
 @pytest.mark.parametrize(
     ("named", "file"),
     [
@@ -67,11 +75,12 @@ def test_a_result_is_computed_once(tmp_path: Path) -> None:
         ("{}/head", "head/head.json"),
         ("{}/head", "head/head.safetensors"),
         ("{}/predictor", "predictor/predictor.npz"),
+        ("{}/sc.py:answer", "sc.py"),
     ],
 )
 def test_results_are_not_continued_with_other_contents_of_a_file(named: str, file: str, tmp_path: Path) -> None:
     inputs, out = tmp_path / "in", tmp_path / "out"
-    for name in ("a.csv", "a.gguf", "head/head.json", "head/head.safetensors", "predictor/predictor.npz"):
+    for name in ("a.csv", "a.gguf", "head/head.json", "head/head.safetensors", "predictor/predictor.npz", "sc.py"):
         (inputs / name).parent.mkdir(parents=True, exist_ok=True)
         (inputs / name).write_text(name)
     config = RunConfig(drafter=named.format(inputs))

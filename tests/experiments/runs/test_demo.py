@@ -11,6 +11,7 @@ from testbed.config import DemoConfig
 from testbed.errors import BadInput
 from testbed.experiments.runs.demo import run_config, run_demo
 from testbed.models.export import export_gguf
+from tests.support.refusals import refuse
 
 
 def test_ties_are_counted_unless_the_target_computes_in_float32(
@@ -27,6 +28,16 @@ def test_ties_are_counted_unless_the_target_computes_in_float32(
     assert (
         run_config(vllm).tie_tolerance == 0 < run_config(msgspec.structs.replace(vllm, dtype="bfloat16")).tie_tolerance
     )
+
+
+def test_a_demo_begins_among_no_other_files(tmp_path: Path) -> None:
+    """The very `config.yaml` that configured it was replaced."""
+    (tmp_path / "config.yaml").write_text("prompts: 1  # three weeks of notes")
+    (tmp_path / "rounds.parquet").write_text("mine")
+    config = DemoConfig(engine="llama", channel="kind=virtual,profile=wisv", prompts=1, methods=("greedy",))
+    refuse(lambda: run_demo(config, tmp_path, print), BadInput, "is not empty; choose another --out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "rounds.parquet"]
+    assert (tmp_path / "config.yaml").read_text().endswith("notes")
 
 
 def test_the_bundled_drafter_is_refused_for_another_tokenizer_before_anything_starts(

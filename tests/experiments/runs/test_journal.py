@@ -16,8 +16,9 @@ from testbed.channel.csi import Csi
 from testbed.config import RunConfig
 from testbed.errors import BadInput, TestbedError
 from testbed.experiments.inputs.datasets import Example
-from testbed.experiments.runs.journal import NAME, Journal, kept
+from testbed.experiments.runs.journal import NAME, Journal, check_folder, kept
 from testbed.experiments.runs.prepare import Prompt, Workload
+from testbed.files import held
 from testbed.protocols.messages import VERSION, Welcome
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.run import Outcome
@@ -104,6 +105,31 @@ def test_only_the_same_run_is_gone_on_with(tmp_path: Path) -> None:
     refuse(lambda: Journal.resume(tmp_path, CONFIG, work([1, 2], [4])), BadInput, "other prompts")
     elsewhere = msgspec.structs.replace(CONFIG, bs="tcp://127.0.0.1:7777", timeout_s=5.0, keys="pi", failover_s=9.0)
     Journal.resume(tmp_path, elsewhere, work()).close()
+
+
+def test_a_run_goes_on_with_the_same_files_only(tmp_path: Path) -> None:
+    """A channel state may have been measured again."""
+    drafter, link, out = tmp_path / "d.gguf", tmp_path / "link.json", tmp_path / "run"
+    for file in (drafter, link):
+        file.write_text("before")
+    config = msgspec.structs.replace(CONFIG, drafter=str(drafter), csi=str(link))
+    Journal.begin(out, config, work()).close()
+    link.write_text("after")
+    Journal.resume(out, config, work()).close()
+    drafter.write_text("after")
+    refuse(lambda: Journal.resume(out, config, work()), BadInput, f"{drafter} has changed since the run in {out}")
+    drafter.write_text("before")
+    Journal.resume(out, config, work()).close()
+
+
+def test_a_run_begins_among_no_other_files(tmp_path: Path) -> None:
+    """A user's `config.yaml` in the directory was replaced."""
+    check_folder(tmp_path / "new")
+    check_folder(tmp_path)
+    (tmp_path / "config.yaml").write_text("# three weeks of notes")
+    refuse(lambda: check_folder(tmp_path), BadInput, f"{tmp_path} is not empty", "choose another --out")
+    with held(tmp_path, ""):  # by a demo, whose UE writes into its directory
+        check_folder(tmp_path)
 
 
 def welcome(weights: str = "abc", model: str = "m") -> Welcome:
