@@ -129,6 +129,7 @@ class Intake:
         )  # fmt: skip
         session.hinted, session.alone = message.window, protocol is None or message.alone
         session.states, session.risk = message.states, message.risk
+        session.end_ids = () if message.endless else self.offer.end_ids
         return session
 
     def draft(
@@ -214,7 +215,7 @@ class Intake:
 
     def finished(self, session: Session) -> bool:
         """Whether the output of a session that the target decodes alone is complete."""
-        return session.length >= session.wanted or int(session.tokens[session.length - 1]) in self.offer.end_ids
+        return session.length >= session.wanted or int(session.tokens[session.length - 1]) in session.end_ids
 
     def _check_prompt(self, ids: AnyArray, message: Open) -> None:
         self._check_ids(ids)

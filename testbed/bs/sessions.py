@@ -79,6 +79,8 @@ class Session:
     """Risk that the response has spent, other base stations included."""
     hinted: int = 0
     """Largest window that the UE takes as a hint; 0: it wants no hints."""
+    end_ids: tuple[int, ...] = ()
+    """Tokens after which a BS that decodes alone stops."""
     alone: bool = False
     """Whether the target decodes without drafts: always under `target-only`, otherwise while speculation is off."""
     heard_s: float = 0.0

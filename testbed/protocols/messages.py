@@ -86,6 +86,8 @@ class Open(Message, frozen=True):
     """Whether the BS decodes alone from the start, as the last hint said (with hints only)."""
     round: int = 0
     """Number of the first round, with `alone`."""
+    endless: bool = False
+    """Whether a BS that decodes alone goes on after its end ids, until `max_tokens`."""
     states: Reading = "predicting"
     """Which hidden states of a token are uploaded: those that predict it, or those after reading it."""
     risk: float = 0.0

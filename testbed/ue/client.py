@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import logging
 from collections import deque
+from collections.abc import Collection
 from typing import Any
 
 from testbed.channel.link import Link
@@ -119,6 +120,10 @@ class Client:
     def served(self) -> str:
         """`Welcome.digest` of the BS at the greeting; empty before."""
         return "" if self.welcome is None else self.welcome.digest
+
+    def endless(self, end_ids: Collection[int]) -> bool:
+        """Whether the BS has an end id that is not among these, after which it would decode alone no further."""
+        return self.welcome is not None and not set(self.welcome.end_ids) <= set(end_ids)
 
     async def rtt_s(self, count: int = 5) -> list[float]:
         """Round-trip times of `count` successive handshakes."""

@@ -263,6 +263,7 @@ class DecodingSession:
             window=self._hints.limit if self._hints else 0,
             max_tokens=self._end - len(self._committed) if self._hints else 0,
             alone=self._alone,
+            endless=self._hints is not None and self._client.endless(self._ends),
             round=round_ if self._alone else 0,
             states=states_of(self._drafter),
             risk=self._risk,

@@ -44,7 +44,7 @@ async def decode_remotely(
         ProtocolError: the BS refuses.
     """
     times_s = [client.clock.time()]
-    request = _request(client.served, max_tokens, sampling, seed, speed_tps)
+    request = _request(client, end_ids, max_tokens, sampling, seed, speed_tps)
     stream = _TokenStream(client, request, {"ids": np.asarray(prompt, np.int32)}, accept_slower)
     verdicts: list[tuple[Verdict, int]] = []
     try:
@@ -172,7 +172,9 @@ class _TokenStream:
             raise AdmissionError(f"the BS refuses: {busy.reason}")
 
 
-def _request(served: str, max_tokens: int, sampling: Sampling, seed: int, speed_tps: float | None) -> Open:
+def _request(
+    client: Client, end_ids: Sequence[int], max_tokens: int, sampling: Sampling, seed: int, speed_tps: float | None
+) -> Open:
     return Open(
         session=-1,
         protocol=TARGET_ONLY,
@@ -183,7 +185,8 @@ def _request(served: str, max_tokens: int, sampling: Sampling, seed: int, speed_
         top_k=sampling.top_k,
         top_p=sampling.top_p,
         seed=seed,
-        served=served,
+        served=client.served,
+        endless=client.endless(end_ids),
         speed_tps=speed_tps,
         coupled=sampling.coupled,
     )

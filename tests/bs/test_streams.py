@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 
@@ -19,6 +21,7 @@ from testbed.ue.records import RequestRecord
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.fixed import FixedWindow
+from testbed.ue.windows.registry import HINTED
 from tests.support.stations import VOCAB, client, station
 
 TOKENS = 60
@@ -87,6 +90,23 @@ async def test_a_stream_ends_with_its_end_token() -> None:
     async with station(end_ids=(end,)) as (bs, address):
         record = await decode("target-only", address, [2, 7], (end,))
         assert record.token_ids == tokens[: tokens.index(end) + 1] and bs.rounds == len(record.token_ids)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+async def test_a_stream_goes_on_after_an_end_token_if_its_ue_wants_more(alone: bool) -> None:
+    """Under target-only, and under a protocol whose UE leaves decoding to the BS."""
+    async with station() as (_, address):
+        tokens = (await decode("target-only", address, [2, 7])).token_ids
+    async with station(end_ids=(tokens[20],)) as (_, address), client(address) as ue:
+        if alone:
+            off = HINTED.make(4, None)
+            off.hinted(0)
+            drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.7)
+            record = await DecodingSession(ue, drafter, protocol("greedy"), off).decode([2, 7], TOKENS, ())
+            assert sum(round_.drafted for round_ in record.rounds) == 0
+        else:
+            record = await asyncio.wait_for(decode_remotely(ue, [2, 7], TOKENS, ()), 8)
+    assert record.token_ids == tokens and record.finish_reason == "length"
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])

@@ -66,6 +66,7 @@ UPLINK: dict[type[Message], dict[str, Any]] = {
         "states": st.sampled_from(["predicting", "after"]),
         "risk": REAL,
         "coupled": st.booleans(),
+        "endless": st.booleans(),
     },
     Draft: {
         **ROUND,

@@ -171,7 +171,8 @@ class Liar:
             session=self._numbers, protocol=kind, threshold=rng.choice([0.0, 0.5, 0.999, 1.0]),
             hidden_size=known.hidden_size, drafter=known.drafter, speed_tps=rng.choice([None, 1.0, 8.0]),
             hidden_bits=rng.choice([16, 16, *HIDDEN_BITS]), temperature=rng.choice([0.0, 0.0, 0.8]),
-            seed=rng.choice([0, 7, 2**64 - 1]), coupled=not sampled and rng.random() < 0.4, **more,
+            seed=rng.choice([0, 7, 2**64 - 1]), coupled=not sampled and rng.random() < 0.4,
+            endless=rng.random() < 0.3, **more,
         )  # fmt: skip
         talk = Talk(opening, rng.choices(range(known.vocab_size), k=length), known.vocab_size, known.positions)
         self._talks[talk.number] = talk
