@@ -71,6 +71,20 @@ def json_object(path: Path) -> dict[str, Any]:
     return document
 
 
+def file_bytes(path: Path) -> bytes:
+    """The contents of a regular file of at most `MOST_BYTES`.
+
+    Raises:
+        OSError: it cannot be read, is larger, or is no regular file: a device or pipe may never end.
+    """
+    size = path.stat().st_size
+    if not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    if size > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"larger than {MOST_BYTES} bytes", str(path))
+    return path.read_bytes()
+
+
 def yaml_file(path: Path) -> Any:
     """The values in a YAML file.
 

@@ -12,7 +12,7 @@ import pytest
 
 from testbed.config import RunConfig, load
 from testbed.errors import BadInput, ConfigError, TestbedError
-from testbed.files import held, whole_file, yaml_values
+from testbed.files import MOST_BYTES, file_bytes, held, whole_file, yaml_values
 from tests.support.refusals import refuse
 
 
@@ -24,6 +24,26 @@ def test_a_file_takes_the_place_of_the_old_one_in_the_end(tmp_path: Path) -> Non
         assert path.read_text() == "old" and part.parent == tmp_path
     assert path.read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("device", "not a regular file"),
+        ("pipe", "not a regular file"),
+        ("sparse", "larger than"),
+        ("none", "No such file"),
+    ],
+)
+def test_what_never_ends_is_not_read(name: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "device").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    with pytest.raises(OSError, match=reason):
+        file_bytes(tmp_path / name)
+    (tmp_path / "file").write_bytes(b"whole")
+    assert file_bytes(tmp_path / "file") == b"whole"
 
 
 BOMB = "".join(f"l{i}: &l{i} [{','.join([f'*l{i - 1}' if i else 'x'] * 9)}]\n" for i in range(9))

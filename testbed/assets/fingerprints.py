@@ -59,6 +59,21 @@ def file_stamp(name: str) -> str | None:
     return _stamp(tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in stats))
 
 
+def directory_stamp(directory: Path) -> str:
+    """Digest of all files in a directory, 12 hex digits.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    digest = hashlib.blake2b(digest_size=6)
+    for path in sorted(directory.iterdir()):
+        if path.is_file():
+            with path.open("rb") as stream:
+                while part := stream.read(END_BYTES):
+                    digest.update(part)
+    return digest.hexdigest()
+
+
 @functools.lru_cache(maxsize=256)
 def _stamp(files: tuple[tuple[Path, int, int], ...]) -> str:
     return _fingerprint([file for file, *_ in files])

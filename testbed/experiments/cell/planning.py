@@ -13,6 +13,7 @@ from testbed.bs.scheduling.planned import Planned
 from testbed.errors import BadInput
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.inputs.profile import FlopsDraft, FlopsVerify, load_profile
+from testbed.files import file_bytes
 from testbed.optim.inference_cost import Cost, Model, cache_bytes, parameter_bytes
 from testbed.optim.tasks import Problem, Task
 from testbed.options import load
@@ -95,9 +96,9 @@ def problem_of(directory: Path) -> tuple[Problem, int]:
         BadInput: no run of a cell, or see `measured_problem`.
     """
     try:
-        rows = list(csv.DictReader((directory / UES).read_text(encoding="utf-8").splitlines()))
+        rows = list(csv.DictReader(file_bytes(directory / UES).decode("utf-8").splitlines()))
         config = load(CellConfig, directory / CONFIG)
-    except OSError as exc:
+    except (OSError, UnicodeDecodeError) as exc:
         raise BadInput(f"{directory} is no run of a cell (`testbed cell run FILE.yaml --out DIR`): {exc}") from exc
     return measured_problem(config, rows)
 

@@ -5,6 +5,7 @@ Figs. 7, 8), and latency under load with its collapse onto one curve (Figs. 1, 2
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from testbed.experiments.plots import latency as latency_plots
 from testbed.experiments.plots.style import Figure
 from testbed.experiments.report.data import Shown
 from testbed.experiments.results.latency import read_points
+from testbed.files import file_bytes
 from testbed.optim.serving.fit import fit
 
 POINTS_FILE, PLANE_FILE, VIOLATIONS_FILE = "points.csv", "fig8.csv", "fig7.csv"
@@ -46,8 +48,7 @@ def figures(shown: Shown) -> list[Figure]:
 def _table(path: Path) -> list[dict[str, str]]:
     """Rows of a CSV file; empty if it does not exist."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            return list(csv.DictReader(file))
+        return list(csv.DictReader(io.StringIO(file_bytes(path).decode("utf-8"), newline="")))
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError, csv.Error) as exc:

@@ -6,11 +6,13 @@ import html
 
 import msgspec
 
+from testbed.errors import BadInput
 from testbed.experiments.plots.cell import draw_series
 from testbed.experiments.plots.style import Figure
 from testbed.experiments.report.data import Shown
 from testbed.experiments.report.rows_table import study_html, table_html
 from testbed.experiments.results.cell_columns import CELL_COLUMNS, cell_line, flat_row
+from testbed.files import file_bytes
 
 KIND, SERIES = "cell", "series.json"
 
@@ -38,4 +40,8 @@ def figures(shown: Shown) -> list[Figure]:
         "Shares of the radio, drafted tokens per round and goodput by group; windows waiting at the base station; "
         "distribution of the latencies of responses."
     )
-    return [Figure("cell", caption, lambda: draw_series(msgspec.json.decode(path.read_bytes())))]
+    try:
+        series = msgspec.json.decode(file_bytes(path))
+    except (OSError, ValueError, RecursionError) as exc:
+        raise BadInput(f"cannot read {path}: {exc}") from exc
+    return [Figure("cell", caption, lambda: draw_series(series))]

@@ -14,7 +14,7 @@ import msgspec
 from testbed.assets.fingerprints import file_stamp
 from testbed.config import Config, load, resolved, save
 from testbed.errors import BadInput
-from testbed.files import claim, held, require_empty, whole_file
+from testbed.files import claim, file_bytes, held, require_empty, whole_file
 
 LOG = logging.getLogger(__name__)
 CONFIG = "config.yaml"
@@ -105,6 +105,6 @@ def kept(path: Path, kind: type[T], make: Callable[[], T]) -> T:
         with whole_file(path) as part:
             part.write_bytes(msgspec.json.encode(made))
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(file_bytes(path), type=kind)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise BadInput(f"{path} is damaged ({exc}); remove it, and its result is computed again") from exc

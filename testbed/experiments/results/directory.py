@@ -21,7 +21,7 @@ from testbed.experiments.inputs.datasets import Example
 from testbed.experiments.inputs.scorers import Scorer
 from testbed.experiments.results.energy import energy_columns
 from testbed.experiments.results.quality import quality
-from testbed.files import whole_file
+from testbed.files import file_bytes, whole_file
 from testbed.models.scoring import final_number
 from testbed.protocols.methods import run_method
 from testbed.protocols.sampling import GREEDY, Sampling
@@ -222,7 +222,7 @@ def read_summary(directory: Path) -> dict[str, Any]:
     """
     path = directory / SUMMARY
     try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = json.loads(file_bytes(path))
     except (OSError, ValueError, RecursionError) as exc:
         raise BadInput(f"{directory} is not a run directory: cannot read summary.json ({exc})") from exc
     if not isinstance(document, dict):

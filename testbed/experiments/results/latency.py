@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from testbed.errors import BadInput
+from testbed.files import file_bytes
 from testbed.optim.serving.model import Array
 from testbed.optim.serving.points import NEEDED, SETTING, Points
 from testbed.optim.serving.ratios import LoadSeries
@@ -138,7 +139,7 @@ def _header(path: Path) -> list[str]:
 def _lines(path: Path) -> list[tuple[int, list[str]]]:
     """Non-empty rows, each with its (last) line number."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = file_bytes(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as exc:
         raise BadInput(f"cannot read {path}: {getattr(exc, 'strerror', None) or exc}") from exc
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)

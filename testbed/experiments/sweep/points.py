@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from testbed.assets.fingerprints import file_stamp
+from testbed.assets.fingerprints import directory_stamp, file_stamp
 from testbed.channel.spec import ChannelSpec, channel_text, parse_channel
 from testbed.config import Config, DemoConfig, load, resolved
 from testbed.errors import BadInput
@@ -139,16 +139,21 @@ def with_settings(config: SweepConfig, given: Sequence[str]) -> SweepConfig:
     return replaced(config, document)
 
 
-def points(config: SweepConfig) -> list[SweepPoint]:
-    """All points of a sweep in order of the grid's keys and values, each validated.
+def points(config: SweepConfig, most: int = MOST_POINTS, *, runnable: bool = True) -> list[SweepPoint]:
+    """All points of a sweep in order of the grid's keys and values.
+
+    Args:
+        most: largest number of points.
+        runnable: whether to check that each can run, which reads its data set.
 
     Raises:
-        BadInput: an unknown key, lists of different lengths, or an invalid point, which the message names.
+        BadInput: an unknown key, lists of different lengths, too many points, or an invalid point, which the message
+            names.
     """
-    _check_keys(config)
+    _check_keys(config, most)
     found: dict[str, SweepPoint] = {}
     for values in _repeated(config, [*_kept(config, list(_combinations(config))), *config.include]):
-        point = _named(config, values)
+        point = _named(config, values, runnable)
         found.setdefault(json.dumps([values.get(NAME), point.key]), point)
     if not found:
         raise BadInput("exclude leaves no point")
@@ -171,7 +176,7 @@ def values_text(values: Mapping[str, Any]) -> str:
 # ---------------------------------------------------------------- expansion
 
 
-def _check_keys(config: SweepConfig) -> None:
+def _check_keys(config: SweepConfig, most: int) -> None:
     for key in (*config.grid, *config.zip):
         if key not in KNOWN:
             raise _unknown("unknown grid key", key, KNOWN)
@@ -188,8 +193,8 @@ def _check_keys(config: SweepConfig) -> None:
     if both := [key for key in config.zip if _SAME.get(key, key) in given]:
         raise BadInput(f"{both[0]!r} is in both grid and zip; give it once")
     count = math.prod(map(len, config.grid.values())) * max(1, *map(len, config.zip.values()), len(config.series), 1)
-    if (count + len(config.include)) * config.repeats > MOST_POINTS:
-        raise BadInput(f"a sweep has at most {MOST_POINTS} points")
+    if (count + len(config.include)) * config.repeats > most:
+        raise BadInput(f"a sweep has at most {most} points")
     if config.repeats < 1:
         raise BadInput(f"repeats must be at least 1, not {config.repeats}")
     if config.repeats > 1 and SEED in itertools.chain(config.grid, config.zip, *config.series, *config.include):
@@ -250,15 +255,15 @@ def _repeated(config: SweepConfig, combinations: Iterable[Values]) -> Iterator[V
 # ---------------------------------------------------------------- a point
 
 
-def _named(config: SweepConfig, values: Values) -> SweepPoint:
+def _named(config: SweepConfig, values: Values, runnable: bool) -> SweepPoint:
     """Make a point; an error names it."""
     try:
-        return _point(config, values)
+        return _point(config, values, runnable)
     except BadInput as exc:
         raise BadInput(f"point {values_text(values)}: {exc}") from exc
 
 
-def _point(config: SweepConfig, values: Values) -> SweepPoint:
+def _point(config: SweepConfig, values: Values, runnable: bool) -> SweepPoint:
     payload = values.get(PAYLOAD, OWN)
     link = {key: value for key, value in values.items() if key in LINK_KEYS}
     if RATE in values:
@@ -276,7 +281,8 @@ def _point(config: SweepConfig, values: Values) -> SweepPoint:
         raise BadInput("virtual points need a profile, such as profile=wisv (or a profile.yaml measured by a demo)")
     if payload != OWN and not (channel.profile and load_profile(channel.profile).sizes):
         raise BadInput(f"payload {payload} needs virtual time and a profile with sizes")
-    check_demo(demo)
+    if runnable:
+        check_demo(demo)
     return SweepPoint(values, demo, channel, payload)
 
 
@@ -289,12 +295,3 @@ def _threshold(level: Any) -> float:
 def head_stamp(head: str) -> str:
     """Digest of a head's files."""
     return directory_stamp(head_directory(head))
-
-
-def directory_stamp(directory: Path) -> str:
-    """Digest of the files in a directory."""
-    digest = hashlib.blake2b(digest_size=6)
-    for path in sorted(directory.iterdir()):
-        if path.is_file():
-            digest.update(path.read_bytes())
-    return digest.hexdigest()

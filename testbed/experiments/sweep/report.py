@@ -15,6 +15,9 @@ from testbed.experiments.runs.journal import NAME as JOURNAL
 from testbed.experiments.sweep.grid import done, sweep_rows
 from testbed.experiments.sweep.points import SweepConfig, points, scorers
 
+MOST_UNFINISHED = 10_000
+"""Largest number of points of an unfinished sweep that is shown; each is made to find out whether it is finished."""
+
 
 def load_all(paths: Sequence[Path]) -> list[Shown]:
     """Read run directories and sweeps, finished or not, each with a unique label.
@@ -41,7 +44,7 @@ def _partial(path: Path, label: str) -> Shown | None:
         return None
     for name in scorers(config):
         check_builtin(name, f"the unfinished sweep in {path}", "finish the sweep before its report")
-    every = points(config)
+    every = points(config, MOST_UNFINISHED, runnable=False)
     whole = [point for point in every if done(point, path)]
     if not whole:
         raise BadInput(f"{path}: none of the {len(every)} points of this sweep is finished yet")

@@ -23,7 +23,7 @@ from testbed.experiments.runs.uerun import GIVEN, run_ue
 from testbed.experiments.sweep.grid import run_sweep
 from testbed.experiments.sweep.points import SCORER, SweepConfig, SweepPoint, load_sweep, points, scorers
 from testbed.experiments.sweep.run import PointRunner
-from testbed.files import require_empty, yaml_file
+from testbed.files import file_bytes, require_empty, yaml_file
 from testbed.ue.dial import addresses
 
 Say = Callable[[str], None]
@@ -146,7 +146,7 @@ def _with_profile(config: DemoConfig, run: Path) -> DemoConfig:
 def _given(run: Path, config: RunConfig) -> list[int] | list[str] | None:
     """Prompt given on the command line of a run, if any."""
     try:
-        return list(json.loads((run / GIVEN).read_text(encoding="utf-8")))
+        return list(json.loads(file_bytes(run / GIVEN)))
     except FileNotFoundError:
         pass
     except (OSError, ValueError, TypeError, RecursionError) as exc:

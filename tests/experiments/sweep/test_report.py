@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from testbed import files
 from testbed.config import DemoConfig, save
 from testbed.errors import BadInput
 from testbed.experiments.report import tables as report_tables
@@ -148,6 +149,27 @@ def test_an_unfinished_sweep_is_reported_with_what_is_missing(tmp_path: Path) ->
     shown = load_all([tmp_path])
     assert (len(shown[0].parts), shown[0].missing) == (2, 1)
     assert "Not finished: 1 points of this sweep" in write_shown(shown, tmp_path / "out").read_text()
+
+
+def test_an_unfinished_sweep_of_somebody_else_costs_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """150 bytes kept a report busy for hours, or filled the memory with a data set that never ends."""
+    monkeypatch.setattr("testbed.experiments.runs.demo.load_dataset", lambda *_: pytest.fail("reads the data set"))
+    run = DemoConfig(channel="kind=virtual,profile=wisv", methods=("greedy",), dataset="/dev/zero", prompts=10**8)
+    save(SweepConfig(run=run), tmp_path / "config.yaml")
+    refuse(lambda: load_all([tmp_path]), BadInput, "none of the 1 points of this sweep is finished yet")
+    save(SweepConfig(run=run, repeats=10_001), tmp_path / "config.yaml")
+    refuse(lambda: load_all([tmp_path]), BadInput, "at most 10000 points")
+
+
+@pytest.mark.parametrize("name", ["summary.json", "series.json", "points.csv", "fig7.csv", "fig8.csv"])
+def test_files_of_results_are_bounded(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link to a device filled the memory."""
+    document = results.summary({}, 0, {}, []) | {"kind": "cell" if name == "series.json" else "latency-load"}
+    results.write_summary(tmp_path, document)
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).write_text(" " * 2000 + "{}")
+    monkeypatch.setattr(files, "MOST_BYTES", 1999)
+    refuse(lambda: write_report([tmp_path], tmp_path / "out"), BadInput, f"{tmp_path}", "larger than 1999 bytes")
 
 
 # ---------------------------------------------------------------- studies of load
