@@ -33,6 +33,7 @@ class DecodingConfig(Config, frozen=True):
 
     window: fields.Window = 8
     lookahead: fields.Lookahead = 0
+    stream: fields.Stream = True
     threshold: fields.Threshold = 0.0
     auto_rule: fields.AutoRule = "rtt"
     hidden_bits: fields.HiddenBits = 16

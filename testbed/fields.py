@@ -100,6 +100,14 @@ Lookahead = Annotated[
         least=0, most=1, none="auto", metavar="0|1|auto", panel="Protocol",
     ),
 ]  # fmt: skip
+Stream = Annotated[
+    bool,
+    option(
+        "With a drafter without a model (greedy, coupled): the target decodes on by itself, and drafted tokens join its "
+        "output. With --no-stream it waits for every window, also for empty ones.",
+        panel="Protocol",
+    ),
+]
 Threshold = Annotated[
     float, option("Decision threshold θ; 0 rejects every mismatched token.", least=0, most=1, panel="Protocol")
 ]

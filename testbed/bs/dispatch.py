@@ -10,6 +10,7 @@ from testbed.bs.judging.base import Judge
 from testbed.bs.pending import Round
 from testbed.bs.room import Load
 from testbed.bs.sessions import Key, Session
+from testbed.bs.streams import NO_WINDOW, join
 from testbed.bs.verdict import reason
 from testbed.channel.link import ServerLink
 from testbed.clock import Clock
@@ -111,7 +112,8 @@ class Dispatcher:
             if before is not None:
                 self._closer.forget(before)
         if session is not None and session.alone:
-            self._rounds.begin(session, Round(message.round, self._intake.no_window, None, self._clock.time()))
+            first = Round(message.round, NO_WINDOW, None, self._clock.time(), base_len=session.length)
+            self._rounds.begin(session, first)
         return reply
 
     async def _draft(self, peer: bytes, packet: Packet[Message], message: Draft) -> Message | None:
@@ -126,7 +128,9 @@ class Dispatcher:
             round_ = Round(message.round, window, message.csi, arrived_s)
             round_.draft_s, round_.network_s = message.draft_s, message.network_s
             round_.base_len, round_.guess = message.base_len, message.guess
-            if held:
+            if session.stream:
+                join(self._sessions, session, round_)
+            elif held:
                 self._sessions.hold(session, round_)
             else:
                 self._rounds.begin(session, round_)

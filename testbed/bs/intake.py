@@ -59,8 +59,6 @@ class Offer:
 class Intake:
     """Checks messages before they may cost engine time; a `ProtocolError` is answered with `Fault`."""
 
-    no_window = Window(np.zeros(0, np.int32), None)
-
     def __init__(self, offer: Offer, sessions: SessionTable) -> None:
         self.offer, self.sessions = offer, sessions
 
@@ -128,7 +126,7 @@ class Intake:
             message.seed, message.speed_tps, message.hidden_bits,
         )  # fmt: skip
         session.hinted, session.alone = message.window, protocol is None or message.alone
-        session.states, session.risk = message.states, message.risk
+        session.states, session.risk, session.stream = message.states, message.risk, message.stream
         session.end_ids = () if message.endless else self.offer.end_ids
         return session
 
@@ -156,6 +154,8 @@ class Intake:
             raise ProtocolError("a target-only session takes no drafts")
         self._check_length(arrays)
         window = session.protocol.window(arrays, session.drafter_hidden, session.hidden_bits)
+        if session.stream:
+            return self._joining(session, message, window, waiting)
         if message.round <= session.last_round:
             return _again(session, message.round, window.ids.tobytes())
         ahead, now = message.guess is not None, not session.alone and session.current is None
@@ -175,22 +175,21 @@ class Intake:
         """Begin a round of a session."""
         self._commit_drawn(session, window.token)
         session.take(message.round, window.ids.tobytes(), message.guess is not None)
-        if session.held is not None and session.held.number <= message.round:
-            self.sessions.hold(session, None)
+        if session.held and session.held[0].number <= message.round:
+            self.sessions.hold(session)
 
-    def following(self, session: Session, round_: Round, now_s: float) -> Round | None:
-        """The round that begins, now that `round_` is judged, without another message of the UE: the one whose window
-        came ahead, if it is still valid, or the next token of a session that the target decodes alone.
+    def _joining(
+        self, session: Session, message: Draft, window: Window, waiting: Load
+    ) -> tuple[Session, Window, bool] | None:
+        """A window that may join a stream; None: there is no room for it, and the stream goes on without.
+
+        Raises:
+            ProtocolError: the window cannot be taken.
         """
-        held = session.held
-        if held is not None and (session.alone or held.number <= round_.number + 1):
-            self.sessions.hold(session, None)
-            if not session.alone and session.continued_by(held.base_len, held.guess):
-                session.take(held.number, held.window.ids.tobytes(), ahead=True)
-                return held
-        if session.alone and not round_.followed and not self.finished(session):
-            return Round(round_.number + 1, self.no_window, None, now_s)
-        return None
+        self._check_window(window, message.base_len)
+        if self.sessions.crowded(waiting, session.key[0], ahead=True) is not None:
+            return None
+        return session, window, True
 
     def crowded(self, key: Key, round_: int, waiting: Load, ahead: bool = False) -> Busy | None:
         """The refusal of a window, or of its hidden states, while too much waits; None: they can be taken."""
@@ -212,10 +211,6 @@ class Intake:
             session.owed = False
         elif token is not None and token != session.tokens[session.length - 1]:
             raise ProtocolError(f"token {token} is not the last one of the committed prefix")
-
-    def finished(self, session: Session) -> bool:
-        """Whether the output of a session that the target decodes alone is complete."""
-        return session.length >= session.wanted or int(session.tokens[session.length - 1]) in session.end_ids
 
     def _check_prompt(self, ids: AnyArray, message: Open) -> None:
         self._check_ids(ids)
@@ -288,10 +283,14 @@ def _check_hints(message: Open) -> None:
     """Refuse an `Open` whose options for hints are inconsistent.
 
     Raises:
-        ProtocolError: hints without tokens to come, or a BS asked to decode alone without hints, or under a protocol
-            whose UE draws tokens.
+        ProtocolError: hints or a stream without tokens to come, a BS asked to decode alone without either, or under a
+            protocol whose UE draws tokens, or a stream whose tokens are drawn or judged.
     """
-    if message.window and (message.protocol == TARGET_ONLY or message.max_tokens < 1):
-        raise ProtocolError("hints are for sessions that draft, and need max_tokens of at least 1")
-    if message.alone and (not message.window or PROTOCOLS[message.protocol].replaces):
-        raise ProtocolError("the BS goes on alone in sessions with hints only, and never under split")
+    if (message.window or message.stream) and (message.protocol == TARGET_ONLY or message.max_tokens < 1):
+        raise ProtocolError("hints and streams are for sessions that draft, and need max_tokens of at least 1")
+    if message.alone and (not (message.window or message.stream) or PROTOCOLS[message.protocol].replaces):
+        raise ProtocolError("the BS goes on alone in streams and in sessions with hints only, and never under split")
+    if message.stream:
+        kind = PROTOCOLS[message.protocol]
+        if kind.sampled or kind.judged or message.window or not message.alone:
+            raise ProtocolError("a stream is decoded alone, without hints, where tokens are not drawn or judged")

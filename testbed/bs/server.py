@@ -32,7 +32,7 @@ from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.pass_ledger import PassLedger
 from testbed.bs.scheduling.window_hints import Windows
 from testbed.bs.sessions import Key, Session
-from testbed.bs.streams import ahead, rounds_of
+from testbed.bs.streams import ahead, following, rounds_of
 from testbed.bs.verdict import Verdicts, need_hidden
 from testbed.channel.link import ServerLink
 from testbed.clock import Clock
@@ -191,7 +191,7 @@ class BaseStation:
         """One engine pass; learning from earlier ones is due half-way through it. Raises BadInput and EngineError."""
         if self._ledger.estimates or self._windows is not None:
             asyncio.get_running_loop().call_later(self._ledger.expected_s(running) / 2, self._learn)
-        return await self._runner.step(lambda: len(self._queue) > 0)
+        return await self._runner.step(lambda: len(self._queue) > 0 or any(taken.session.held for taken in running))
 
     def _learn(self) -> None:
         try:
@@ -287,8 +287,8 @@ class BaseStation:
             if answer.round == session.last_round:
                 session.last_reply = frames
             await self._link.send(session.key[0], frames)
-            if (following := self._intake.following(session, round_, self._clock.time())) is not None:
-                self.begin(session, following)
+            if (begun := following(self._intake.sessions, session, round_, self._clock.time())) is not None:
+                self.begin(session, begun)
 
     # ------------------------------------------------------------ sessions
 

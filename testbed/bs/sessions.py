@@ -54,8 +54,8 @@ class Session:
     last_round: int = -1
     last_ids: bytes = b""
     last_reply: list[bytes | memoryview] = field(default_factory=list)
-    held: Round | None = None
-    """Round whose window came ahead of the verdict of the round before it."""
+    held: tuple[Round, ...] = ()
+    """Round whose window came ahead of the verdict of the round before it; of a stream, windows that may join it."""
     before: tuple[int, list[bytes | memoryview]] | None = None
     """Number and reply of the round before one that came ahead, whose reply may have been lost."""
     speed_tps: float | None = None
@@ -82,7 +82,10 @@ class Session:
     end_ids: tuple[int, ...] = ()
     """Tokens after which a BS that decodes alone stops."""
     alone: bool = False
-    """Whether the target decodes without drafts: always under `target-only`, otherwise while speculation is off."""
+    """Whether the target decodes without waiting for drafts: always under `target-only` and in streams, otherwise while
+    speculation is off."""
+    stream: int = 0
+    """Largest window of a pass in a stream that windows may join; 0: none may."""
     heard_s: float = 0.0
     """Time of the UE's last message, on the server's clock."""
 
@@ -107,7 +110,7 @@ class Session:
     @property
     def waiting(self) -> list[int]:
         """Sizes of its windows that wait, one that came ahead included."""
-        sizes = (self.waiting_bytes, None if self.held is None else self.held.window.size_bytes)
+        sizes = (self.waiting_bytes, *(round_.window.size_bytes for round_ in self.held))
         return [size for size in sizes if size is not None]
 
     @property
@@ -133,7 +136,7 @@ class Session:
 
     def awaits(self, number: int) -> bool:
         """Whether a window that came ahead is to be held: the round before it is in progress or has yet to come."""
-        if self.alone or (self.held is not None and number <= self.held.number):
+        if self.alone or (self.held and number <= self.held[-1].number):
             return False
         return self.current is not None or number > self.last_round + 1
 
@@ -196,12 +199,12 @@ class SessionTable:
         """The reason to refuse another window of this peer under this load; None: it can be taken."""
         return self.room.crowded(load, peer, self, AHEAD_SHARE if ahead else 1.0)
 
-    def hold(self, session: Session, round_: Round | None) -> None:
-        """Keep a round whose window came ahead, in place of the session's earlier one; None: drop that one."""
-        for found, sign in ((session.held, -1), (round_, 1)):
-            if found is not None:
-                self.held = Load(self.held.windows + sign, self.held.size_bytes + sign * found.window.size_bytes)
-        session.held = round_
+    def hold(self, session: Session, *rounds: Round) -> None:
+        """Keep rounds whose windows came ahead, in place of the session's earlier ones."""
+        for found, sign in ((session.held, -1), (rounds, 1)):
+            for one in found:
+                self.held = Load(self.held.windows + sign, self.held.size_bytes + sign * one.window.size_bytes)
+        session.held = rounds
 
     def refusal(self, key: Key, tokens: int) -> str | None:
         """The reason to refuse a new session of this many tokens under this key; None: it can be opened."""
@@ -246,7 +249,7 @@ class SessionTable:
         """Remove a session and return it; None: it was not known."""
         if (session := self._sessions.pop(key, None)) is None:
             return None
-        self.hold(session, None)
+        self.hold(session)
         self.ues.remove(session)
         if session.speed_tps is not None:
             self._promised -= Counter((session.speed_tps,))

@@ -1,12 +1,20 @@
-"""Sessions that the target decodes alone: how far ahead, and the rounds of the tokens that were decoded."""
+"""Sessions that the target decodes alone: how far ahead, the rounds of the tokens that were decoded, and windows that
+join them; and the rounds that begin without a message of the UE.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from testbed.bs.pending import Round
-from testbed.bs.sessions import Session
+from testbed.bs.sessions import Session, SessionTable
+from testbed.protocols.base import Window
+from testbed.protocols.messages import MOST_JOINING
+
+NO_WINDOW = Window(np.zeros(0, np.int32), None)
 
 MOST_AHEAD = 7
 """Tokens decoded ahead, at most."""
@@ -44,4 +52,53 @@ def rounds_of(round_: Round, count: int, start_s: float, verify_s: float) -> Ite
         yield replace(
             round_, number=round_.number + i, result=own, arrived_s=start_s + i * each_s, queue_s=0.0, verify_s=each_s,
             new=1, cached=round_.cached + round_.new - count + i, follows=True, followed=i < count - 1,
+            base_len=round_.base_len + i,
         )  # fmt: skip
+
+
+def join(sessions: SessionTable, session: Session, round_: Round) -> None:
+    """Keep a window that came for a stream: after those before it that it continues, else in their place."""
+    held = session.held
+    if held and held[-1].base_len + len(held[-1].window.ids) != round_.base_len:
+        held = ()
+    sessions.hold(session, *(*held, round_)[:MOST_JOINING])
+
+
+def joining(sessions: SessionTable, session: Session) -> Round | None:
+    """The next window that continues a stream's output, cut to what is not decoded yet; those before it are dropped, and
+    all if one of them was wrong. None: there is none.
+    """
+    held = session.held
+    while held:
+        first, *rest = held
+        done, ids = session.length - first.base_len, first.window.ids
+        known = session.tokens[first.base_len : session.length]
+        if done < 0 or not np.array_equal(ids[:done], known[: len(ids)]):
+            break
+        held = tuple(rest)
+        if done < len(ids):
+            sessions.hold(session, *held)
+            return replace(first, window=Window(ids[done : done + session.stream], None), draft=first.number)
+    sessions.hold(session)
+    return None
+
+
+def following(sessions: SessionTable, session: Session, round_: Round, now_s: float) -> Round | None:
+    """The round that begins, now that `round_` is judged, without another message of the UE: the one whose window came
+    ahead, if it is still valid, or the next one of a session that the target decodes alone.
+    """
+    if session.held and not session.stream and (session.alone or session.held[0].number <= round_.number + 1):
+        held = session.held[0]
+        sessions.hold(session)
+        if not session.alone and session.continued_by(held.base_len, held.guess):
+            session.take(held.number, held.window.ids.tobytes(), ahead=True)
+            return held
+    if not session.alone or round_.followed or _finished(session):
+        return None
+    begun = (joining(sessions, session) if session.stream else None) or Round(0, NO_WINDOW, None, now_s)
+    return replace(begun, number=round_.number + 1, arrived_s=now_s, base_len=session.length, guess=None)
+
+
+def _finished(session: Session) -> bool:
+    """Whether the output of a session that the target decodes alone is complete."""
+    return session.length >= session.wanted or int(session.tokens[session.length - 1]) in session.end_ids

@@ -92,6 +92,8 @@ def verdict(session: Session, round_: Round, kept: Kept, window: int, now_s: flo
         window=window,
         kept=sum(position < kept.accepted for position in positions),
         risk=single(session.risk),
+        base_len=round_.base_len if session.stream else None,
+        draft=round_.draft,
     )
 
 

@@ -14,10 +14,12 @@ import msgspec
 
 from testbed.channel.csi import Csi
 
-VERSION = 9
+VERSION = 10
 """Version of this wire format; `Hello` and `Welcome` must agree on it."""
 NO_HINT = -1
 """Stands in the place of a hinted window."""
+MOST_JOINING = 8
+"""Windows of a stream that the BS keeps; further ones are dropped."""
 SHARED = ("weights", "judge", "vocab_size", "hidden_size", "end_ids")
 """Fields of `Welcome` that must stay the same as long as a UE decodes, on every BS."""
 Reading = Literal["predicting", "after"]
@@ -83,7 +85,7 @@ class Open(Message, frozen=True):
     """Largest window of a UE that follows the windows that verdicts hint; 0: no hints. With hints, `max_tokens` is the
     number of tokens still to decode, and the BS may decode alone."""
     alone: bool = False
-    """Whether the BS decodes alone from the start, as the last hint said (with hints only)."""
+    """Whether the BS decodes alone from the start: as the last hint said, or with `stream`."""
     round: int = 0
     """Number of the first round, with `alone`."""
     endless: bool = False
@@ -96,6 +98,9 @@ class Open(Message, frozen=True):
     coupled: bool = False
     """Whether UE and BS choose tokens with noise that they share, a function of `seed` (`protocols.sampling.Coupling`);
     never under a protocol that draws tokens itself."""
+    stream: int = 0
+    """Largest window of a pass in a session whose target decodes alone throughout, while drafted windows join its output
+    where they continue it; 0: it is none. With `alone`, without hints, and only where tokens are not drawn or judged."""
 
 
 class Draft(Message, frozen=True):
@@ -115,7 +120,8 @@ class Draft(Message, frozen=True):
     guess: int | None = None
     """Of a window sent ahead, before the verdict of the round before it: the last token of its prefix, which the BS is
     expected to add after accepting all of that round's window. If it does not, the window is dropped. None: the verdict
-    is known."""
+    is known. In a stream, windows have numbers of their own, and `base_len` may lie beyond the committed prefix if the
+    tokens between come in earlier windows: those that do not continue the output when their turn comes are dropped."""
 
 
 class Hidden(Message, frozen=True):
@@ -223,6 +229,10 @@ class Verdict(Message, frozen=True):
     """Number of candidates among the `accepted`: mismatches that the judge kept."""
     risk: float = 0.0
     """Risk that the response has spent so far under judge `budget`: −Σ ln(1 − p) over the kept mismatches."""
+    base_len: int | None = None
+    """In a stream: length of the prefix that the round continued."""
+    draft: int | None = None
+    """In a stream: number of the window that the pass verified, from its token after that prefix; None: none."""
 
 
 class Resync(Message, frozen=True):

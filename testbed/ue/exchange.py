@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from testbed.protocols.codec import AnyArray, Packet, unpack_positions
 from testbed.protocols.messages import Busy, Draft, Fault, Hidden, NeedHidden, Opened, Resync, Verdict
 from testbed.ue.client import RESEND_S, Client
 from testbed.ue.records import RoundRecord
+from testbed.ue.windows.joining import JoiningWindow
 
 SLOWEST_BPS = 1e6
 """Lowest uplink rate expected, by which the time before a message is sent again is reckoned."""
@@ -83,7 +84,7 @@ class SessionExchanges:
         self._client, self._clock, self._number = client, client.clock, number
         self._open, self._refused, self._reveal = open_, refused, reveal
         self._unanswered = 0
-        """Drafts that the BS may answer with a `Resync` each."""
+        """Drafts, and windows for a stream, that the BS may answer with a `Resync` each."""
         self.ahead: OutgoingWindow | None = None
         """The window that was sent ahead, after the one whose verdict is awaited."""
         self.opened_bytes = 0
@@ -146,27 +147,46 @@ class SessionExchanges:
         window.sent_bytes += sent
         return took_s, sent
 
-    async def listen(self, number: int) -> Exchange:
-        """Wait for the next token that the BS decodes alone; after a silence, open the session again.
+    async def join(self, windows: Iterable[JoiningWindow]) -> int:
+        """Send windows that may join a stream, once; returns their bytes."""
+        sent_bytes = 0
+        for one in windows:
+            self._unanswered += 1
+            draft = Draft(session=self._number, round=one.number, base_len=one.base_len)
+            sent_bytes += await self._client.send(draft, {"ids": one.ids})
+        return sent_bytes
+
+    async def listen(self, draft: Draft, stream: bool = False) -> Exchange:
+        """Wait for the next round of a BS that decodes alone; after a silence, open the session again.
+
+        Args:
+            draft: number of the round, and length of the prefix that it continues.
+            stream: recognise it by that length: once the session was opened again, a number may stand for a round that
+                begins elsewhere, since rounds of a stream commit different numbers of tokens.
 
         Raises:
             LinkTimeout, AdmissionError, ProtocolError: see `verdict`.
         """
-        start_s, wait_s, down = self._clock.time(), SILENCE_S, 0
-        self._unanswered = 0
+        start_s, wait_s, down, unknown = self._clock.time(), SILENCE_S, 0, 0
         while True:
             packet = await self._next(start_s, wait_s)
             if packet is None:
                 wait_s *= 2
-                await self._open(number)
+                await self._open(draft.round)
                 continue
             message = packet.message
             down += packet.size_bytes
-            if isinstance(message, Verdict) and message.round == number:
+            if isinstance(message, Verdict) and (
+                message.base_len == draft.base_len if stream else message.round == draft.round
+            ):
+                self._unanswered = 0
                 return Exchange(message, packet.arrays, self._clock.time() - start_s, 0.0, down, start_s)
             late = isinstance(message, Busy) and message.round is not None  # it refuses a draft of an earlier round
-            if isinstance(message, Resync | Busy) and not late:
-                await self._reopen(message, number)
+            if isinstance(message, Resync) and unknown:
+                unknown -= 1
+            elif isinstance(message, Resync | Busy) and not late:
+                unknown, self._unanswered = max(0, self._unanswered - 1), 0
+                await self._reopen(message, draft.round)
 
     async def _next(self, start_s: float, wait_s: float) -> Packet[Any] | None:
         """The session's next message but `Opened`; None after `wait_s` of silence.

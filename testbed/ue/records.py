@@ -70,6 +70,8 @@ class RoundRecord(msgspec.Struct, frozen=True):
     hidden_s: float = 0.0
     """Time of this round that had passed when the round before it ended: drafting ahead, and waiting after that. The
     durations above do not include it."""
+    streamed: bool = False
+    """Whether the target decoded without waiting for windows, and those that came joined its output."""
     kept: int = 0
     """Number of accepted candidates. If the window was cut short, the candidate that ended it was judged too, later
     ones were not."""

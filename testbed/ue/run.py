@@ -119,7 +119,7 @@ class Setting:
         overheads: fixed bits of every message, for `auto`.
         speed_tps: token speed in tokens/s that the BS must guarantee every request; None: no guarantee.
         accept_slower: accept the speed that the BS offers where it cannot guarantee that one.
-        lookahead: see `DecodingSession`; `colocated` has none.
+        lookahead, stream: see `DecodingSession`; `colocated` has none.
 
     Raises:
         BadInput: see `check_speed`.
@@ -141,6 +141,7 @@ class Setting:
     speed_tps: float | None = None
     accept_slower: bool = False
     lookahead: int | None = 0
+    stream: bool = True
 
     def __post_init__(self) -> None:
         check_speed(self.speed_tps, self.accept_slower)
@@ -195,7 +196,7 @@ class JobRunner:
 
     def observe(self, record: RoundRecord) -> None:
         """Learn from a finished round over the link."""
-        if record.drafted and not record.hidden_s:  # otherwise a part of its time on the link is missing
+        if record.drafted and not record.hidden_s and not record.streamed:  # else a part of its link time is missing
             self._setting.state.observe(record)
         self._policy(record.protocol).observe(record)
         if not PROTOCOLS[record.protocol].sampled:
@@ -233,6 +234,7 @@ class JobRunner:
             speed_tps=setting.speed_tps,
             accept_slower=setting.accept_slower,
             lookahead=lookahead,
+            stream=setting.stream and client is setting.clients.link,
         )
 
     def _policy(self, kind: str) -> WindowPolicy:

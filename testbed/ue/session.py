@@ -25,6 +25,7 @@ from testbed.ue.pace import REAL_TIME, Pace
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.session_drafter import WindowDrafter
 from testbed.ue.windows.base import Guided, WindowPolicy
+from testbed.ue.windows.joining import joining_windows
 from testbed.ue.windows.lookahead import Lookahead
 
 Progress = Callable[[RoundRecord], None]
@@ -45,6 +46,8 @@ class DecodingSession:
         accept_slower: accept the speed that the BS offers where it cannot guarantee that one.
         lookahead: 1: draft and send the next window before the verdict; 0: do not; None: choose for each window.
             Protocols that sample never look ahead.
+        stream: the target decodes without waiting for windows, which join its output, where `joining_windows` has them;
+            not with hints.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class DecodingSession:
         speed_tps: float | None = None,
         accept_slower: bool = False,
         lookahead: int | None = 0,
+        stream: bool = False,
     ) -> None:
         self._client, self._drafter, self._protocol = client, drafter, protocol
         self._threshold, self._csi, self._clock = threshold, csi, client.clock
@@ -72,7 +76,9 @@ class DecodingSession:
         self._speed_tps, self._accept_slower = speed_tps, accept_slower
         self._network_s, self._risk, self._open_bytes = 0.0, 0.0, 0
         self._hints = policy if isinstance(policy, Guided) else None
-        self._alone = self._hints is not None and self._hints.off and not protocol.replaces
+        self._joining = joining_windows(drafter, protocol, policy) if stream and not self._hints else None
+        off = self._hints is not None and self._hints.off and not protocol.replaces
+        self._alone = off or self._joining is not None
         self._number = client.new_session()
         self._exchanges = SessionExchanges(client, self._number, self._open, self._refused, protocol.reveal)
         self._lookahead = Lookahead(0 if protocol.sampled else lookahead)
@@ -103,7 +109,7 @@ class DecodingSession:
         start_s = begun_s = self._clock.time()
         self._committed = np.asarray(prompt, np.int32)
         self._ends, self._end = frozenset(end_ids), len(prompt) + max_tokens
-        self._windows.begin(list(prompt))
+        (self._joining or self._windows).begin(list(prompt))
         rounds, reason = list[RoundRecord](), "length"
         try:
             if not self._alone:
@@ -118,7 +124,7 @@ class DecodingSession:
                     progress(rounds[-1])
         finally:
             await self._drop_ahead()
-            self._windows.close()
+            (self._joining or self._windows).close()
             await self._close()
         return RequestRecord(
             prompt_len=len(prompt),
@@ -167,13 +173,18 @@ class DecodingSession:
         return OutgoingWindow(draft, self._protocol.uplink(drafted), drafted, start_s[0], drafted_s - start_s[1])
 
     async def _listened(self, room: int, begun_s: float) -> tuple[RoundRecord, str]:
-        """One token that the BS decodes alone, while speculation is off."""
+        """A round of a BS that decodes alone: while speculation is off one token, in a stream more if a window joins."""
         draft = Draft(session=self._number, round=self._next, base_len=len(self._committed))
         self._next += 1
-        exchange = await self._exchanges.listen(draft.round)
-        committed, reason = await self._commit(NOTHING, exchange, room)
         window = OutgoingWindow(draft, {}, NOTHING, begun_s)
-        return record_of(self._protocol.kind, window, exchange, committed, (begun_s, self._clock.time())), reason
+        if self._joining:
+            window.sent_bytes = await self._exchanges.join(self._joining.draft(room, self._ends))
+        exchange = await self._exchanges.listen(draft, stream=self._joining is not None)
+        if self._joining:
+            window.drafted = NOTHING._replace(ids=self._joining.verified(exchange.verdict))
+        committed, reason = await self._commit(window.drafted, exchange, room)
+        record = record_of(self._protocol.kind, window, exchange, committed, (begun_s, self._clock.time()))
+        return replace(record, streamed=self._joining is not None), reason
 
     # ------------------------------------------------------------ ahead of the verdict
 
@@ -226,6 +237,8 @@ class DecodingSession:
         if ends:
             added = added[: ends[0] + 1]
         self._committed = np.concatenate([self._committed, added])
+        if self._joining:
+            self._joining.commit(added.tolist())
         self._risk = verdict.risk
         if self._hints and verdict.window != NO_HINT:
             self._hints.hinted(verdict.window)
@@ -242,33 +255,24 @@ class DecodingSession:
         await self._drop_ahead()
         if self._alone:
             self._next = verdict.round + 1  # the BS counts on from this round
-        if more and drafted is not NOTHING:
+        if more and drafted is not NOTHING and not self._joining:
             self._windows.commit(verdict.accepted, token)
 
     async def _open(self, round_: int) -> None:
         """Open the session at the round that begins next."""
+        if self._joining:
+            self._joining.reopened()
+        sampling, more = self._sampling, self._hints or self._joining
         message = Open(
-            session=self._number,
-            protocol=self._protocol.kind,
-            threshold=self._threshold,
-            hidden_size=self._drafter.hidden_size,
-            temperature=self._sampling.temperature,
-            top_k=self._sampling.top_k,
-            top_p=self._sampling.top_p,
-            seed=self._seed,
-            drafter=self._drafter.fingerprint,
-            served=self._client.served,
-            hidden_bits=self._hidden_bits,
-            speed_tps=self._speed_tps,
-            window=self._hints.limit if self._hints else 0,
-            max_tokens=self._end - len(self._committed) if self._hints else 0,
-            alone=self._alone,
-            endless=self._hints is not None and self._client.endless(self._ends),
-            round=round_ if self._alone else 0,
-            states=states_of(self._drafter),
-            risk=self._risk,
-            coupled=self._sampling.coupled,
-        )
+            session=self._number, protocol=self._protocol.kind, threshold=self._threshold,
+            hidden_size=self._drafter.hidden_size, temperature=sampling.temperature, top_k=sampling.top_k,
+            top_p=sampling.top_p, seed=self._seed, drafter=self._drafter.fingerprint, served=self._client.served,
+            hidden_bits=self._hidden_bits, speed_tps=self._speed_tps, window=self._hints.limit if self._hints else 0,
+            max_tokens=self._end - len(self._committed) if more else 0, alone=self._alone,
+            round=round_ if self._alone else 0, states=states_of(self._drafter), risk=self._risk,
+            coupled=sampling.coupled, stream=self._joining.window if self._joining else 0,
+            endless=more is not None and self._client.endless(self._ends),
+        )  # fmt: skip
         self._open_bytes += await self._client.send(message, {"ids": self._committed})
 
     def _refused(self, message: Busy) -> None:

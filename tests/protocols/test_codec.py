@@ -67,6 +67,7 @@ UPLINK: dict[type[Message], dict[str, Any]] = {
         "risk": REAL,
         "coupled": st.booleans(),
         "endless": st.booleans(),
+        "stream": NUMBER,
     },
     Draft: {
         **ROUND,
@@ -90,7 +91,7 @@ DOWNLINK: dict[type[Message], dict[str, Any]] = {
     Verdict: {
         **ROUND, "accepted": NUMBER, "token": NUMBER, "candidates": NUMBER, "queried": NUMBER, "gap": REAL,
         "batch_size": NUMBER, "queue_s": REAL, "verify_s": REAL, "judge_s": REAL, "bs_s": REAL,
-        "window": NUMBER, "kept": NUMBER, "risk": REAL,
+        "window": NUMBER, "kept": NUMBER, "risk": REAL, "base_len": st.none() | NUMBER, "draft": st.none() | NUMBER,
     },
     Resync: {"session": NUMBER, "reason": TEXT},
     Busy: {

@@ -142,6 +142,7 @@ def _speed(records: Sequence[RequestRecord]) -> dict[str, Any]:
         "drafted_ahead": sum(r.drafted_ahead for r in rounds) / len(records),
         "void": sum(r.void for r in rounds) / len(records),
         "hidden_s": sum(r.hidden_s for r in rounds) / len(records),
+        "streamed": sum(r.streamed and not r.drafted for r in rounds) / len(records),
         "uplink_bytes": sum(r.uplink_bytes for r in records) / len(records),
         "downlink_bytes": sum(r.downlink_bytes for r in records) / len(records),
         **{part: sum(getattr(r, part) for r in rounds) / len(records) for part in PARTS},

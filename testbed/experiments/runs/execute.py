@@ -116,6 +116,7 @@ def setting_of(config: RunConfig, clients: Clients, drafter: Drafter, pace: Pace
         speed_tps=config.speed_tps,
         accept_slower=config.accept_slower,
         lookahead=config.lookahead,
+        stream=config.stream,
     )
 
 

@@ -113,6 +113,20 @@ class IndexSequence:
         hidden = np.zeros(self._drafter.hidden_size, np.float16)
         return DraftToken(token, 1.0, 0.0, 1.0, 0.0, hidden, probs if self._distributions else None)
 
+    def proposed(self, most: int) -> list[int]:
+        """Up to `most` tokens that `draft_one` would draft after the committed prefix; none of them counts as drafted.
+
+        Raises:
+            RuntimeError: tokens were drafted since the last commit.
+        """
+        if self._drafted:
+            raise RuntimeError("tokens were drafted since the last commit")
+        most = min(most, self._drafter.context - self.length)
+        while len(self._drafted) < most and (token := self._next()) is not None:
+            self._drafted.append(token)
+        found, self._drafted = self._drafted, []
+        return found
+
     def commit(self, accepted: int, token: int) -> None:
         """See `DraftSequence.commit`."""
         if not 0 <= accepted <= len(self._drafted):

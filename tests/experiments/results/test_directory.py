@@ -97,6 +97,7 @@ def test_a_speculative_row_by_hand(table: dict[str, dict[str, Any]]) -> None:
             "drafted_ahead": 4.0,
             "void": 1.5,
             "hidden_s": 0.04,
+            "streamed": 0.0,
             "uplink_bytes": 2000.0,
             "downlink_bytes": 300.0,
             "draft_s": 0.03,  # (1 + 1 + 3 + 1) * 0.01 over two requests
