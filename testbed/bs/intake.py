@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from testbed.bs.pending import Round
 from testbed.bs.room import NOTHING, Load
 from testbed.bs.sessions import Key, Session, SessionTable
 from testbed.errors import ModelError, ProtocolError

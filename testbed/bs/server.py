@@ -146,7 +146,7 @@ class BaseStation:
         """Queue a round for verification."""
         session.current, round_.target_bytes = round_, self._long.target_bytes(session, round_)
         hidden = len(round_.window.ids) > 0 and self._acceptance.needs_hidden(session)
-        further, ends = 0 if self._ledger.estimates else ahead(session), session.end_ids
+        further, ends = 0 if self._ledger.estimates else ahead(session, round_), session.end_ids
         how = hidden, not session.sampling.greedy, further, ends, session.sampling.coupling(session.seed)
         request = VerifyRequest(session.name, session.prefix, round_.window.ids, *how)
         round_.pending = self._ledger.pending(session, round_, request)

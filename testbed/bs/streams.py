@@ -20,11 +20,11 @@ MOST_AHEAD = 7
 """Tokens decoded ahead, at most."""
 
 
-def ahead(session: Session) -> int:
-    """Tokens that a stream may be decoded ahead: none before its first token, which is sent at once, where tokens are
-    drawn, or where a speed is guaranteed, whose scheduler plans every pass.
+def ahead(session: Session, round_: Round) -> int:
+    """Tokens that a stream may be decoded ahead: none before its first token, which is sent at once, after a window, where
+    tokens are drawn, or where a speed is guaranteed, whose scheduler plans every pass.
     """
-    if not session.alone or not session.got or session.drawn or session.speed_tps is not None:
+    if not session.alone or not session.got or session.drawn or session.speed_tps is not None or len(round_.window.ids):
         return 0
     return max(0, min(MOST_AHEAD, session.wanted - session.length - 1))
 

@@ -133,7 +133,9 @@ def test_only_greedy_tokens_without_a_guarantee_are_decoded_ahead() -> None:
         session.alone, session.wanted, session.got = True, wanted, 1
         return session
 
-    assert ahead(stream()) == MOST_AHEAD and ahead(stream(12)) == 2 and ahead(stream(9)) == 0
+    empty, window = (Round(0, Window(np.zeros(size, np.int32), None), None, 0.0) for size in (0, 3))
+    assert [ahead(stream(wanted), empty) for wanted in (100, 12, 9)] == [MOST_AHEAD, 2, 0]
+    assert ahead(stream(), window) == 0
     drawn, promised, drafting, new = stream(), stream(), stream(), stream()
     drawn.sampling, promised.speed_tps, drafting.alone, new.got = Sampling(1.0), 5.0, False, 0
-    assert [ahead(session) for session in (drawn, promised, drafting, new)] == [0, 0, 0, 0]
+    assert [ahead(session, empty) for session in (drawn, promised, drafting, new)] == [0, 0, 0, 0]

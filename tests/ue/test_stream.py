@@ -26,6 +26,7 @@ from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.fixed import FixedWindow
 from testbed.virtual_time import run_virtually
 from tests.support.copying import VOCAB, CopyingEngine, index_drafter, own
+from tests.support.endpoints import until
 from tests.support.stations import client, station
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
@@ -97,14 +98,16 @@ def test_outputs_are_the_targets_own(
 @pytest.mark.parametrize("rtt_s", [0.002, 0.05, 0.4])
 @pytest.mark.parametrize("errors", [0.0, 0.02, 0.1, 0.4, 1.0])
 def test_never_slower_than_the_target_alone(errors: float, rtt_s: float) -> None:
-    """Passes of up to 10 drafted tokens take no longer than the others, so that wrong tokens cost nothing either."""
+    """Passes of up to 10 drafted tokens take no longer than the others, so that wrong tokens cost nothing either. At 400 ms
+    the target decodes 20 tokens before the first window can join.
+    """
     times_s = {}
     for name in ("", "suffix"):
         (found,), _ = serve([Ue(name, rtt_s=rtt_s)], errors)
         times_s[name] = found.latency_s
     assert times_s["suffix"] <= times_s[""] + 1e-9
     if errors <= 0.02:
-        assert times_s["suffix"] < 0.55 * times_s[""]
+        assert times_s["suffix"] < (0.65 if rtt_s > 0.1 else 0.55) * times_s[""]
 
 
 def test_waiting_for_empty_windows_costs_a_round_trip_each() -> None:
@@ -143,7 +146,8 @@ async def test_on_a_socket_outputs_are_the_same(errors: float) -> None:
     async with station(CopyingEngine(errors)) as (bs, address):
         found = await real(address)
         counted = bs.metrics()
-        assert len(bs._intake.sessions) == 0 and bs._intake.sessions.held == (0, 0)
+        await until(lambda: len(bs._intake.sessions) == 0)
+        assert bs._intake.sessions.held == (0, 0)
     assert found.token_ids == own(PROMPT, 100, errors)
     assert errors == 1.0 or any(record.accepted for record in found.rounds)
     assert counted["failed_passes"] == 0
@@ -180,7 +184,13 @@ def test_whatever_windows_come_the_stream_is_the_targets(
         async with station(CopyingEngine(0.1)) as (bs, address), client(address) as ue:
             number = ue.new_session()
             opening = Open(
-                session=number, protocol="greedy", threshold=0.0, hidden_size=1, max_tokens=40, alone=True, stream=window
+                session=number,
+                protocol="greedy",
+                threshold=0.0,
+                hidden_size=1,
+                max_tokens=40,
+                alone=True,
+                stream=window,
             )
             await ue.send(opening, {"ids": np.array(PROMPT, np.int32)})
             for i, (base_len, ids) in enumerate(drafts):

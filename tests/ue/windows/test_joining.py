@@ -45,9 +45,7 @@ def test_without_a_match_nothing_is_sent() -> None:
 def test_a_proposal_is_cut_into_windows_and_goes_on_where_they_end() -> None:
     found = windows(LOOP * 3)  # a match of 8 tokens: 16 are proposed
     sent = found.draft(50, set())
-    assert [(one.number, one.base_len, one.ids.tolist()) for one in sent] == [
-        (i, 12 + 4 * i, LOOP) for i in range(4)
-    ]
+    assert [(one.number, one.base_len, one.ids.tolist()) for one in sent] == [(i, 12 + 4 * i, LOOP) for i in range(4)]
     assert found.draft(50, set()) == []  # all of it is away
     found.commit(LOOP)  # the match has grown by 4: 8 more tokens follow, 4 of the 16 are not away any longer
     assert [(one.base_len, one.ids.tolist()) for one in found.draft(50, set())] == [(28, LOOP), (32, LOOP), (36, LOOP)]
