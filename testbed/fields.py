@@ -103,8 +103,8 @@ Lookahead = Annotated[
 Stream = Annotated[
     bool,
     option(
-        "With a drafter without a model (greedy, coupled): the target decodes on by itself, and drafted tokens join its "
-        "output. With --no-stream it waits for every window, also for empty ones.",
+        "With a drafter without a model (greedy, coupled): the target decodes on by itself, and drafted tokens join "
+        "its output. With --no-stream it waits for every window, also for empty ones.",
         panel="Protocol",
     ),
 ]

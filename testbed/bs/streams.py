@@ -21,8 +21,8 @@ MOST_AHEAD = 7
 
 
 def ahead(session: Session, round_: Round) -> int:
-    """Tokens that a stream may be decoded ahead: none before its first token, which is sent at once, after a window, where
-    tokens are drawn, or where a speed is guaranteed, whose scheduler plans every pass.
+    """Tokens that a stream may be decoded ahead: none before its first token, which is sent at once, after a window,
+    where tokens are drawn, or where a speed is guaranteed, whose scheduler plans every pass.
     """
     if not session.alone or not session.got or session.drawn or session.speed_tps is not None or len(round_.window.ids):
         return 0
@@ -65,8 +65,8 @@ def join(sessions: SessionTable, session: Session, round_: Round) -> None:
 
 
 def joining(sessions: SessionTable, session: Session) -> Round | None:
-    """The next window that continues a stream's output, cut to what is not decoded yet; those before it are dropped, and
-    all if one of them was wrong. None: there is none.
+    """The next window that continues a stream's output, cut to what is not decoded yet; those before it are dropped,
+    and all if one of them was wrong. None: there is none.
     """
     held = session.held
     while held:

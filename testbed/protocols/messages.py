@@ -99,8 +99,9 @@ class Open(Message, frozen=True):
     """Whether UE and BS choose tokens with noise that they share, a function of `seed` (`protocols.sampling.Coupling`);
     never under a protocol that draws tokens itself."""
     stream: int = 0
-    """Largest window of a pass in a session whose target decodes alone throughout, while drafted windows join its output
-    where they continue it; 0: it is none. With `alone`, without hints, and only where tokens are not drawn or judged."""
+    """Largest window of a pass in a session whose target decodes alone throughout, while drafted windows join its
+    output where they continue it; 0: it is none. With `alone`, without hints, and only where tokens are not drawn or
+    judged."""
 
 
 class Draft(Message, frozen=True):

@@ -173,7 +173,7 @@ class DecodingSession:
         return OutgoingWindow(draft, self._protocol.uplink(drafted), drafted, start_s[0], drafted_s - start_s[1])
 
     async def _listened(self, room: int, begun_s: float) -> tuple[RoundRecord, str]:
-        """A round of a BS that decodes alone: while speculation is off one token, in a stream more if a window joins."""
+        """A round of a BS that decodes alone: one token while speculation is off, in a stream more if one joins."""
         draft = Draft(session=self._number, round=self._next, base_len=len(self._committed))
         self._next += 1
         window = OutgoingWindow(draft, {}, NOTHING, begun_s)

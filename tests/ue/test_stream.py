@@ -1,4 +1,4 @@
-"""Streams that windows of a drafter without a model join: outputs stay the target's own, and no slower than it alone."""
+"""Streams that windows of a drafter without a model join: outputs stay the target's, no slower than it alone."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def test_outputs_are_the_targets_own(
 @pytest.mark.parametrize("rtt_s", [0.002, 0.05, 0.4])
 @pytest.mark.parametrize("errors", [0.0, 0.02, 0.1, 0.4, 1.0])
 def test_never_slower_than_the_target_alone(errors: float, rtt_s: float) -> None:
-    """Passes of up to 10 drafted tokens take no longer than the others, so that wrong tokens cost nothing either. At 400 ms
-    the target decodes 20 tokens before the first window can join.
+    """Passes of up to 10 drafted tokens take no longer than the others, so that wrong tokens cost nothing either. At
+    400 ms the target decodes 20 tokens before the first window can join.
     """
     times_s = {}
     for name in ("", "suffix"):
