@@ -17,6 +17,8 @@ END_BYTES = 2**20
 BLOCK_BYTES = 64 * 2**10
 BLOCKS = 16
 """Number of evenly spaced blocks read from a large file."""
+MOST_BYTES = 2**30
+"""Largest size of the files of a head or predictor."""
 WEIGHTS = ("*.safetensors", "*.npz")
 DESCRIPTIONS = ("config.json", "head.json", "predictor.json")
 """Files of the directory of a model, head or predictor."""
@@ -60,17 +62,23 @@ def file_stamp(name: str) -> str | None:
 
 
 def directory_stamp(directory: Path) -> str:
-    """Digest of all files in a directory, 12 hex digits.
+    """Digest of all files in the directory of a head or predictor, 12 hex digits, computed again only after a change.
 
     Raises:
+        BadInput: they are too large for one.
         OSError: one cannot be read.
     """
+    stats = [(path, path.stat()) for path in sorted(directory.iterdir()) if path.is_file()]
+    if sum(stat.st_size for _, stat in stats) > MOST_BYTES:
+        raise BadInput(f"{directory} is no head or predictor: its files have more than {MOST_BYTES} bytes")
+    return _directory_stamp(tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats))
+
+
+@functools.lru_cache(maxsize=256)
+def _directory_stamp(files: tuple[tuple[Path, int, int], ...]) -> str:
     digest = hashlib.blake2b(digest_size=6)
-    for path in sorted(directory.iterdir()):
-        if path.is_file():
-            with path.open("rb") as stream:
-                while part := stream.read(END_BYTES):
-                    digest.update(part)
+    for path, *_ in files:
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

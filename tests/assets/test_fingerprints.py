@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from testbed.assets import fingerprints
-from testbed.assets.fingerprints import model_fingerprint
+from testbed.assets.fingerprints import directory_stamp, model_fingerprint
 from testbed.errors import BadInput
 from tests.support.refusals import refuse
 
@@ -75,3 +75,16 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     refuse(lambda: model_fingerprint(tmp_path), BadInput, "no *.safetensors")
     (tmp_path / "model.safetensors").write_bytes(b"x")
     refuse(lambda: model_fingerprint(tmp_path), BadInput, "config.json")
+
+
+def test_a_directory_is_read_once_and_only_if_it_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep of somebody else's may name any directory as its predictor, for each of its points."""
+    (tmp_path / "head.json").write_text("{}")
+    (tmp_path / "head.safetensors").write_bytes(bytes(100))
+    stamp, read, read_bytes = directory_stamp(tmp_path), list[Path](), Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path), read_bytes(path))[1])
+    assert directory_stamp(tmp_path) == stamp and not read
+    (tmp_path / "head.json").write_text("{ }")
+    assert directory_stamp(tmp_path) != stamp and len(read) == 2
+    monkeypatch.setattr(fingerprints, "MOST_BYTES", 102)
+    refuse(lambda: directory_stamp(tmp_path), BadInput, "no head or predictor")

@@ -33,7 +33,7 @@ from testbed.experiments.results.claims import CONFIG, claimed
 from testbed.experiments.runs.calibrate import calibrate
 from testbed.experiments.runs.execute import Watch
 from testbed.experiments.runs.journal import NAME as JOURNAL
-from testbed.experiments.runs.journal import check_folder
+from testbed.experiments.runs.journal import PROFILE, check_folder
 from testbed.experiments.runs.prepare import check_window_rule, prepare
 from testbed.experiments.runs.processes import base_station, proxy, user_equipment
 from testbed.experiments.runs.progress import LiveProgress
@@ -50,8 +50,6 @@ from testbed.ue.run import sampling_of
 from testbed.ue.windows.registry import WINDOW_RULES
 
 Say = Callable[[str], None]
-PROFILE = "profile.yaml"
-"""Profile of a virtual demo: the given one, or what was measured."""
 
 
 def run_demo(config: DemoConfig, out: Path, say: Say, resume: bool = False) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from typing import Any, BinaryIO, Union
 import msgspec
 
 from testbed.channel.link import new_identity
-from testbed.config import RunConfig, resolved
-from testbed.errors import BadInput, TestbedError
-from testbed.experiments.results.claims import changed, stamps
+from testbed.config import DemoConfig, RunConfig, load, resolved
+from testbed.errors import BadInput, ConfigError, TestbedError
+from testbed.experiments.results.claims import CONFIG, changed, stamps
 from testbed.experiments.results.directory import SUMMARY
 from testbed.experiments.runs.prepare import Workload
 from testbed.files import LOCK, require_empty
@@ -29,6 +29,8 @@ from testbed.protocols.messages import Welcome, difference
 from testbed.ue.run import Outcome
 
 NAME = "journal"
+PROFILE = "profile.yaml"
+"""Profile of a virtual demo: the given one, or what was measured."""
 SCHEMA = 1
 ELSEWHERE = frozenset({"bs", "local_bs", "keys", "insecure", "timeout_s", "failover_s"})
 """Configuration fields that may differ when the run is resumed."""
@@ -168,15 +170,25 @@ def check_new(out: Path) -> None:
 
 
 def check_folder(out: Path) -> None:
-    """Refuse to begin a run in a directory that has one already, or files of others; a demo's UE writes into the
+    """Refuse to begin a run in a directory that has one already, or files of others; the UE of a demo writes into the
     directory that the demo has reserved.
 
     Raises:
         BadInput: it has.
     """
     check_new(out)
-    if not (out / LOCK).exists():
+    if not _reserved(out):
         require_empty(out)
+
+
+def _reserved(out: Path) -> bool:
+    """Whether a directory holds only what a demo has written before its UE begins."""
+    if not (out / LOCK).exists() or {path.name for path in out.glob("[!.]*")} - {CONFIG, PROFILE}:
+        return False
+    with contextlib.suppress(ConfigError):
+        load(DemoConfig, out / CONFIG)
+        return True
+    return False
 
 
 def kept(out: Path | None) -> str:

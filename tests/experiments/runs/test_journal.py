@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.channel.csi import Csi
-from testbed.config import RunConfig
+from testbed.config import Config, DemoConfig, RunConfig, save
 from testbed.errors import BadInput, TestbedError
 from testbed.experiments.inputs.datasets import Example
 from testbed.experiments.runs.journal import NAME, Journal, check_folder, kept
 from testbed.experiments.runs.prepare import Prompt, Workload
+from testbed.experiments.sweep.points import SweepConfig
 from testbed.files import held
 from testbed.protocols.messages import VERSION, Welcome
 from testbed.ue.records import RequestRecord, RoundRecord
@@ -128,8 +129,28 @@ def test_a_run_begins_among_no_other_files(tmp_path: Path) -> None:
     check_folder(tmp_path)
     (tmp_path / "config.yaml").write_text("# three weeks of notes")
     refuse(lambda: check_folder(tmp_path), BadInput, f"{tmp_path} is not empty", "choose another --out")
-    with held(tmp_path, ""):  # by a demo, whose UE writes into its directory
-        check_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "also", "reserved"),
+    [
+        (DemoConfig(prompts=3), "", True),
+        (DemoConfig(prompts=3), "rounds.parquet", False),
+        (SweepConfig(), "", False),
+        (SweepConfig(), "points", False),
+    ],
+)
+def test_only_a_demo_reserves_a_directory_for_its_ue(config: Config, also: str, reserved: bool, tmp_path: Path) -> None:
+    """The `config.yaml` of a sweep that was interrupted, or still running, was replaced."""
+    with held(tmp_path, ""):
+        save(config, tmp_path / "config.yaml")
+        (tmp_path / "profile.yaml").touch()
+        if also:
+            (tmp_path / also).touch()
+        if reserved:
+            check_folder(tmp_path)
+        else:
+            refuse(lambda: check_folder(tmp_path), BadInput, f"{tmp_path} is not empty", "choose another --out")
 
 
 def welcome(weights: str = "abc", model: str = "m") -> Welcome:
