@@ -155,7 +155,9 @@ async def test_on_a_socket_outputs_are_the_same(errors: float) -> None:
 
 
 @pytest.mark.parametrize("errors", [0.0, 0.1])
-async def test_a_session_that_the_base_station_has_lost_goes_on(errors: float) -> None:
+async def test_a_session_that_the_base_station_has_lost_goes_on(errors: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A UE that has windows to send learns of it at once, any other after a silence."""
+    monkeypatch.setattr("testbed.ue.exchange.SILENCE_S", 0.5)
     async with station(CopyingEngine(errors)) as (bs, address):
 
         def lose(record: RoundRecord) -> None:
