@@ -90,7 +90,7 @@ Compiled = Annotated[
         "Compile the target on a CPU (vLLM): shorter passes, longer loading, mainly the first time.", panel="Models"
     ),
 ]
-Dataset = Annotated[str, option("Prompts: bundled:test, FILE.jsonl, or hf:NAME.", panel="Workload")]
+Dataset = Annotated[str, option("Prompts: bundled:test, bundled:edit, FILE.jsonl, or hf:NAME.", panel="Workload")]
 Window = Annotated[int, option("Draft window K, drafted tokens per round.", least=1, most=256, panel="Protocol")]
 Lookahead = Annotated[
     int | None,

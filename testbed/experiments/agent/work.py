@@ -71,7 +71,7 @@ def check_reach(bs: str) -> None:
 
 
 def _bundled(name: str) -> bool:
-    return name in ("bundled:test", "bundled:calibration")
+    return name in ("bundled:test", "bundled:calibration", "bundled:edit")
 
 
 def carry_out(workdir: Path, name: str, bs_keys: str | None, insecure: bool, say: Any) -> None:

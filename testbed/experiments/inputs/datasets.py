@@ -12,11 +12,14 @@ from typing import Any
 import msgspec
 
 from testbed.errors import BadInput
+from testbed.models.edits import edits
 from testbed.models.problems import SPLITS, generate
 from testbed.models.scoring import final_number
 
 BUNDLED = "bundled:"
 """Begin of the names of bundled data sets."""
+EDITS = "edit"
+"""Name of the edit task among them."""
 BUNDLED_SIZE = 500
 BUNDLED_SEED = 2026
 """Seed of the bundled calibration and test problems; training uses other seeds and another split."""
@@ -38,8 +41,8 @@ def load_dataset(spec: str, limit: int | None = None) -> list[Example]:
     """Load the examples of a data set.
 
     Args:
-        spec: `bundled:test`, `bundled:calibration`, a JSONL file with `question` (or `prompt`) and optionally
-            `answer` on every line, or `hf:NAME[:CONFIG[:SPLIT]]`, which needs the `datasets` library.
+        spec: `bundled:test`, `bundled:calibration`, `bundled:edit`, a JSONL file with `question` (or `prompt`) and
+            optionally `answer` on every line, or `hf:NAME[:CONFIG[:SPLIT]]`, which needs the `datasets` library.
         limit: maximum number of examples; None: all.
 
     Raises:
@@ -59,14 +62,17 @@ def load_dataset(spec: str, limit: int | None = None) -> list[Example]:
 
 
 def _bundled(split: str, count: int) -> list[Example]:
-    if split not in SPLITS:
-        raise BadInput(f"no bundled data set {split!r}; known: {', '.join(BUNDLED + s for s in SPLITS)}")
+    if split not in (*SPLITS, EDITS):
+        known = ", ".join(BUNDLED + name for name in (*SPLITS, EDITS))
+        raise BadInput(f"no bundled data set {split!r}; known: {known}")
     return list(_generated(split, count))
 
 
 @functools.lru_cache(maxsize=8)
 def _generated(split: str, count: int) -> tuple[Example, ...]:
     """Cached, since a sweep loads the same examples for every point."""
+    if split == EDITS:
+        return tuple(Example(*pair) for pair in itertools.islice(edits(BUNDLED_SEED), count))
     return tuple(Example(p.question, p.answer) for p in itertools.islice(generate(split, BUNDLED_SEED), count))
 
 
