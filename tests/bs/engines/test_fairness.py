@@ -159,6 +159,21 @@ def test_a_ue_that_is_gone_keeps_no_share(engine: BatchedEngine, monkeypatch: py
     talks.end()
 
 
+def test_sessions_of_a_ue_that_is_gone_bound_no_pass(engine: BatchedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batched, "STALE_PASSES", 5)
+    talks, mine = Talks(engine), [ask(f"mine/{n}/{n}", [3] * 5, hidden=False, logprobs=False) for n in range(PLACES)]
+    for number in range(3):
+        talks.send(f"gone/{number}/{number}")
+    while talks.waiting:
+        talks.step()
+    assert not engine.held() or engine._fair_share(mine) < engine.max_requests
+    for _ in range(12):
+        talks.send("mine/0/0")
+        talks.step()
+    assert engine._fair_share(mine) == engine.max_requests
+    talks.end()
+
+
 def test_results_keep_no_array_of_the_whole_pass(engine: BatchedEngine) -> None:
     """A round that waits kept the distributions of all others of its pass: 880 kB for 7 kB."""
     long = ask("aa/1/1", list(range(1, 60)), [3] * 8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from testbed.assets.fingerprints import SYNTHETIC
 from testbed.bs.judging import acceptance, long_rounds
 from testbed.bs.judging.base import Candidates, Judge
 from testbed.bs.judging.head import BudgetJudge, HeadJudge
+from testbed.bs.judging.long_rounds import SetAside
 from testbed.bs.pending import Round
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import Session
@@ -65,6 +67,19 @@ class Held(HeadJudge):
         if threading.current_thread() is not threading.main_thread():
             self.sizes.append(len(batch))
         return super().judge(batch)
+
+
+async def test_streams_that_are_set_aside_count_as_no_windows() -> None:
+    """Rounds that the target decodes alone refused the drafts of others."""
+    async with station() as (bs, _):
+        for number in range(2):
+            prompt, none = np.array(PROMPT, np.int32), np.zeros(0, np.int32)
+            session = bs._intake.sessions.open((b"ue", number), prompt, protocol("split"), 0.0, 1, 300)
+            session.alone = number == 0
+            waiting = bs._long._aside.setdefault(b"ue", deque())
+            waiting.append(SetAside(session, Round(0, Window(none, None), None, 0.0), 0.0))
+        assert bs._long.load == (1, 0)
+        bs._long._aside.clear()
 
 
 @pytest.mark.parametrize("kind", ["rejection", "split"])
