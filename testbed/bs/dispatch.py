@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from testbed.bs.closing import SessionCloser
@@ -50,10 +51,19 @@ class Dispatcher:
     """Receives all messages and expires idle sessions."""
 
     def __init__(
-        self, link: ServerLink, intake: Intake, judge: Judge, clock: Clock, rounds: RoundHandler, closer: SessionCloser
+        self,
+        link: ServerLink,
+        intake: Intake,
+        judge: Judge,
+        clock: Clock,
+        rounds: RoundHandler,
+        closer: SessionCloser,
+        target_bytes: Callable[[Session, Round], int],
     ) -> None:
+        """`target_bytes`: see `Round.target_bytes`."""
         self._link, self._intake, self._sessions = link, intake, intake.sessions
         self._judge, self._clock, self._rounds, self._closer = judge, clock, rounds, closer
+        self._target_bytes = target_bytes
 
     async def receive(self) -> None:
         """Handle messages until cancelled; what breaks the protocol is answered with `Fault`."""
@@ -128,6 +138,7 @@ class Dispatcher:
             round_ = Round(message.round, window, message.csi, arrived_s)
             round_.draft_s, round_.network_s = message.draft_s, message.network_s
             round_.base_len, round_.guess = message.base_len, message.guess
+            round_.target_bytes = self._target_bytes(session, round_)
             if session.stream:
                 join(self._sessions, session, round_)
             elif held:

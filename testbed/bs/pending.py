@@ -112,6 +112,11 @@ class Round:
     _candidates: tuple[VerifyResult, list[int]] | None = None
 
     @property
+    def size_bytes(self) -> int:
+        """Size of its window, and of what decides about it."""
+        return self.window.size_bytes + self.target_bytes
+
+    @property
     def asking(self) -> bool:
         """Whether hidden states were requested and have not arrived."""
         return self.asked_s is not None and self.window.hidden is None

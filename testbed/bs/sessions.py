@@ -105,12 +105,12 @@ class Session:
         alone, whose rounds are bounded by the number of sessions.
         """
         found = None if self.idle or self.alone else self.current
-        return None if found is None else found.window.size_bytes + found.target_bytes
+        return None if found is None else found.size_bytes
 
     @property
     def waiting(self) -> list[int]:
         """Sizes of its windows that wait, one that came ahead included."""
-        sizes = (self.waiting_bytes, *(round_.window.size_bytes for round_ in self.held))
+        sizes = (self.waiting_bytes, *(round_.size_bytes for round_ in self.held))
         return [size for size in sizes if size is not None]
 
     @property
@@ -203,7 +203,7 @@ class SessionTable:
         """Keep rounds whose windows came ahead, in place of the session's earlier ones."""
         for found, sign in ((session.held, -1), (rounds, 1)):
             for one in found:
-                self.held = Load(self.held.windows + sign, self.held.size_bytes + sign * one.window.size_bytes)
+                self.held = Load(self.held.windows + sign, self.held.size_bytes + sign * one.size_bytes)
         session.held = rounds
 
     def refusal(self, key: Key, tokens: int) -> str | None:

@@ -152,6 +152,27 @@ async def test_beyond_half_of_the_room_it_is_refused_by_its_number() -> None:
         assert isinstance(await answer(ue, second), Verdict) and held(bs) == (1, 4)
 
 
+async def test_what_will_decide_about_it_counts() -> None:
+    """Windows of coupled sampling, each of which reads a distribution for each token, passed the bound when they came
+    ahead.
+    """
+    size_bytes = 4 * 3 + 4 * 4 * VOCAB
+    table = SessionTable(windows_bytes=3 * size_bytes)
+    async with station(sessions=table) as (bs, address), client(address) as ue:
+        numbers = [await opened(ue, temperature=1.0, coupled=True, seed=1) for _ in range(3)]
+        for number in numbers[:2]:
+            await draft(ue, number, 1, 4, [1, 2, 3], guess=5)
+            assert await silent(ue, number)
+        assert held(bs) == (2, 2 * size_bytes)
+        await draft(ue, numbers[2], 1, 4, [1, 2, 3], guess=5)
+        busy = await answer(ue, numbers[2])
+        assert isinstance(busy, Busy) and busy.round == 1
+        for number in numbers:
+            await ue.send(Close(session=number))
+        await opened(ue)
+        assert held(bs) == (0, 0)
+
+
 async def test_a_ue_holds_its_share() -> None:
     table = SessionTable(pending=16, ue_share=0.25)
     async with station(sessions=table) as (_, address), client(address) as ue:

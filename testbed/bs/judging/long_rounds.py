@@ -81,7 +81,7 @@ class LongRounds:
     def load(self) -> Load:
         """Windows that are set aside."""
         waiting = [one.round_ for rounds in self._aside.values() for one in rounds if not one.session.alone]
-        return Load(len(waiting), sum(round_.window.size_bytes + round_.target_bytes for round_ in waiting))
+        return Load(len(waiting), sum(round_.size_bytes for round_ in waiting))
 
     def set_aside(self, rounds: Ready) -> None:
         """Set rounds aside; those whose sessions were closed meanwhile are dropped."""
