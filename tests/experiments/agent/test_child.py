@@ -18,6 +18,7 @@ from testbed.experiments.agent.child import MOST_CHARACTERS, MOST_LINE_BYTES, ru
         ("print('x' * 3_000_000); print('testbed: end')", "end"),
         ("print('first'); print('x' * 3_000_000 + 'end', end='')", ""),
         ("sys.stderr.buffer.write(b'\\xff' * 10 + b'\\n')", "\ufffd" * 9),
+        ("print('y' * 5000)", "y" * 400),
         ("pass", ""),
     ],
 )
