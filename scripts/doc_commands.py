@@ -82,7 +82,7 @@ SMALLER = {
     r"^testbed latency measure.* --model": "--engine transformers",
     r"^testbed latency measure(?!.* --prefills)": "--max-tokens 16",
     r"^testbed latency measure.* --prefills": "--prefills 16,32,48 --decodes 8,16",
-    r"^testbed latency measure.* runs/moe": "--rates 4",
+    r"^testbed latency measure.* runs/moe": "--rates 4 --at-once 8",
     r"^testbed latency ramp": "--steps 2 --requests 8 --step-s 2 --seeds 0",
     r"^testbed latency ramp.*ramp-real": "--engine llama --max-tokens 16",
 }
