@@ -4,7 +4,7 @@ Tables I and II (LLaMA-1.1B drafts, LLaMA-7B verifies), window 4. α, O_max (up 
 memory, which fits between one and all tasks, are random. Brute force evaluates eqs. 17 to 22 for all runs of the tasks
 sorted by input, in all orders; tests/optim/test_batching.py shows that other batches are no faster.
 
-Run: python benchmarks/planner_gap.py [--tasks K] [--cells N] [--seed S] [--json]
+Run: python benchmarks/planner_gap.py [--tasks K] [--cells N] [--seed S] [--json] [--csv FILE]
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import argparse
 import itertools
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
+from testbed.experiments.results.csv_file import write_csv
 from testbed.optim.figures import COST, MODELS
 from testbed.optim.inference_cost import IntArray, ServedPair, cache_bytes, inference_s, parameter_bytes
 from testbed.optim.planner import plan_batches
@@ -32,6 +34,7 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--csv", type=Path, help="file of rows, one per cell")
     arguments = parser.parse_args()
     rng = np.random.default_rng(arguments.seed)
     gaps: dict[str, list[float]] = {"dp": [], "best": []}
@@ -40,6 +43,9 @@ def main() -> None:
         least_s = brute_force(serving, inputs)
         for name, found in gaps.items():
             found.append(plan_batches(serving, inputs, name, WINDOW).inference_s / least_s - 1)
+    if arguments.csv is not None:
+        write_csv(arguments.csv, [{"cell": at, "tasks": arguments.tasks} | dict(zip(gaps, cell, strict=True))
+                                  for at, cell in enumerate(zip(*gaps.values(), strict=True))])  # fmt: skip
     report = {name: figures(np.array(found)) for name, found in gaps.items()}
     if arguments.json:
         print(json.dumps({"tasks": arguments.tasks, "cells": arguments.cells, "seed": arguments.seed, **report}))

@@ -78,9 +78,9 @@ def test_sections_of_results_state_their_evidence(root: Path) -> None:
     page = "docs/results/speed.md"
     assert list(evidence.of_results(page, FIGURE.format(command="x", interval="95 %"), root)) == []
     (unknown,) = evidence.of_results(page, FIGURE.format(command="x", interval="not recorded"), root)
-    assert (unknown.line, unknown.what, unknown.fatal) == (3, "One thing: no Interval", False)
+    assert (unknown.line, unknown.what, unknown.fatal) == (3, "One thing: Interval not kept", False)
     (bare,) = evidence.of_results(page, "## Bare\n\n| a |\n|---|\n| 1 |\n", root)
-    assert bare.what == "Bare: no Machine, Date, Command, Rows, Seeds, n, Interval"
+    assert bare.fatal and bare.what == "Bare: no Machine, Date, Command, Rows, Seeds, n, Interval"
     (gone,) = evidence.of_results(page, FIGURE.format(command="sweeps/none.yaml", interval="95 %"), root)
     assert gone.fatal and "sweeps/none.yaml, which is not there" in gone.what
     (root / "docs" / "results" / "rows" / "one.csv").unlink()
