@@ -54,6 +54,13 @@ class DecodingConfig(Config, frozen=True):
             "Nucleus sampling: keep the smallest set of tokens with at least this total probability.", above=0, most=1
         ),
     ] = 1.0
+    verification: Annotated[
+        Literal["token", "block"],
+        option(
+            "How rejection sampling accepts drafted tokens: each by itself, or jointly, which commits at least as many "
+            "per round on average (rejection)."
+        ),
+    ] = "token"
     dataset: fields.Dataset = "bundled:test"
     prompt_format: fields.PromptFormat = "auto"
     shots: fields.Shots = 0

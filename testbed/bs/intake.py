@@ -269,12 +269,15 @@ def _sampling(message: Open) -> Sampling:
     """How the tokens of a session are sampled.
 
     Raises:
-        ProtocolError: coupled sampling under a protocol that samples by itself.
+        ProtocolError: coupled sampling under a protocol that samples by itself, or block verification under one that
+            has none.
     """
     protocol = PROTOCOLS.get(message.protocol)
     if message.coupled and protocol is not None and protocol.sampled:
         raise ProtocolError(f"protocol {protocol.kind} draws its own tokens, without coupled sampling")
-    sampling = Sampling(message.temperature, message.top_k, message.top_p, message.coupled)
+    if message.block and not (protocol is not None and protocol.blockwise):
+        raise ProtocolError(f"protocol {message.protocol} has no block verification")
+    sampling = Sampling(message.temperature, message.top_k, message.top_p, message.coupled, message.block)
     return sampling if message.coupled or protocol is None or protocol.sampled else GREEDY
 
 

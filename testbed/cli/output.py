@@ -60,6 +60,7 @@ GRID_COLUMNS: dict[str, tuple[str, str]] = {
     "dtype": ("dtype", "{}"),
     "temperature": ("T", "{:g}"),
     "sampling": ("sampling", "{}"),
+    "verification": ("verification", "{}"),
     "judge": ("judge", "{}"),
     "head": ("head", "{}"),
     "payload": ("payload", "{}"),

@@ -68,6 +68,8 @@ class RoundProtocol:
     """Whether tokens are drawn by rejection sampling; then `keep` decides which are accepted."""
     coupled: ClassVar[bool] = False
     """Whether tokens are always chosen by coupled sampling; other protocols that do not draw tokens can be asked to."""
+    blockwise: ClassVar[bool] = False
+    """Whether its windows can be verified as a block, by `keep_block`."""
     replaces: ClassVar[bool] = False
     """Whether the UE draws the token after a rejection, by `replace`; then the BS cannot decode on without the UE."""
 
@@ -111,6 +113,10 @@ class RoundProtocol:
     def keep(self, window: Window, target: Callable[[int], Probs], draws: Draws) -> Kept:
         """Accepted tokens and what follows, where tokens are drawn; `target` gives p at a position, 0 to K."""
         raise ProtocolError(f"protocol {self.kind} draws no tokens")
+
+    def keep_block(self, window: Window, target: Callable[[int], Probs], draws: Draws) -> Kept:
+        """See `keep`; the tokens are accepted jointly (`sampling.accept_block`)."""
+        raise ProtocolError(f"protocol {self.kind} has no block verification")
 
     # ------------------------------------------------------------ payload
 

@@ -14,7 +14,7 @@ import msgspec
 
 from testbed.channel.csi import Csi
 
-VERSION = 10
+VERSION = 11
 """Version of this wire format; `Hello` and `Welcome` must agree on it."""
 NO_HINT = -1
 """Stands in the place of a hinted window."""
@@ -102,6 +102,8 @@ class Open(Message, frozen=True):
     """Largest window of a pass in a session whose target decodes alone throughout, while drafted windows join its
     output where they continue it; 0: it is none. With `alone`, without hints, and only where tokens are not drawn or
     judged."""
+    block: bool = False
+    """Whether drafted tokens are accepted jointly (`protocols.sampling.accept_block`), under protocols that can."""
 
 
 class Draft(Message, frozen=True):

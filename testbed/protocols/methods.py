@@ -27,6 +27,8 @@ class RunMethod(NamedTuple):
     """Whether tokens are drawn at a temperature above 0."""
     coupled: bool = False
     """Whether they are always chosen by coupled sampling."""
+    blockwise: bool = False
+    """Whether its windows can be verified as a block."""
     on_bs: bool = False
     """Whether both models run on the BS, with no link between them."""
     drafts: bool = True
@@ -41,6 +43,7 @@ class RunMethod(NamedTuple):
         """How its tokens are sampled in a run with these options."""
         if asked.greedy:
             return GREEDY
+        asked = replace(asked, block=asked.block and self.blockwise)
         if self.coupled or (self.sampled and self.drafts):
             return replace(asked, coupled=self.coupled)
         return asked if self.sampled or (self.judged and asked.coupled) else GREEDY
@@ -55,7 +58,7 @@ OTHERS = (
 
 def methods() -> dict[str, RunMethod]:
     """All methods by name, protocols of installed packages included."""
-    protocols = (RunMethod(p.kind, p.about, p.judged, p.sampled, p.coupled) for p in PROTOCOLS.values())
+    protocols = (RunMethod(p.kind, p.about, p.judged, p.sampled, p.coupled, p.blockwise) for p in PROTOCOLS.values())
     return {method.kind: method for method in (*OTHERS, *protocols)}
 
 
@@ -79,6 +82,17 @@ def check_lookahead(lookahead: int | None, names: Sequence[str]) -> None:
     """
     if lookahead and not any(run_method(name).looks_ahead for name in names):
         raise BadInput(f"lookahead is for windows without sampling over a link, not for {', '.join(names)}")
+
+
+def check_block(block: bool, names: Sequence[str]) -> None:
+    """Refuse block verification where none of these methods has it.
+
+    Raises:
+        BadInput: none has it.
+    """
+    if block and not any(run_method(name).blockwise for name in names):
+        able = ", ".join(kind for kind, method in methods().items() if method.blockwise)
+        raise BadInput(f"block verification is for {able}, not for {', '.join(names)}")
 
 
 def round_trips(protocol: str, queried: int) -> int:

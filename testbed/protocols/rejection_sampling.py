@@ -22,6 +22,7 @@ from testbed.protocols.sampling import (
     Kept,
     Probs,
     accept,
+    accept_block,
     draw,
     pack_target,
     probabilities,
@@ -35,7 +36,7 @@ class RejectionSampling(RoundProtocol):
 
     kind = "rejection"
     about = "rejection sampling: ids and whole draft distributions up"
-    sampled = True
+    sampled = blockwise = True
 
     # ------------------------------------------------------------ UE side
 
@@ -75,6 +76,15 @@ class RejectionSampling(RoundProtocol):
         p = target(stays)
         left = residual(p, probabilities(q[stays])) if stays < len(q) else p
         return Kept(stays, draw(left, draws.replace(stays)))
+
+    def keep_block(self, window: Window, target: Callable[[int], Probs], draws: Draws) -> Kept:
+        """See `RoundProtocol.keep_block`; the token after the accepted ones is drawn here, as in `keep`."""
+        assert window.q is not None
+        drawn_from = window.q
+        stays, weights = accept_block(
+            window.ids.tolist(), lambda position: probabilities(drawn_from[position]), target, draws.accept
+        )
+        return Kept(stays, draw(weights, draws.replace(stays)))
 
     # ------------------------------------------------------------ payload
 

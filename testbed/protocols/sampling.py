@@ -18,6 +18,7 @@ drafted token is accepted where it equals the target's.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -55,6 +56,8 @@ class Sampling(msgspec.Struct, frozen=True):
     """Nucleus sampling: keep the smallest set of tokens with at least this total probability."""
     coupled: bool = False
     """Whether tokens are chosen with noise that UE and BS share: see `Coupling`."""
+    block: bool = False
+    """Whether the drafted tokens of a window are accepted jointly: see `accept_block`."""
 
     def __post_init__(self) -> None:
         """Refuse values out of range.
@@ -200,6 +203,37 @@ def draw(weights: NDArray[Any], u: float) -> int:
 def accept(p: float, q: float, u: float) -> bool:
     """Whether a token drawn from q is accepted under p, with probability min(1, p / q); `u` is uniform in [0, 1)."""
     return u * q < p
+
+
+def accept_block(
+    window: Sequence[int], q: Callable[[int], Probs], target: Callable[[int], Probs], accepted: Callable[[int], float]
+) -> tuple[int, Probs]:
+    """Block verification (Sun et al., arXiv 2403.10444, Algorithm 2): the tokens of a window are accepted jointly.
+
+    With s_0 = 1 and s_i = min(1, s_(i−1)·p(x_i)/q(x_i)), at least i tokens are accepted with probability s_i, given the
+    first i. The output is distributed as the target's, and no rule that knows the same distributions accepts more
+    tokens on average.
+
+    Args:
+        window: drafted tokens [K].
+        q: the distribution [V] that the token at a position was drawn from.
+        target: the target's distribution [V] at a position, 0 to K.
+        accepted: uniform number in [0, 1) of a position.
+
+    Returns:
+        The number of accepted tokens, and weights [V] by which the token after them is drawn.
+    """
+    stays, kept, share = 0, 1.0, 1.0
+    for position, token in enumerate(window):
+        share = min(1.0, share * float(target(position)[token]) / float(q(position)[token]))
+        chance = share
+        if position + 1 < len(window):
+            left = float(np.maximum(share * target(position + 1) - q(position + 1), 0.0).sum())
+            chance = left / (left + 1 - share) if left > 0 else 0.0
+        if accepted(position) < chance:
+            stays, kept = position + 1, share
+    p = target(stays)
+    return stays, p if stays == len(window) else residual(kept * p, q(stays))
 
 
 def residual(p: Probs, q: Probs) -> Probs:

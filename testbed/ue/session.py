@@ -271,7 +271,7 @@ class DecodingSession:
             max_tokens=self._end - len(self._committed) if more else 0, alone=self._alone,
             round=round_ if self._alone else 0, states=states_of(self._drafter), risk=self._risk,
             coupled=sampling.coupled, stream=self._joining.window if self._joining else 0,
-            endless=more is not None and self._client.endless(self._ends),
+            endless=more is not None and self._client.endless(self._ends), block=sampling.block,
         )  # fmt: skip
         self._open_bytes += await self._client.send(message, {"ids": self._committed})
 

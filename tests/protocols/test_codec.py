@@ -68,6 +68,7 @@ UPLINK: dict[type[Message], dict[str, Any]] = {
         "coupled": st.booleans(),
         "endless": st.booleans(),
         "stream": NUMBER,
+        "block": st.booleans(),
     },
     Draft: {
         **ROUND,

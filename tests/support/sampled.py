@@ -103,7 +103,7 @@ def continuation(
         def said(position: int, before: Ids = prompt + output, ids: Ids = ids) -> NDArray[np.float64]:
             return warp(target(before + ids[:position]), sampling)
 
-        kept = bs.keep(window_, said, Draws(seed, round_))
+        kept = (bs.keep_block if sampling.block else bs.keep)(window_, said, Draws(seed, round_))
         token, replaced = kept.token, None
         if kept.target is not None:
             down = decode_downlink(encode(_verdict(round_, kept.accepted), {"target": kept.target}))

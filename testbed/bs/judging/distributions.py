@@ -18,7 +18,8 @@ def drawn(session: Session, round_: Round, vocab_size: int) -> Kept:
     draws = Draws(session.seed, round_.number)
     if session.protocol is None or not len(round_.window.ids):
         return Kept(0, draw(target(0), draws.replace(0)))
-    return session.protocol.keep(round_.window, target, draws)
+    keep = session.protocol.keep_block if session.sampling.block else session.protocol.keep
+    return keep(round_.window, target, draws)
 
 
 def _target(result: VerifyResult, sampling: Sampling, vocab_size: int) -> Callable[[int], Probs]:

@@ -103,6 +103,7 @@ def _settings(
         "hidden_bits": hidden_bits if kind.judged else None,
         "temperature": sampling.temperature if kind.sampled or kind.coupled or sampling.coupled else None,
         "sampling": "coupled" if sampling.coupled else None,
+        "verification": "block" if sampling.block else None,
     }
 
 

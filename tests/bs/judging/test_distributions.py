@@ -40,6 +40,7 @@ from tests.support.virtual import QUIET
 
 KINDS = ("rejection", "split")
 PROMPT = [3, 1, 4, 1, 5]
+BLOCK = {"verification": "block"}
 SMALL = 5
 """Vocabulary of those that are counted."""
 
@@ -71,6 +72,17 @@ def test_outputs_of_a_run_are_distributed_as_the_targets_own_by_every_method_tha
         assert counts.total() == 1000
         assert p_value(counts, expected) > 1e-4
     assert all(o.lossless is None for o in outcomes)
+
+
+def test_a_run_with_block_verification_is_distributed_alike_and_commits_no_fewer_tokens_per_round() -> None:
+    how = {"methods": ("rejection",), "temperature": 1.3, "window": 4}
+    _, _, outcomes = run(1000, **how, **BLOCK)
+    expected = chances(rows(SyntheticEngine(vocab_size=SMALL)), (3, 1, 4), Sampling(1.3), 3)
+    assert p_value(Counter(tuple(o.record.token_ids) for o in outcomes), expected) > 1e-4
+    token_wise, block = ([o.record for o in run(60, **how, max_tokens=40, **more)[2]] for more in ({}, BLOCK))
+    assert sum(len(r.rounds) for r in block) < sum(len(r.rounds) for r in token_wise)
+    config, work, outcomes = run(2, **how, **BLOCK)
+    assert [row["verification"] for row in result_of(config, work, outcomes).rows] == ["block"]
 
 
 def test_a_run_repeats_and_its_rows_say_what_was_held_against_the_target() -> None:

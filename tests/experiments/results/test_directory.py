@@ -74,6 +74,7 @@ def test_a_speculative_row_by_hand(table: dict[str, dict[str, Any]]) -> None:
             "hidden_bits": 8,
             "temperature": None,
             "sampling": None,
+            "verification": None,
             "uplink_mbps": 20.0,
             "downlink_mbps": 40.0,
             "rtt_ms": 50.0,
