@@ -54,13 +54,9 @@ class DecodingConfig(Config, frozen=True):
             "Nucleus sampling: keep the smallest set of tokens with at least this total probability.", above=0, most=1
         ),
     ] = 1.0
-    verification: Annotated[
-        Literal["token", "block"],
-        option(
-            "How rejection sampling accepts drafted tokens: each by itself, or jointly, which commits at least as many "
-            "per round on average (rejection)."
-        ),
-    ] = "token"
+    verification: fields.Verification = "token"
+    q_top: fields.QTop = 0
+    q_bits: fields.QBits = 16
     dataset: fields.Dataset = "bundled:test"
     prompt_format: fields.PromptFormat = "auto"
     shots: fields.Shots = 0

@@ -55,6 +55,21 @@ SamplingRule = Annotated[
         "greedy."
     ),
 ]
+Verification = Annotated[
+    Literal["token", "block"],
+    option(
+        "How rejection sampling accepts drafted tokens: each by itself, or jointly, which commits at least as many per "
+        "round on average (rejection)."
+    ),
+]
+QTop = Annotated[
+    int,
+    option(
+        "Most likely ids of the drafter that rejection and split draw from, and rejection uploads; 0 for all.",
+        least=0, most=256,
+    ),
+]  # fmt: skip
+QBits = Annotated[int, option("Bits of an uploaded draft probability (rejection, split): 16, 8 or 4.", unit="bits")]
 KvType = Annotated[Literal["f16", "f32"], option("Type of the drafter's KV cache.", panel="Models")]
 DrafterThreads = Annotated[
     int | None, option("CPU threads of the drafter. Default: as for `bs serve`, 8 at most.", least=1)

@@ -30,6 +30,7 @@ from testbed.protocols.messages import (
 from testbed.protocols.quantise import HIDDEN_BITS
 from testbed.protocols.ranges import check_ranges
 from testbed.protocols.sampling import GREEDY, Sampling
+from testbed.protocols.sparse import unpack
 from testbed.protocols.vocabulary import check_same
 
 RETRY_S = 1.0
@@ -152,6 +153,8 @@ class Intake:
         if session.protocol is None:
             raise ProtocolError("a target-only session takes no drafts")
         self._check_length(arrays)
+        if session.protocol.sampled:
+            arrays = unpack(arrays, session.sampling, self.offer.vocab_size, not session.protocol.replaces)
         window = session.protocol.window(arrays, session.drafter_hidden, session.hidden_bits)
         if session.stream:
             return self._joining(session, message, window, waiting)
@@ -228,8 +231,6 @@ class Intake:
 
     def _check_window(self, window: Window, base_len: int) -> None:
         self._check_ids(window.ids)
-        if window.q is not None and window.q.ndim == 2 and window.q.shape[1] != self.offer.vocab_size:
-            raise ProtocolError(f"distributions over {window.q.shape[1]} ids; the BS knows {self.offer.vocab_size}")
         if base_len + len(window.ids) + 1 > self.offer.max_positions:
             raise ProtocolError(f"the window passes the context of {self.offer.max_positions}")
 
@@ -269,15 +270,16 @@ def _sampling(message: Open) -> Sampling:
     """How the tokens of a session are sampled.
 
     Raises:
-        ProtocolError: coupled sampling under a protocol that samples by itself, or block verification under one that
-            has none.
+        ProtocolError: its protocol has no such sampling.
     """
     protocol = PROTOCOLS.get(message.protocol)
     if message.coupled and protocol is not None and protocol.sampled:
         raise ProtocolError(f"protocol {protocol.kind} draws its own tokens, without coupled sampling")
-    if message.block and not (protocol is not None and protocol.blockwise):
+    sampling = Sampling(**{name: getattr(message, name) for name in Sampling.__struct_fields__})
+    if sampling.block and not (protocol and protocol.blockwise):
         raise ProtocolError(f"protocol {message.protocol} has no block verification")
-    sampling = Sampling(message.temperature, message.top_k, message.top_p, message.coupled, message.block)
+    if sampling.packed and not (protocol and protocol.sampled):
+        raise ProtocolError(f"protocol {message.protocol} uploads no draft distributions")
     return sampling if message.coupled or protocol is None or protocol.sampled else GREEDY
 
 

@@ -31,11 +31,22 @@ class Sizes(NamedTuple):
     """V; only rejection sampling sends something for every entry."""
     scale_bits: int = 0
     """Bits of the scale sent with each quantised hidden state; 0 in the papers."""
+    q_top: int = 0
+    """k, ids of a sparse draft distribution; 0: all."""
+    q_bits: int = PROBABILITY_BITS
+    """b_q, bits of a draft probability."""
 
     @property
     def vector_bits(self) -> int:
         """B_h = d_d·b_h, one hidden state (eq. 3), and its scale."""
         return self.hidden_size * self.hidden_bits + self.scale_bits
+
+    @property
+    def distribution_bits(self) -> int:
+        """One draft distribution: V·b_q, or k·(ceil(log2 V) + b_q) where it is sparse."""
+        if not self.q_top:
+            return self.vocab_size * self.q_bits
+        return min(self.q_top, self.vocab_size) * (id_bits(self.vocab_size) + self.q_bits)
 
 
 class Payload(NamedTuple):
@@ -113,17 +124,19 @@ def selective_hidden(window: int, queried: int, sizes: Sizes) -> Payload:
 
 
 def full_distributions(window: int, sizes: Sizes) -> Payload:
-    """Rejection sampling ("SD reject"): K·(b_id + 16·V) up, as Table I has it (see the errata), B_fb down."""
-    return Payload(window * (sizes.id_bits + PROBABILITY_BITS * sizes.vocab_size), feedback_bits(window, sizes))
+    """Rejection sampling ("SD reject"): K·(b_id + 16·V) up, as Table I has it (see the errata), B_fb down; fewer where
+    distributions are sparse or coarser.
+    """
+    return Payload(window * (sizes.id_bits + sizes.distribution_bits), feedback_bits(window, sizes))
 
 
 def split_distributions(window: int, rejected: bool, sizes: Sizes) -> Payload:
-    """DSSD's split of rejection sampling: K·(b_id + 16) up, each id with the probability it was drawn with, as
+    """DSSD's split of rejection sampling: K·(b_id + b_q) up, each id with the probability it was drawn with, as
     min(1, p/q) needs; B_fb down, and after a rejection the target's distribution, 16·V, from which the UE draws the
     correction. The correction's b_id goes up with the next window, and is counted in B_fb.
     """
     down = feedback_bits(window, sizes) + (PROBABILITY_BITS * sizes.vocab_size if rejected else 0)
-    return Payload(window * (sizes.id_bits + PROBABILITY_BITS), down)
+    return Payload(window * (sizes.id_bits + sizes.q_bits), down)
 
 
 def transfer_s(bits: float, rate_mbps: float, per: float = 0.0) -> float:

@@ -61,6 +61,8 @@ GRID_COLUMNS: dict[str, tuple[str, str]] = {
     "temperature": ("T", "{:g}"),
     "sampling": ("sampling", "{}"),
     "verification": ("verification", "{}"),
+    "q_top": ("q top", "{:d}"),
+    "q_bits": ("q bits", "{:d}"),
     "judge": ("judge", "{}"),
     "head": ("head", "{}"),
     "payload": ("payload", "{}"),

@@ -49,11 +49,13 @@ class Window(NamedTuple):
     """[K, V] distributions that the tokens were drawn from, or [K] the counts of the tokens alone."""
     token: int | None = None
     """The token before the window, where the UE drew it."""
+    top: NDArray[np.int32] | None = None
+    """[K, k] ids that the columns of `q` [K, k] stand for, the others being 0; None: all ids."""
 
     @property
     def size_bytes(self) -> int:
         """Bytes of its arrays."""
-        return sum(array.nbytes for array in (self.ids, self.hidden, self.q) if array is not None)
+        return sum(array.nbytes for array in (self.ids, self.hidden, self.q, self.top) if array is not None)
 
 
 class RoundProtocol:
@@ -115,7 +117,7 @@ class RoundProtocol:
         raise ProtocolError(f"protocol {self.kind} draws no tokens")
 
     def keep_block(self, window: Window, target: Callable[[int], Probs], draws: Draws) -> Kept:
-        """See `keep`; the tokens are accepted jointly (`sampling.accept_block`)."""
+        """See `keep`; the tokens are accepted jointly (`rejection_sampling.accept_block`)."""
         raise ProtocolError(f"protocol {self.kind} has no block verification")
 
     # ------------------------------------------------------------ payload

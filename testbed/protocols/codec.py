@@ -159,9 +159,38 @@ def _array(spec: Array, frame: bytes | memoryview) -> AnyArray:
 
 def pack_positions(positions: Sequence[int], window: int) -> NDArray[np.uint8]:
     """Positions in a window of K tokens at ceil(log2(K+1)) bits each, padded with zeros to whole bytes (WISV eq. 8)."""
-    width = position_bits(window)
-    bits = (np.asarray(positions, np.int64)[:, None] >> np.arange(width - 1, -1, -1)) & 1
+    return pack_bits(np.asarray(positions, np.int64), position_bits(window))
+
+
+def pack_bits(numbers: NDArray[Any], width: int) -> NDArray[np.uint8]:
+    """Numbers [n], not negative, at `width` bits each, high bits first, padded with zeros to whole bytes."""
+    if 8 % width == 0:
+        columns = 8 // width
+        codes = np.pad(numbers.astype(np.uint8), (0, -len(numbers) % columns)).reshape(-1, columns)
+        shifted = codes << np.arange(8 - width, -1, -width, dtype=np.uint8)
+        packed: NDArray[np.uint8] = np.bitwise_or.reduce(shifted, axis=1, dtype=np.uint8)
+        return packed
+    bits = (numbers.astype(np.int64)[:, None] >> np.arange(width - 1, -1, -1)) & 1
     return np.packbits(bits.astype(np.uint8).ravel())
+
+
+def unpack_bits(packed: AnyArray, count: int, width: int) -> NDArray[np.int64] | NDArray[np.uint8]:
+    """Inverse of `pack_bits`: numbers [count].
+
+    Raises:
+        ProtocolError: another type or length, or padding other than zeros.
+    """
+    if count < 0 or packed.dtype != np.uint8 or packed.shape != (-(-count * width // 8),):
+        raise ProtocolError(f"{count} numbers of {width} bits do not fit an array of shape {packed.shape}")
+    if count * width % 8 and int(packed[-1]) & (1 << -(count * width) % 8) - 1:
+        raise ProtocolError("padding must be 0")
+    if 8 % width == 0:
+        shifts = np.arange(8 - width, -1, -width, dtype=np.uint8)
+        small: NDArray[np.uint8] = ((packed[:, None] >> shifts) & np.uint8(2**width - 1)).ravel()[:count]
+        return small
+    bits = np.unpackbits(packed, count=count * width).reshape(count, width)
+    numbers: NDArray[np.int64] = (bits.astype(np.int64) << np.arange(width - 1, -1, -1)).sum(axis=1)
+    return numbers
 
 
 def unpack_positions(packed: AnyArray, count: int, window: int) -> list[int]:
@@ -170,11 +199,7 @@ def unpack_positions(packed: AnyArray, count: int, window: int) -> list[int]:
     Raises:
         ProtocolError: the array does not hold `count` increasing positions below `window`.
     """
-    width = position_bits(window)
-    if count < 0 or packed.dtype != np.uint8 or packed.shape != (-(-count * width // 8),):
-        raise ProtocolError(f"{count} positions of {width} bits do not fit an array of shape {packed.shape}")
-    bits = np.unpackbits(packed, count=count * width).reshape(count, width)
-    positions = (bits.astype(np.int64) << np.arange(width - 1, -1, -1)).sum(axis=1).tolist()
+    positions = unpack_bits(packed, count, position_bits(window)).tolist()
     if any(p >= window for p in positions) or any(a >= b for a, b in itertools.pairwise(positions)):
         raise ProtocolError("positions must increase and lie inside the window")
     return [int(p) for p in positions]

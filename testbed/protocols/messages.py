@@ -14,7 +14,7 @@ import msgspec
 
 from testbed.channel.csi import Csi
 
-VERSION = 11
+VERSION = 12
 """Version of this wire format; `Hello` and `Welcome` must agree on it."""
 NO_HINT = -1
 """Stands in the place of a hinted window."""
@@ -103,7 +103,10 @@ class Open(Message, frozen=True):
     output where they continue it; 0: it is none. With `alone`, without hints, and only where tokens are not drawn or
     judged."""
     block: bool = False
-    """Whether drafted tokens are accepted jointly (`protocols.sampling.accept_block`), under protocols that can."""
+    """Whether drafted tokens are accepted jointly (`protocols.rejection_sampling.accept_block`)."""
+    q_top: int = 0
+    q_bits: int = 16
+    """Ids of an uploaded draft distribution (0: all), and bits of a probability: 16, 8 or 4 (`protocols.sparse`)."""
 
 
 class Draft(Message, frozen=True):

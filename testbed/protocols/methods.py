@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from testbed.channel.cost import Sizes
 from testbed.errors import BadInput
 from testbed.protocols import PROTOCOLS, TARGET_ONLY
-from testbed.protocols.sampling import GREEDY, Sampling
+from testbed.protocols.sampling import FULL_BITS, GREEDY, Sampling
 
 COLOCATED = "colocated"
 AUTO = "auto"
@@ -39,12 +39,19 @@ class RunMethod(NamedTuple):
         """Whether its windows can be drafted before the verdict of the one before is there."""
         return self.drafts and not self.on_bs and not self.sampled
 
+    @property
+    def uploads(self) -> bool:
+        """Whether draft probabilities are uploaded."""
+        return self.sampled and self.drafts
+
     def sampling(self, asked: Sampling) -> Sampling:
         """How its tokens are sampled in a run with these options."""
+        if not self.uploads:
+            asked = replace(asked, q_top=0, q_bits=FULL_BITS)
         if asked.greedy:
-            return GREEDY
+            return replace(GREEDY, q_top=asked.q_top, q_bits=asked.q_bits)
         asked = replace(asked, block=asked.block and self.blockwise)
-        if self.coupled or (self.sampled and self.drafts):
+        if self.coupled or self.uploads:
             return replace(asked, coupled=self.coupled)
         return asked if self.sampled or (self.judged and asked.coupled) else GREEDY
 
@@ -84,15 +91,19 @@ def check_lookahead(lookahead: int | None, names: Sequence[str]) -> None:
         raise BadInput(f"lookahead is for windows without sampling over a link, not for {', '.join(names)}")
 
 
-def check_block(block: bool, names: Sequence[str]) -> None:
-    """Refuse block verification where none of these methods has it.
+def check_sampling(asked: Sampling, names: Sequence[str]) -> None:
+    """Refuse block verification, or sparse draft distributions, where none of these methods has it.
 
     Raises:
         BadInput: none has it.
     """
-    if block and not any(run_method(name).blockwise for name in names):
-        able = ", ".join(kind for kind, method in methods().items() if method.blockwise)
-        raise BadInput(f"block verification is for {able}, not for {', '.join(names)}")
+    uses = (
+        ("block verification is", asked.block, [kind for kind, one in methods().items() if one.blockwise]),
+        ("q-top and q-bits are", asked.packed, [kind for kind, one in methods().items() if one.uploads]),
+    )
+    for what, wanted, able in uses:
+        if wanted and not {run_method(name).kind for name in names} & set(able):
+            raise BadInput(f"{what} for {', '.join(able)}, not for {', '.join(names)}")
 
 
 def round_trips(protocol: str, queried: int) -> int:

@@ -47,6 +47,8 @@ RANGES: dict[type[msgspec.Struct], dict[str, Range]] = {
         "round": _ROUND,
         "risk": _RISK,
         "stream": _COUNT,
+        "q_top": _COUNT,
+        "q_bits": Range(1, 16),
     },
     Draft: {"round": _ROUND, "base_len": _COUNT, "draft_s": _DURATION, "network_s": _DURATION, "guess": _COUNT},
     Csi: {

@@ -22,7 +22,6 @@ from testbed.protocols.sampling import (
     Kept,
     Probs,
     accept,
-    accept_block,
     draw,
     pack_target,
     probabilities,
@@ -55,35 +54,37 @@ class RejectionSampling(RoundProtocol):
     # ------------------------------------------------------------ BS side
 
     def window(self, arrays: dict[str, AnyArray], hidden_size: int, hidden_bits: int = FULL_BITS) -> Window:
-        """Ids, and distributions that each add up to 1 and could have drawn their token."""
-        expect_names(arrays, "ids", "q")
+        """Ids, and distributions that each add up to 1 and could have drawn their token; sparse ones with their ids in
+        `top` (`sparse.unpack`).
+        """
+        top = arrays.get("top")
+        expect_names({name: array for name, array in arrays.items() if name != "top"}, "ids", "q")
         ids, q = read_ids(arrays, least=0), arrays["q"]
         if q.dtype != np.uint16 or q.ndim != 2 or len(q) != len(ids):
             raise ProtocolError(f"q must be u2 [{len(ids)}, V], not {q.dtype} {list(q.shape)}")
-        if ((ids < 0) | (ids >= q.shape[1])).any():
+        if top is None and ((ids < 0) | (ids >= q.shape[1])).any():
             raise ProtocolError(f"token ids must lie in 0..{q.shape[1] - 1}")
         if (q.sum(axis=1, dtype=np.int64) != ONE).any():
             raise ProtocolError(f"every row of q must add up to {ONE}")
-        if not q[np.arange(len(ids)), ids].all():
+        window = Window(ids, None, q, top=top)
+        if not _of_tokens(window).all():
             raise ProtocolError("every drafted token must have a probability in q")
-        return Window(ids, None, q)
+        return window
 
     def keep(self, window: Window, target: Callable[[int], Probs], draws: Draws) -> Kept:
         """See `RoundProtocol.keep`; a rejected token is replaced from the residual here."""
-        assert window.q is not None
-        q = window.q
-        stays = first_rejected(window, probabilities(q[np.arange(len(q)), window.ids]), target, draws)
+        stays = first_rejected(window, probabilities(_of_tokens(window)), target, draws)
         p = target(stays)
-        left = residual(p, probabilities(q[stays])) if stays < len(q) else p
+        left = residual(p, _row(window, stays, len(p))) if stays < len(window.ids) else p
         return Kept(stays, draw(left, draws.replace(stays)))
 
     def keep_block(self, window: Window, target: Callable[[int], Probs], draws: Draws) -> Kept:
         """See `RoundProtocol.keep_block`; the token after the accepted ones is drawn here, as in `keep`."""
-        assert window.q is not None
-        drawn_from = window.q
-        stays, weights = accept_block(
-            window.ids.tolist(), lambda position: probabilities(drawn_from[position]), target, draws.accept
-        )
+
+        def drawn_from(position: int) -> Probs:
+            return _row(window, position, len(target(position)))
+
+        stays, weights = accept_block(window.ids.tolist(), drawn_from, target, draws.accept)
         return Kept(stays, draw(weights, draws.replace(stays)))
 
     # ------------------------------------------------------------ payload
@@ -153,6 +154,59 @@ class SplitSampling(RoundProtocol):
     def payload(self, window: int, queried: int, sizes: Sizes) -> Payload:
         """See `split_distributions`; `queried` is 1 after a rejection."""
         return split_distributions(window, queried > 0, sizes)
+
+
+def _of_tokens(window: Window) -> Counts:
+    """Counts [K] of the drafted tokens, in whole or sparse distributions."""
+    q = window.q
+    assert q is not None
+    if window.top is None:
+        counts: Counts = q[np.arange(len(q)), window.ids]
+    else:
+        counts = np.where(window.top == window.ids[:, None], q, 0).sum(axis=1, dtype=np.uint16)
+    return counts
+
+
+def _row(window: Window, position: int, size: int) -> Probs:
+    """The distribution [size] that the token at a position was drawn from."""
+    assert window.q is not None
+    probs = probabilities(window.q[position])
+    if window.top is None:
+        return probs
+    row = np.zeros(size)
+    row[window.top[position]] = probs
+    return row
+
+
+def accept_block(
+    window: Sequence[int], q: Callable[[int], Probs], target: Callable[[int], Probs], accepted: Callable[[int], float]
+) -> tuple[int, Probs]:
+    """Block verification (Sun et al., arXiv 2403.10444, Algorithm 2): the tokens of a window are accepted jointly.
+
+    With s_0 = 1 and s_i = min(1, s_(i−1)·p(x_i)/q(x_i)), at least i tokens are accepted with probability s_i, given the
+    first i. The output is distributed as the target's, and no rule that knows the same distributions accepts more
+    tokens on average.
+
+    Args:
+        window: drafted tokens [K].
+        q: the distribution [V] that the token at a position was drawn from.
+        target: the target's distribution [V] at a position, 0 to K.
+        accepted: uniform number in [0, 1) of a position.
+
+    Returns:
+        The number of accepted tokens, and weights [V] by which the token after them is drawn.
+    """
+    stays, kept, share = 0, 1.0, 1.0
+    for position, token in enumerate(window):
+        share = min(1.0, share * float(target(position)[token]) / float(q(position)[token]))
+        chance = share
+        if position + 1 < len(window):
+            left = float(np.maximum(share * target(position + 1) - q(position + 1), 0.0).sum())
+            chance = left / (left + 1 - share) if left > 0 else 0.0
+        if accepted(position) < chance:
+            stays, kept = position + 1, share
+    p = target(stays)
+    return stays, p if stays == len(window) else residual(kept * p, q(stays))
 
 
 class _Packed:

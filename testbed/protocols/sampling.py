@@ -18,7 +18,6 @@ drafted token is accepted where it equals the target's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,6 +35,10 @@ Counts = NDArray[np.uint16]
 
 ONE = 2**16 - 1
 """Counts of a quantised distribution: the largest 16-bit number, so that a certain token has a count too."""
+FULL_BITS, *_ = Q_BITS = (16, 8, 4)
+"""Bits of a count: 2^b − 1 divides `ONE`, so that coarser counts are 16-bit counts, too."""
+MOST_TOP = 256
+"""Ids of a sparse distribution, at most."""
 TARGET_SCALE = 2.0**15
 """Factor that makes half precision exact to a relative 2⁻¹¹ from 1 down to 2⁻²⁹."""
 TARGET_TV = 2.0**-11 + 2.0**-20
@@ -57,7 +60,11 @@ class Sampling(msgspec.Struct, frozen=True):
     coupled: bool = False
     """Whether tokens are chosen with noise that UE and BS share: see `Coupling`."""
     block: bool = False
-    """Whether the drafted tokens of a window are accepted jointly: see `accept_block`."""
+    """Whether the drafted tokens of a window are accepted jointly: see `rejection_sampling.accept_block`."""
+    q_top: int = 0
+    """Most likely ids that the drafter draws from, where its distributions are uploaded; 0: all."""
+    q_bits: int = FULL_BITS
+    """Bits of an uploaded draft probability: see `protocols.sparse`."""
 
     def __post_init__(self) -> None:
         """Refuse values out of range.
@@ -71,11 +78,20 @@ class Sampling(msgspec.Struct, frozen=True):
             raise BadInput(f"top-k must be 1 or more, or 0 for all tokens, not {self.top_k}")
         if not 0 < self.top_p <= 1:
             raise BadInput(f"top-p must lie above 0 and be at most 1, not {self.top_p:g}")
+        if not 0 <= self.q_top <= MOST_TOP:
+            raise BadInput(f"q-top must lie in 0..{MOST_TOP}, not {self.q_top}")
+        if self.q_bits not in Q_BITS:
+            raise BadInput(f"probabilities travel at {', '.join(map(str, Q_BITS))} bits, not {self.q_bits}")
 
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature == 0
+
+    @property
+    def packed(self) -> bool:
+        """Whether draft distributions travel at fewer bits than they have."""
+        return self.q_top > 0 or self.q_bits < FULL_BITS
 
     @property
     def independent(self) -> bool:
@@ -205,37 +221,6 @@ def accept(p: float, q: float, u: float) -> bool:
     return u * q < p
 
 
-def accept_block(
-    window: Sequence[int], q: Callable[[int], Probs], target: Callable[[int], Probs], accepted: Callable[[int], float]
-) -> tuple[int, Probs]:
-    """Block verification (Sun et al., arXiv 2403.10444, Algorithm 2): the tokens of a window are accepted jointly.
-
-    With s_0 = 1 and s_i = min(1, s_(i−1)·p(x_i)/q(x_i)), at least i tokens are accepted with probability s_i, given the
-    first i. The output is distributed as the target's, and no rule that knows the same distributions accepts more
-    tokens on average.
-
-    Args:
-        window: drafted tokens [K].
-        q: the distribution [V] that the token at a position was drawn from.
-        target: the target's distribution [V] at a position, 0 to K.
-        accepted: uniform number in [0, 1) of a position.
-
-    Returns:
-        The number of accepted tokens, and weights [V] by which the token after them is drawn.
-    """
-    stays, kept, share = 0, 1.0, 1.0
-    for position, token in enumerate(window):
-        share = min(1.0, share * float(target(position)[token]) / float(q(position)[token]))
-        chance = share
-        if position + 1 < len(window):
-            left = float(np.maximum(share * target(position + 1) - q(position + 1), 0.0).sum())
-            chance = left / (left + 1 - share) if left > 0 else 0.0
-        if accepted(position) < chance:
-            stays, kept = position + 1, share
-    p = target(stays)
-    return stays, p if stays == len(window) else residual(kept * p, q(stays))
-
-
 def residual(p: Probs, q: Probs) -> Probs:
     """norm(max(0, p − q)), from which the correction is drawn; p where the residual is 0."""
     left: Probs = np.maximum(p - q, 0.0)
@@ -243,15 +228,29 @@ def residual(p: Probs, q: Probs) -> Probs:
     return left / total if total > 0 else p
 
 
-def quantise(probs: Probs) -> Counts:
-    """Probabilities [V] to counts that add up to `ONE`, by largest remainder (equal ones by id); 0 stays 0."""
-    scaled = probs * (ONE / probs.sum())
+def quantise(probs: Probs, top: int = 0, bits: int = FULL_BITS) -> Counts:
+    """Probabilities [V] to counts that add up to `ONE`, by largest remainder (equal ones by id); 0 stays 0.
+
+    Args:
+        top: number of the most likely ids that are left; 0: all.
+        bits: counts are multiples of `unit(bits)`.
+    """
+    if 0 < top < len(probs):
+        probs = np.where(_largest(probs, top), probs, 0.0)
+    one = 2**bits - 1
+    scaled = probs * (one / probs.sum())
     counts = np.floor(scaled)
-    short = ONE - int(counts.sum())
+    short = one - int(counts.sum())
     if short > 0:
         counts[_largest(scaled - counts, short)] += 1
-    rounded: Counts = counts.astype(np.uint16)
+    rounded: Counts = counts.astype(np.uint16) * np.uint16(unit(bits))
     return rounded
+
+
+def unit(bits: int) -> int:
+    """What one count of a distribution at `bits` bits stands for, of `ONE`."""
+    one: int = ONE // (2**bits - 1)
+    return one
 
 
 def probabilities(counts: Counts) -> Probs:

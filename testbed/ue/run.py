@@ -16,7 +16,7 @@ from testbed.errors import BadInput
 from testbed.protocols import PROTOCOLS, TARGET_ONLY, protocol
 from testbed.protocols.adaptive import ByLatency, Choice, by_rtt
 from testbed.protocols.greedy import Coupled, Greedy
-from testbed.protocols.methods import AUTO, COLOCATED, check_block, run_method
+from testbed.protocols.methods import AUTO, COLOCATED, check_sampling, run_method
 from testbed.protocols.quantise import FULL_BITS, quantised
 from testbed.protocols.sampling import GREEDY, Sampling, request_seed
 from testbed.ue.channel_state import ChannelState, UnknownChannel
@@ -47,15 +47,16 @@ def sampling_of(config: RunConfig | DemoConfig) -> Sampling:
     greedy.
 
     Raises:
-        BadInput: a value out of its range, or block verification without a method that has it.
+        BadInput: a value out of its range, or one that applies to none of the methods.
     """
-    block = config.verification == "block"
-    check_block(block, config.methods)
     coupled, temperature = config.sampling == "coupled", config.temperature
     if temperature is None:
         protocols = [PROTOCOLS[method] for method in config.methods if method in PROTOCOLS]
         temperature = 1.0 if coupled or any(p.sampled or p.coupled for p in protocols) else 0.0
-    return Sampling(temperature, config.top_k, config.top_p, coupled, block)
+    block = config.verification == "block"
+    asked = Sampling(temperature, config.top_k, config.top_p, coupled, block, config.q_top, config.q_bits)
+    check_sampling(asked, config.methods)
+    return asked
 
 
 class OwnOutput(NamedTuple):

@@ -15,6 +15,7 @@ from testbed.protocols.base import Drafted, RoundProtocol
 from testbed.protocols.messages import NO_HINT, Busy, Close, Draft, Open, Verdict
 from testbed.protocols.quantise import FULL_BITS
 from testbed.protocols.sampling import GREEDY, Sampling
+from testbed.protocols.sparse import pack
 from testbed.tasks import cancel
 from testbed.ue.client import Client
 from testbed.ue.drafters.after import states_of
@@ -170,7 +171,8 @@ class DecodingSession:
             draft_s=single(drafted_s - start_s[0]), network_s=single(self._network_s), guess=guess,
         )  # fmt: skip
         self._next += 1
-        return OutgoingWindow(draft, self._protocol.uplink(drafted), drafted, start_s[0], drafted_s - start_s[1])
+        arrays = pack(self._protocol.uplink(drafted), self._sampling)
+        return OutgoingWindow(draft, arrays, drafted, start_s[0], drafted_s - start_s[1])
 
     async def _listened(self, room: int, begun_s: float) -> tuple[RoundRecord, str]:
         """A round of a BS that decodes alone: one token while speculation is off, in a stream more if one joins."""
@@ -272,6 +274,7 @@ class DecodingSession:
             round=round_ if self._alone else 0, states=states_of(self._drafter), risk=self._risk,
             coupled=sampling.coupled, stream=self._joining.window if self._joining else 0,
             endless=more is not None and self._client.endless(self._ends), block=sampling.block,
+            q_top=sampling.q_top, q_bits=sampling.q_bits,
         )  # fmt: skip
         self._open_bytes += await self._client.send(message, {"ids": self._committed})
 

@@ -24,7 +24,8 @@ from testbed.protocols import PROTOCOLS, protocol
 from testbed.protocols.base import Window
 from testbed.protocols.messages import Open
 from testbed.protocols.methods import run_method
-from testbed.protocols.sampling import GREEDY, Draws, Sampling, accept_block, quantise
+from testbed.protocols.rejection_sampling import accept_block
+from testbed.protocols.sampling import GREEDY, Draws, Sampling, quantise
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.run import sampling_of
 from tests.support.sampled import Ids, chances, continuation, p_value, rows, sample
@@ -53,8 +54,9 @@ def model(seed: int, purpose: int, vocab: int) -> Model:
     @functools.cache
     def after(prefix: Ids) -> NDArray[np.float64]:
         rng = np.random.default_rng((seed, purpose, *prefix, len(prefix)))
-        weights = rng.dirichlet(np.full(vocab, rng.choice([0.2, 1.0, 5.0]))) * (rng.random(vocab) < 0.8) + 1e-9
-        return np.where(weights > 1e-3, weights, 0.0) / weights[weights > 1e-3].sum()
+        weights = rng.dirichlet(np.full(vocab, rng.choice([0.2, 1.0, 5.0])))
+        weights[(rng.random(vocab) < 0.2) & (weights < weights.max())] = 0.0
+        return weights / weights.sum()
 
     return after
 
@@ -80,12 +82,12 @@ def outcomes(ids: Ids, q: Model, p: Model) -> Iterator[Outcome]:
     left = 1.0
     for stays in range(len(ids), 0, -1):
         if chance := told[stays - 1].chance:
-            count, weights = verified(lambda position, last=stays - 1: 0.0 if position == last else 1.0)
+            count, weights = verified(lambda position, last=stays - 1: 0.0 if position == last else 2.0)
             assert count == stays
             yield stays, weights / weights.sum(), left * chance
         left *= 1 - chance
     if left > 1e-12:
-        count, weights = verified(lambda position: 1.0)
+        count, weights = verified(lambda position: 2.0)
         assert count == 0
         yield 0, weights / weights.sum(), left
 
@@ -148,8 +150,8 @@ def test_two_tokens_by_hand() -> None:
     ("sampling", "window"), [(BLOCK, 1), (BLOCK, 3), (Sampling(1.7, top_k=4, top_p=0.9, block=True), 2)]
 )
 def test_continuations_are_distributed_as_the_targets_own(sampling: Sampling, window: int) -> None:
-    counts = sample("rejection", target, drafter, PROMPT, sampling, count=3000, length=4, window=window)
-    assert p_value(counts, chances(target, PROMPT, sampling, 4)) > 1e-4
+    counts = sample("rejection", target, drafter, PROMPT, sampling, count=2000, length=3, window=window)
+    assert p_value(counts, chances(target, PROMPT, sampling, 3)) > 1e-4
 
 
 @pytest.mark.long

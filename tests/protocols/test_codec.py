@@ -69,6 +69,8 @@ UPLINK: dict[type[Message], dict[str, Any]] = {
         "endless": st.booleans(),
         "stream": NUMBER,
         "block": st.booleans(),
+        "q_top": NUMBER,
+        "q_bits": NUMBER,
     },
     Draft: {
         **ROUND,

@@ -270,6 +270,9 @@ def _token_s(session: Session, csi: Csi | None, vocab_size: int) -> float:
     """Link time of another drafted token, if the rate is known (WISV, eq. 6)."""
     if csi is None or session.protocol is None:
         return 0.0
-    sizes = Sizes(session.drafter_hidden, hidden_bits=session.hidden_bits, vocab_size=vocab_size)
+    sizes = Sizes(
+        session.drafter_hidden, hidden_bits=session.hidden_bits, vocab_size=vocab_size,
+        q_top=session.sampling.q_top, q_bits=session.sampling.q_bits,
+    )  # fmt: skip
     bits = session.protocol.payload(2, 0, sizes).uplink_bits - session.protocol.payload(1, 0, sizes).uplink_bits
     return float(bits) / (csi.uplink_mbps * 1e6 * (1 - csi.per_up))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from testbed import fields
 from testbed.channel.cost import Overheads, Sizes, id_bits
 from testbed.channel.csi import Csi
 from testbed.cli.channel import convert, fading, measure, radio, record, validate
@@ -42,6 +43,8 @@ class CostOptions(Config, frozen=True):
     scale_bits: Annotated[
         int, option("Bits of a hidden state besides its elements: 16 on our wire at 8 and 4 bits.", unit="bits")
     ] = 0
+    q_top: fields.QTop = 0
+    q_bits: fields.QBits = 16
     id_bits: Annotated[int | None, option("Bits of a token id. Default: ceil(log2 V).", unit="bits")] = None
     overhead_up_bits: Annotated[int, option("Fixed bits b_ul of an uplink message.", unit="bits")] = 0
     overhead_down_bits: Annotated[int, option("Fixed bits b_dl of a downlink message.", unit="bits")] = 0
@@ -64,7 +67,7 @@ def cost(config: CostOptions, as_json: AsJson = False) -> None:
         testbed channel cost --protocol sh --window 16 --queried 3 --id-bits 32 --hidden 96 --json
     """
     ids = id_bits(config.vocab) if config.id_bits is None else config.id_bits
-    sizes = Sizes(config.hidden, ids, config.hidden_bits, config.vocab, config.scale_bits)
+    sizes = Sizes(config.hidden, ids, config.hidden_bits, config.vocab, config.scale_bits, config.q_top, config.q_bits)
     csi = Csi(config.uplink_mbps, config.downlink_mbps, config.rtt_ms, config.per_up, config.per_down)
     overheads = Overheads(config.overhead_up_bits, config.overhead_down_bits)
     found = PROTOCOLS.choose(config.protocol).cost(config.window, config.queried, sizes, csi, overheads)

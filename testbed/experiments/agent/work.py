@@ -29,7 +29,7 @@ ALLOWED = (
     "bs", "methods", "window", "threshold", "max_tokens", "limit", "prompt_format", "shots", "seed", "warmup", "gate",
     "tie_tolerance", "concurrency", "kv_type", "threads", "gpu_layers", "timeout_s", "auto_rule", "temperature",
     "top_k", "top_p", "sampling", "hidden_bits", "speed_tps", "accept_slower", "window_rule", "lookahead", "failover_s",
-    "power_period_s", "power_idle_s", "verification",
+    "power_period_s", "power_idle_s", "verification", "q_top", "q_bits",
 )  # fmt: skip
 """Fields that an order may set freely, since they name nothing on this machine."""
 CHECKED = ("csi", "pad", "power")

@@ -38,6 +38,8 @@ class _LinkSizes:
     def __init__(self, sizes: Sizes, overheads: Overheads, distributions: bool) -> None:
         self._sizes, self._overheads, self._distributions = sizes, overheads, distributions
         self._protocols: dict[int, RoundProtocol] = {}
+        self._of: dict[int, Sizes] = {}
+        """Sizes by session, where its draft distributions are sparse or coarse."""
         self._windows: dict[int, int] = {}
         self._latest = 0
         """Window of the link's latest draft; a verdict of a session that has drafted nothing is as long as its."""
@@ -48,6 +50,7 @@ class _LinkSizes:
         message, bits = packet.message, self._overheads.uplink_bits
         if isinstance(message, Open):
             self._protocols[message.session] = PROTOCOLS.get(message.protocol, GREEDY)
+            self._of[message.session] = self._sizes._replace(q_top=message.q_top, q_bits=message.q_bits)
             bits += len(packet.arrays["ids"]) * self._sizes.id_bits
         elif isinstance(message, Draft):
             self._windows[message.session] = self._latest = len(packet.arrays["ids"])
@@ -71,7 +74,8 @@ class _LinkSizes:
 
     def _payload(self, session: int, queried: int = 0) -> Payload:
         protocol = self._protocols.get(session, GREEDY)
-        return protocol.payload(self._windows.get(session, self._latest), queried, self._sizes)
+        sizes = self._of.get(session, self._sizes)
+        return protocol.payload(self._windows.get(session, self._latest), queried, sizes)
 
     def _draft_bits(self, session: int) -> int:
         """Bits of a window, with whole draft distributions where they are to be counted and are not yet."""

@@ -12,7 +12,10 @@ from testbed.experiments.report.data import Row
 from testbed.experiments.report.intervals import LINK, Intervals
 from testbed.table_text import TEX, plain_cell
 
-SETTINGS = ("window_rule", "lookahead", "drafter", "engine", "dtype", "temperature", "sampling", "verification")
+SETTINGS = (
+    "window_rule", "lookahead", "drafter", "engine", "dtype", "temperature", "sampling", "verification", "q_top",
+    "q_bits",
+)  # fmt: skip
 """Settings of a run that a row names only where the rows differ in them."""
 TABLE = (
     "method", "series", *SETTINGS, "judge", "head", "payload", "window", "threshold", "level", "hidden_bits",

@@ -104,6 +104,8 @@ def _settings(
         "temperature": sampling.temperature if kind.sampled or kind.coupled or sampling.coupled else None,
         "sampling": "coupled" if sampling.coupled else None,
         "verification": "block" if sampling.block else None,
+        "q_top": sampling.q_top or None,
+        "q_bits": sampling.q_bits if kind.uploads else None,
     }
 
 

@@ -24,11 +24,11 @@ class DraftSampler:
         self._rows = []
 
     def __call__(self, probs: NDArray[np.float32], position: int) -> int:
-        """Next token of the window, sampled from the drafter's probabilities [V], warped and quantised to 16 bits; its
-        position in the sequence does not matter.
+        """Next token of the window, sampled from the drafter's probabilities [V], warped and quantised as they are
+        uploaded; its position in the sequence does not matter.
         """
         with np.errstate(divide="ignore"):
-            row = quantise(warp(np.log(probs), self._sampling))
+            row = quantise(warp(np.log(probs), self._sampling), self._sampling.q_top, self._sampling.q_bits)
         self._rows.append(row)
         return draw(row, self.draws.draft(len(self._rows) - 1))
 

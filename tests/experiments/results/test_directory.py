@@ -75,6 +75,8 @@ def test_a_speculative_row_by_hand(table: dict[str, dict[str, Any]]) -> None:
             "temperature": None,
             "sampling": None,
             "verification": None,
+            "q_top": None,
+            "q_bits": None,
             "uplink_mbps": 20.0,
             "downlink_mbps": 40.0,
             "rtt_ms": 50.0,
