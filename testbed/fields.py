@@ -105,7 +105,14 @@ Compiled = Annotated[
         "Compile the target on a CPU (vLLM): shorter passes, longer loading, mainly the first time.", panel="Models"
     ),
 ]
-Dataset = Annotated[str, option("Prompts: bundled:test, bundled:edit, FILE.jsonl, or hf:NAME.", panel="Workload")]
+Dataset = Annotated[
+    str,
+    option(
+        "Prompts: bundled:test, bundled:edit, FILE.jsonl (GSM8K, MT-Bench, Spec-Bench, SPEED-Bench, HumanEval, chat "
+        "logs), or hf:NAME[:CONFIG[:SPLIT]].",
+        panel="Workload",
+    ),
+]
 Window = Annotated[int, option("Draft window K, drafted tokens per round.", least=1, most=256, panel="Protocol")]
 Lookahead = Annotated[
     int | None,

@@ -9,7 +9,7 @@ from testbed.bs.intake import Offer
 from testbed.bs.judging.base import Judge
 from testbed.channel.spec import ChannelSpec
 from testbed.config import RunConfig
-from testbed.experiments.inputs.datasets import Example
+from testbed.experiments.inputs.formats import Example
 from testbed.experiments.inputs.payloads import OWN
 from testbed.experiments.inputs.profile import Profile
 from testbed.experiments.runs.execute import Watch

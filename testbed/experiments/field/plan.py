@@ -18,7 +18,8 @@ from testbed.channel.trace import read_trace
 from testbed.config import Config, RunConfig, load
 from testbed.errors import BadInput
 from testbed.experiments.field.link import LinkModel
-from testbed.experiments.inputs.datasets import Example, load_dataset
+from testbed.experiments.inputs.datasets import load_dataset
+from testbed.experiments.inputs.formats import Example
 from testbed.experiments.inputs.padding import check_pad
 from testbed.power.sources import check_source
 from testbed.protocols.methods import check_lookahead, run_method

@@ -29,7 +29,7 @@ from testbed.experiments.field.plan import run_config
 from testbed.experiments.field.profile import by_rounds, by_traces, field_profile
 from testbed.experiments.field.samples import REPLAY, VIRTUAL, done_cells, measured_csi, rounds_of, samples
 from testbed.experiments.field.stage import MODEL, target_of
-from testbed.experiments.inputs.datasets import Example
+from testbed.experiments.inputs.formats import Example
 from testbed.experiments.inputs.profile import Profile, load_profile
 from testbed.experiments.links.recording import record
 from testbed.experiments.results import directory as results

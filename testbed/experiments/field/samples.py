@@ -9,7 +9,7 @@ from testbed.channel.csi import Csi
 from testbed.experiments.field.log import FieldLog
 from testbed.experiments.field.order import FieldCell, cells_of, steps_together
 from testbed.experiments.field.plan import FieldPlan
-from testbed.experiments.inputs.datasets import Example
+from testbed.experiments.inputs.formats import Example
 from testbed.experiments.inputs.state import ASSUMED_MBPS
 from testbed.experiments.results.files import read_requests, read_rounds
 from testbed.models.scoring import final_number

@@ -1,20 +1,19 @@
-"""Data sets of prompts with reference answers: bundled problems, GSM8K-format JSONL files, Hugging Face data sets."""
+"""Data sets of prompts with reference answers: bundled problems, JSON and JSONL files of `formats`, the hub's."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from testbed.errors import BadInput
+from testbed.experiments.inputs.formats import Example, examples_of
+from testbed.files import file_bytes
 from testbed.models.edits import edits
 from testbed.models.problems import SPLITS, generate
-from testbed.models.scoring import final_number
 
 BUNDLED = "bundled:"
 """Begin of the names of bundled data sets."""
@@ -23,27 +22,18 @@ EDITS = "edit"
 BUNDLED_SIZE = 500
 BUNDLED_SEED = 2026
 """Seed of the bundled calibration and test problems; training uses other seeds and another split."""
+MOST_LINE, MOST_EXAMPLES = 2**24, 2**20
+"""Largest number of characters of a line, and of examples."""
 
 
-class Example(msgspec.Struct, frozen=True):
-    """A question and its reference answer; `answer` may contain worked steps before ``#### result``."""
-
-    question: str
-    answer: str | None = None
-
-    @property
-    def result(self) -> str | None:
-        """The reference result, or None; an answer that is a bare number is its own result."""
-        return None if self.answer is None else final_number(self.answer) or final_number(f"#### {self.answer.strip()}")
-
-
-def load_dataset(spec: str, limit: int | None = None) -> list[Example]:
+def load_dataset(spec: str, limit: int | None = None, turns: bool = False) -> list[Example]:
     """Load the examples of a data set.
 
     Args:
-        spec: `bundled:test`, `bundled:calibration`, `bundled:edit`, a JSONL file with `question` (or `prompt`) and
-            optionally `answer` on every line, or `hf:NAME[:CONFIG[:SPLIT]]`, which needs the `datasets` library.
+        spec: `bundled:test`, `bundled:calibration`, `bundled:edit`, a JSONL file (or a JSON list) in one of the
+            `formats`, or `hf:NAME[:CONFIG[:SPLIT]]`, which needs the `datasets` library.
         limit: maximum number of examples; None: all.
+        turns: whether later turns of conversations are examples, too; else the first of each is.
 
     Raises:
         BadInput: no such data set, an empty one, or an invalid line.
@@ -51,13 +41,14 @@ def load_dataset(spec: str, limit: int | None = None) -> list[Example]:
     if limit is not None and limit < 1:
         raise BadInput(f"the number of prompts must be at least 1, not {limit}")
     if spec.startswith(BUNDLED):
-        examples = _bundled(spec.removeprefix(BUNDLED), limit or BUNDLED_SIZE)
-    elif spec.startswith("hf:"):
-        examples = _hub(spec.removeprefix("hf:"), limit)
-    else:
-        examples = _jsonl(Path(spec), limit)
+        return _bundled(spec.removeprefix(BUNDLED), limit or BUNDLED_SIZE)
+    rows = _hub(spec.removeprefix("hf:")) if spec.startswith("hf:") else _file(Path(spec))
+    found = (example for where, row in rows for example in examples_of(where, row) if turns or not example.turn)
+    examples = list(itertools.islice(found, limit or MOST_EXAMPLES + 1))
     if not examples:
         raise BadInput(f"{spec} has no examples")
+    if len(examples) > MOST_EXAMPLES:
+        raise BadInput(f"{spec} has more than {MOST_EXAMPLES} examples; give --limit, or a part of it")
     return examples
 
 
@@ -76,31 +67,45 @@ def _generated(split: str, count: int) -> tuple[Example, ...]:
     return tuple(Example(p.question, p.answer) for p in itertools.islice(generate(split, BUNDLED_SEED), count))
 
 
-def _jsonl(path: Path, limit: int | None) -> list[Example]:
+def _file(path: Path) -> Iterator[tuple[str, Any]]:
+    """Rows of a file with their places: of a list in JSON, or of lines, read as far as they are asked for."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # JSON strings may contain other line separators
+        with path.open(encoding="utf-8", newline="\n") as file:  # JSON strings may contain other line separators
+            lines = iter(lambda: file.readline(MOST_LINE + 1), "")
+            numbered = ((i, line) for i, line in enumerate(lines, 1) if line.strip())
+            first = next(numbered, None)
+            if first is not None and first[1].lstrip().startswith("[") and _is_list(first[1]):
+                yield from _list(path)
+                return
+            for i, line in itertools.chain([first] if first else [], numbered):
+                if len(line) > MOST_LINE:
+                    raise BadInput(f"{path}:{i} has more than {MOST_LINE} characters; use JSONL, one row a line")
+                yield f"{path}:{i}", _parse(f"{path}:{i}", line)
     except (OSError, UnicodeDecodeError) as exc:
         raise BadInput(f"cannot read the data set {path}: {exc}; use bundled:test, a JSONL file, or hf:NAME") from exc
-    numbered = ((i, line) for i, line in enumerate(lines, 1) if line.strip())
-    return [_example(f"{path}:{i}", _parse(path, i, line)) for i, line in itertools.islice(numbered, limit)]
 
 
-def _parse(path: Path, number: int, line: str) -> Any:
+def _is_list(line: str) -> bool:
+    """Whether a file's first line begins a JSON list of rows; lines of JSONL are rows of their own."""
+    rest = line.strip()[1:].lstrip()
+    return not rest or rest.startswith("{")
+
+
+def _list(path: Path) -> Iterator[tuple[str, Any]]:
+    """Rows of a JSON file that is a list, as ShareGPT's."""
+    for i, row in enumerate(_parse(str(path), file_bytes(path).decode("utf-8"))):
+        yield f"{path}[{i}]", row
+
+
+def _parse(where: str, text: str) -> Any:
     try:
-        return json.loads(line)
+        return json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise BadInput(f"{path}:{number} is not JSON: {exc}") from exc
+        raise BadInput(f"{where} is not JSON: {exc}") from exc
 
 
-def _example(where: str, row: Any) -> Example:
-    question = (row.get("question") or row.get("prompt")) if isinstance(row, dict) else None
-    if not isinstance(question, str) or not question.strip():
-        raise BadInput(f"{where} has no `question` (or `prompt`)")
-    answer = row.get("answer")
-    return Example(question, None if answer is None else str(answer))
-
-
-def _hub(spec: str, limit: int | None) -> list[Example]:
+def _hub(spec: str) -> Iterator[tuple[str, Any]]:
+    """Rows of a data set of the hub with their places."""
     name, config, split = [*spec.split(":"), "", ""][:3]
     try:
         import datasets
@@ -110,4 +115,4 @@ def _hub(spec: str, limit: int | None) -> list[Example]:
         rows: Iterable[Any] = datasets.load_dataset(name, config or None, split=split or "test")
     except Exception as exc:  # the library's errors have no common base
         raise BadInput(f"cannot load the data set {name}: {str(exc).splitlines()[0]}") from exc
-    return [_example(f"{name}[{i}]", row) for i, row in enumerate(itertools.islice(rows, limit))]
+    return ((f"{name}[{i}]", row) for i, row in enumerate(rows))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import BadInput
-from testbed.experiments.inputs.datasets import Example
+from testbed.experiments.inputs.formats import Example
 from testbed.models.scoring import final_number
 
 Scorer = Callable[[str], Hashable]

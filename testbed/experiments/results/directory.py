@@ -17,7 +17,7 @@ import numpy as np
 from testbed import __version__
 from testbed.channel.csi import Csi
 from testbed.errors import BadInput
-from testbed.experiments.inputs.datasets import Example
+from testbed.experiments.inputs.formats import Example
 from testbed.experiments.inputs.scorers import Scorer
 from testbed.experiments.results.energy import energy_columns
 from testbed.experiments.results.quality import quality

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.experiments.inputs.datasets import Example
+from testbed.experiments.inputs.formats import Example
 from testbed.experiments.inputs.scorers import Scorer, expected
 from testbed.intervals import mean_interval
 from testbed.models.scoring import final_number

@@ -13,7 +13,8 @@ from testbed.channel.access import require_keys
 from testbed.channel.link import check_address
 from testbed.config import RunConfig
 from testbed.errors import BadInput
-from testbed.experiments.inputs.datasets import Example, load_dataset
+from testbed.experiments.inputs.datasets import load_dataset
+from testbed.experiments.inputs.formats import Example
 from testbed.experiments.inputs.padding import check_pad
 from testbed.experiments.inputs.scorers import scorer
 from testbed.experiments.inputs.state import check_csi

@@ -17,7 +17,7 @@ from testbed.channel.cost import Sizes
 from testbed.channel.spec import ChannelSpec
 from testbed.config import RunConfig
 from testbed.errors import BadInput, ProtocolError
-from testbed.experiments.inputs.datasets import Example
+from testbed.experiments.inputs.formats import Example
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile
 from testbed.experiments.runs.prepare import Prompt, Workload
 from testbed.experiments.runs.uerun import result_of

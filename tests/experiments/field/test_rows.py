@@ -17,7 +17,7 @@ from testbed.experiments.field.plan import FieldPlan, Method, Place
 from testbed.experiments.field.profile import by_rounds, by_traces, field_profile
 from testbed.experiments.field.rows import agreement, field_rows
 from testbed.experiments.field.samples import samples
-from testbed.experiments.inputs.datasets import Example
+from testbed.experiments.inputs.formats import Example
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile
 from testbed.experiments.results import directory as results
 from tests.support.virtual import decode, synthetic_models

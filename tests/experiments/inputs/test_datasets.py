@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from testbed.errors import BadInput
-from testbed.experiments.inputs.datasets import Example, load_dataset
+from testbed.experiments.inputs.datasets import load_dataset
+from testbed.experiments.inputs.formats import Example
 
 NATALIA = {
     "question": "Natalia sold clips to 48 of her friends in April, and then half as many in May. How many in all?",
@@ -32,7 +33,7 @@ def test_gsm8k_lines(file: Path) -> None:
     examples = load_dataset(spec)
     assert examples == [
         Example(NATALIA["question"], NATALIA["answer"]),
-        Example("And?", "x\n#### 1,234"),
+        Example("And?", "x\n#### 1,234", "7"),
     ]
     assert [e.result for e in examples] == ["72", "1234"]
 

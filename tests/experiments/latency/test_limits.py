@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from testbed.errors import BadInput
-from testbed.experiments.inputs.datasets import Example
+from testbed.experiments.inputs.formats import Example
 from testbed.experiments.latency.lengths import drawn
 from testbed.experiments.latency.limits import HOLDS, limits
 from testbed.experiments.plots.scaling import by_size, plot_lengths, plot_sizes

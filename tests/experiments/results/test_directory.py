@@ -13,7 +13,7 @@ import pytest
 
 from testbed.channel.csi import Csi
 from testbed.errors import BadInput
-from testbed.experiments.inputs.datasets import Example
+from testbed.experiments.inputs.formats import Example
 from testbed.experiments.results import directory as results
 from testbed.ue.gate import Divergence
 from testbed.ue.records import RequestRecord, RoundRecord

@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 from testbed.errors import BadInput
-from testbed.experiments.inputs.datasets import Example
+from testbed.experiments.inputs.formats import Example
 from testbed.experiments.results.quality import quality
 from testbed.intervals import mean_interval
 

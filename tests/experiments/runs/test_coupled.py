@@ -14,7 +14,7 @@ from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.bs.intake import Offer
 from testbed.channel.spec import ChannelSpec
 from testbed.config import RunConfig
-from testbed.experiments.inputs.datasets import Example
+from testbed.experiments.inputs.formats import Example
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile
 from testbed.experiments.runs.prepare import Prompt, Workload, unlabelled
 from testbed.experiments.runs.uerun import UeResult, result_of

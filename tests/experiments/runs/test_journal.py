@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from testbed.channel.csi import Csi
 from testbed.config import Config, DemoConfig, RunConfig, save
 from testbed.errors import BadInput, TestbedError
-from testbed.experiments.inputs.datasets import Example
+from testbed.experiments.inputs.formats import Example
 from testbed.experiments.runs.journal import NAME, Journal, check_folder, kept
 from testbed.experiments.runs.prepare import Prompt, Workload
 from testbed.experiments.sweep.points import SweepConfig

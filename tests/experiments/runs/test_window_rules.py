@@ -10,7 +10,7 @@ import pytest
 from testbed.channel.spec import ChannelSpec
 from testbed.config import DemoConfig, RunConfig
 from testbed.errors import BadInput
-from testbed.experiments.inputs.datasets import Example
+from testbed.experiments.inputs.formats import Example
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile
 from testbed.experiments.results import directory as results
 from testbed.experiments.runs.demo import check_demo
