@@ -296,5 +296,5 @@ def _check_hints(message: Open) -> None:
         raise ProtocolError("the BS goes on alone in streams and in sessions with hints only, and never under split")
     if message.stream:
         kind = PROTOCOLS[message.protocol]
-        if kind.sampled or kind.judged or message.window or not message.alone:
+        if kind.sampled or kind.judged or kind.skips or message.window or not message.alone:
             raise ProtocolError("a stream is decoded alone, without hints, where tokens are not drawn or judged")

@@ -122,9 +122,11 @@ class Round:
         return self.asked_s is not None and self.window.hidden is None
 
     def candidates(self) -> list[int]:
-        """Positions whose drafted token is not the target's argmax."""
+        """Positions that are checked and whose drafted token is not the target's argmax."""
         assert self.result is not None
         if self._candidates is None or self._candidates[0] is not self.result:
             ids = self.window.ids  # of a stream decoded ahead, none, although the target chose several tokens
-            self._candidates = self.result, np.flatnonzero(ids != self.result.argmax[: len(ids)]).tolist()
+            others = ids != self.result.argmax[: len(ids)]
+            others[: self.window.unchecked] = False
+            self._candidates = self.result, np.flatnonzero(others).tolist()
         return self._candidates[1]

@@ -11,6 +11,7 @@ from testbed.protocols.fh import FullHidden
 from testbed.protocols.greedy import Coupled, Greedy
 from testbed.protocols.rejection_sampling import RejectionSampling, SplitSampling
 from testbed.protocols.sh import SelectiveHidden
+from testbed.protocols.skip import UncertaintySkip
 from testbed.registry import Registry
 
 PROTOCOLS: Registry[RoundProtocol] = Registry(
@@ -22,6 +23,7 @@ PROTOCOLS: Registry[RoundProtocol] = Registry(
     RejectionSampling(),
     SplitSampling(),
     Coupled(),
+    UncertaintySkip(),
     of=RoundProtocol,
 )
 

@@ -36,6 +36,8 @@ class Drafted(NamedTuple):
     """Bits per element of uploaded hidden states: see `protocols.quantise`."""
     left_out: int = 0
     """Number of tokens that were drafted after these and are not sent."""
+    unchecked: int = 0
+    """Tokens at the beginning of which the drafter is sure, under a protocol that skips their verification."""
 
 
 class Window(NamedTuple):
@@ -51,6 +53,8 @@ class Window(NamedTuple):
     """The token before the window, where the UE drew it."""
     top: NDArray[np.int32] | None = None
     """[K, k] ids that the columns of `q` [K, k] stand for, the others being 0; None: all ids."""
+    unchecked: int = 0
+    """Tokens at the beginning that are accepted whatever the target says."""
 
     @property
     def size_bytes(self) -> int:
@@ -70,6 +74,9 @@ class RoundProtocol:
     """Whether tokens are drawn by rejection sampling; then `keep` decides which are accepted."""
     coupled: ClassVar[bool] = False
     """Whether tokens are always chosen by coupled sampling; other protocols that do not draw tokens can be asked to."""
+    skips: ClassVar[bool] = False
+    """Whether tokens of which the drafter is sure are accepted unchecked, with θ > 0; outputs are then not the target's
+    own."""
     blockwise: ClassVar[bool] = False
     """Whether its windows can be verified as a block, by `keep_block`."""
     replaces: ClassVar[bool] = False

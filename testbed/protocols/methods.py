@@ -29,6 +29,8 @@ class RunMethod(NamedTuple):
     """Whether they are always chosen by coupled sampling."""
     blockwise: bool = False
     """Whether its windows can be verified as a block."""
+    skips: bool = False
+    """Whether tokens of which the drafter is sure are accepted unchecked, with θ > 0."""
     on_bs: bool = False
     """Whether both models run on the BS, with no link between them."""
     drafts: bool = True
@@ -38,6 +40,10 @@ class RunMethod(NamedTuple):
     def looks_ahead(self) -> bool:
         """Whether its windows can be drafted before the verdict of the one before is there."""
         return self.drafts and not self.on_bs and not self.sampled
+
+    def exact(self, threshold: float, lossless_judge: bool = False) -> bool:
+        """Whether its outputs must equal the target's own, at this θ."""
+        return threshold == 0 or not (self.skips or (self.judged and not lossless_judge))
 
     @property
     def uploads(self) -> bool:
@@ -65,7 +71,8 @@ OTHERS = (
 
 def methods() -> dict[str, RunMethod]:
     """All methods by name, protocols of installed packages included."""
-    protocols = (RunMethod(p.kind, p.about, p.judged, p.sampled, p.coupled, p.blockwise) for p in PROTOCOLS.values())
+    same = ("kind", "about", "judged", "sampled", "coupled", "blockwise", "skips")
+    protocols = (RunMethod(**{name: getattr(one, name) for name in same}) for one in PROTOCOLS.values())
     return {method.kind: method for method in (*OTHERS, *protocols)}
 
 

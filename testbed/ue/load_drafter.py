@@ -102,18 +102,21 @@ def needs_target(name: str) -> bool:
 
 
 def check_states(name: str, methods: Sequence[str], states: str = "predicting") -> None:
-    """Refuse a drafter without hidden states for methods that upload them, before anything is loaded.
+    """Refuse a drafter without a model for methods that need its hidden states or probabilities, before anything is
+    loaded.
 
     Args:
         states: which states tokens carry.
 
     Raises:
-        BadInput: a method that uploads hidden states, states of another kind, or an unknown name.
+        BadInput: such a method, states of another kind, or an unknown name.
     """
     if drafter_kind(name).hidden:
         return
     if wrong := [method for method in methods if run_method(method).judged]:
         raise BadInput(f"drafter {name} has no hidden states, which {wrong[0]} uploads: use greedy or rejection")
+    if "skip" in methods:
+        raise BadInput(f"drafter {name} is not sure of its tokens by a model, as skip needs: use greedy")
     if states == "after":
         raise BadInput(f"drafter {name} has no hidden states: leave --states out")
 

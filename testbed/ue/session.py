@@ -73,7 +73,8 @@ class DecodingSession:
         self._threshold, self._csi, self._clock = threshold, csi, client.clock
         self._choice, self._sampling, self._seed, self._hidden_bits = choice, sampling, seed, hidden_bits
         choose = DraftSampler(sampling, seed) if protocol.sampled else sampling.coupling(seed)
-        self._windows = WindowDrafter(drafter, policy, choose, pace, hidden_bits)
+        sure = 1 - threshold if protocol.skips and threshold > 0 else None
+        self._windows = WindowDrafter(drafter, policy, choose, pace, hidden_bits, sure)
         self._speed_tps, self._accept_slower = speed_tps, accept_slower
         self._network_s, self._risk, self._open_bytes = 0.0, 0.0, 0
         self._hints = policy if isinstance(policy, Guided) else None

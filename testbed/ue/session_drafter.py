@@ -29,14 +29,17 @@ class WindowDrafter:
         choose: chooses the tokens; None: the most likely ones are taken.
         pace: how long drafting takes.
         hidden_bits: bits per element of uploaded hidden states.
+        sure: probability from which a token needs no verification; a window ends with the first one below. None: all
+            tokens need it.
     """
 
     def __init__(
-        self, drafter: Drafter, policy: WindowPolicy, choose: Choose | None, pace: Pace, hidden_bits: int
-    ) -> None:
+        self, drafter: Drafter, policy: WindowPolicy, choose: Choose | None, pace: Pace, hidden_bits: int,
+        sure: float | None = None,
+    ) -> None:  # fmt: skip
         self._drafter, self._policy, self._choose = drafter, policy, choose
         self._sampler = choose if isinstance(choose, DraftSampler) else None
-        self._pace, self._hidden_bits = pace, hidden_bits
+        self._pace, self._hidden_bits, self._sure = pace, hidden_bits, sure
         self._prompt: list[int] = []
         self._sequence: DraftSequence | None = None
         self._indexed: IndexedSequence | None = None
@@ -105,7 +108,7 @@ class WindowDrafter:
         """Whether a window that begins with these tokens gets another one."""
         if tokens:
             more = len(tokens) < min(self._policy.max_window, room) and tokens[-1].id not in ends
-            if not (more and self._policy.keep_drafting(tokens)):
+            if not (more and self._policy.keep_drafting(tokens)) or (self._sure and tokens[-1].top1 < self._sure):
                 return False
         return self._indexed is None or self._indexed.ready()
 
@@ -115,7 +118,8 @@ class WindowDrafter:
         ids = np.array([t.id for t in tokens], np.int32)
         hidden = np.array([t.hidden for t in tokens], np.float16).reshape(len(tokens), self._drafter.hidden_size)
         q = self._sampler.window(self._drafter.vocab_size)[:count] if self._sampler else None
-        return Drafted(ids[:count], hidden[:count], q, self.replaced, self._hidden_bits, len(tokens) - count)
+        sure = 0 if self._sure is None else sum(token.top1 >= self._sure for token in tokens[:count])
+        return Drafted(ids[:count], hidden[:count], q, self.replaced, self._hidden_bits, len(tokens) - count, sure)
 
     # ------------------------------------------------------------ ahead of a verdict
 

@@ -99,7 +99,7 @@ def _settings(
         "window": window,
         "window_rule": window_rule,
         "lookahead": lookahead if kind.looks_ahead else None,
-        "threshold": threshold if kind.judged else None,
+        "threshold": threshold if kind.judged or kind.skips else None,
         "hidden_bits": hidden_bits if kind.judged else None,
         "temperature": sampling.temperature if kind.sampled or kind.coupled or sampling.coupled else None,
         "sampling": "coupled" if sampling.coupled else None,

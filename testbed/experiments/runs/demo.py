@@ -77,8 +77,8 @@ def _concluded(config: DemoConfig, out: Path, rows: list[dict[str, Any]], pids: 
     summary = results.summary(resolved(config), config.seed, {**results.host(), "pids": pids}, rows)
     results.write_summary(out, summary)
     write_report([out], out)
-    strict = config.threshold == 0 or JUDGES[judging(config)[0]].lossless
-    held = [r for r in summary["rows"] if strict or not run_method(r["method"]).judged]
+    strict = JUDGES[judging(config)[0]].lossless
+    held = [r for r in summary["rows"] if run_method(r["method"]).exact(config.threshold, strict)]
     lossy = [r["method"] for r in held if r["lossless"] is False]
     if lossy:
         raise GateError(f"outputs of {', '.join(lossy)} differ from the target's own; see {out}/requests.parquet")

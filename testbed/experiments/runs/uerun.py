@@ -134,7 +134,7 @@ def result_of(
     rows = [row | {"bytes_counted": counted} for row in rows]
     by_request = sorted(outcomes, key=lambda o: (o.request, o.method))
     outputs = [_output(work, o, texts[o.method, o.request]) for o in by_request]
-    strict = [o for o in outcomes if config.threshold == 0 or not run_method(o.method).judged]
+    strict = [o for o in outcomes if run_method(o.method).exact(config.threshold)]
     losses = [_loss(work, o) for o in strict if o.divergence is not None and not o.divergence.tie]
     return UeResult(outputs, rows, losses, outcomes, texts, power)
 

@@ -16,9 +16,9 @@ from testbed.errors import BadInput, GateError
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import claimed
 from testbed.experiments.runs.demo import judging, labelled
+from testbed.experiments.sweep.baselines import NAME
 from testbed.experiments.sweep.points import (
     LEVEL,
-    NAME,
     PAYLOAD,
     PROTOCOL,
     RATE,
@@ -135,7 +135,6 @@ def sweep_rows(point: SweepPoint, out: Path) -> list[dict[str, Any]]:
 
 def _lossy(point: SweepPoint, out: Path) -> bool:
     """Whether an output that must be lossless is not."""
-    strict = point.config.threshold == 0 or JUDGES[judging(point.config)[0]].lossless
-    return any(
-        row["lossless"] is False and (strict or not run_method(row["method"]).judged) for row in sweep_rows(point, out)
-    )
+    theta, strict = point.config.threshold, JUDGES[judging(point.config)[0]].lossless
+    held = [row for row in sweep_rows(point, out) if run_method(row["method"]).exact(theta, strict)]
+    return any(row["lossless"] is False for row in held)

@@ -21,6 +21,7 @@ from testbed.experiments.inputs.payloads import OWN, PAYLOADS
 from testbed.experiments.inputs.profile import load_profile
 from testbed.experiments.runs.demo import check_demo, judging
 from testbed.experiments.runs.prepare import predictor_directory
+from testbed.experiments.sweep.baselines import NAME, expanded
 from testbed.files import yaml_values
 from testbed.models.bundle import head_directory
 from testbed.options import replaced
@@ -37,8 +38,6 @@ SEED, SCORER = "seed", "scorer"
 MOST_POINTS = 1_000_000
 """Largest number of points of a sweep."""
 RUN_KEYS = DemoConfig.__struct_fields__
-NAME = "name"
-"""Key of the name of a series."""
 _SAME = {LEVEL: "threshold", PROTOCOL: "methods"}
 """Keys with the same meaning."""
 LINK_KEYS = tuple(name for name in ChannelSpec.__struct_fields__ if name not in ("kind", "via"))
@@ -57,7 +56,7 @@ class SweepConfig(Config, frozen=True, kw_only=True):
             for 16 θ, and `payload` (own, rejection) for virtual points whose profile has sizes.
         zip: lists of equal length by key, whose values are paired element by element, and combined with the grid.
         series: named groups of settings, each with a `name` and one value for some of these keys; each is combined with
-            the keys of grid and zip that it does not set.
+            the keys of grid and zip that it does not set. `baseline` stands for the settings of a scheme by name.
         exclude: combinations to omit, each given by some of its values; a list matches any of its values.
         include: additional points, each given by its values.
         repeats: number of runs of every point, with seeds seed, seed + 1, …
@@ -150,6 +149,7 @@ def points(config: SweepConfig, most: int = MOST_POINTS, *, runnable: bool = Tru
         BadInput: an unknown key, lists of different lengths, too many points, or an invalid point, which the message
             names.
     """
+    config = msgspec.structs.replace(config, series=[expanded(one) for one in config.series])
     _check_keys(config, most)
     found: dict[str, SweepPoint] = {}
     for values in _repeated(config, [*_kept(config, list(_combinations(config))), *config.include]):

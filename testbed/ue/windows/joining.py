@@ -127,6 +127,6 @@ def joining_windows(drafter: Drafter, protocol: RoundProtocol, policy: WindowPol
     """The windows of a session that may join a stream; None: it has none, since its drafter is a model, or its protocol
     draws or judges tokens.
     """
-    if not isinstance(drafter, IndexDrafter) or protocol.sampled or protocol.judged:
+    if not isinstance(drafter, IndexDrafter) or protocol.sampled or protocol.judged or protocol.skips:
         return None
     return JoiningWindows(drafter, policy.max_window)

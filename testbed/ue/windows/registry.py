@@ -11,6 +11,7 @@ from testbed.ue.windows.base import WindowPolicy, WindowRule
 from testbed.ue.windows.fixed import FIXED
 from testbed.ue.windows.gain import GAIN
 from testbed.ue.windows.hinted import hinted
+from testbed.ue.windows.parallel import PARALLEL
 from testbed.ue.windows.predicted import BEFORE, PREDICTED
 from testbed.ue.windows.predictor import RejectionPredictor
 
@@ -22,6 +23,7 @@ WINDOW_RULES: Registry[WindowRule] = Registry(
     PREDICTED,
     BEFORE,
     GAIN,
+    PARALLEL,
     HINTED,
     hinted(PREDICTED, "hinted-predicted"),
     hinted(GAIN, "hinted-gain"),
