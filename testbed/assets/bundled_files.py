@@ -1,4 +1,4 @@
-"""Bundled files found by name: link traces, radio files, device profiles, sweeps, field-run plans."""
+"""Bundled files found by name: link traces, radio files, recorded drafts, device profiles, sweeps, field-run plans."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from testbed.errors import BadInput
 PACKAGE = Path(__file__).parents[1]
 CHECKOUT = PACKAGE.parent
 KINDS = {"traces": ("traces", ".csv"), "profiles": ("hardware/profiles", ".yaml"), "sweeps": ("sweeps", ".yaml"),
-         "plans": ("plans", ".yaml"), "radio files": ("traces/radio", ".npz")}  # fmt: skip
+         "plans": ("plans", ".yaml"), "radio files": ("traces/radio", ".npz"),
+         "recorded drafts": ("traces/drafts", ".msgpack")}  # fmt: skip
 """Kind: folder in a checkout, and file extension. In an installed package the folder is under `bundled/`."""
 
 

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from testbed.cli.options import AsJson
-from testbed.cli.output import note, print_json
+from testbed.cli.channel.trace_files import Force, refuse_to_overwrite
+from testbed.cli.options import AsJson, configured
+from testbed.cli.output import note, print_json, progress
 from testbed.cli.screens import CommandGroup
 from testbed.cli.tables import TableCommand, print_rows
 from testbed.errors import BadInput
+from testbed.experiments.lockstep.drafts import DraftsConfig
 from testbed.options import resolved
 
 if TYPE_CHECKING:
@@ -74,6 +76,41 @@ def run(
         print_json(found)
     else:
         _print(found)
+
+
+@app.command()
+@configured(DraftsConfig)
+def drafts(
+    config: DraftsConfig,
+    out: Annotated[Path, typer.Option(help="File to write, .msgpack.")],
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Record what a drafter drafts after every prefix of the target's outputs, for `drafts` of a cell's groups.
+
+    Examples:
+
+        testbed cell drafts --prompts 100 --depth 8 --out drafts.msgpack
+
+        testbed cell drafts --engine llama --model smollm2 --drafter smollm2 --prompts 50 --out smollm2.msgpack
+    """
+    from testbed.experiments.lockstep.drafts import record
+
+    refuse_to_overwrite([out], force)
+    with progress("recording") as told:
+        made = record(config, told)
+    made.save(out)
+    drafted = sum(len(one.output) for one in made.prompts)
+    agreed = sum(token[0] == own for one in made.prompts for token, own in zip(one.drafted, one.output, strict=True))
+    row = {
+        "file": str(out), "prompts": len(made.prompts), "tokens": drafted, "agree": agreed / drafted,
+        "depth": made.depth,
+    }  # fmt: skip
+    if as_json:
+        print_json(row)
+    else:
+        print(f"{row['prompts']} prompts, {drafted} tokens, of which {row['agree']:.1%} are the drafter's too")
+        note(f"wrote {out}")
 
 
 @app.command(cls=TableCommand)

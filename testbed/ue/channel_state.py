@@ -33,6 +33,16 @@ class ChannelState(Protocol):
         """Take note of a finished round."""
 
 
+class KnownChannel(ChannelState, Protocol):
+    """The channel state of a link that is known at all times, such as an emulated one."""
+
+    origin_s: float
+    """Start of the link on the clock."""
+
+    def at(self, time_s: float) -> Csi:
+        """The state at a time since `origin_s`."""
+
+
 class UnknownChannel:
     """An unknown channel state."""
 
@@ -45,6 +55,9 @@ class UnknownChannel:
 
     def observe(self, record: RoundRecord) -> None:
         """Ignored."""
+
+
+UNKNOWN = UnknownChannel()
 
 
 class ConstantChannel:
@@ -127,9 +140,7 @@ class ReportedChannel:
         truth: the link's state.
     """
 
-    def __init__(
-        self, truth: ConstantChannel | TraceChannel, reports: Reports, rtt: HandshakeChannel, clock: Clock
-    ) -> None:
+    def __init__(self, truth: KnownChannel, reports: Reports, rtt: HandshakeChannel, clock: Clock) -> None:
         self._truth, self._reports, self._rtt, self._clock = truth, reports, rtt, clock
 
     async def begin(self) -> None:

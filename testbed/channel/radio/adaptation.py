@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from testbed.channel.radio.air import AirState
-from testbed.channel.radio.bler import MOST_CODE_BLOCK_BITS, nr_tables
+from testbed.channel.radio.bler import MOST_CODE_BLOCK_BITS, BlerTable, nr_tables
 from testbed.options import Config, option
 
 MOST_OFFSET_DB = 20.0
@@ -52,6 +53,27 @@ class SinrSeries:
         return float(self._values[int(t_s / self._step_s + 1e-6) % self._values.size])
 
 
+Ways = tuple[SinrSeries, SinrSeries]
+"""Uplink and downlink of a UE."""
+
+
+class LazySeries(dict[int, Ways]):
+    """Series by number of the UE, each computed when it is first used.
+
+    Args:
+        make: computes those of a UE.
+    """
+
+    def __init__(self, make: Callable[[int], Ways]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, ue: int) -> Ways:
+        """Compute the series of a UE."""
+        self[ue] = found = self._make(ue)
+        return found
+
+
 class AdaptedAir:
     """Implements `Air`: MCSs that link adaptation chooses.
 
@@ -60,15 +82,13 @@ class AdaptedAir:
     long-run BLER is the target.
 
     Args:
-        series: [n] uplink and downlink of each UE.
+        series: uplink and downlink of each UE.
         bler: block error rate in addition, in [0, 1).
     """
 
-    def __init__(
-        self, adaptation: Adaptation, series: Sequence[tuple[SinrSeries, SinrSeries]], bler: float = 0.0
-    ) -> None:
+    def __init__(self, adaptation: Adaptation, series: Sequence[Ways] | LazySeries, bler: float = 0.0) -> None:
         self._adaptation, self._series, self._more = adaptation, series, bler
-        self._offset_db = [{True: 0.0, False: 0.0} for _ in series]
+        self._offset_db = defaultdict[int, dict[bool, float]](lambda: {True: 0.0, False: 0.0})
         self._tables = nr_tables()
 
     def sinr_db(self, ue: int, up: bool, t_s: float) -> float:
@@ -89,10 +109,18 @@ class AdaptedAir:
         table, reported_db = self._tables[up], self.reported_db(ue, up, t_s)
         if reported_db < table.least_db:
             return OUT_OF_RANGE
-        mcs = table.choose(reported_db - self._offset_db[ue][up], self._adaptation.bler_target)
+        return self._sent(table, reported_db - self._offset_db[ue][up], self.sinr_db(ue, up, t_s))
+
+    def ideal(self, ue: int, up: bool, t_s: float) -> AirState:
+        """See `Air.ideal`."""
+        table, sinr_db = self._tables[up], self.sinr_db(ue, up, t_s)
+        return OUT_OF_RANGE if sinr_db < table.least_db else self._sent(table, sinr_db, sinr_db)
+
+    def _sent(self, table: BlerTable, assumed_db: float, sinr_db: float) -> AirState:
+        """State with the MCS for an assumed SINR."""
+        mcs = table.choose(assumed_db, self._adaptation.bler_target)
         efficiency = table.bits_per_symbol[mcs] * (1 - self._adaptation.overhead)
-        bler = 1 - (1 - table.bler(mcs, self.sinr_db(ue, up, t_s))) * (1 - self._more)
-        return AirState(efficiency, bler, MOST_CODE_BLOCK_BITS)
+        return AirState(efficiency, 1 - (1 - table.bler(mcs, sinr_db)) * (1 - self._more), MOST_CODE_BLOCK_BITS)
 
     def learn(self, ue: int, up: bool, lost: bool) -> None:
         """See `Air.learn`."""

@@ -30,7 +30,10 @@ class Air(Protocol):
     """Source of the states of a cell's UEs."""
 
     def state(self, ue: int, up: bool, t_s: float) -> AirState:
-        """State of a UE at `t_s` seconds after the start, which does not decrease from call to call."""
+        """State of a UE at `t_s` seconds after the start."""
+
+    def ideal(self, ue: int, up: bool, t_s: float) -> AirState:
+        """The same if the BS knew the channel of the slot: no reports, and no outer loop."""
 
     def learn(self, ue: int, up: bool, lost: bool) -> None:
         """Learn whether a transport block of the UE was lost."""
@@ -58,6 +61,8 @@ class ConstantAir:
         """See `Air.state`."""
         return self._states[ue]
 
+    ideal = state
+
     def learn(self, ue: int, up: bool, lost: bool) -> None:
         """See `Air.learn`: nothing changes."""
 
@@ -77,12 +82,15 @@ class TraceAir:
     def __init__(
         self, traces: Sequence[Trace], bandwidth_hz: float, bler: float = 0.0, starts_s: Sequence[float] = ()
     ) -> None:
-        self._tables = [_Table(trace, bandwidth_hz, bler) for trace in traces]
+        tables = {id(trace): _Table(trace, bandwidth_hz, bler) for trace in traces}
+        self._tables = [tables[id(trace)] for trace in traces]
         self._starts_s = list(starts_s) or [0.0] * len(self._tables)
 
     def state(self, ue: int, up: bool, t_s: float) -> AirState:
         """See `Air.state`."""
         return self._tables[ue].state(up, t_s + self._starts_s[ue])
+
+    ideal = state
 
     def learn(self, ue: int, up: bool, lost: bool) -> None:
         """See `Air.learn`: nothing changes."""

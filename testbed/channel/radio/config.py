@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -92,11 +93,26 @@ class RadioConfig(Config, frozen=True):
         pattern = PATTERNS[self.duplex]
         return not pattern or pattern[slot % len(pattern)] == ("U" if up else "D")
 
-    @property
-    def uplink_share(self) -> float:
-        """Share of the slots that carry the uplink."""
+    def slot_share(self, up: bool) -> float:
+        """Share of the slots that carry a direction."""
         pattern = PATTERNS[self.duplex]
-        return pattern.count("U") / len(pattern) if pattern else 1.0
+        return pattern.count("U" if up else "D") / len(pattern) if pattern else 1.0
+
+    @property
+    def rtt_s(self) -> float:
+        """RTT of messages that fit into one slot and are alone in the cell, one after the other."""
+        wired, grant = self.wired_ms / self.slot_ms, self.grant_ms / self.slot_ms
+        now, before, boundary = 0.0, 0.0, 0
+        for _ in range(2):  # under TDD, the first one may begin at any slot of the pattern
+            before, delay = now, grant
+            for up in (True, False):
+                boundary = 1 + self._carrying(up, max(boundary + 1, math.ceil(now + delay - 1e-6)))
+                now, delay = boundary + wired, 0.0
+        return (now - before) * self.slot_s
+
+    def _carrying(self, up: bool, slot: int) -> int:
+        """The first slot from `slot` on that carries a direction."""
+        return next(number for number in itertools.count(slot) if self.carries(up, number))
 
     def slots(self, delay_ms: float) -> int:
         """Slots that a delay takes, rounded up, at least one."""

@@ -73,12 +73,15 @@ class RadioCell:
             raise BadInput(f"a weight must be positive and finite, not {weight:g}")
         return RadioPort(self, ue, up, weight)
 
+    def begin(self) -> float:
+        """Begin the first slot now, unless it has begun; returns the time of its beginning on the loop's clock."""
+        if self._start_s is None:
+            self._start_s = asyncio.get_running_loop().time()
+        return self._start_s
+
     def granted(self, up: bool) -> int:
         """First slot that data which arrive now can use."""
-        loop_s = asyncio.get_running_loop().time()
-        if self._start_s is None:
-            self._start_s = loop_s
-        wait_s = loop_s - self._start_s + (self.config.grant_ms / 1e3 if up else 0.0)
+        wait_s = asyncio.get_running_loop().time() - self.begin() + (self.config.grant_ms / 1e3 if up else 0.0)
         return max(self._slot + 1, math.ceil(wait_s / self.config.slot_s - 1e-6))
 
     def wake(self, port: RadioPort) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
-from testbed.channel.radio.adaptation import Adaptation, AdaptedAir, SinrSeries
+from testbed.channel.radio.adaptation import Adaptation, AdaptedAir, LazySeries, SinrSeries
 from testbed.channel.radio.cell import Mobility
 from testbed.channel.radio.fading import PathLoss, Shadowing, SmallScale
 from testbed.channel.trace import Array
@@ -85,7 +85,10 @@ class ModelSource(Config, frozen=True, tag="model", tag_field="kind"):
         Raises:
             BadInput: distances out of order or not positive.
         """
-        series = [self._series(ue, np.random.default_rng([seed, n]), cell, seconds) for n, ue in enumerate(ues)]
+        for least_m, most_m in {ue.distance_m for ue in ues}:
+            if not 0 < least_m <= most_m < math.inf:
+                raise BadInput(f"distances need [least, most] with 0 < least <= most, not [{least_m:g}, {most_m:g}] m")
+        series = LazySeries(lambda n: self._series(ues[n], np.random.default_rng([seed, n]), cell, seconds))
         return AdaptedAir(self.adaptation, series, cell.bler)
 
     def _series(
@@ -130,8 +133,6 @@ class ModelSource(Config, frozen=True, tag="model", tag_field="kind"):
 
 def _mobility(ue: RadioUe, rng: np.random.Generator) -> Mobility:
     least_m, most_m = ue.distance_m
-    if not 0 < least_m <= most_m < math.inf:
-        raise BadInput(f"distances need [least, most] with 0 < least <= most, not [{least_m:g}, {most_m:g}] m")
     start_m = math.sqrt(rng.uniform(least_m**2, most_m**2))
     return Mobility(start_m, ue.speed_mps if start_m < most_m else 0.0, most_m)
 

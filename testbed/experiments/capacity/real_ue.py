@@ -128,8 +128,6 @@ class _RealUe:
         return Report(order.speed_tps, responses, self._rounds, len(responses) > len(self._mine))
 
     def _seen(self, record: RoundRecord) -> None:
-        if self._policy is not None:
-            self._policy.observe(record)
         self._rounds.append(
             UeRound(
                 self._clock.time(), record.drafted, record.accepted, record.committed, record.batch_size,

@@ -140,8 +140,6 @@ class _Traffic:
 
         def progress(record: RoundRecord) -> None:
             tally.round(record, speed_tps)
-            if ue.policy is not None:
-                ue.policy.observe(record)
 
         whole = prompt + length if self._system.memory.reserved else 0
         async with self._memory.reserved(whole):

@@ -9,6 +9,7 @@ from testbed.bs.scheduling.registry import SCHEDULERS
 from testbed.channel.radio.config import RadioConfig
 from testbed.channel.radio.model import RadioUe
 from testbed.errors import BadInput
+from testbed.experiments.inputs.state import check_kind
 from testbed.options import Config, option
 from testbed.protocols import PROTOCOLS, TARGET_ONLY
 from testbed.protocols.methods import RunMethod, check_lookahead, run_method
@@ -55,11 +56,22 @@ class UeGroup(Config, frozen=True):
         str, option("When to stop drafting; with any rule but fixed, K is the upper limit.", kinds="window rules")
     ] = "fixed"
     lookahead: fields.Lookahead = 0
+    csi: Annotated[
+        str,
+        option(
+            "What the UE knows of its channel and sends with its windows: none, oracle, "
+            "report[,period_ms=40,delay_ms=10,levels=15,noise_db=1], handshake, or passive."
+        ),
+    ] = "none"
     judge_keeps: Annotated[
         float,
         option("Probability that the judge keeps a mismatched token, for protocols with a judge.", least=0, most=1),
     ] = 0.0
     alpha: Annotated[float, option("Probability that a drafted token is the target's.", least=0, most=1)] = 0.8
+    drafts: Annotated[
+        str | None,
+        option("Recorded drafts, a name or file, in place of `alpha`, `prompt` and `response`: those of the prompts."),
+    ] = None
     class_tps: Annotated[
         float | None, option("Guaranteed token speed. Default: none.", above=0, most=1e4, unit="tokens/s")
     ] = None
@@ -95,9 +107,13 @@ class UeGroup(Config, frozen=True):
                 )
         if self.protocol not in (*PROTOCOLS, TARGET_ONLY):
             raise BadInput(f"unknown protocol {self.protocol!r}; known: {', '.join((*PROTOCOLS, TARGET_ONLY))}")
+        draws = self.method.drafts and (self.method.sampled or self.method.coupled)
+        if self.drafts is not None and (self.judge_keeps or draws):
+            raise BadInput(f"group {self.name}: drafts are recorded for greedy decoding and the strict judge")
         if self.judge_keeps and not self.method.judged:
             raise BadInput(f"group {self.name}: no judge keeps tokens under {self.protocol}; take judge_keeps 0")
         WINDOW_RULES.choose(self.window_rule)
+        check_kind(self.csi)
         check_lookahead(self.lookahead, [self.protocol])
 
     @property

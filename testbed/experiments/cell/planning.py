@@ -132,7 +132,7 @@ def measured_problem(config: CellConfig, rows: Sequence[Mapping[str, Any]]) -> t
         for one in measured
     )  # fmt: skip
     problem = Problem(
-        bandwidth_hz=config.radio.bandwidth_hz * config.radio.uplink_share, noise_w=1.0, tasks=tasks,
+        bandwidth_hz=config.radio.bandwidth_hz * config.radio.slot_share(True), noise_w=1.0, tasks=tasks,
         draft_model=drafter, verify_model=Model(verify.layers, verify.hidden, verify.ffn),
         cost=Cost(draft.c1_s, draft.c2_s, verify.c1_s, verify.c2_s),
         memory_bytes=float(parameter_bytes(drafter) + cache_bytes(drafter, 1, config.bs.kv_tokens, 0)),

@@ -20,6 +20,7 @@ from testbed.config import ServeConfig
 from testbed.errors import BadInput, EngineError
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.real_processes import CellUeOrder, RadioReport, UeReport, run_radio, run_ue
+from testbed.experiments.cell.recorded import recording_of
 from testbed.experiments.cell.run import CellRun, direction_slots
 from testbed.experiments.cell.tally import UeTally
 from testbed.experiments.inputs.profile import load_profile
@@ -83,6 +84,7 @@ def _check(config: CellConfig, decoding: Mapping[int, UeGroup]) -> None:
     if config.bs.plan is not None:
         raise BadInput("plans are carried out in virtual time alone; leave out bs.plan or --real")
     for group in decoding.values():
+        recording_of(group)
         rule = WINDOW_RULES[group.window_rule]
         if group.method.drafts and (group.method.sampled or group.method.coupled):
             raise BadInput(f"group {group.name}: {group.protocol} samples, whose outputs --real cannot compare")
@@ -115,15 +117,14 @@ def _run_processes(
     theirs.close()  # so that its end is noticed
     processes: list[BaseProcess] = [radio]
     try:
-        addresses: dict[int, str] = _received(ours, STOPPING_S)
+        addresses: dict[int, str]
+        addresses, radio_s = _received(ours, STOPPING_S)
         start_s = time.monotonic() + LEAD_S + EACH_S * len(decoding)
         joint = sum(members[number].together for number in decoding)
         barrier = context.Barrier(joint) if joint else None
         paths = {number: directory / f"{number}.json" for number in decoding}
         for number, path in paths.items():
-            order = CellUeOrder(
-                members[number], number, addresses[number], config.seed, start_s, config.warmup_s, config.seconds
-            )
+            order = CellUeOrder(config, number, addresses[number], radio_s, start_s)
             arguments = (order, path, barrier if members[number].together else None)
             processes.append(context.Process(target=run_ue, args=arguments, daemon=True))
             processes[-1].start()

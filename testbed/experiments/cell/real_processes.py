@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -22,16 +23,20 @@ from testbed.channel.radio.mac import RadioCell
 from testbed.channel.radio.ports import RadioPort
 from testbed.clock import WallClock
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
+from testbed.experiments.cell.csi import RadioChannel, ue_state
 from testbed.experiments.cell.drafts import Agreement, RealDrafter
+from testbed.experiments.cell.recorded import RecordedWork, real_replay, recording_of
 from testbed.experiments.cell.tally import Counted, ResponseSums, UeTally
-from testbed.experiments.cell.ue import decode_responses, dice_of, send_bytes
+from testbed.experiments.cell.ue import decode_responses, dice_of, drawn_lengths, send_bytes
 from testbed.experiments.deployment.load import LoadUe
 from testbed.experiments.deployment.profiled import ProfilePace
 from testbed.experiments.inputs.profile import load_profile
 from testbed.files import whole_file
 from testbed.synthetic import VOCAB, next_token
 from testbed.tasks import cancel
+from testbed.ue.channel_state import ChannelState
 from testbed.ue.client import Client
+from testbed.ue.drafters.base import Drafter
 from testbed.ue.records import RequestRecord
 from testbed.ue.windows.registry import window_policy
 
@@ -58,6 +63,11 @@ class UeReport(msgspec.Struct):
     accepted: int = 0
     rejected: int = 0
     answered: ResponseSums = msgspec.field(default_factory=ResponseSums)
+    csi_error_db: float = 0.0
+    csi_known: int = 0
+    looked_ahead: int = 0
+    drafted_ahead: int = 0
+    void: int = 0
     lossy: int = 0
     """Responses that differ from the target's own."""
 
@@ -68,7 +78,8 @@ class UeReport(msgspec.Struct):
             tally.bytes[True], tally.bytes[False], tally.sent, tally.delays_s, tally.tokens, tally.busy_s,
             tally.latencies_s, tally.judged, tally.violated, tally.rounds, tally.drafted,
             (tally.air_s[True], tally.air_s[False]), (tally.band_s[True], tally.band_s[False]), tally.accepted,
-            tally.rejected, tally.answered, lossy,
+            tally.rejected, tally.answered, tally.csi_error_db, tally.csi_known,
+            tally.looked_ahead, tally.drafted_ahead, tally.void, lossy,
         )  # fmt: skip
 
     def restore(self, tally: UeTally) -> UeTally:
@@ -78,6 +89,8 @@ class UeReport(msgspec.Struct):
         tally.latencies_s, tally.judged, tally.violated = self.latencies_s, self.judged, self.violated
         tally.rounds, tally.drafted = self.rounds, self.drafted
         tally.accepted, tally.rejected, tally.answered = self.accepted, self.rejected, self.answered
+        tally.csi_error_db, tally.csi_known = self.csi_error_db, self.csi_known
+        tally.looked_ahead, tally.drafted_ahead, tally.void = self.looked_ahead, self.drafted_ahead, self.void
         for there, (up, down) in ((tally.air_s, self.air_s), (tally.band_s, self.band_s)):
             there.update({True: up, False: down})
         return tally
@@ -101,20 +114,26 @@ class RadioReport(msgspec.Struct):
 class CellUeOrder(msgspec.Struct, frozen=True):
     """Settings of one UE process; times are on the host's monotonic clock."""
 
-    group: UeGroup
+    config: CellConfig
     number: int
     address: str
-    seed: int
+    radio_s: float
+    """Beginning of the first slot."""
     start_s: float
-    warmup_s: float
-    seconds: float
+
+    @property
+    def group(self) -> UeGroup:
+        """The UE's group."""
+        return self.config.ues[radio_ues(self.config)[self.number].group]
 
 
 # ---------------------------------------------------------------- radio
 
 
 def run_radio(config: CellConfig, target: str, line: Connection) -> None:
-    """Stand between UEs and BS: tell the UEs' addresses, be told the start, and tell the `RadioReport` at the end."""
+    """Stand between UEs and BS: tell the UEs' addresses and when the first slot began, be told the start, and tell the
+    `RadioReport` at the end.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     loop = precise_loop()
     loop.run_until_complete(_Radio(config, target).serve(line))
@@ -133,7 +152,7 @@ class _Radio:
         ways = {n: _Ways(cell, n, group.weight) for n, group in enumerate(members) if group.traffic == "tokens"}
         proxies = {number: Proxy(self._target, way.make) for number, way in ways.items()}
         ports = {number: await proxy.start(HOST, 0) for number, proxy in proxies.items()}
-        line.send({number: f"tcp://{HOST}:{port}" for number, port in ports.items()})
+        line.send(({number: f"tcp://{HOST}:{port}" for number, port in ports.items()}, cell.begin()))
         start_s = await loop.run_in_executor(None, line.recv)
         report = await self._measure(cell, members, proxies, ways, start_s)
         line.send(report)
@@ -230,12 +249,16 @@ def run_ue(order: CellUeOrder, path: Path, barrier: Barrier | None = None) -> No
 
 
 async def _decode(order: CellUeOrder, barrier: Barrier | None) -> UeReport:
-    group, clock, dice = order.group, WallClock(), dice_of(order.seed, order.number)
-    profile = load_profile(group.profile)
-    tally = UeTally(clock, order.start_s + order.warmup_s, order.start_s + order.seconds)
+    config, group, clock = order.config, order.group, WallClock()
+    dice = dice_of(config.seed, order.number)
+    profile, end_s = load_profile(group.profile), order.start_s + config.seconds
+    tally = UeTally(clock, order.start_s + config.warmup_s, end_s)
     client = Client(ZmqLink(order.address, new_identity()), clock, 0, TIMEOUT_S)
-    agreement = Agreement(order.seed, order.number, group.alpha)
-    drafter = RealDrafter(VOCAB, profile.hidden_size or 64, agreement)
+    recording, hidden_size = recording_of(group), profile.hidden_size or 64
+    work = None if recording is None else RecordedWork(recording, group.method.drafts)
+    drafter: Drafter = RealDrafter(VOCAB, hidden_size, Agreement(config.seed, order.number, group.alpha))
+    if work is not None:
+        drafter = real_replay(work, hidden_size)
     alone = not group.method.drafts
     ue = LoadUe(
         client, drafter, None if alone else window_policy(group.window_rule, group.window),
@@ -248,15 +271,17 @@ async def _decode(order: CellUeOrder, barrier: Barrier | None) -> UeReport:
         found.append((prompt, list(record.token_ids)))
 
     await client.connect(drafter.fingerprint, VOCAB)
-    begin_s = order.start_s + dice.uniform(0, min(1.0, order.warmup_s))
+    ue = replace(ue, state=await _state(order, client, tally))
+    begin_s = order.start_s + dice.uniform(0, min(1.0, config.warmup_s))
     await clock.sleep(max(0.0, begin_s - clock.time()))
-    words = random.Random(f"prompts {order.seed} {order.number}")  # its own, so that lengths are those of virtual time
+    words = random.Random(f"prompts {config.seed} {order.number}")  # its own, so that lengths are those of virtual time
     living = decode_responses(
-        group, ue, tally, clock, dice, lambda length: [words.randrange(VOCAB) for _ in range(length)], seen,
+        group, ue, tally, clock, dice, lambda length: [words.randrange(VOCAB) for _ in range(length)],
+        drawn_lengths(group) if work is None else work.next, seen,
         None if barrier is None else _ProcessMeeting(barrier).meet,
     )  # fmt: skip
     life = asyncio.create_task(living)
-    await asyncio.wait([life], timeout=order.start_s + order.seconds - clock.time())
+    await asyncio.wait([life], timeout=end_s - clock.time())
     if life.done():
         life.result()  # raises
     if barrier is not None:
@@ -265,6 +290,13 @@ async def _decode(order: CellUeOrder, barrier: Barrier | None) -> UeReport:
     with contextlib.suppress(Exception):
         await client.close()
     return UeReport.of(tally, sum(output != _expected(prompt, len(output)) for prompt, output in found))
+
+
+async def _state(order: CellUeOrder, client: Client, tally: UeTally) -> ChannelState:
+    config, clock = order.config, client.clock
+    air = config.radio.air(radio_ues(config), config.seconds, config.seed)
+    truth = RadioChannel(config.radio, air, order.number, order.radio_s, clock)
+    return await ue_state(order.group, truth, client, clock, tally, (config.seed, order.number))
 
 
 def _expected(prompt: Sequence[int], count: int) -> list[int]:

@@ -60,6 +60,7 @@ def group_row(group: UeGroup, tallies: Sequence[UeTally], seconds: float, bandwi
         "drafted_ahead": sum(tally.drafted_ahead for tally in tallies) / rounds if rounds else None,
         "void": sum(tally.void for tally in tallies) / rounds if rounds else None,
         **(_means(tallies) if decodes else dict.fromkeys(MEANS)),
+        "csi_error_db": _csi_error_db(tallies),
         "uplink_bits_per_s_per_hz": efficiency(tallies, bandwidth_hz),
         "joules_per_token": joules_per_token(group, tallies, seconds),
         **{f"{part}_share": shares for part, shares in (_shares(tallies) if decodes else {}).items()},
@@ -140,6 +141,12 @@ def efficiency(tallies: Sequence[UeTally], bandwidth_hz: float) -> float | None:
     """Bits delivered on the uplink per second and hertz that the UEs were given; None: none was."""
     given = bandwidth_hz * sum(tally.band_s[True] for tally in tallies)
     return 8 * sum(tally.bytes[True] for tally in tallies) / given if given else None
+
+
+def _csi_error_db(tallies: Sequence[UeTally]) -> float | None:
+    """Mean error of the uplink rates that the UEs knew; None: they knew none."""
+    known = sum(tally.csi_known for tally in tallies)
+    return sum(tally.csi_error_db for tally in tallies) / known if known else None
 
 
 def _means(tallies: Sequence[UeTally]) -> dict[str, float | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
@@ -14,12 +14,14 @@ from testbed.experiments.capacity.bs import OFFER, PrefixCache, TrafficRunner
 from testbed.experiments.capacity.config import CapacityConfig
 from testbed.experiments.capacity.ue import LANGUAGE, VOCAB, policy
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
+from testbed.experiments.cell.csi import RadioChannel, ue_state, with_handshakes
 from testbed.experiments.cell.drafts import Agreement, VirtualDrafter
 from testbed.experiments.cell.judge import ChanceJudge
 from testbed.experiments.cell.planning import read_plan, ue_name
+from testbed.experiments.cell.recorded import RecordedWork, recorded_policy, recording_of, virtual_replay
 from testbed.experiments.cell.series import CellSeries, Ports, SeriesRecorder
 from testbed.experiments.cell.tally import Counted, UeTally
-from testbed.experiments.cell.ue import Meeting, decode_responses, dice_of, send_bytes
+from testbed.experiments.cell.ue import Meeting, decode_responses, dice_of, drawn_lengths, send_bytes
 from testbed.experiments.deployment.load import LoadUe
 from testbed.experiments.deployment.profiled import ProfilePace, hinting
 from testbed.experiments.deployment.virtual import VirtualDeployment, VirtualStation
@@ -28,6 +30,8 @@ from testbed.experiments.inputs.payloads import sizers
 from testbed.experiments.inputs.profile import Profile, load_profile
 from testbed.intervals import independent_seed
 from testbed.protocols.sampling import GREEDY, Sampling
+from testbed.ue.drafters.base import Drafter
+from testbed.ue.windows.base import WindowPolicy
 from testbed.ue.windows.registry import WINDOW_RULES
 from testbed.virtual_time import run_virtually
 
@@ -70,9 +74,9 @@ class _Cell:
         config = self._config = config if plan is None else plan.applied(config)
         self._deployment = VirtualDeployment()
         self._profiles = {group.name: load_profile(group.profile) for group in config.ues if group.traffic == "tokens"}
-        self._radio = RadioCell(
-            config.radio, config.radio.air(radio_ues(config), config.seconds, config.seed), config.seed
-        )
+        self._air = config.radio.air(radio_ues(config), config.seconds, config.seed)
+        self._radio = RadioCell(config.radio, self._air, config.seed)
+        self._recordings = {group.name: recording_of(group) for group in config.ues}
         self._bs = self._station(load_profile(config.bs.profile))
         self._meeting = Meeting(sum(group.count for group in config.ues if group.together))
         self._members = [group for group in config.ues for _ in range(group.count)]
@@ -154,24 +158,31 @@ class _Cell:
         """Life of a UE that decodes responses."""
         config, clock = self._config, self._deployment.clock
         dice = dice_of(config.seed, number)
-        ue = self._ue(group, number, tally, independent_seed(config.seed, "drafts", number))
+        recording = self._recordings[group.name]
+        work = None if recording is None else RecordedWork(recording, group.method.drafts)
+        ue = self._ue(group, number, tally, work)
         await clock.sleep(dice.uniform(0, min(1.0, config.warmup_s)))
         await ue.client.connect("", VOCAB)
+        truth = RadioChannel(config.radio, self._air, number, self._radio.begin(), clock)
+        ue = replace(ue, state=await ue_state(group, truth, ue.client, clock, tally, (config.seed, number)))
         try:
             meet = self._meeting.meet if group.together else None
-            await decode_responses(group, ue, tally, clock, dice, lambda length: LANGUAGE[:length].tolist(), meet=meet)
+            lengths = drawn_lengths(group) if work is None else work.next
+            await decode_responses(
+                group, ue, tally, clock, dice, lambda length: LANGUAGE[:length].tolist(), lengths, meet=meet
+            )
         finally:
             await ue.client.close()
 
-    def _ue(self, group: UeGroup, number: int, tally: UeTally, seed: int) -> LoadUe:
-        profile = self._profiles[group.name]
+    def _ue(self, group: UeGroup, number: int, tally: UeTally, work: RecordedWork | None) -> LoadUe:
+        profile, seed = self._profiles[group.name], independent_seed(self._config.seed, "drafts", number)
         sizes = profile.sizes
-        counted = (frame_bytes, frame_bytes) if sizes is None else sizers(sizes, profile.overheads)
-        traffic = CapacityConfig(acceptance=group.alpha, window=group.window)
+        counted = (frame_bytes, frame_bytes) if sizes is None else with_handshakes(sizers(sizes, profile.overheads))
+        drafter, rule = self._drafting(group, number, seed, work)
         return LoadUe(
             client=self._bs.connect(self._ways(number, tally), counted, ue_name(number)),
-            drafter=VirtualDrafter(traffic, seed, Agreement(self._config.seed, number, group.alpha)),
-            policy=policy(traffic, WINDOW_RULES[group.window_rule] if group.method.drafts else None),
+            drafter=drafter,
+            policy=rule if group.method.drafts else None,
             pace=ProfilePace(profile, self._deployment.clock),
             speed_tps=group.class_tps,
             protocol=group.protocol,
@@ -180,3 +191,13 @@ class _Cell:
             seeds=partial(Random(seed).getrandbits, 63),
             lookahead=group.lookahead,
         )
+
+    def _drafting(
+        self, group: UeGroup, number: int, seed: int, work: RecordedWork | None
+    ) -> tuple[Drafter, WindowPolicy | None]:
+        """Drafter and window policy of a UE."""
+        if work is not None:
+            return virtual_replay(work), recorded_policy(group, work.recording)
+        traffic = CapacityConfig(acceptance=group.alpha, window=group.window)
+        drafter = VirtualDrafter(traffic, seed, Agreement(self._config.seed, number, group.alpha))
+        return drafter, policy(traffic, WINDOW_RULES[group.window_rule])

@@ -52,6 +52,8 @@ class UeTally:
         """Time of the slots in which it sent and received."""
         self.band_s = {True: 0.0, False: 0.0}
         """The same, times its shares of the bandwidth."""
+        self.csi_error_db, self.csi_known = 0.0, 0
+        """Sum of the errors of the uplink rates that it knew, and their number."""
         self.answered = ResponseSums()
         self.busy_s = {"drafting": 0.0, "radio": 0.0, "verification": 0.0}
         """Time of its rounds by what it waited for."""
@@ -98,6 +100,11 @@ class UeTally:
             self.busy_s["drafting"] += record.draft_s
             self.busy_s["radio"] += record.link_s
             self.busy_s["verification"] += record.queue_s + record.verify_s + record.judge_s
+
+    def known(self, error_db: float) -> None:
+        """Count the error of an uplink rate that the UE knows."""
+        if self.counting:
+            self.csi_error_db, self.csi_known = self.csi_error_db + error_db, self.csi_known + 1
 
     def response(self, tokens: int, speed_tps: float | None) -> Callable[[RequestRecord], None]:
         """Count a response of `tokens` that is requested now; call the result with its record at its end."""

@@ -62,6 +62,11 @@ class Request(NamedTuple):
     """Counts its end."""
 
 
+def drawn_lengths(group: UeGroup) -> Callable[[random.Random], tuple[int, int]]:
+    """Draws the tokens of a prompt and of its response, uniform in the group's bounds."""
+    return lambda dice: (dice.randint(*group.prompt), dice.randint(*group.response))
+
+
 async def decode_responses(
     group: UeGroup,
     ue: LoadUe,
@@ -69,6 +74,7 @@ async def decode_responses(
     clock: Clock,
     dice: random.Random,
     prompt: Callable[[int], Sequence[int]],
+    lengths: Callable[[random.Random], tuple[int, int]],
     seen: Callable[[Any, RequestRecord], object] = lambda prompt, record: None,
     meet: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
@@ -77,12 +83,13 @@ async def decode_responses(
 
     Args:
         prompt: makes a prompt of a length.
+        lengths: draws the tokens of a prompt and of its response.
         seen: called with every prompt and its record.
         meet: awaited before each request; returns once all UEs that send together are waiting.
     """
 
     def requested() -> Request:
-        length, tokens = dice.randint(*group.prompt), dice.randint(*group.response)
+        length, tokens = lengths(dice)
         return Request(prompt(length), tokens, clock.time(), tally.response(tokens, group.class_tps))
 
     async def answer(request: Request) -> None:
@@ -93,11 +100,17 @@ async def decode_responses(
 
     if group.rate_rps is None:
         while True:
+            await ue.state.begin()
             if meet is not None:
                 await meet()
             await answer(requested())
             await clock.sleep(group.think_s)
-    await _in_turn(lambda: clock.sleep(dice.expovariate(group.rate_rps or 1.0)), requested, answer)
+
+    async def begin_and_answer(request: Request) -> None:
+        await ue.state.begin()
+        await answer(request)
+
+    await _in_turn(lambda: clock.sleep(dice.expovariate(group.rate_rps or 1.0)), requested, begin_and_answer)
 
 
 async def _in_turn(

@@ -13,10 +13,11 @@ from testbed.errors import BadInput
 from testbed.protocols import protocol
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.tasks import together
+from testbed.ue.channel_state import UNKNOWN, ChannelState
 from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.pace import Pace
-from testbed.ue.records import RequestRecord
+from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.session import DecodingSession, Progress
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.base import WindowPolicy
@@ -45,20 +46,31 @@ class LoadUe:
     """Seed of each request's random numbers."""
     lookahead: int | None = 0
     """See `DecodingSession`."""
+    state: ChannelState = UNKNOWN
+    """What is known of its channel. Its `begin` is the caller's part, since it precedes the latency of a request."""
 
     async def decode(self, prompt: Sequence[int], tokens: int, progress: Progress | None = None) -> RequestRecord:
-        """Decode at most `tokens` after a prompt; `progress` is called after every round."""
-        if self.policy is None:
+        """Decode at most `tokens` after a prompt. After every round, window policy and channel state observe it, and
+        `progress` is called.
+        """
+        if (policy := self.policy) is None:
             return await decode_remotely(
                 self.client, prompt, tokens, self.end_ids, progress,
                 speed_tps=self.speed_tps, accept_slower=self.accept_slower,
             )  # fmt: skip
         session = DecodingSession(
-            self.client, self.drafter, protocol(self.protocol), self.policy, self.threshold, pace=self.pace,
-            sampling=self.sampling, seed=self.seeds(), speed_tps=self.speed_tps, accept_slower=self.accept_slower,
-            lookahead=self.lookahead,
+            self.client, self.drafter, protocol(self.protocol), policy, self.threshold, csi=self.state.now,
+            pace=self.pace, sampling=self.sampling, seed=self.seeds(), speed_tps=self.speed_tps,
+            accept_slower=self.accept_slower, lookahead=self.lookahead,
         )  # fmt: skip
-        return await session.decode(prompt, tokens, self.end_ids, progress)
+
+        def seen(record: RoundRecord) -> None:
+            policy.observe(record)
+            self.state.observe(record)
+            if progress:
+                progress(record)
+
+        return await session.decode(prompt, tokens, self.end_ids, seen)
 
 
 class LoadRequest(NamedTuple):

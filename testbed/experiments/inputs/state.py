@@ -19,6 +19,7 @@ from testbed.ue.channel_state import (
     ChannelState,
     ConstantChannel,
     HandshakeChannel,
+    KnownChannel,
     MeasuredChannel,
     ReportedChannel,
     TraceChannel,
@@ -62,6 +63,36 @@ async def channel_state(text: str, client: Client, clock: Clock) -> ChannelState
     return _known(_pairs(text), clock)
 
 
+async def known_state(kind: str, truth: KnownChannel, client: Client, clock: Clock, seed: int = 0) -> ChannelState:
+    """Channel state of a UE behind an emulated link, over a connected client.
+
+    Args:
+        kind: one of those of `csi_text`.
+        truth: the link's own state.
+        seed: added to the seed of the reports.
+    """
+    if kind == ORACLE:
+        return truth
+    if not _is_report(kind):
+        return await channel_state(kind, client, clock)
+    reports = _reports(kind)[0]
+    reports = msgspec.structs.replace(reports, seed=reports.seed + seed)
+    return ReportedChannel(truth, reports, await _handshakes(client, clock), clock)
+
+
+def check_kind(kind: str) -> None:
+    """Validate a kind of channel state.
+
+    Raises:
+        BadInput: another than those of `csi_text`, or settings that reports do not have.
+    """
+    if _is_report(kind):
+        if unknown := ", ".join(_reports(kind)[1]):
+            raise BadInput(f"bad channel state {kind!r}: reports have no {unknown}")
+    elif kind not in (ORACLE, NONE, PASSIVE, HANDSHAKE):
+        raise BadInput(f"unknown channel state {kind!r}; use oracle, none, passive, handshake, or report[,…]")
+
+
 def check_csi(text: str) -> None:
     """Validate a `--csi` text.
 
@@ -99,8 +130,7 @@ def csi_text(channel: ChannelSpec, origin_s: float = 0.0, kind: str = ORACLE) ->
     if kind == ORACLE:
         return truth or PASSIVE
     if not _is_report(kind):
-        if kind not in (NONE, PASSIVE, HANDSHAKE):
-            raise BadInput(f"unknown channel state {kind!r}; use oracle, none, passive, handshake, or report[,…]")
+        check_kind(kind)
         return kind
     if truth is None:
         raise BadInput("reports are made from an emulated link's state: use kind=proxy, virtual, tc or trace")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import numpy as np
 
+from testbed import fields
 from testbed.assets.fingerprints import model_fingerprint
 from testbed.bs.engines.base import VerifyEngine, VerifyRequest
 from testbed.config import Config
@@ -13,6 +15,7 @@ from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.inputs.pair import drafter_for, target_for
 from testbed.experiments.lockstep.decoding import Decoding, Lockstep, draft_window
+from testbed.options import option
 from testbed.ue.drafters.base import Drafter, DraftToken
 from testbed.ue.drafters.recorded import DraftRecording, Recorded, Statistics
 
@@ -24,28 +27,23 @@ Progress = Callable[[int, int], None]
 
 
 class DraftsConfig(Config, frozen=True, kw_only=True):
-    """Settings of a draft recording.
+    """Configuration of `testbed cell drafts`.
 
     Raises:
         BadInput: a value out of range, or a drafter without its target.
     """
 
-    dataset: str = "bundled:test"
-    prompts: int = 400
-    depth: int = 16
-    """Largest draft window, in tokens."""
-    max_tokens: int = 256
-    engine: str = "vllm"
-    dtype: str = "float32"
-    model: str | None = None
-    """Target: directory or Hugging Face id; None: the bundled target."""
-    drafter: str | None = None
-    """GGUF file; None: the bundled drafter."""
+    dataset: fields.Dataset = "bundled:test"
+    prompts: fields.Prompts = 400
+    depth: Annotated[int, option("Longest window that can be replayed.", least=1, unit="tokens")] = 16
+    max_tokens: fields.MaxTokens = 256
+    engine: fields.Engine = "vllm"
+    dtype: fields.Dtype = "float32"
+    model: fields.Target = None
+    drafter: fields.DrafterFile = None
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "depth", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        super().__post_init__()
         if self.drafter and not self.model:
             raise BadInput("--drafter also needs --model, the target that it drafts for")
 

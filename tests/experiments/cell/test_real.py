@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
@@ -11,14 +13,17 @@ from testbed.experiments.cell.config import CellBs, CellConfig, UeGroup, UePower
 from testbed.experiments.cell.real import run_cell_really
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
+from testbed.experiments.inputs.state import ASSUMED_MBPS
 
 CELL = CellConfig(
     seconds=6.0,
     warmup_s=1.5,
     radio=RadioConfig(bandwidth_hz=4e6),
     ues=(
-        UeGroup(name="fh", protocol="fh", class_tps=2.0, response=(5, 15), power=UePower(transmit_w=2.0)),
-        UeGroup(name="greedy", response=(5, 15)),
+        UeGroup(name="fh", protocol="fh", class_tps=2.0, response=(5, 15), power=UePower(transmit_w=2.0), csi="report"),
+        UeGroup(name="greedy", response=(5, 15), csi="passive"),
+        UeGroup(name="known", response=(5, 15), csi="oracle"),
+        UeGroup(name="timed", response=(5, 15), csi="handshake"),
         UeGroup(name="alone", protocol="target-only", response=(5, 15)),
         UeGroup(name="bytes", traffic="bytes", message_bytes=10_000, every_s=0.1),
     ),
@@ -31,13 +36,18 @@ def test_processes_decode_without_loss_over_one_radio() -> None:
     found = document(CELL, run_cell_really(CELL))
     expected = document(CELL, run_cell(CELL))
     rows, virtual = ({row["group"]: row for row in one["rows"]} for one in (found, expected))
-    for name in ("fh", "greedy", "alone"):
+    for name in ("fh", "greedy", "known", "timed", "alone"):
         assert rows[name]["goodput_tps"] > 0 and rows[name]["responses"] > 0
     per_token = [one["fh"]["uplink_bytes"] / one["fh"]["goodput_tps"] for one in (rows, virtual)]
     assert per_token[0] == pytest.approx(per_token[1], rel=0.6)  # rounds that straddle the ends
     joules = [one["fh"]["joules_per_token"] for one in (rows, virtual)]
     assert joules[0] == pytest.approx(joules[1], rel=0.6)
     assert rows["alone"]["window"] == 0
+    for both in (rows, virtual):
+        errors_db = {name: row["csi_error_db"] for name, row in both.items()}
+        assert errors_db["known"] == 0 and errors_db["alone"] is errors_db["bytes"] is None
+        assert 0 < errors_db["fh"] < 4 and errors_db["greedy"] is not None  # token ids alone tell no rate
+        assert errors_db["timed"] == pytest.approx(10 * math.log10(ASSUMED_MBPS / 8), abs=1e-3)
     assert rows["bytes"]["uplink_mbps"] == pytest.approx(0.8, rel=0.2)
     assert found["cell"]["passes"] > 5 and 0 < found["cell"]["busy_share"] <= 1
     assert 0 < found["cell"]["uplink_utilisation"] < 1
