@@ -39,6 +39,7 @@ SETTINGS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "testbed",
     "pdf.fonttype": 42,
+    "text.parse_math": False,
 }
 
 
@@ -143,10 +144,11 @@ def _images(draw: Callable[[], Any], kinds: Sequence[str]) -> list[bytes]:
     images = []
     with mpl.rc_context(SETTINGS):
         drawn = draw()
-        for kind in kinds:
-            buffer = io.BytesIO()
-            drawn.savefig(buffer, format=kind, dpi=DPI, metadata=STILL.get(kind, {}))
-            images.append(buffer.getvalue())
+        with mpl.rc_context({"text.parse_math": True}):  # numbers at logarithmic axes, which are drawn only now
+            for kind in kinds:
+                buffer = io.BytesIO()
+                drawn.savefig(buffer, format=kind, dpi=DPI, metadata=STILL.get(kind, {}))
+                images.append(buffer.getvalue())
     return images
 
 
