@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from testbed import fields
-from testbed.cli.options import AsJson, configured
+from testbed.cli.options import AsJson, Force, configured, refuse_to_overwrite
 from testbed.cli.output import claim_stdout, note, print_json, progress
 from testbed.cli.screens import CommandGroup
 from testbed.cli.tables import TableCommand, print_table
@@ -140,6 +140,7 @@ class InterferenceOptions(BenchOptions, frozen=True):
 def profile(
     config: ProfileOptions,
     out: Annotated[Path, typer.Option(metavar="FILE", help="CSV to write, for fit and eval, with further columns.")],
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure an engine by the plan of WISP's Appendix C: 123 configurations for the fit, 50 for its evaluation.
@@ -156,6 +157,7 @@ def profile(
     stdout = claim_stdout() if as_json else None
     if not out.parent.is_dir():
         raise BadInput(f"cannot write {out}: {out.parent} is no directory")
+    refuse_to_overwrite([out], force)
     from testbed.channel.trace import write_lines
     from testbed.experiments.estimator.profile import csv_lines, plan, report
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from testbed.cli.options import AsJson, completion, configured
+from testbed.cli.options import AsJson, Force, completion, configured, refuse_to_overwrite
 from testbed.cli.output import note, print_json
 from testbed.cli.screens import CommandGroup
 from testbed.errors import TestbedError
@@ -75,6 +75,7 @@ def export(
             "0.75 for q4_0."
         ),
     ] = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Turn a Hugging Face directory into GGUF for llama.cpp and compare what both compute.
@@ -92,6 +93,7 @@ def export(
 
     from testbed.models.real.parity import export_and_prove
 
+    refuse_to_overwrite([out], force)
     parity = export_and_prove(model, out, dtype, min_agreement)
     if as_json:
         print_json({"file": str(out), "dtype": dtype, "ok": parity.ok, **asdict(parity)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import os
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ KINDS = {
 shown; kinds of bundled files (`bundled_files.KINDS`) belong to them, too."""
 OUTPUT = "Output"
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.", rich_help_panel=OUTPUT)]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite.", rich_help_panel=OUTPUT)]
 ReadyJson = Annotated[bool, typer.Option("--json", help="Print one JSON line when ready.", rich_help_panel=OUTPUT)]
 ConfigFile = Annotated[
     Path | None,
@@ -51,6 +53,17 @@ ConfigFile = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]  # fmt: skip
+
+
+def refuse_to_overwrite(files: Iterable[Path], force: bool) -> None:
+    """Refuse to write files over others without --force.
+
+    Raises:
+        BadInput: one of the files exists, and `force` is not set.
+    """
+    there = [path for path in files if os.path.lexists(path) and not path.is_dir()]
+    if there and not force:
+        raise BadInput(f"{there[0]} is there already; --force overwrites it")
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,28 @@ def test_one_line_and_exit_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
+KEPT = [
+    (["models", "export", "--model", ".", "--out", "mine"], "--force overwrites it"),
+    (["estimator", "profile", "--engine", "synthetic", "--out", "mine"], "--force overwrites it"),
+    (["channel", "measure", "--bs", "tcp://127.0.0.1:1", "--timeout", "0.2", "--out", "mine"], "--force overwrites it"),
+    (["optim", "fit", "--quick", "--out", "."], "choose another --out"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), KEPT, ids=lambda value: value[1] if isinstance(value, list) else "")
+def test_files_are_not_overwritten(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measurements of minutes were replaced without a word."""
+    monkeypatch.chdir(tmp_path)
+    names = ("mine", "fit.json")
+    for name in names:
+        Path(name).write_text("precious")
+    assert main(arguments) == 2
+    assert f"is there already; {said}" in capsys.readouterr().err
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(names, "precious")
+
+
 def test_the_same_from_a_shell() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "testbed", "ue", "run", "--window", "0"],

@@ -11,8 +11,8 @@ from testbed.channel.formats.convert import FORMATS, write_mahimahi
 from testbed.channel.formats.convert import convert as read_foreign
 from testbed.channel.formats.repair import Options
 from testbed.channel.trace import write_trace
-from testbed.cli.channel.trace_files import Force, refuse_to_overwrite, report, summary_of
-from testbed.cli.options import AsJson, completion, configured
+from testbed.cli.channel.trace_files import report, summary_of
+from testbed.cli.options import AsJson, Force, completion, configured, refuse_to_overwrite
 from testbed.cli.output import note
 from testbed.config import Config, resolved
 from testbed.options import option

@@ -14,8 +14,8 @@ from testbed.channel.radio.cell import MOST_SAMPLES, RADIUS_M, Cell, Crowd, Mobi
 from testbed.channel.radio.fading import Blockage, GilbertElliott, PathLoss, Shadowing, SmallScale
 from testbed.channel.radio.shares import read_shares
 from testbed.channel.trace import Trace, write_trace
-from testbed.cli.channel.trace_files import Force, refuse_to_overwrite, report, summary_of
-from testbed.cli.options import AsJson, configured, numbers
+from testbed.cli.channel.trace_files import report, summary_of
+from testbed.cli.options import AsJson, Force, configured, numbers, refuse_to_overwrite
 from testbed.cli.output import note
 from testbed.config import Config
 from testbed.errors import BadInput

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from testbed.cli.options import AsJson
+from testbed.cli.options import AsJson, Force, refuse_to_overwrite
 from testbed.cli.output import note, print_json
 from testbed.cli.tables import print_table
 from testbed.config import RunConfig
@@ -28,6 +28,7 @@ def measure(
     interface: Annotated[str | None, typer.Option(help="Wi-Fi interface; default: the one there is.")] = None,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait for a handshake.")] = 10.0,
     out: Annotated[Path | None, typer.Option(help="Write the document here; ue run --csi reads it.")] = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure the link to a base station: RTT, both rates, Wi-Fi; figures with 95 % intervals.
@@ -46,6 +47,7 @@ def measure(
         raise BadInput(f"--timeout must be positive, not {timeout_s:g}")
     if out and not out.parent.is_dir():
         raise BadInput(f"cannot write {out}: {out.parent} is no directory")
+    refuse_to_overwrite([out] if out else [], force)
     document = run(bs, iperf3, seconds, count, interface, timeout_s, note, load_client(keys) if keys else None)
     if out:
         try:

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from testbed.cli.channel.trace_files import Force, refuse_to_overwrite
-from testbed.cli.options import AsJson, configured
+from testbed.cli.options import AsJson, Force, configured, refuse_to_overwrite
 from testbed.cli.output import note, print_json
 from testbed.experiments.links.tr38901 import RadioFileOptions
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from testbed.channel.trace import write_trace
-from testbed.cli.channel.trace_files import Force, refuse_to_overwrite
-from testbed.cli.options import AsJson
+from testbed.cli.options import AsJson, Force, refuse_to_overwrite
 from testbed.cli.output import note, print_json
 
 if TYPE_CHECKING:

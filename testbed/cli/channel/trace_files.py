@@ -1,29 +1,12 @@
-"""Files that `testbed channel` writes: overwritten with --force only, and summarized if they are link traces."""
+"""Summaries of link traces that `testbed channel` writes."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from collections.abc import Mapping
+from typing import Any
 
 from testbed.channel.trace import Trace
-from testbed.cli.options import OUTPUT
 from testbed.cli.output import print_json
-from testbed.errors import BadInput
-
-Force = Annotated[bool, typer.Option("--force", help="Overwrite.", rich_help_panel=OUTPUT)]
-
-
-def refuse_to_overwrite(files: Sequence[Path], force: bool) -> None:
-    """Raises:
-    BadInput: one of the files exists, and `force` is not set.
-    """
-    there = [path for path in files if os.path.lexists(path)]
-    if there and not force:
-        raise BadInput(f"{there[0]} is there already; --force overwrites it")
 
 
 def summary_of(trace: Trace) -> dict[str, Any]:

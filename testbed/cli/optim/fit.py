@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +17,8 @@ from testbed.cli.tables import print_table
 from testbed.errors import BadInput
 from testbed.experiments.edge.config import QUICK, FitConfig
 from testbed.files import make_folder
+
+WRITTEN = ("steps.csv", "fit.json", "fit.png", "fit.svg")
 
 
 @offering(FitConfig, leave=["warmups"])
@@ -62,9 +65,11 @@ def fit(
 
 
 def _claim(out: Path) -> None:
-    """Make a directory, unless it holds another fit."""
+    """Make a directory, unless it holds another fit, or files of its names."""
     if (out / "steps.csv").exists():
         raise BadInput(f"{out} holds a fit already; choose another --out, or --csv {out / 'steps.csv'} to fit it again")
+    if there := [name for name in WRITTEN if os.path.lexists(out / name)]:
+        raise BadInput(f"{out / there[0]} is there already; choose another --out")
     make_folder(out)
 
 
@@ -88,7 +93,7 @@ def _write(out: Path | None, steps: Any, models: Any, document: Mapping[str, Any
     write_steps(out / "steps.csv", steps)
     (out / "fit.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     fit_plot(out, steps, models, {node: msgspec.convert(document[node], NodeFit) for node in NODES})
-    note(f"wrote {out}: steps.csv, fit.json, fit.png, fit.svg")
+    note(f"wrote {out}: {', '.join(WRITTEN)}")
 
 
 def _show(document: Mapping[str, Any]) -> None:

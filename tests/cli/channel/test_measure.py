@@ -79,6 +79,9 @@ def test_a_document_for_programs(measured: dict[str, Any], tmp_path: Path) -> No
     assert measured["rest"] == (5, 7, "wlan0", 10.0)
     assert json.loads(result.stdout) == json.loads(out.read_text()) == DOCUMENT
     assert result.stderr == f"getting on\nwrote {out}\n"
+    refused = CliRunner().invoke(app, ["measure", "--out", str(out)])
+    assert isinstance(refused.exception, BadInput) and "--force overwrites it" in str(refused.exception)
+    assert CliRunner().invoke(app, ["measure", "--out", str(out), "--force"]).exit_code == 0
 
 
 def test_a_file_that_cannot_be_written_is_found_before_the_measurement(
