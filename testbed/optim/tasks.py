@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from testbed.errors import BadInput
+from testbed.files import file_bytes
 from testbed.optim.bandwidth import allocate, bits_per_token, communication_s, rates_bps, spectral_efficiency
 from testbed.optim.baselines import batch_by
 from testbed.optim.inference_cost import Array, Cost, IntArray, Model, ServedPair
@@ -138,7 +139,7 @@ def load_problem(path: Path) -> Problem:
         BadInput: unreadable file, unknown or missing keys, values of a wrong type or out of range.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Problem)
+        return msgspec.json.decode(file_bytes(path), type=Problem)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, BadInput) as exc:
         raise BadInput(f"{path}: {exc}") from exc
 

@@ -19,6 +19,8 @@ from testbed.optim.tasks import Problem, Task
 from testbed.options import load
 
 CONFIG, UES = "config.yaml", "ues.csv"
+ROUNDING = 1e-6
+"""Allowed above the sum of a plan's shares."""
 MEASURED = ("uplink_bits_per_s_per_hz", "input_tokens", "output_tokens", "request_bytes", "acceptance_cond")
 
 
@@ -69,7 +71,7 @@ def read_plan(config: CellConfig) -> CellPlan:
     """
     path = Path(str(config.bs.plan))
     try:
-        plan = msgspec.json.decode(path.read_bytes(), type=CellPlan)
+        plan = msgspec.json.decode(file_bytes(path), type=CellPlan)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise BadInput(f"{path}: {exc}; give the output of `testbed optim plan --json`") from exc
     tasks = sorted(k for batch in plan.batches for k in batch)
@@ -78,8 +80,8 @@ def read_plan(config: CellConfig) -> CellPlan:
         raise BadInput(f"{path}: batches must hold every task once, and bandwidth a share of each")
     if len(tasks) != count:
         raise BadInput(f"{path} is a plan of {len(tasks)} tasks; {count} UEs of this cell decode")
-    if not 1 <= plan.window <= 256 or min(plan.bandwidth) <= 0:
-        raise BadInput(f"{path}: a cell needs a window in 1..256 and positive shares")
+    if not 1 <= plan.window <= 256 or min(plan.bandwidth) <= 0 or sum(plan.bandwidth) > 1 + ROUNDING:
+        raise BadInput(f"{path}: a cell needs a window in 1..256 and positive shares that add up to 1 at most")
     if (largest := max(map(len, plan.batches))) > config.bs.max_batch:
         raise BadInput(f"{path} has a batch of {largest} tasks; bs.max_batch is {config.bs.max_batch}")
     if config.radio.scheduler != "weights":

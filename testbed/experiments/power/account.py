@@ -81,9 +81,9 @@ def _round(run: Path, row: Mapping[str, Any]) -> RoundRecord:
     csi = {name: known[f"csi_{name}"] for name in Csi.__struct_fields__ if f"csi_{name}" in known}
     try:
         record = msgspec.convert(known, RoundRecord)
-    except msgspec.ValidationError as exc:
+        return replace(record, csi=Csi(**csi)) if csi else record
+    except (msgspec.ValidationError, BadInput, TypeError) as exc:  # TypeError: a rate or the RTT is missing
         raise BadInput(f"{run}: rounds.parquet is not sufficient to compute energy ({exc})") from exc
-    return replace(record, csi=Csi(**csi)) if csi else record
 
 
 def _span(run: Path, records: Mapping[Key, RequestRecord]) -> tuple[float, float]:

@@ -124,6 +124,9 @@ def test_cells_that_cannot_carry_out_a_plan_are_refused(tmp_path: Path) -> None:
         ({"batches": [[0, 1]], "bandwidth": [0.5, 0.5]}, "a plan of 2 tasks; 6 UEs"),
         ({"batches": [[0, 0], [1, 2, 3, 4, 5]]}, "every task once"),
         ({"window": 0}, "window in 1..256"),
+        ({"bandwidth": [1e308] * 6}, "add up to 1 at most"),
+        ({"bandwidth": [1 / 6] * 5 + [1 / 6 + 1e-5]}, "add up to 1 at most"),
+        ({"bandwidth": [1 / 5] * 5 + [0.0]}, "positive shares"),
         ({"batches": "x"}, "give the output of"),
     ):
         with pytest.raises(BadInput, match=said):

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 
@@ -178,6 +180,15 @@ def test_runs_that_cannot_be_accounted_for_are_refused(run: Path, tmp_path: Path
     write_parquet(run / "power.parquet", steady())
     refuse(lambda: account_run(run, None), BadInput, "has no time stamps")
     refuse(lambda: account_run(tmp_path, None), BadInput, "not a run directory")
+
+
+@pytest.mark.parametrize("state", [{"per_up": 0.5}, {"uplink_mbps": 1e308, "downlink_mbps": 1.0, "rtt_ms": -1.0}])
+def test_rounds_with_an_impossible_channel_state_are_refused(state: dict[str, float], run: Path) -> None:
+    """They were an error of the program: a required value was missing, or one was out of its range."""
+    rows = [row | {f"csi_{name}": value for name, value in state.items()} for row in read_rounds(run).to_pylist()]
+    pq.write_table(pa.Table.from_pylist(rows), run / "rounds.parquet")
+    write_parquet(run / "power.parquet", steady())
+    refuse(lambda: account_run(run, None), BadInput, "rounds.parquet is not sufficient")
 
 
 def test_a_report_shows_energy_and_throttling(run: Path, tmp_path: Path) -> None:
