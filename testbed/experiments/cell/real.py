@@ -112,7 +112,7 @@ def _run_processes(
     context.set_forkserver_preload([run_ue.__module__])
     members = [group for group in config.ues for _ in range(group.count)]
     ours, theirs = context.Pipe()
-    radio = context.Process(target=run_radio, args=(config, target, theirs), daemon=True)
+    radio = context.Process(target=run_radio, name="the radio", args=(config, target, theirs), daemon=True)
     radio.start()
     theirs.close()  # so that its end is noticed
     processes: list[BaseProcess] = [radio]
@@ -126,13 +126,13 @@ def _run_processes(
         for number, path in paths.items():
             order = CellUeOrder(config, number, addresses[number], radio_s, start_s)
             arguments = (order, path, barrier if members[number].together else None)
-            processes.append(context.Process(target=run_ue, args=arguments, daemon=True))
+            processes.append(context.Process(target=run_ue, name=f"UE {number}", args=arguments, daemon=True))
             processes[-1].start()
         ours.send(start_s)
         end_s = start_s + config.seconds + STOPPING_S
         counters: list[Counters] = []
         for until_s in (start_s + config.warmup_s, start_s + config.seconds, end_s):
-            _wait(processes[1:], until_s)
+            _wait(radio, processes[1:], until_s)
             if until_s < end_s:
                 counters.append(counted_in(directory / METRICS))
         found: RadioReport = _received(ours, max(0.0, end_s - time.monotonic()))
@@ -159,15 +159,17 @@ def _received(line: Connection, timeout_s: float) -> Any:
     raise EngineError(f"the process of the radio said nothing for {timeout_s:.0f} s")
 
 
-def _wait(processes: Sequence[BaseProcess], until_s: float) -> None:
-    """Wait until a time on the monotonic clock, or until all processes have ended.
+def _wait(radio: BaseProcess, ues: Sequence[BaseProcess], until_s: float) -> None:
+    """Wait until a time on the monotonic clock, or until all UEs' processes have ended.
 
     Raises:
-        TestbedError: the base station died.
+        TestbedError: the base station died, or another process failed.
     """
     while (left_s := until_s - time.monotonic()) > 0:
-        alive = [process.sentinel for process in processes if process.is_alive()]
-        if not alive:
+        for process in (radio, *ues):
+            if process.exitcode:
+                raise EngineError(f"the process of {process.name} ended with exit code {process.exitcode}")
+        if not any(ue.is_alive() for ue in ues):
             return
-        wait(alive, min(left_s, WATCH_S))
+        wait([process.sentinel for process in (radio, *ues) if process.is_alive()], min(left_s, WATCH_S))
         check_serving()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
+import os
+import time
 
 import msgspec
 import pytest
 
 from testbed.channel.radio.config import RadioConfig, TraceSource
-from testbed.errors import BadInput
+from testbed.errors import BadInput, EngineError
+from testbed.experiments.cell import real
 from testbed.experiments.cell.config import CellBs, CellConfig, UeGroup, UePower
 from testbed.experiments.cell.real import run_cell_really
 from testbed.experiments.cell.rows import document
@@ -60,6 +64,38 @@ def test_processes_send_their_requests_together() -> None:
     counts = [len(tally.latencies_s) for _, (tally,) in run.groups]
     assert min(counts) > 0 and max(counts) - min(counts) <= 2  # one at each end of the time
     assert all(tally.answered.uplink_bytes > 0 and tally.band_s[True] > 0 for _, (tally,) in run.groups)
+
+
+@pytest.mark.parametrize("dead", ["the radio", "UE 1"])
+def test_a_process_that_dies_ends_the_run_at_once(dead: str) -> None:
+    """It was reported when the time of the run was over."""
+    context = multiprocessing.get_context("forkserver")
+    processes = [
+        context.Process(target=os._exit, args=(3,), name=name) if name == dead
+        else context.Process(target=time.sleep, args=(20,), name=name)
+        for name in ("the radio", "UE 0", "UE 1")
+    ]  # fmt: skip
+    for process in processes:
+        process.start()
+    try:
+        with pytest.raises(EngineError, match=f"{dead} ended with exit code 3"):
+            real._wait(processes[0], processes[1:], time.monotonic() + 15)
+    finally:
+        for process in processes:
+            process.terminate()
+
+
+def test_the_wait_ends_with_the_last_ue() -> None:
+    context = multiprocessing.get_context("forkserver")
+    processes = [context.Process(target=time.sleep, args=(seconds,)) for seconds in (20.0, 0.0, 0.2)]
+    for process in processes:
+        process.start()
+    try:
+        until_s = time.monotonic() + 15
+        real._wait(processes[0], processes[1:], until_s)
+        assert time.monotonic() < until_s and processes[0].is_alive() and not processes[2].is_alive()
+    finally:
+        processes[0].terminate()
 
 
 def test_too_many_processes_are_refused() -> None:
