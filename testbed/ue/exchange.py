@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from testbed.errors import LinkTimeout, ProtocolError
 from testbed.protocols.base import Drafted
 from testbed.protocols.codec import AnyArray, Packet, unpack_positions
@@ -101,12 +103,16 @@ class SessionExchanges:
     async def verdict(self, window: OutgoingWindow) -> Exchange:
         """Send a window if it was not sent ahead, and answer what the BS asks until its verdict comes.
 
+        The round before is judged. The window is therefore sent again without its guess: the BS then answers even if
+        its session is behind.
+
         Raises:
             LinkTimeout: silence until the client's timeout.
             AdmissionError: the BS cannot guarantee the speed.
             ProtocolError: the BS refuses.
         """
         start_s, reveal_s, down, unknown, number = self._clock.time(), 0.0, 0, 0, window.draft.round
+        window.draft = replace(window.draft, guess=None)
         if not window.known:
             await self.send(window)
         wait_s = window.patience_s

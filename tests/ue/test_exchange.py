@@ -1,0 +1,50 @@
+"""Exchanges of a session, with a base station in this process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from testbed.assets.fingerprints import SYNTHETIC
+from testbed.protocols.base import Drafted
+from testbed.protocols.messages import Draft, Open, Opened
+from testbed.synthetic import next_token
+from testbed.ue import exchange
+from testbed.ue.exchange import OutgoingWindow, SessionExchanges
+from tests.support.stations import VOCAB, client, station
+
+PROMPT = [1, 2, 3]
+
+
+@pytest.mark.parametrize("sent", [True, False])
+async def test_a_window_sent_ahead_reaches_a_session_that_was_set_back(
+    sent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the `Open` that came late took the session back to its prompt. A window whose guess fits nothing is not
+    answered, and it was sent with its guess again and again, until the request timed out.
+    """
+    monkeypatch.setattr(exchange, "RESEND_S", 0.05)
+    token = next_token(PROMPT, VOCAB, 0)
+    ids = np.array([next_token([*PROMPT, token], VOCAB, 0), 5], np.int32)
+    async with station() as (_, address), client(address, timeout_s=3.0) as ue:
+        number = ue.new_session()
+
+        async def open_(round_: int, prefix: list[int] | None = None) -> None:
+            message = Open(session=number, protocol="greedy", threshold=0.0, hidden_size=64, drafter=SYNTHETIC)
+            await ue.send(message, {"ids": np.array(prefix or [*PROMPT, token], np.int32)})
+
+        def drafted(count: int) -> Drafted:
+            return Drafted(ids[:count], np.zeros((count, 64), np.float16))
+
+        exchanges = SessionExchanges(ue, number, open_, lambda busy: None, lambda drafted, asked: {})
+        await open_(0, PROMPT)
+        first = OutgoingWindow(Draft(session=number, round=0, base_len=3), {"ids": ids[:0]}, drafted(0), 0.0)
+        assert (await exchanges.verdict(first)).verdict.token == token
+        await open_(0, PROMPT)
+        assert isinstance((await ue.receive(number, 5)).message, Opened)
+        draft = Draft(session=number, round=1, base_len=4, guess=token)
+        ahead = OutgoingWindow(draft, {"ids": ids}, drafted(2), 0.0)
+        if sent:
+            await exchanges.send(ahead)
+        found = await exchanges.verdict(ahead)
+        assert (found.verdict.round, found.verdict.accepted) == (1, 1)
