@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from testbed.bs.engines.base import VerifyRequest, VerifyResult
+from testbed.bs.engines.coupled import Choices
 from testbed.channel.csi import Csi
 from testbed.protocols.base import Window
 
@@ -80,6 +81,8 @@ class Round:
     judge_s: float = 0.0
     batch_size: int = 0
     result: VerifyResult | None = None
+    choices: Choices | None = None
+    """Tokens of coupled sampling that take long to choose; None: they are chosen, or the target's argmax."""
     asked_s: float | None = None
     """Time at which `NeedHidden` was sent; None: it was not."""
     waited_s: float = 0.0

@@ -7,7 +7,6 @@ queue, `_run` takes a step whenever requests are waiting. The engine has a threa
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from testbed.bs.closing import SessionCloser
 from testbed.bs.dispatch import Dispatcher
 from testbed.bs.engines.base import Share, VerifyRequest
 from testbed.bs.engines.checks import check_result
+from testbed.bs.engines.coupled import choices
 from testbed.bs.engines.runner import EngineRunner
 from testbed.bs.intake import Intake
 from testbed.bs.isolation import apart
@@ -40,8 +40,6 @@ from testbed.errors import BadInput, EngineError
 from testbed.protocols.codec import AnyArray, encode
 from testbed.protocols.messages import Busy, Open
 from testbed.tasks import together
-
-LOG = logging.getLogger(__name__)
 
 
 class BaseStation:
@@ -92,7 +90,7 @@ class BaseStation:
 
     async def serve(self) -> None:
         """Serve until cancelled; raises what a task raises."""
-        jobs = [self._dispatcher.receive(), self._run(), self._long.run(self._answer)]
+        jobs = [self._dispatcher.receive(), self._run(), self._long.run(self._answer, self._go_on)]
         if self._intake.sessions.idle_s is not None:
             jobs.append(self._dispatcher.expire(self._intake.sessions.idle_s))
         await together(jobs)
@@ -183,24 +181,15 @@ class BaseStation:
             if self._queue.running or (self._queue and worked):  # an empty plan waits for another request
                 self._wake.set()
             elif not self._queue:
-                self._learn()
+                self._verdicts.learn()
 
     # ------------------------------------------------------------ 5 verify
 
     async def _verify(self, running: Sequence[Taken]) -> list[Share]:
         """One engine pass; learning from earlier ones is due half-way through it. Raises BadInput and EngineError."""
         if self._ledger.estimates or self._windows is not None:
-            asyncio.get_running_loop().call_later(self._ledger.expected_s(running) / 2, self._learn)
+            asyncio.get_running_loop().call_later(self._ledger.expected_s(running) / 2, self._verdicts.learn)
         return await self._runner.step(lambda: len(self._queue) > 0 or any(taken.session.held for taken in running))
-
-    def _learn(self) -> None:
-        try:
-            self._ledger.learn()
-            if self._windows is not None:
-                self._windows.learn(self._ledger.overhead)
-        except Exception:  # an estimate is no reason to end sessions
-            LOG.exception("an estimate could not be updated")
-            self._metrics.failed_updates += 1
 
     async def _recover(self, running: Sequence[Taken], exc: Exception, again: bool) -> None:
         """Repeat each request of a failed pass by itself, so that only the one at fault fails; that one is given up."""
@@ -238,25 +227,32 @@ class BaseStation:
                 continue
             round_.result, round_.batch_size = share.result, len(shares)
             round_.queue_s = start_s - taken.pending.arrived_s - round_.pieces_s
-            round_.verify_s = verify_s + round_.pieces_s
-            try:
-                check_result(share.result)
-                if not await self._ask_hidden(session, round_):
-                    ready += [(session, one) for one in rounds_of(round_, share.passes, start_s, verify_s)]
-            except EngineError as exc:
-                await self._closer.give_up(session, exc)
-            except Exception as exc:
-                await self._closer.fail_all([(session, exc)])
+            round_.verify_s, round_.choices = verify_s + round_.pieces_s, choices(share)
+            if await self._readable(session, round_):
+                ready += [(session, one) for one in rounds_of(round_, share.passes, start_s, verify_s)]
         return ready
 
-    async def _ask_hidden(self, session: Session, round_: Round) -> bool:
-        """Ask the UE for hidden states if its protocol sends them on request; returns whether they were requested."""
-        if not (positions := session.protocol.asks_for(round_.candidates()) if session.protocol else []):
-            return False
-        round_.asked_s = self._clock.time()
-        session.last_reply = encode(*need_hidden(session, round_, positions))
-        await self._link.send(session.key[0], session.last_reply)
-        return True
+    async def _readable(self, session: Session, round_: Round) -> bool:
+        """Whether a round can be judged now; if not, it failed, or waits for its tokens or for hidden states."""
+        assert round_.result is not None
+        try:
+            check_result(round_.result)
+            if round_.choices is not None:
+                self._long.set_aside([(session, round_)])
+            elif (question := need_hidden(session, round_, self._clock.time())) is not None:
+                await self._link.send(session.key[0], question)
+            else:
+                return True
+        except EngineError as exc:
+            await self._closer.give_up(session, exc)
+        except Exception as exc:
+            await self._closer.fail_all([(session, exc)])
+        return False
+
+    async def _go_on(self, session: Session, round_: Round) -> None:
+        """Continue a round whose tokens are chosen now."""
+        if await self._readable(session, round_):
+            await self._decide([(session, round_)])
 
     # ------------------------------------------------------------ 6 judge
 

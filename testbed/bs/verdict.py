@@ -4,7 +4,7 @@ failed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
 
 import numpy as np
 
@@ -16,10 +16,11 @@ from testbed.bs.scheduling.window_hints import Windows
 from testbed.bs.sessions import Session
 from testbed.channel.csi import single
 from testbed.clock import Clock
-from testbed.protocols.codec import AnyArray, pack_positions
+from testbed.protocols.codec import encode, pack_positions
 from testbed.protocols.messages import NO_HINT, Fault, NeedHidden, Verdict
 from testbed.protocols.sampling import Kept
 
+LOG = logging.getLogger(__name__)
 MAX_REASON = 500
 """Characters of a `Fault`'s reason."""
 
@@ -45,6 +46,16 @@ class Verdicts:
         answer = verdict(session, round_, kept, window, now_s)
         self._observer.round(session, round_, answer)
         return answer
+
+    def learn(self) -> None:
+        """Update what is estimated from passes and rounds; an estimate is no reason to end sessions."""
+        try:
+            self._ledger.learn()
+            if self._windows is not None:
+                self._windows.learn(self._ledger.overhead)
+        except Exception:
+            LOG.exception("an estimate could not be updated")
+            self._metrics.failed_updates += 1
 
     def _commit(self, session: Session, round_: Round, kept: Kept, now_s: float) -> None:
         session.free_s = now_s
@@ -97,10 +108,18 @@ def verdict(session: Session, round_: Round, kept: Kept, window: int, now_s: flo
     )
 
 
-def need_hidden(session: Session, round_: Round, positions: Sequence[int]) -> tuple[NeedHidden, dict[str, AnyArray]]:
-    """The request for the hidden states at these positions of a window, and its arrays."""
+def need_hidden(session: Session, round_: Round, now_s: float) -> list[bytes | memoryview] | None:
+    """The encoded request for the hidden states of a round's candidates; None: its protocol sends none on request.
+
+    Args:
+        now_s: time on the server's clock, from which the UE is waited for.
+    """
+    if not (positions := session.protocol.asks_for(round_.candidates()) if session.protocol else []):
+        return None
+    round_.asked_s = now_s
     ask = NeedHidden(session=session.key[1], round=round_.number, count=len(positions))
-    return ask, {"positions": pack_positions(positions, len(round_.window.ids))}
+    session.last_reply = encode(ask, {"positions": pack_positions(positions, len(round_.window.ids))})
+    return session.last_reply
 
 
 def failure(session: Session, exc: Exception) -> Fault:

@@ -45,6 +45,8 @@ TARGET_TV = 2.0**-11 + 2.0**-20
 """Bound on the total variation between p and what `read_target` makes of it: each entry moves by at most 2⁻¹¹ of
 itself, or by 2⁻⁴⁰ below 2⁻²⁹, which 2²⁰ entries add up to 2⁻²⁰; renormalising at most doubles the half of their sum."""
 _SUM_TOLERANCE = 2.0**-10
+NARROWER, LEAST = 8.0, 1e-12
+"""Factor between the bounds above which `top_p` looks for enough values, and the last bound but 0."""
 _DRAFT, _ACCEPT, _REPLACE = range(3)
 
 
@@ -187,16 +189,34 @@ def warp(logits: NDArray[Any], sampling: Sampling) -> Probs:
         weights[~_largest(weights, sampling.top_k)] = 0.0
     probs: Probs = weights / weights.sum()
     if sampling.top_p < 1:
-        left = np.flatnonzero(probs)  # many equal values, as the zeros of top-k, take a partition long
-        before = np.concatenate([[0.0], np.cumsum(np.sort(probs[left])[::-1])[:-1]])
-        probs[left[~_largest(probs[left], int(np.searchsorted(before, sampling.top_p)))]] = 0.0
+        probs[~_nucleus(probs, sampling.top_p)] = 0.0
         probs /= probs.sum()
     return probs
 
 
+def _nucleus(probs: Probs, mass: float) -> NDArray[np.bool_]:
+    """Mask of the fewest largest values that add up to `mass`, summed in falling order; equal ones rank by index. Only
+    values above a bound that leaves enough of them are sorted.
+    """
+    least = float(probs.max())
+    while least > LEAST and probs[probs > least].sum() < mass:
+        least /= NARROWER
+    for bound in (least, 0.0) if least > LEAST else (0.0,):
+        ranked = np.sort(probs[probs > bound])[::-1]
+        sums = np.cumsum(ranked)
+        if sums[-1] >= mass:  # the sum above is rounded in another way
+            break
+    count = 1 + int(np.searchsorted(sums[:-1], mass))
+    return _from(probs, float(ranked[count - 1]), count)
+
+
 def _largest(values: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
     """Mask of the `count` largest values; equal ones rank by index."""
-    least = np.partition(values, len(values) - count)[len(values) - count]
+    return _from(values, float(np.partition(values, len(values) - count)[len(values) - count]), count)
+
+
+def _from(values: NDArray[np.float64], least: float, count: int) -> NDArray[np.bool_]:
+    """Mask of the `count` largest values, the last of which is `least`; equal ones rank by index."""
     found: NDArray[np.bool_] = values > least
     found[np.flatnonzero(values == least)[: count - int(found.sum())]] = True
     return found

@@ -79,6 +79,48 @@ def test_warping_keeps_order_counts_and_does_not_see_a_shift(
         np.testing.assert_allclose(warp(logits + shift, sampling), probs, atol=1e-9)
 
 
+def by_full_sort(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """Nucleus sampling by a stable sort of all entries and one running sum."""
+    probs = warp(logits, Sampling(sampling.temperature, sampling.top_k))
+    order = np.argsort(-probs, kind="stable")
+    total, kept = 0.0, []
+    for i in order[: np.count_nonzero(probs)].tolist():
+        if kept and total >= sampling.top_p:
+            break
+        kept.append(i)
+        total += float(probs[i])
+    found = np.zeros_like(probs)
+    found[kept] = probs[kept]
+    return found / found.sum()
+
+
+@given(
+    seed=SEED, size=st.integers(1, 3000), spread=st.sampled_from([0.0, 0.3, 3.0, 12.0]),
+    digits=st.sampled_from([0, 1, 9]),
+    temperature=st.sampled_from([5e-324, 0.3, 1.0, 1e6]), top_k=st.sampled_from([0, 1, 40, 2000]),
+    top_p=st.sampled_from([5e-324, 0.1, 0.5, 0.9, 0.999, 1 - 2.0**-53]) | st.floats(0.01, 0.99),
+)  # fmt: skip
+@settings(max_examples=300, deadline=None)
+def test_top_p_keeps_the_bits_of_a_full_sort(
+    seed: int, size: int, spread: float, digits: int, temperature: float, top_k: int, top_p: float
+) -> None:
+    logits, how = np.round(logits_of(seed, size, spread), digits), Sampling(temperature, top_k, top_p)
+    assert warp(logits, how).tobytes() == by_full_sort(logits, how).tobytes()
+
+
+def test_top_p_sorts_few_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sort of the vocabulary took longer than everything else that reads a distribution."""
+    sizes, whole = list[int](), np.sort
+
+    def seen(values: np.ndarray) -> np.ndarray:
+        sizes.append(len(values))
+        return whole(values)
+
+    monkeypatch.setattr(np, "sort", seen)
+    warp(logits_of(3, 50_000), Sampling(1.0, 0, 0.9))
+    assert len(sizes) == 1 and sizes[0] < 25_000
+
+
 def test_warping_by_hand() -> None:
     logits = np.log([0.1, 0.4, 0.3, 0.2])
     np.testing.assert_allclose(warp(logits, Sampling(1.0, 3)), [0, 4 / 9, 3 / 9, 2 / 9])

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from testbed.bs.engines.base import Share, VerifyEngine, VerifyRequest, VerifyResult
-from testbed.bs.engines.coupled import chosen, coupled
+from testbed.bs.engines.coupled import chosen, few_chosen, unchosen
 from testbed.errors import EngineError
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class EngineRunner(Protocol):
         """See `VerifyEngine.submit`."""
 
     async def step(self, waiting: Callable[[], bool] = nobody) -> list[Share]:
-        """See `VerifyEngine.step`.
+        """See `VerifyEngine.step`. Tokens of coupled sampling that read many values are yet to be chosen (`unchosen`).
 
         Args:
             waiting: whether a request waits for the next pass, so that no token is decoded ahead; from any thread.
@@ -132,7 +132,7 @@ class ThreadRunner:
 
     def _step(self) -> list[Share]:
         try:
-            shares = [coupled(share) for share in self._engine.step()]
+            shares = few_chosen(self._engine.step(), MOST_VALUES)
         except BaseException:
             self._unfinished.clear()  # all are dropped
             raise
@@ -194,8 +194,11 @@ class ThreadRunner:
 def _next_rounds(shares: Sequence[Share]) -> list[VerifyRequest]:
     """The rounds of the tokens after those that were found; empty: not all shares allow one."""
     rounds = []
-    for request, _, _, result, _ in shares:
-        if result is None or len(result.argmax) > request.ahead or int(result.argmax[-1]) in request.ends:
+    for share in shares:
+        request, result = share.request, share.result
+        if result is None or unchosen(share) or len(result.argmax) > request.ahead:
+            return []
+        if int(result.argmax[-1]) in request.ends:
             return []
         rounds.append(replace(request, prefix=np.concatenate([request.prefix, result.argmax]), ahead=0))
     return rounds

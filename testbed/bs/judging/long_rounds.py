@@ -1,9 +1,9 @@
 """Rounds that take long to decide: decided beside the event loop, a few at a time.
 
-A sampled round of K tokens reads up to K + 1 distributions over the vocabulary, and a decision head reads the hidden
-states of both models at every mismatch: seconds of work for the largest windows and models, in which the base station
-would receive nothing and begin no pass. Passes never wait for it: what may wait is bounded where windows and hidden
-states are taken, in all and for each UE (`Round.target_bytes`, `Room.crowded`).
+A sampled round of K tokens reads up to K + 1 distributions over the vocabulary, coupled sampling all of them, and a
+decision head reads the hidden states of both models at every mismatch: seconds of work for the largest windows and
+models, in which the base station would receive nothing and begin no pass. Passes never wait for it: what may wait is
+bounded where windows and hidden states are taken, in all and for each UE (`Round.target_bytes`, `Room.crowded`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Ready = Sequence[tuple[Session, Round]]
 
 
 class SetAside(NamedTuple):
-    """A round that was set aside."""
+    """A round that was set aside, to be decided or for its tokens to be chosen (`Round.choices`)."""
 
     session: Session
     round_: Round
@@ -87,15 +87,20 @@ class LongRounds:
         """Set rounds aside; those whose sessions were closed meanwhile are dropped."""
         now_s = self._clock.time()
         for session, round_ in rounds:
-            waiting = self._aside.setdefault(self._sessions.owner(session.key[0]), deque())
-            waiting.append(SetAside(session, round_, now_s))
+            self._of(session).append(SetAside(session, round_, now_s))
         kept = {ue: deque(one for one in waiting if self._waits(*one[:2])) for ue, waiting in self._aside.items()}
         self._aside = {ue: waiting for ue, waiting in kept.items() if waiting}
         if self._aside:
             self._filled.set()
 
-    async def run(self, answer: Callable[[Sequence[Judged]], Awaitable[None]]) -> None:
-        """Decide the rounds that were set aside until cancelled; they are handed to `answer`."""
+    async def run(
+        self,
+        answer: Callable[[Sequence[Judged]], Awaitable[None]],
+        go_on: Callable[[Session, Round], Awaitable[None]],
+    ) -> None:
+        """Decide the rounds that were set aside until cancelled, and hand them to `answer`; those whose tokens are
+        chosen now, to `go_on`.
+        """
         while True:
             await self._filled.wait()
             if not self._aside:
@@ -104,14 +109,39 @@ class LongRounds:
             taken = {one.session.name: one for one in self._next() if self._waits(*one[:2])}
             if not taken:
                 continue
-            work = functools.partial(apart, [one[:2] for one in taken.values()], self._acceptance.decide)
+            work = functools.partial(apart, [one[:2] for one in taken.values()], self._work)
             judged, failed = await self._runner.beside(work)
             await self._runner.judged(self._acceptance.by_hidden(judged))
             judged = [one for one in judged if self._waits(*one[:2])]
             for session, round_, _ in judged:
-                round_.judge_s = self._clock.time() - taken[session.name].since_s
+                round_.judge_s += self._clock.time() - taken[session.name].since_s
             await self._closer.fail_all((lost, exc) for (lost, round_), exc in failed if self._waits(lost, round_))
             await answer(judged)
+            for one in taken.values():
+                if one.round_.choices is not None and self._waits(*one[:2]):
+                    await self._chosen(one, go_on)
+
+    def _work(self, rounds: Ready) -> list[Judged]:
+        """Choose the next tokens of rounds whose tokens are not chosen yet, and decide the others."""
+        for _, round_ in rounds:
+            if round_.choices is not None:
+                round_.choices.choose(MOST_VALUES)
+        return self._acceptance.decide([one for one in rounds if one[1].choices is None])
+
+    async def _chosen(self, one: SetAside, go_on: Callable[[Session, Round], Awaitable[None]]) -> None:
+        """Go on with a round some of whose tokens were chosen: it waits for its UE's next turn, or all are chosen."""
+        session, round_, since_s = one
+        assert round_.choices is not None
+        if round_.choices.left:
+            self._of(session).appendleft(one)
+            return
+        round_.result, round_.choices = round_.choices.result, None
+        round_.judge_s += self._clock.time() - since_s
+        await go_on(session, round_)
+
+    def _of(self, session: Session) -> deque[SetAside]:
+        """The rounds of a session's UE that are set aside."""
+        return self._aside.setdefault(self._sessions.owner(session.key[0]), deque())
 
     def _next(self) -> list[SetAside]:
         """The rounds whose turn it is: one of each UE in turn, as many as may be decided at once, and one at least."""
@@ -129,7 +159,11 @@ class LongRounds:
         return found
 
     def _values(self, session: Session, round_: Round) -> int:
-        """Number of values that decide about a round: probabilities, or elements of the hidden states of mismatches."""
+        """Number of values that decide about a round: probabilities, or elements of the hidden states of mismatches;
+        where its tokens are yet to be chosen, those read for the next few.
+        """
+        if round_.choices is not None:
+            return round_.choices.part(MOST_VALUES)
         if session.drawn:
             return (len(round_.window.ids) + 1) * self._offer.vocab_size
         if not self._acceptance.needs_hidden(session):

@@ -117,7 +117,7 @@ class TrafficRunner:
             agree = request.draft == target[:-1]
             held = drafted if self._lenient or agree.all() else int(agree.argmin())
             self._cache.hold(request.session, length + held)
-        sure = _SURE[target] if request.logprobs else None
+        sure = _SURE[target] if request.logprobs and request.coupling is None else None
         return VerifyResult(target, _ZEROS[: drafted + 1], _ZEROS[:drafted], logprobs=sure, cached=cached)
 
     def cached(self, session: str) -> int | None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from testbed.bs.engines.base import Share, VerifyRequest, VerifyResult
 from testbed.bs.engines.checks import check_result
-from testbed.bs.engines.coupled import chosen, coupled
+from testbed.bs.engines.coupled import choices, chosen, coupled, few_chosen, unchosen
 from testbed.errors import EngineError
 from testbed.noise import exponentials
 from testbed.protocols.sampling import Coupling, Sampling
@@ -72,6 +72,35 @@ def test_results_without_a_coupling_and_unfinished_ones_stay() -> None:
     unfinished = Share(request_of(Sampling(), [1, 2]), 3, 0, None)
     assert coupled(unfinished) is unfinished
     assert coupled(unfinished._replace(result=result)).result is not result
+
+
+@pytest.mark.parametrize("most", [0, 1, SIZE, 2 * SIZE + 1, 100 * SIZE])
+def test_tokens_chosen_a_few_at_a_time_are_the_same(most: int) -> None:
+    result, request = passed(8, 6), request_of(Sampling(0.8, 5, 0.9), [1, 2, 3, 4, 5, 6])
+    found = choices(Share(request, 7, 0, result))
+    assert found is not None and found.left == 7 * SIZE
+    while found.left:
+        before, part = found.left, found.part(most)
+        assert 0 < part <= max(most, SIZE)
+        found.choose(most)
+        assert found.left == before - part
+    whole = chosen(request, result)
+    for name in ("argmax", "margin", "draft_gap"):
+        assert np.array_equal(getattr(found.result, name), getattr(whole, name)), name
+    assert found.result.logprobs is None
+
+
+@pytest.mark.parametrize(("most", "done"), [(SIZE - 1, ""), (SIZE, "b"), (4 * SIZE, "bc"), (9 * SIZE, "abc")])
+def test_the_shortest_rounds_of_a_pass_are_chosen_first_and_few_values_read(most: int, done: str) -> None:
+    how = Sampling(1.0)
+    drafts = {"a": (how, [1, 2, 3, 4]), "b": (how, []), "c": (how, [5, 6]), "plain": (None, [1] * 9)}
+    shares = [Share(request_of(*one), 1, 0, passed(3, len(one[1]))) for one in drafts.values()]
+    found = few_chosen([*shares, Share(request_of(how, [1]), 1, 0, None)], most)
+    assert [one.request for one in found[:4]] == [one.request for one in shares] and found[4].result is None
+    left = {name: unchosen(one) for name, one in zip(drafts, found, strict=False)}
+    assert left == {"a": 0 if "a" in done else 5 * SIZE, "b": 0 if done else SIZE,
+                    "c": 0 if "c" in done else 3 * SIZE, "plain": 0}  # fmt: skip
+    assert found[3] is shares[3]
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from testbed.bs.engines.base import Share, VerifyRequest
+from testbed.bs.engines.coupled import unchosen
 from testbed.bs.engines.runner import AHEAD_S, SHORT_S, ThreadRunner, nobody
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.errors import EngineError
+from testbed.protocols.sampling import Coupling, Sampling
 
 
 class Watched(SyntheticEngine):
@@ -226,6 +228,41 @@ def test_streams_beyond_a_pass_wait_for_the_next_one(engine: Watched, runner: Th
         return found
 
     assert [share.passes for share in asyncio.run(three())] == ([1, 1] if leaves else [1, 1, 6])
+
+
+@pytest.mark.parametrize(("most", "unread"), [(8 * 64, 0), (8 * 64 - 1, 8 * 64)])
+@pytest.mark.parametrize("in_loop", [True, False])
+def test_no_pass_waits_for_coupled_sampling_of_many_values(
+    engine: Watched, runner: ThreadRunner, monkeypatch: pytest.MonkeyPatch, most: int, unread: int, in_loop: bool
+) -> None:
+    monkeypatch.setattr("testbed.bs.engines.runner.MOST_VALUES", most)
+    monkeypatch.setattr(Watched, "any_thread", in_loop)
+
+    async def run() -> list[Share]:
+        await rounds(runner, "first", 2)
+        how = {"logprobs": True, "coupling": Coupling(Sampling(), 3)}
+        runner.submit(VerifyRequest("first", np.ones(3, np.int32), np.ones(7, np.int32), **how))
+        return await runner.step()
+
+    (share,) = asyncio.run(run())
+    assert unchosen(share) == unread
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_coupled_streams_are_decoded_ahead_while_they_read_few_values(
+    engine: Watched, runner: ThreadRunner, monkeypatch: pytest.MonkeyPatch, few: bool
+) -> None:
+    monkeypatch.setattr("testbed.bs.engines.runner.MOST_VALUES", 64 if few else 63)
+
+    async def run() -> Share:
+        await rounds(runner, "stream", 1)
+        how = {"logprobs": True, "coupling": Coupling(Sampling(), 3), "ahead": 4}
+        runner.submit(VerifyRequest("stream", np.ones(2, np.int32), np.zeros(0, np.int32), **how))
+        (share,) = await runner.step()
+        return share
+
+    share = asyncio.run(run())
+    assert (share.passes, unchosen(share)) == ((5, 0) if few else (1, 64))
 
 
 def test_streams_beside_a_round_with_drafts_take_one_pass(engine: Watched, runner: ThreadRunner) -> None:

@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from testbed.assets.fingerprints import SYNTHETIC
+from testbed.bs.engines import coupled, runner
 from testbed.bs.judging import acceptance, long_rounds
 from testbed.bs.judging.base import Candidates, Judge
 from testbed.bs.judging.head import BudgetJudge, HeadJudge
@@ -26,7 +27,7 @@ from testbed.errors import LinkTimeout, ProtocolError
 from testbed.protocols import protocol
 from testbed.protocols.base import Window
 from testbed.protocols.messages import Busy, Draft, Hidden, NeedHidden, Open, Opened, Verdict
-from testbed.protocols.sampling import Kept, Sampling
+from testbed.protocols.sampling import Coupling, Kept, Sampling
 from testbed.synthetic import next_token
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
@@ -38,8 +39,8 @@ from tests.support.stations import VOCAB, client, station
 PROMPT = [1, 2, 3]
 
 
-async def decode(ue: Client, kind: str, tokens: int = 24, threshold: float = 0.0) -> list[int]:
-    drafter, sampling = SyntheticDrafter(vocab_size=VOCAB, alpha=0.6), Sampling(1.0, 0, 0.9)
+async def decode(ue: Client, kind: str, tokens: int = 24, threshold: float = 0.0, coupled: bool = False) -> list[int]:
+    drafter, sampling = SyntheticDrafter(vocab_size=VOCAB, alpha=0.6), Sampling(1.0, 0, 0.9, coupled)
     session = DecodingSession(ue, drafter, protocol(kind), FixedWindow(4), threshold, sampling=sampling, seed=7)
     return (await session.decode(PROMPT, tokens, ())).token_ids
 
@@ -255,3 +256,103 @@ async def test_a_round_that_fails_closes_its_session_alone(monkeypatch: pytest.M
                 await decode(one, "rejection")
         assert bs.metrics()["failed_sessions"] == 1
         assert len(await decode(other, "rejection")) == 24
+
+
+# ---------------------------------------------------------------- coupled sampling
+
+
+class Chooses:
+    """Coupled sampling in which choosing a token waits for `go`; `rows`: positions chosen beside the event loop."""
+
+    def __init__(self) -> None:
+        self.begun, self.go, self.rows = threading.Event(), threading.Event(), list[tuple[int, int]]()
+        self._whole = coupled._choice
+
+    def __call__(self, coupling: Coupling, logits: Any, position: int, *rest: Any) -> tuple[int, float, float]:
+        if threading.current_thread() is not threading.main_thread():
+            self.begun.set()
+            assert self.go.wait(30)
+            self.rows.append((coupling.seed, position))
+        return self._whole(coupling, logits, position, *rest)
+
+
+@pytest.fixture
+def chooses(monkeypatch: pytest.MonkeyPatch) -> Chooses:
+    """Every token of coupled sampling is chosen beside the event loop, one at a time."""
+    held = Chooses()
+    monkeypatch.setattr(coupled, "_choice", held)
+    monkeypatch.setattr(runner, "MOST_VALUES", 0)
+    monkeypatch.setattr(long_rounds, "MOST_VALUES", 0)
+    return held
+
+
+@pytest.mark.parametrize(("kind", "threshold"), [("coupled", 0.0), ("greedy", 0.0), ("fh", 0.6), ("sh", 0.6)])
+async def test_coupled_rounds_that_are_set_aside_have_the_same_tokens(
+    kind: str, threshold: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for most in (long_rounds.MOST_VALUES, 2 * VOCAB, 0):
+        monkeypatch.setattr(runner, "MOST_VALUES", most)
+        monkeypatch.setattr(long_rounds, "MOST_VALUES", most)
+        async with station(judge=HeadJudge(random_head())) as (_, address), client(address) as ue:
+            found.append(await decode(ue, kind, threshold=threshold, coupled=True))
+    assert found[0] == found[1] == found[2] and len(found[0]) == 24
+
+
+@pytest.mark.parametrize("kind", ["coupled", "sh"])
+async def test_others_are_served_while_coupled_tokens_are_chosen(kind: str, chooses: Chooses) -> None:
+    """A pass chose all of its tokens before any of its rounds was answered: seconds for windows of 256 tokens."""
+    async with station() as (bs, address), client(address) as one, client(address) as other:
+        slow = asyncio.create_task(decode(one, kind, coupled=True))
+        try:
+            assert await asyncio.to_thread(chooses.begun.wait, 30)
+            assert len(await decode(other, "greedy")) == 24
+            assert not slow.done()
+        finally:
+            chooses.go.set()
+        assert len(await slow) == 24 and bs.load == (0, 0)
+
+
+async def test_ues_take_turns_token_by_token(chooses: Chooses) -> None:
+    """The window of one UE does not wait until the longer one of another is chosen."""
+    async with station() as (bs, address), client(address) as one, client(address) as other:
+        numbers = [ue.new_session() for ue in (one, other)]
+        for ue, number, seed, size in zip((one, other), numbers, (1, 2), (200, 4), strict=True):
+            ids = np.arange(1, size + 1, dtype=np.int32)
+            how = {"temperature": 1.0, "coupled": True, "seed": seed}
+            open_ = Open(session=number, protocol="coupled", threshold=0.0, hidden_size=64, drafter=SYNTHETIC, **how)
+            await ue.send(open_, {"ids": np.array(PROMPT, np.int32)})
+            await ue.send(Draft(session=number, round=0, base_len=len(PROMPT)), {"ids": ids})
+        try:
+            assert await asyncio.to_thread(chooses.begun.wait, 30)
+            while len(bs._long._aside) < 1:  # one is in the other thread
+                await asyncio.sleep(0.001)
+            assert bs.load.size_bytes > 0
+        finally:
+            chooses.go.set()
+        assert isinstance((await other.receive(numbers[1], 15)).message, Opened)
+        verdict = (await other.receive(numbers[1], 15)).message
+        seen = [seed for seed, _ in chooses.rows]
+        assert isinstance(verdict, Verdict) and verdict.judge_s > 0
+        assert seen.count(2) == 5 and len(seen) < 100  # the long one goes on meanwhile
+        assert isinstance((await one.receive(numbers[0], 15)).message, Opened)
+        assert isinstance((await one.receive(numbers[0], 15)).message, Verdict)
+        assert [position for seed, position in chooses.rows if seed == 1] == list(range(3, 204))
+
+
+async def test_a_coupled_round_of_a_closed_session_is_dropped_and_one_that_fails_closes_its_session(
+    chooses: Chooses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with station() as (bs, address), client(address) as one, client(address) as other:
+        leaving = asyncio.create_task(decode(one, "coupled", coupled=True))
+        assert await asyncio.to_thread(chooses.begun.wait, 30)
+        for session in list(bs._intake.sessions):
+            bs._intake.sessions.close(session.key)
+        leaving.cancel()
+        chooses.go.set()
+        with monkeypatch.context() as patch:
+            patch.setattr(coupled, "_choice", lambda *_: 1 / 0)
+            with pytest.raises(ProtocolError, match="internal error: division by zero"):
+                await decode(other, "coupled", coupled=True)
+        assert bs.metrics()["failed_sessions"] == 1
+        assert len(await decode(other, "coupled", coupled=True)) == 24 and bs.load == (0, 0)
