@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from testbed.cli.channel.trace_files import Force, refuse_to_overwrite
-from testbed.cli.options import AsJson, configured
+from testbed.cli.options import AsJson, Force, configured, refuse_to_overwrite
 from testbed.cli.output import note, print_json, progress
 from testbed.cli.screens import CommandGroup
 from testbed.cli.tables import TableCommand, print_rows
