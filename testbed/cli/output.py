@@ -36,6 +36,9 @@ COLUMNS: dict[str, tuple[str, str]] = {
 }
 """Columns of a run's rows, the most important ones first."""
 
+CATEGORY_COLUMNS: dict[str, tuple[str, str]] = {"category": ("category", "{}"), **COLUMNS}
+"""Columns of a run's rows by category of prompts."""
+
 ENERGY_COLUMNS: dict[str, tuple[str, str]] = {
     "method": ("method", "{}"),
     "energy_requests": ("n", "{:d}"),

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from testbed.experiments.results import directory as results
+from testbed.experiments.results.rows import PARTS
 
 WINDOWS, RATES, SERIES = (4, 8, 16), (20.0, 500.0), ("SD greedy", "50 % & more")
 PROMPTS = 12
-OF_A_ROW = dict.fromkeys(results.PARTS, 0.01)
+OF_A_ROW = dict.fromkeys(PARTS, 0.01)
 CONFIG = {"run": {"dataset": "bundled:test", "prompts": PROMPTS}, "name": "small"}
 
 
@@ -104,7 +105,7 @@ def make_sweep(out: Path, level: bool = False) -> Path:
                     "method": "fh", "series": series, "window": window, "threshold": None, "requests": PROMPTS,
                     "uplink_mbps": rate, "downlink_mbps": rate, "rtt_ms": 50.0, "per": 0.0, "accuracy": 0.75,
                     "aal": 3.5, "rounds": 7.0, "latency_s": latency_s, "throughput_tps": 24 / latency_s, "point": key,
-                    **dict.fromkeys(results.PARTS, latency_s / len(results.PARTS)),
+                    **dict.fromkeys(PARTS, latency_s / len(PARTS)),
                 }  # fmt: skip
                 rows.append(row | ({"level": window} if level else {}))
     results.write_summary(out, results.summary(CONFIG, 0, {}, rows))

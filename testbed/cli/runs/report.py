@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from testbed.cli.options import AsJson
-from testbed.cli.output import grid_columns, note, print_json
+from testbed.cli.output import CATEGORY_COLUMNS, grid_columns, note, print_json
 from testbed.cli.tables import print_rows
 
 if TYPE_CHECKING:
@@ -65,3 +65,5 @@ def _print_rows(shown: Sequence[Shown]) -> None:
         if one.speculates:
             rows = list(map(by_meaning, one.rows))
             print_rows(rows, str(one.path), grid_columns(rows))
+            if parts := [by_meaning(part.row) for part in one.categories]:
+                print_rows(parts, f"{one.path}, by category", CATEGORY_COLUMNS)

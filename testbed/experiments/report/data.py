@@ -18,6 +18,7 @@ from testbed.experiments.inputs.datasets import BUNDLED, load_dataset
 from testbed.experiments.inputs.scorers import SCORERS, expected
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.files import REQUESTS, ROUNDS, read_requests, read_rounds
+from testbed.experiments.results.rows import UNNAMED, by_category
 
 LOG = logging.getLogger(__name__)
 Row = Mapping[str, Any]
@@ -34,6 +35,8 @@ class RowSource:
 
     row: Row
     directory: Path
+    category: str | None = None
+    """Only requests and rounds of this category; None: of all."""
 
     @property
     def name(self) -> str:
@@ -48,6 +51,9 @@ class RowSource:
             BadInput: windows that no base station takes.
         """
         found = _columns(self.directory / ROUNDS, read_rounds, str(self.row["method"]))
+        if found is not None and self.category is not None:
+            mine = np.isin(found["request"], self.requests["request"] if self.requests else [])
+            found = {name: values[mine] for name, values in found.items()}
         if found is not None:
             for name in ("drafted", "accepted", "committed"):
                 _check_below(found[name], MOST_WINDOW)
@@ -60,6 +66,8 @@ class RowSource:
         if found is None:
             return None
         order = np.argsort(found["request"], kind="stable")
+        if self.category is not None:
+            order = order[[(name or UNNAMED) == self.category for name in found["category"][order]]]
         return {name: values[order] for name, values in found.items()}
 
     def right(self, config: Mapping[str, Any]) -> NDArray[np.float64] | None:
@@ -71,7 +79,7 @@ class RowSource:
             return None
         try:
             _check_below(found["request"], MOST_PROMPTS)
-            examples = load_dataset(_local(str(dataset)), int(found["request"].max()) + 1)
+            examples = load_dataset(_local(str(dataset)), int(found["request"].max()) + 1, turns=True)
             wanted = [expected(examples[i], score) for i in found["request"].tolist()]
             texts = found["text"].tolist()
             if None in wanted or None in texts:
@@ -103,6 +111,17 @@ class Shown:
         config: Mapping[str, Any] = self.document["config"]
         inner = config.get("run")
         return inner if isinstance(inner, Mapping) else config
+
+    @property
+    def categories(self) -> list[RowSource]:
+        """Rows of each category of prompts, in order of categories."""
+        parts = [
+            RowSource(row, part.directory, str(row["category"]))
+            for part in self.parts
+            for row in by_category([part.row])
+        ]
+        names = list(dict.fromkeys(part.category for part in parts))
+        return sorted(parts, key=lambda part: names.index(part.category))
 
     @property
     def speculates(self) -> bool:

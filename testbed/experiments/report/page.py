@@ -121,7 +121,8 @@ def _section(shown: Shown, intervals: Sequence[Intervals], out: Path, formats: S
     blocks.append(report_field.notes(shown))
     if shown.speculates:
         figures += [*report_figures.figures(shown, intervals), *report_power.figures(shown)]
-        blocks += [*_tables(shown, intervals, out / "tables"), report_power.notes(shown)]
+        blocks += [*_tables(shown, intervals, out / "tables"), _categories(shown, out / "tables")]
+        blocks.append(report_power.notes(shown))
     else:
         blocks += [_study_table(shown), report_field.contention(shown), report_field.visits(shown)]
     for figure in figures:
@@ -139,6 +140,18 @@ def _study_table(shown: Shown) -> str:
     tables = {section.KIND: section.table for section in sections}
     kind = shown.document.get("kind")
     return tables[kind](shown) if kind in tables else study_html(shown.rows)
+
+
+def _categories(shown: Shown, folder: Path) -> str:
+    """HTML of the rows of each category of prompts, which are also written as CSV; empty without categories."""
+    parts = shown.categories
+    if not parts:
+        return ""
+    intervals = with_intervals(parts, shown.config)
+    write_text(
+        folder / f"{shown.label}-categories.csv", report_tables.rows_csv([part.row for part in parts], intervals)
+    )
+    return "<h3>By category</h3>" + rows_html([by_meaning(part.row) for part in parts], intervals)
 
 
 def _tables(shown: Shown, intervals: Sequence[Intervals], folder: Path) -> list[str]:

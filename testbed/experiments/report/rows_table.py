@@ -18,7 +18,7 @@ RESULTS = (
 )  # fmt: skip
 """Columns of the table that is open: what a reader looks for first."""
 GRID = (
-    *SETTINGS, "judge", "head", "payload", "window", "threshold", "level", "hidden_bits", "uplink_mbps",
+    "category", *SETTINGS, "judge", "head", "payload", "window", "threshold", "level", "hidden_bits", "uplink_mbps",
     "downlink_mbps", "rtt_ms", "per",
 )  # fmt: skip
 """Settings that name a row where rows differ in them."""

@@ -175,8 +175,10 @@ def text_of(value: Any) -> str:
 
 
 def rows_csv(rows: Sequence[Row], intervals: Sequence[Intervals]) -> str:
-    """CSV of all rows and columns, with `…_low` and `…_high` for columns with intervals."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    """CSV of all rows and columns with one value, with `…_low` and `…_high` for columns with intervals."""
+    names = list(
+        dict.fromkeys(name for row in rows for name, value in row.items() if not isinstance(value, dict | list))
+    )
     bounds = list(dict.fromkeys(name for one in intervals for name in one))
     beside = [name for name in bounds if name not in names]
     ends = [f"{name}_{end}" for name in bounds for end in ("low", "high")]

@@ -14,6 +14,7 @@ from typing import Any
 
 from testbed.channel.csi import Csi
 from testbed.errors import BadInput
+from testbed.experiments.inputs.formats import Example
 from testbed.experiments.results.directory import SCHEMA, request_rows, round_rows
 from testbed.files import whole_file
 from testbed.ue.records import RequestRecord, RoundRecord
@@ -36,10 +37,10 @@ def round_columns() -> Columns:
 
 def request_columns() -> Columns:
     """Columns and types of `requests.parquet`: method, request, fields of `RequestRecord` with counts for `tokens` and
-    `rounds`, whether the output is lossless, and its text.
+    `rounds`, whether the output is lossless, its text, and name, category and turn of the prompt.
     """
     own = {**_types(RequestRecord), "rounds": int, "tokens": int}
-    return {**KEYS, **own, "lossless": bool, "text": str}
+    return {**KEYS, **own, "lossless": bool, "text": str, "id": str, "category": str, "turn": int}
 
 
 def write_rounds(directory: Path, outcomes: Sequence[Outcome]) -> None:
@@ -57,14 +58,22 @@ def write_round_rows(directory: Path, rows: Sequence[Mapping[str, Any]]) -> None
     _write(directory / ROUNDS, rows, round_columns())
 
 
-def write_requests(directory: Path, outcomes: Sequence[Outcome], texts: Mapping[tuple[str, int], str]) -> None:
+def write_requests(
+    directory: Path,
+    outcomes: Sequence[Outcome],
+    texts: Mapping[tuple[str, int], str],
+    examples: Sequence[Example] = (),
+) -> None:
     """Write one row per request and method.
+
+    Args:
+        examples: prompts by request; empty: unknown.
 
     Raises:
         BadInput: pyarrow is missing.
         TestbedError: the file is not writable.
     """
-    _write(directory / REQUESTS, request_rows(outcomes, texts), request_columns())
+    _write(directory / REQUESTS, request_rows(outcomes, texts, examples), request_columns())
 
 
 def read_rounds(directory: Path) -> Any:

@@ -267,7 +267,7 @@ def _virtual(
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Both ends in this process and virtual time; compute times from a profile, or measured first."""
     run = run_config(config)
-    work = prepare(run)
+    work = prepare(run, turns=True)
     measured = out / PROFILE
     if channel.profile is not None or (resume and measured.exists()):
         profile = load_profile(channel.profile or str(measured))

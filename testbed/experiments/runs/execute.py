@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,8 +14,8 @@ from testbed.config import RunConfig
 from testbed.errors import BadInput
 from testbed.experiments.inputs.padding import padded
 from testbed.experiments.inputs.state import channel_state
-from testbed.experiments.runs.prepare import Workload, policy_of
-from testbed.protocols import TARGET_ONLY
+from testbed.experiments.runs.prepare import Workload, policy_of, room
+from testbed.experiments.runs.turns import Conversations, OwnOutputs
 from testbed.protocols.messages import Welcome
 from testbed.tasks import together
 from testbed.ue.dial import dial
@@ -73,7 +73,7 @@ def drafter_of(config: RunConfig, work: Workload) -> Drafter:
     Raises:
         ModelError: it cannot be used.
     """
-    longest = max(len(p.ids) for p in [*work.prompts, *work.warmup])
+    longest = max(room(prompt, config.max_tokens) for prompt in [*work.prompts, *work.warmup])
     options = DrafterOptions(
         vocab_size=work.prompter.vocab_size if work.prompter else None,
         context=longest + config.max_tokens + 1,
@@ -139,30 +139,23 @@ async def decode_all(
         if local is not link:
             await local.connect(fingerprint, setting.drafter.vocab_size)
         watch.greeted(welcome)
-        _check_context(work, config, welcome)
+        if config.window > welcome.max_window:
+            raise BadInput(f"window {config.window}: the BS takes at most {welcome.max_window}")
+        talk = Conversations(config, work, welcome)
         state = await channel_state(config.csi, link, clock)
         zero_s = unix_zero_s() if isinstance(clock, WallClock) else None
-        return await _run_all(config, work, watch, JobRunner(replace(setting, state=state)), welcome, done, zero_s)
+        runner = JobRunner(replace(setting, state=state))
+        return await _run_all(config, work, talk, watch, runner, welcome, done, zero_s)
     finally:
         if local is not link:
             await local.close()
         await link.close()
 
 
-def _check_context(work: Workload, config: RunConfig, welcome: Welcome) -> None:
-    if config.window > welcome.max_window:
-        raise BadInput(f"window {config.window}: the BS takes at most {welcome.max_window}")
-    for prompt in work.prompts:
-        if len(prompt.ids) + config.max_tokens + 1 > welcome.max_positions:
-            raise BadInput(
-                f"a prompt of {len(prompt.ids)} tokens and {config.max_tokens} output tokens exceed the target's "
-                f"context of {welcome.max_positions}; shorten it or lower --max-tokens"
-            )
-
-
 async def _run_all(
     config: RunConfig,
     work: Workload,
+    talk: Conversations,
     watch: Watch,
     runner: JobRunner,
     welcome: Welcome,
@@ -174,20 +167,25 @@ async def _run_all(
             await runner.decode(method, prompt.ids, min(config.max_tokens, 32), welcome.end_ids)
     finished = {(o.method, o.request) for o in done}
     jobs = schedule(config.methods, len(work.prompts), config.seed)
-    queue = iter([job for job in jobs if (job.method, job.request) not in finished])
     outcomes: list[Outcome] = list(done)
+    own = OwnOutputs(work.own, runner, welcome, config.max_tokens)
 
-    async def worker() -> None:
+    async def worker(queue: Iterator[Job]) -> None:
         for job in queue:
-            ids = work.prompts[job.request].ids
-            told = _teller(watch, job)
+            ids, told = talk.ids(job.request), _teller(watch, job)
             record = await runner.decode(job.method, ids, config.max_tokens, welcome.end_ids, told, job.request)
             record = msgspec.structs.replace(record, clock_unix_s=zero_s)
             outcomes.append(Outcome(job.method, job.request, record))
             watch.done(outcomes[-1])
 
-    await together(worker() for _ in range(config.concurrency))
-    return await _gated(config, work, runner, welcome, outcomes) if config.gate else outcomes
+    for stage in talk.stages:
+        own.learn(outcomes)
+        await talk.begin(stage, own)
+        here = set(talk.at(stage))
+        queue = iter([job for job in jobs if job.request in here and (job.method, job.request) not in finished])
+        await together(worker(queue) for _ in range(config.concurrency))
+    own.learn(outcomes)
+    return await _gated(talk, own, runner, outcomes, config.max_tokens) if config.gate else outcomes
 
 
 def _teller(watch: Watch, job: Job) -> Callable[[RoundRecord], None]:
@@ -195,22 +193,16 @@ def _teller(watch: Watch, job: Job) -> Callable[[RoundRecord], None]:
 
 
 async def _gated(
-    config: RunConfig, work: Workload, runner: JobRunner, welcome: Welcome, outcomes: list[Outcome]
+    talk: Conversations, own: OwnOutputs, runner: JobRunner, outcomes: list[Outcome], longest: int
 ) -> list[Outcome]:
     """Compare every output that is not drawn independently with the target's own, decoded by the same engine."""
-    longest, own = config.max_tokens, work.own
-    if not runner.draws(TARGET_ONLY):
-        alone = [o for o in outcomes if o.method == TARGET_ONLY]
-        own |= {runner.own_output(TARGET_ONLY, o.request, longest): o.record.token_ids for o in alone}
     checked = []
     for outcome in outcomes:
         if runner.draws(outcome.method):
             checked.append(outcome)
             continue
-        ids, which = work.prompts[outcome.request].ids, runner.own_output(outcome.method, outcome.request, longest)
-        if which not in own:
-            own[which] = (await runner.own(ids, which, welcome.end_ids)).token_ids
-        found = await runner.check(which, ids, outcome.record.token_ids, own[which])
+        ids, which = talk.ids(outcome.request), runner.own_output(outcome.method, outcome.request, longest)
+        found = await runner.check(which, ids, outcome.record.token_ids, await own.of(which, ids))
         lossless = found is None or found.tie
         checked.append(msgspec.structs.replace(outcome, lossless=lossless, divergence=found))
     return checked

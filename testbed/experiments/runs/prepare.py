@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from testbed.protocols.quantise import check_bits
 from testbed.protocols.sampling import Sampling
 from testbed.ue.dial import check_silence, keys_for
 from testbed.ue.load_drafter import check_states, drafter_and_tokenizer
-from testbed.ue.prompts import Prompter
+from testbed.ue.prompts import Prompter, Turn
 from testbed.ue.run import OwnOutput, check_speed, sampling_of
 from testbed.ue.windows.base import WindowPolicy
 from testbed.ue.windows.predictor import AcceptanceLabels, load_predictor
@@ -39,6 +39,7 @@ class Prompt(msgspec.Struct, frozen=True):
     """A prompt ready to decode."""
 
     ids: list[int]
+    """Of a prompt that follows the model's own answers: with empty ones."""
     example: Example
 
 
@@ -55,11 +56,12 @@ class Workload:
     """The target's own outputs, once they are known; runs of one work share them."""
 
 
-def prepare(config: RunConfig, given: Sequence[int | str] | None = None) -> Workload:
+def prepare(config: RunConfig, given: Sequence[int | str] | None = None, turns: bool = False) -> Workload:
     """Check a configuration and load its prompts.
 
     Args:
         given: prompts instead of the data set, as texts, or one as ids; None: the data set.
+        turns: whether later turns of conversations are prompts, too, as `execute` decodes them; else only first ones.
 
     Raises:
         BadInput: anything that cannot be used.
@@ -84,13 +86,43 @@ def prepare(config: RunConfig, given: Sequence[int | str] | None = None) -> Work
         examples, limit = [Example(str(text)) for text in given], len(given)
     else:
         wanted = None if config.limit is None else config.limit + config.warmup + config.shots
-        examples = load_dataset(config.dataset, wanted)
+        examples = load_dataset(config.dataset, wanted, turns)
         limit = min(config.limit or len(examples), max(1, len(examples) - config.shots))
     shots = [(e.question, e.answer or "") for e in examples[len(examples) - config.shots :]] if config.shots else []
     prompter = Prompter(directory, config.prompt_format, shots)
-    prompts = [Prompt(prompter.ids(e.question), e) for e in examples]
-    rest = prompts[limit : len(prompts) - config.shots] or prompts[:1]
+    prompts = [Prompt(prompt_ids(prompter, e, {}), e) for e in examples]
+    rest = [p for p in prompts[limit : len(prompts) - config.shots] if not p.example.unanswered] or prompts[:1]
     return Workload(prompts[:limit], rest[: config.warmup], prompter, drafter)
+
+
+def prompt_ids(prompter: Prompter, example: Example, answers: Mapping[int, str]) -> list[int]:
+    """Ids of an example with its context.
+
+    Args:
+        answers: the model's own answers by turn, where the data set has none; missing ones are empty.
+
+    Raises:
+        BadInput: an empty question, or a conversation that the chat template refuses.
+    """
+    if not example.before:
+        return prompter.ids(example.question)
+    messages, unanswered, turn = [], set(example.unanswered), 0
+    for message in example.before:
+        messages.append(message)
+        if message.role == "user":
+            messages += [Turn("assistant", answers.get(turn, ""))] if turn in unanswered else []
+            turn += 1
+    shots = [
+        Turn(role, text) for shot in prompter.shots for role, text in zip(("user", "assistant"), shot, strict=True)
+    ]
+    return prompter.conversation([*shots, *messages, Turn("user", example.question)])
+
+
+def room(prompt: Prompt, max_tokens: int) -> int:
+    """Tokens that a prompt may have once the model's own answers are known: as a prompt, a text may have other tokens
+    than as an output, so twice their number is provided for.
+    """
+    return len(prompt.ids) + 2 * max_tokens * len(prompt.example.unanswered)
 
 
 def check_window_rule(rule: str, predictor: str | None) -> None:

@@ -15,6 +15,7 @@ from testbed.experiments.inputs.scorers import scorer
 from testbed.experiments.power.recorder import finish, settled, source_of, watching
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.files import write_requests, write_rounds
+from testbed.experiments.results.rows import rows as rows_of
 from testbed.experiments.results.traffic import SOCKET
 from testbed.experiments.runs.execute import Begun, Watch, execute
 from testbed.experiments.runs.journal import Journal
@@ -56,7 +57,7 @@ def run_ue(config: RunConfig, given: Sequence[int | str] | None, out: Path | Non
         BadInput: anything in the configuration that cannot be used.
         LinkError: the BS cannot be reached.
     """
-    work = prepare(config, given)
+    work = prepare(config, given, turns=True)
     if out is None and resume:
         raise BadInput("--resume needs --out DIR, the directory of the run to resume")
     with source_of(config) as source:  # before anything is written
@@ -125,7 +126,7 @@ def result_of(
     texts = {(o.method, o.request): text(o) for o in outcomes}
     examples = [p.example for p in work.prompts]
     ordered = sorted(outcomes, key=lambda o: config.methods.index(o.method))
-    rows = results.rows(
+    rows = rows_of(
         ordered, examples, texts, window=config.window, threshold=config.threshold, hidden_bits=config.hidden_bits,
         window_rule=config.window_rule, lookahead=config.lookahead, own=_own_texts(config, work),
         idle_w=power["idle_w"] if power else None, sampling=sampling_of(config),
@@ -141,9 +142,12 @@ def result_of(
 
 def _output(work: Workload, outcome: Outcome, text: str) -> dict[str, Any]:
     """An output in the JSON answer of `ue run`."""
+    example = work.prompts[outcome.request].example
+    known = {name: getattr(example, name) for name in results.ABOUT if getattr(example, name) not in (None, 0)}
     return {
         "method": outcome.method,
-        "prompt": work.prompts[outcome.request].example.question,
+        "prompt": example.question,
+        **known,
         "token_ids": outcome.record.token_ids,
         "text": text,
         "rounds": len(outcome.record.rounds),
@@ -183,6 +187,6 @@ def write_run(out: Path, config: RunConfig, work: Workload, result: UeResult) ->
     """Write config, rounds, requests and summary; the summary last, so that its presence means a whole run."""
     save(config, out / "config.yaml")
     write_rounds(out, result.outcomes)
-    write_requests(out, result.outcomes, result.texts)
+    write_requests(out, result.outcomes, result.texts, [prompt.example for prompt in work.prompts])
     document = results.summary(resolved(config), config.seed, results.host(), result.rows)
     results.write_summary(out, document | ({} if result.power is None else {"power": result.power}))

@@ -16,7 +16,7 @@ from testbed.experiments.inputs.pair import target_for
 from testbed.experiments.inputs.profile import load_profile
 from testbed.experiments.runs.demo import judge_of, judging, run_config, run_demo
 from testbed.experiments.runs.execute import Watch
-from testbed.experiments.runs.prepare import Workload, prepare
+from testbed.experiments.runs.prepare import Workload, prepare, room
 from testbed.experiments.runs.uerun import result_of, write_run
 from testbed.experiments.runs.virtual import Models, counted_bytes, load_models, run_virtual
 from testbed.experiments.runs.workers import pool_of
@@ -82,7 +82,7 @@ class PointRunner:
         run = run_config(point.config)
         key = (run.dataset, run.limit or 0, run.prompt_format, run.shots)
         if key not in self._works:
-            self._works[key] = prepare(run)
+            self._works[key] = prepare(run, turns=True)
         work = self._works[key]
         watch = Watch(lambda *_: None, lambda _: None)
         profile, judge = load_profile(point.channel.profile), judge_of(point.config)
@@ -100,8 +100,8 @@ def load_pair(todo: Sequence[SweepPoint]) -> Models:
     runs = [run_config(msgspec.structs.replace(point.config, max_tokens=most)) for point in todo]
     by_size = sorted(runs, key=lambda run: run.limit or 0)
     largest = {(run.dataset, run.prompt_format, run.shots): run for run in by_size}
-    works = [prepare(run) for run in largest.values()]
-    work = max(works, key=lambda work: max(len(prompt.ids) for prompt in [*work.prompts, *work.warmup]))
+    works = [prepare(run, turns=True) for run in largest.values()]
+    work = max(works, key=lambda work: max(room(prompt, most) for prompt in [*work.prompts, *work.warmup]))
     hidden = any(judging(point.config)[1] is not None for point in todo)
     engine, model, _, dtype = pair_of(todo[0])
     target = Path(target_for(engine, model))

@@ -22,6 +22,7 @@ from testbed.experiments.power.recorder import PowerWatch, check_power, finish, 
 from testbed.experiments.report.page import write_report
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.files import read_rounds, write_requests, write_rounds
+from testbed.experiments.results.rows import PARTS
 from testbed.power.files import read_samples, write_parquet
 from testbed.power.replay import Replay
 from testbed.power.series import Samples
@@ -137,7 +138,7 @@ def run(tmp_path: Path) -> Path:
     write_rounds(path, outcomes)
     write_requests(path, outcomes, {})
     rows = [{"method": "greedy", "latency_s": 1.4, "requests": 1}, {"method": "colocated", "latency_s": 2.0}]
-    rows = [{"window": 4, "aal": 4.0, "rounds": 2.0, **dict.fromkeys(results.PARTS, 0.1), **row} for row in rows]
+    rows = [{"window": 4, "aal": 4.0, "rounds": 2.0, **dict.fromkeys(PARTS, 0.1), **row} for row in rows]
     results.write_summary(path, results.summary({}, 7, results.host(), rows))
     return path
 

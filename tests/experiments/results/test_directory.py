@@ -15,6 +15,8 @@ from testbed.channel.csi import Csi
 from testbed.errors import BadInput
 from testbed.experiments.inputs.formats import Example
 from testbed.experiments.results import directory as results
+from testbed.experiments.results.rows import PARTS
+from testbed.experiments.results.rows import rows as rows_of
 from testbed.ue.gate import Divergence
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.run import Outcome
@@ -58,7 +60,7 @@ OWN = {
 
 @pytest.fixture
 def table() -> dict[str, dict[str, Any]]:
-    rows = results.rows(OUTCOMES, EXAMPLES, TEXTS, window=4, threshold=0.5, hidden_bits=8, lookahead=1, own=OWN)
+    rows = rows_of(OUTCOMES, EXAMPLES, TEXTS, window=4, threshold=0.5, hidden_bits=8, lookahead=1, own=OWN)
     assert [row["method"] for row in rows] == ["fh", "target-only"]
     return {row["method"]: row for row in rows}
 
@@ -130,7 +132,7 @@ def test_tokens_are_rounds_times_aal(table: dict[str, dict[str, Any]]) -> None:
 
 def test_what_is_not_known_is_null() -> None:
     outcomes = [Outcome("greedy", 2, request(0.5, 1, 1, [round_(4, 4, 5)]))]
-    row = results.rows(outcomes, EXAMPLES, {}, window=4, threshold=0.5)[0]
+    row = rows_of(outcomes, EXAMPLES, {}, window=4, threshold=0.5)[0]
     assert [row[name] for name in ("uplink_mbps", "downlink_mbps", "rtt_ms", "per")] == [None] * 4
     assert row["threshold"] is None  # greedy has no judge
     assert row["accuracy"] is None  # the prompt has no reference
@@ -140,13 +142,13 @@ def test_what_is_not_known_is_null() -> None:
 def test_rates_that_were_only_inferred_are_left_out() -> None:
     guessed = msgspec.structs.replace(CSI, source="passive", rtt_ms=30.0)
     rounds = [round_(4, 4, 5, csi=guessed), round_(4, 4, 5, csi=CSI)]
-    row = results.rows([Outcome("fh", 2, request(0.5, 1, 1, rounds))], EXAMPLES, {}, window=4, threshold=0.0)[0]
+    row = rows_of([Outcome("fh", 2, request(0.5, 1, 1, rounds))], EXAMPLES, {}, window=4, threshold=0.0)[0]
     assert [row[name] for name in ("uplink_mbps", "downlink_mbps", "rtt_ms", "per")] == [20.0, 40.0, 40.0, 0.01]
 
 
 def test_a_missing_or_markless_output_counts_as_wrong() -> None:
     outcomes = [Outcome("greedy", 0, FIRST), Outcome("greedy", 1, FIRST)]
-    row = results.rows(outcomes, EXAMPLES, {("greedy", 0): "the answer is 2"}, window=4, threshold=0)[0]
+    row = rows_of(outcomes, EXAMPLES, {("greedy", 0): "the answer is 2"}, window=4, threshold=0)[0]
     assert row["accuracy"] == 0.0
 
 
@@ -166,7 +168,7 @@ TIE = Divergence(0, 3, [1], [2], 1e-4, True)
 )
 def test_the_gate_in_a_row(checks: list[Any], lossless: bool | None, ties: int) -> None:
     outcomes = [Outcome("fh", i, FIRST, passed, found) for i, (passed, found) in enumerate(checks)]
-    row = results.rows(outcomes, EXAMPLES, {}, window=4, threshold=0.0)[0]
+    row = rows_of(outcomes, EXAMPLES, {}, window=4, threshold=0.0)[0]
     assert (row["lossless"], row["ties"]) == (lossless, ties)
 
 
@@ -183,7 +185,7 @@ def test_one_row_a_round(tmp_path: Path) -> None:
         "request", "round", "base_len", "drafted", "accepted", "committed", "candidates", "queried", "protocol",
         "batch_size",
     }  # fmt: skip
-    assert set(table[0]) >= {*documented, *results.PARTS}
+    assert set(table[0]) >= {*documented, *PARTS}
     assert [r["csi_rtt_ms"] for r in table] == [None] * 7 + [50.0]
     assert (table[-1]["csi_uplink_mbps"], table[-1]["csi_per_up"], table[-1]["csi_per_down"]) == (20.0, 0.01, 0.02)
 

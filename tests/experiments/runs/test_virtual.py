@@ -11,7 +11,7 @@ from testbed.channel.csi import Csi
 from testbed.channel.spec import ChannelSpec
 from testbed.experiments.inputs.payloads import OWN, REJECTION
 from testbed.experiments.inputs.profile import HeadCost, Hot, LinearDraft, LinearVerify, PassWork, Profile
-from testbed.experiments.results import directory as results
+from testbed.experiments.results.rows import PARTS
 from testbed.protocols import protocol
 from testbed.protocols.base import HEADER_DOWN_BYTES, HEADER_UP_BYTES
 from tests.support.heads import random_head
@@ -50,7 +50,7 @@ def test_every_round_costs_what_the_cost_model_says(kind: str, payload: str) -> 
             assert r.draft_s == pytest.approx(0.002 + 0.01 * r.drafted + first_s)
             assert r.verify_s == pytest.approx(0.03 + 0.004 * r.drafted)
             assert r.queue_s == r.judge_s == 0
-        parts = sum(sum(getattr(r, part) for part in results.PARTS) for r in outcome.record.rounds)
+        parts = sum(sum(getattr(r, part) for part in PARTS) for r in outcome.record.rounds)
         opening_s = 8 * 20 * 15 / 2e6 / 8  # the prompt goes up before the first window
         assert outcome.record.latency_s == pytest.approx(parts, abs=opening_s + 1e-6)
 

@@ -12,7 +12,7 @@ from testbed.config import DemoConfig, RunConfig
 from testbed.errors import BadInput
 from testbed.experiments.inputs.formats import Example
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile
-from testbed.experiments.results import directory as results
+from testbed.experiments.results.rows import rows as rows_of
 from testbed.experiments.runs.demo import check_demo
 from testbed.experiments.runs.prepare import policy_of, prepare, unlabelled
 from testbed.experiments.sweep.grid import SweepConfig, points
@@ -49,7 +49,7 @@ def test_a_rule_changes_rounds_and_not_outputs(rule: str, method: str, predictor
     lengths = {r.drafted for o in dynamic if o.method == method for r in o.record.rounds}
     assert min(lengths) >= 1
     assert len(lengths) > 1
-    old, new = (results.rows(o, [Example("")] * 3, {}, window=8, threshold=0.0)[0] for o in (fixed, dynamic))
+    old, new = (rows_of(o, [Example("")] * 3, {}, window=8, threshold=0.0)[0] for o in (fixed, dynamic))
     assert new["acceptance"] > old["acceptance"]
     assert new["wasted_s"] < old["wasted_s"]
 
@@ -59,7 +59,7 @@ def test_wasted_time_is_that_of_the_tokens_that_did_not_stay() -> None:
     for outcome in outcomes:
         for r in outcome.record.rounds:
             assert r.wasted_s == pytest.approx(0.01 * (r.drafted - r.accepted))  # the prompt's time is left out
-    rows = {r["method"]: r for r in results.rows(outcomes, [Example("")] * 3, {}, window=8, threshold=0.0)}
+    rows = {r["method"]: r for r in rows_of(outcomes, [Example("")] * 3, {}, window=8, threshold=0.0)}
     assert rows["greedy"]["wasted_s"] == pytest.approx(0.01 * rows["greedy"]["wasted_tokens"])
     assert rows["target-only"]["wasted_s"] == rows["target-only"]["wasted_tokens"] == 0
 

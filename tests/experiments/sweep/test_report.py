@@ -19,7 +19,7 @@ from testbed.experiments.report.data import load_shown
 from testbed.experiments.report.intervals import with_intervals
 from testbed.experiments.report.page import write_report, write_shown
 from testbed.experiments.results import directory as results
-from testbed.experiments.results.directory import PARTS
+from testbed.experiments.results.rows import PARTS
 from testbed.experiments.sweep.points import SweepConfig, points
 from testbed.experiments.sweep.report import load_all
 from tests.support.refusals import refuse

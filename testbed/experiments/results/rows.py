@@ -1,0 +1,184 @@
+"""Rows of `summary.json`: settings, quality, speed and losslessness of each method, and of each category of prompts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from testbed.experiments.inputs.formats import Example
+from testbed.experiments.inputs.scorers import Scorer
+from testbed.experiments.results.energy import energy_columns
+from testbed.experiments.results.quality import quality
+from testbed.models.scoring import final_number
+from testbed.protocols.methods import run_method
+from testbed.protocols.sampling import GREEDY, Sampling
+from testbed.ue.records import RequestRecord
+from testbed.ue.run import Outcome
+
+PARTS = ("draft_s", "link_s", "queue_s", "verify_s", "judge_s", "overhead_s")
+CATEGORIES = "categories"
+"""Column of a row with the figures of each category."""
+UNNAMED = "none"
+"""Category of prompts without one, where others have one."""
+
+
+def rows(
+    outcomes: Sequence[Outcome],
+    examples: Sequence[Example],
+    texts: Mapping[tuple[str, int], str],
+    *,
+    window: int,
+    threshold: float,
+    hidden_bits: int = 16,
+    window_rule: str = "fixed",
+    lookahead: int | None = 0,
+    own: Mapping[tuple[str, int], str] | None = None,
+    idle_w: float | None = None,
+    sampling: Sampling = GREEDY,
+    score: Scorer = final_number,
+) -> list[dict[str, Any]]:
+    """One row per method, in order of first appearance; `docs/architecture.md` defines the columns.
+
+    Args:
+        examples, texts: prompts, by request index, and output texts, by (method, request). If prompts have categories,
+            rows have `categories`: the columns from `requests` on for each of them.
+        lookahead: None: chosen for each window, and rows have the mean.
+        own: as `texts`, of the target; None: unknown.
+        idle_w: power of the idle device; None: not measured.
+        sampling: how methods that sample draw or choose tokens.
+        score: extracts the answer from a text.
+    """
+
+    def row(method: str) -> dict[str, Any]:
+        mine = [o for o in outcomes if o.method == method]
+        target = None if own is None else {request: text for (kind, request), text in own.items() if kind == method}
+
+        def figures(some: Sequence[Outcome]) -> dict[str, Any]:
+            records = [o.record for o in some]
+            answers = {o.request: texts.get((method, o.request), "") for o in some}
+            return {
+                "requests": len(some),
+                **quality(answers, examples, target, score),
+                **_speed(records),
+                **_gate(some),
+                **energy_columns(method, records, idle_w),
+            }
+
+        return {
+            **_settings(method, window, window_rule, _looked(mine, lookahead), threshold, hidden_bits, sampling),
+            **_channel(outcomes),
+            **figures(mine),
+            **_categories(mine, examples, figures),
+        }
+
+    return [row(method) for method in dict.fromkeys(o.method for o in outcomes)]
+
+
+def _categories(
+    outcomes: Sequence[Outcome], examples: Sequence[Example], figures: Callable[[Sequence[Outcome]], dict[str, Any]]
+) -> dict[str, Any]:
+    """Figures by category, in order of the prompts; empty if no prompt has one."""
+    names = {o.request: examples[o.request].category for o in outcomes}
+    if not any(names.values()):
+        return {}
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in sorted(outcomes, key=lambda o: o.request):
+        groups.setdefault(names[outcome.request] or UNNAMED, []).append(outcome)
+    return {CATEGORIES: {name: figures(some) for name, some in groups.items()}}
+
+
+def by_category(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each category and row, with `category`, in order of categories; empty if no row has any."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        for name, figures in (row.get(CATEGORIES) or {}).items():
+            rest = {key: value for key, value in row.items() if key != CATEGORIES}
+            found.setdefault(name, []).append({**rest, "category": name, **figures})
+    return [row for some in found.values() for row in some]
+
+
+def _looked(outcomes: Sequence[Outcome], lookahead: int | None) -> float:
+    """The lookahead of a run, or the mean over its rounds where each window chose its own."""
+    if lookahead is not None:
+        return lookahead
+    return float(np.mean([r.lookahead for o in outcomes for r in o.record.rounds]))
+
+
+def _settings(
+    method: str,
+    window: int,
+    window_rule: str,
+    lookahead: float,
+    threshold: float,
+    hidden_bits: int,
+    asked: Sampling,
+) -> dict[str, Any]:
+    """Method and settings of a row; None for settings that the method does not use."""
+    kind = run_method(method)
+    sampling = kind.sampling(asked)
+    return {
+        "method": method,
+        "window": window,
+        "window_rule": window_rule,
+        "lookahead": lookahead if kind.looks_ahead else None,
+        "threshold": threshold if kind.judged or kind.skips else None,
+        "hidden_bits": hidden_bits if kind.judged else None,
+        "temperature": sampling.temperature if kind.sampled or kind.coupled or sampling.coupled else None,
+        "sampling": "coupled" if sampling.coupled else None,
+        "verification": "block" if sampling.block else None,
+        "q_top": sampling.q_top or None,
+        "q_bits": sampling.q_bits if kind.uploads else None,
+    }
+
+
+def _channel(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
+    """Mean channel state over the rounds, without rates of source `passive`: small uploads do not reveal them."""
+    seen = [r.csi for o in outcomes for r in o.record.rounds if r.csi is not None]
+    sure = [csi for csi in seen if csi.source != "passive"]
+
+    def mean(values: list[float]) -> float | None:
+        return math.fsum(values) / len(values) if values else None
+
+    return {
+        "uplink_mbps": mean([csi.uplink_mbps for csi in sure]),
+        "downlink_mbps": mean([csi.downlink_mbps for csi in sure]),
+        "rtt_ms": mean([csi.rtt_ms for csi in seen]),
+        "per": mean([csi.per_up for csi in sure]),
+    }
+
+
+def _speed(records: Sequence[RequestRecord]) -> dict[str, Any]:
+    rounds = [r for record in records for r in record.rounds]
+    drafted, accepted = sum(r.drafted for r in rounds), sum(r.accepted for r in rounds)
+    rejections = sum(r.accepted < r.drafted for r in rounds)
+    latencies = np.array([record.latency_s for record in records])
+    tokens = [len(record.token_ids) for record in records]
+    return {
+        "aal": sum(r.committed for r in rounds) / len(rounds),
+        "rounds": len(rounds) / len(records),
+        "acceptance": accepted / drafted if drafted else None,
+        "acceptance_cond": accepted / (accepted + rejections) if drafted else None,
+        "latency_s": float(latencies.mean()),
+        "latency_p95_s": float(np.percentile(latencies, 95)),
+        "throughput_tps": sum(tokens) / float(latencies.sum()),
+        "tokens": sum(tokens) / len(records),
+        "wasted_tokens": (drafted - accepted) / len(records),
+        "wasted_s": sum(r.wasted_s for r in rounds) / len(records),
+        "drafted_ahead": sum(r.drafted_ahead for r in rounds) / len(records),
+        "void": sum(r.void for r in rounds) / len(records),
+        "hidden_s": sum(r.hidden_s for r in rounds) / len(records),
+        "streamed": sum(r.streamed and not r.drafted for r in rounds) / len(records),
+        "uplink_bytes": sum(r.uplink_bytes for r in records) / len(records),
+        "downlink_bytes": sum(r.downlink_bytes for r in records) / len(records),
+        **{part: sum(getattr(r, part) for r in rounds) / len(records) for part in PARTS},
+    }
+
+
+def _gate(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    if any(o.lossless is None for o in outcomes):
+        return {"lossless": None, "ties": 0}
+    ties = sum(o.divergence is not None and o.divergence.tie for o in outcomes)
+    return {"lossless": all(o.lossless for o in outcomes), "ties": ties}
