@@ -64,6 +64,34 @@ def fetch(
 
 
 @app.command()
+def overlap(
+    a: Annotated[str, typer.Argument(help="Drafter: directory or GGUF file with tokenizer.json, name, or bundled.")],
+    b: Annotated[str, typer.Argument(help="Target, likewise.")],
+    as_json: AsJson = False,
+) -> None:
+    """Compare two vocabularies: how many tokens of the target a drafter could draft.
+
+    A drafter in a GGUF file beside a tokenizer of its own drafts the tokens that both know. Acceptance falls
+    with what it does not know.
+
+    Example:
+
+        testbed models overlap bundled smollm2
+    """
+    from testbed.assets.model_names import named
+    from testbed.models.bundle import bundled
+    from testbed.protocols.vocabulary import overlap as compared
+
+    paths = [bundled().require("tokenizer") if name == "bundled" else Path(named(name, "tokenizer")) for name in (a, b)]
+    found = compared(*paths)
+    if as_json:
+        print_json(found._asdict())
+        return
+    print(f"{a}: {found.ids_a} tokens")
+    print(f"{b}: {found.ids_b} tokens, of which {a} has {found.common} ({found.share:.1%})")
+
+
+@app.command()
 def export(
     model: Annotated[Path, typer.Option(help="Hugging Face directory: Llama, Qwen2 or Qwen3.")],
     out: Annotated[Path, typer.Option(help="GGUF file to write.")],

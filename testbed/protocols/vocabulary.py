@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from testbed.errors import ModelError
 from testbed.files import json_object
@@ -57,9 +57,8 @@ def read_tokenizer(model: Path) -> Tokenizer:
     return tokenizer
 
 
-def fingerprint(path: Path) -> str:
-    """Fingerprint of a model's tokenizer (of a directory, or beside a GGUF file): its tokens, their ids and its merges;
-    chat template, padding and post-processing do not count.
+def _read(path: Path) -> tuple[list[Any], list[str]]:
+    """Tokens with their ids, by id, and merges of a model's tokenizer (of a directory, or beside a GGUF file).
 
     Raises:
         ModelError: no readable `tokenizer.json`.
@@ -75,6 +74,50 @@ def fingerprint(path: Path) -> str:
         merges = [m if isinstance(m, str) else " ".join(m) for m in model.get("merges", ())]
     except (ValueError, LookupError, TypeError, AttributeError) as exc:
         raise ModelError(f"{file} cannot be read as a tokenizer: {exc}") from exc
+    return ids, merges
+
+
+def token_ids(path: Path) -> dict[str, int]:
+    """Ids by token of a model's tokenizer, as `fingerprint` finds it.
+
+    Raises:
+        ModelError: no readable `tokenizer.json`.
+    """
+    return {str(token): int(number) for token, number in _read(path)[0]}
+
+
+class Overlap(NamedTuple):
+    """Numbers of ids of two vocabularies."""
+
+    ids_a: int
+    ids_b: int
+    common: int
+    """Tokens that are in both, whatever their ids."""
+    share: float
+    """Share of the second one's tokens that the first one has."""
+
+
+def overlap(a: Path, b: Path) -> Overlap:
+    """How much of one vocabulary is in another, such as of a drafter's in its target's.
+
+    Raises:
+        ModelError: no readable `tokenizer.json`, or one without tokens.
+    """
+    first, second = token_ids(a), token_ids(b)
+    if not second:
+        raise ModelError(f"{tokenizer_file(b)} has no tokens")
+    common = len(first.keys() & second.keys())
+    return Overlap(len(first), len(second), common, common / len(second))
+
+
+def fingerprint(path: Path) -> str:
+    """Fingerprint of a model's tokenizer (of a directory, or beside a GGUF file): its tokens, their ids and its merges;
+    chat template, padding and post-processing do not count.
+
+    Raises:
+        ModelError: no readable `tokenizer.json`.
+    """
+    ids, merges = _read(path)
     return hashlib.sha256(json.dumps([ids, merges], ensure_ascii=False).encode()).hexdigest()[:16]
 
 

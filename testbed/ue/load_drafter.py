@@ -5,24 +5,28 @@ An installed package adds a drafter by an entry point in the group `testbed.draf
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from testbed.assets.model_names import RELEASES, named
 from testbed.errors import BadInput
 from testbed.protocols.methods import run_method
+from testbed.protocols.vocabulary import FILE, token_ids, tokenizer_file
 from testbed.registry import Registry
 from testbed.synthetic import VOCAB
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.drafters.hybrid import HybridDrafter
 from testbed.ue.drafters.index import IndexDrafter, IndexRule
 from testbed.ue.drafters.lookup import NgramLookup, SuffixLookup
+from testbed.ue.drafters.mapped import IdMap, MappedDrafter
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.drafters.text_memory import TextMemory
 from testbed.ue.llama.drafter import LlamaDrafter
 
+LOG = logging.getLogger(__name__)
 CONTEXT = 4096
 """Positions of a sequence where the run leaves them to a drafter without a model."""
 BUNDLED = "bundled"
@@ -46,6 +50,7 @@ class DrafterOptions:
         gpu_layers: layers on a GPU; -1: all.
         kv_type: type of the KV cache.
         memory_tokens: tokens of earlier requests that `suffix` drafts from, too.
+        tokenizer: directory of the target's tokenizer; None: the drafter's vocabulary is taken to be the target's.
     """
 
     vocab_size: int | None = None
@@ -55,6 +60,7 @@ class DrafterOptions:
     gpu_layers: int = -1
     kv_type: Literal["f16", "f32"] = "f16"
     memory_tokens: int = 0
+    tokenizer: Path | None = None
 
 
 class DrafterKind(NamedTuple):
@@ -158,6 +164,29 @@ def drafter_and_tokenizer(
 
 
 def _llama(name: str, options: DrafterOptions) -> Drafter:
+    ids = _id_map(Path(name), options.tokenizer)
+    if ids is None:
+        return _llama_of(name, options)
+    LOG.warning(
+        "%s has another vocabulary than the target: it drafts the %d tokens that both know, %.1f %% of the target's",
+        name, len(ids.own_ids), 100 * ids.share,
+    )  # fmt: skip
+    return MappedDrafter(_llama_of(name, replace(options, vocab_size=ids.own_size)), ids)
+
+
+def _id_map(model: Path, tokenizer: Path | None) -> IdMap | None:
+    """Map between the vocabulary beside a GGUF file and the target's; None: the file knows the target's ids."""
+    if tokenizer is None or not (model.parent / FILE).is_file():
+        return None
+    if tokenizer_file(model).samefile(tokenizer_file(tokenizer)):
+        return None
+    own, target = token_ids(model), token_ids(tokenizer)
+    if all(own.get(token) == number for token, number in target.items()):
+        return None
+    return IdMap(own, target)
+
+
+def _llama_of(name: str, options: DrafterOptions) -> LlamaDrafter:
     return LlamaDrafter(
         Path(name),
         options.vocab_size,

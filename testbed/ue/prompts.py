@@ -41,7 +41,7 @@ class Prompter:
     """
 
     def __init__(self, model: Path, style: str = "auto", shots: Sequence[tuple[str, str]] = ()) -> None:
-        directory = tokenizer_directory(model)
+        self.directory = directory = tokenizer_directory(model)
         self.tokenizer = read_tokenizer(directory)
         self.fingerprint = fingerprint(directory)
         self.shots = tuple(shots)

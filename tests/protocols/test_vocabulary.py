@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from testbed.errors import ModelError
-from testbed.protocols.vocabulary import check_same, fingerprint
+from testbed.protocols.vocabulary import Overlap, check_same, fingerprint, overlap, token_ids
 
 BPE: dict[str, Any] = {
     "version": "1.0",
@@ -148,3 +148,15 @@ def test_sides_that_go_together(ue: tuple[str, int], bs: tuple[str, int]) -> Non
 def test_sides_that_do_not(ue: tuple[str, int], bs: tuple[str, int], reason: str) -> None:
     with pytest.raises(ModelError, match=reason):
         check_same(ue, bs)
+
+
+def test_the_overlap_of_two_vocabularies(tmp_path: Path) -> None:
+    one = save(tmp_path / "one", BPE)
+    other = save(tmp_path / "other", changed(vocab={"ab": 0, "c": 1, "d": 2}))
+    assert token_ids(one) == {"a": 0, "b": 1, "c": 2, "ab": 3, "abc": 4, "<end>": 5}
+    assert overlap(one, one) == Overlap(6, 6, 6, 1.0)
+    assert overlap(one, other) == Overlap(6, 4, 3, 0.75)  # c, ab and <end> of c, ab, d and <end>
+    empty = save(tmp_path / "empty", {"model": {"vocab": {}}})
+    assert overlap(empty, one) == Overlap(0, 6, 0, 0.0)
+    with pytest.raises(ModelError, match="has no tokens"):
+        overlap(one, empty)

@@ -82,6 +82,7 @@ def drafter_of(config: RunConfig, work: Workload) -> Drafter:
         gpu_layers=config.gpu_layers,
         kv_type=config.kv_type,
         memory_tokens=config.drafter_memory,
+        tokenizer=work.prompter.directory if work.prompter else None,
     )
     return load_drafter(work.drafter, options)
 
