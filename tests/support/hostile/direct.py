@@ -97,6 +97,10 @@ class Wire:
         """A message to a UE."""
         self.to[peer].put_nowait([bytes(frame) for frame in frames])
 
+    def serves(self, peer: bytes) -> bool:
+        """No key is revoked."""
+        return True
+
     def heard(self, peer: bytes, decode: Callable[[Frames], Packet[Any]] = decode_downlink) -> list[Packet[Any]]:
         """Messages that arrived for a peer meanwhile."""
         found = []
@@ -145,9 +149,10 @@ async def serving(
     running = asyncio.create_task(bs.serve())
     try:
         yield bs, wire
-        assert not running.done(), f"the base station has ended: {running.exception()!r}"
     finally:
+        ended = running.done()
         await cancel(running)
+        assert not ended, f"the base station has ended: {running.exception()!r}"
 
 
 @contextlib.asynccontextmanager
