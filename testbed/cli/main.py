@@ -33,14 +33,15 @@ from testbed.cli.ue import run as ue
 from testbed.errors import BadInput, TestbedError
 from testbed.process import logs
 from testbed.process.interrupts import UNSTOPPABLE
+from testbed.process.streams import open_streams
 
 INTERRUPTED = 130
 SIGNALLED = (INTERRUPTED, 128 + signal.SIGTERM)
 """Exit codes of a process that SIGINT or SIGTERM ended."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a full disk."""
-CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
-"""Errors of a file that may not be used."""
+CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+"""Errors of a file that cannot be used."""
 LEAST_FILES = 128
 """Files that any command may need: modules, sockets, libraries' own."""
 MOST_CHARACTERS = 2000
@@ -105,7 +106,7 @@ def _command() -> Any:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code: 0 done, 1 the work failed, 2 bad input, 130 interrupted."""
     try:
-        code = _command()(args=list(sys.argv[1:] if argv is None else argv), prog_name="testbed", standalone_mode=False)
+        code = _command()(args=_arguments(argv), prog_name="testbed", standalone_mode=False)
         sys.stdout.flush()
     except typer.Exit as exc:
         return exc.exit_code
@@ -132,11 +133,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
+def _arguments(argv: Sequence[str] | None) -> list[str]:
+    """The arguments of a command line.
+
+    Raises:
+        BadInput: one is not UTF-8: configurations and tables, which are, could not hold it.
+    """
+    found = list(sys.argv[1:] if argv is None else argv)
+    for argument in found:
+        if argument.encode(errors="replace").decode() != argument:
+            raise BadInput(f"{argument!r} is not UTF-8; use another name")
+    return found
+
+
 def _unwritten(error: OSError) -> int:
     """A file that may not be used, or a full disk, in one line."""
     if error.filename is None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left for stdout would raise again at exit
-    return _say(f"cannot use {error.filename or 'the output'}: {error.strerror}", 1)
+    code = 2 if error.errno == errno.ENAMETOOLONG else 1
+    return _say(f"cannot use {error.filename or 'the output'}: {error.strerror}", code)
 
 
 def _usage(error: Any) -> int:
@@ -201,6 +216,7 @@ def run() -> None:
     SIGINT interrupts even where a shell started us in the background with it ignored. A child process of a run takes
     it as SIGTERM: Ctrl-C on a terminal reaches the parent as well, which reports it.
     """
+    open_streams()
     is_child = end_with_parent()
     if not sys.stderr.isatty():  # bars are for people, those of libraries too
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

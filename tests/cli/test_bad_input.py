@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -166,6 +167,41 @@ def test_the_same_from_a_shell() -> None:
 def test_a_group_alone_shows_its_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command) == 2
     assert "Usage" in capsys.readouterr().out
+
+
+LONG = "a" * 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["demo", "--methods", "greedy", "--out", LONG], f"cannot use {LONG}"),
+        (["ue", "run", "--out", LONG], f"cannot use {LONG}"),
+        (["demo", "--out", "\udcff\udcfe"], r"'\udcff\udcfe' is not UTF-8"),
+        (["report", "runs/\udcff"], "is not UTF-8"),
+    ],
+)
+def test_names_that_no_file_can_have(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A traceback, for the second kind after the run."""
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == "" and said in output.err and len(output.err.splitlines()) == 1
+
+
+def shell(line: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = ["sh", "-c", f'"{sys.executable}" -m testbed {line}']
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=os.environ | more)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams(closed: str) -> None:
+    done = shell(f"report /no/such/run {closed}")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert ("not a run directory" in done.stderr) == ("2>" not in closed)
+    assert shell(f"channel cost {closed}").returncode == 0
 
 
 def test_too_few_files_are_one_line() -> None:

@@ -136,7 +136,8 @@ def run_radio(config: CellConfig, target: str, line: Connection) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     loop = precise_loop()
-    loop.run_until_complete(_Radio(config, target).serve(line))
+    with contextlib.suppress(BrokenPipeError, EOFError):  # the parent has ended
+        loop.run_until_complete(_Radio(config, target).serve(line))
 
 
 class _Radio:

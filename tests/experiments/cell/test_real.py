@@ -15,6 +15,7 @@ from testbed.errors import BadInput, EngineError
 from testbed.experiments.cell import real
 from testbed.experiments.cell.config import CellBs, CellConfig, UeGroup, UePower
 from testbed.experiments.cell.real import run_cell_really
+from testbed.experiments.cell.real_processes import run_radio
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
 from testbed.experiments.inputs.state import ASSUMED_MBPS
@@ -83,6 +84,17 @@ def test_a_process_that_dies_ends_the_run_at_once(dead: str) -> None:
     finally:
         for process in processes:
             process.terminate()
+
+
+def test_a_radio_whose_parent_has_ended_ends_quietly() -> None:
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    radio = context.Process(target=run_radio, args=(CELL, "tcp://127.0.0.1:9", theirs))
+    radio.start()
+    ours.close()
+    theirs.close()
+    radio.join(30)
+    assert radio.exitcode == 0
 
 
 def test_the_wait_ends_with_the_last_ue() -> None:
