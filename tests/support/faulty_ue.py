@@ -19,10 +19,13 @@ import msgspec
 
 from testbed.clock import WallClock
 from testbed.protocols import TARGET_ONLY, protocol
+from testbed.protocols.greedy import Greedy
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import Client
 from testbed.ue.dial import dial
+from testbed.ue.drafters.base import Drafter
 from testbed.ue.drafters.synthetic import SyntheticDrafter
+from testbed.ue.load_drafter import DrafterOptions, load_drafter
 from testbed.ue.pace import ConstantPace
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
@@ -33,6 +36,9 @@ VOCAB = 512
 PROMPTS = 5
 TOKENS = 24
 SAMPLED = ("rejection", "split")
+STREAM = "stream"
+"""Greedy in a stream that windows of `suffix` join; it drafts what earlier requests of the process were answered."""
+MEMORY_TOKENS = 1024
 JUMP_S = 1.0
 
 
@@ -58,21 +64,22 @@ def prompt_of(number: int) -> list[int]:
     return [number + 1, 7 * number % VOCAB, 3, 1, 4]
 
 
-async def decode(client: Client, method: str, number: int, token_s: float) -> list[int]:
-    """One output."""
+async def decode(client: Client, method: str, number: int, token_s: float, index: Drafter) -> list[int]:
+    """One output; `index` drafts in streams."""
     prompt = prompt_of(number)
     if method == TARGET_ONLY:
         return (await decode_remotely(client, prompt, TOKENS, ())).token_ids
     sampling = Sampling(0.8) if method in SAMPLED else GREEDY
     session = DecodingSession(
         client,
-        SyntheticDrafter(vocab_size=VOCAB, alpha=0.7),
-        protocol(method),
+        index if method == STREAM else SyntheticDrafter(vocab_size=VOCAB, alpha=0.7),
+        protocol(Greedy.kind if method == STREAM else method),
         FixedWindow(4),
         pace=ConstantPace(client.clock, token_s),
         sampling=sampling,
         seed=number,
         lookahead=number % 2,
+        stream=method == STREAM,
     )
     return (await session.decode(prompt, TOKENS, ())).token_ids
 
@@ -95,11 +102,12 @@ async def work(orders: Orders) -> None:
     client = dial(orders.bs, None, WallClock(), orders.timeout_s, identity=orders.name.encode())
     jobs = jobs_of(orders)
     wall_s = time.time() - time.monotonic()
+    index = load_drafter("suffix", DrafterOptions(VOCAB, memory_tokens=MEMORY_TOKENS))
 
     async def worker() -> None:
         nonlocal wall_s
         for method, number in jobs:
-            tokens = await decode(client, method, number, orders.token_s)
+            tokens = await decode(client, method, number, orders.token_s, index)
             jump_s, wall_s = time.time() - time.monotonic() - wall_s, time.time() - time.monotonic()
             said = {"job": [method, number], "tokens": tokens, "jumped": abs(jump_s) > JUMP_S}
             print(json.dumps(said), flush=True)

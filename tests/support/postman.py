@@ -18,6 +18,7 @@ from typing import NamedTuple
 import zmq
 import zmq.asyncio
 
+from testbed.protocols import TARGET_ONLY
 from testbed.protocols.codec import decode_downlink, decode_uplink
 from testbed.protocols.messages import Close, Hello, Message, Open, Verdict
 
@@ -102,7 +103,7 @@ class Postman:
     Attributes:
         decide: called for every message before it is forwarded.
         faults: faults in order.
-        live: open sessions with their protocols.
+        live: open sessions with their protocols; streams count as target-only.
         carried: number of forwarded messages, by UE and direction.
         reading: by UE, whether messages of the BS to it are read from the connection.
         unread: by UE, number of messages that arrived while they were not read.
@@ -189,7 +190,7 @@ class Postman:
 
     def _take(self, letter: Letter) -> None:
         if letter.up and isinstance(letter.message, Open):
-            self.live[letter.session] = letter.message.protocol
+            self.live[letter.session] = TARGET_ONLY if letter.message.stream else letter.message.protocol
             for before in self._moving.pop(letter.ue, []):  # the session that it was in has ended
                 self._await(before, letter.session)
         order, fault = self.decide(letter), None
