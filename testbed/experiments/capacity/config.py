@@ -16,6 +16,8 @@ from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.experiments.capacity.paper import TABLE_2
 from testbed.experiments.capacity.systems import CACHE, system_of
+from testbed.experiments.deployment.links import Payload, RadioSection, TrafficProtocol, check_payload, radio_section
+from testbed.experiments.deployment.traffic_ue import DraftChances
 from testbed.experiments.inputs.profile import InteractionVerify, Profile, load_profile
 from testbed.intervals import LEAST_JUDGED
 from testbed.options import option
@@ -110,20 +112,23 @@ class CapacityConfig(Config, frozen=True, kw_only=True):
     downlink_mbps: Annotated[
         float | None, option("Downlink rate of each UE; the time of the bytes comes on top. None: no limit.", above=0)
     ] = None
+    radio: RadioSection = None
+    payload: Payload = None
+    protocol: TrafficProtocol = "greedy"
     acceptance: Annotated[float, option("Acceptance rate α of each drafted token. Assumption.", least=0, most=1)] = (
-        0.758
+        DraftChances.acceptance
     )
     """Given that all tokens before it were accepted. At K = 5, 47 % of the drafted tokens are accepted, as in Table 5
     for Qwen3-4B."""
     tpr: Annotated[
         float, option("Predictor: share of accepted tokens predicted accepted (Table 4).", least=0, most=1)
-    ] = 0.80
+    ] = DraftChances.tpr
     fpr: Annotated[
         float, option("Predictor: share of first rejections predicted accepted (Table 4).", least=0, most=1)
-    ] = 0.425
+    ] = DraftChances.fpr
     after: Annotated[
         float, option("Predictor: share of tokens after a rejection predicted accepted. Assumption.", least=0, most=1)
-    ] = 0.85
+    ] = DraftChances.after
     calibration_bias: Annotated[
         float,
         option("Error of the predictor's log-odds, which windows by expected gain weigh.", least=-10, most=10),
@@ -177,6 +182,11 @@ class CapacityConfig(Config, frozen=True, kw_only=True):
         bool, option("Keep the prefixes of finished responses until they are evicted. Assumption, ours.")
     ] = False
 
+    @property
+    def chances(self) -> DraftChances:
+        """Chances of drafts and of the predictor."""
+        return DraftChances(self.acceptance, self.tpr, self.fpr, self.after, self.calibration_bias)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in self.systems:
@@ -184,6 +194,9 @@ class CapacityConfig(Config, frozen=True, kw_only=True):
         if not self.systems or len(set(self.systems)) < len(self.systems):
             raise BadInput("give one system or more, each once")
         speeds(self)
+        check_payload(self.protocol, self.payload)
+        if self.radio is not None:
+            radio_section(self.radio)
         if self.paper is not None and self.paper not in TABLE_2:
             raise BadInput(f"Table 2 has no row {self.paper!r}; it has {', '.join(TABLE_2)}")
         for name in ("prompt", "response"):

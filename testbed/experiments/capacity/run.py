@@ -1,7 +1,7 @@
 """One capacity run in virtual time: N UEs and a base station, with the pass times of an accelerator.
 
 UEs and base station are those of every run (`deployment/virtual.py`); pass times come from the profile, tokens from
-`capacity/ue.py`.
+`deployment/traffic_ue.py`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,23 @@ from typing import Any
 from testbed.bs.scheduling.registry import SCHEDULERS, SchedulerSetting, scheduler
 from testbed.bs.scheduling.slo import Rules
 from testbed.bs.sessions import SessionTable
-from testbed.channel.link_model import round_delay
-from testbed.experiments.capacity.bs import OFFER, Observed, PrefixCache, Reservation, TrafficRunner
+from testbed.channel.link_model import OneWay, round_delay
+from testbed.channel.radio.model import RadioUe
+from testbed.experiments.capacity.bs import Observed, Reservation
 from testbed.experiments.capacity.config import MOST_UES, CapacityConfig, hardware
 from testbed.experiments.capacity.systems import System
 from testbed.experiments.capacity.tally import ALL, CapacityRun, Tally
-from testbed.experiments.capacity.ue import LANGUAGE, VOCAB, Chance, TrafficDrafter, policy
+from testbed.experiments.deployment.links import SharedRadio, payload_sizes, radio_section
 from testbed.experiments.deployment.load import LoadUe
 from testbed.experiments.deployment.profiled import hinting
+from testbed.experiments.deployment.traffic_bs import OFFER, PrefixCache, TrafficRunner
+from testbed.experiments.deployment.traffic_ue import LANGUAGE, VOCAB, Chance, TrafficDrafter, policy
 from testbed.experiments.deployment.virtual import VirtualDeployment
 from testbed.intervals import independent_seed
 from testbed.optim.pass_time import Coefficients
 from testbed.ue.pace import ConstantPace
 from testbed.ue.records import RoundRecord
+from testbed.ue.windows.base import WindowPolicy
 from testbed.virtual_time import run_virtually
 
 UNBOUNDED = 10**12
@@ -65,6 +69,7 @@ class _Traffic:
         self._cache = _cache(config, system)
         self._runner = TrafficRunner(profile.verify, self._cache, self._deployment.clock, config.linger)
         self._scheduler = _scheduler(config, system, profile.interactions.coefficients, self._dice)
+        self._radio = None if config.radio is None else _radio(config, config.radio, len(classes), self._dice)
         self._bs = self._deployment.base_station(
             self._runner,
             OFFER,
@@ -94,6 +99,7 @@ class _Traffic:
             empty=tally.empty,
             batch_size=tally.batches / max(1, tally.rounds),
             busy_share=self._bs.metrics()["busy_s"] / clock.time(),
+            uplink_share=self._radio.uplink_share if self._radio else None,
             evicted_tokens=self._cache.evicted if self._cache else 0,
             memory_bound=self._scheduler.bound / max(1, self._scheduler.plans),
             virtual_s=clock.time(),
@@ -107,11 +113,10 @@ class _Traffic:
         work, chance_seed, link_seed = (
             independent_seed(self._dice, part, number) for part in ("work", "chance", "link")
         )
-        dice, chance = random.Random(work), Chance(config, chance_seed)
-        rates_mbps = config.uplink_mbps or math.inf, config.downlink_mbps or math.inf
-        client = self._bs.connect(round_delay(config.network_ms / 1e3, config.network_spread, link_seed, rates_mbps))
-        rule, pace = policy(config, self._system.window), ConstantPace(clock, 1 / config.draft_tps)
-        ue = LoadUe(client, TrafficDrafter(chance), rule, pace, speed_tps=speed_tps)
+        dice, chance = random.Random(work), Chance(config.chances, chance_seed)
+        client = self._bs.connect(self._ways(number, link_seed), payload_sizes(config.payload))
+        rule, pace = _policy(config, self._system), ConstantPace(clock, 1 / config.draft_tps)
+        ue = LoadUe(client, TrafficDrafter(chance), rule, pace, speed_tps=speed_tps, protocol=config.protocol)
         await clock.sleep(dice.uniform(0, config.warmup_s / 3))
         await client.connect("", VOCAB)
         prompt, length = self._drawn(dice, lasting=True)
@@ -124,6 +129,13 @@ class _Traffic:
                 done = 0
         finally:
             await client.close()
+
+    def _ways(self, number: int, seed: int) -> tuple[OneWay, OneWay]:
+        config = self._config
+        if self._radio is not None:
+            return self._radio.ways(number)
+        rates_mbps = config.uplink_mbps or math.inf, config.downlink_mbps or math.inf
+        return round_delay(config.network_ms / 1e3, config.network_spread, seed, rates_mbps)
 
     def _drawn(self, dice: random.Random, lasting: bool = False) -> tuple[int, int]:
         """Tokens of a prompt and its response; with `lasting`, of a response in progress at a random moment."""
@@ -145,6 +157,16 @@ class _Traffic:
         async with self._memory.reserved(whole):
             await ue.decode(ids, length - done, progress)
         ended()
+
+
+def _radio(config: CapacityConfig, file: str, ues: int, seed: int) -> SharedRadio:
+    seconds = config.warmup_s + config.horizon_s
+    return SharedRadio(radio_section(file), [RadioUe(0)] * ues, seconds, independent_seed(seed, "radio"))
+
+
+def _policy(config: CapacityConfig, system: System) -> WindowPolicy | None:
+    """A UE's window policy; None: the target decodes alone."""
+    return system.window and policy(config.chances, system.window, config.window, config.shortest)
 
 
 def _cache(config: CapacityConfig, system: System) -> PrefixCache | None:

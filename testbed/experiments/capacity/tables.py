@@ -17,7 +17,7 @@ from testbed.experiments.capacity.config import CapacityConfig, speeds, spread
 from testbed.experiments.capacity.pooled import BASELINE, pooled, run_row
 from testbed.experiments.capacity.search import CapacityPoint, Told, all_points, run_jobs
 from testbed.experiments.capacity.tally import CapacityRun, RoundEvent
-from testbed.experiments.capacity.ue import LANGUAGE, Chance, TrafficSequence, policy
+from testbed.experiments.deployment.traffic_ue import LANGUAGE, Chance, TrafficSequence, policy
 from testbed.experiments.plots import capacity as plots
 from testbed.experiments.plots.style import save_figure
 from testbed.experiments.results.csv_file import write_csv
@@ -79,8 +79,7 @@ def table_5(config: CapacityConfig) -> list[Row]:
 
 def _windows(config: CapacityConfig) -> tuple[int, int, int]:
     """Tokens sent, drafted and accepted in many predicted windows."""
-    chance, rule = Chance(config, config.seed), policy(config, BEFORE)
-    assert rule is not None
+    chance, rule = Chance(config.chances, config.seed), policy(config.chances, BEFORE, config.window, config.shortest)
     sent = drafted = accepted = 0
     for _ in range(WINDOWS):
         sequence = TrafficSequence(chance, 0)

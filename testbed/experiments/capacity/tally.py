@@ -78,6 +78,8 @@ class CapacityRun(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the plans in which the memory limit excluded a waiting request."""
     virtual_s: float
     cpu_s: float
+    uplink_share: float | None = None
+    """Mean share of a shared radio's uplink in use; None: UEs had links of their own."""
     events: list[RoundEvent] | None = None
     """Each round in the horizon."""
     passes: list[tuple[list[tuple[int, int]], float]] | None = None

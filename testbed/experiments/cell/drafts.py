@@ -6,8 +6,7 @@ import struct
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from testbed.experiments.capacity.config import CapacityConfig
-from testbed.experiments.capacity.ue import Chance, TrafficDrafter, TrafficSequence
+from testbed.experiments.deployment.traffic_ue import Chance, DraftChances, TrafficDrafter, TrafficSequence
 from testbed.ue.drafters.base import Choose
 from testbed.ue.drafters.synthetic import SyntheticDrafter, SyntheticSequence
 
@@ -36,12 +35,12 @@ class VirtualDrafter(TrafficDrafter):
     """Drafts of a UE in virtual time.
 
     Args:
-        config: acceptance rate and largest window.
+        chances: of its drafts and its predictor.
         seed: seed of what the window rule's predictor says.
     """
 
-    def __init__(self, config: CapacityConfig, seed: int, agreement: Agreement) -> None:
-        super().__init__(Chance(config, seed, agreement))
+    def __init__(self, chances: DraftChances, seed: int, agreement: Agreement) -> None:
+        super().__init__(Chance(chances, seed, agreement))
         self._agreement = agreement
 
     def open(

@@ -16,8 +16,8 @@ from testbed import synthetic
 from testbed.assets import fingerprints
 from testbed.assets.bundled_files import find
 from testbed.errors import BadInput
-from testbed.experiments.capacity.ue import LANGUAGE, MOST_POSITIONS, SYNTHETIC, VOCAB
 from testbed.experiments.cell.config import UeGroup
+from testbed.experiments.deployment.traffic_ue import LANGUAGE, MOST_POSITIONS, SYNTHETIC, VOCAB
 from testbed.experiments.runs.prepare import predictor_directory
 from testbed.ue.drafters.base import Choose, Drafter, DraftSequence, DraftToken
 from testbed.ue.drafters.recorded import DraftRecording, Recorded, RecordedDrafter, load_recording

@@ -8,25 +8,22 @@ from random import Random
 
 from testbed.bs.scheduling.registry import SCHEDULERS, SchedulerSetting, scheduler
 from testbed.bs.sessions import SessionTable
-from testbed.channel.radio.mac import RadioCell
-from testbed.channel.virtual import frame_bytes
-from testbed.experiments.capacity.bs import OFFER, PrefixCache, TrafficRunner
-from testbed.experiments.capacity.config import CapacityConfig
-from testbed.experiments.capacity.ue import LANGUAGE, VOCAB, policy
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.csi import RadioChannel, ue_state, with_handshakes
 from testbed.experiments.cell.drafts import Agreement, VirtualDrafter
 from testbed.experiments.cell.judge import ChanceJudge
 from testbed.experiments.cell.planning import read_plan, ue_name
 from testbed.experiments.cell.recorded import RecordedWork, recorded_policy, recording_of, virtual_replay
-from testbed.experiments.cell.series import CellSeries, Ports, SeriesRecorder
+from testbed.experiments.cell.series import CellSeries, SeriesRecorder
 from testbed.experiments.cell.tally import Counted, UeTally
 from testbed.experiments.cell.ue import Meeting, decode_responses, dice_of, drawn_lengths, send_bytes
+from testbed.experiments.deployment.links import SharedRadio, message_sizes
 from testbed.experiments.deployment.load import LoadUe
 from testbed.experiments.deployment.profiled import ProfilePace, hinting
+from testbed.experiments.deployment.traffic_bs import OFFER, PrefixCache, TrafficRunner
+from testbed.experiments.deployment.traffic_ue import LANGUAGE, VOCAB, DraftChances, policy
 from testbed.experiments.deployment.virtual import VirtualDeployment, VirtualStation
 from testbed.experiments.inputs.coefficients import pass_coefficients
-from testbed.experiments.inputs.payloads import sizers
 from testbed.experiments.inputs.profile import Profile, load_profile
 from testbed.intervals import independent_seed
 from testbed.protocols.sampling import GREEDY, Sampling
@@ -74,16 +71,12 @@ class _Cell:
         config = self._config = config if plan is None else plan.applied(config)
         self._deployment = VirtualDeployment()
         self._profiles = {group.name: load_profile(group.profile) for group in config.ues if group.traffic == "tokens"}
-        self._air = config.radio.air(radio_ues(config), config.seconds, config.seed)
-        self._radio = RadioCell(config.radio, self._air, config.seed)
         self._recordings = {group.name: recording_of(group) for group in config.ues}
         self._bs = self._station(load_profile(config.bs.profile))
         self._meeting = Meeting(sum(group.count for group in config.ues if group.together))
         self._members = [group for group in config.ues for _ in range(group.count)]
         weights = [group.weight for group in self._members] if plan is None else plan.weights(config)
-        self._ports: list[Ports] = [
-            {up: self._radio.port(number, up, weight) for up in (True, False)} for number, weight in enumerate(weights)
-        ]
+        self._radio = SharedRadio(config.radio, radio_ues(config), config.seconds, config.seed, weights)
 
     def _station(self, profile: Profile) -> VirtualStation:
         bs, groups = self._config.bs, self._config.ues
@@ -118,21 +111,21 @@ class _Cell:
 
     async def _count(self, groups: list[tuple[UeGroup, list[UeTally]]], from_s: float, to_s: float) -> CellRun:
         """The counters of the time from `from_s` to `to_s`."""
-        config, clock, used = self._config, self._deployment.clock, self._radio.counters
+        config, clock, used = self._config, self._deployment.clock, self._radio.cell.counters
         steps = max(1, int((to_s - from_s) / config.step_s + 1e-9))
         slots = {up: direction_slots(config, up) for up in (True, False)}
         await clock.sleep(from_s - clock.time())
         before, up, down = self._bs.metrics(), used[True].used, used[False].used
-        aired = [{way: (port.slots, port.used) for way, port in ports.items()} for ports in self._ports]
+        aired = [{way: (port.slots, port.used) for way, port in ports.items()} for ports in self._radio.ports]
         each = {way: count * config.step_s / (to_s - from_s) for way, count in slots.items()}
-        recorder = SeriesRecorder(config.step_s, groups, self._ports, lambda: self._bs.waiting, each)
+        recorder = SeriesRecorder(config.step_s, groups, self._radio.ports, lambda: self._bs.waiting, each)
         for step in range(1, steps + 1):
             await clock.sleep(from_s + step * config.step_s - clock.time())
             recorder.step()
         await clock.sleep(max(0.0, to_s - clock.time()))
         after = self._bs.metrics()
         everyone = [tally for _, tallies in groups for tally in tallies]
-        for tally, ports, first in zip(everyone, self._ports, aired, strict=True):
+        for tally, ports, first in zip(everyone, self._radio.ports, aired, strict=True):
             for way, port in ports.items():
                 tally.air_s[way] = (port.slots - first[way][0]) * config.radio.slot_s
                 tally.band_s[way] = (port.used - first[way][1]) * config.radio.slot_s
@@ -146,7 +139,7 @@ class _Cell:
         )
 
     def _ways(self, number: int, tally: UeTally) -> tuple[Counted, Counted]:
-        up, down = (Counted(self._ports[number][up], tally, up, self._deployment.clock) for up in (True, False))
+        up, down = (Counted(self._radio.ports[number][up], tally, up, self._deployment.clock) for up in (True, False))
         return up, down
 
     async def _send(self, group: UeGroup, number: int, tally: UeTally) -> None:
@@ -163,7 +156,7 @@ class _Cell:
         ue = self._ue(group, number, tally, work)
         await clock.sleep(dice.uniform(0, min(1.0, config.warmup_s)))
         await ue.client.connect("", VOCAB)
-        truth = RadioChannel(config.radio, self._air, number, self._radio.begin(), clock)
+        truth = RadioChannel(config.radio, self._radio.air, number, self._radio.cell.begin(), clock)
         ue = replace(ue, state=await ue_state(group, truth, ue.client, clock, tally, (config.seed, number)))
         try:
             meet = self._meeting.meet if group.together else None
@@ -176,11 +169,11 @@ class _Cell:
 
     def _ue(self, group: UeGroup, number: int, tally: UeTally, work: RecordedWork | None) -> LoadUe:
         profile, seed = self._profiles[group.name], independent_seed(self._config.seed, "drafts", number)
-        sizes = profile.sizes
-        counted = (frame_bytes, frame_bytes) if sizes is None else with_handshakes(sizers(sizes, profile.overheads))
         drafter, rule = self._drafting(group, number, seed, work)
         return LoadUe(
-            client=self._bs.connect(self._ways(number, tally), counted, ue_name(number)),
+            client=self._bs.connect(
+                self._ways(number, tally), with_handshakes(message_sizes(profile)), ue_name(number)
+            ),
             drafter=drafter,
             policy=rule if group.method.drafts else None,
             pace=ProfilePace(profile, self._deployment.clock),
@@ -194,10 +187,10 @@ class _Cell:
 
     def _drafting(
         self, group: UeGroup, number: int, seed: int, work: RecordedWork | None
-    ) -> tuple[Drafter, WindowPolicy | None]:
+    ) -> tuple[Drafter, WindowPolicy]:
         """Drafter and window policy of a UE."""
         if work is not None:
             return virtual_replay(work), recorded_policy(group, work.recording)
-        traffic = CapacityConfig(acceptance=group.alpha, window=group.window)
-        drafter = VirtualDrafter(traffic, seed, Agreement(self._config.seed, number, group.alpha))
-        return drafter, policy(traffic, WINDOW_RULES[group.window_rule])
+        chances = DraftChances(group.alpha)
+        drafter = VirtualDrafter(chances, seed, Agreement(self._config.seed, number, group.alpha))
+        return drafter, policy(chances, WINDOW_RULES[group.window_rule], group.window)

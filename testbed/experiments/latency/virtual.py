@@ -15,11 +15,13 @@ from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.window_hints import Windows
 from testbed.bs.sessions import SessionTable
 from testbed.channel.link_model import OneWay, round_delay
+from testbed.channel.radio.model import RadioUe
 from testbed.channel.spec import ChannelSpec
-from testbed.experiments.capacity.bs import OFFER, PrefixCache, TrafficRunner
-from testbed.experiments.capacity.ue import LANGUAGE, MOST_POSITIONS, VOCAB
+from testbed.experiments.deployment.links import SharedRadio, payload_sizes, radio_section
 from testbed.experiments.deployment.load import Fleet, LoadRequest, LoadUe
 from testbed.experiments.deployment.profiled import ProfilePace
+from testbed.experiments.deployment.traffic_bs import OFFER, PrefixCache, TrafficRunner
+from testbed.experiments.deployment.traffic_ue import LANGUAGE, MOST_POSITIONS, VOCAB
 from testbed.experiments.deployment.virtual import VirtualDeployment, VirtualStation
 from testbed.experiments.inputs.coefficients import pass_coefficients
 from testbed.experiments.inputs.profile import LinearDraft, load_profile
@@ -32,6 +34,8 @@ from testbed.ue.windows.base import WindowPolicy
 from testbed.virtual_time import run_virtually
 
 T = TypeVar("T")
+LEAST_RADIO_S = 60.0
+"""Time that computed channels of a radio cover at least."""
 ENOUGH = 10**12
 """Sessions, and tokens of the prefix cache: neither limits a load."""
 
@@ -100,8 +104,10 @@ class VirtualBs:
         outputs = {tuple(r.prompt): LANGUAGE[len(r.prompt) :][: r.tokens].tolist() for r in requests}
         drafter = ReplayDrafter(outputs, vocab_size=VOCAB, alpha=alpha, context=MOST_POSITIONS, seed=seed)
 
+        radio = self._radio(requests[-1].at_s, seed)
+
         async def main() -> tuple[T, dict[str, Any]]:
-            ues = [await self._ue(bs, deployment, drafter, policy(), seed, i) for i in range(self._config.ues)]
+            ues = [await self._ue(bs, deployment, drafter, policy(), seed, i, radio) for i in range(self._config.ues)]
             return await use(Fleet(ues, deployment.clock)), bs.metrics()
 
         return run_virtually(deployment.run(main()))
@@ -117,11 +123,24 @@ class VirtualBs:
         policy: WindowPolicy | None,
         seed: int,
         number: int,
+        radio: SharedRadio | None,
     ) -> LoadUe:
         drafting, link = (self._factor(seed, use, number) for use in ("drafting", "link"))
-        client = bs.connect(self._ways(seed, number, link))
+        ways = self._ways(seed, number, link) if radio is None else radio.ways(number)
+        client, pace = (
+            bs.connect(ways, payload_sizes(self._config.payload)),
+            ProfilePace(self._profile, deployment.clock, factor=drafting),
+        )
         await client.connect("", VOCAB)
-        return LoadUe(client, drafter, policy, ProfilePace(self._profile, deployment.clock, factor=drafting))
+        return LoadUe(client, drafter, policy, pace, protocol=self._config.protocol)
+
+    def _radio(self, last_s: float, seed: int) -> SharedRadio | None:
+        """A radio that all UEs share, with channels for a load whose last request arrives at `last_s`."""
+        config = self._config
+        if config.radio is None:
+            return None
+        seed = independent_seed(seed, "radio")
+        return SharedRadio(radio_section(config.radio), [RadioUe(0)] * config.ues, last_s + LEAST_RADIO_S, seed)
 
     def _factor(self, seed: int, use: str, number: int) -> float:
         """Factor on a UE's times: evenly spaced over the UEs, in random order."""

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from testbed.config import Config
 from testbed.errors import BadInput
+from testbed.experiments.deployment.links import Payload, RadioSection, TrafficProtocol, check_payload, radio_section
 from testbed.options import option
 
 
@@ -40,11 +41,19 @@ class VirtualLoadConfig(Config, frozen=True, kw_only=True):
             completes="traces",
         ),
     ] = None
+    radio: RadioSection = None
+    payload: Payload = None
+    protocol: TrafficProtocol = "greedy"
     prompt: Annotated[tuple[int, int], option("Range of prompt lengths, uniform.", unit="tokens")] = (50, 250)
     response: Annotated[tuple[int, int], option("Range of response lengths, uniform.", unit="tokens")] = (32, 64)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_payload(self.protocol, self.payload)
+        if self.radio is not None:
+            if self.link is not None:
+                raise BadInput("UEs have links of their own (--link) or share a radio (--radio), not both")
+            radio_section(self.radio)
         for name in ("prompt", "response"):
             low, high = getattr(self, name)
             if not 1 <= low <= high:

@@ -13,11 +13,12 @@ from testbed.bs.pending import Pending
 from testbed.bs.scheduling.base import Scheduler
 from testbed.bs.scheduling.registry import SCHEDULERS, SchedulerEntry
 from testbed.bs.scheduling.slo import Slo
-from testbed.experiments.capacity.bs import Observed, PrefixCache, TrafficRunner
+from testbed.experiments.capacity.bs import Observed
 from testbed.experiments.capacity.config import CapacityConfig, hardware, spread
 from testbed.experiments.capacity.run import run_capacity
 from testbed.experiments.capacity.systems import SYSTEMS, system_of
 from testbed.experiments.capacity.tally import ANY, CLEAR, CapacityRun, ClassCount, keeps
+from testbed.experiments.deployment.traffic_bs import PrefixCache, TrafficRunner
 from testbed.options import replaced
 from testbed.virtual_time import VirtualClock
 

@@ -12,12 +12,12 @@ import pytest
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.channel.radio.config import RadioConfig
 from testbed.errors import BadInput
-from testbed.experiments.capacity.ue import SYNTHETIC, VOCAB
 from testbed.experiments.cell import run as cells
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.real import run_cell_really
 from testbed.experiments.cell.recorded import RecordedWork, ReplayingDrafter, traffic_language
 from testbed.experiments.cell.rows import document
+from testbed.experiments.deployment.traffic_ue import SYNTHETIC, VOCAB
 from testbed.experiments.inputs.pair import drafter_for
 from testbed.experiments.lockstep.drafts import DraftsConfig, record, record_all
 from testbed.models.bundle import bundled

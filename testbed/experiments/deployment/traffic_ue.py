@@ -10,11 +10,12 @@ import functools
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.experiments.capacity.config import CapacityConfig
 from testbed.ue.drafters.base import Choose, DraftToken
 from testbed.ue.windows.base import WindowPolicy, WindowRule
 from testbed.ue.windows.predicted import PredictedWindow
@@ -44,6 +45,22 @@ def _distribution(target: int, alpha: float) -> NDArray[np.float32]:
     return probs
 
 
+@dataclass(frozen=True)
+class DraftChances:
+    """Chances of one UE's drafts; the predictor's are those of WISP's Table 4."""
+
+    acceptance: float = 0.758
+    """α: acceptance rate of each drafted token, given that all before it were accepted."""
+    tpr: float = 0.80
+    """Share of accepted tokens that the predictor predicts accepted."""
+    fpr: float = 0.425
+    """Share of first rejections that it predicts accepted."""
+    after: float = 0.85
+    """Share of tokens after a rejection that it predicts accepted."""
+    calibration_bias: float = 0.0
+    """Error of its log-odds."""
+
+
 class Chance:
     """Random acceptance of one UE's drafted tokens, and what the predictor says of them.
 
@@ -54,10 +71,10 @@ class Chance:
         agrees: whether the token at a position is the target's; None: drawn anew for every drafted token.
     """
 
-    def __init__(self, config: CapacityConfig, seed: int, agrees: Callable[[int], bool] | None = None) -> None:
+    def __init__(self, chances: DraftChances, seed: int, agrees: Callable[[int], bool] | None = None) -> None:
         self._agrees = agrees
-        self._alpha = config.acceptance
-        self._tpr, self._fpr, self._after = config.tpr, config.fpr, config.after
+        self._alpha = chances.acceptance
+        self._tpr, self._fpr, self._after = chances.tpr, chances.fpr, chances.after
         self._random = random.Random(seed)
         self._rejected = False
 
@@ -132,23 +149,23 @@ class TrafficSequence:
         """Nothing to free."""
 
 
-def predictor(config: CapacityConfig) -> RejectionPredictor:
+def predictor(chances: DraftChances) -> RejectionPredictor:
     """A rejection predictor for `Chance`: the probability that a token is accepted if all before it are, by Bayes' rule
     from α, `tpr` and `fpr`, with an error of the log-odds; its threshold tells doubted tokens from the others.
     """
-    bias = config.calibration_bias
+    bias = chances.calibration_bias
 
     def log_odds(accepted: float, rejected: float) -> float:
-        alpha = min(max(config.acceptance, 1e-9), 1 - 1e-9)
+        alpha = min(max(chances.acceptance, 1e-9), 1 - 1e-9)
         return math.log(alpha * max(accepted, 1e-9)) - math.log((1 - alpha) * max(rejected, 1e-9))
 
-    doubted, liked = log_odds(1 - config.tpr, 1 - config.fpr), log_odds(config.tpr, config.fpr)
+    doubted, liked = log_odds(1 - chances.tpr, 1 - chances.fpr), log_odds(chances.tpr, chances.fpr)
     info = PredictorInfo(
         model="mlp",
         form="mlp",
         drafter_fingerprint=SYNTHETIC,
         target_fingerprint=SYNTHETIC,
-        recall=config.tpr,
+        recall=chances.tpr,
         threshold=1 / (1 + math.exp(-(doubted + liked) / 2 - bias)),
         platt=(1.0, bias),
     )
@@ -156,11 +173,14 @@ def predictor(config: CapacityConfig) -> RejectionPredictor:
     return RejectionPredictor(info, {"w0": weights, "b0": np.array([doubted])})
 
 
-def policy(config: CapacityConfig, rule: WindowRule | None) -> WindowPolicy | None:
-    """A UE's window policy; None: the target decodes alone."""
-    if rule is None:
-        return None
-    known = predictor(config)
+def policy(chances: DraftChances, rule: WindowRule, window: int, shortest: Literal[0, 1] = 0) -> WindowPolicy:
+    """A UE's window policy.
+
+    Args:
+        window: most tokens of a round.
+        shortest: smallest predicted window.
+    """
+    known = predictor(chances)
     if rule.withholds:
-        return PredictedWindow(known, known.info.threshold, config.window, before=True, least=config.shortest)
-    return rule.make(config.window, known)
+        return PredictedWindow(known, known.info.threshold, window, before=True, least=shortest)
+    return rule.make(window, known)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 
-from testbed.experiments.capacity.config import CapacityConfig
-from testbed.experiments.capacity.ue import (
+from testbed.experiments.deployment.traffic_ue import (
     LANGUAGE,
     Chance,
+    DraftChances,
     TrafficSequence,
     policy,
     predictor,
 )  # fmt: skip
-from testbed.options import replaced
 from testbed.ue.drafters.base import DraftToken
 from testbed.ue.windows.base import WindowPolicy, window_of
 from testbed.ue.windows.registry import WINDOW_RULES
@@ -34,29 +35,26 @@ def right(tokens: list[DraftToken]) -> int:
     return agree.index(False) if False in agree else len(agree)
 
 
-def committed(config: CapacityConfig, kind: str) -> float:
+def committed(kind: str, shortest: Literal[0, 1] = 0) -> float:
     """Mean tokens of a round, the verifier's own included."""
-    chance = Chance(config, 1)
-    rule = policy(config, WINDOW_RULES[kind])
-    assert rule is not None
+    chance, rule = Chance(DraftChances(), 1), policy(DraftChances(), WINDOW_RULES[kind], 5, shortest)
     return 1 + float(np.mean([right(window(TrafficSequence(chance, 0), rule)) for _ in range(WINDOWS)]))
 
 
 @pytest.mark.parametrize(("kind", "tokens"), [("fixed", 3.35), ("before-rejection", 2.41)])
 def test_rounds_commit_what_the_errata_say(kind: str, tokens: float) -> None:
-    assert committed(CapacityConfig(), kind) == pytest.approx(tokens, abs=0.03)
+    assert committed(kind) == pytest.approx(tokens, abs=0.03)
 
 
 def test_a_token_at_least_commits_more() -> None:
     """1 + α + Σ (α·TPR)^i, i = 2 … K."""
     expected = 1 + 0.758 + sum((0.758 * 0.8) ** i for i in range(2, 6))
-    assert committed(CapacityConfig(shortest=1), "before-rejection") == pytest.approx(expected, abs=0.03)
+    assert committed("before-rejection", 1) == pytest.approx(expected, abs=0.03)
 
 
 def test_the_predictor_knows_how_far_what_is_shown_can_be_trusted() -> None:
     """Its probabilities against counts, over first tokens of windows."""
-    config = CapacityConfig()
-    chance, known = Chance(config, 2), predictor(config)
+    chance, known = Chance(DraftChances(), 2), predictor(DraftChances())
     seen: dict[float, list[bool]] = {0.0: [], 1.0: []}
     for _ in range(WINDOWS):
         token = TrafficSequence(chance, 0).draft_one()
@@ -67,7 +65,7 @@ def test_the_predictor_knows_how_far_what_is_shown_can_be_trusted() -> None:
 
 
 def test_what_follows_a_rejection_is_believed_as_often_as_told() -> None:
-    chance = Chance(CapacityConfig(acceptance=0.0, after=0.3), 3)
+    chance = Chance(DraftChances(acceptance=0.0, after=0.3), 3)
     liked = []
     for _ in range(WINDOWS):
         chance.begin()
@@ -78,8 +76,7 @@ def test_what_follows_a_rejection_is_believed_as_often_as_told() -> None:
 
 @pytest.mark.parametrize("bias", [-1.0, 1.0])
 def test_a_predictor_that_is_badly_calibrated_doubts_the_same_tokens(bias: float) -> None:
-    config = CapacityConfig()
-    right, wrong = predictor(config), predictor(replaced(config, {"calibration_bias": bias}))
+    right, wrong = predictor(DraftChances()), predictor(DraftChances(calibration_bias=bias))
     for liked in (0.0, 1.0):
         x = (liked, 0.0, 0.0, 0.0, 1.0)
         p, shifted = right.probability(x), wrong.probability(x)

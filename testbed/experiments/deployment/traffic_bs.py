@@ -1,0 +1,127 @@
+"""A base station under synthetic traffic: the verifier's memory and times, and the target's tokens."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from testbed.bs.engines.base import Share, VerifyRequest, VerifyResult
+from testbed.bs.engines.runner import nobody
+from testbed.bs.intake import Offer
+from testbed.clock import Clock
+from testbed.experiments.deployment.traffic_ue import LANGUAGE, MOST_POSITIONS, VOCAB
+from testbed.experiments.inputs.profile import PassWork, VerifyCost
+
+T = TypeVar("T")
+
+OFFER = Offer("synthetic", "", VOCAB, 1, (), MOST_POSITIONS)
+"""Work of a base station under synthetic traffic."""
+_ZEROS = np.zeros(512, np.float32)
+with np.errstate(divide="ignore"):
+    _SURE = np.log(np.eye(VOCAB, dtype=np.float32))
+"""[VOCAB, VOCAB] log-probabilities of a target that is sure of the token of the row."""
+
+
+class PrefixCache:
+    """LRU prefix cache: leading tokens of each session whose keys and values are in memory.
+
+    Args:
+        capacity: tokens.
+        tail: evict the last tokens of a session, as many as needed, instead of the whole session.
+    """
+
+    def __init__(self, capacity: int, tail: bool) -> None:
+        self._capacity, self._tail = capacity, tail
+        self._held: OrderedDict[str, int] = OrderedDict()
+        self._total = 0
+        self.evicted = 0
+
+    def cached(self, session: str) -> int:
+        """Leading tokens of a session that are in the cache."""
+        return self._held.get(session, 0)
+
+    def hold(self, session: str, tokens: int) -> None:
+        """Cache the first `tokens` of a session as the most recently used, and evict others where needed."""
+        self.drop(session)
+        self._held[session] = tokens
+        self._total += tokens
+        while self._total > self._capacity and len(self._held) > 1:
+            oldest, held = next(iter(self._held.items()))
+            lost = min(held, self._total - self._capacity) if self._tail else held
+            self._total -= lost
+            self.evicted += lost
+            if lost < held:
+                self._held[oldest] = held - lost
+            else:
+                del self._held[oldest]
+
+    def drop(self, session: str) -> None:
+        """Remove a session."""
+        self._total -= self._held.pop(session, 0)
+
+
+class TrafficRunner:
+    """Implements `EngineRunner`: synthetic target tokens, after the pass time of eq. 19.
+
+    Args:
+        cache: None: every pass recomputes the whole prefix.
+        linger: keep the tokens of closed sessions in the cache.
+        lenient: mismatched tokens may be kept, so that all drafted ones stay in the cache until the next round.
+    """
+
+    def __init__(
+        self, cost: VerifyCost, cache: PrefixCache | None, clock: Clock, linger: bool, lenient: bool = False
+    ) -> None:
+        self._cost, self._cache, self._clock, self._linger, self._lenient = cost, cache, clock, linger, lenient
+        self._submitted: list[VerifyRequest] = []
+        self.passes: list[tuple[list[tuple[int, int]], float]] = []
+        self.keep_passes = False
+
+    def submit(self, request: VerifyRequest) -> None:
+        """See `VerifyEngine.submit`."""
+        self._submitted.append(request)
+
+    async def step(self, waiting: Callable[[], bool] = nobody) -> list[Share]:
+        """One pass over all submitted rounds."""
+        batch, self._submitted = self._submitted, []
+        works = [self._work(request) for request in batch]
+        seconds = self._cost.pass_s(works)
+        await self._clock.sleep(seconds)
+        if self.keep_passes:
+            self.passes.append(([(work.new, work.cached) for work in works], seconds))
+        return [Share(r, w.new, w.cached, self._result(r, w.cached)) for r, w in zip(batch, works, strict=True)]
+
+    def _work(self, request: VerifyRequest) -> PassWork:
+        length, drafted = len(request.prefix), len(request.draft)
+        cached = 0 if self._cache is None else min(self._cache.cached(request.session), length - 1)
+        return PassWork(drafted, drafted + length - cached, cached)
+
+    def _result(self, request: VerifyRequest, cached: int) -> VerifyResult:
+        """The target's tokens; those that it shares with the round are cached."""
+        length, drafted = len(request.prefix), len(request.draft)
+        target = LANGUAGE[length : length + drafted + 1]
+        if self._cache is not None:
+            agree = request.draft == target[:-1]
+            held = drafted if self._lenient or agree.all() else int(agree.argmin())
+            self._cache.hold(request.session, length + held)
+        sure = _SURE[target] if request.logprobs and request.coupling is None else None
+        return VerifyResult(target, _ZEROS[: drafted + 1], _ZEROS[:drafted], logprobs=sure, cached=cached)
+
+    def cached(self, session: str) -> int | None:
+        """See `EngineRunner.cached`: less than was computed where the cache has evicted some."""
+        return 0 if self._cache is None else self._cache.cached(session)
+
+    async def judged(self, positions: int) -> None:
+        """Judging takes no time."""
+
+    async def beside(self, work: Callable[[], T]) -> T:
+        """See `EngineRunner.beside`: computations take no virtual time."""
+        return work()
+
+    def release(self, session: str) -> None:
+        """Remove a session from the cache, unless sessions linger."""
+        if self._cache is not None and not self._linger:
+            self._cache.drop(session)
