@@ -21,7 +21,7 @@ from testbed.experiments.capacity.bs import Observed, Reservation
 from testbed.experiments.capacity.config import MOST_UES, CapacityConfig, hardware
 from testbed.experiments.capacity.systems import System
 from testbed.experiments.capacity.tally import ALL, CapacityRun, Tally
-from testbed.experiments.deployment.links import SharedRadio, payload_sizes, radio_section
+from testbed.experiments.deployment.links import VirtualRadio, payload_sizes, radio_section
 from testbed.experiments.deployment.load import LoadUe
 from testbed.experiments.deployment.profiled import hinting
 from testbed.experiments.deployment.traffic_bs import OFFER, PrefixCache, TrafficRunner
@@ -159,9 +159,9 @@ class _Traffic:
         ended()
 
 
-def _radio(config: CapacityConfig, file: str, ues: int, seed: int) -> SharedRadio:
+def _radio(config: CapacityConfig, file: str, ues: int, seed: int) -> VirtualRadio:
     seconds = config.warmup_s + config.horizon_s
-    return SharedRadio(radio_section(file), [RadioUe(0)] * ues, seconds, independent_seed(seed, "radio"))
+    return VirtualRadio(radio_section(file), [RadioUe(0)] * ues, seconds, independent_seed(seed, "radio"))
 
 
 def _policy(config: CapacityConfig, system: System) -> WindowPolicy | None:

@@ -17,7 +17,7 @@ from testbed.experiments.cell.recorded import RecordedWork, recorded_policy, rec
 from testbed.experiments.cell.series import CellSeries, SeriesRecorder
 from testbed.experiments.cell.tally import Counted, UeTally
 from testbed.experiments.cell.ue import Meeting, decode_responses, dice_of, drawn_lengths, send_bytes
-from testbed.experiments.deployment.links import SharedRadio, message_sizes
+from testbed.experiments.deployment.links import VirtualRadio, message_sizes
 from testbed.experiments.deployment.load import LoadUe
 from testbed.experiments.deployment.profiled import ProfilePace, hinting
 from testbed.experiments.deployment.traffic_bs import OFFER, PrefixCache, TrafficRunner
@@ -76,7 +76,7 @@ class _Cell:
         self._meeting = Meeting(sum(group.count for group in config.ues if group.together))
         self._members = [group for group in config.ues for _ in range(group.count)]
         weights = [group.weight for group in self._members] if plan is None else plan.weights(config)
-        self._radio = SharedRadio(config.radio, radio_ues(config), config.seconds, config.seed, weights)
+        self._radio = VirtualRadio(config.radio, radio_ues(config), config.seconds, config.seed, weights)
 
     def _station(self, profile: Profile) -> VirtualStation:
         bs, groups = self._config.bs, self._config.ues

@@ -32,7 +32,7 @@ Payload = Annotated[
 TrafficProtocol = Annotated[Literal["greedy", "fh", "sh"], option("Protocol; fh and sh need a payload.")]
 
 
-class SharedRadio:
+class VirtualRadio:
     """Ports of UEs in one radio cell, on the running event loop's clock.
 
     Args:

@@ -17,7 +17,7 @@ from testbed.bs.sessions import SessionTable
 from testbed.channel.link_model import OneWay, round_delay
 from testbed.channel.radio.model import RadioUe
 from testbed.channel.spec import ChannelSpec
-from testbed.experiments.deployment.links import SharedRadio, payload_sizes, radio_section
+from testbed.experiments.deployment.links import VirtualRadio, payload_sizes, radio_section
 from testbed.experiments.deployment.load import Fleet, LoadRequest, LoadUe
 from testbed.experiments.deployment.profiled import ProfilePace
 from testbed.experiments.deployment.traffic_bs import OFFER, PrefixCache, TrafficRunner
@@ -123,7 +123,7 @@ class VirtualBs:
         policy: WindowPolicy | None,
         seed: int,
         number: int,
-        radio: SharedRadio | None,
+        radio: VirtualRadio | None,
     ) -> LoadUe:
         drafting, link = (self._factor(seed, use, number) for use in ("drafting", "link"))
         ways = self._ways(seed, number, link) if radio is None else radio.ways(number)
@@ -134,13 +134,13 @@ class VirtualBs:
         await client.connect("", VOCAB)
         return LoadUe(client, drafter, policy, pace, protocol=self._config.protocol)
 
-    def _radio(self, last_s: float, seed: int) -> SharedRadio | None:
+    def _radio(self, last_s: float, seed: int) -> VirtualRadio | None:
         """A radio that all UEs share, with channels for a load whose last request arrives at `last_s`."""
         config = self._config
         if config.radio is None:
             return None
         seed = independent_seed(seed, "radio")
-        return SharedRadio(radio_section(config.radio), [RadioUe(0)] * config.ues, last_s + LEAST_RADIO_S, seed)
+        return VirtualRadio(radio_section(config.radio), [RadioUe(0)] * config.ues, last_s + LEAST_RADIO_S, seed)
 
     def _factor(self, seed: int, use: str, number: int) -> float:
         """Factor on a UE's times: evenly spaced over the UEs, in random order."""
