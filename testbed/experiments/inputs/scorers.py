@@ -45,6 +45,18 @@ def scorer(name: str) -> Scorer:
     return _checked(name, found)
 
 
+def scorer_file(name: str) -> str | None:
+    """The file of a scorer's code; None: it is built in, or its module has no file. Packages around it are imported."""
+    where = name.rpartition(":")[0]
+    if name in SCORERS or not where or where.endswith(".py"):
+        return where or None
+    try:
+        spec = importlib.util.find_spec(where)
+    except Exception:  # a user's package may raise anything
+        return None
+    return spec.origin if spec is not None and spec.has_location else None
+
+
 def check_builtin(name: str, where: object, remedy: str) -> None:
     """Refuse a scorer that is not built in: files that come from others must not choose code that runs here.
 

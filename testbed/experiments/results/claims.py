@@ -14,6 +14,7 @@ import msgspec
 from testbed.assets.fingerprints import file_stamp
 from testbed.config import Config, load, resolved, save
 from testbed.errors import BadInput
+from testbed.experiments.inputs.scorers import scorer_file
 from testbed.files import claim, file_bytes, held, require_empty, whole_file
 
 LOG = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ def changed(before: dict[str, str], now: dict[str, str]) -> str | None:
 
 def stamps(value: Any) -> dict[str, str]:
     """Fingerprints of the files that are named anywhere in settings, be it as `key=FILE`, `suffix+FILE` or
-    `FILE:function`.
+    `FILE:function`, and of the modules of scorers.
     """
     if isinstance(value, str):
         found = {}
@@ -91,6 +92,8 @@ def stamps(value: Any) -> dict[str, str]:
                     found[name] = stamp
         return found
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    if isinstance(value, dict) and (scorers := value.get("scorer")) is not None:
+        parts = [*parts, *(scorer_file(str(one)) for one in (scorers if isinstance(scorers, list) else [scorers]))]
     return {name: stamp for part in parts for name, stamp in stamps(part).items()}
 
 

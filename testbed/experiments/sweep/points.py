@@ -19,6 +19,7 @@ from testbed.config import Config, DemoConfig, load, resolved
 from testbed.errors import BadInput
 from testbed.experiments.inputs.payloads import OWN, PAYLOADS
 from testbed.experiments.inputs.profile import load_profile
+from testbed.experiments.inputs.scorers import scorer_file
 from testbed.experiments.runs.demo import check_demo, judging
 from testbed.experiments.runs.prepare import predictor_directory
 from testbed.experiments.sweep.baselines import NAME, expanded
@@ -92,7 +93,7 @@ class SweepPoint(msgspec.Struct, frozen=True):
         if head := judging(self.config)[1]:
             parts.append(head_stamp(head))
         link = [self.channel.file, self.channel.profile, self.channel.shares]
-        run = [self.config.dataset, self.config.model, self.config.drafter, self.config.scorer.partition(":")[0]]
+        run = [self.config.dataset, self.config.model, self.config.drafter, scorer_file(self.config.scorer)]
         parts += filter(None, (file_stamp(name.rpartition("+")[2]) for name in (*link, *run) if name))
         rule = WINDOW_RULES.choose(self.config.window_rule)
         if rule.predictor or rule.hinted:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
 
-from testbed.config import RunConfig
+from testbed.channel.spec import parse_channel
+from testbed.config import DemoConfig, RunConfig
 from testbed.errors import BadInput
-from testbed.experiments.results.claims import claimed, kept
+from testbed.experiments.results.claims import claimed, kept, stamps
+from testbed.experiments.sweep.points import SweepPoint
 from tests.support.refusals import refuse
 
 MINE, OTHER = RunConfig(window=4), RunConfig(window=8)
@@ -97,6 +100,29 @@ def test_results_are_not_continued_with_other_contents_of_a_file(named: str, fil
         pass
     (inputs / file).write_text(file)
     enter(config, out)
+
+
+@pytest.mark.parametrize(
+    ("scorer", "file"), [("o_answers:last", "o_answers.py"), ("o_pack.deep.answers:last", "o_pack/deep/answers.py")]
+)
+def test_results_are_not_continued_with_another_scorer(
+    scorer: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module was not compared, other than a file."""
+    monkeypatch.syspath_prepend(tmp_path / "lib")
+    path, out, config = tmp_path / "lib" / file, tmp_path / "out", DemoConfig(scorer=scorer)
+    enter(config, tmp_path / "without")  # it may be missing
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("def last(text): return text")
+    importlib.invalidate_caches()
+    enter(config, out)
+    enter(config, out)
+    point = SweepPoint({}, config, parse_channel("kind=virtual,profile=wisv"))
+    before = point.key
+    path.write_text("def last(text): return text[-1]")
+    refuse(lambda: enter(config, out), BadInput, "has changed since the results", "choose another --out")
+    assert point.key != before
+    assert stamps({"grid": {"scorer": [scorer, "number"]}}).keys() == {str(path)}
 
 
 def test_a_configuration_without_files_is_stamped_as_well(tmp_path: Path) -> None:
