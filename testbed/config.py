@@ -60,7 +60,8 @@ class DecodingConfig(Config, frozen=True):
     dataset: fields.Dataset = "bundled:test"
     prompt_format: fields.PromptFormat = "auto"
     shots: fields.Shots = 0
-    scorer: fields.Scorer = "number"
+    scorer: fields.RunScorer = "number"
+    run_code: fields.RunCode = False
     max_tokens: fields.MaxTokens = 256
     seed: Annotated[int, option("Seed of the order of methods and of sampling.", least=0, panel="Workload")] = 0
 

@@ -163,7 +163,17 @@ Prompts = Annotated[int, option("Prompts to decode.", least=1, panel="Workload")
 First = Annotated[int, option("Prompts of the data set to skip.", least=0, panel="Workload")]
 Shots = Annotated[int, option("Worked examples before every question.", least=0)]
 Scorer = Annotated[
-    str, option("Extracts the final answer: number, exact, package.module:function or file.py:function.")
+    str, option("Extracts the final answer: number, exact, choice, package.module:function or file.py:function.")
+]
+RunScorer = Annotated[
+    str,
+    option(
+        "Scorer of the answers: number, exact, choice, code (with --run-code), agreement[:NAME] (with the target's own "
+        "answer), package.module:function or file.py:function."
+    ),
+]
+RunCode = Annotated[
+    bool, option("Run programs that the model wrote (--scorer code), with limits that are no safe isolation.")
 ]
 RunTemperature = Annotated[
     float | None,

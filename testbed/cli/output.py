@@ -20,6 +20,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "aal": ("AAL", "{:.2f}"),
     "acceptance_cond": ("α", "{:.3f}"),
     "accuracy": ("accuracy", "{:.3f}"),
+    "unparsed": ("unparsed", "{:.3f}"),
     "lossless": ("lossless", "{}"),
     "uplink_bytes": ("up B", "{:.0f}"),
     "downlink_bytes": ("down B", "{:.0f}"),

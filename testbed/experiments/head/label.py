@@ -19,8 +19,9 @@ from testbed.experiments.head.collect import Progress, load_target
 from testbed.experiments.head.config import EpisodeCollectConfig
 from testbed.experiments.head.decoding import label_of
 from testbed.experiments.head.summary import summary
+from testbed.experiments.inputs.marks import check_builtin
 from testbed.experiments.inputs.pair import target_for
-from testbed.experiments.inputs.scorers import check_builtin, scorer
+from testbed.experiments.inputs.scorers import scorer
 from testbed.experiments.lockstep.answers import Answers, AnswerTask
 from testbed.experiments.lockstep.completions import Completer
 from testbed.experiments.lockstep.decoding import NOTHING, Decoding, Lockstep

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,25 @@ def _whole(text: str) -> str:
     return text
 
 
-SCORERS: dict[str, Scorer] = {"number": final_number, "exact": _whole}
-"""`number`: the number after the last ####. `exact`: the whole text."""
+AGREEMENT = "agreement"
+"""Scorer that compares with the target's own output, or `agreement:NAME` with its answer by scorer NAME."""
+SAID = re.compile(
+    r"(?i:answer|choice|option)\b(?:\s+(?i:is))?\s*:?\s*[*_(\[]*([A-J])\b(?!['’])|\\boxed\{\(?([A-J])\)?\}"
+)
+"""A letter that is said to be the answer."""
+ALONE = re.compile(r"\s*[*_(\[]*([A-J])(?:[).:\]*_]|\s*$)")
+"""A letter at the begin of a text that a mark follows, or nothing."""
+
+
+def _choice(text: str) -> str | None:
+    """The letter, A to J, that a text gives as its answer: the last one that is said to be it, or the first thing."""
+    said = [one or boxed for one, boxed in SAID.findall(text)]
+    alone = ALONE.match(text)
+    return said[-1] if said else alone[1] if alone else None
+
+
+SCORERS: dict[str, Scorer] = {"number": final_number, "exact": _whole, "choice": _choice}
+"""`number`: the number after the last ####. `exact`: the whole text. `choice`: the letter of a choice."""
 
 
 def scorer(name: str) -> Scorer:
@@ -47,6 +65,7 @@ def scorer(name: str) -> Scorer:
 
 def scorer_file(name: str) -> str | None:
     """The file of a scorer's code; None: it is built in, or its module has no file. Packages around it are imported."""
+    name = name.removeprefix(AGREEMENT + ":")
     where = name.rpartition(":")[0]
     if name in SCORERS or not where or where.endswith(".py"):
         return where or None
@@ -55,20 +74,6 @@ def scorer_file(name: str) -> str | None:
     except Exception:  # a user's package may raise anything
         return None
     return spec.origin if spec is not None and spec.has_location else None
-
-
-def check_builtin(name: str, where: object, remedy: str) -> None:
-    """Refuse a scorer that is not built in: files that come from others must not choose code that runs here.
-
-    Args:
-        where: what names it.
-        remedy: how its code is run nevertheless.
-
-    Raises:
-        BadInput: it is not built in.
-    """
-    if name not in SCORERS:
-        raise BadInput(f"{where} names code as its scorer, {name!r}: read that code, and {remedy}")
 
 
 def expected(example: Example, score: Scorer) -> Hashable:

@@ -71,9 +71,12 @@ class RowSource:
         return {name: values[order] for name, values in found.items()}
 
     def right(self, config: Mapping[str, Any]) -> NDArray[np.float64] | None:
-        """1 for each correct answer [n] by the data set and scorer of a run's configuration; None if unknown, or if
-        the scorer is not built in: a report runs no code that a directory names.
+        """1 for each correct answer [n], as the run recorded it, or else by data set and scorer of its configuration.
+        None if unknown, or if the scorer is not built in: a report runs no code that a directory names.
         """
+        stored = self.requests["right"] if self.requests is not None else None
+        if stored is not None and stored.dtype != object and np.isfinite(stored).all():
+            return stored.astype(np.float64)
         found, dataset, score = self.requests, config.get("dataset"), SCORERS.get(str(config.get("scorer", "number")))
         if found is None or dataset is None or score is None or not len(found["request"]):
             return None

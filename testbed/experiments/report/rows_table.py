@@ -12,8 +12,8 @@ from testbed.experiments.report.tables import HEADERS, SETTINGS, TABLE, cell, te
 from testbed.intervals import Interval, printable
 
 RESULTS = (
-    "requests", "latency_s", "speedup", "throughput_tps", "aal", "acceptance_cond", "accuracy", "accuracy_lost",
-    "lossless", "uplink_bytes", "downlink_bytes", "uplink_payload_bytes", "downlink_payload_bytes",
+    "requests", "latency_s", "speedup", "throughput_tps", "aal", "acceptance_cond", "accuracy", "unparsed",
+    "accuracy_lost", "lossless", "uplink_bytes", "downlink_bytes", "uplink_payload_bytes", "downlink_payload_bytes",
     "energy_per_token_j",
 )  # fmt: skip
 """Columns of the table that is open: what a reader looks for first."""
@@ -38,6 +38,10 @@ TERMS = {
     "per": ("PER", "packet error rate of the link"),
     "speedup": ("speed-up", "latency of the first row with the same window and link, divided by the row's"),
     "accuracy_lost": ("accuracy lost", "accuracy of that first row minus the row's"),
+    "unparsed": (
+        "unparsed",
+        "share of outputs without an answer that the scorer can read; accuracy counts them as wrong",
+    ),
     "lossless": ("lossless", "whether every output equals the target's own greedy output, token for token"),
     "uplink_bytes": ("up B, down B", "bytes per request at the socket, headers included"),
     "uplink_payload_bytes": ("payload B", "bytes per request that the models of the device profile would send"),

@@ -15,6 +15,7 @@ from testbed import __version__
 from testbed.channel.csi import Csi
 from testbed.errors import BadInput
 from testbed.experiments.inputs.formats import Example
+from testbed.experiments.inputs.marks import Mark
 from testbed.files import file_bytes, whole_file
 from testbed.ue.records import RoundRecord
 from testbed.ue.run import Outcome
@@ -120,17 +121,27 @@ def round_row(method: str, request: int, record: RoundRecord) -> dict[str, Any]:
 
 
 def request_rows(
-    outcomes: Sequence[Outcome], texts: Mapping[tuple[str, int], str], examples: Sequence[Example] = ()
+    outcomes: Sequence[Outcome],
+    texts: Mapping[tuple[str, int], str],
+    examples: Sequence[Example] = (),
+    marks: Mapping[tuple[str, int], Mark | None] | None = None,
 ) -> list[dict[str, Any]]:
     """Rows of `requests.parquet`, one per request and method.
 
     Args:
         examples: prompts by request; empty: unknown.
+        marks: by method and request; None: unknown.
     """
+
+    def marked(outcome: Outcome) -> dict[str, bool]:
+        mark = (marks or {}).get((outcome.method, outcome.request))
+        return mark._asdict() if mark is not None else {}
+
     return [
         {
             "method": o.method,
             "request": o.request,
+            **marked(o),
             **({name: getattr(examples[o.request], name) for name in ABOUT} if examples else {}),
             "prompt_len": o.record.prompt_len,
             "tokens": len(o.record.token_ids),

@@ -15,6 +15,7 @@ from typing import Any
 from testbed.channel.csi import Csi
 from testbed.errors import BadInput
 from testbed.experiments.inputs.formats import Example
+from testbed.experiments.inputs.marks import Mark
 from testbed.experiments.results.directory import SCHEMA, request_rows, round_rows
 from testbed.files import whole_file
 from testbed.ue.records import RequestRecord, RoundRecord
@@ -37,10 +38,11 @@ def round_columns() -> Columns:
 
 def request_columns() -> Columns:
     """Columns and types of `requests.parquet`: method, request, fields of `RequestRecord` with counts for `tokens` and
-    `rounds`, whether the output is lossless, its text, and name, category and turn of the prompt.
+    `rounds`, whether the output is lossless, its text, its mark, and name, category and turn of the prompt.
     """
     own = {**_types(RequestRecord), "rounds": int, "tokens": int}
-    return {**KEYS, **own, "lossless": bool, "text": str, "id": str, "category": str, "turn": int}
+    marked = {"parsed": bool, "right": bool}
+    return {**KEYS, **own, "lossless": bool, "text": str, **marked, "id": str, "category": str, "turn": int}
 
 
 def write_rounds(directory: Path, outcomes: Sequence[Outcome]) -> None:
@@ -63,17 +65,18 @@ def write_requests(
     outcomes: Sequence[Outcome],
     texts: Mapping[tuple[str, int], str],
     examples: Sequence[Example] = (),
+    marks: Mapping[tuple[str, int], Mark | None] | None = None,
 ) -> None:
     """Write one row per request and method.
 
     Args:
-        examples: prompts by request; empty: unknown.
+        examples, marks: see `request_rows`.
 
     Raises:
         BadInput: pyarrow is missing.
         TestbedError: the file is not writable.
     """
-    _write(directory / REQUESTS, request_rows(outcomes, texts, examples), request_columns())
+    _write(directory / REQUESTS, request_rows(outcomes, texts, examples, marks), request_columns())
 
 
 def read_rounds(directory: Path) -> Any:

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from testbed.experiments.inputs.formats import Example
-from testbed.experiments.inputs.scorers import Scorer
+from testbed.experiments.inputs.marks import Marker
 from testbed.experiments.results.energy import energy_columns
-from testbed.experiments.results.quality import quality
-from testbed.models.scoring import final_number
+from testbed.experiments.results.quality import NUMBER, quality
 from testbed.protocols.methods import run_method
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.records import RequestRecord
@@ -38,7 +37,7 @@ def rows(
     own: Mapping[tuple[str, int], str] | None = None,
     idle_w: float | None = None,
     sampling: Sampling = GREEDY,
-    score: Scorer = final_number,
+    mark: Marker = NUMBER,
 ) -> list[dict[str, Any]]:
     """One row per method, in order of first appearance; `docs/architecture.md` defines the columns.
 
@@ -49,7 +48,7 @@ def rows(
         own: as `texts`, of the target; None: unknown.
         idle_w: power of the idle device; None: not measured.
         sampling: how methods that sample draw or choose tokens.
-        score: extracts the answer from a text.
+        mark: marks an output.
     """
 
     def row(method: str) -> dict[str, Any]:
@@ -61,7 +60,7 @@ def rows(
             answers = {o.request: texts.get((method, o.request), "") for o in some}
             return {
                 "requests": len(some),
-                **quality(answers, examples, target, score),
+                **quality(answers, examples, target, mark),
                 **_speed(records),
                 **_gate(some),
                 **energy_columns(method, records, idle_w),

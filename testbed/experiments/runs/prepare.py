@@ -15,8 +15,8 @@ from testbed.config import RunConfig
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.inputs.formats import Example
+from testbed.experiments.inputs.marks import marker
 from testbed.experiments.inputs.padding import check_pad
-from testbed.experiments.inputs.scorers import scorer
 from testbed.experiments.inputs.state import check_csi
 from testbed.experiments.power.recorder import check_power
 from testbed.models.bundle import bundled
@@ -199,7 +199,7 @@ def _check(config: RunConfig) -> None:
     check_pad(config.pad, config.methods)
     sampling_of(config)
     check_csi(config.csi)
-    scorer(config.scorer)
+    marker(config.scorer, config.run_code)
     keys_for(config.bs, config.keys, config.insecure)
     check_silence(config.failover_s)
     check_power(config)

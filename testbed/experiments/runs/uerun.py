@@ -11,7 +11,7 @@ from typing import Any
 
 from testbed.config import RunConfig, resolved, save
 from testbed.errors import BadInput
-from testbed.experiments.inputs.scorers import scorer
+from testbed.experiments.inputs.marks import Mark, marker
 from testbed.experiments.power.recorder import finish, settled, source_of, watching
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.files import write_requests, write_rounds
@@ -39,6 +39,7 @@ class UeResult:
     """One line for every output that is not the target's own."""
     outcomes: list[Outcome] = field(repr=False)
     texts: dict[tuple[str, int], str] = field(repr=False)
+    marks: dict[tuple[str, int], Mark | None] = field(repr=False)
     power: dict[str, Any] | None = None
     """Samples from which the energy of `rows` is computed; None: none were taken."""
 
@@ -125,19 +126,21 @@ def result_of(
 
     texts = {(o.method, o.request): text(o) for o in outcomes}
     examples = [p.example for p in work.prompts]
+    own, mark = _own_texts(config, work), marker(config.scorer, config.run_code)
+    marks = {key: mark(examples[key[1]], said, (own or {}).get(key)) for key, said in texts.items()}
     ordered = sorted(outcomes, key=lambda o: config.methods.index(o.method))
     rows = rows_of(
         ordered, examples, texts, window=config.window, threshold=config.threshold, hidden_bits=config.hidden_bits,
-        window_rule=config.window_rule, lookahead=config.lookahead, own=_own_texts(config, work),
+        window_rule=config.window_rule, lookahead=config.lookahead, own=own,
         idle_w=power["idle_w"] if power else None, sampling=sampling_of(config),
-        score=scorer(config.scorer),
+        mark=mark,
     )  # fmt: skip
     rows = [row | {"bytes_counted": counted} for row in rows]
     by_request = sorted(outcomes, key=lambda o: (o.request, o.method))
     outputs = [_output(work, o, texts[o.method, o.request]) for o in by_request]
     strict = [o for o in outcomes if run_method(o.method).exact(config.threshold)]
     losses = [_loss(work, o) for o in strict if o.divergence is not None and not o.divergence.tie]
-    return UeResult(outputs, rows, losses, outcomes, texts, power)
+    return UeResult(outputs, rows, losses, outcomes, texts, marks, power)
 
 
 def _output(work: Workload, outcome: Outcome, text: str) -> dict[str, Any]:
@@ -187,6 +190,7 @@ def write_run(out: Path, config: RunConfig, work: Workload, result: UeResult) ->
     """Write config, rounds, requests and summary; the summary last, so that its presence means a whole run."""
     save(config, out / "config.yaml")
     write_rounds(out, result.outcomes)
-    write_requests(out, result.outcomes, result.texts, [prompt.example for prompt in work.prompts])
+    examples = [prompt.example for prompt in work.prompts]
+    write_requests(out, result.outcomes, result.texts, examples, result.marks)
     document = results.summary(resolved(config), config.seed, results.host(), result.rows)
     results.write_summary(out, document | ({} if result.power is None else {"power": result.power}))

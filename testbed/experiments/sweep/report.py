@@ -7,7 +7,7 @@ from pathlib import Path
 
 from testbed.config import load
 from testbed.errors import BadInput, ConfigError
-from testbed.experiments.inputs.scorers import check_builtin
+from testbed.experiments.inputs.marks import check_builtin
 from testbed.experiments.report.data import POINTS, RowSource, Shown, labels, shown_of
 from testbed.experiments.results.directory import SUMMARY, read_summary
 from testbed.experiments.results.files import FIELD_LOG

@@ -15,7 +15,7 @@ from testbed.channel.spec import channel_text, parse_channel
 from testbed.config import Config, DemoConfig, RunConfig, load
 from testbed.errors import BadInput, ConfigError
 from testbed.experiments.inputs.datasets import BUNDLED
-from testbed.experiments.inputs.scorers import check_builtin
+from testbed.experiments.inputs.marks import check_builtin
 from testbed.experiments.results.compare import POINTS, compare
 from testbed.experiments.results.directory import read_summary
 from testbed.experiments.runs.demo import run_demo

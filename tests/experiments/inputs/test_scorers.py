@@ -40,7 +40,7 @@ def test_a_users_own(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_refusals(mine: Path) -> None:
-    refuse(lambda: scorer("bleu"), BadInput, "'bleu'", "number, exact, package.module:function")
+    refuse(lambda: scorer("bleu"), BadInput, "'bleu'", "number, exact, choice, package.module:function")
     refuse(lambda: scorer("no.such:thing"), BadInput, "no.such", "ModuleNotFoundError")
     refuse(lambda: scorer("nowhere.py:thing"), BadInput, "nowhere.py", "FileNotFoundError")
     refuse(lambda: scorer(f"{mine}:other"), BadInput, "no function other")

@@ -8,6 +8,7 @@ import scipy.stats
 
 from testbed.errors import BadInput
 from testbed.experiments.inputs.formats import Example
+from testbed.experiments.inputs.marks import by_answer
 from testbed.experiments.results.quality import quality
 from testbed.intervals import mean_interval
 
@@ -35,7 +36,9 @@ def test_outputs_without_an_answer_are_counted_and_the_scorer_is_the_runs() -> N
     found = quality(texts, EXAMPLES)
     assert (found["accuracy"], found["unparsed"]) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
     words = [Example("a", "It is GREEN"), Example("b", "red"), Example("c", "50")]
-    mine = quality({0: "green", 1: "", 2: "50"}, words, None, lambda t: t.split()[-1].lower() if t.split() else None)
+    mine = quality(
+        {0: "green", 1: "", 2: "50"}, words, None, by_answer(lambda t: t.split()[-1].lower() if t.split() else None)
+    )
     assert (mine["accuracy"], mine["unparsed"]) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
 
 

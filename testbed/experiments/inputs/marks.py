@@ -1,0 +1,93 @@
+"""Marks: whether an output has an answer, and whether it is right, by the scorer that a run names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from testbed.errors import BadInput
+from testbed.experiments.inputs.formats import Example
+from testbed.experiments.inputs.sandbox import passes, program_of
+from testbed.experiments.inputs.scorers import AGREEMENT, SCORERS, Scorer, expected, scorer
+
+CODE = "code"
+
+
+class Mark(NamedTuple):
+    """What a scorer says of an output."""
+
+    parsed: bool
+    """Whether it has an answer."""
+    right: bool
+
+
+Marker = Callable[[Example, str, str | None], Mark | None]
+"""Marks an output of an example, given the target's own output if it is known. None: nothing to compare with."""
+
+
+def marker(name: str, run_code: bool = False) -> Marker:
+    """The marks of a scorer by name: those of `scorer`; `agreement`, with the target's own output, or `agreement:NAME`,
+    with its answer by that scorer; `code`, a program that passes the example's test.
+
+    Args:
+        run_code: whether programs that a model wrote may run here.
+
+    Raises:
+        BadInput: no such scorer, or `code` although programs may not run.
+    """
+    if name == CODE:
+        if not run_code:
+            raise BadInput(
+                "scorer code runs programs that the model wrote, with limits but not safely: give --run-code"
+            )
+        return _code
+    kind, colon, answer = name.partition(":")
+    if kind == AGREEMENT:
+        return _agreement(scorer(answer) if colon else SCORERS["exact"])
+    return by_answer(scorer(name))
+
+
+def check_builtin(name: str, where: object, remedy: str) -> None:
+    """Refuse a scorer that is not built in: files that come from others must not choose code that runs here.
+
+    Args:
+        where: what names it.
+        remedy: how its code is run nevertheless.
+
+    Raises:
+        BadInput: it is not built in.
+    """
+    kind, _, answer = name.partition(":")
+    if name not in SCORERS and not (kind == AGREEMENT and (not answer or answer in SCORERS)):
+        raise BadInput(f"{where} names code as its scorer, {name!r}: read that code, and {remedy}")
+
+
+def by_answer(score: Scorer) -> Marker:
+    """Right is what has the reference answer."""
+
+    def mark(example: Example, text: str, own: str | None) -> Mark | None:
+        wanted = expected(example, score)
+        if wanted is None:
+            return None
+        answer = score(text)
+        return Mark(answer is not None, answer == wanted)
+
+    return mark
+
+
+def _agreement(score: Scorer) -> Marker:
+    def mark(example: Example, text: str, own: str | None) -> Mark | None:
+        wanted = None if own is None else score(own)
+        if wanted is None:
+            return None
+        answer = score(text)
+        return Mark(answer is not None, answer == wanted)
+
+    return mark
+
+
+def _code(example: Example, text: str, own: str | None) -> Mark | None:
+    if example.program is None:
+        return None
+    source = program_of(example, text)
+    return Mark(source is not None, source is not None and passes(example, source))

@@ -1,0 +1,117 @@
+"""Programs that a model wrote, run with limits: HumanEval's check of a completion (arXiv 2107.03374, Section 2.1)."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from testbed.experiments.inputs.formats import Example
+
+TIMEOUT_S = 30.0
+"""Longest run of a program, also one that waits; on a busy machine the CPU time bounds the others."""
+LIMITS = {"CPU": 5, "AS": 2**30, "FSIZE": 2**20, "NOFILE": 32, "NPROC": 16, "CORE": 0}
+"""Resource limits: seconds of CPU time, bytes of address space, bytes of a file, open files, processes of the user."""
+PASSED = 77
+"""Exit code of a program that ran to its end, which `sys.exit` within it does not give."""
+LAUNCHER = f"""
+import os, resource
+source = compile(open("program.py", encoding="utf-8").read(), "program.py", "exec")
+for name, most in {LIMITS!r}.items():
+    kind = getattr(resource, "RLIMIT_" + name)
+    hard = resource.getrlimit(kind)[1]
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (most, most))
+exec(source, {{"__name__": "program"}})
+os._exit({PASSED})
+"""
+STOPS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\n@", "\n```")
+"""Where a completion ends that is no block of code: HumanEval's stop sequences."""
+FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:\n```|\Z)", re.DOTALL | re.IGNORECASE)
+ISOLATED = ("unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child")
+"""Runs a command without network and in a process namespace of its own, all of which ends with it."""
+
+
+def program_of(example: Example, text: str) -> str | None:
+    """The function in an output, with what stands before it in the prompt; None: it is not valid Python.
+
+    An output is a block of code, or the whole function, or what continues the prompt.
+    """
+    assert example.program is not None
+    defined = re.compile(rf"^(async )?def {example.program.entry_point}\(", re.MULTILINE)
+    blocks: list[str] = [block for block in FENCE.findall(text) if block.strip()]
+    whole = next((block for block in blocks if defined.search(block)), None)
+    if whole is None and not blocks and defined.search(text):
+        whole = text[: text.find("\n```")] if "\n```" in text else text
+    if whole is not None:
+        source = example.question[: _begin(defined, example.question)] + whole
+    else:
+        source = example.question + _cut(blocks[0] if blocks else text)
+    try:
+        ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return source
+
+
+def _begin(defined: re.Pattern[str], prompt: str) -> int:
+    """Index of the function in a prompt, which begins with its imports and helpers."""
+    found = defined.search(prompt)
+    return found.start() if found else 0
+
+
+def _cut(completion: str) -> str:
+    ends = [i for i in (completion.find(stop) for stop in STOPS) if i >= 0]
+    return completion[: min(ends)] if ends else completion
+
+
+def passes(example: Example, source: str) -> bool:
+    """Whether a program passes its example's test."""
+    assert example.program is not None
+    return _passes(f"{source}\n\n{example.program.test}\n\ncheck({example.program.entry_point})\n")
+
+
+@functools.lru_cache(maxsize=4096)
+def _passes(source: str) -> bool:
+    """Whether a program runs to its end; cached, since lossless methods write the same programs."""
+    with tempfile.TemporaryDirectory(prefix="testbed-code-", ignore_cleanup_errors=True) as folder:
+        (Path(folder) / "program.py").write_text(source, encoding="utf-8")
+        return _exit_code(folder) == PASSED
+
+
+def _exit_code(folder: str) -> int | None:
+    """Exit code of the program in a folder; None: it was stopped."""
+    process = subprocess.Popen(
+        [*(ISOLATED if isolates() else ()), sys.executable, "-I", "-S", "-B", "-c", LAUNCHER],
+        cwd=folder,
+        env={"HOME": folder, "TMPDIR": folder, "PATH": os.defpath, "LANG": "C.UTF-8"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        return process.wait(TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@functools.cache
+def isolates() -> bool:
+    """Whether this machine lets an unprivileged process have namespaces of its own."""
+    if shutil.which(ISOLATED[0]) is None:
+        return False
+    tried = subprocess.run([*ISOLATED, "true"], capture_output=True, check=False, timeout=10)
+    return tried.returncode == 0
