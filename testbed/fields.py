@@ -83,7 +83,8 @@ Csi = Annotated[
     str,
     option(
         "Source of the channel state: none, passive (estimated from the rounds), handshake (the RTT before every "
-        "request), FILE.json of `channel measure`, "
+        "request), FILE.json of `channel measure` (then as passive), passive,radio or FILE.json,radio (with SNR and "
+        "level of the Wi-Fi link or modem, read before every request), "
         "trace=NAME, or uplink_mbps=20,downlink_mbps=20,rtt_ms=50.",
         panel="Channel",
     ),

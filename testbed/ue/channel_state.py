@@ -10,6 +10,7 @@ import msgspec
 
 from testbed.channel.csi import Csi, single
 from testbed.channel.measuring.passive import PassiveMeter
+from testbed.channel.measuring.reading import RadioReading
 from testbed.channel.measuring.reports import Reports
 from testbed.channel.trace import Trace
 from testbed.clock import Clock
@@ -159,19 +160,30 @@ class ReportedChannel:
 
 
 class MeasuredChannel:
-    """A channel state estimated from the rounds, starting from a prior."""
+    """A channel state estimated from the rounds, starting from a prior.
 
-    def __init__(self, prior: Csi, clock: Clock) -> None:
+    Args:
+        read: reads SNR and signal level before every request; None: they are not known.
+    """
+
+    def __init__(self, prior: Csi, clock: Clock, read: Callable[[], RadioReading] | None = None) -> None:
         self._meter, self._clock, self._start_s = PassiveMeter(prior), clock, clock.time()
+        self._read, self._reading = read, RadioReading()
 
     async def begin(self) -> None:
-        """Nothing to do."""
+        """Read the radio."""
+        if self._read is not None:
+            self._reading = await asyncio.to_thread(self._read)
 
     def now(self) -> Csi | None:
         """The current estimate."""
         csi = self._meter.csi()
         numbers = ("uplink_mbps", "downlink_mbps", "rtt_ms", "time_s")
-        return msgspec.structs.replace(csi, **{name: single(getattr(csi, name)) for name in numbers})
+        rounded = msgspec.structs.replace(csi, **{name: single(getattr(csi, name)) for name in numbers})
+        if self._read is None:
+            return rounded
+        levels = {name: None if value is None else single(value) for name, value in self._reading._asdict().items()}
+        return msgspec.structs.replace(rounded, **levels)
 
     def observe(self, record: RoundRecord) -> None:
         """Update the estimate with a round's bytes and its time on the link."""

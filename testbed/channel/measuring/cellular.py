@@ -15,7 +15,8 @@ from testbed.channel.measuring.wifi import TIMEOUT_S
 
 Technology = Literal["5g", "lte"]
 MMCLI = ("mmcli", "-m", "any", "--signal-get", "--output-keyvalue")
-QMI_DEVICES = "cdc-wdm*"
+QMI_DEVICES = ("cdc-wdm*", "wwan*qmi*")
+"""Control ports of USB modems, and of modems on PCIe or an SoC (the kernel's WWAN framework)."""
 DEVICES = Path("/dev")
 RANGES = {"rsrp": (-200.0, 0.0), "rsrq": (-60.0, 40.0), "snr": (-60.0, 100.0), "rssi": (-200.0, 0.0)}
 """Plausible values, in dBm or dB; modems report -32768 for what they do not know."""
@@ -26,8 +27,8 @@ class CellularState(msgspec.Struct, frozen=True, kw_only=True):
 
     technology: Technology
     """Radio access technology; 5g if both are connected (5G NSA)."""
-    rsrp_dbm: float
-    """Reference signal received power, per resource element."""
+    rsrp_dbm: float | None
+    """Reference signal received power, per resource element; some modems report the RSSI alone."""
     rsrq_db: float | None = None
     sinr_db: float | None = None
     rssi_dbm: float | None = None
@@ -50,14 +51,12 @@ def parse_qmicli(text: str) -> CellularState | None:
     found: dict[str, dict[str, str]] = {}
     section: dict[str, str] = {}
     for line in text.splitlines():
-        head = re.match(r"(LTE|5G):\s*$", line.strip())
+        head = re.match(r"\s*(\w+):\s*$", line)
         value = re.match(r"\s+(\w+):\s+'(\S+?)(?: dBm?)?'", line)
         if head:
             section = found.setdefault(head[1].lower(), {})
         elif value:
             section[value[1].lower()] = value[2]
-        elif line and not line[0].isspace():
-            section = {}
     return _state(found, "qmicli")
 
 
@@ -66,7 +65,8 @@ def read_cellular(timeout_s: float = TIMEOUT_S, devices: Path = DEVICES) -> Cell
     `timeout_s`.
     """
     found = parse_mmcli(_output(MMCLI, timeout_s))
-    for device in sorted(devices.glob(QMI_DEVICES)) if found is None else []:
+    ports = sorted(port for kind in QMI_DEVICES for port in devices.glob(kind))
+    for device in ports if found is None else []:
         found = parse_qmicli(_output(("qmicli", "-d", str(device), "-p", "--nas-get-signal-info"), timeout_s))
         if found is not None:
             break
@@ -75,13 +75,13 @@ def read_cellular(timeout_s: float = TIMEOUT_S, devices: Path = DEVICES) -> Cell
 
 def _state(found: Mapping[str, Mapping[str, str]], source: Literal["mmcli", "qmicli"]) -> CellularState | None:
     technologies: tuple[Technology, ...] = ("5g", "lte")
+    known = {one: {name: _number(text, name) for name, text in found.get(one, {}).items()} for one in technologies}
     for technology in technologies:
-        values = {name: _number(text, name) for name, text in found.get(technology, {}).items()}
-        rsrp_dbm = values.get("rsrp")
-        if rsrp_dbm is not None:
+        values = known[technology]
+        if values.get("rsrp") is not None or (technology == "lte" and values.get("rssi") is not None):
             return CellularState(
-                technology=technology, rsrp_dbm=rsrp_dbm, rsrq_db=values.get("rsrq"), sinr_db=values.get("snr"),
-                rssi_dbm=values.get("rssi"), source=source,
+                technology=technology, rsrp_dbm=values.get("rsrp"), rsrq_db=values.get("rsrq"),
+                sinr_db=values.get("snr"), rssi_dbm=values.get("rssi"), source=source,
             )  # fmt: skip
     return None
 

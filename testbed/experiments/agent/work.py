@@ -18,6 +18,7 @@ from testbed.errors import BadInput
 from testbed.experiments.agent.files import Files
 from testbed.experiments.agent.stored_orders import ORDERS, RESULT, StoredOrder
 from testbed.experiments.field.devices.base import FILED, LINK, decode
+from testbed.experiments.inputs.state import PASSIVE, RADIO
 from testbed.experiments.links.measure import measure
 from testbed.experiments.results import directory as results
 from testbed.experiments.runs.processes import proxy
@@ -104,7 +105,7 @@ def carry_out(workdir: Path, name: str, bs_keys: str | None, insecure: bool, say
 def _link(workdir: Path, what: Running) -> str:
     """The measurement that a run's channel state starts from; without one it is estimated from rounds only."""
     path = workdir / ORDERS / what.link / RESULT / LINK if what.link else None
-    return str(path) if path is not None and path.is_file() else "passive"
+    return f"{path}{RADIO}" if path is not None and path.is_file() else PASSIVE + RADIO
 
 
 @contextlib.contextmanager

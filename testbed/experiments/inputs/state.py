@@ -10,6 +10,7 @@ import msgspec
 
 from testbed.assets.bundled_files import find
 from testbed.channel.csi import Csi, Source
+from testbed.channel.measuring.reading import read_radio
 from testbed.channel.measuring.reports import Reports
 from testbed.channel.spec import ChannelSpec
 from testbed.channel.trace import read_trace
@@ -27,12 +28,14 @@ from testbed.ue.channel_state import (
 )  # fmt: skip
 from testbed.ue.client import HANDSHAKES, Client
 
+RADIO = ",radio"
 NONE, PASSIVE, HANDSHAKE, REPORT, ORACLE = "none", "passive", "handshake", "report", "oracle"
 ASSUMED_MBPS = 100.0
 """Initial rates before any measurement; rounds with enough bytes correct them."""
 FORMS = (
-    "none, passive, FILE.json, handshake, trace=NAME|FILE[,origin_s=S], uplink_mbps=..,downlink_mbps=..,rtt_ms=.."
-    "[,per_up=..], or report[,period_ms=..,delay_ms=..,levels=..,noise_db=..] before one of the last two"
+    "none, passive, FILE.json, the last two with ,radio, handshake, trace=NAME|FILE[,origin_s=S], "
+    "uplink_mbps=..,downlink_mbps=..,rtt_ms=..[,per_up=..], or "
+    "report[,period_ms=..,delay_ms=..,levels=..,noise_db=..] before one of the last two"
 )
 
 
@@ -41,6 +44,7 @@ async def channel_state(text: str, client: Client, clock: Clock) -> ChannelState
 
     `none`: unknown. `passive`: estimated from rounds, after an RTT handshake. `handshake`: the RTT before every
     request, with assumed rates. A JSON file written by `channel measure`: as `passive`, starting from its values.
+    `,radio` after one of the two: SNR and signal level are those of the Wi-Fi link or modem, read before every request.
     `key=value,…`: constant. `trace=…`: read from a replayed trace that started at `origin_s` on the host's monotonic
     clock (default: now). `report,…`: reports of the link that the rest of the text describes, for emulated links.
 
@@ -50,16 +54,18 @@ async def channel_state(text: str, client: Client, clock: Clock) -> ChannelState
     check_csi(text)
     if text == NONE:
         return UnknownChannel()
+    read = read_radio if text.endswith(RADIO) else None
+    text = text.removesuffix(RADIO)
     if text == PASSIVE:
         rtt_s = statistics.median(await client.rtt_s())
-        return MeasuredChannel(_assumed(rtt_s, "passive"), clock)
+        return MeasuredChannel(_assumed(rtt_s, "passive"), clock, read)
     if text == HANDSHAKE:
         return await _handshakes(client, clock)
     if _is_report(text):
         reports, rest = _reports(text)
         return ReportedChannel(_known(rest, clock), reports, await _handshakes(client, clock), clock)
     if "=" not in text:
-        return MeasuredChannel(_prior(Path(text)), clock)
+        return MeasuredChannel(_prior(Path(text)), clock, read)
     return _known(_pairs(text), clock)
 
 
@@ -99,8 +105,10 @@ def check_csi(text: str) -> None:
     Raises:
         BadInput: as in `channel_state`.
     """
-    if text in (NONE, PASSIVE, HANDSHAKE):
+    if text in (NONE, PASSIVE, HANDSHAKE, PASSIVE + RADIO):
         return
+    if "=" not in text and text.endswith(RADIO):
+        text = text.removesuffix(RADIO)
     if "=" not in text and not _is_report(text):
         _prior(Path(text))
         return

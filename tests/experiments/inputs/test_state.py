@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from testbed.channel.csi import Csi
+from testbed.channel.measuring.reading import RadioReading
 from testbed.channel.spec import ChannelSpec
 from testbed.clock import WallClock
 from testbed.errors import BadInput
+from testbed.experiments.inputs import state
 from testbed.experiments.inputs.state import ASSUMED_MBPS, channel_state, check_csi, csi_text
 from testbed.ue.records import RoundRecord
 from tests.support.refusals import refuse
@@ -137,3 +139,24 @@ def test_files_that_hold_no_measurement(content: str, tmp_path: Path) -> None:
     path = tmp_path / "link.json"
     path.write_text(content)
     refuse(lambda: check_csi(str(path)), BadInput, "link.json")
+
+
+async def test_the_radio_is_read_before_every_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    levels = iter([RadioReading(16.5, -74.0), RadioReading(None, -102.0), RadioReading(3.0, -90.0)])
+    monkeypatch.setattr(state, "read_radio", lambda: next(levels))
+    measured = tmp_path / "csi.json"
+    measured.write_text(json.dumps({"csi": {"uplink_mbps": 5.0, "rtt_ms": 9.0, "snr_db": 1.0}}))
+    async with station() as (_, address), client(address) as connection:
+        for text, expected in (
+            ("passive,radio", [(16.5, -74.0), (None, -102.0)]),
+            (f"{measured},radio", [(3.0, -90.0)]),
+        ):
+            found = await channel_state(text, connection, CLOCK)
+            for pair in expected:
+                await found.begin()
+                found.observe(record(100, 0.02))
+                csi = found.now()
+                assert csi is not None and (csi.snr_db, csi.rssi_dbm) == pair
+                assert csi.source == "passive"
+    for text in ("none,radio", "handshake,radio", "uplink_mbps=1,downlink_mbps=1,rtt_ms=1,radio"):
+        refuse(lambda text=text: check_csi(text), BadInput, "bad channel state")  # type: ignore[misc]

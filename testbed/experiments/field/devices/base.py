@@ -15,6 +15,7 @@ import msgspec
 from testbed.channel.keys import load_client
 from testbed.config import RunConfig
 from testbed.errors import BadInput
+from testbed.experiments.inputs.state import RADIO
 from testbed.experiments.links.measure import measure
 from testbed.experiments.results import directory as results
 from testbed.experiments.runs.journal import NAME as JOURNAL
@@ -153,8 +154,10 @@ def keep_link(folder: Path, document: dict[str, Any]) -> None:
 
 
 def with_link(config: RunConfig, link: Path) -> RunConfig:
-    """The configuration with a measurement as the initial channel state, which rounds then update."""
-    return msgspec.structs.replace(config, csi=str(link))
+    """The configuration with a measurement as the initial channel state, which rounds then update; levels of the
+    radio are read before every request.
+    """
+    return msgspec.structs.replace(config, csi=f"{link}{RADIO}")
 
 
 def decode(config: RunConfig, out: Path, say: Say) -> None:
