@@ -39,8 +39,8 @@ class RoundHandler(Protocol):
     def begin(self, session: Session, round_: Round) -> None:
         """Queue a round for verification."""
 
-    async def resume(self, session: Session, round_: Round, arrays: dict[str, AnyArray]) -> Busy | None:
-        """Continue a round whose hidden states have arrived, or refuse them.
+    async def resume(self, session: Session, round_: Round, arrays: dict[str, AnyArray]) -> None:
+        """Continue a round whose hidden states have arrived.
 
         Raises:
             ProtocolError: the arrays are not those that were asked for.
@@ -153,5 +153,5 @@ class Dispatcher:
             return self._intake.resync((peer, message.session))
         round_ = session.current
         if round_ and round_.number == message.round and round_.asking:
-            return await self._rounds.resume(session, round_, packet.arrays)
+            await self._rounds.resume(session, round_, packet.arrays)
         return None

@@ -41,6 +41,8 @@ class Holder(Protocol):
     def reserved(self) -> int:
         """Tokens that count towards the bound."""
 
+    asked_bytes: int
+
     @property
     def waiting(self) -> list[int]:
         """Sizes of its windows that wait."""
@@ -149,8 +151,9 @@ class Room:
         if load.windows < most and load.size_bytes < most_bytes:
             return None
         owner = self._owner(peer)
-        own = [size for s in sessions if self._owner(s.key[0]) == owner for size in s.waiting]
-        size_bytes = sum(own)
+        mine = [s for s in sessions if self._owner(s.key[0]) == owner]
+        own = [size for s in mine for size in s.waiting]
+        size_bytes = sum(own) + sum(s.asked_bytes for s in mine)
         if len(own) < most and size_bytes < most_bytes:
             return None
         return f"{len(own)} windows of this UE, of {size_bytes} bytes, wait for the engine: its share of the queue"

@@ -18,7 +18,7 @@ from testbed.bs.engines.coupled import choices
 from testbed.bs.engines.runner import EngineRunner
 from testbed.bs.intake import Intake
 from testbed.bs.isolation import apart
-from testbed.bs.judging.acceptance import Acceptance, Judged, attach_hidden
+from testbed.bs.judging.acceptance import Acceptance, Judged, asked_bytes, attach_hidden
 from testbed.bs.judging.base import Judge
 from testbed.bs.judging.long_rounds import LongRounds, Ready
 from testbed.bs.metrics import Metrics
@@ -116,17 +116,16 @@ class BaseStation:
         await self._decide(ready)
         return True
 
-    async def resume(self, session: Session, round_: Round, arrays: dict[str, AnyArray]) -> Busy | None:
-        """Continue a round at step 6, now that its hidden states have arrived (SH), or refuse them.
+    async def resume(self, session: Session, round_: Round, arrays: dict[str, AnyArray]) -> None:
+        """Continue a round at step 6, now that its hidden states have arrived (SH).
 
         Raises:
             ProtocolError: the arrays are not those that were asked for.
         """
-        if (busy := self._long.refusal(session, round_, self.load)) is None:
-            attach_hidden(session, round_, arrays)
-            round_.waited_s = self._clock.time() - (round_.asked_s or 0.0)
-            await self._decide([(session, round_)])
-        return busy
+        attach_hidden(session, round_, arrays)
+        self._intake.sessions.ask(session)
+        round_.waited_s = self._clock.time() - (round_.asked_s or 0.0)
+        await self._decide([(session, round_)])
 
     async def _decide(self, ready: Ready) -> None:
         now, later = self._long.split(ready)
@@ -137,7 +136,7 @@ class BaseStation:
 
     @property
     def load(self) -> Load:
-        """Windows waiting for the engine, to be decided, or for the round before them."""
+        """Windows waiting for the engine, to be decided, or for the round before them, and what waits for UEs."""
         return Load(*map(sum, zip(self._queue.load, self._long.load, self._intake.sessions.held, strict=True)))
 
     def begin(self, session: Session, round_: Round) -> None:
@@ -240,6 +239,7 @@ class BaseStation:
             if round_.choices is not None:
                 self._long.set_aside([(session, round_)])
             elif (question := need_hidden(session, round_, self._clock.time())) is not None:
+                self._intake.sessions.ask(session, asked_bytes(session, round_))
                 await self._link.send(session.key[0], question)
             else:
                 return True

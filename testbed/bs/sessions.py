@@ -88,6 +88,8 @@ class Session:
     """Largest window of a pass in a stream that windows may join; 0: none may."""
     heard_s: float = 0.0
     """Time of the UE's last message, on the server's clock."""
+    asked_bytes: int = 0
+    """See `SessionTable.ask`."""
 
     @property
     def idle(self) -> bool:
@@ -104,8 +106,7 @@ class Session:
         """Size of its window, and of what decides about it, if that waits; None: none does, or the target decodes
         alone, whose rounds are bounded by the number of sessions.
         """
-        found = None if self.idle or self.alone else self.current
-        return None if found is None else found.size_bytes
+        return None if self.idle or self.alone or self.current is None else self.current.size_bytes
 
     @property
     def waiting(self) -> list[int]:
@@ -183,7 +184,7 @@ class SessionTable:
         self._promised: Counter[float] = Counter()
         self._opened, self._now_s = 0, 0.0  # time of the last message, on the server's clock
         self.held = Load(0, 0)
-        """Windows that came ahead."""
+        """Windows that came ahead, and what waits for hidden states."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -206,6 +207,11 @@ class SessionTable:
                 self.held = Load(self.held.windows + sign, self.held.size_bytes + sign * one.size_bytes)
         session.held = rounds
 
+    def ask(self, session: Session, size_bytes: int = 0) -> None:
+        """Count the size of what waits for hidden states from a session's UE, and of these; 0: nothing waits."""
+        self.held = Load(self.held.windows, self.held.size_bytes + size_bytes - session.asked_bytes)
+        session.asked_bytes = size_bytes
+
     def refusal(self, key: Key, tokens: int) -> str | None:
         """The reason to refuse a new session of this many tokens under this key; None: it can be opened."""
         return self._full(key) or self.room.refusal(key[0], tokens, self._apart(key), self._now_s)
@@ -218,18 +224,10 @@ class SessionTable:
         return f"{len(self)} sessions are open; at most {self.total}" if len(self) >= self.total else None
 
     def open(
-        self,
-        key: Key,
-        prefix: NDArray[np.int32],
-        protocol: RoundProtocol | None,
-        threshold: float,
-        drafter_hidden: int,
-        wanted: int,
-        sampling: Sampling = GREEDY,
-        seed: int = 0,
-        speed_tps: float | None = None,
+        self, key: Key, prefix: NDArray[np.int32], protocol: RoundProtocol | None, threshold: float,
+        drafter_hidden: int, wanted: int, sampling: Sampling = GREEDY, seed: int = 0, speed_tps: float | None = None,
         hidden_bits: int = 16,
-    ) -> Session:
+    ) -> Session:  # fmt: skip
         """Start a session, in place of an earlier one of the same key."""
         self._opened += 1
         tokens = np.concatenate([prefix, np.zeros(256, np.int32)])
@@ -250,6 +248,7 @@ class SessionTable:
         if (session := self._sessions.pop(key, None)) is None:
             return None
         self.hold(session)
+        self.ask(session)
         self.ues.remove(session)
         if session.speed_tps is not None:
             self._promised -= Counter((session.speed_tps,))

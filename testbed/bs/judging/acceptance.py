@@ -72,6 +72,11 @@ class Acceptance:
         )
 
 
+def asked_bytes(session: Session, round_: Round) -> int:
+    """Size of the hidden states that decide about a round, the UE's included, which were requested; 0: none do."""
+    return round_.target_bytes and round_.target_bytes + 4 * len(round_.window.ids) * session.drafter_hidden
+
+
 def attach_hidden(session: Session, round_: Round, arrays: dict[str, AnyArray]) -> None:
     """Add the requested hidden states of a round's candidates to its window.
 

@@ -3,7 +3,7 @@
 A sampled round of K tokens reads up to K + 1 distributions over the vocabulary, coupled sampling all of them, and a
 decision head reads the hidden states of both models at every mismatch: seconds of work for the largest windows and
 models, in which the base station would receive nothing and begin no pass. Passes never wait for it: what may wait is
-bounded where windows and hidden states are taken, in all and for each UE (`Round.target_bytes`, `Room.crowded`).
+bounded where windows are taken, in all and for each UE (`Round.target_bytes`, `Room.crowded`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from testbed.bs.pending import Round
 from testbed.bs.room import Load
 from testbed.bs.sessions import Session
 from testbed.clock import Clock
-from testbed.protocols.messages import Busy
 
 Ready = Sequence[tuple[Session, Round]]
 """Verified rounds that can be judged."""
@@ -49,7 +48,7 @@ class LongRounds:
         clock: Clock,
     ) -> None:
         self._acceptance, self._runner, self._closer, self._clock = acceptance, runner, closer, clock
-        self._intake, self._sessions, self._offer = intake, intake.sessions, intake.offer
+        self._sessions, self._offer = intake.sessions, intake.offer
         self._aside: dict[bytes, deque[SetAside]] = {}
         """Rounds by UE, the one whose turn it is first."""
         self._filled = asyncio.Event()
@@ -61,14 +60,6 @@ class LongRounds:
             return ready, ()
         now = [one for one, values in zip(ready, read, strict=True) if not values]
         return now, [one for one, values in zip(ready, read, strict=True) if values]
-
-    def refusal(self, session: Session, round_: Round, load: Load) -> Busy | None:
-        """The refusal of hidden states with which a round would be set aside while too much waits; None: there is
-        room.
-        """
-        if self._values(session, round_) <= MOST_VALUES:
-            return None
-        return self._intake.crowded(session.key, round_.number, load)
 
     def target_bytes(self, session: Session, round_: Round) -> int:
         """See `Round.target_bytes`."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from testbed.assets.fingerprints import SYNTHETIC
@@ -26,7 +27,7 @@ from testbed.decision_head.head import DecisionHead
 from testbed.errors import LinkTimeout, ProtocolError
 from testbed.protocols import protocol
 from testbed.protocols.base import Window
-from testbed.protocols.messages import Busy, Draft, Hidden, NeedHidden, Open, Opened, Verdict
+from testbed.protocols.messages import Busy, Close, Draft, Hidden, NeedHidden, Open, Opened, Verdict
 from testbed.protocols.sampling import Coupling, Kept, Sampling
 from testbed.synthetic import next_token
 from testbed.ue.client import Client
@@ -147,7 +148,12 @@ async def test_rounds_of_several_ues_are_judged_together(monkeypatch: pytest.Mon
     assert all(tokens == found[0] for tokens in found) and judge.sizes == [1, 4]
 
 
-async def test_hidden_states_are_taken_once_and_refused_while_too_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hidden_states_are_taken_once_and_counted_while_they_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What waits for them, and they themselves, counted as nothing: a UE that sends none filled the memory. Other
+    windows are refused then, and not the hidden states, which make room.
+    """
     monkeypatch.setattr(long_rounds, "MOST_VALUES", 0)
     judge = Held()
     async with station(judge=judge) as (bs, address), client(address) as ue:
@@ -160,18 +166,29 @@ async def test_hidden_states_are_taken_once_and_refused_while_too_much_waits(mon
         kinds = [type((await ue.receive(number, 5)).message) for _ in range(2)]
         assert kinds == [Opened, NeedHidden]
         hidden, states = Hidden(session=number, round=0), {"hidden": np.ones((1, 64), np.float16)}
+        asked = 4 * 2 * bs._intake.offer.hidden_size + 4 * 64
         try:
+            assert tuple(bs.load) == (0, asked)
             with monkeypatch.context() as patch:
-                patch.setattr(bs._intake.sessions.room, "windows_bytes", 0)
+                patch.setattr(bs._intake.sessions.room, "windows_bytes", asked)
+                other = ue.new_session()
+                await ue.send(replace(open_, session=other), {"ids": np.array(PROMPT, np.int32)})
+                await ue.send(replace(draft, session=other), {"ids": wrong})
+                assert isinstance((await ue.receive(other, 5)).message, Opened)
+                busy = (await ue.receive(other, 5)).message
+                assert isinstance(busy, Busy) and busy.round == 0 and "wait for the engine" in busy.reason
+                patch.setattr(bs._intake.sessions.room, "windows_bytes", 2 * asked)
+                patch.setattr(bs._intake.sessions.room, "ue_share", 0.5)
+                await ue.send(replace(draft, session=other), {"ids": wrong})
+                busy = (await ue.receive(other, 5)).message
+                assert isinstance(busy, Busy) and "its share of the queue" in busy.reason
                 await ue.send(hidden, states)
-                busy = (await ue.receive(number, 5)).message
-            assert isinstance(busy, Busy) and busy.round == 0 and "wait for the engine" in busy.reason
+                assert await asyncio.to_thread(judge.begun.wait, 30)
             for _ in range(3):
                 await ue.send(hidden, states)
             await ue.send(draft, {"ids": wrong})  # its answer is the verdict
-            assert await asyncio.to_thread(judge.begun.wait, 30)
             await ue.rtt_s(1)
-            assert bs.load.windows == 0 and not next(iter(bs._intake.sessions)).idle
+            assert bs.load == (0, 0) and not next(iter(bs._intake.sessions)).idle
         finally:
             judge.go.set()
         verdict = (await ue.receive(number, 5)).message
@@ -179,6 +196,26 @@ async def test_hidden_states_are_taken_once_and_refused_while_too_much_waits(mon
         with pytest.raises(LinkTimeout):
             await ue.receive(number, 0.1)
         assert judge.sizes == [1]
+
+
+async def test_what_waits_for_hidden_states_leaves_with_its_session() -> None:
+    async with station(judge=HeadJudge(random_head())) as (bs, address), client(address) as ue:
+        numbers = [ue.new_session() for _ in range(3)]
+        for number in numbers:
+            open_ = Open(session=number, protocol="sh", threshold=0.5, hidden_size=64, drafter=SYNTHETIC)
+            await ue.send(open_, {"ids": np.array(PROMPT, np.int32)})
+            wrong = np.array([(next_token(PROMPT, VOCAB, 0) + 1) % VOCAB], np.int32)
+            await ue.send(Draft(session=number, round=0, base_len=len(PROMPT)), {"ids": wrong})
+            kinds = [type((await ue.receive(number, 5)).message) for _ in range(2)]
+            assert kinds == [Opened, NeedHidden]
+        each = bs.load.size_bytes // 3
+        assert each > 0 and bs._intake.sessions.held == (0, 3 * each)
+        await ue.send(Close(session=numbers[0]))
+        await ue.send(open_, {"ids": np.array(PROMPT, np.int32)})  # the last one, again
+        await ue.rtt_s(1)
+        assert bs.load == (0, each)
+        bs._intake.sessions.lose(next(iter(bs._intake.sessions)), "a reason")
+        assert bs.load == (0, 0)
 
 
 async def test_others_are_served_while_a_round_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
