@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from testbed.bs.engines.registry import ENGINES
@@ -27,6 +25,7 @@ from testbed.experiments.plots.bench import bench_figure
 from testbed.experiments.plots.style import write_figure
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.csv_file import write_csv
+from testbed.experiments.results.metrics import RequestTimes, times_of
 from testbed.experiments.runs.execute import drafter_of
 from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.experiments.runs.processes import base_station
@@ -44,30 +43,6 @@ PERCENTILES = {"median": 50, "p95": 95, "p99": 99}
 """Percentiles by the beginning of their columns' names."""
 SLOS = ("ttft", "tpot", "e2el")
 """Metrics that a goodput may bound, in ms: time to first token, time per output token, latency of the request."""
-
-
-class RequestTimes(msgspec.Struct, frozen=True):
-    """Times of one request in seconds, from its arrival; waiting for a free place is included."""
-
-    ttft_s: float
-    """Time to the first tokens."""
-    latency_s: float
-    tokens: int
-    gaps_s: list[float]
-    """Times between arrivals of tokens: one for each round after the first."""
-
-    @property
-    def tpot_s(self) -> float | None:
-        """Time per output token after the first; None for one token."""
-        return (self.latency_s - self.ttft_s) / (self.tokens - 1) if self.tokens > 1 else None
-
-
-def times_of(record: RequestRecord, latency_s: float) -> RequestTimes:
-    """Times of a request that took `latency_s` from its arrival, by the ends of its rounds."""
-    ends_s = [one.end_s for one in record.rounds if one.committed and one.end_s is not None]
-    arrived_s = ends_s[-1] - latency_s
-    gaps_s = [after - before for before, after in itertools.pairwise(ends_s)]
-    return RequestTimes(ends_s[0] - arrived_s, latency_s, len(record.token_ids), gaps_s)
 
 
 def limits_of(texts: Sequence[str]) -> dict[str, float]:

@@ -20,7 +20,9 @@ SETTINGS = (
 TABLE = (
     "method", "series", *SETTINGS, "judge", "head", "payload", "window", "threshold", "level", "hidden_bits",
     "uplink_mbps", "downlink_mbps", "rtt_ms", "per", "requests", "accuracy", "aal", "rounds", "acceptance",
-    "acceptance_cond", "latency_s", "latency_p95_s", "throughput_tps", "tokens", "uplink_bytes", "downlink_bytes",
+    "acceptance_cond", "mean_accepted", "mean_acceptance_length", "latency_s", "latency_p95_s", "ttft_s", "tpot_s",
+    "itl_s", "itl_p50_s", "itl_p95_s", "itl_p99_s", "speedup_target_only", "speedup_colocated", "throughput_tps",
+    "tokens", "uplink_bytes", "downlink_bytes", "uplink_bytes_per_token", "downlink_bytes_per_token",
     "uplink_payload_bytes", "downlink_payload_bytes",
     "energy_j", "energy_per_token_j", "draft_j", "link_j", "wait_j", "other_j", "above_idle_j", "power_gap_s",
     "throttled_rounds", "lossless", "ties",
@@ -32,7 +34,11 @@ HEADERS = {
     "latency_s": "latency s", "latency_p95_s": "p95 s", "throughput_tps": "tokens/s", "uplink_bytes": "up B",
     "downlink_bytes": "down B", "uplink_payload_bytes": "up payload B",
     "downlink_payload_bytes": "down payload B", "speedup": "speed-up", "accuracy_lost": "accuracy lost",
-    "energy_j": "energy J", "energy_per_token_j": "J/token", "draft_j": "draft J",
+    "energy_j": "energy J", "energy_per_token_j": "J/token", "ttft_s": "TTFT s", "tpot_s": "TPOT s", "itl_s": "ITL s",
+    "itl_p50_s": "p50 ITL s", "itl_p95_s": "p95 ITL s", "itl_p99_s": "p99 ITL s",
+    "uplink_bytes_per_token": "up B/token", "downlink_bytes_per_token": "down B/token",
+    "speedup_target_only": "× target-only", "speedup_colocated": "× colocated",
+    "mean_accepted": "accepted/round", "mean_acceptance_length": "mean acc. length", "draft_j": "draft J",
     "link_j": "link J", "wait_j": "BS J", "other_j": "other J", "above_idle_j": "above idle J",
     "power_gap_s": "power unknown s", "throttled_rounds": "throttled rounds",
 }  # fmt: skip

@@ -11,6 +11,7 @@ import numpy as np
 from testbed.experiments.inputs.formats import Example
 from testbed.experiments.inputs.marks import Marker
 from testbed.experiments.results.energy import energy_columns
+from testbed.experiments.results.metrics import acceptance_columns, byte_columns, speedup_columns, time_columns
 from testbed.experiments.results.quality import NUMBER, quality
 from testbed.protocols.methods import run_method
 from testbed.protocols.sampling import GREEDY, Sampling
@@ -62,6 +63,7 @@ def rows(
                 "requests": len(some),
                 **quality(answers, examples, target, mark),
                 **_speed(records),
+                **speedup_columns(some, outcomes),
                 **_gate(some),
                 **energy_columns(method, records, idle_w),
             }
@@ -151,20 +153,19 @@ def _channel(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
 
 def _speed(records: Sequence[RequestRecord]) -> dict[str, Any]:
     rounds = [r for record in records for r in record.rounds]
-    drafted, accepted = sum(r.drafted for r in rounds), sum(r.accepted for r in rounds)
-    rejections = sum(r.accepted < r.drafted for r in rounds)
+    wasted = sum(r.drafted - r.accepted for r in rounds)
     latencies = np.array([record.latency_s for record in records])
     tokens = [len(record.token_ids) for record in records]
     return {
         "aal": sum(r.committed for r in rounds) / len(rounds),
         "rounds": len(rounds) / len(records),
-        "acceptance": accepted / drafted if drafted else None,
-        "acceptance_cond": accepted / (accepted + rejections) if drafted else None,
+        **acceptance_columns(rounds),
         "latency_s": float(latencies.mean()),
         "latency_p95_s": float(np.percentile(latencies, 95)),
         "throughput_tps": sum(tokens) / float(latencies.sum()),
         "tokens": sum(tokens) / len(records),
-        "wasted_tokens": (drafted - accepted) / len(records),
+        **time_columns(records),
+        "wasted_tokens": wasted / len(records),
         "wasted_s": sum(r.wasted_s for r in rounds) / len(records),
         "drafted_ahead": sum(r.drafted_ahead for r in rounds) / len(records),
         "void": sum(r.void for r in rounds) / len(records),
@@ -172,6 +173,7 @@ def _speed(records: Sequence[RequestRecord]) -> dict[str, Any]:
         "streamed": sum(r.streamed and not r.drafted for r in rounds) / len(records),
         "uplink_bytes": sum(r.uplink_bytes for r in records) / len(records),
         "downlink_bytes": sum(r.downlink_bytes for r in records) / len(records),
+        **byte_columns(records),
         **{part: sum(getattr(r, part) for r in rounds) / len(records) for part in PARTS},
     }
 

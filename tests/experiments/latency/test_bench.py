@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from testbed.cli.runs.bench import report_lines
 from testbed.config import ServeConfig
 from testbed.errors import BadInput
-from testbed.experiments.latency.bench import RequestTimes, arrivals, limits_of, row_of, run_bench, times_of
+from testbed.experiments.latency.bench import arrivals, limits_of, row_of, run_bench
 from testbed.experiments.latency.bench_config import BenchConfig
 from testbed.experiments.plots.bench import bench_figure
+from testbed.experiments.results.metrics import RequestTimes, times_of
 from testbed.experiments.runs.processes import base_station
 from testbed.models.bundle import bundled
 from testbed.ue.records import RequestRecord, RoundRecord

@@ -66,7 +66,9 @@ def table() -> dict[str, dict[str, Any]]:
 
 
 def test_a_speculative_row_by_hand(table: dict[str, dict[str, Any]]) -> None:
-    assert table["fh"] == pytest.approx(
+    row = dict(table["fh"])
+    assert row.pop("acceptance_by_position") == [0.75, 0.5, 0.25, 0.25]
+    assert row == pytest.approx(
         {
             "method": "fh",
             "window": 4,
@@ -93,10 +95,18 @@ def test_a_speculative_row_by_hand(table: dict[str, dict[str, Any]]) -> None:
             "rounds": 2.0,
             "acceptance": 0.5,  # (4 + 1 + 0 + 2) / (4 + 4 + 4 + 2)
             "acceptance_cond": 7 / 9,  # two rounds ended in a rejection
+            "mean_accepted": 1.75,  # (4 + 1 + 0 + 2) / 4
+            "mean_acceptance_length": 2.75,
             "latency_s": 1.0,
             "latency_p95_s": 1.45,  # 0.5 + 0.95 * (1.5 - 0.5)
             "throughput_tps": 5.0,  # 10 / 2.0
             "tokens": 5.0,
+            "ttft_s": None,  # these rounds have no time stamps
+            "tpot_s": None,
+            "itl_s": None,
+            "itl_p50_s": None,
+            "itl_p95_s": None,
+            "itl_p99_s": None,
             "wasted_tokens": 3.5,  # 7 of 14 over two requests
             "wasted_s": 0.0,
             "drafted_ahead": 4.0,
@@ -105,12 +115,16 @@ def test_a_speculative_row_by_hand(table: dict[str, dict[str, Any]]) -> None:
             "streamed": 0.0,
             "uplink_bytes": 2000.0,
             "downlink_bytes": 300.0,
+            "uplink_bytes_per_token": 400.0,
+            "downlink_bytes_per_token": 60.0,
             "draft_s": 0.03,  # (1 + 1 + 3 + 1) * 0.01 over two requests
             "link_s": 0.06,
             "queue_s": 0.09,
             "verify_s": 0.12,
             "judge_s": 0.15,
             "overhead_s": 0.18,
+            "speedup_target_only": None,  # it has not decoded both prompts
+            "speedup_colocated": None,
             "lossless": True,
             "ties": 0,
         }
