@@ -15,6 +15,8 @@ LINK = ("uplink_mbps", "downlink_mbps", "rtt_ms", "per", "file", "jitter_ms")
 """Keys that define a link."""
 AT = ("window", *LINK, "seed", "max_tokens", "dataset")
 """Keys in which a row and its baseline agree."""
+ESTIMATED = ("uplink_mbps", "downlink_mbps", "rtt_ms", "per")
+"""Of these, means of what each series measured where the link follows a trace, which identifies it."""
 METRICS = ("latency_s", "aal", "rounds", "throughput_tps", "accuracy")
 
 Intervals = dict[str, Interval]
@@ -82,10 +84,12 @@ def _against(drawn: Bootstrap, base: int, i: int, judged: bool) -> Intervals:
 
 
 def _baselines(parts: Sequence[RowSource], against: str | None) -> list[int | None]:
-    """Index of each row's baseline, the first row equal in `AT` and named `against`; None if that is the row itself, or
-    if there is none.
+    """Index of each row's baseline, the first row equal in `AT`, over a trace without `ESTIMATED`, and named `against`;
+    None if that is the row itself, or if there is none.
     """
-    keys = [tuple(str(part.row.get(key)) for key in AT) for part in parts]
+    keys = [
+        tuple(str(part.row.get(key)) for key in AT if not (part.row.get("file") and key in ESTIMATED)) for part in parts
+    ]
     first: dict[tuple[str, ...], int] = {}
     for i, (part, key) in enumerate(zip(parts, keys, strict=True)):
         if against in (None, part.name):

@@ -66,6 +66,18 @@ def test_rows_are_compared_with_a_chosen_series(sweep: Path, tmp_path: Path) -> 
     refuse(lambda: write_shown([shown], tmp_path, against="nobody"), BadInput, "no rows are named 'nobody'")
 
 
+def test_series_over_a_trace_are_compared_whatever_they_measured(sweep: Path) -> None:
+    """One estimates 19 Mbit/s, the other nothing: the trace is the same. Before, no row of a trace had a baseline."""
+    shown = load_shown([sweep])[0]
+    rate = shown.parts[0].row["uplink_mbps"]
+    parts = [part for part in shown.parts if part.row["uplink_mbps"] == rate]
+    for part in parts:
+        part.row |= {"file": "walk", "uplink_mbps": 19.0 if part.name == SERIES[0] else None}
+    found = with_intervals(parts, shown.config)
+    speedups = [intervals["speedup"].value for intervals in found if "speedup" in intervals]
+    assert speedups == pytest.approx([2] * (len(parts) // len(SERIES) * (len(SERIES) - 1)))
+
+
 def test_table_one_has_windows_and_methods_down_and_links_across(sweep: Path) -> None:
     shown = load_shown([sweep])[0]
     table = report_tables.pivot(shown.rows, [part.name for part in shown.parts])
