@@ -26,6 +26,9 @@ def report(
         str | None,
         typer.Option(help="Series or method that speed-up and accuracy lost compare with. Default: the first."),
     ] = None,
+    export: Annotated[
+        str | None, typer.Option(help="Also write the metrics in the format of guidellm, aiperf or ianvs, in exports/.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write tables and plots of runs and sweeps: one self-contained HTML file, plots/, and LaTeX and CSV in tables/.
@@ -40,22 +43,30 @@ def report(
 
         testbed report runs/wisv-csi --against "blind head, reports"
 
+        testbed report runs/demo-20260101-120000 --export guidellm
+
         testbed report runs/near runs/far --out compared --formats pdf
     """
+    from testbed.experiments.exports.write import check_export, write_exports
     from testbed.experiments.report.data import readable
     from testbed.experiments.report.page import write_shown
     from testbed.experiments.sweep.report import load_all
 
     directory = out or runs[0]
+    if export is not None:
+        check_export(export)
     with readable(runs):
         shown = load_all(runs)
         wanted = [part.strip() for part in formats.split(",") if part.strip()]
         page = write_shown(shown, directory, wanted, against)
+        exported = [] if export is None else write_exports(shown, directory, export)
     if as_json:
-        print_json({"report": str(page), "runs": [{"run": str(one.path), **one.document} for one in shown]})
+        documents = [{"run": str(one.path), **one.document} for one in shown]
+        print_json({"report": str(page), "exports": list(map(str, exported)), "runs": documents})
         return
     _print_rows(shown)
-    note(f"wrote {page}")
+    for path in (page, *exported):
+        note(f"wrote {path}")
 
 
 def _print_rows(shown: Sequence[Shown]) -> None:

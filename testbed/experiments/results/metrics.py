@@ -43,9 +43,14 @@ class RequestTimes(msgspec.Struct, frozen=True):
 def times_of(record: RequestRecord, latency_s: float) -> RequestTimes:
     """Times of a request that took `latency_s` from its arrival, by the ends of its rounds."""
     ends_s = [one.end_s for one in record.rounds if one.committed and one.end_s is not None]
+    return times_from(ends_s, latency_s, len(record.token_ids))
+
+
+def times_from(ends_s: Sequence[float], latency_s: float, tokens: int) -> RequestTimes:
+    """Times of a request by the ends of its rounds that committed, at least one."""
     arrived_s = ends_s[-1] - latency_s
     gaps_s = [after - before for before, after in itertools.pairwise(ends_s)]
-    return RequestTimes(ends_s[0] - arrived_s, latency_s, len(record.token_ids), gaps_s)
+    return RequestTimes(ends_s[0] - arrived_s, latency_s, tokens, gaps_s)
 
 
 def acceptance_columns(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
