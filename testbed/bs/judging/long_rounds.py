@@ -50,7 +50,12 @@ class LongRounds:
         self._acceptance, self._runner, self._closer, self._clock = acceptance, runner, closer, clock
         self._sessions, self._offer = intake.sessions, intake.offer
         self._aside: dict[bytes, deque[SetAside]] = {}
-        """Rounds by UE, the one whose turn it is first."""
+        """Rounds by UE."""
+        self._served: dict[bytes, int] = {}
+        self._level = 0
+        """Values read for each UE, and for the one whose turn was last, before that turn; a UE for which nothing waited
+        has at least as many (start-time fair queueing, Goyal et al., 1996).
+        """
         self._filled = asyncio.Event()
 
     def split(self, ready: Ready) -> tuple[Ready, Ready]:
@@ -135,19 +140,29 @@ class LongRounds:
         return self._aside.setdefault(self._sessions.owner(session.key[0]), deque())
 
     def _next(self) -> list[SetAside]:
-        """The rounds whose turn it is: one of each UE in turn, as many as may be decided at once, and one at least."""
+        """The rounds whose turn it is: of the UEs for which least was read, as many as may be decided at once, and at
+        least one.
+        """
         found: list[SetAside] = []
-        values = 0
+        total = 0
         while self._aside:
-            ue, waiting = next(iter(self._aside.items()))
-            values += self._values(*waiting[0][:2])
-            if found and values > MOST_VALUES:
+            ue = min(self._aside, key=self._turn)
+            waiting = self._aside[ue]
+            total += (values := self._values(*waiting[0][:2]))
+            if found and total > MOST_VALUES:
                 break
             found.append(waiting.popleft())
+            self._level = self._turn(ue)
+            self._served[ue] = self._level + values
             del self._aside[ue]
             if waiting:
                 self._aside[ue] = waiting
+        self._served = {ue: read for ue, read in self._served.items() if read > self._level}
         return found
+
+    def _turn(self, ue: bytes) -> int:
+        """The lower, the earlier it is the turn of a UE; of equal ones, the first in `_aside`."""
+        return max(self._level, self._served.get(ue, 0))
 
     def _values(self, session: Session, round_: Round) -> int:
         """Number of values that decide about a round: probabilities, or elements of the hidden states of mismatches;

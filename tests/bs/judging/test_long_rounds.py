@@ -240,7 +240,7 @@ async def test_others_are_served_while_a_round_is_decided(monkeypatch: pytest.Mo
 
 
 async def test_ues_take_turns_and_no_pass_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A UE with many sampled rounds delays another one's by one of its own; what waits counts as load."""
+    """A UE with many sampled rounds delays another one's by the one that is being decided; what waits is load."""
     go, decided, whole = threading.Event(), list[bytes](), acceptance.drawn
 
     def held(session: Session, *arguments: Any) -> Kept:
@@ -264,7 +264,33 @@ async def test_ues_take_turns_and_no_pass_waits(monkeypatch: pytest.MonkeyPatch)
         finally:
             go.set()
         assert [len(tokens) for tokens in await asyncio.gather(*slow)] == [24] * 7
-        assert decided[0] == decided[1] != decided[2] and bs.load == (0, 0)
+        assert decided[0] == decided[2] != decided[1] and bs.load == (0, 0)
+
+
+async def test_a_ue_with_long_rounds_has_its_turn_less_often() -> None:
+    """Each UE gets an equal part of the time; a long round, which is decided in one piece, had the turn of a short one.
+    A UE that did nothing saves no part for later.
+    """
+    async with station() as (bs, _):
+        sessions, aside, order = bs._intake.sessions, bs._long, list[str]()
+
+        def wait(ue: str, count: int, drafted: int) -> None:
+            window = Window(np.zeros(drafted, np.int32), None, np.ones(drafted, np.uint16))
+            for number in range(count):
+                key = (ue.encode(), len(sessions) + number)
+                session = sessions.open(key, np.ones(3, np.int32), protocol("split"), 0.0, 1, 300)
+                session.current = Round(0, window, None, 0.0)
+                waiting = aside._aside.setdefault(key[0], deque())
+                waiting.append(SetAside(session, session.current, 0.0))
+
+        wait("long", 3, 255)
+        wait("short", 70, 7)  # 32 of them are one long one
+        for turn in range(100):
+            if turn == 40:
+                wait("another", 2, 255)
+            order += [one.session.key[0].decode()[0] for one in aside._next()]
+        assert not aside._aside and "".join(order[:34]) == "l" + "s" * 32 + "l"
+        assert (order.count("l"), order.count("s"), order.count("a")) == (3, 70, 2)
 
 
 async def test_rounds_of_closed_sessions_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
