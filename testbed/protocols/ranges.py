@@ -9,6 +9,7 @@ import msgspec
 from testbed.channel.csi import Csi
 from testbed.errors import ProtocolError
 from testbed.protocols.messages import Busy, Draft, Open, Pong, Verdict
+from testbed.protocols.sampling import FULL_BITS, MOST_TOP, Q_BITS
 
 
 class Range(NamedTuple):
@@ -47,8 +48,8 @@ RANGES: dict[type[msgspec.Struct], dict[str, Range]] = {
         "round": _ROUND,
         "risk": _RISK,
         "stream": _COUNT,
-        "q_top": _COUNT,
-        "q_bits": Range(1, 16),
+        "q_top": Range(0, MOST_TOP),
+        "q_bits": Range(min(Q_BITS), FULL_BITS, " bits"),
     },
     Draft: {"round": _ROUND, "base_len": _COUNT, "draft_s": _DURATION, "network_s": _DURATION, "guess": _COUNT},
     Csi: {

@@ -267,7 +267,7 @@ def test_options_that_cannot_be(config: dict[str, object], reason: str) -> None:
         ("target-only", {"q_bits": 8, "max_tokens": 3}, "target-only uploads no draft distributions"),
         ("rejection", {"q_bits": 5}, "not 5"),
         ("rejection", {"q_bits": 17}, "q_bits must lie in"),
-        ("rejection", {"q_top": 257}, "not 257"),
+        ("rejection", {"q_top": 257}, "q_top must lie in 0..256, not 257"),
     ],
 )
 def test_a_base_station_refuses_what_it_cannot_unpack(kind: str, fields: dict[str, int], reason: str) -> None:

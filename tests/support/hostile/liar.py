@@ -36,6 +36,7 @@ from testbed.protocols.messages import (
 )
 from testbed.protocols.quantise import HIDDEN_BITS
 from testbed.protocols.ranges import RANGES
+from testbed.protocols.sampling import Q_BITS
 from testbed.ue.exchange import asked_positions
 from tests.support.hostile import frames
 from tests.support.hostile.frames import Frames, header_of, with_arrays
@@ -43,10 +44,12 @@ from tests.support.hostile.talk import Talk
 from tests.support.hostile.values import Values
 
 KINDS: tuple[type[Message], ...] = Uplink.__args__  # type: ignore[attr-defined]
-COHERENT = {Open: ("hidden_size", "max_tokens", "window", "round"), Draft: ("round", "guess")}
+COHERENT = {Open: ("hidden_size", "max_tokens", "window", "round", "q_top", "q_bits"), Draft: ("round", "guess")}
 """Bounded fields whose values depend on others; in valid messages they are not replaced by extremes."""
 EXTREME = 0.3
 """Probability that a field of a valid message has a value from the edges of its range."""
+TOPS = (0, 0, 1, 4, 16)
+"""Ids of sparse draft distributions."""
 TALKS = 6
 """Sessions at once."""
 MOST_BUSY = 5
@@ -172,7 +175,8 @@ class Liar:
             hidden_size=known.hidden_size, drafter=known.drafter, speed_tps=rng.choice([None, 1.0, 8.0]),
             hidden_bits=rng.choice([16, 16, *HIDDEN_BITS]), temperature=rng.choice([0.0, 0.0, 0.8]),
             seed=rng.choice([0, 7, 2**64 - 1]), coupled=not sampled and rng.random() < 0.4,
-            endless=rng.random() < 0.3, **more,
+            endless=rng.random() < 0.3, block=sampled and PROTOCOLS[kind].blockwise and rng.random() < 0.4,
+            q_top=rng.choice(TOPS) if sampled else 0, q_bits=rng.choice([16, *Q_BITS]) if sampled else 16, **more,
         )  # fmt: skip
         talk = Talk(opening, rng.choices(range(known.vocab_size), k=length), known.vocab_size, known.positions)
         self._talks[talk.number] = talk

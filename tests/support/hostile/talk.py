@@ -16,7 +16,8 @@ from testbed.protocols import PROTOCOLS
 from testbed.protocols.base import Drafted, hidden_arrays
 from testbed.protocols.messages import NO_HINT, Draft, Hidden, Open, Opened, Verdict
 from testbed.protocols.quantise import FULL_BITS
-from testbed.protocols.sampling import ONE
+from testbed.protocols.sampling import ONE, Sampling, unit
+from testbed.protocols.sparse import pack
 from testbed.synthetic import next_token
 
 HALVES = np.array([0.0, -0.0, 6e-8, -6e-8, 65504.0, -65504.0], np.float16)
@@ -83,6 +84,9 @@ class Talk:
         self.state = "waiting"
         kind = PROTOCOLS.get(self._opening.protocol)
         arrays = {"ids": ids} if kind is None else _scaled(kind.uplink(self.drafted), rng)
+        arrays = pack(arrays, Sampling(q_top=self._opening.q_top, q_bits=self._opening.q_bits))
+        if self._opening.q_top and "q" in arrays and rng.random() < 0.1:
+            arrays["q"] = self._hidden.integers(0, 256, len(arrays["q"]), np.uint8)
         if rng.random() < 0.03:
             arrays["ids"] = np.append(ids[:-1], np.int32(rng.choice([self._vocab, 2**31 - 1, -1, -(2**31)])))
         return Draft(session=self.number, round=self.round, base_len=len(self.tokens)), arrays
@@ -139,11 +143,11 @@ class Talk:
     def _q(self, ids: NDArray[np.int32], rng: random.Random) -> NDArray[np.uint16]:
         """[K, V] distributions: all on the token, or one count of it and the rest on another."""
         q, rows = np.zeros((len(ids), self._vocab), np.uint16), np.arange(len(ids))
-        drawn = ids % self._vocab
-        if rng.random() < 0.5:
+        drawn, least = ids % self._vocab, unit(self._opening.q_bits)
+        if rng.random() < 0.5 or self._opening.q_top == 1:
             q[rows, drawn] = ONE
         else:
-            q[rows, (drawn + 1) % self._vocab], q[rows, drawn] = ONE - 1, 1
+            q[rows, (drawn + 1) % self._vocab], q[rows, drawn] = ONE - least, least
         return q
 
     # ------------------------------------------------------------ answers
