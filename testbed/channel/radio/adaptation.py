@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Annotated
@@ -46,11 +47,12 @@ class SinrSeries:
     """
 
     def __init__(self, sinr_db: NDArray[np.floating], step_s: float) -> None:
-        self._values, self._step_s = sinr_db.astype(np.float32), step_s
+        self._values, self._step_s = array("f", sinr_db.astype(np.float32).tobytes()), step_s
+        self._count = len(self._values)
 
     def at(self, t_s: float) -> float:
         """SINR in dB at a time of at least 0."""
-        return float(self._values[int(t_s / self._step_s + 1e-6) % self._values.size])
+        return self._values[int(t_s / self._step_s + 1e-6) % self._count]
 
 
 Ways = tuple[SinrSeries, SinrSeries]
@@ -90,6 +92,7 @@ class AdaptedAir:
         self._adaptation, self._series, self._more = adaptation, series, bler
         self._offset_db = defaultdict[int, dict[bool, float]](lambda: {True: 0.0, False: 0.0})
         self._tables = nr_tables()
+        self._step_db, self._now_s, self._report_s = adaptation.step_db, math.nan, math.nan
 
     def sinr_db(self, ue: int, up: bool, t_s: float) -> float:
         """True SINR."""
@@ -97,12 +100,17 @@ class AdaptedAir:
 
     def reported_db(self, ue: int, up: bool, t_s: float) -> float:
         """SINR as the scheduler knows it."""
-        known = self._adaptation
-        if known.report_ms:
-            period_s = known.report_ms / 1e3
-            t_s = max(0.0, math.floor((t_s - known.delay_ms / 1e3) / period_s + 1e-9) * period_s)
-        value = self.sinr_db(ue, up, t_s)
-        return math.floor(value / known.step_db) * known.step_db if known.step_db else value
+        value, step_db = self._series[ue][not up].at(self._measured_s(t_s)), self._step_db
+        return math.floor(value / step_db) * step_db if step_db else value
+
+    def _measured_s(self, t_s: float) -> float:
+        """Time at which the reports in use were measured; remembered, since all UEs of a slot need it."""
+        if t_s != self._now_s:
+            known, self._now_s, self._report_s = self._adaptation, t_s, t_s
+            if known.report_ms:
+                period_s = known.report_ms / 1e3
+                self._report_s = max(0.0, math.floor((t_s - known.delay_ms / 1e3) / period_s + 1e-9) * period_s)
+        return self._report_s
 
     def state(self, ue: int, up: bool, t_s: float) -> AirState:
         """See `Air.state`."""
@@ -118,8 +126,9 @@ class AdaptedAir:
 
     def _sent(self, table: BlerTable, assumed_db: float, sinr_db: float) -> AirState:
         """State with the MCS for an assumed SINR."""
-        mcs = table.choose(assumed_db, self._adaptation.bler_target)
-        efficiency = table.bits_per_symbol[mcs] * (1 - self._adaptation.overhead)
+        adaptation = self._adaptation
+        mcs = table.choose(assumed_db, adaptation.bler_target)
+        efficiency = table.bits_per_symbol[mcs] * (1 - adaptation.overhead)
         return AirState(efficiency, 1 - (1 - table.bler(mcs, sinr_db)) * (1 - self._more), MOST_CODE_BLOCK_BITS)
 
     def learn(self, ue: int, up: bool, lost: bool) -> None:

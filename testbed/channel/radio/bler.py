@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from importlib import resources
 
 import numpy as np
@@ -31,10 +30,10 @@ class BlerTable:
     ) -> None:
         self.least_db, self._step_db = float(sinr_db[0]), float(sinr_db[1] - sinr_db[0])
         self._bler: list[list[float]] = np.clip(bler, 0, 1).astype(float).tolist()
-        self._last = sinr_db.size - 1
+        self._last, self._most_db = sinr_db.size - 1, float(sinr_db[-1])
+        self._choices = functools.cache(self.choices)
         self.bits_per_symbol: list[float] = bits_per_symbol.tolist()
 
-    @functools.lru_cache(maxsize=8)  # noqa: B019 - two tables, which live as long as the process
     def choices(self, target: float) -> list[int]:
         """[n] highest MCS with a BLER of `target` at most, for each SINR; the lowest MCS if none has."""
         chosen = []
@@ -45,16 +44,18 @@ class BlerTable:
 
     def choose(self, sinr_db: float, target: float) -> int:
         """MCS (row of the table) for an SINR: the highest whose BLER is at most `target`."""
-        return self.choices(target)[self._index(sinr_db)]
+        return self._choices(target)[self._index(sinr_db)]
 
     def bler(self, mcs: int, sinr_db: float) -> float:
         """BLER of a code block; 1 below the simulated range."""
         return self._bler[mcs][self._index(sinr_db)] if sinr_db >= self.least_db - self._step_db / 2 else 1.0
 
     def _index(self, sinr_db: float) -> int:
-        if math.isnan(sinr_db) or sinr_db <= self.least_db:
+        if not sinr_db > self.least_db:  # or nan
             return 0
-        return min(self._last, round((min(sinr_db, 1e3) - self.least_db) / self._step_db))
+        if sinr_db >= self._most_db:
+            return self._last
+        return round((sinr_db - self.least_db) / self._step_db)
 
 
 @functools.cache

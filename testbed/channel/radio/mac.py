@@ -114,11 +114,21 @@ class RadioCell:
         for up, ports in self._waiting.items():
             if ports and self.config.carries(up, self._slot):
                 self._serve(up, list(ports))
-        firsts = [port.first_slot() for ports in self._waiting.values() for port in ports]
+        if (first := self._first()) is not None:
+            self._arm(first)
+
+    def _first(self) -> int | None:
+        """The first slot after this one in which there is anything to do; None: there is nothing."""
         if self._in_air:
-            firsts.append(self._slot + 1)
-        if firsts:
-            self._arm(max(self._slot + 1, min(firsts)))
+            return self._slot + 1
+        first: int | None = None
+        for ports in self._waiting.values():
+            for port in ports:
+                slot = port.first_slot()
+                if slot <= self._slot + 1:
+                    return self._slot + 1
+                first = slot if first is None or slot < first else first
+        return first
 
     def _serve(self, up: bool, ports: Sequence[RadioPort]) -> None:
         slot, hertz_s = self._slot, self.config.bandwidth_hz * self.config.slot_s

@@ -109,14 +109,15 @@ class RadioPort:
 
     def first_slot(self) -> int:
         """First slot in which it can send, if anything waits."""
-        slots = [block.ready for block in self._again]
-        if self._end - self._next > TINY_BITS:
-            slots.append(self._granted)
-        return min(slots)
+        fresh = self._end - self._next > TINY_BITS
+        if not self._again:
+            return self._granted
+        again = min(block.ready for block in self._again)
+        return min(again, self._granted) if fresh else again
 
     def demand(self, slot: int, slot_bits: float) -> Demand | None:
         """Demand of the UE in a slot; None: nothing to send."""
-        need = sum(block.bits for block in self._again if block.ready <= slot)
+        need = sum(block.bits for block in self._again if block.ready <= slot) if self._again else 0.0
         if slot >= self._granted:
             need += self._end - self._next
         if need <= TINY_BITS or slot_bits <= 0:
