@@ -72,6 +72,8 @@ SMALLER = {
     r"^testbed capacity --real": "--horizon-s 3 --repeats 1 --ues 2 --set warmup_s=1",
     r"^testbed cell run": "--seconds 6",
     r"^testbed cell sustain": "--repeats 1 --ues 4",
+    r"^testbed cell sweep": "--repeats 1 --vary seconds=4",
+    r"^testbed cell drafts": "--prompts 2 --max-tokens 16",
     r"^testbed head (collect|label|tune|compare)": "--engine llama",
     r"^testbed head (collect|tune|compare)": "--prompts 8 --max-tokens 96",
     r"^testbed head compare": "--calibration-prompts 8",

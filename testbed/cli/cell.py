@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,10 +17,10 @@ from testbed.cli.screens import CommandGroup
 from testbed.cli.tables import TableCommand, print_rows
 from testbed.errors import BadInput
 from testbed.experiments.lockstep.drafts import DraftsConfig
-from testbed.options import resolved
+from testbed.options import Config, resolved
 
 if TYPE_CHECKING:
-    from testbed.experiments.cell.sustain import SustainConfig
+    from testbed.experiments.cell.grid.sustain import SustainConfig
 
 SUSTAINED = {
     "ues": ("UEs", "{:g}"),
@@ -37,6 +38,31 @@ SUSTAINED = {
     "goodput_tps": ("goodput tok/s", "{:.1f}"),
 }
 """Columns of `cell sustain`, after those of the varied fields."""
+SWEPT = {
+    "group": ("group", "{}"),
+    "goodput_tps": ("goodput tok/s", "{:.1f}"),
+    "goodput_tps_low": ("from", "{:.1f}"),
+    "goodput_tps_high": ("to", "{:.1f}"),
+    "difference": ("difference", "{:+.1f}"),
+    "verdict": ("verdict", "{}"),
+    "latency_s": ("latency s", "{:.2f}"),
+    "violations": ("violated", "{:.3f}"),
+    "message_delay_s": ("delay s", "{:.4f}"),
+    "window": ("K", "{:.1f}"),
+    "csi_error_db": ("CSI error dB", "{:.2f}"),
+    "uplink_utilisation": ("uplink", "{:.2f}"),
+    "busy_share": ("verifier", "{:.2f}"),
+    "bound_by": ("bound by", "{}"),
+}
+"""Columns of `cell sweep`, likewise."""
+Vary = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="FIELD=VALUE,VALUE: radio.bandwidth_hz=5e6,20e6, ues.NAME.protocol=fh,sh, ues.*.prompt=[50,50],[500,500]."
+    ),
+]
+
+_VALUES = re.compile(r'\[[^\]]+\]|"[^"]*"|[^,]+')
 
 app = CommandGroup(no_args_is_help=True, help="Many UEs that share one radio cell and one base station.")
 
@@ -115,10 +141,7 @@ def drafts(
 @app.command(cls=TableCommand)
 def sustain(
     file: Annotated[Path, typer.Argument(help="Configuration of the cell.")],
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(help="FIELD=VALUE,VALUE: radio.bandwidth_hz=5e6,20e6, ues.NAME.protocol=fh,sh, ues.*.window=4,8."),
-    ] = None,
+    vary: Vary = None,
     ues: Annotated[
         str | None, typer.Option(help="Numbers of UEs to run: 5,10,20. Default: search for the largest.")
     ] = None,
@@ -137,7 +160,7 @@ def sustain(
         testbed cell sustain sweeps/cell/umi.yaml --vary radio.bandwidth_hz=5e6,20e6 --ues 8,16,32,64 --repeats 3
     """
     from testbed.experiments.cell.config import CellConfig
-    from testbed.experiments.cell.sustain import SustainConfig
+    from testbed.experiments.cell.grid.sustain import SustainConfig
     from testbed.options import load
 
     config = SustainConfig(
@@ -150,25 +173,76 @@ def sustain(
         print_rows(rows, "UEs of a cell", {name: (name.split(".", 1)[-1], "{}") for name in config.vary} | SUSTAINED)
 
 
-def _sustained(config: SustainConfig, workers: int, out: Path | None) -> list[dict[str, Any]]:
-    """Rows of a search, written with a plot into `out`."""
-    from testbed.experiments.cell.sustain import sustain as search
-    from testbed.experiments.plots.cell import write_plot
+@app.command(cls=TableCommand)
+def sweep(
+    file: Annotated[Path, typer.Argument(help="Configuration of the cell.")],
+    vary: Vary = None,
+    repeats: Annotated[int, typer.Option(help="Seeds of each combination.", min=1)] = 3,
+    workers: Annotated[int, typer.Option(help="Processes.", min=1)] = 1,
+    out: Annotated[Path | None, typer.Option(help="Directory for runs, rows and a plot; resumes.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a cell with every combination of values of its fields, and print a row for each of them and each group.
+
+    Examples:
+
+        testbed cell sweep sweeps/cell/fh.yaml --vary radio.scheduler=round-robin,weights,edf --out runs/schedulers
+
+        testbed cell sweep sweeps/cell/umi.yaml --vary 'ues.*.csi=none,oracle,handshake,"report,noise_db=2"'
+    """
+    from testbed.experiments.cell.config import CellConfig
+    from testbed.experiments.cell.grid.sweep import CellSweepConfig, sweep_cell
+    from testbed.experiments.plots.cell import write_sweep
+    from testbed.options import load
+
+    config = CellSweepConfig(cell=load(CellConfig, file), vary=_varied(vary or []), repeats=repeats)
+    rows = _kept(
+        config, out, "sweep",
+        lambda runs: sweep_cell(config, runs, workers, _told),
+        lambda rows, folder: write_sweep(rows, list(config.vary), folder / "sweep.png"),
+    )  # fmt: skip
+    if as_json:
+        print_json({"schema": 1, "config": resolved(config), "rows": rows})
+    else:
+        print_rows(rows, "groups of UEs", {name: (name.split(".", 1)[-1], "{}") for name in config.vary} | SWEPT)
+
+
+def _told(done: int, total: int) -> None:
+    note(f"{done} of {total} points")
+
+
+def _kept(
+    config: Config,
+    out: Path | None,
+    what: str,
+    rows_of: Callable[[Path | None], list[dict[str, Any]]],
+    plot: Callable[[list[dict[str, Any]], Path], object],
+) -> list[dict[str, Any]]:
+    """Rows of a search or sweep, written with a plot into `out`."""
     from testbed.experiments.results.claims import claimed
     from testbed.files import whole_file
 
-    def told(done: int, total: int) -> None:
-        note(f"{done} of {total} points")
-
     if out is None:
-        return search(config, None, workers, told)
-    with claimed(config, out, "search"):
-        rows = search(config, out / "runs", workers, told)
+        return rows_of(None)
+    with claimed(config, out, what):
+        rows = rows_of(out / "runs")
         with whole_file(out / "rows.json") as part:
             part.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1))
-        write_plot(rows, list(config.vary), out / "sustain.png")
+        plot(rows, out)
     note(f"wrote {out}")
     return rows
+
+
+def _sustained(config: SustainConfig, workers: int, out: Path | None) -> list[dict[str, Any]]:
+    """Rows of a search, written with a plot into `out`."""
+    from testbed.experiments.cell.grid.sustain import sustain as search
+    from testbed.experiments.plots.cell import write_plot
+
+    return _kept(
+        config, out, "search",
+        lambda runs: search(config, runs, workers, _told),
+        lambda rows, folder: write_plot(rows, list(config.vary), folder / "sustain.png"),
+    )  # fmt: skip
 
 
 def _varied(given: Sequence[str]) -> dict[str, tuple[Any, ...]]:
@@ -177,12 +251,16 @@ def _varied(given: Sequence[str]) -> dict[str, tuple[Any, ...]]:
         name, equals, values = text.partition("=")
         if not equals or not values or name in found:
             raise BadInput(f"--vary takes each FIELD once, as FIELD=VALUE,VALUE, not {text!r}")
-        found[name] = tuple(_value(part) for part in values.split(","))
+        found[name] = tuple(map(_value, _VALUES.findall(values)))
     return found
 
 
 def _value(text: str) -> Any:
-    """A number if the text is one."""
+    """A list or a quoted text as in YAML, a number if the text is one."""
+    if text[0] == "[" and text[-1] == "]":
+        return tuple(_value(part.strip()) for part in text[1:-1].split(","))
+    if text[0] == '"' and text[-1] == '"' and len(text) > 1:
+        return text[1:-1]
     for kind in (int, float):
         with contextlib.suppress(ValueError):
             return kind(text)

@@ -114,3 +114,33 @@ def test_wrong_options_of_sustain_are_one_line(
     assert main(["cell", "sustain", str(tmp_path / "cell.yaml"), option]) == 2
     said = capsys.readouterr().err.strip()
     assert len(said.splitlines()) == 1 and words in said
+
+
+def test_sweep_prints_a_row_for_each_combination_and_group_and_resumes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cell.yaml").write_text(FILE)
+    out = tmp_path / "out"
+    asked = ["cell", "sweep", str(tmp_path / "cell.yaml"), "--repeats", "1", "--out", str(out), "--json"]
+    asked += ["--vary", 'ues.b.csi=none,"report,noise_db=0"', "--vary", "radio.source.bits_per_s_per_hz=[2,3],[4,6]"]
+    assert main(asked) == 0
+    first = json.loads(capsys.readouterr().out)
+    labels = [(row["ues.b.csi"], row["radio.source.bits_per_s_per_hz"], row["group"]) for row in first["rows"]]
+    assert labels == [
+        (csi, rates, group) for csi in ("none", "report,noise_db=0") for rates in ([2, 3], [4, 6]) for group in "ab"
+    ]
+    assert first["rows"][1]["csi_error_db"] is None and first["rows"][5]["csi_error_db"] > 0
+    assert first["rows"] == json.loads((out / "rows.json").read_text()) and (out / "sweep.png").exists()
+    assert main(asked) == 0 and json.loads(capsys.readouterr().out) == first
+
+
+@pytest.mark.parametrize(
+    ("option", "words"), [("--vary=ues.b.colour=1", "colour"), ("--vary=ues.b.csi=x", "unknown channel")]
+)
+def test_wrong_options_of_sweep_are_one_line(
+    option: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cell.yaml").write_text(FILE)
+    assert main(["cell", "sweep", str(tmp_path / "cell.yaml"), option]) == 2
+    said = capsys.readouterr().err.strip()
+    assert len(said.splitlines()) == 1 and words in said

@@ -41,9 +41,7 @@ def _drawn(rows: Sequence[Row], varied: Sequence[str]) -> Any:
             one.plot(
                 at, row["ues"], MARKERS[row["bound_by"]], color=colour, markerfacecolor=colour if filled else "none"
             )
-        one.set_xticks(
-            range(len(places)), [f"{place:g}" if isinstance(place, float) else f"{place}" for place in places]
-        )
+        one.set_xticks(range(len(places)), [_tick(place) for place in places])
         one.set_xlabel(first)
         one.set_title(name)
         from_zero(one)
@@ -52,6 +50,43 @@ def _drawn(rows: Sequence[Row], varied: Sequence[str]) -> Any:
     axes[0, 0].set_ylabel("UEs")
     legend(figure, axes)
     return figure
+
+
+SWEPT = {"goodput_tps": "goodput [tokens/s]", "latency_s": "mean latency [s]", "violations": "late responses"}
+
+
+def write_sweep(rows: Sequence[Row], varied: Sequence[str], path: Path) -> Path:
+    """Draw goodput, latency and late responses over the first varied field, with intervals over seeds; a line per
+    group and combination of the other fields.
+    """
+    return save_figure(lambda: _drawn_sweep(rows, varied), path)
+
+
+def _drawn_sweep(rows: Sequence[Row], varied: Sequence[str]) -> Any:
+    first, *others = varied or [""]
+    figures = [name for name in SWEPT if any(row[name] is not None for row in rows)] or ["message_delay_s"]
+    labels = [", ".join(f"{row[name]}" for name in ["group", *others]) for row in rows]
+    places = list(dict.fromkeys(row.get(first, "") for row in rows))
+    figure, axes = canvas(len(figures), 1, width=3.8)
+    looks = styles_of(list(dict.fromkeys(labels)))
+    for one, name in zip(axes.flat, figures, strict=True):
+        for label, look in looks.items():
+            mine = [row for row, its in zip(rows, labels, strict=True) if its == label and row[name] is not None]
+            at = [places.index(row.get(first, "")) for row in mine]
+            one.plot(at, [row[name] for row in mine], look.marker, color=look.colour, linestyle="-", label=label)
+            for x, row in zip(at, mine, strict=True):
+                if row[f"{name}_low"] is not None:
+                    one.plot([x, x], [row[f"{name}_low"], row[f"{name}_high"]], color=look.colour, linewidth=1)
+        one.set_xticks(range(len(places)), [_tick(place) for place in places])
+        one.set_xlabel(first)
+        one.set_ylabel(SWEPT.get(name, "mean message delay [s]"))
+        from_zero(one)
+    legend(figure, axes)
+    return figure
+
+
+def _tick(place: object) -> str:
+    return f"{place:g}" if isinstance(place, float) else f"{place}"
 
 
 PANELS = {
@@ -84,6 +119,9 @@ def draw_series(series: Mapping[str, Any]) -> Any:
             late = 1 - np.arange(len(latencies)) / len(latencies)
             tails.step(np.sort(latencies), late, where="post", color=looks[group].colour, label=group)
     tails.set_yscale("log")
+    most = max((len(latencies) for latencies in series["latencies_s"].values()), default=0)
+    tails.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    tails.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if most < 10 else "")  # less than a decade
     tails.set_ylabel("share that takes longer")
     tails.set_xlabel("latency [s]")
     for one in axes.flat[:5]:

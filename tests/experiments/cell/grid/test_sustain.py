@@ -9,18 +9,15 @@ import pytest
 
 from testbed.channel.radio.config import RadioConfig
 from testbed.errors import BadInput
-from testbed.experiments.cell import sustain as searched
 from testbed.experiments.cell.config import CellConfig, UeGroup
-from testbed.experiments.cell.sustain import (
+from testbed.experiments.cell.grid import sustain as searched
+from testbed.experiments.cell.grid.points import CellPoint, Row, combinations, varied
+from testbed.experiments.cell.grid.sustain import (
     CellOutcome,
-    CellPoint,
-    Row,
     SustainConfig,
-    combinations,
     crowded,
     judged_run,
     sustain,
-    varied,
 )  # fmt: skip
 from testbed.experiments.plots.cell import write_plot
 from testbed.intervals import independent_seed
@@ -89,7 +86,7 @@ def test_fields_are_varied_by_path() -> None:
     refuse(lambda: varied(cell, {"ues.nobody.window": 4}), BadInput, "no field ues.nobody.window")
     refuse(lambda: varied(cell, {"radio.bandwith_hz": 4}), BadInput, "bandwidth_hz")
     refuse(lambda: varied(cell, {"ues.fh.window": 0}), BadInput, "window")
-    points = combinations(SustainConfig(cell=cell, vary={"radio.bandwidth_hz": (5e6, 1e7), "ues.*.window": (4, 8)}))
+    points = combinations(cell, {"radio.bandwidth_hz": (5e6, 1e7), "ues.*.window": (4, 8)})
     assert [tuple(point.labels.values()) for point in points] == [(5e6, 4), (5e6, 8), (1e7, 4), (1e7, 8)]
 
 

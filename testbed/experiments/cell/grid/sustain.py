@@ -6,10 +6,10 @@ import hashlib
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent import futures
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 
@@ -17,20 +17,17 @@ from testbed.errors import BadInput
 from testbed.experiments.capacity.config import dealt
 from testbed.experiments.capacity.search import largest
 from testbed.experiments.cell.config import MOST_UES, CellConfig
+from testbed.experiments.cell.grid.points import CellPoint, Row, Told, combinations, each_point
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
 from testbed.experiments.results.claims import kept
-from testbed.experiments.runs.workers import pool_of
 from testbed.intervals import LEAST_JUDGED, class_verdict, compared, independent_seed, paired_interval, repeats_interval
-from testbed.options import Config, option, replaced, resolved
+from testbed.options import Config, option
 
 LONGEST = 64.0
 """Limit of the factor by which runs are prolonged until every class has been judged often enough."""
 SPARE, LEAP = 1.2, 8.0
 """Factor beyond the time in which enough responses are expected, and limit of one prolongation."""
-Row = dict[str, Any]
-Told = Callable[[int, int], None]
-"""Called after every finished point, with the numbers of finished and of all points."""
 
 
 class SustainConfig(Config, frozen=True):
@@ -72,13 +69,6 @@ class CellOutcome(msgspec.Struct, frozen=True):
     """Share of late responses of each group with a class."""
 
 
-class CellPoint(NamedTuple):
-    """One combination of varied values."""
-
-    labels: dict[str, Any]
-    cell: CellConfig
-
-
 def sustain(config: SustainConfig, out: Path | None, workers: int, told: Told) -> list[Row]:
     """A row for each combination of the varied values, and for each number of UEs if those are given.
 
@@ -90,21 +80,10 @@ def sustain(config: SustainConfig, out: Path | None, workers: int, told: Told) -
         BadInput: a field that does not exist, or a value that it cannot have.
         EngineError: one of the processes was killed.
     """
-    points = combinations(config)
+    points = combinations(config.cell, config.vary)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-    found: list[list[Row]] = [[] for _ in points]
-    killed = "the process of a run was killed; with --out, the same call resumes"
-    if workers == 1 or len(points) == 1:
-        for number, point in enumerate(points):
-            found[number] = point_rows(config, point, out)
-            told(number + 1, len(points))
-        return _compare(config, list(itertools.chain(*found)))
-    with pool_of(min(workers, len(points)), killed) as pool:
-        running = {pool.submit(point_rows, config, point, out): number for number, point in enumerate(points)}
-        for done, future in enumerate(futures.as_completed(running), 1):
-            found[running[future]] = future.result()
-            told(done, len(points))
+    found = each_point(points, partial(point_rows, config, out=out), workers, told)
     return _compare(config, list(itertools.chain(*found)))
 
 
@@ -124,45 +103,6 @@ def _compare(config: SustainConfig, rows: list[Row]) -> list[Row]:
             row |= {"difference": found.value, "difference_low": low, "difference_high": high,
                     "verdict": compared(found)}  # fmt: skip
     return rows
-
-
-def combinations(config: SustainConfig) -> list[CellPoint]:
-    """Every combination of the varied values, the last one varying fastest.
-
-    Raises:
-        BadInput: see `sustain`.
-    """
-    points = []
-    for values in itertools.product(*config.vary.values()):
-        labels = dict(zip(config.vary, values, strict=True))
-        points.append(CellPoint(labels, varied(config.cell, labels)))
-    return points
-
-
-def varied(cell: CellConfig, values: Mapping[str, Any]) -> CellConfig:
-    """The cell with other values of some fields, see `SustainConfig.vary`.
-
-    Raises:
-        BadInput: see `sustain`.
-    """
-    tree = resolved(cell)
-    for path, value in values.items():
-        *way, last = path.split(".")
-        for holder in _holders(tree, way, path):
-            holder[last] = value
-    return replaced(cell, tree, strict=False)
-
-
-def _holders(tree: Row, way: Sequence[str], path: str) -> list[Row]:
-    """Parts of the tree that a path without its last name leads to."""
-    found: list[Any] = [tree]
-    for name in way:
-        inner = [one[name] for one in found if isinstance(one, dict) and name in one]
-        inner += [one for many in found if isinstance(many, list | tuple) for one in many if name in ("*", one["name"])]
-        found = inner
-    if not found or not all(isinstance(one, dict) for one in found):
-        raise BadInput(f"the cell has no field {path}; groups of UEs are ues.NAME.FIELD or ues.*.FIELD")
-    return found
 
 
 def crowded(cell: CellConfig, ues: int) -> CellConfig:

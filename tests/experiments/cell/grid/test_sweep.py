@@ -1,0 +1,74 @@
+"""Sweeps of a cell: rows against single runs and their paired differences, kept runs, a plot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from scipy import stats
+
+from testbed.channel.radio.config import RadioConfig
+from testbed.experiments.cell.config import CellConfig, UeGroup
+from testbed.experiments.cell.grid import sweep as swept
+from testbed.experiments.cell.grid.sweep import CellSweepConfig, sweep_cell
+from testbed.experiments.cell.rows import document
+from testbed.experiments.cell.run import run_cell
+from testbed.experiments.plots.cell import write_sweep
+
+CELL = CellConfig(
+    seconds=4.0,
+    warmup_s=1.0,
+    seed=5,
+    radio=RadioConfig(bandwidth_hz=4e6),
+    ues=(
+        UeGroup(name="fh", count=2, protocol="fh", class_tps=6.0, response=(8, 16)),
+        UeGroup(name="bytes", traffic="bytes", message_bytes=5000),
+    ),
+)
+VARY = {"radio.scheduler": ("round-robin", "max-min"), "ues.fh.window": (4, 8)}
+CONFIG = CellSweepConfig(cell=CELL, vary=VARY, repeats=3)
+
+
+def nothing(done: int, of: int) -> None:
+    pass
+
+
+def goodput(scheduler: str, window: int, seed: int) -> float:
+    fh = msgspec.structs.replace(CELL.ues[0], window=window)
+    radio = msgspec.structs.replace(CELL.radio, scheduler=scheduler)
+    cell = msgspec.structs.replace(CELL, seed=seed, radio=radio, ues=(fh, CELL.ues[1]))
+    return float(document(cell, run_cell(cell))["rows"][0]["goodput_tps"])
+
+
+def test_rows_are_means_over_seeds_with_paired_differences(tmp_path: Path) -> None:
+    rows = sweep_cell(CONFIG, None, 1, nothing)
+    assert [(row["radio.scheduler"], row["ues.fh.window"], row["group"]) for row in rows] == [
+        (scheduler, window, group)
+        for scheduler in VARY["radio.scheduler"]
+        for window in VARY["ues.fh.window"]
+        for group in ("fh", "bytes")
+    ]
+    by_window = {window: [goodput("max-min", window, seed) for seed in (5, 6, 7)] for window in (4, 8)}
+    four, eight = rows[4], rows[6]
+    assert four["goodput_tps"] == pytest.approx(np.mean(by_window[4])) and "difference" not in four
+    low, high = stats.t.interval(0.95, 2, np.mean(by_window[8]), stats.sem(by_window[8]))
+    assert (eight["goodput_tps_low"], eight["goodput_tps_high"]) == pytest.approx((low, high))
+    assert eight["difference"] == pytest.approx(np.mean(np.subtract(by_window[8], by_window[4])))
+    sends = rows[5]
+    assert sends["goodput_tps"] is None and sends["message_delay_s"] > 0 and "verdict" not in sends
+    assert write_sweep(rows, list(VARY), tmp_path / "sweep.png").stat().st_size > 5000
+    bytes_alone = [row for row in rows if row["group"] == "bytes"]
+    assert write_sweep(bytes_alone, list(VARY), tmp_path / "bytes.png").stat().st_size > 5000
+
+
+def test_finished_runs_are_kept_and_processes_give_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = msgspec.structs.replace(CONFIG, vary={"ues.*.prompt": ((50, 50), (300, 300))}, repeats=1)
+    rows = sweep_cell(config, tmp_path / "runs", 2, nothing)
+    assert len(list((tmp_path / "runs").glob("*.json"))) == 2
+    assert [row["ues.*.prompt"] for row in rows[::2]] == [(50, 50), (300, 300)]
+    monkeypatch.setattr(swept, "run_cell", None)
+    assert sweep_cell(config, tmp_path / "runs", 1, nothing) == rows
