@@ -258,7 +258,7 @@ def _varied(given: Sequence[str]) -> dict[str, tuple[Any, ...]]:
 def _value(text: str) -> Any:
     """A list or a quoted text as in YAML, a number if the text is one."""
     if text[0] == "[" and text[-1] == "]":
-        return tuple(_value(part.strip()) for part in text[1:-1].split(","))
+        return [_value(part.strip()) for part in text[1:-1].split(",")]
     if text[0] == '"' and text[-1] == '"' and len(text) > 1:
         return text[1:-1]
     for kind in (int, float):

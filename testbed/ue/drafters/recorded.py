@@ -8,21 +8,27 @@ tokens that it would have gone on with. A replay costs nothing, so that many UEs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from testbed.errors import BadInput, ModelError
-from testbed.files import whole_file
+from testbed.files import file_bytes, whole_file
 from testbed.ue.drafters.base import Choose, DraftToken
 
 Statistics = tuple[int, float, float, float, float]
 """Id, top-1 probability, entropy, margin, logit standard deviation of a drafted token."""
 
 
-class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+SCHEMA = 1
+MOST_TOKENS = 60_000
+"""Tokens of a prompt, its output and a window, at most."""
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Drafts after one prompt.
 
     Raises:
@@ -44,11 +50,21 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
         if not disagreeing <= set(self.branches):
             raise BadInput("a recording has a branch wherever the drafter disagrees with the target")
 
+    @property
+    def tokens(self) -> Iterator[Statistics]:
+        """All drafted tokens."""
+        return itertools.chain(self.drafted, *self.branches.values())
 
-class DraftRecording(msgspec.Struct, frozen=True, kw_only=True):
-    """Outputs and drafts of a pair for a set of prompts."""
 
-    schema: int = 1
+class DraftRecording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Outputs and drafts of a pair for a set of prompts.
+
+    Raises:
+        BadInput: another schema, no prompts, too long ones, ids outside the vocabulary, or statistics that no
+            distribution has.
+    """
+
+    schema: int = SCHEMA
     drafter: str
     """Fingerprint of the drafter's weights."""
     target: str
@@ -60,10 +76,30 @@ class DraftRecording(msgspec.Struct, frozen=True, kw_only=True):
     end_ids: list[int]
     prompts: list[Recorded]
 
+    def __post_init__(self) -> None:
+        if self.schema != SCHEMA:
+            raise BadInput(f"schema {self.schema} is not {SCHEMA}: written by another version")
+        if not self.prompts or self.depth < 1:
+            raise BadInput("a recording has prompts, and windows of at least one token")
+        for one in self.prompts:
+            if len(one.prompt) + len(one.output) + self.depth > MOST_TOKENS:
+                raise BadInput(f"a prompt, its output and a window have at most {MOST_TOKENS} tokens")
+            ids = itertools.chain(one.prompt, one.output, (token[0] for token in one.tokens))
+            if not all(0 <= token < self.vocab_size for token in ids):
+                raise BadInput(f"an id lies outside the vocabulary of {self.vocab_size}")
+            if not all(_possible(token) for token in one.tokens):
+                raise BadInput("statistics of a drafted token are those of no distribution")
+
     def save(self, path: Path) -> None:
         """Write it as one file of MessagePack."""
         with whole_file(path) as part:
             part.write_bytes(msgspec.msgpack.encode(self))
+
+
+def _possible(token: Statistics) -> bool:
+    """Whether statistics are in the bounds of any distribution."""
+    _, top1, entropy, margin, logit_std = token
+    return 0 <= top1 <= 1.001 and 0 <= margin <= 1.001 and -0.001 <= entropy < 100 and 0 <= logit_std < 1e6
 
 
 def load_recording(path: Path) -> DraftRecording:
@@ -73,8 +109,8 @@ def load_recording(path: Path) -> DraftRecording:
         BadInput: no such file, or not a recording.
     """
     try:
-        return msgspec.msgpack.decode(path.read_bytes(), type=DraftRecording)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        return msgspec.msgpack.decode(file_bytes(path), type=DraftRecording)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, BadInput) as exc:
         raise BadInput(f"{path} is no recording of drafts: {exc}") from exc
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,6 +19,7 @@ from testbed.experiments.lockstep.drafts import DraftsConfig, record_all
 from testbed.synthetic import next_token
 from testbed.ue.drafters.recorded import DraftRecording, Recorded, RecordedDrafter, load_recording
 from testbed.ue.drafters.synthetic import SyntheticDrafter
+from tests.support.refusals import refuse
 
 VOCAB, ENDS = 64, (7, 11)
 PROMPTS = [[1 + i, 2, 3 + i] for i in range(20)]
@@ -124,3 +129,46 @@ def test_parts_that_do_not_belong_together_are_refused() -> None:
     for bad in ({"prompts": 0}, {"depth": 0}, {"max_tokens": 0}, {"drafter": "d.gguf"}):
         with pytest.raises(BadInput):
             DraftsConfig(**bad)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"schema": 2}, "schema 2"),
+        ({"schema": -1}, "schema -1"),
+        ({"prompts": []}, "has prompts"),
+        ({"depth": 0}, "has prompts"),
+        ({"depth": 70_000}, "at most 60000 tokens"),
+        ({"vocab_size": 3}, "outside the vocabulary"),
+        ({"colour": 1}, "colour"),
+    ],
+)
+def test_a_file_that_no_recording_can_be_is_one_line(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    written(tmp_path, lambda document: document | change)
+    refuse(lambda: load_recording(tmp_path / "drafts.msgpack"), BadInput, "no recording of drafts", words)
+
+
+@pytest.mark.parametrize(
+    "token",
+    [(1, float("nan"), 0.1, 0.1, 1.0), (1, 0.5, float("inf"), 0.1, 1.0), (1, 0.5, 0.1, -0.5, 1.0),
+     (1, 0.5, 0.1, 0.1, 1e308), (1, 7.0, 0.1, 0.1, 1.0), (-1, 0.5, 0.1, 0.1, 1.0)],
+)  # fmt: skip
+def test_statistics_that_no_token_has_are_one_line(token: tuple[float, ...], tmp_path: Path) -> None:
+    def change(document: dict[str, Any]) -> dict[str, Any]:
+        one = document["prompts"][0]
+        place = next(iter(one["branches"]))
+        return document | {"prompts": [one | {"branches": one["branches"] | {place: [token]}}]}
+
+    written(tmp_path, change)
+    refuse(lambda: load_recording(tmp_path / "drafts.msgpack"), BadInput, "no recording of drafts")
+
+
+def test_no_pipe_is_read_as_a_recording(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    refuse(lambda: load_recording(tmp_path / "pipe"), BadInput, "no recording of drafts")
+
+
+def written(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """A recording with something changed in its document."""
+    document = msgspec.msgpack.decode(msgspec.msgpack.encode(recording(0.3)), strict=False)
+    (folder / "drafts.msgpack").write_bytes(msgspec.msgpack.encode(change(document)))

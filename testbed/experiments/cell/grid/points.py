@@ -35,9 +35,14 @@ def combinations(cell: CellConfig, vary: Mapping[str, tuple[Any, ...]]) -> list[
     """
     points = []
     for values in itertools.product(*vary.values()):
-        labels = dict(zip(vary, values, strict=True))
-        points.append(CellPoint(labels, varied(cell, labels)))
+        given = dict(zip(vary, values, strict=True))
+        points.append(CellPoint({name: label(value) for name, value in given.items()}, varied(cell, given)))
     return points
+
+
+def label(value: Any) -> Any:
+    """A varied value as rows have it: lists are tuples, which can be keys."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def varied(cell: CellConfig, values: Mapping[str, Any]) -> CellConfig:

@@ -17,7 +17,7 @@ from testbed.errors import BadInput
 from testbed.experiments.capacity.config import dealt
 from testbed.experiments.capacity.search import largest
 from testbed.experiments.cell.config import MOST_UES, CellConfig
-from testbed.experiments.cell.grid.points import CellPoint, Row, Told, combinations, each_point
+from testbed.experiments.cell.grid.points import CellPoint, Row, Told, combinations, each_point, label
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
 from testbed.experiments.results.claims import kept
@@ -94,7 +94,7 @@ def _compare(config: SustainConfig, rows: list[Row]) -> list[Row]:
     if config.ues or not config.vary:
         return rows
     *others, last = config.vary
-    base = {tuple(row[name] for name in others): row for row in rows if row[last] == config.vary[last][0]}
+    base = {tuple(row[name] for name in others): row for row in rows if row[last] == label(config.vary[last][0])}
     for row in rows:
         theirs = base[tuple(row[name] for name in others)]
         if row is not theirs:

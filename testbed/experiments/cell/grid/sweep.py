@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from testbed.experiments.cell.config import CellConfig
-from testbed.experiments.cell.grid.points import CellPoint, Row, Told, combinations, each_point
+from testbed.experiments.cell.grid.points import CellPoint, Row, Told, combinations, each_point, label
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
 from testbed.experiments.results.claims import kept
@@ -101,7 +101,7 @@ def _compare(config: CellSweepConfig, rows: Sequence[Row], row: Row) -> None:
         return
     last = list(config.vary)[-1]
     same = [*list(config.vary)[:-1], "group"]
-    wanted = {name: row[name] for name in same} | {last: config.vary[last][0]}
+    wanted = {name: row[name] for name in same} | {last: label(config.vary[last][0])}
     base = next(one for one in rows if all(one[name] == value for name, value in wanted.items()))
     if base is not row:
         found = paired_interval(row["by_seed"], base["by_seed"])
