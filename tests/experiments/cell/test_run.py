@@ -68,6 +68,28 @@ def test_weights_change_what_eight_decoding_ues_get() -> None:
     assert found["a"]["goodput_tps"] > found["b"]["goodput_tps"]
 
 
+def test_eight_ues_with_hidden_states_share_20_mhz_as_their_weights_say() -> None:
+    """Windows of eight UEs come at the same time; one of b bits alone takes b / R. With weights 3 : 1, the four of the
+    first group have 3/16 of the rate each, and the others what they leave: 16b / 3R and 8b / R. Fails if links are
+    private.
+    """
+    one = UeGroup(name="a", protocol="fh", alpha=1.0, window=8, response=(9, 9), prompt=(50, 50), together=True)
+    radio = RadioConfig(bandwidth_hz=20e6, scheduler="weights")
+
+    def delays_s(*groups: tuple[str, int, float]) -> list[float]:
+        ues = tuple(
+            msgspec.structs.replace(one, name=name, count=count, weight=weight) for name, count, weight in groups
+        )
+        found = rows(CellConfig(seconds=12.0, radio=radio, ues=ues))
+        return [found[name]["message_delay_s"]["p95"] for name, _, _ in groups]  # of windows, not of prompts
+
+    (alone_s,) = delays_s(("a", 1, 1.0))
+    assert alone_s == pytest.approx(8 * 8 * 4096 / 40e6, rel=0.2)  # 8 tokens of 2,048 half-precision numbers
+    equal, weighted = delays_s(("a", 4, 1.0), ("b", 4, 1.0)), delays_s(("a", 4, 3.0), ("b", 4, 1.0))
+    assert equal == pytest.approx([8 * alone_s] * 2, rel=0.1)
+    assert weighted == pytest.approx([16 / 3 * alone_s, 8 * alone_s], rel=0.1)
+
+
 def test_tokens_come_at_the_rate_of_the_acceptance() -> None:
     """Committed tokens per round of a UE with window K and acceptance α: (1 − α^(K+1)) / (1 − α)."""
     config = CellConfig(seconds=62.0, ues=(UeGroup(name="one", alpha=0.7, window=4, response=(200, 200)),))
