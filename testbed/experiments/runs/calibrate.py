@@ -59,14 +59,20 @@ def calibrate(
         for done, window in enumerate(kinds := list(dict.fromkeys(windows))):
             say(f"measuring this machine: {PROMPTS} prompts at window {window} ({done + 1} of {len(kinds)})")
             out = Path(scratch) / str(window)
-            decoded = RunConfig(
-                bs=relay["listen"], local_bs=ready["bind"], methods=(Greedy.kind, COLOCATED, TARGET_ONLY),
-                window=window, limit=PROMPTS, gate=False, csi="none", dataset=run.dataset, max_tokens=run.max_tokens,
-                drafter=run.drafter, tokenizer=run.tokenizer,
-            )  # fmt: skip
-            user_equipment(decoded, out)
+            user_equipment(measured_run(run, relay["listen"], ready["bind"], window), out)
             rounds += pq.read_table(out / "rounds.parquet").to_pylist()
     return fit(rounds, results.host()["cpu"], rtt_ms)
+
+
+def measured_run(run: RunConfig, link: str, near: str, window: int) -> RunConfig:
+    """The run that is measured: rounds one after another, since the times of a round in a stream, or of one drafted
+    ahead, do not add up to its duration.
+    """
+    return RunConfig(
+        bs=link, local_bs=near, methods=(Greedy.kind, COLOCATED, TARGET_ONLY), window=window, limit=PROMPTS,
+        gate=False, csi="none", dataset=run.dataset, max_tokens=run.max_tokens, drafter=run.drafter,
+        tokenizer=run.tokenizer, stream=False,
+    )  # fmt: skip
 
 
 def fit(rounds: Sequence[dict[str, Any]], about: str, rtt_ms: float) -> Profile:

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from testbed.config import RunConfig
 from testbed.errors import TestbedError
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, PassWork
-from testbed.experiments.runs.calibrate import fit
+from testbed.experiments.runs.calibrate import fit, measured_run
 
 RTT_S = 0.05
 
@@ -59,3 +60,11 @@ def test_known_times_come_back() -> None:
 def test_too_few_rounds_are_no_measurement() -> None:
     with pytest.raises(TestbedError, match="too few rounds"):
         fit(rounds("greedy", 0.011, RTT_S, 0)[:5], "here", 1e3 * RTT_S)
+
+
+def test_rounds_are_measured_one_after_another() -> None:
+    """Those of streams and of windows ahead do not add up to the time that passes."""
+    asked = RunConfig(drafter="suffix", lookahead=1, window=4, max_tokens=50, dataset="bundled:edit")
+    run = measured_run(asked, "tcp://127.0.0.1:1", "tcp://127.0.0.1:2", 16)
+    assert (run.stream, run.lookahead, run.window, run.drafter, run.dataset) == (False, 0, 16, "suffix", "bundled:edit")
+    assert run.methods == ("greedy", "colocated", "target-only")
