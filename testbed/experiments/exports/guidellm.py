@@ -21,13 +21,13 @@ PERCENTILES = {
 }  # fmt: skip
 
 
-def document(series: Sequence[ExportedRow], about: Mapping[str, Any]) -> dict[str, Any]:
+def document(rows: Sequence[ExportedRow], about: Mapping[str, Any]) -> dict[str, Any]:
     """The report of all rows.
 
     Args:
         about: version and origin of the run.
     """
-    return {"metadata": dict(about), "benchmarks": [_benchmark(one, i) for i, one in enumerate(series)]}
+    return {"metadata": dict(about), "benchmarks": [_benchmark(one, i) for i, one in enumerate(rows)]}
 
 
 def _benchmark(one: ExportedRow, index: int) -> dict[str, Any]:

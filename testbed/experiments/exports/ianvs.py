@@ -32,13 +32,13 @@ HYPERPARAMETERS = (
 """Settings of a row that become hyperparameters of the drafter's module."""
 
 
-def table(series: Sequence[ExportedRow], about: Mapping[str, Any]) -> str:
+def table(exported: Sequence[ExportedRow], about: Mapping[str, Any]) -> str:
     """The leaderboard, fastest first.
 
     Args:
         about: `target`, `drafter`, `created` and `path` of the run.
     """
-    ordered = sorted(series, key=lambda one: float(one.latency_s.mean()))
+    ordered = sorted(exported, key=lambda one: float(one.latency_s.mean()))
     rows = [_row(one, about) for one in ordered]
     buffer = io.StringIO()
     writer = csv.writer(buffer, delimiter=" ", lineterminator="\n")

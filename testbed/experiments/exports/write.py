@@ -40,16 +40,16 @@ def write_exports(shown: Sequence[Shown], out: Path, name: str) -> list[Path]:
 
 
 def _write(shown: Shown, folder: Path, name: str) -> list[Path]:
-    series, about = exported_rows(shown), _about(shown)
+    rows, about = exported_rows(shown), _about(shown)
     if name == "ianvs":
-        texts = {folder / ianvs.FILE: ianvs.table(series, about)}
+        texts = {folder / ianvs.FILE: ianvs.table(rows, about)}
     elif name == "guidellm":
-        texts = {folder / guidellm.FILE: _json(guidellm.document(series, about))}
+        texts = {folder / guidellm.FILE: _json(guidellm.document(rows, about))}
     else:
-        names = [re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{i}-{one.name}") for i, one in enumerate(series, 1)]
+        names = [re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{i}-{one.name}") for i, one in enumerate(rows, 1)]
         texts = {
             folder / each / aiperf.FILE: _json(aiperf.document(one, about))
-            for each, one in zip(names, series, strict=True)
+            for each, one in zip(names, rows, strict=True)
         }
     for path, text in texts.items():
         make_folder(path.parent)

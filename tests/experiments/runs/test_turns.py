@@ -12,6 +12,7 @@ from testbed.bs.intake import Offer
 from testbed.channel.spec import ChannelSpec
 from testbed.config import RunConfig
 from testbed.errors import BadInput
+from testbed.experiments.inputs.marks import marker
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile
 from testbed.experiments.report.page import write_report
 from testbed.experiments.results.directory import read_summary
@@ -122,7 +123,25 @@ def test_a_report_by_category_of_a_run_of_spec_bench(tmp_path: Path) -> None:
         (0, "1", "math_reasoning", 0), (1, "2", "translation", 0), (2, "3", "qa", 0), (3, "4", "writing", 0),
         (4, "4", "writing", 1),
     }  # fmt: skip
+    assert {(r["request"], r["parsed"], r["right"]) for r in stored} == {
+        (0, False, False), *((i, None, None) for i in range(1, 5)),
+    }  # fmt: skip
     page = write_report([out], out).read_text()
     assert "By category" in page and all(f"category {name}" in page for name in sizes)
     lines = (out / "tables" / "1-run-categories.csv").read_text().splitlines()
     assert len(lines) == 1 + len(parts) and "speedup_low" in lines[0]
+
+
+def test_programs_are_marked_where_they_may_run(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="--run-code"):
+        prepare(config_of("human_eval.jsonl", ("greedy",), scorer="code"))
+    config = config_of("human_eval.jsonl", ("greedy",), scorer="code", run_code=True)
+    work, outcomes = decoded(config)
+    result = result_of(config, work, outcomes)
+    own = {("greedy", i): str(prompt.example.answer) for i, prompt in enumerate(work.prompts)}
+    mark = marker("code", run_code=True)
+    for key, found in result.marks.items():
+        assert found == mark(work.prompts[key[1]].example, result.texts[key], None)
+        assert mark(work.prompts[key[1]].example, own[key], None) == (True, True)
+    parsed = [one.parsed for one in result.marks.values() if one is not None]
+    assert result.rows[0]["unparsed"] == pytest.approx(1 - sum(parsed) / len(parsed))
