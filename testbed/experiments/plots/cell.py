@@ -47,6 +47,8 @@ def _drawn(rows: Sequence[Row], varied: Sequence[str]) -> Any:
         from_zero(one)
     for part, colour in BINDING.items():
         axes[0, 0].plot([], [], MARKERS[part], color=colour, label=f"bound by {part}")
+    if any(row.get("kept", 1.0) < 1 for row in rows):
+        axes[0, 0].plot([], [], "o", color="0.4", markerfacecolor="none", label="not sustained with every seed")
     axes[0, 0].set_ylabel("UEs")
     legend(figure, axes)
     return figure
