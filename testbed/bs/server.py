@@ -264,7 +264,7 @@ class BaseStation:
         await self._runner.judged(self._acceptance.by_hidden(judged))
         judge_s = self._clock.time() - start_s
         for _, round_, _ in judged:
-            round_.judge_s = 0.0 if round_.follows else judge_s
+            round_.judge_s += 0.0 if round_.follows else judge_s
         return judged
 
     # ------------------------------------------------------------ 7 verdict

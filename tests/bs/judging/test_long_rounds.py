@@ -391,12 +391,13 @@ async def test_ues_take_turns_token_by_token(chooses: Chooses) -> None:
             while len(bs._long._aside) < 1:  # one is in the other thread
                 await asyncio.sleep(0.001)
             assert bs.load.size_bytes > 0
+            await asyncio.sleep(0.2)
         finally:
             chooses.go.set()
         assert isinstance((await other.receive(numbers[1], 15)).message, Opened)
         verdict = (await other.receive(numbers[1], 15)).message
         seen = [seed for seed, _ in chooses.rows]
-        assert isinstance(verdict, Verdict) and verdict.judge_s > 0
+        assert isinstance(verdict, Verdict) and verdict.judge_s >= 0.19  # else the UE takes it for time on the link
         assert seen.count(2) == 5 and len(seen) < 100  # the long one goes on meanwhile
         assert isinstance((await one.receive(numbers[0], 15)).message, Opened)
         assert isinstance((await one.receive(numbers[0], 15)).message, Verdict)
