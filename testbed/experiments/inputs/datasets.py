@@ -81,7 +81,7 @@ def _file(path: Path) -> Iterator[tuple[str, Any]]:
                 if len(line) > MOST_LINE:
                     raise BadInput(f"{path}:{i} has more than {MOST_LINE} characters; use JSONL, one row a line")
                 yield f"{path}:{i}", _parse(f"{path}:{i}", line)
-    except (OSError, UnicodeDecodeError) as exc:
+    except (OSError, ValueError) as exc:  # ValueError: no UTF-8, or no possible name of a file
         raise BadInput(f"cannot read the data set {path}: {exc}; use bundled:test, a JSONL file, or hf:NAME") from exc
 
 

@@ -47,9 +47,16 @@ class Example(msgspec.Struct, frozen=True):
     category: str | None = None
     turn: int = 0
     """Number of this prompt in its conversation, from 0."""
-    before: tuple[Turn, ...] = ()
-    """Messages before the question, as far as the data set has them."""
+    conversation: tuple[Turn, ...] = ()
+    """Messages of its row, which the examples of a row share."""
+    at: int = 0
+    """Index of the question in them."""
     program: Program | None = None
+
+    @property
+    def before(self) -> tuple[Turn, ...]:
+        """Messages before the question, as far as the data set has them."""
+        return self.conversation[: self.at]
 
     @property
     def unanswered(self) -> tuple[int, ...]:
@@ -95,13 +102,13 @@ def _turns(where: str, row: dict[str, Any], turns: Sequence[Any]) -> Iterator[Ex
     texts = [_text(where, "`turns`", text) for text in turns]
     if any(text.startswith(UNPREPARED) for text in texts):
         raise BadInput(f"{where} has no prompt, only a note where it comes from: run SPEED-Bench's prepare.py first")
+    conversation = tuple(Turn("user", text) for text in texts)
     given = row.get("reference")
     references = given if isinstance(given, list) else [given]
     for turn, text in enumerate(texts):
         reference = references[turn] if turn < len(references) else None
         answer = reference if isinstance(reference, str) and reference.strip() else None
-        before = tuple(Turn("user", earlier) for earlier in texts[:turn])
-        yield Example(text, answer, _name(row), _category(row), turn, before)
+        yield Example(text, answer, _name(row), _category(row), turn, conversation, turn)
 
 
 def _log(where: str, row: dict[str, Any], log: Sequence[Any]) -> Iterator[Example]:
@@ -110,14 +117,14 @@ def _log(where: str, row: dict[str, Any], log: Sequence[Any]) -> Iterator[Exampl
     """
     if len(log) > MOST_TURNS:
         raise BadInput(f"{where} has {len(log)} messages; a conversation has at most {MOST_TURNS}")
-    messages = [_message(where, one) for one in log]
+    messages = tuple(_message(where, one) for one in log)
     asked = [i for i, one in enumerate(messages) if one.role == "user"]
     if not asked:
         raise BadInput(f"{where} has no message of the user")
     for turn, i in enumerate(asked):
         after = messages[i + 1] if i + 1 < len(messages) else None
         answer = after.content if after is not None and after.role == "assistant" else None
-        yield Example(messages[i].content, answer, _name(row), _category(row), turn, tuple(messages[:i]))
+        yield Example(messages[i].content, answer, _name(row), _category(row), turn, messages, i)
 
 
 def _message(where: str, message: Any) -> Turn:

@@ -18,13 +18,15 @@ from testbed.experiments.inputs.datasets import BUNDLED, load_dataset
 from testbed.experiments.inputs.scorers import SCORERS, expected
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.files import REQUESTS, ROUNDS, read_requests, read_rounds
-from testbed.experiments.results.rows import UNNAMED, by_category
+from testbed.experiments.results.rows import CATEGORIES, UNNAMED, by_category
 
 LOG = logging.getLogger(__name__)
 Row = Mapping[str, Any]
 POINTS = "points"
 MOST_PROMPTS, MOST_WINDOW = 20_000, 2**15 + 1
 """Largest numbers of prompts of a data set, and of tokens of a round."""
+MOST_CATEGORIES = 1000
+"""Largest number of rows by category in a report."""
 MOST_BYTES = 2**28
 """Largest file of prompts."""
 
@@ -35,8 +37,6 @@ class RowSource:
 
     row: Row
     directory: Path
-    category: str | None = None
-    """Only requests and rounds of this category; None: of all."""
 
     @property
     def name(self) -> str:
@@ -51,9 +51,6 @@ class RowSource:
             BadInput: windows that no base station takes.
         """
         found = _columns(self.directory / ROUNDS, read_rounds, str(self.row["method"]))
-        if found is not None and self.category is not None:
-            mine = np.isin(found["request"], self.requests["request"] if self.requests else [])
-            found = {name: values[mine] for name, values in found.items()}
         if found is not None:
             for name in ("drafted", "accepted", "committed"):
                 _check_below(found[name], MOST_WINDOW)
@@ -66,17 +63,29 @@ class RowSource:
         if found is None:
             return None
         order = np.argsort(found["request"], kind="stable")
-        if self.category is not None:
-            order = order[[(name or UNNAMED) == self.category for name in found["category"][order]]]
         return {name: values[order] for name, values in found.items()}
+
+    @cached_property
+    def places(self) -> dict[str, NDArray[np.int64]]:
+        """Indices of the requests of each category."""
+        found: dict[str, list[int]] = {}
+        for i, name in enumerate(self.requests["category"] if self.requests is not None else ()):
+            found.setdefault(name or UNNAMED, []).append(i)
+        return {name: np.array(some) for name, some in found.items()}
+
+    def _recorded(self) -> NDArray[np.float64] | None:
+        """Marks as the run recorded them; None if it did not mark every output."""
+        stored = None if self.requests is None else self.requests["right"]
+        if stored is None or stored.dtype == object or not np.isfinite(stored).all():
+            return None
+        return stored.astype(np.float64)
 
     def right(self, config: Mapping[str, Any]) -> NDArray[np.float64] | None:
         """1 for each correct answer [n], as the run recorded it, or else by data set and scorer of its configuration.
         None if unknown, or if the scorer is not built in: a report runs no code that a directory names.
         """
-        stored = self.requests["right"] if self.requests is not None else None
-        if stored is not None and stored.dtype != object and np.isfinite(stored).all():
-            return stored.astype(np.float64)
+        if (recorded := self._recorded()) is not None:
+            return recorded
         found, dataset, score = self.requests, config.get("dataset"), SCORERS.get(str(config.get("scorer", "number")))
         if found is None or dataset is None or score is None or not len(found["request"]):
             return None
@@ -90,6 +99,30 @@ class RowSource:
             return np.array([score(text) == want for text, want in zip(texts, wanted, strict=True)], np.float64)
         except BadInput:
             return None
+
+
+@dataclass(eq=False)
+class CategoryRow(RowSource):
+    """A row's figures for one category of its prompts. Its requests are taken from the whole row's, so that files are
+    read once; rounds are not divided.
+    """
+
+    whole: RowSource
+
+    @property
+    def rounds(self) -> None:
+        """None."""
+
+    @cached_property
+    def requests(self) -> dict[str, NDArray[Any]] | None:
+        """Columns of the category's requests [n]; None: no file of requests."""
+        every = self.whole.requests
+        mine = self.whole.places.get(str(self.row["category"]), np.zeros(0, np.int64))
+        return None if every is None else {name: values[mine] for name, values in every.items()}
+
+    def right(self, config: Mapping[str, Any]) -> NDArray[np.float64] | None:
+        """1 for each correct answer [n] as the run recorded it; None if it did not."""
+        return self._recorded()
 
 
 @dataclass(eq=False)
@@ -115,16 +148,18 @@ class Shown:
         inner = config.get("run")
         return inner if isinstance(inner, Mapping) else config
 
-    @property
+    @cached_property
     def categories(self) -> list[RowSource]:
-        """Rows of each category of prompts, in order of categories."""
-        parts = [
-            RowSource(row, part.directory, str(row["category"]))
-            for part in self.parts
-            for row in by_category([part.row])
-        ]
-        names = list(dict.fromkeys(part.category for part in parts))
-        return sorted(parts, key=lambda part: names.index(part.category))
+        """Rows of each category of prompts, in order of categories; none if they are more than `MOST_CATEGORIES`."""
+        count = sum(len(part.row.get(CATEGORIES) or ()) for part in self.parts)
+        if count > MOST_CATEGORIES:
+            LOG.warning("%s: %d rows by category are more than a report shows (%d)", self.path, count, MOST_CATEGORIES)
+            return []
+        found: dict[str, list[RowSource]] = {}
+        for part in self.parts:
+            for row in by_category([part.row]):
+                found.setdefault(row["category"], []).append(CategoryRow(row, part.directory, part))
+        return [part for some in found.values() for part in some]
 
     @property
     def speculates(self) -> bool:

@@ -80,6 +80,19 @@ def test_share_gpt_is_a_list_and_turns_without_an_answer_are_the_models_own() ->
     assert [e.unanswered for e in found] == [(), (), (), (0,)]
 
 
+def test_examples_of_a_row_share_its_messages() -> None:
+    turns = list(examples_of("here", {"turns": [f"turn {i}" for i in range(200)]}))
+    log = [{"role": role, "content": str(i)} for i, role in enumerate(("user", "assistant") * 100)]
+    for found in (turns, list(examples_of("here", {"messages": log}))):
+        assert len({id(e.conversation) for e in found}) == 1
+        assert [len(e.before) for e in found] == [e.at for e in found]
+
+
+def test_a_name_that_no_file_can_have_is_refused() -> None:
+    with pytest.raises(BadInput, match="cannot read the data set"):
+        load_dataset("a\0b")
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_without_turns_the_first_prompt_of_each_row_is_read(name: str) -> None:
     assert load_dataset(str(TASKS / name)) == [e for e in load(name) if not e.turn]

@@ -16,6 +16,7 @@ from testbed.experiments.report.figures import row_names
 from testbed.experiments.report.page import write_report
 from testbed.experiments.results import directory as results
 from testbed.experiments.results import files
+from testbed.experiments.results.files import read_requests
 from tests.support.reports import Page, make_capacity, make_field, make_sweep, row, save_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -202,3 +203,32 @@ def test_rows_of_a_small_sweep_are_unfolded_and_of_a_large_one_folded(
     assert "<details open><summary>All 12 rows" in write_report([sweep], tmp_path / "out").read_text()
     monkeypatch.setattr(page_module, "MOST_ROWS", 11)
     assert "<details><summary>All 12 rows" in write_report([sweep], tmp_path / "out").read_text()
+
+
+def save_categories(directory: Path, count: int) -> Path:
+    """A run with one request in each category."""
+    figures = {"requests": 1, "latency_s": 0.5, "tokens": 3.0}
+    rows = [row(method, categories={f"c{i}": figures for i in range(count)}) for method in ("target-only", "greedy")]
+    save_run(directory, rows, rounds=False)
+    requests = [
+        {"method": r["method"], "request": i, "prompt_len": 5, "tokens": 3, "rounds": 2, "latency_s": 0.5,
+         "category": f"c{i}"}
+        for r in rows for i in range(count)
+    ]  # fmt: skip
+    results.write_parquet(directory / "requests.parquet", requests)
+    return directory
+
+
+def test_files_are_read_once_for_all_categories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr(data, "read_requests", lambda path: (read.append(path), read_requests(path))[1])
+    page = write_report([save_categories(tmp_path / "run", 40)], tmp_path / "out").read_text()
+    assert page.count("category c") >= 80 and len(read) == 2  # once for each row
+
+
+def test_a_report_shows_so_few_categories_that_they_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(data, "MOST_CATEGORIES", 79)
+    page = write_report([save_categories(tmp_path / "run", 40)], tmp_path / "out").read_text()
+    assert "By category" not in page and "80 rows by category" in caplog.text
