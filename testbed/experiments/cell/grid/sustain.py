@@ -16,8 +16,9 @@ import msgspec
 from testbed.errors import BadInput
 from testbed.experiments.capacity.config import dealt
 from testbed.experiments.capacity.search import largest
-from testbed.experiments.cell.config import MOST_UES, CellConfig
+from testbed.experiments.cell.config import MOST_UES, CellConfig, UeGroup
 from testbed.experiments.cell.grid.points import CellPoint, Row, Told, combinations, each_point, label
+from testbed.experiments.cell.recorded import recording_of
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
 from testbed.experiments.results.claims import kept
@@ -130,7 +131,9 @@ def judged_run(cell: CellConfig, epsilon: float) -> CellOutcome:
         if verdict != "undecided" or longer >= LONGEST:
             break
         fewest = max(1, min(row["judged"] for row in classes))
-        longer = min(LONGEST, longer * min(LEAP, SPARE * max(1.0, LEAST_JUDGED / fewest)))
+        more = longer * min(LEAP, SPARE * max(1.0, LEAST_JUDGED / fewest))
+        enough = needed_s(cell) / (cell.seconds - cell.warmup_s)
+        longer = min(LONGEST, more if enough <= longer else min(more, enough))
     whole = found["cell"]
     return CellOutcome(
         ues=sum(group.count for group in cell.ues if group.traffic == "tokens"),
@@ -142,6 +145,20 @@ def judged_run(cell: CellConfig, epsilon: float) -> CellOutcome:
         jain=whole["jain"],
         violations={row["group"]: row["violations"] for row in classes if row["violations"] is not None},
     )
+
+
+def needed_s(cell: CellConfig) -> float:
+    """Time after the warm-up in which enough responses of every class are due, at the slowest speed that keeps it."""
+    return max(_group_needs_s(group) for group in cell.ues if group.class_tps and group.traffic == "tokens")
+
+
+def _group_needs_s(group: UeGroup) -> float:
+    recording, tps = recording_of(group), group.class_tps or 1.0
+    lengths = list(group.response) if recording is None else [len(one.output) for one in recording.prompts]
+    each_s = statistics.mean(lengths) / tps + group.think_s
+    if group.rate_rps is not None:
+        each_s = max(each_s, 1 / group.rate_rps)
+    return max(lengths) / tps + SPARE * LEAST_JUDGED * each_s / group.count
 
 
 def _verdict(violated: int, judged: int, epsilon: float) -> str:

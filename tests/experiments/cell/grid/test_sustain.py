@@ -17,10 +17,12 @@ from testbed.experiments.cell.grid.sustain import (
     SustainConfig,
     crowded,
     judged_run,
+    needed_s,
     sustain,
 )  # fmt: skip
+from testbed.experiments.cell.run import CellRun, run_cell
 from testbed.experiments.plots.cell import write_plot
-from testbed.intervals import independent_seed
+from testbed.intervals import LEAST_JUDGED, independent_seed
 from tests.support.refusals import refuse
 
 FH = UeGroup(name="fh", protocol="fh", class_tps=6.0, alpha=0.8, response=(8, 16))
@@ -76,6 +78,24 @@ def test_finished_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_runs_are_prolonged_until_classes_are_judged() -> None:
     one = msgspec.structs.replace(CELL, radio=RadioConfig(), ues=(msgspec.structs.replace(FH, count=1),))
     assert judged_run(one, 0.05).verdict == "kept"  # 10 s have at most five responses of one UE
+
+
+def test_runs_are_no_longer_than_classes_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    four = msgspec.structs.replace(FH, count=4)
+    cell = msgspec.structs.replace(CELL, seconds=4.0, warmup_s=2.0, radio=RadioConfig(), ues=(four,))
+    assert needed_s(cell) == pytest.approx(16 / 6 + 1.2 * LEAST_JUDGED * (12 / 6) / 4)
+    slow = msgspec.structs.replace(four, name="slow", class_tps=2.0, think_s=1.0)
+    both = msgspec.structs.replace(cell, ues=(four, slow))
+    assert needed_s(both) == pytest.approx(16 / 2 + 1.2 * LEAST_JUDGED * (12 / 2 + 1) / 4)
+    tried: list[float] = []
+
+    def watched(one: CellConfig) -> CellRun:
+        tried.append(one.seconds - one.warmup_s)
+        return run_cell(one)
+
+    monkeypatch.setattr(searched, "run_cell", watched)
+    assert judged_run(cell, 0.05).verdict == "kept"
+    assert len(tried) <= 3 and max(tried) <= needed_s(cell) + 1e-9
 
 
 def test_fields_are_varied_by_path() -> None:
