@@ -19,7 +19,8 @@ from testbed.clock import WallClock
 from testbed.config import ServeConfig
 from testbed.errors import BadInput, EngineError
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
-from testbed.experiments.cell.real_processes import CellUeOrder, RadioReport, UeReport, run_radio, run_ue
+from testbed.experiments.cell.real_processes import RadioReport, UeReport, run_radio
+from testbed.experiments.cell.real_ue import CellUeOrder, run_ue
 from testbed.experiments.cell.recorded import recording_of
 from testbed.experiments.cell.run import CellRun, direction_slots
 from testbed.experiments.cell.tally import UeTally

@@ -105,18 +105,16 @@ async def decode_responses(
                 await meet()
             await answer(requested())
             await clock.sleep(group.think_s)
-
-    async def begin_and_answer(request: Request) -> None:
-        await ue.state.begin()
-        await answer(request)
-
-    await _in_turn(lambda: clock.sleep(dice.expovariate(group.rate_rps or 1.0)), requested, begin_and_answer)
+    await _in_turn(lambda: clock.sleep(dice.expovariate(group.rate_rps or 1.0)), requested, ue.state.begin, answer)
 
 
 async def _in_turn(
-    gap: Callable[[], Awaitable[None]], requested: Callable[[], Request], answer: Callable[[Request], Awaitable[None]]
+    gap: Callable[[], Awaitable[None]],
+    requested: Callable[[], Request],
+    begin: Callable[[], Awaitable[None]],
+    answer: Callable[[Request], Awaitable[None]],
 ) -> None:
-    """Answer requests one after the other, in order of arrival, for ever."""
+    """Answer requests one after the other, in order of arrival, for ever; `begin` is awaited before each answer."""
     waiting: asyncio.Queue[Request] = asyncio.Queue()
 
     async def arrive() -> None:
@@ -126,6 +124,8 @@ async def _in_turn(
 
     async def serve() -> None:
         while True:
-            await answer(await waiting.get())
+            request = await waiting.get()
+            await begin()
+            await answer(request)
 
     await together([arrive(), serve()])

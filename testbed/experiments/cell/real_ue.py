@@ -1,0 +1,145 @@
+"""Process of a UE of `testbed cell run --real`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import msgspec
+
+from testbed.channel.link import ZmqLink, new_identity
+from testbed.clock import WallClock
+from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
+from testbed.experiments.cell.csi import RadioChannel, ue_state
+from testbed.experiments.cell.drafts import Agreement, RealDrafter
+from testbed.experiments.cell.real_processes import UeReport
+from testbed.experiments.cell.recorded import RecordedWork, real_replay, recording_of
+from testbed.experiments.cell.tally import UeTally
+from testbed.experiments.cell.ue import decode_responses, dice_of, drawn_lengths
+from testbed.experiments.deployment.load import LoadUe
+from testbed.experiments.deployment.profiled import ProfilePace
+from testbed.experiments.inputs.profile import load_profile
+from testbed.files import whole_file
+from testbed.synthetic import VOCAB, next_token
+from testbed.tasks import cancel
+from testbed.ue.channel_state import ChannelState
+from testbed.ue.client import Client
+from testbed.ue.drafters.base import Drafter
+from testbed.ue.records import RequestRecord
+from testbed.ue.windows.registry import window_policy
+
+TIMEOUT_S = 60.0
+
+
+class CellUeOrder(msgspec.Struct, frozen=True):
+    """Settings of one UE process; times are on the host's monotonic clock."""
+
+    config: CellConfig
+    number: int
+    address: str
+    radio_s: float
+    """Beginning of the first slot."""
+    start_s: float
+
+    @property
+    def group(self) -> UeGroup:
+        """The UE's group."""
+        return self.config.ues[radio_ues(self.config)[self.number].group]
+
+
+class _ProcessMeeting:
+    """Lets UEs in processes of their own wait until all of them are waiting."""
+
+    def __init__(self, barrier: Barrier) -> None:
+        self._barrier = barrier
+
+    async def meet(self) -> None:
+        """Return when all are waiting; never once one of them has ended."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, self._barrier.wait)
+        except threading.BrokenBarrierError:
+            await asyncio.Event().wait()
+
+
+def run_ue(order: CellUeOrder, path: Path, barrier: Barrier | None = None) -> None:
+    """Decode until the end, and write the report.
+
+    Args:
+        barrier: met before each request, by all UEs that send together; None: requests are independent.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    report = asyncio.run(_decode(order, barrier))
+    with whole_file(path) as part:
+        part.write_bytes(msgspec.json.encode(report))
+
+
+async def _decode(order: CellUeOrder, barrier: Barrier | None) -> UeReport:
+    config, group, clock = order.config, order.group, WallClock()
+    dice = dice_of(config.seed, order.number)
+    end_s = order.start_s + config.seconds
+    tally = UeTally(clock, order.start_s + config.warmup_s, end_s)
+    client = Client(ZmqLink(order.address, new_identity()), clock, 0, TIMEOUT_S)
+    recording = recording_of(group)
+    work = None if recording is None else RecordedWork(recording, group.method.drafts)
+    ue = _ue(order, client, work)
+    found: list[tuple[list[int], list[int]]] = []
+
+    def seen(prompt: list[int], record: RequestRecord) -> None:
+        found.append((prompt, list(record.token_ids)))
+
+    await client.connect(ue.drafter.fingerprint, VOCAB)
+    ue = replace(ue, state=await _state(order, client, tally))
+    begin_s = order.start_s + dice.uniform(0, min(1.0, config.warmup_s))
+    await clock.sleep(max(0.0, begin_s - clock.time()))
+    words = random.Random(f"prompts {config.seed} {order.number}")  # its own, so that lengths are those of virtual time
+    living = decode_responses(
+        group, ue, tally, clock, dice, lambda length: [words.randrange(VOCAB) for _ in range(length)],
+        drawn_lengths(group) if work is None else work.next, seen,
+        None if barrier is None else _ProcessMeeting(barrier).meet,
+    )  # fmt: skip
+    life = asyncio.create_task(living)
+    await asyncio.wait([life], timeout=end_s - clock.time())
+    if life.done():
+        life.result()  # raises
+    if barrier is not None:
+        barrier.abort()  # the others are at their end, too
+    await cancel(life)
+    with contextlib.suppress(Exception):
+        await client.close()
+    return UeReport.of(tally, sum(output != _expected(prompt, len(output)) for prompt, output in found))
+
+
+def _ue(order: CellUeOrder, client: Client, work: RecordedWork | None) -> LoadUe:
+    """The UE, with drafts of the recording if there is one."""
+    group, profile = order.group, load_profile(order.group.profile)
+    hidden_size = profile.hidden_size or 64
+    drafter: Drafter = RealDrafter(VOCAB, hidden_size, Agreement(order.config.seed, order.number, group.alpha))
+    return LoadUe(
+        client,
+        drafter if work is None else real_replay(work, hidden_size),
+        window_policy(group.window_rule, group.window) if group.method.drafts else None,
+        ProfilePace(profile, client.clock), speed_tps=group.class_tps, protocol=group.protocol,
+        lookahead=group.lookahead,
+    )  # fmt: skip
+
+
+async def _state(order: CellUeOrder, client: Client, tally: UeTally) -> ChannelState:
+    config, clock = order.config, client.clock
+    air = config.radio.air(radio_ues(config), config.seconds, config.seed)
+    truth = RadioChannel(config.radio, air, order.number, order.radio_s, clock)
+    return await ue_state(order.group, truth, client, clock, tally, (config.seed, order.number))
+
+
+def _expected(prompt: Sequence[int], count: int) -> list[int]:
+    """The synthetic target's own output."""
+    ids = list(prompt)
+    for _ in range(count):
+        ids.append(next_token(ids, VOCAB, 0))
+    return ids[len(prompt) :]
