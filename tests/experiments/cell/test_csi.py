@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from testbed.bs.judging.base import Candidates
 from testbed.channel.csi import BEST_MBPS, Csi
 from testbed.channel.radio.config import ConstantSource, RadioConfig, TraceSource
 from testbed.channel.trace import Trace, write_trace
 from testbed.errors import BadInput
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.csi import WatchedChannel
+from testbed.experiments.cell.judge import ChanceJudge
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
 from testbed.experiments.inputs.state import ASSUMED_MBPS
@@ -119,3 +123,24 @@ def test_reports_of_ues_err_by_themselves(known: list[tuple[float, Csi]]) -> Non
     pair = msgspec.structs.replace(CONSTANT, seconds=4.0, ues=(msgspec.structs.replace(ONE, count=2),))
     run(pair, "report,levels=3001,noise_db=2,period_ms=1e4")
     assert len({csi.uplink_mbps for _, csi in known}) == 2
+
+
+@pytest.mark.parametrize("csi", ["none", *SOURCES])
+def test_the_judge_of_the_base_station_gets_what_ues_know(
+    csi: str, known: list[tuple[float, Csi]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[Csi | None] = []
+    judge = ChanceJudge.judge
+
+    def watched(self: ChanceJudge, batch: Sequence[Candidates]) -> list[NDArray[np.bool_]]:
+        judged.extend(one.csi for one in batch)
+        return judge(self, batch)
+
+    monkeypatch.setattr(ChanceJudge, "judge", watched)
+    config = msgspec.structs.replace(CONSTANT, ues=(msgspec.structs.replace(ONE, judge_keeps=0.5),), seconds=6.0)
+    run(config, csi)
+    assert len(judged) > 5
+    if csi == "none":
+        assert set(judged) == {None}
+    else:
+        assert set(judged) <= {one for _, one in known}
