@@ -47,26 +47,32 @@ def report(
 
         testbed report runs/near runs/far --out compared --formats pdf
     """
+    wanted = [part.strip() for part in formats.split(",") if part.strip()]
+    shown, paths = _written(runs, out or runs[0], wanted, against, export)
+    if as_json:
+        documents = [{"run": str(one.path), **one.document} for one in shown]
+        print_json({"report": str(paths[0]), "exports": list(map(str, paths[1:])), "runs": documents})
+        return
+    _print_rows(shown)
+    for path in paths:
+        note(f"wrote {path}")
+
+
+def _written(
+    runs: Sequence[Path], directory: Path, formats: Sequence[str], against: str | None, export: str | None
+) -> tuple[list[Shown], list[Path]]:
+    """What is shown, and the files written: the page, and those of the export."""
     from testbed.experiments.exports.write import check_export, write_exports
     from testbed.experiments.report.data import readable
     from testbed.experiments.report.page import write_shown
     from testbed.experiments.sweep.report import load_all
 
-    directory = out or runs[0]
     if export is not None:
         check_export(export)
     with readable(runs):
         shown = load_all(runs)
-        wanted = [part.strip() for part in formats.split(",") if part.strip()]
-        page = write_shown(shown, directory, wanted, against)
-        exported = [] if export is None else write_exports(shown, directory, export)
-    if as_json:
-        documents = [{"run": str(one.path), **one.document} for one in shown]
-        print_json({"report": str(page), "exports": list(map(str, exported)), "runs": documents})
-        return
-    _print_rows(shown)
-    for path in (page, *exported):
-        note(f"wrote {path}")
+        page = write_shown(shown, directory, formats, against)
+        return shown, [page, *([] if export is None else write_exports(shown, directory, export))]
 
 
 def _print_rows(shown: Sequence[Shown]) -> None:

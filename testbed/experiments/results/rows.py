@@ -40,42 +40,45 @@ def rows(
     sampling: Sampling = GREEDY,
     mark: Marker = NUMBER,
 ) -> list[dict[str, Any]]:
-    """One row per method, in order of first appearance; `docs/architecture.md` defines the columns.
+    """One row per method, in order of first appearance, with `categories` if prompts have any: the columns from
+    `requests` on for each of them.
 
     Args:
-        examples, texts: prompts, by request index, and output texts, by (method, request). If prompts have categories,
-            rows have `categories`: the columns from `requests` on for each of them.
+        examples, texts: prompts, by request index, and output texts, by (method, request).
         lookahead: None: chosen for each window, and rows have the mean.
         own: as `texts`, of the target; None: unknown.
         idle_w: power of the idle device; None: not measured.
-        sampling: how methods that sample draw or choose tokens.
-        mark: marks an output.
     """
+
+    def figures(mine: Sequence[Outcome]) -> dict[str, Any]:
+        return {
+            "requests": len(mine),
+            **_quality(mine, examples, texts, own, mark),
+            **_speed([o.record for o in mine]),
+            **speedup_columns(mine, outcomes),
+            **_gate(mine),
+            **energy_columns(mine[0].method, [o.record for o in mine], idle_w),
+        }
 
     def row(method: str) -> dict[str, Any]:
         mine = [o for o in outcomes if o.method == method]
-        target = None if own is None else {request: text for (kind, request), text in own.items() if kind == method}
-
-        def figures(some: Sequence[Outcome]) -> dict[str, Any]:
-            records = [o.record for o in some]
-            answers = {o.request: texts.get((method, o.request), "") for o in some}
-            return {
-                "requests": len(some),
-                **quality(answers, examples, target, mark),
-                **_speed(records),
-                **speedup_columns(some, outcomes),
-                **_gate(some),
-                **energy_columns(method, records, idle_w),
-            }
-
-        return {
-            **_settings(method, window, window_rule, _looked(mine, lookahead), threshold, hidden_bits, sampling),
-            **_channel(outcomes),
-            **figures(mine),
-            **_categories(mine, examples, figures),
-        }
+        settings = _settings(method, window, window_rule, _looked(mine, lookahead), threshold, hidden_bits, sampling)
+        return {**settings, **_channel(outcomes), **figures(mine), **_categories(mine, examples, figures)}
 
     return [row(method) for method in dict.fromkeys(o.method for o in outcomes)]
+
+
+def _quality(
+    outcomes: Sequence[Outcome],
+    examples: Sequence[Example],
+    texts: Mapping[tuple[str, int], str],
+    own: Mapping[tuple[str, int], str] | None,
+    mark: Marker,
+) -> dict[str, Any]:
+    """Quality of a method's outcomes."""
+    method = outcomes[0].method
+    target = None if own is None else {request: text for (kind, request), text in own.items() if kind == method}
+    return quality({o.request: texts.get((method, o.request), "") for o in outcomes}, examples, target, mark)
 
 
 def _categories(
